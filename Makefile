@@ -8,13 +8,14 @@ OPENVINO := .venv-openvino
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-tests
-DISTS := -e protos -e policies -e agents -e coordinator -e 'cli[local]'
+DISTS := -e protos -e policies -e agents -e coordinator -e 'cli[local]' -e simulator
 PYPROJECTS := pyproject.toml constraints.txt $(wildcard */pyproject.toml)
 WORKERS ?= 2
 LINK ?= grpc
 SIMULATED := .simulation.log
 IMAGES := etcd mosquitto prometheus agent coordinator operator
-BASE ?= debian:bookworm-slim
+# Of all platforms, as docker-library/repo-info records it (repos/debian/remote/bookworm-20260918-slim.md).
+BASE ?= debian:bookworm-20260918-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348e28ed7da68e2e3687004faa906251
 WHEELS := dist/wheels/.made
 ARCH ?= $(shell uname -m)
 PYTHON_OF_ARCH ?= 3.11
@@ -23,7 +24,7 @@ IDLE = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice
 PYTEST = $(BIN)/python -m pytest -q --durations=15 --durations-min=1
 
 .DEFAULT_GOAL := help
-.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers openvino wheels lock images bundle lint types protos docs dashboards bench clean
+.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers openvino wheels lock images push bundle lint words types protos docs dashboards bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -99,14 +100,21 @@ lock: ## after a change of constraints.txt: the hashes of what the images instal
 	$(MAKE) --no-print-directory wheels || test -n "$$(ls dist/wheels)"
 	cd dist/wheels && sha256sum *.whl >../../deploy/images/wheels-$$(uname -m).sha256
 
-images: $(WHEELS) ## all images, shoal/NAME, for docker-compose.yml
-	deploy/images/base.sh $(BASE)
-	@for image in $(IMAGES); do \
-	    docker build -q --network host --build-arg BASE=$(BASE) --build-arg PIP_INDEX_URL --build-arg PIP_EXTRA_INDEX_URL \
+images: $(WHEELS) ## all images, shoal/NAME, for docker-compose.yml; by digest in dist/images.yml
+	@base=$$(deploy/images/base.sh $(BASE)) || exit 1; for image in $(IMAGES); do \
+	    docker build -q --network host --build-arg BASE=$$base --build-arg PIP_INDEX_URL --build-arg PIP_EXTRA_INDEX_URL \
 	        -f deploy/images/Dockerfile --target $$image -t shoal/$$image . && \
 	    deploy/images/bill.sh shoal/$$image >dist/$$image.bill || exit 1; \
 	done
 	@docker image ls --filter 'reference=shoal/*'
+	@$(BIN)/python deploy/images/pin.py
+
+push: $(STAMP) ## the images to a registry (REGISTRY=registry.example); by digest in dist/images.yml and dist/images for kustomize
+	@test -n "$(REGISTRY)" || { echo "found: no REGISTRY; wanted: where to push; try: make push REGISTRY=registry.example (USAGE)" >&2; exit 2; }
+	@for image in $(IMAGES); do \
+	    docker tag shoal/$$image $(REGISTRY)/shoal/$$image && docker push -q $(REGISTRY)/shoal/$$image || exit 1; \
+	done
+	@$(BIN)/python deploy/images/pin.py $(REGISTRY)
 
 # Third-party wheels are those of constraints.txt; ours are made here. For a machine of another kind: its processor, and
 # the minor version of its Python.
@@ -127,10 +135,14 @@ test-containers: $(TEST_STAMP) images # with the engine that answers
 	$(PYTEST) tests/compose -m compose
 	PYTHONPATH=tests $(BIN)/python -m harness.report C
 
-lint: $(TEST_STAMP) ## ruff and the import contracts
+lint: $(TEST_STAMP) ## ruff, the import contracts, names and documented fields
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tests/style/words.py names fields
+
+words: $(TEST_STAMP) ## what a stranger can read: names, documented fields, prose of the docs
+	$(BIN)/python tests/style/words.py
 
 types: $(TEST_STAMP) ## mypy strict and pyright
 	$(BIN)/mypy

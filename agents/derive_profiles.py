@@ -2,9 +2,10 @@
 
 The catalogue holds results of MLPerf Inference, SingleStream (one request in flight). An emulated device is fitted to
 one row, ResNet-50 v1.5: all rates are that model's work over the row's latency, so the profile gives back its row
-exactly and any other model by its FLOPs and bytes. Launch costs are inside these rates. Watts are the row's joules over
-its latency, of the whole system at the wall. What the row does not tell (power at idle) is left out, not guessed; where
-something else is known of such a system, `RESTS` has it, with its source and what of it is assumed.
+exactly and any other model by its FLOPs and bytes. Launch costs are inside these rates. Watts are the row's joules
+over its latency, of the whole system at the wall, which `system` names. What the row does not tell (power at idle) is
+left out, not guessed; where something else is known of such a system, `RESTS` has it, with its source and what of it
+is assumed.
 """
 
 import csv
@@ -23,19 +24,25 @@ STAGES = ((3, 64, 256, 56), (4, 128, 512, 28), (6, 256, 1024, 14), (3, 512, 2048
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ProfileSpec:
     """A profile and the row it comes from (the end of the catalogue's `source`)."""
 
+    # Of the profile, as `--emulate` takes it.
     name: str
+    # cpu, gpu or npu.
     kind: str
+    # Its maker.
     vendor: str
+    # ONNX Runtime's name of the provider that runs on the real device.
     native_provider: str
+    # The row of the device catalogue that its latency comes from: the end of `source`.
     row: str
+    # The row that its memory comes from; empty: the same one.
     memory_row: str
 
 
-WANTED = (
-    Wanted(
+PROFILE_SPECS = (
+    ProfileSpec(
         "nvidia-l4",
         "gpu",
         "NVIDIA",
@@ -43,7 +50,7 @@ WANTED = (
         "v3.0/closed/Dell/results/XR5610_L4x1_TRT_MaxQ/resnet50/SingleStream",
         "",
     ),
-    Wanted(
+    ProfileSpec(
         "orin-nx-16g",
         "gpu",
         "NVIDIA",
@@ -51,7 +58,7 @@ WANTED = (
         "v3.1/closed/NVIDIA/results/Orin_NX_TRT_MaxQ/resnet50/SingleStream",
         "",
     ),
-    Wanted(
+    ProfileSpec(
         "qualcomm-ai100-dm2",
         "npu",
         "Qualcomm",
@@ -59,7 +66,7 @@ WANTED = (
         "v3.1/closed/Qualcomm/results/gloria_highend/resnet50/singlestream",
         "",
     ),
-    Wanted(
+    ProfileSpec(
         "rk3588s",
         "cpu",
         "Rockchip",
@@ -72,7 +79,7 @@ WANTED = (
 
 
 @dataclass(frozen=True)
-class Sleep:
+class SleepPower:
     """idle_share: of the watts at work. asleep_w, wake_s: as in `Rest`. source: of each figure."""
 
     idle_share: float
@@ -81,8 +88,8 @@ class Sleep:
     source: str
 
 
-RESTS = {
-    "nvidia-l4": Sleep(
+SLEEP_POWER = {
+    "nvidia-l4": SleepPower(
         16.4 / 104.0,
         20.0,
         260.0,
@@ -95,8 +102,8 @@ RESTS = {
 """Profiles that can be put to sleep: whole servers. Of the others nobody says what they draw at rest."""
 
 
-def rest(name: str, active_w: float) -> dict[str, object] | None:
-    known = RESTS.get(name)
+def sleep_profile(name: str, active_w: float) -> dict[str, object] | None:
+    known = SLEEP_POWER.get(name)
     if known is None:
         return None
     return {
@@ -113,21 +120,21 @@ def resnet50_work() -> tuple[float, float]:
     A multiply-add is 2 FLOPs. Counted as a ModelProfile counts: each operator reads its inputs and weights and writes
     its outputs.
     """
-    flops = moved = 0.0
+    flops = moved_elements = 0.0
 
     def conv(inputs: int, outputs: int, kernel: int, side_in: int, side_out: int) -> None:
-        nonlocal flops, moved
+        nonlocal flops, moved_elements
         weights = inputs * outputs * kernel**2
         flops += 2.0 * weights * side_out**2
-        moved += inputs * side_in**2 + weights + outputs + outputs * side_out**2
+        moved_elements += inputs * side_in**2 + weights + outputs + outputs * side_out**2
 
     def relu(channels: int, side: int) -> None:
-        nonlocal moved
-        moved += 2 * channels * side**2
+        nonlocal moved_elements
+        moved_elements += 2 * channels * side**2
 
     conv(3, 64, 7, 224, 112)
     relu(64, 112)
-    moved += 64 * (112**2 + 56**2)
+    moved_elements += 64 * (112**2 + 56**2)
     channels, side = 64, 56
     for blocks, inner, outer, out in STAGES:
         for block in range(blocks):
@@ -139,28 +146,28 @@ def resnet50_work() -> tuple[float, float]:
             conv(inner, outer, 1, out, out)
             if block == 0:
                 conv(channels, outer, 1, side, out)
-            moved += 3 * outer * out**2
+            moved_elements += 3 * outer * out**2
             relu(outer, out)
             channels, side = outer, out
-    moved += channels * side**2 + channels
+    moved_elements += channels * side**2 + channels
     flops += 2.0 * channels * 1000
-    moved += channels + channels * 1000 + 2 * 1000
-    return flops, moved * FLOAT_BYTES
+    moved_elements += channels + channels * 1000 + 2 * 1000
+    return flops, moved_elements * FLOAT_BYTES
 
 
-def profile(wanted: Wanted, rows: list[dict[str, str]]) -> dict[str, object]:
-    row = _row(wanted.row, rows)
-    memory = _row(wanted.memory_row or wanted.row, rows)
+def profile(spec: ProfileSpec, rows: list[dict[str, str]]) -> dict[str, object]:
+    row = _row(spec.row, rows)
+    memory = _row(spec.memory_row or spec.row, rows)
     latency_s = float(row["latency_ms"]) / 1e3
     joules = float(row["joules_per_query"])
     flops, moved = resnet50_work()
     sources = [row["source"]] + ([memory["source"]] if memory is not row else [])
     return {
-        "name": wanted.name,
-        "kind": wanted.kind,
-        "vendor": wanted.vendor,
+        "name": spec.name,
+        "kind": spec.kind,
+        "vendor": spec.vendor,
         "model": row["device"],
-        "native_provider": wanted.native_provider,
+        "native_provider": spec.native_provider,
         "software": row["software"],
         "memory_bytes": int(float(memory["device_mem_gb"]) * 1e9),
         "parallelism": 1,
@@ -169,23 +176,24 @@ def profile(wanted: Wanted, rows: list[dict[str, str]]) -> dict[str, object]:
         "flops_per_s": flops / latency_s,
         "bytes_per_s": moved / latency_s,
         "active_w": joules / latency_s,
-        "rest": rest(wanted.name, joules / latency_s),
+        "system": row["host_system"],
+        "rest": sleep_profile(spec.name, joules / latency_s),
         "sources": [f"device_catalogue.csv: {source}" for source in sources],
         "licence": LICENCE,
     }
 
 
-def _row(end: str, rows: list[dict[str, str]]) -> dict[str, str]:
-    (row,) = [row for row in rows if row["source"].endswith(end)]
+def _row(suffix: str, rows: list[dict[str, str]]) -> dict[str, str]:
+    (row,) = [row for row in rows if row["source"].endswith(suffix)]
     return row
 
 
 def main(catalogue: Path, folder: Path) -> None:
     with catalogue.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    for wanted in WANTED:
-        text = json.dumps(profile(wanted, rows), indent=2) + "\n"
-        (folder / f"{wanted.name}.json").write_text(text)
+    for spec in PROFILE_SPECS:
+        text = json.dumps(profile(spec, rows), indent=2) + "\n"
+        (folder / f"{spec.name}.json").write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,24 @@
-"""A day and a night: joules of a workload that Shoal moves and lets a server sleep for, beside one that is bound.
+"""A day and a night: joules of a workload that Shoal moves so that a server can sleep, beside one with a static
+placement.
 
-Real processes (coordinator, agents, workers, gateway), real requests and live moves; the devices are EMULATED: two
-servers with an NVIDIA L4 and one small board, paced and metered by their profiles (`shoal get devices -o json` names
-the source of each figure, and what of it is assumed: what a server draws asleep, and how long it takes to wake). Two
-workloads of one model get the same requests at the same time:
+Real processes (coordinator, agents, workers, gateway), real requests and live migrations; the devices are EMULATED: two
+servers with an NVIDIA L4 and one small board, paced and metered by their profiles. `shoal get devices -o json` names
+the source of each figure and which ones are assumed: a sleeping server's power, and its time to wake. Two workloads of
+one model get the same requests at the same time:
 
-- `bound` stays on the first server all day, as it has to for its peak, which the board cannot hold: static binding of
-  what holds the peak. Its server idles at its profile's idle watts, not at those of work.
-- `moved` weighs energy and declares its peak. Shoal has it on the board outside the peak while the second server
-  sleeps, wakes that before the peak, and moves the workload there and back, live and verified.
+- `bound` stays on the first server all day, as it must for its peak, which the board cannot handle: static placement on
+  the device that handles the peak. Its server idles at its profile's idle watts, not at those of work.
+- `moved` optimises energy and declares its peak. Shoal keeps it on the board outside the peak while the second server
+  sleeps, wakes that server before the peak, and migrates the workload there and back, live and verified.
 
-Time is compressed: the day's 24 h take `--day` seconds, and with it the peak, the time that a server takes to wake (260
-s of 24 h) and `cooldown`. What Shoal itself takes is not: how long a condition has to hold, loading, comparing,
-shifting, draining last as long as in any day, and so take so many times more of this one. What is measured is less than
-a day of 24 h would save; `limit` is what would be saved if a server were awake for the peak and to wake, and for
-nothing else.
+Time is compressed: the day's 24 h take `--day` seconds. The peak, a server's time to wake (260 s of 24 h) and
+`cooldown` are compressed with it. Shoal's own times are not: how long a condition must hold, loading, comparing,
+shifting and draining last as long as on any day, and so take a larger share of this one. The measured saving is
+therefore below that of a 24 h day; `limit` is the saving if a server were awake only for the peak and to wake.
 
-Watts are means over the day, of the devices' own time: emulated devices answer `time scale` times slower than they
-would, and count their joules by their own seconds. Servers meter themselves. The board, of which nobody says what it
-draws at rest, counts as if it were at work all day, and counts for `moved` alone. Networks and the coordinator are not
-metered.
+Watts are means over the day, in the devices' own time: emulated devices answer `time scale` times slower than real
+ones, and count their joules by their own seconds. Servers meter themselves. No source gives the board's power at rest,
+so it counts as if it worked all day, and counts for `moved` alone. Networks and the coordinator are not metered.
 """
 
 import argparse
@@ -36,11 +35,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from _machine import machine_line
 from onnx import TensorProto, helper, numpy_helper
 
-from shoal.client import Context, Contexts, Inference, Region
+from shoal.client import Context, Contexts, InferenceClient, RegionClient
 from shoal.devstack.control import Control
-from shoal.devstack.layout import Asked
+from shoal.devstack.layout import StackOptions
 from shoal.types.codes import ShoalError
 from shoal.v1 import nouns_pb2, operator_pb2
 
@@ -48,30 +48,33 @@ DAY_S = 86400.0
 BOUND, SERVER, BOARD = "bound-gpu", "cloud-gpu", "board"
 CHANNELS = 64
 PEAK_RATE = 16.0
-"""Requests a second here, at the peak: the model is as large as the load asked for then needs."""
-SLOWER = 3.0
-"""Devices take so many times longer than this machine needs to keep up: what else runs on it is not to be late."""
-WITHIN = 1e-3
-"""Of an answer: the mean of many equal numbers, summed up in fp32."""
+"""Requests a second of this machine at the peak. The model is as large as the requested load then needs."""
+SLOWDOWN = 3.0
+"""Devices take this many times longer than this machine needs to keep up, so that other load on it makes nothing
+late."""
+TOLERANCE = 1e-3
+"""Absolute tolerance of an answer, which is the mean of many equal numbers, summed in fp32."""
 CLIENTS = 24
 SLO_TIMES = 6.0
-"""The bound on p95, in times that the board takes for one request."""
+"""The bound on p95, in multiples of the board's time for one request."""
 COOLDOWN_S = 600.0
-"""Of a day of 24 h."""
+"""Seconds of a day of 24 h."""
 SETTLE_S = 60.0
-"""Until both workloads serve and the second server sleeps."""
+"""Seconds until both workloads serve and the second server sleeps."""
 METER_S = 1.0
 
 
 @dataclass
-class Watched:
-    """One workload's requests. outcomes: (due at, seconds from then to the answer, code) of each."""
+class WorkloadOutcomes:
+    """One workload's requests."""
 
     name: str
+    # For each request: when it was due (Unix time), seconds from then to the answer, and "ok", "wrong" or an error
+    # code.
     outcomes: list[tuple[float, float, str]] = field(default_factory=list)
 
     def p95(self, chosen: Callable[[float], bool], scale: float) -> float:
-        """Of the devices' own seconds."""
+        """Seconds of the devices' own time; NaN without a successful request."""
         taken = [took for at, took, code in self.outcomes if code == "ok" and chosen(at)]
         return float(np.quantile(taken, 0.95)) / scale if taken else math.nan
 
@@ -80,50 +83,82 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Load:
-    """Requests a second here; peak_of_server, night_of_board: the share of the device's time that they take. side: of
-    what the model's convolutions go over, in pixels."""
+class DayLoad:
+    """The load of one day, from what the devices' receipts say. Rates are in this machine's time."""
 
+    # Width and height of the tensors that the model convolves.
     side: int
+    # Requests a second outside the peak.
     night_rate: float
+    # Requests a second in the peak.
     peak_rate: float
+    # Share of the server's time that requests take in the peak.
     peak_of_server: float
+    # Share of the board's time that requests take outside the peak.
     night_of_board: float
+    # Share of the board's time that requests would take in the peak; may exceed 1.
     peak_of_board: float
+    # Bound on p95, in seconds of the devices' own time.
     slo_own_s: float
 
 
 @dataclass(frozen=True)
-class Report:
-    """Watts: means over the day. saved, limit: of `bound`'s. The parts of `server_w`: while it slept, in the peak, and
-    else: waking, moving, waiting. awake_before_s, awake_after_s: the peak, in seconds here."""
+class DayReport:
+    """Results of one day. Watts are means over the day, in the devices' own time; dictionaries are by workload."""
 
+    # Profile of the board.
     device: str
+    # Seconds that the day took here.
     day_s: float
+    # How many times shorter than 24 h the day was.
     compressed: float
+    # How many times slower than real ones the emulated devices answer.
     time_scale: float
+    # Share of the day that the peak takes.
     peak_share: float
-    load: Load
+    # The load that was sent.
+    load: DayLoad
+    # Seconds here that a server takes to wake.
     wake_s: float
+    # Requests sent.
     requests: dict[str, int]
+    # Requests without an answer.
     failed: dict[str, int]
+    # Requests with a wrong answer.
     wrong: dict[str, int]
+    # p95 latency outside the peak, in seconds of the devices' own time; NaN without answers.
     p95_night_s: dict[str, float]
+    # p95 latency in the peak, likewise.
     p95_peak_s: dict[str, float]
+    # Watts of `bound`'s server.
     bound_w: float
+    # Watts of `moved`'s server: the sum of the three parts below.
     server_w: float
+    # The part of `server_w` while it slept.
     server_asleep_w: float
+    # The part of `server_w` in the peak.
     server_peak_w: float
+    # The rest of `server_w`: waking, migrating, waiting.
     server_else_w: float
+    # Watts of the board as if it worked all day.
     board_w: float
+    # Watts of `moved`: server and board.
     moved_w: float
+    # Watts of `moved` if the server were awake only for the peak and to wake.
     limit_w: float
+    # 1 - moved_w / bound_w.
     saved: float
+    # 1 - limit_w / bound_w.
     limit: float
+    # `saved` if a sleeping server drew its idle watts.
     saved_if_asleep_drew_idle: float
+    # Share of the day that the second server slept.
     asleep_share: float
+    # Seconds here between the second server's waking and the peak.
     awake_before_s: float
+    # Seconds here between the peak and the second server's falling asleep.
     awake_after_s: float
+    # One line for each migration, oldest first.
     moves: list[str]
 
 
@@ -136,26 +171,29 @@ def main() -> None:
     parser.add_argument("--board", default="orin-nx-16g", help="the small device's profile")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    print(machine_line(), file=sys.stderr if arguments.json else sys.stdout)
     fleet = (("plain-cpu", ""), (BOUND, "nvidia-l4"), (SERVER, "nvidia-l4"), (BOARD, arguments.board))
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
         control = Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
         try:
-            asked = Asked(agents=len(fleet), fleet=fleet, wake_scale=arguments.day / DAY_S, slower=SLOWER)
-            up = control.up(asked, _say)
-            with Region(up.operator) as api:
+            asked = StackOptions(
+                agents=len(fleet), fleet=fleet, wake_scale=arguments.day / DAY_S, slowdown=SLOWDOWN, relayed=False
+            )
+            up = control.up(asked, _log)
+            with RegionClient(up.operator) as api:
                 report = run(api, up.client, Path(scratch), up.stack.time_scale, arguments)
         finally:
             control.down()
     print(json.dumps(asdict(report), indent=1)) if arguments.json else show(report)
 
 
-def run(api: Region, client: Context, scratch: Path, scale: float, asked: argparse.Namespace) -> Report:
+def run(api: RegionClient, client: Context, scratch: Path, scale: float, asked: argparse.Namespace) -> DayReport:
     devices = {row.node: row for row in api.get("devices").devices}
-    load = loaded(devices, scale, asked)
+    load = plan_load(devices, scale, asked)
     model = scratch / "convolutions.onnx"
     model.write_bytes(convolutions(load.side))
     api.push(model, "convolutions")
-    started = _wall() + SETTLE_S
+    started = _now() + SETTLE_S
     first, last = (started + asked.day * (0.5 + sign * asked.peak / 2) for sign in (-1, 1))
     text = documents(api, first, last, load, scale, asked)
     reply = api.apply([operator_pb2.Document(name="daynight.yaml", text=text)])
@@ -164,20 +202,20 @@ def run(api: Region, client: Context, scratch: Path, scale: float, asked: argpar
         _until(lambda: _ready(api, "bound") and _ready(api, "moved"), started, "both workloads to serve")
         _until(lambda: _read(api, SERVER).power == "asleep", started, "the second server to sleep")
     except AssertionError:
-        _tell_events(api)
+        _print_events(api)
         raise
-    time.sleep(max(0.0, started - _wall()))
-    watched = [Watched("bound"), Watched("moved")]
-    meters = Meters(api, (BOUND, SERVER))
+    time.sleep(max(0.0, started - _now()))
+    watched = [WorkloadOutcomes("bound"), WorkloadOutcomes("moved")]
+    meters = DeviceMeters(api, (BOUND, SERVER))
     with meters:
         send(client, watched, started, asked.day, lambda at: load.peak_rate if first <= at < last else load.night_rate)
         time.sleep(2 * METER_S)
-    _tell_events(api)
+    _print_events(api)
     day_s: float = asked.day
     end = started + day_s
 
     def watts(node: str, since: float, until: float) -> float:
-        """Its joules between the two, over the whole day."""
+        """The node's joules between the two times, over the whole day."""
         return (meters.joules(node, until) - meters.joules(node, since)) * scale / day_s
 
     def p95(in_peak: bool) -> dict[str, float]:
@@ -185,14 +223,14 @@ def run(api: Region, client: Context, scratch: Path, scale: float, asked: argpar
 
     rest, board_w = devices[SERVER].device.rest, devices[BOARD].receipt.rates.active_w
     active_w = devices[SERVER].receipt.rates.active_w
-    slept = meters.slept_s(SERVER, started, end) / asked.day
+    slept = meters.sleep_s(SERVER, started, end) / asked.day
     bound_w, server_w = watts(BOUND, started, end), watts(SERVER, started, end)
     in_peak_w = watts(SERVER, first, last)
-    # The bound server's peak is the same requests on the same device, without what moving takes.
+    # The peak is the same requests on the same device for `bound`'s server, without the cost of migrating.
     waking_w = active_w * rest.wake_s / asked.day
     limit_w = watts(BOUND, first, last) + rest.asleep_w * (1 - asked.peak) + waking_w + board_w
-    sleeps = meters.asleep(SERVER)
-    return Report(
+    sleeps = meters.sleep_states(SERVER)
+    return DayReport(
         device=asked.board,
         day_s=asked.day,
         compressed=DAY_S / asked.day,
@@ -219,24 +257,26 @@ def run(api: Region, client: Context, scratch: Path, scale: float, asked: argpar
         asleep_share=slept,
         awake_before_s=first - max((at for at, is_so in sleeps if is_so and at < first), default=started),
         awake_after_s=min((at for at, is_so in sleeps if is_so and at > last), default=end) - last,
-        moves=[_told(each, started) for each in sorted(api.get("migrations").migrations, key=_began)],
+        moves=[_format_move(each, started) for each in sorted(api.get("migrations").migrations, key=_start_of)],
     )
 
 
-def loaded(devices: dict[str, operator_pb2.DeviceView], scale: float, asked: argparse.Namespace) -> Load:
-    """What makes the load asked for, of what the devices' receipts say that they can do."""
+def plan_load(devices: dict[str, operator_pb2.DeviceView], scale: float, asked: argparse.Namespace) -> DayLoad:
+    """The load that was asked for, given the performance in the devices' receipts."""
     server, board = (max(devices[name].receipt.rates.conv_flops.values()) for name in (SERVER, BOARD))
     side = round(math.sqrt(asked.peak_load * server / (PEAK_RATE * scale * flops(1))))
     server_s, board_s = flops(side) / server, flops(side) / board
     peak = asked.peak_load / server_s
     night = peak * asked.night
-    return Load(
+    return DayLoad(
         side, night / scale, peak / scale, asked.peak_load, night * board_s, peak * board_s, SLO_TIMES * board_s
     )
 
 
-def documents(api: Region, first: float, last: float, load: Load, scale: float, asked: argparse.Namespace) -> str:
-    """Rates and latencies of documents are of the devices' own time, seconds of moves are not."""
+def documents(
+    api: RegionClient, first: float, last: float, load: DayLoad, scale: float, asked: argparse.Namespace
+) -> str:
+    """Rates and latencies in documents are in the devices' own time; seconds of migrations are not."""
     region = api.get("nodes").nodes[0].node.region
     at_peak = f"int(now) >= {first:.0f} && int(now) < {last:.0f}"
     rates = f"rate: {load.night_rate * scale:g}/s, peak: {load.peak_rate * scale:g}/s"
@@ -277,44 +317,44 @@ spec: {{model: {{source: convolutions}}, policy: moved, traffic: [{traffic}]}}
 
 
 def send(
-    client: Context, watched: Sequence[Watched], started: float, day_s: float, rate: Callable[[float], float]
+    client: Context, watched: Sequence[WorkloadOutcomes], started: float, day_s: float, rate: Callable[[float], float]
 ) -> None:  # fmt: skip
-    """Open loop: each request is sent when it is due, whatever became of those before it, and its latency counts from
+    """Open loop: each request is sent when it is due, whatever became of earlier ones, and its latency counts from
     then."""
     local = threading.local()
     image = np.linspace(-1, 1, CHANNELS, dtype=np.float32).reshape(1, CHANNELS, 1, 1)
 
-    def one(each: Watched, at: float) -> None:
+    def one(each: WorkloadOutcomes, at: float) -> None:
         if not hasattr(local, "client"):
-            local.client = Inference(client)
+            local.client = InferenceClient(client)
         code = "ok"
         try:
             answer = local.client.infer(each.name, {"x": image}, deadline_s=60.0)
-            if not np.allclose(answer.outputs["y"], image, atol=WITHIN):
+            if not np.allclose(answer.outputs["y"], image, atol=TOLERANCE):
                 code = "wrong"
         except ShoalError as error:
             code = str(error.code)
-        each.outcomes.append((at, _wall() - at, code))
+        each.outcomes.append((at, _now() - at, code))
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         due = started
         while due < started + day_s:
-            time.sleep(max(0.0, due - _wall()))
+            time.sleep(max(0.0, due - _now()))
             for each in watched:
                 pool.submit(one, each, due)
             due += 1 / rate(due)
 
 
-class Meters:
-    """What devices say of themselves, read again and again while the block lasts."""
+class DeviceMeters:
+    """The devices' own readings, polled while the block runs."""
 
-    def __init__(self, api: Region, nodes: Sequence[str]) -> None:
+    def __init__(self, api: RegionClient, nodes: Sequence[str]) -> None:
         self._api = api
         self._read: dict[str, list[nouns_pb2.Reading]] = {name: [] for name in nodes}
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, daemon=True)
+        self._thread = threading.Thread(target=self._poll, daemon=True)
 
-    def __enter__(self) -> "Meters":
+    def __enter__(self) -> "DeviceMeters":
         self._thread.start()
         return self
 
@@ -325,18 +365,18 @@ class Meters:
     def joules(self, node: str, at: float) -> float:
         return self._at(node, at, lambda each: each.energy_j)
 
-    def slept_s(self, node: str, since: float, until: float) -> float:
+    def sleep_s(self, node: str, since: float, until: float) -> float:
         slept = [self._at(node, at, lambda each: each.slept_s) for at in (since, until)]
         return slept[1] - slept[0]
 
-    def asleep(self, node: str) -> list[tuple[float, bool]]:
+    def sleep_states(self, node: str) -> list[tuple[float, bool]]:
         return [(each.taken_at, each.power == "asleep") for each in self._read[node]]
 
     def _at(self, node: str, at: float, figure: Callable[[nouns_pb2.Reading], float]) -> float:
         known = self._read[node]
         return float(np.interp(at, [each.taken_at for each in known], [figure(each) for each in known]))
 
-    def _go_on(self) -> None:
+    def _poll(self) -> None:
         while True:
             for row in self._api.get("devices").devices:
                 if row.node in self._read:
@@ -346,12 +386,12 @@ class Meters:
 
 
 def flops(side: int) -> float:
-    """Of two convolutions of 3 x 3."""
+    """Floating-point operations of two convolutions of 3 x 3."""
     return 2 * 2.0 * 9 * CHANNELS**2 * side**2
 
 
 def convolutions(side: int) -> bytes:
-    """y = x through two convolutions of 3 x 3 over CHANNELS x side x side, whose kernels change nothing."""
+    """y = x through two 3 x 3 convolutions with identity kernels over CHANNELS x side x side."""
     kernel = np.zeros((CHANNELS, CHANNELS, 3, 3), np.float32)
     kernel[:, :, 1, 1] = np.eye(CHANNELS, dtype=np.float32)
     nodes = [
@@ -373,7 +413,7 @@ def convolutions(side: int) -> bytes:
     return bytes(made.SerializeToString())
 
 
-def show(report: Report) -> None:
+def show(report: DayReport) -> None:
     load = report.load
     print(f"EMULATED devices (two servers with an NVIDIA L4, {report.device}); real processes, requests and moves")
     print(
@@ -414,39 +454,39 @@ def show(report: Report) -> None:
         print(f"  {move}")
 
 
-def _told(move: operator_pb2.MigrationView, started: float) -> str:
+def _format_move(move: operator_pb2.MigrationView, started: float) -> str:
     stages = ", ".join(f"{each.stage} {each.at - started:.0f}" for each in move.stages)
     return f"{move.cause}: {move.source.node} -> {move.target.node} (s of the day: {stages}); {move.why}"
 
 
-def _began(move: operator_pb2.MigrationView) -> float:
+def _start_of(move: operator_pb2.MigrationView) -> float:
     return move.stages[0].at
 
 
-def _ready(api: Region, name: str) -> bool:
+def _ready(api: RegionClient, name: str) -> bool:
     return any(row.workload.name == name and row.ready >= 1 for row in api.get("workloads").workloads)
 
 
-def _read(api: Region, node: str) -> nouns_pb2.Reading:
+def _read(api: RegionClient, node: str) -> nouns_pb2.Reading:
     return next(row.reading for row in api.get("devices").devices if row.node == node)
 
 
 def _until(holds: Callable[[], bool], end: float, what: str) -> None:
     while not holds():
-        assert _wall() < end, f"waited {SETTLE_S:.0f} s for {what}"
+        assert _now() < end, f"waited {SETTLE_S:.0f} s for {what}"
         time.sleep(0.2)
 
 
-def _tell_events(api: Region) -> None:
+def _print_events(api: RegionClient) -> None:
     for event in api.events(0):
-        _say(f"{event.code} {event.subject} {event.message}")
+        _log(f"{event.code} {event.subject} {event.message}")
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"# {text}", file=sys.stderr, flush=True)
 
 
-def _wall() -> float:
+def _now() -> float:
     return time.time()
 
 

@@ -1,8 +1,8 @@
-"""What trading costs: bids a second, from solicit to award, and bytes of control: `shoal bench federation`.
+"""What federation costs: bids a second, time from solicit to award, and control traffic: `shoal bench federation`.
 
-Real processes: a federation and a coordinator for each region, each with a CA of its own, TLS and signatures as ever.
-Nodes alone are the agents' ends of links, which have at once ready whatever they are told. Figures are ratios to a call
-of the same kind that decides nothing: a solicitation, signed, that is declined because its region may not trade.
+Real processes: a federation and a coordinator for each region, each with a CA of its own, with TLS and signatures as in
+production. Only nodes are stubs: link peers that report every assignment ready at once. Figures are ratios to a call of
+the same kind without a decision: a signed solicitation that is declined because its region may not trade.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from shoal.client import Context, Region
-from shoal.coordinator.clock import SystemClock
+from shoal.client import Context, RegionClient
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.types.agreement import Release
 from shoal.types.device import Role
@@ -35,61 +35,78 @@ from shoal.types.profile import ModelProfile
 from shoal.types.units import PerSecond, Seconds
 from shoal.types.workload import Limits, Requirements, Spread, Standby, Weights, WorkloadKey
 from shoal.v1 import federation_pb2, federation_pb2_grpc, operator_pb2
-from shoal.wire import nouns, said
+from shoal.wire import nouns, signed_envelope
 from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, channel_options
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from harness.coordinator import Coordinator
-from harness.crafted import relu
-from harness.ends import End, Ends
-from harness.federation import NAME, Federated, federated
+from harness.cluster.coordinator import CoordinatorServer
+from harness.cluster.federation import NAME, FederationProcesses, federation_of
+from harness.fakes.link_peers import LinkPeer, LinkPeers
+from harness.models.synthetic import relu
 from harness.wait import wait_until
 
 HOME = "home"
 SELLER = "seller"
 BUYERS, STRANGERS = 24, 8
-"""A coordinator answers 100 solicitations of one region at once, and 20 a second after that."""
+"""Enough callers, because a coordinator accepts 100 solicitations of one region at once, then 20 a second."""
 AT_ONCE = 8
 VALID_S = Seconds(3600.0)
-PATIENCE_S = 150.0
+TIMEOUT_S = 150.0
 AGREEMENTS = 10
 CALL_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bids:
-    """Of one coordinator whose region has `nodes` and `workloads`. alone_s: a declined solicitation, the median of
-    calls one after the other, as the others; *_per_s: eight under way at any time."""
+    """Bids of one coordinator. A call alone is a declined solicitation; *_s: median of sequential calls, in seconds;
+    *_per_s: calls a second with `AT_ONCE` in flight."""
 
+    # Nodes of the region.
     nodes: int
+    # Workloads that the region itself runs.
     workloads: int
+    # Seconds of a declined solicitation.
     alone_s: float
+    # Declined solicitations a second.
     alone_per_s: float
+    # Seconds of an indicative bid, which holds nothing.
     what_if_s: float
+    # Indicative bids a second.
     what_if_per_s: float
+    # Seconds of a bid that holds capacity, and its release.
     held_s: float
+    # Such bids, each with its release, a second.
     held_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Trades:
-    """Medians, and the worst, of so many negotiations of one region with the others. call_s: a declined solicitation.
+    """Negotiations of one region, `home`, with the others. Times are medians over `negotiations`. Bytes are what a
+    region sends and receives by TCP in a minute, to and from the federation and other regions."""
 
-    Bytes a minute that a region sends and receives by TCP, to and from the federation and other regions: at rest the
-    mean of all; trading: of home alone, which has `AGREEMENTS` in force and makes and ends another all the time."""
-
+    # Regions of the federation, `home` included.
     regions: int
+    # Negotiations that were timed.
     negotiations: int
+    # Seconds of a declined solicitation.
     call_s: float
+    # Seconds from solicit to award.
     award_s: float
+    # Seconds from solicit to grant.
     grant_s: float
+    # The longest time from solicit to grant, in seconds.
     grant_worst_s: float
+    # Median number of regions that answered with a bid.
     asked: float
+    # At rest; the mean of all regions.
     rest_bytes: float
+    # Of `home` with `AGREEMENTS` in force.
     agreed_bytes: float
+    # Of `home` while it also negotiates all the time.
     trading_bytes: float
+    # Negotiations a minute while `trading_bytes` was measured.
     negotiations_a_minute: float
 
 
@@ -106,17 +123,17 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
             bids.append(measure_bids(Path(folder), nodes, options.count))
         if not options.json:
-            _tell_bids(bids[-1])
+            _print_bids(bids[-1])
     for regions in options.regions:
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
             trades.append(measure_trades(Path(folder), regions, options.seconds))
         if not options.json:
-            _tell_trades(trades[-1])
+            _print_trades(trades[-1])
     if options.json:
         print(json.dumps({"bids": [asdict(each) for each in bids], "trades": [asdict(each) for each in trades]}))
 
 
-def _tell_bids(found: Bids) -> None:
+def _print_bids(found: Bids) -> None:
     print(
         f"{found.nodes} nodes, {found.workloads} workloads: "
         f"a call alone {found.alone_s * 1e3:.1f} ms, {found.alone_per_s:.0f}/s; "
@@ -128,7 +145,7 @@ def _tell_bids(found: Bids) -> None:
     )
 
 
-def _tell_trades(found: Trades) -> None:
+def _print_trades(found: Trades) -> None:
     kib = {name: value / 1024 for name, value in asdict(found).items() if name.endswith("_bytes")}
     print(
         f"{found.regions} regions, {found.asked:.0f} answer: solicit to award {found.award_s * 1e3:.0f} ms "
@@ -140,20 +157,22 @@ def _tell_trades(found: Trades) -> None:
     )
 
 
-# bids of one coordinator
+# Bids of one coordinator
 
 
 def measure_bids(folder: Path, nodes: int, count: int) -> Bids:
     with ExitStack() as stack:
-        regions = stack.enter_context(federated(folder, SELLER))
+        regions = stack.enter_context(federation_of(folder, SELLER))
         regions.join(SELLER)
         workloads = nodes // 2
-        stack.enter_context(_manned(regions, {SELLER: nodes}))
+        stack.enter_context(_run_nodes(regions, {SELLER: nodes}))
         _apply(regions, SELLER, _trade(SELLER, "buyer-*"), *(_workload(f"own-{n}", "") for n in range(workloads)))
-        wait_until(lambda: _serving(regions, SELLER) == workloads, PATIENCE_S, "its own workloads", every_s=0.5)
+        wait_until(lambda: _serving(regions, SELLER) == workloads, TIMEOUT_S, "its own workloads", every_s=0.5)
         members = [_Member.join(folder, regions, f"buyer-{n}") for n in range(BUYERS)]
         members += [_Member.join(folder, regions, f"stranger-{n}") for n in range(STRANGERS)]
-        wait_until(lambda: len(_shown(regions, SELLER).members) == len(members) + 1, 60, "the region to know them")
+        wait_until(
+            lambda: len(_federation_view(regions, SELLER).members) == len(members) + 1, 60, "the region to know them"
+        )
         address = _address(regions, SELLER)
         profile = _profile(regions, SELLER)
         return asyncio.run(_bids(members, address, regions.regions[SELLER], profile, nodes, workloads, count))
@@ -162,7 +181,7 @@ def measure_bids(folder: Path, nodes: int, count: int) -> Bids:
 async def _bids(
     members: Sequence["_Member"],
     address: str,
-    seller: Coordinator,
+    seller: CoordinatorServer,
     profile: ModelProfile,
     nodes: int,
     workloads: int,
@@ -177,45 +196,45 @@ async def _bids(
         reply: federation_pb2.Said = await stubs[member.name].Bid(message, timeout=CALL_S)
         return reply
 
-    def asking(of: Iterator[_Member], *, indicative: bool, kind: type) -> Callable[[], Awaitable[object]]:
+    def prepare_call(of: Iterator[_Member], *, indicative: bool, kind: type) -> Callable[[], Awaitable[object]]:
         member = next(of)
         asked = _solicitation(member.name, f"s-{next(numbers)}", profile, indicative=indicative)
-        message = member.signer.say(asked, said.ANYONE)
+        message = member.signer.sign(asked, signed_envelope.ANYONE)
 
         async def call() -> None:
             reply = await bid(member, message)
-            if reply.kind != said.kind_of(kind):
+            if reply.kind != signed_envelope.kind_of(kind):
                 raise SystemExit(f"not a {kind.__name__}: {nouns.decode(Decline, reply.content).refusal}")
             if kind is Offer and not indicative:
                 offer = nouns.decode(Offer, reply.content)
-                over = member.signer.say(Release(asked.id, offer.id, member.name), SELLER)
+                over = member.signer.sign(Release(asked.id, offer.id, member.name), SELLER)
                 await stubs[member.name].Release(over, timeout=CALL_S)
 
         return call
 
     kinds: dict[str, Callable[[], Callable[[], Awaitable[object]]]] = {
-        "alone": lambda: asking(strangers, indicative=True, kind=Decline),
-        "what_if": lambda: asking(buyers, indicative=True, kind=Offer),
-        "held": lambda: asking(buyers, indicative=False, kind=Offer),
+        "alone": lambda: prepare_call(strangers, indicative=True, kind=Decline),
+        "what_if": lambda: prepare_call(buyers, indicative=True, kind=Offer),
+        "held": lambda: prepare_call(buyers, indicative=False, kind=Offer),
     }
     figures = dict[str, float]()
     for make in kinds.values():
         for _ in range(BUYERS):
             await make()()
     for name, make in kinds.items():
-        figures[f"{name}_s"] = statistics.median([await _timed(make()) for _ in range(count)])
+        figures[f"{name}_s"] = statistics.median([await _time_call(make()) for _ in range(count)])
         calls = iter([make() for _ in range(count)])
 
         async def worker(calls: Iterator[Callable[[], Awaitable[object]]] = calls) -> None:
             for call in calls:
                 await call()
 
-        figures[f"{name}_per_s"] = count / await _timed(lambda: asyncio.gather(*(worker() for _ in range(AT_ONCE))))
+        figures[f"{name}_per_s"] = count / await _time_call(lambda: asyncio.gather(*(worker() for _ in range(AT_ONCE))))
     await asyncio.gather(*(channel.close(None) for channel in channels.values()))
     return Bids(nodes, workloads, **figures)
 
 
-async def _timed(work: Callable[[], Awaitable[object]]) -> float:
+async def _time_call(work: Callable[[], Awaitable[object]]) -> float:
     began = time.perf_counter()
     await work()
     return time.perf_counter() - began
@@ -223,25 +242,25 @@ async def _timed(work: Callable[[], Awaitable[object]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A member whose keys this program holds; no process answers for it."""
+    """A federation member whose keys this program holds; no process serves it."""
 
     name: str
     own: Enrolled
-    signer: said.Signer
+    signer: signed_envelope.RegionSigner
 
     @classmethod
-    def join(cls, folder: Path, regions: Federated, name: str) -> "_Member":
-        wall = SystemClock().wall()
+    def join(cls, folder: Path, regions: FederationProcesses, name: str) -> "_Member":
+        wall = CoordinatorClock().wall()
         authority = FileAuthority.open(folder / name, name, wall=wall, may_create=True)
         own = authority.enrol_self(Role.COORDINATOR, "coordinator", lifetime_s=VALID_S, wall=wall)
-        signer = said.Signer(name, own.certificate_pem, own.key_pem)
+        signer = signed_envelope.RegionSigner(name, own.certificate_pem, own.key_pem)
         token = regions.token(name)
         request = federation_pb2.JoinRequest(
             token=token,
             region=name,
             address="127.0.0.1:1",
             roots=[own.ca_pem.decode()],
-            proof=signer.say_bytes(said.JOIN, token.encode(), NAME),
+            proof=signer.sign_bytes(signed_envelope.JOIN, token.encode(), NAME),
         )
         ca = regions.federation.certificate(Role.VIEWER, "any").ca_pem
         options = channel_options(ENROL_BYTES, server_name=dns_of(NAME, Role.FEDERATION, "federation"))
@@ -249,7 +268,7 @@ class _Member:
             federation_pb2_grpc.JoiningStub(opened).Join(request, timeout=CALL_S)
         return cls(name, own, signer)
 
-    def dial(self, address: str, server: Coordinator) -> grpc.aio.Channel:
+    def dial(self, address: str, server: CoordinatorServer) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(
             server.certificate(Role.VIEWER, "any").ca_pem, self.own.key_pem, self.own.certificate_pem
         )
@@ -275,29 +294,29 @@ def _solicitation(origin: str, name: str, profile: ModelProfile, *, indicative: 
     )
 
 
-# trades of one region with the others
+# Negotiations of one region with the others
 
 
 def measure_trades(folder: Path, count: int, seconds: float) -> Trades:
     names = (HOME, *(f"r-{number:02}" for number in range(1, count)))
     with ExitStack() as stack:
-        regions = stack.enter_context(federated(folder, *names))
-        stack.enter_context(_manned(regions, {name: int(name != HOME) for name in names}))
+        regions = stack.enter_context(federation_of(folder, *names))
+        stack.enter_context(_run_nodes(regions, {name: int(name != HOME) for name in names}))
         with ThreadPoolExecutor(8) as together:
             list(together.map(lambda name: _apply(regions, name, _trade(name, HOME)), names))
             list(together.map(regions.join, names))
-        regions.wait_for_everybody(PATIENCE_S)
+        regions.wait_all_known(TIMEOUT_S)
         stranger = _Member.join(folder, regions, "stranger")
         bytes_ = _Bytes(regions)
         rest = statistics.mean(bytes_.a_minute(seconds).values())
         times = [_negotiation(regions, f"once-{number}") for number in range(AGREEMENTS)]
-        call_s = asyncio.run(_alone(stranger, regions, names[1]))
+        call_s = asyncio.run(_baseline_call_s(stranger, regions, names[1]))
         for number in range(AGREEMENTS):
             _negotiation(regions, f"lasts-{number}", lasts=True)
         agreed = bytes_.a_minute(seconds)[HOME]
         done = list[Mapping[str, float]]()
         began = time.monotonic()
-        with bytes_.counted() as counted:
+        with bytes_.measure() as counted:
             while time.monotonic() < began + seconds:
                 done.append(_negotiation(regions, f"more-{len(done)}"))
         took = time.monotonic() - began
@@ -316,22 +335,22 @@ def measure_trades(folder: Path, count: int, seconds: float) -> Trades:
     )
 
 
-def _negotiation(regions: Federated, name: str, *, lasts: bool = False) -> dict[str, float]:
-    """From the log of home. Without `lasts` it is taken back, and over when this returns."""
+def _negotiation(regions: FederationProcesses, name: str, *, lasts: bool = False) -> dict[str, float]:
+    """Durations from the events of `home`. Without `lasts`, the agreement has ended when this returns."""
     with _region(regions, HOME) as api:
         before = max((event.sequence for event in api.events()), default=0)
         api.apply([operator_pb2.Document(name="bench.yaml", text=_workload(name, "when-infeasible"))])
 
-        def told() -> dict[str, operator_pb2.Event]:
+        def granted_events() -> dict[str, operator_pb2.Event]:
             mine = [event for event in api.events(before) if event.workload.name == name]
             found = {event.code: event for event in reversed(mine)}
             return found if "GRANTED" in found else {}
 
-        events = wait_until(told, PATIENCE_S, f"{name} to be granted", every_s=0.05)
+        events = wait_until(granted_events, TIMEOUT_S, f"{name} to be granted", every_s=0.05)
         answers = sum(event.workload.name == name and event.code == "BID" for event in api.events(before))
         if not lasts:
             api.delete("workload", name)
-            wait_until(lambda: not _agreed(api, name), PATIENCE_S, f"{name} to be over", every_s=0.1)
+            wait_until(lambda: not _agreements_of(api, name), TIMEOUT_S, f"{name} to be over", every_s=0.1)
     began = events["SOLICITED"].at
     return {
         "award_s": events["AWARDED"].at - began,
@@ -340,25 +359,27 @@ def _negotiation(regions: Federated, name: str, *, lasts: bool = False) -> dict[
     }
 
 
-def _agreed(api: Region, name: str) -> list[str]:
+def _agreements_of(api: RegionClient, name: str) -> list[str]:
     return [view.agreement for view in api.get("agreements").agreements if view.workload.name == name]
 
 
-async def _alone(member: _Member, regions: Federated, name: str) -> float:
-    """The median of signed solicitations that are declined at once: that region does not work for this one."""
+async def _baseline_call_s(member: _Member, regions: FederationProcesses, name: str) -> float:
+    """Median seconds of a signed solicitation that is declined at once, because that region does not serve this one."""
     profile, took = _profile(regions, HOME), list[float]()
     async with member.dial(_address(regions, name), regions.regions[name]) as channel:
         stub = federation_pb2_grpc.PeerStub(channel)
         for number in range(50):
             asked = _solicitation(member.name, f"alone-{number}", profile, indicative=True)
-            took.append(await _timed(partial(stub.Bid, member.signer.say(asked, said.ANYONE), timeout=CALL_S)))
+            took.append(
+                await _time_call(partial(stub.Bid, member.signer.sign(asked, signed_envelope.ANYONE), timeout=CALL_S))
+            )
     return statistics.median(took)
 
 
 class _Bytes:
-    """What TCP carried between the processes, as the kernel counts it (`ss`): TLS and HTTP/2 included."""
+    """TCP traffic between the processes as the kernel counts it (`ss`), TLS and HTTP/2 included."""
 
-    def __init__(self, regions: Federated) -> None:
+    def __init__(self, regions: FederationProcesses) -> None:
         self._pids = {
             process.process.pid: name for name, process in regions.regions.items() if process.process is not None
         }
@@ -366,13 +387,13 @@ class _Bytes:
         self._ports = {int(address.rpartition(":")[2]) for address in (*addresses, regions.federation.link)}
 
     def a_minute(self, seconds: float) -> dict[str, float]:
-        with self.counted() as counted:
+        with self.measure() as counted:
             time.sleep(seconds)
         return {name: count * 60 / seconds for name, count in counted.items()}
 
     @contextmanager
-    def counted(self) -> Iterator[dict[str, float]]:
-        """By region, once it is left."""
+    def measure(self) -> Iterator[dict[str, float]]:
+        """By region; filled when the block ends."""
         found = dict.fromkeys(self._pids.values(), 0.0)
         before = self._now()
         yield found
@@ -380,7 +401,7 @@ class _Bytes:
             found[self._pids[key[0]]] += count - before.get(key, 0)
 
     def _now(self) -> dict[tuple[int, str, str], int]:
-        """By process and connection."""
+        """Bytes by process and connection."""
         told = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, check=True).stdout
         found = dict[tuple[int, str, str], int]()
         for line in told.splitlines():
@@ -395,27 +416,27 @@ class _Bytes:
         return found
 
 
-# regions
+# Regions
 
 
 @contextmanager
-def _manned(regions: Federated, agents: Mapping[str, int]) -> Iterator[None]:
-    """By region: each has a gateway, so many agents, and the model."""
-    ends = [end for name, count in agents.items() for end in _ends(regions.regions[name], count)]
-    with Ends(ends).live() as alive, ThreadPoolExecutor(8) as together:
+def _run_nodes(regions: FederationProcesses, agents: Mapping[str, int]) -> Iterator[None]:
+    """Runs each region's gateway, its number of agents, and pushes the model."""
+    ends = [end for name, count in agents.items() for end in _link_peers(regions.regions[name], count)]
+    with LinkPeers(ends).live() as alive, ThreadPoolExecutor(8) as together:
         list(together.map(lambda name: _push(regions, name), agents))
-        wait_until(alive.connected, PATIENCE_S, "the nodes to be connected", every_s=0.2)
+        wait_until(alive.are_connected, TIMEOUT_S, "the nodes to be connected", every_s=0.2)
         yield
 
 
-def _ends(process: Coordinator, agents: int) -> Iterator[End]:
+def _link_peers(process: CoordinatorServer, agents: int) -> Iterator[LinkPeer]:
     for number in range(agents + 1):
         role, name = (Role.GATEWAY, "gateway") if number == 0 else (Role.AGENT, f"agent-{number:04}")
         process.certificate(role, name, valid_s=VALID_S).write(process.folder / name)
-        yield End(process.folder / name, process.region, name, process.link, role, flops=1e11 + 1e9 * number)
+        yield LinkPeer(process.folder / name, process.region, name, process.link, role, flops=1e11 + 1e9 * number)
 
 
-def _push(regions: Federated, name: str) -> None:
+def _push(regions: FederationProcesses, name: str) -> None:
     model = regions.regions[name].folder / "relu.onnx"
     model.write_bytes(relu().SerializeToString())
     with _region(regions, name) as api:
@@ -423,37 +444,37 @@ def _push(regions: Federated, name: str) -> None:
 
 
 @contextmanager
-def _region(regions: Federated, name: str) -> Iterator[Region]:
+def _region(regions: FederationProcesses, name: str) -> Iterator[RegionClient]:
     process = regions.regions[name]
-    with Region(Context("bench", name, process.link, str(process.data / "operator"))) as api:
+    with RegionClient(Context("bench", name, process.link, str(process.data / "operator"))) as api:
         yield api
 
 
-def _apply(regions: Federated, name: str, *texts: str) -> None:
+def _apply(regions: FederationProcesses, name: str, *texts: str) -> None:
     with _region(regions, name) as api:
         reply = api.apply([operator_pb2.Document(name="bench.yaml", text="---\n".join(texts))])
     if reply.problems:
         raise SystemExit(str(reply.problems))
 
 
-def _serving(regions: Federated, name: str) -> int:
+def _serving(regions: FederationProcesses, name: str) -> int:
     with _region(regions, name) as api:
         return sum(view.state == "ready" for view in api.get("workloads").workloads)
 
 
-def _profile(regions: Federated, name: str) -> ModelProfile:
+def _profile(regions: FederationProcesses, name: str) -> ModelProfile:
     with _region(regions, name) as api:
         return nouns.from_wire(ModelProfile, api.models("relu")[0].profile)
 
 
-def _shown(regions: Federated, name: str) -> operator_pb2.FederationView:
-    view = regions.shown(name)
+def _federation_view(regions: FederationProcesses, name: str) -> operator_pb2.FederationView:
+    view = regions.federation_view(name)
     assert view is not None, f"{name} is in no federation"
     return view
 
 
-def _address(regions: Federated, name: str) -> str:
-    return next(str(one.address) for one in _shown(regions, name).members if one.region == name)
+def _address(regions: FederationProcesses, name: str) -> str:
+    return next(str(one.address) for one in _federation_view(regions, name).members if one.region == name)
 
 
 def _trade(name: str, partner: str) -> str:

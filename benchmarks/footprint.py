@@ -1,8 +1,9 @@
 """An idle agent's supervisor beside an empty Python process with the same imports: `shoal bench footprint`.
 
-Starts a local region (one plain CPU agent, one gateway), leaves it alone without a model, and measures the agent's
+Starts a local region (one plain CPU agent, one gateway), leaves it idle without a model, and measures the agent's
 supervisor: resident and unshared memory, CPU over some idle time, and that it maps no ONNX Runtime. The front and the
-spare worker are shown too.
+spare worker are shown too. Exit status 1 when a goal is not met: no ONNX Runtime in supervisor and front, the
+supervisor at most `--over-mib` of resident memory above the empty process and at most `--cpu` of one core.
 """
 
 import argparse
@@ -11,47 +12,85 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+from _machine import machine_line
 
 from shoal.client import Contexts
 from shoal.devstack.control import Control
-from shoal.devstack.layout import Asked
+from shoal.devstack.layout import StackOptions
 
 IMPORTS = "import shoal.agent.main.run, shoal.agent.devices.cpu, shoal.agent.devices.cuda, shoal.agent.devices.emulated"
+OVER_MIB = 16.0
+"""A goal, not a measurement: a device of 512 MiB spends a thirtieth of it on supervision."""
+CPU = 0.01
+"""A goal, not a measurement: more would noticeably drain an idle device's battery."""
+EMPTY_NAME = "empty, same imports"
 EMPTY = f"{IMPORTS}; import signal; print(flush=True); signal.pause()"
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """Bytes; cpu: share of one core over the idle time."""
+class ProcessFootprint:
+    """What one process uses while idle."""
 
+    # Resident memory, in bytes.
     rss: int
+    # Memory that only this process uses (USS), in bytes.
     unshared: int
+    # Share of one core over the idle time.
     cpu: float
+    # Number of threads.
     threads: int
+    # True if the process maps ONNX Runtime's library.
     runtime_mapped: bool
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="idle time to measure")
+    parser.add_argument("--over-mib", type=float, default=OVER_MIB, help="the goal: MiB above the empty process")
+    parser.add_argument("--cpu", type=float, default=CPU, help="the goal: share of one core")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    print(machine_line(), file=sys.stderr if arguments.json else sys.stdout)
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
         control = Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
         try:
-            up = control.up(Asked(agents=1), lambda text: print(f"# {text}", file=sys.stderr))
+            up = control.up(StackOptions(agents=1, relayed=False), lambda text: print(f"# {text}", file=sys.stderr))
             agent = up.stack.agents[0].name
             processes = {row["role"]: psutil.Process(row["pid"]) for row in control.status() if row["name"] == agent}
             figures = measure(processes, arguments.seconds)
         finally:
             control.down()
+    missed = missed_goals(figures, over_mib=arguments.over_mib, cpu=arguments.cpu)
     if arguments.json:
-        print(json.dumps({name: asdict(each) for name, each in figures.items()}, indent=1))
-        return
+        print(json.dumps({"missed": missed, **{name: asdict(each) for name, each in figures.items()}}, indent=1))
+    else:
+        show(figures)
+        print("GOAL met" if not missed else f"GOAL NOT met: {'; '.join(missed)}")
+    sys.exit(1 if missed else 0)
+
+
+def missed_goals(figures: Mapping[str, ProcessFootprint], *, over_mib: float, cpu: float) -> list[str]:
+    """The missed goals, in words. over_mib: resident MiB of the supervisor above the empty process. cpu: share of one
+    core."""
+    missed = [f"no {role} was measured" for role in (EMPTY_NAME, "supervisor", "front") if role not in figures]
+    if missed:
+        return missed
+    missed += [f"{role} maps ONNX Runtime" for role in ("supervisor", "front") if figures[role].runtime_mapped]
+    supervisor = figures["supervisor"]
+    over = (supervisor.rss - figures[EMPTY_NAME].rss) / 2**20
+    if over > over_mib:
+        missed.append(f"supervisor {over:.1f} MiB above the empty process, at most {over_mib:g}")
+    if supervisor.cpu > cpu:
+        missed.append(f"supervisor at {supervisor.cpu:.2%} of a core, at most {cpu:.2%}")
+    return missed
+
+
+def show(figures: Mapping[str, ProcessFootprint]) -> None:
     print(f"{'process':24} {'RSS MiB':>8} {'unshared':>9} {'CPU':>7} {'threads':>8}  ONNX Runtime")
     for name, each in figures.items():
         mapped = "mapped" if each.runtime_mapped else "no"
@@ -60,24 +99,24 @@ def main() -> None:
         )
 
 
-def measure(processes: dict[str, psutil.Process], seconds: float) -> dict[str, Figures]:
-    """All at once over the same time, the empty process among them."""
+def measure(processes: dict[str, psutil.Process], seconds: float) -> dict[str, ProcessFootprint]:
+    """Measures all processes, including the empty one, over the same time."""
     with subprocess.Popen([sys.executable, "-c", EMPTY], stdout=subprocess.PIPE) as empty:
         assert empty.stdout is not None
         empty.stdout.readline()
-        everyone = {"empty, same imports": psutil.Process(empty.pid), **processes}
+        everyone = {EMPTY_NAME: psutil.Process(empty.pid), **processes}
         before = {name: _cpu_s(process) for name, process in everyone.items()}
         started = time.monotonic()
         time.sleep(seconds)
         passed = time.monotonic() - started
-        figures = {name: _figures(process, before[name], passed) for name, process in everyone.items()}
+        figures = {name: _footprint_of(process, before[name], passed) for name, process in everyone.items()}
         empty.terminate()
     return figures
 
 
-def _figures(process: psutil.Process, before: float, passed: float) -> Figures:
+def _footprint_of(process: psutil.Process, before: float, passed: float) -> ProcessFootprint:
     memory = process.memory_full_info()
-    return Figures(
+    return ProcessFootprint(
         rss=memory.rss,
         unshared=memory.uss,
         cpu=(_cpu_s(process) - before) / passed,

@@ -1,9 +1,9 @@
-"""How many agents one coordinator process holds on one core, and how they come back: `shoal bench links`.
+"""How many agents one coordinator process serves on one core, and how they reconnect: `shoal bench links`.
 
 A real coordinator, alone on one core, and sessions of the agents' own link code on the other cores: each says hello
-with a certificate of its own and reports once a heartbeat. For each size of fleet: the share of its core that the
-coordinator takes, messages a second, resident memory above the empty coordinator's; then it is killed and started
-again, and all come back at once (a herd). Nobody may be called suspect or lost meanwhile.
+with a certificate of its own and reports once per heartbeat. For each fleet size it measures the coordinator's share of
+its core, messages a second, and resident memory above the empty coordinator's. Then it kills and restarts the
+coordinator, and all agents reconnect at once (a reconnect storm). No node may be reported suspect or lost meanwhile.
 """
 
 import argparse
@@ -25,15 +25,15 @@ from typing import Any
 import psutil
 
 from shoal.agent.clock import SystemClock
-from shoal.agent.core.session import reconnect_after
-from shoal.agent.link.credentials import Files
+from shoal.agent.core.link_session import reconnect_after
+from shoal.agent.link.credentials import CredentialFiles
 from shoal.agent.link.grpc import GrpcLink
 from shoal.agent.link.mqtt import MqttLink
-from shoal.agent.ports import Link, Session
-from shoal.client import Context, Region
+from shoal.agent.ports import CoordinatorLink, LinkSession
+from shoal.client import Context, RegionClient
 from shoal.coordinator.broker import rights
-from shoal.coordinator.controllers import records
-from shoal.coordinator.controllers.identities import key_of, shown
+from shoal.coordinator.controllers.identity.certificates import key_of, with_presented_certificate
+from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.ports import Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
@@ -49,27 +49,35 @@ HEARTBEAT_S = 1.0
 VALID_S = Seconds(6 * 3600.0)
 SILENT = ("NODE_SUSPECT", "NODE_LOST", "MASS_SILENCE")
 AWAY = "away"
-"""A file that is there while the coordinator is not."""
+"""A file that exists while the coordinator is down."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
-    """One size of fleet. core: share of the coordinator's core. memory: bytes above the empty coordinator's. herd_s:
-    from the coordinator's being ready again until the last agent's welcome. silent: events of nodes called suspect or
-    lost; gap_s: the longest that the agents' own ends, which share what cores are left, let pass between two beats of a
-    session: from three heartbeats on they are to blame. late_ms: how late the coordinator answers an operator
-    meanwhile, the worst of many."""
+class FleetFigures:
+    """Results for one fleet size."""
 
+    # "grpc" or "mqtt".
     link: str
+    # Number of agents.
     agents: int
+    # Seconds until all agents are connected at first.
     connected_s: float
+    # The coordinator's share of its core.
     core: float
+    # Messages a second from all agents.
     messages_a_second: float
+    # Resident bytes of the coordinator above the empty coordinator's.
     memory: int
+    # `memory` for each 1,000 agents, in bytes.
     memory_per_1000: int
+    # The coordinator's slowest answer to an operator meanwhile, of many, in milliseconds.
     late_ms: float
+    # Seconds from the restarted coordinator's being ready to the last agent's welcome.
     herd_s: float
+    # Events that report nodes suspect or lost.
     silent: int
+    # Longest time between two heartbeats of a session, in seconds, as the agents' side sent them. The agents share the
+    # remaining cores; from three heartbeats on, `silent` nodes are their fault.
     gap_s: float
 
 
@@ -91,12 +99,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
             found.append(measure(Path(folder), options.link, agents, options.seconds))
         if not options.json:
-            _tell(found[-1])
+            _print_figures(found[-1])
     if options.json:
         print(json.dumps([asdict(each) for each in found], indent=1))
 
 
-def _tell(held: Fleet) -> None:
+def _print_figures(held: FleetFigures) -> None:
     mib = held.memory_per_1000 / 2**20
     print(
         f"{held.link} {held.agents:>6} agents: {held.core:5.0%} of a core, {held.messages_a_second:6.0f} messages/s, "
@@ -107,8 +115,9 @@ def _tell(held: Fleet) -> None:
     )
 
 
-class Coordinator:
-    """A process on core 0; the same address after a restart. mqtt: of the broker by which agents come; '' without."""
+class BenchCoordinator:
+    """A coordinator on core 0 that keeps its address after a restart. mqtt: address of the broker that agents use; ''
+    without one."""
 
     def __init__(self, data: Path, mqtt: str = "") -> None:
         self.data = data
@@ -139,12 +148,12 @@ class Coordinator:
         self.process.kill()
         self.process.wait()
 
-    def region(self) -> Region:
-        return Region(Context("bench", REGION, self.address, str(self.data / "operator")))
+    def region(self) -> RegionClient:
+        return RegionClient(Context("bench", REGION, self.address, str(self.data / "operator")))
 
 
-class Broker:
-    """Mosquitto on the core that the agents have too, as `broker-config` sets it up; it knows the agents already."""
+class BenchBroker:
+    """Mosquitto on the agents' cores, set up by `broker-config`, with all agents admitted."""
 
     def __init__(self, data: Path, folder: Path) -> None:
         with socket.socket() as found:
@@ -167,15 +176,15 @@ class Broker:
         self.process.wait()
 
 
-def measure(folder: Path, link: str, agents: int, seconds: float) -> Fleet:
+def measure(folder: Path, link: str, agents: int, seconds: float) -> FleetFigures:
     with contextlib.ExitStack() as stack:
         data, members = folder / "coordinator", folder / "members"
-        broker = Broker(data, folder / "broker") if link == "mqtt" else None
+        broker = BenchBroker(data, folder / "broker") if link == "mqtt" else None
         if broker is not None:
-            asyncio.run(_remember(data, _enrol(data, members, agents)))
+            asyncio.run(_store_identities(data, _enrol(data, members, agents)))
             broker.start(sorted(path.name for path in members.iterdir()))
             stack.callback(broker.end)
-        coordinator = Coordinator(data, broker.address if broker is not None else "")
+        coordinator = BenchCoordinator(data, broker.address if broker is not None else "")
         coordinator.start()
         stack.callback(coordinator.end)
         empty = coordinator.process.memory_info().rss
@@ -186,12 +195,12 @@ def measure(folder: Path, link: str, agents: int, seconds: float) -> Fleet:
             began = time.monotonic()
             drivers.wait_for(agents, deadline_s=120 + agents / 20)
             connected_s = time.monotonic() - began
-            _settle(5.0)
-            cpu, sent, at = _cpu(coordinator.process), drivers.sent(), time.monotonic()
+            _pause(5.0)
+            cpu, sent, at = _cpu(coordinator.process), drivers.messages_sent(), time.monotonic()
             late = _latest_answer(coordinator, seconds)
             took = time.monotonic() - at
             core = (_cpu(coordinator.process) - cpu) / took
-            messages = (drivers.sent() - sent) / took
+            messages = (drivers.messages_sent() - sent) / took
             memory = coordinator.process.memory_info().rss - empty
             silent, last = _silent(coordinator, 0)
             with _away(members):
@@ -200,10 +209,10 @@ def measure(folder: Path, link: str, agents: int, seconds: float) -> Fleet:
             back = time.monotonic()
             drivers.wait_for(agents, deadline_s=120 + agents / 20, after=back)
             herd_s = drivers.last_welcome() - back
-            _settle(5.0)
+            _pause(5.0)
             silent += _silent(coordinator, last)[0]
             gap_s = drivers.gap_s()
-        return Fleet(
+        return FleetFigures(
             link,
             agents,
             connected_s,
@@ -220,8 +229,8 @@ def measure(folder: Path, link: str, agents: int, seconds: float) -> Fleet:
 
 @contextlib.contextmanager
 def _away(members: Path) -> Iterator[None]:
-    """Tells the drivers that nobody listens: each of a real fleet's agents finds that out with a processor of its own,
-    which thousands on one core cannot, and the coordinator has no part in it."""
+    """Tells the drivers that the coordinator is down. In a real fleet each agent finds that out with a processor of its
+    own; thousands on one core cannot, and the coordinator has no part in it."""
     flag = members.with_name(AWAY)
     flag.touch()
     try:
@@ -235,11 +244,11 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _settle(seconds: float) -> None:
+def _pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _latest_answer(coordinator: Coordinator, seconds: float) -> float:
+def _latest_answer(coordinator: BenchCoordinator, seconds: float) -> float:
     """Seconds of the slowest of many small calls, made for `seconds`."""
     worst, end = 0.0, time.monotonic() + seconds
     with coordinator.region() as region:
@@ -251,63 +260,66 @@ def _latest_answer(coordinator: Coordinator, seconds: float) -> float:
     return worst
 
 
-def _silent(coordinator: Coordinator, after: int) -> tuple[int, int]:
-    """Events of nodes called suspect or lost behind number `after`, and the last event's number."""
+def _silent(coordinator: BenchCoordinator, after: int) -> tuple[int, int]:
+    """Number of events after `after` that report nodes suspect or lost, and the last event's number."""
     with coordinator.region() as region:
         events = list(region.events(after, limit=10_000))
     return sum(event.code in SILENT for event in events), events[-1].sequence
 
 
 def _enrol(data: Path, members: Path, agents: int) -> list[Identity]:
-    """A certificate each, by the region's own CA."""
+    """A certificate for each agent, from the region's own CA."""
     identities = []
     wall = SystemClock().wall()
     authority = FileAuthority.open(data / "ca", REGION, wall=wall, may_create=False)
     for number in range(agents):
         name = f"agent-{number:05d}"
         enrolled = authority.enrol_self(Role.AGENT, name, lifetime_s=VALID_S, wall=wall)
-        (members / name).mkdir(parents=True)  # not by its own crash-safe writing, which flushes six times
+        (members / name).mkdir(parents=True)  # not Enrolled.write, whose crash-safe writing flushes six times
         for file, pem in (("cert", enrolled.certificate_pem), ("key", enrolled.key_pem), ("ca", enrolled.ca_pem)):
             (members / name / f"{file}.pem").write_bytes(pem)
         identities.append(identity_of_pem(enrolled.certificate_pem))
     return identities
 
 
-async def _remember(data: Path, identities: Sequence[Identity]) -> None:
-    """As nodes that enrolled before the coordinator starts: whoever did not is put out of the broker."""
+async def _store_identities(data: Path, identities: Sequence[Identity]) -> None:
+    """Records the nodes before the coordinator starts, because it expels unknown ones from the broker."""
     store = await SqliteStore.open(data / "store")
-    known = {key_of(each.role, each.name): shown(None, each, SystemClock().wall()) for each in identities}
-    await store.commit(Transaction({key: records.dump(record) for key, record in known.items()}))
+    known = {
+        key_of(each.role, each.name): with_presented_certificate(None, each, SystemClock().wall())
+        for each in identities
+    }
+    await store.commit(Transaction({key: codec.dump(record) for key, record in known.items()}))
     await store.close()
 
 
 class Drivers:
-    """The other side's processes, and what they said last: a line of JSON whenever something changed."""
+    """The agents' processes and their latest reports, one JSON file each."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[str]], files: Sequence[Path]) -> None:
         self._processes = processes
         self._files = files
 
-    def _said(self) -> list[dict[str, float]]:
+    def _read_reports(self) -> list[dict[str, float]]:
         for process in self._processes:
             if process.poll() is not None:
                 raise SystemExit("a driver of the benchmark ended")
         return [json.loads(path.read_text()) for path in self._files if path.exists()]
 
-    def sent(self) -> float:
-        return sum(each["sent"] for each in self._said())
+    def messages_sent(self) -> float:
+        return sum(each["sent"] for each in self._read_reports())
 
     def gap_s(self) -> float:
-        return max(each["gap_s"] for each in self._said())
+        return max(each["gap_s"] for each in self._read_reports())
 
     def last_welcome(self) -> float:
-        return max(each["welcomed_at"] for each in self._said())
+        return max(each["welcomed_at"] for each in self._read_reports())
 
     def wait_for(self, agents: int, *, deadline_s: float, after: float = 0.0) -> None:
-        """Until that many are connected, by a welcome that came later than `after` where the last one must."""
+        """Waits until that many agents are connected, all welcomed later than `after`."""
         end = time.monotonic() + deadline_s
         while True:
-            said = self._said()
+            said = self._read_reports()
             connected = sum(each["connected"] for each in said)
             if connected >= agents and min((each["oldest_welcome"] for each in said), default=0.0) >= after:
                 return
@@ -318,7 +330,7 @@ class Drivers:
 
 @contextlib.contextmanager
 def _drivers(members: Path, link: str, address: str, agents: int) -> Iterator[Drivers]:
-    """One process for each core but the coordinator's, each with its share of the agents."""
+    """One process on each core except the coordinator's, each with its share of the agents."""
     cores = sorted(set(range(os.cpu_count() or 1)) - {0}) or [0]
     shares = [agents // len(cores) + (index < agents % len(cores)) for index in range(len(cores))]
     processes, files, first = [], [], 0
@@ -346,14 +358,19 @@ def _drivers(members: Path, link: str, address: str, agents: int) -> Iterator[Dr
 
 
 @dataclass(slots=True)
-class Count:
+class DriverCounts:
+    """Counters of one driver's agents."""
+
+    # Status messages sent.
     sent: int = 0
+    # Connections that failed or were lost.
     failed: int = 0
+    # Longest time between two heartbeats of a session, in seconds.
     gap_s: float = 0.0
 
 
 async def _drive(folder: Path, link: str, address: str, agents: int) -> None:
-    count, welcomed = Count(), dict[str, float]()
+    count, welcomed = DriverCounts(), dict[str, float]()
     names = sorted(path.name for path in folder.iterdir())
     tasks = [
         asyncio.create_task(_agent(folder / name, link, address, index * HEARTBEAT_S / agents, count, welcomed))
@@ -379,11 +396,13 @@ async def _drive(folder: Path, link: str, address: str, agents: int) -> None:
 
 
 async def _agent(
-    folder: Path, carrier: str, address: str, offset_s: float, count: Count, welcomed: dict[str, float]
+    folder: Path, carrier: str, address: str, offset_s: float, count: DriverCounts, welcomed: dict[str, float]
 ) -> None:
-    """One agent's sessions, for ever: as the supervisor opens and keeps them, with a small report each beat."""
-    clock, name, held, attempt, away = SystemClock(), folder.name, Held(), 0, folder.parent.with_name(AWAY)
-    link: Link = (GrpcLink if carrier == "grpc" else MqttLink)(Files(folder), address, clock, lambda *_, **__: None)
+    """One agent's sessions, forever: opened and kept as the supervisor does, with a small report at each heartbeat."""
+    clock, name, held, attempt, away = SystemClock(), folder.name, AgentState(), 0, folder.parent.with_name(AWAY)
+    link: CoordinatorLink = (GrpcLink if carrier == "grpc" else MqttLink)(
+        CredentialFiles(folder), address, clock, lambda *_, **__: None
+    )
     await asyncio.sleep(offset_s)
     while True:
         try:
@@ -417,13 +436,15 @@ async def _agent(
 
 
 @dataclass(slots=True)
-class Held:
-    """version: of the desired set that this agent took last; it is the same after a reconnect, as an agent's is."""
+class AgentState:
+    """What an agent keeps between sessions."""
 
+    # Version of the desired set that the agent took last; None before the first. It survives a reconnect, as a real
+    # agent's does.
     version: Version | None = None
 
 
-async def _read(session: Session, held: Held) -> None:
+async def _read(session: LinkSession, held: AgentState) -> None:
     with contextlib.suppress(ShoalError):
         while True:
             message = await session.receive()
@@ -431,7 +452,7 @@ async def _read(session: Session, held: Held) -> None:
                 held.version = message.version
 
 
-def _hello(name: str, held: Held, wall: Wall) -> Hello:
+def _hello(name: str, held: AgentState, wall: Wall) -> Hello:
     cpu = Device(
         "cpu0", DeviceKind.CPU, "bench", "bench", "bench", "1", "onnxruntime 1", "CPUExecutionProvider", Bytes(2**34)
     )
@@ -442,7 +463,7 @@ def _hello(name: str, held: Held, wall: Wall) -> Hello:
     return Hello(node, f"nonce-{name}-{wall}", held.version, 1, wall)
 
 
-def _status(name: str, epoch: int, sequence: int, held: Held, wall: Wall) -> Status:
+def _status(name: str, epoch: int, sequence: int, held: AgentState, wall: Wall) -> Status:
     reading = Reading("cpu0", Bytes(2**33), 0.1, 40.0, Watts(10.0), 100.0 + sequence, wall)
     return Status(name, epoch, sequence, sequence % 8 == 1, held.version, (), (), (reading,), (), wall, True)
 

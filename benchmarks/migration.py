@@ -1,27 +1,30 @@
-"""Live moves under load, beside stopping and starting and a rolling replacement: `shoal bench migration`.
+"""Live migrations under load, beside stopping and starting and a rolling replacement: `shoal bench migration`.
 
-A region of real processes on machines of their own (network namespaces): a coordinator, a gateway, two agents of plain
-processors; between any two of them every packet takes half the asked RTT, in a process that holds it back where that is
-more than the bare road takes. Unmodified tritonclients, a process of their own, send to the gateway at a steady rate,
-due times fixed beforehand; an answer's latency counts from when its request was due, and every answer is compared with
-ONNX Runtime's in this process, bit for bit. First the highest rate is looked for that the machine holds without
-queueing, with the model on one of the agents and with a replica on each, as in the midst of a move: the lower of the
-two counts. Then, at shares of it, a model of 4 MB goes to and fro.
+A region of real processes on machines of their own (network namespaces): a coordinator, a gateway, and two plain CPU
+agents. Between any two of them a process delays every packet by half the requested RTT, if that is more than the bare
+connection takes. Unmodified tritonclients, in a separate process, send to the gateway at a steady rate with fixed due
+times. An answer's latency counts from when its request was due, and every answer is compared with ONNX Runtime's in
+this process, bit for bit.
 
-For each share and RTT a row: requests failed and wrong; p99 over the times before the moves and during them, and their
-ratio; the longest time without an answer; how long a move takes beside its floor (bytes / bandwidth + load + the hold
-windows). Below it p99 of each stage, the stages that the longest time without an answer of a move was in, and how much
-worse the p99 of a single move is than that of the seconds before it. Moves take two steps of 2 s each, so that there
-can be many; `--own-steps` has the four of 10 s of a policy that says nothing. Then the same agents do it in two other
-ways: `stop-start` deletes the workload and applies it for the other node; `rolling` compares nothing and gives all
-requests to the new replica at once. `--no-moves N` adds N windows as long as the live moves in which nothing moves,
-with one replica and with one on each node: how uneven the machine is by itself, and what two replicas on its cores
-cost, as in the midst of a move.
+First the benchmark finds the highest rate that the machine sustains without queueing. It tries the model on one of the
+agents, and a replica on each, as in the middle of a migration; the lower rate counts. Then, at shares of it, a model of
+4 MB moves back and forth.
 
-Everything shares this machine: clients, gateway, both agents, coordinator and the roads between; sessions' own shares
-of its cores are switched off meanwhile (`apart`). Needs root. Without options: the quick form, one share and RTT and 6
-moves. The full form is `--loads 50 70 90 --rtts 0.1 2 30 100 --moves 100`, hours in one go; its parts can be run one by
-one, at the same rate by `--rate`.
+A row for each share and RTT: requests failed and wrong; p99 before and during the migrations, and their ratio; the
+longest time without an answer; how long a migration takes beside its floor (bytes / bandwidth + load + the hold
+windows). Below it: p99 of each stage; the stages in which each migration's longest time without an answer began; the
+ratio of a single migration's p99 to that of the seconds before it.
+
+Migrations take two steps of 2 s each, so that there can be many; `--own-steps` has the four of 10 s of a policy without
+settings. Then the same agents do it in two other ways: `stop-start` deletes the workload and applies it for the other
+node; `rolling` compares nothing and gives all requests to the new replica at once. `--no-moves N` adds N windows as
+long as the live migrations in which nothing moves, with one replica and with one on each node. They show how uneven the
+machine is by itself, and what two replicas on its cores cost, as in the middle of a migration.
+
+Everything shares this machine: clients, gateway, both agents, coordinator and link delays; the scheduler's per-session
+grouping is off meanwhile (`without_autogroup`). Needs root. Without options: the quick form, one share and RTT and 6
+migrations. The full form is `--loads 50 70 90 --rtts 0.1 2 30 100 --moves 100`, hours in one go; its parts can be run
+one by one, at the same rate by `--rate`.
 """
 
 import argparse
@@ -43,115 +46,140 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import onnxruntime
+from _machine import machine_line
 from onnx import helper, numpy_helper
 
-from shoal.client import Contexts, Region
+from shoal.client import Contexts, RegionClient
 from shoal.devstack import layout
-from shoal.devstack.control import Up
-from shoal.devstack.layout import Member
+from shoal.devstack.control import RunningStack
+from shoal.devstack.layout import StackMember
 from shoal.v1 import operator_pb2
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from harness import triton_load
-from harness.apart import ApartControl
-from harness.crafted import model, tensor
-from harness.netns import HERE, Network, network
-from harness.triton_load import RECORD
+from harness.clients import triton_load
+from harness.clients.triton_load import RECORD
+from harness.cluster.netns_stack import NetnsControl
+from harness.faults.netns import TEST_MACHINE, NetnsNetwork, network
+from harness.models.synthetic import model, tensor
 from harness.wait import wait_until
 
 NODES: Final[tuple[str, ...]] = ("node-a", "node-b")
 WORKLOAD: Final = "dense"
 WIDTHS: Final = (256, 1024, 768, 16)
-QUESTIONS: Final = 16
+SAMPLE_COUNT: Final = 16
 CONNECTIONS: Final = 2
 LEAST_RATE: Final = 100.0
 PROBE_S: Final = 10.0
 SETTLE_S: Final = 1.0
 TAIL_S: Final = 0.3
-"""After a move is done: what was on its way."""
-PATIENCE_S: Final = 120.0
-LOOK_S: Final = 0.25
+"""Seconds after a migration that still count as during it, for requests in flight."""
+TIMEOUT_S: Final = 120.0
+POLL_S: Final = 0.25
 BETWEEN_S: Final = 9.0
-"""From a move to the time that the next is compared with: what nodes do later, for their next start, is over."""
+"""Seconds from a migration to the baseline of the next one, in which nodes finish what they do later for their next
+start."""
 BEFORE_S: Final = 4.0
-"""The time before a move that it is compared with."""
+"""Seconds before a migration that it is compared with."""
 HOLD_S: Final = 2.0
-"""Of a step: the least that a coordinator takes, so that every front has heard."""
+"""Seconds of a step: the least that a coordinator allows, so that every front has the new routes."""
 STEPS: Final = f"shift: {{steps: [25%, 100%], hold: {HOLD_S:g}s}}"
-ROAD_MS: Final = 0.2
-"""What the road itself takes, there and back."""
+BARE_RTT_MS: Final = 0.2
+"""RTT of the connection itself."""
 CLIENTS_NICE: Final = -10
-"""Clients are machines of their own: they are not to be late because a server is busy."""
-ROAD_NICE: Final = ("nice", "-n", "-15")
-"""A road is as long as it is, however busy the machines at its ends are."""
+"""Clients count as machines of their own: a busy server must not delay them."""
+LINK_NICE: Final = ("nice", "-n", "-15")
+"""A link's delay must not depend on how busy the machines at its ends are."""
 COORDINATOR_NICE: Final = ("nice", "-n", "10")
-"""A machine of its own too, that no request goes through: what it decides is not to take time from those that serve."""
+"""The coordinator counts as a machine of its own, which serves no requests: its work must not take time from those that
+serve."""
 
 AUTOGROUP: Final = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 Stages: TypeAlias = tuple[tuple[str, float], ...]
-"""What a move went through, and when each began: s of this process's monotonic clock."""
+"""The stages of a migration and when each began, in seconds of this process's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """What was asked between two moments. latencies in s, from when a request was due. gap_s: the longest time without
-    an answer."""
+class LoadWindow:
+    """Requests between two moments."""
 
+    # Seconds from when a request was due to its answer.
     latencies: tuple[float, ...]
+    # Requests that failed.
     failed: int
+    # Requests with a wrong answer.
     wrong: int
+    # Longest time without an answer, in seconds.
     gap_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One way at one load and RTT. requests, failed, wrong: of those due during the moves; outside: failed or wrong of
-    all others. p50, p99: over all windows of a kind; gap_before: the worst of them. took_s, floor_s: medians. rtt_ms:
-    as measured."""
+class MoveRow:
+    """Results of one method at one load and RTT. Windows before and during the migrations are pooled for
+    percentiles."""
 
+    # Name of the method.
     way: str
+    # Share of the highest sustained rate.
     load: float
+    # Requests a second.
     rate: float
+    # RTT to the gateway as measured, in milliseconds.
     rtt_ms: float
+    # Number of migrations.
     moves: int
+    # Requests due during the migrations.
     requests: int
+    # Failed requests of these.
     failed: int
+    # Wrong answers of these.
     wrong: int
+    # Failed or wrong requests at all other times.
     outside: int
+    # Median latency before the migrations, in milliseconds.
     p50_before_ms: float
+    # p99 latency before the migrations, in milliseconds.
     p99_before_ms: float
+    # p99 latency during the migrations, in milliseconds.
     p99_during_ms: float
+    # p99_during_ms / p99_before_ms.
     p99_ratio: float
+    # Longest time without an answer before any migration, in milliseconds.
     gap_before_ms: float
+    # Median over the migrations of the longest time without an answer, in milliseconds.
     gap_median_ms: float
+    # Longest time without an answer during any migration, in milliseconds.
     gap_worst_ms: float
+    # Median duration of a migration, in seconds.
     took_s: float
+    # Median of the least duration, in seconds: bytes / bandwidth + load + the hold windows.
     floor_s: float
+    # One-minute load average of the machine at the end.
     machine_load: float
+    # For each migration: its p99 over that of the time before it.
     ratios: tuple[float, ...] = ()
-    """Of each move: its p99 over that of the time before it."""
+    # For each stage over all migrations: its name, the p99 in milliseconds and the number of requests due in it.
     by_stage_ms: tuple[tuple[str, float, int], ...] = ()
-    """p99 and number of the requests that were due in each stage of a move, over all moves."""
+    # For each stage: its name, how many migrations had their longest time without an answer begin in it, and the
+    # longest of those in milliseconds.
     gaps_by_stage: tuple[tuple[str, int, float], ...] = ()
-    """Of how many moves the longest time without an answer began in that stage, and the worst of those, ms."""
 
 
-# the region
+# The region
 
 
-class Machines(ApartControl):
-    """Agents that emulate nothing: each the whole processor of this machine."""
+class Machines(NetnsControl):
+    """Agents that emulate nothing: each has the whole processor of this machine."""
 
-    def _moved(self, member: Member) -> Member:
-        return replace(super()._moved(member), emulate="", labels={})
+    def _with_own_addresses(self, member: StackMember) -> StackMember:
+        return replace(super()._with_own_addresses(member), emulate="", labels={})
 
 
 class Scene:
-    """The region, and what is known of the model. api: one connection for all that is asked of it: each new one would
-    take a core for milliseconds, at the very moments that are looked at."""
+    """The region and its model. api: one connection for all calls, because each new connection would take a core for
+    milliseconds just when latency is measured."""
 
-    def __init__(self, net: Network, up: Up, api: Region, folder: Path) -> None:
+    def __init__(self, net: NetnsNetwork, up: RunningStack, api: RegionClient, folder: Path) -> None:
         self.net = net
         self.up = up
         self.api = api
@@ -162,17 +190,17 @@ class Scene:
         self._fetched: set[str] = set()
 
     @property
-    def gateway(self) -> Member:
+    def gateway(self) -> StackMember:
         return self.up.stack.gateways[0]
 
-    def first_on(self, node: str) -> bool:
-        """Whether the model's bytes had to go there; they stay."""
+    def is_first_on(self, node: str) -> bool:
+        """True if the model's bytes must be transferred to the node; later they are there."""
         before = node in self._fetched
         self._fetched.add(node)
         return not before
 
     def apply(self, *nodes: str, migration: str = STEPS, replicas: int = 1) -> None:
-        """The workload, on any of these nodes, on as many of them as it has replicas."""
+        """Applies the workload with `replicas` replicas on these nodes."""
         where = ", ".join(repr(self.names[node]) for node in nodes)
         text = (
             f"apiVersion: shoal/v1\nkind: Policy\nmetadata: {{name: bench}}\nspec:\n"
@@ -187,14 +215,14 @@ class Scene:
             raise SystemExit(str(reply.problems))
 
     def serving(self, replicas: int = 1) -> operator_pb2.PlacementView:
-        """The only replica, or one of so many, once all serve and every front knows."""
+        """The only replica, or one of several, once all serve and every front has the routes."""
 
-        def settled() -> operator_pb2.PlacementView | None:
+        def settled_placement() -> operator_pb2.PlacementView | None:
             rows, nodes = self.api.get("placements").placements, self.api.get("nodes").nodes
             heard = all(node.observed == node.desired for node in nodes)
             return rows[0] if heard and len(rows) == replicas and all(row.routed for row in rows) else None
 
-        found = wait_until(settled, PATIENCE_S, "as many replicas as asked to serve", every_s=LOOK_S)
+        found = wait_until(settled_placement, TIMEOUT_S, "as many replicas as asked to serve", every_s=POLL_S)
         assert found is not None
         return found
 
@@ -203,14 +231,15 @@ class Scene:
         return next(node for node, name in self.names.items() if name == here)
 
     def other(self, replicas: int = 1) -> str:
-        """Where it is not, or one replica of several is not."""
+        """A node without the replica, or without one particular replica of several."""
         return next(node for node in NODES if node != self.node(replicas))
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[None]:
-    """Linux weighs sessions against each other, whatever the priorities in them (sched(7), autogroup): what steps aside
-    on one machine of the scene would still have its share of the cores that all of them are on. Off, while it lasts."""
+def without_autogroup() -> Iterator[None]:
+    """Switches off the scheduler's autogrouping while the block runs (sched(7)). With it Linux weighs sessions against
+    each other, whatever the priorities in them: a low-priority process on one machine of the scene would keep its
+    session's share of the cores that all machines use."""
     before = AUTOGROUP.read_text() if AUTOGROUP.exists() else ""
     if before:
         AUTOGROUP.write_text("0")
@@ -228,19 +257,19 @@ def scene(folder: Path) -> Iterator[Scene]:
         before = dict.fromkeys(names, ()) | {"coordinator": COORDINATOR_NICE}
         control = Machines(folder / "dev", Contexts(folder / "home"), net, before)
         try:
-            up = control.up(layout.Asked(agents=len(NODES)), lambda text: print(f"# {text}", file=sys.stderr))
-            with Region(up.operator) as api:
+            up = control.up(layout.StackOptions(agents=len(NODES)), lambda text: print(f"# {text}", file=sys.stderr))
+            with RegionClient(up.operator) as api:
                 found = Scene(net, up, api, folder)
                 api.push(found.model, WORKLOAD)
                 found.apply(*NODES)
-                found.first_on(found.node())
+                found.is_first_on(found.node())
                 yield found
         finally:
             control.down()
 
 
 def dense() -> bytes:
-    """Layers of these widths with made-up weights, 4 MB: y [1, 16] of x [1, 256]."""
+    """Layers of WIDTHS with random weights, 4 MB: y [1, 16] of x [1, 256]."""
     chance = np.random.default_rng(11)
     nodes, weights, last = [], [], "x"
     for number, (wide, narrow) in enumerate(pairwise(WIDTHS)):
@@ -254,30 +283,30 @@ def dense() -> bytes:
     return bytes(made.SerializeToString())
 
 
-def questions(path: Path) -> list[tuple[str, list[int], Any, bytes]]:
+def sample_requests(path: Path) -> list[tuple[str, list[int], Any, bytes]]:
     """Datatype, shape and value of each input, and the bytes of its answer."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     chance = np.random.default_rng(5)
     found: list[tuple[str, list[int], Any, bytes]] = []
-    for _ in range(QUESTIONS):
+    for _ in range(SAMPLE_COUNT):
         value = chance.standard_normal((1, WIDTHS[0])).astype(np.float32)
         (answer,) = session.run(None, {"x": value})
         found.append(("FP32", list(value.shape), value, np.asarray(answer).tobytes()))
     return found
 
 
-# the load
+# The load
 
 
-class Clients:
-    """The process that asks; `window` after it has ended or was told to rest."""
+class LoadClients:
+    """The process that sends requests. Call `window` after `end` or `pause`, when all outcomes are written."""
 
     def __init__(self, folder: Path, at: Scene) -> None:
         self._calls = folder / "calls"
         arrays, spec = folder / "questions.pickle", folder / "load.json"
-        arrays.write_bytes(pickle.dumps(questions(at.model)))
+        arrays.write_bytes(pickle.dumps(sample_requests(at.model)))
         client = at.up.folder / "client"
         told = {
             "url": at.gateway.addresses["grpc"],
@@ -303,15 +332,15 @@ class Clients:
         if self._process.stdout.readline() != "ready\n":
             raise SystemExit("the clients did not start")
 
-    def rate(self, rate: float) -> None:
+    def set_rate(self, rate: float) -> None:
         self._input.write(f"{rate}\n")
         self._input.flush()
 
-    def rest(self) -> None:
-        """Sends nothing, and has written what there is."""
-        self.rate(0.0)
+    def pause(self) -> None:
+        """Stops sending and waits until the outcomes so far are written."""
+        self.set_rate(0.0)
         time.sleep(SETTLE_S)
-        self.rate(0.0)
+        self.set_rate(0.0)
         time.sleep(0.1)
 
     def end(self) -> None:
@@ -332,12 +361,12 @@ class Clients:
         return self._calls.with_suffix(".failures").read_text().splitlines()
 
 
-def window(calls: np.ndarray[Any, Any], since: float, until: float) -> Window:
+def window(calls: np.ndarray[Any, Any], since: float, until: float) -> LoadWindow:
     inside = calls[(calls[:, 0] >= since) & (calls[:, 0] < until)]
     answered = inside[inside[:, 2] == triton_load.OK]
     ends = np.sort(calls[(calls[:, 2] == triton_load.OK) & (calls[:, 1] >= since) & (calls[:, 1] < until), 1])
     gap_s = float(np.max(np.diff(np.concatenate([[since], ends, [until]])))) if len(ends) else until - since
-    return Window(
+    return LoadWindow(
         tuple(answered[:, 1] - answered[:, 0]),
         int(np.sum(inside[:, 2] == triton_load.FAILED)),
         int(np.sum(inside[:, 2] == triton_load.WRONG)),
@@ -367,44 +396,45 @@ def by_stage(
     for (_, until), told in zip(spans, stages, strict=True):
         for (name, since), (_, over) in pairwise((*told, ("", until + TAIL_S))):
             found.setdefault(name, []).extend(window(calls, since, over).latencies)
-    return tuple((name, 1e3 * p(latencies, 0.99), len(latencies)) for name, latencies in found.items())
+    return tuple((name, 1e3 * quantile(latencies, 0.99), len(latencies)) for name, latencies in found.items())
 
 
-def p(latencies: Sequence[float], share: float) -> float:
+def quantile(latencies: Sequence[float], share: float) -> float:
     return float(np.quantile(np.array(latencies), share)) if latencies else float("nan")
 
 
-def highest(at: Scene, clients: Clients) -> float:
-    """Requests a second that are held with one replica and with one on each node: a move goes through both."""
+def highest_rate(at: Scene, clients: LoadClients) -> float:
+    """Requests a second that are sustained with one replica and with one on each node, because a migration goes through
+    both."""
     rates = list[float]()
     for replicas in (1, len(NODES)):
         at.apply(*NODES, replicas=replicas)
         at.serving(replicas)
         print(f"# with {replicas} replicas", file=sys.stderr)
-        rates.append(held(clients))
+        rates.append(sustained_rate(clients))
     return min(rates)
 
 
-def held(clients: Clients) -> float:
-    """Requests a second that are held without queueing: nobody waits longer at the end than at the beginning, and the
-    slowest hundredth of the answers takes at most five times as long as the middle one of a light load."""
+def sustained_rate(clients: LoadClients) -> float:
+    """Requests a second that are sustained without queueing: latency does not grow over the window, and p99 is at most
+    five times the median of a light load."""
 
-    def probe(rate: float) -> Window:
-        clients.rate(rate)
+    def probe(rate: float) -> LoadWindow:
+        clients.set_rate(rate)
         time.sleep(PROBE_S)
         until = time.monotonic()
-        clients.rest()
+        clients.pause()
         return window(clients.calls(), until - PROBE_S + SETTLE_S, until)
 
-    light_s = p(probe(LEAST_RATE).latencies, 0.5)
+    light_s = quantile(probe(LEAST_RATE).latencies, 0.5)
 
     def holds(rate: float) -> bool:
         found = probe(rate)
         half = len(found.latencies) // 2
-        grows = p(found.latencies[half:], 0.5) > 1.5 * p(found.latencies[:half], 0.5)
-        slow = p(found.latencies, 0.99) > 5 * light_s
+        grows = quantile(found.latencies[half:], 0.5) > 1.5 * quantile(found.latencies[:half], 0.5)
+        slow = quantile(found.latencies, 0.99) > 5 * light_s
         complete = len(found.latencies) > 0.97 * rate * (PROBE_S - SETTLE_S)
-        middle, late, last = (1e3 * p(found.latencies, part) for part in (0.5, 0.9, 0.99))
+        middle, late, last = (1e3 * quantile(found.latencies, part) for part in (0.5, 0.9, 0.99))
         print(f"# {rate:.0f}/s: p50 {middle:.1f} ms, p90 {late:.1f} ms, p99 {last:.1f} ms", file=sys.stderr)
         return complete and not found.failed and not grows and not slow
 
@@ -419,23 +449,27 @@ def held(clients: Clients) -> float:
     return low
 
 
-# the ways
+# The methods
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """migration: the policy's section. holds_s: what it waits for on purpose. move: to a node; returns when it is there
-    and every front knows. replicas: before, during and after it."""
+class MoveMethod:
+    """A way to move the workload."""
 
+    # Name in the table.
     name: str
+    # The `migration` section of the policy.
     migration: str
+    # Seconds that the method waits on purpose.
     holds_s: float
+    # Moves the workload to a node; returns when it is there and every front has the routes.
     move: Callable[[Scene, str], Stages]
+    # Replicas before, during and after the move.
     replicas: int = 1
 
 
 def migrate(at: Scene, target: str) -> Stages:
-    """Raises SystemExit where it does not come about."""
+    """Raises SystemExit if the migration is aborted."""
     wall_s = time.time() - time.monotonic()
     begun = at.api.migrate("default", WORKLOAD, at.names[target])
 
@@ -443,7 +477,7 @@ def migrate(at: Scene, target: str) -> Stages:
         (one,) = at.api.get("migrations", begun.id).migrations
         return one if one.stage in ("done", "aborted") else None
 
-    ended = wait_until(over, PATIENCE_S, "the move to end", every_s=LOOK_S)
+    ended = wait_until(over, TIMEOUT_S, "the move to end", every_s=POLL_S)
     assert ended is not None
     if ended.stage != "done":
         raise SystemExit(f"{ended.id} was aborted: {ended.reason.code} {ended.reason.found}")
@@ -453,35 +487,36 @@ def migrate(at: Scene, target: str) -> Stages:
 
 def stop_start(at: Scene, target: str) -> Stages:
     at.api.delete("workload", WORKLOAD)
-    wait_until(lambda: not at.api.get("workloads").workloads, PATIENCE_S, "the workload to be gone", every_s=LOOK_S)
+    wait_until(lambda: not at.api.get("workloads").workloads, TIMEOUT_S, "the workload to be gone", every_s=POLL_S)
     at.apply(target)
     at.serving()
     return ()
 
 
-def no_move(like: Way, took_s: float, replicas: int = 1) -> Way:
-    """The same windows with nothing in them: what the machine does by itself, and what two replicas on its cores do."""
+def no_move(like: MoveMethod, took_s: float, replicas: int = 1) -> MoveMethod:
+    """Windows of the same length in which nothing moves: the machine's own noise, and the cost of two replicas on its
+    cores."""
 
     def wait(at: Scene, target: str) -> Stages:
         time.sleep(took_s)
         return ()
 
-    return Way("no move" if replicas == 1 else f"no move, {replicas}", like.migration, took_s, wait, replicas)
+    return MoveMethod("no move" if replicas == 1 else f"no move, {replicas}", like.migration, took_s, wait, replicas)
 
 
-LIVE: Final = Way("live", STEPS, 2 * HOLD_S, migrate)
-OWN_STEPS: Final = Way("own steps", "shift: {steps: [5%, 25%, 50%, 100%], hold: 10s}", 4 * 10.0, migrate)
-"""Those of a policy that says nothing."""
-PEERS: Final = (
-    Way("stop-start", STEPS, 0.0, stop_start),
-    Way("rolling", "verify: {against: none}, shift: {steps: [100%]}", HOLD_S, migrate),
+LIVE: Final = MoveMethod("live", STEPS, 2 * HOLD_S, migrate)
+OWN_STEPS: Final = MoveMethod("own steps", "shift: {steps: [5%, 25%, 50%, 100%], hold: 10s}", 4 * 10.0, migrate)
+"""The steps of a policy without settings."""
+OTHER_METHODS: Final = (
+    MoveMethod("stop-start", STEPS, 0.0, stop_start),
+    MoveMethod("rolling", "verify: {against: none}, shift: {steps: [100%]}", HOLD_S, migrate),
 )
 
 
-class Part:
+class LoadPart:
     """One share of the rate at one RTT."""
 
-    def __init__(self, at: Scene, clients: Clients, share: float, rate: float, rtt_ms: float) -> None:
+    def __init__(self, at: Scene, clients: LoadClients, share: float, rate: float, rtt_ms: float) -> None:
         self._at = at
         self._clients = clients
         self._share = share
@@ -489,11 +524,11 @@ class Part:
         self._rtt_ms = rtt_ms
         self._bandwidth = bandwidth(at)
 
-    def run(self, way: Way, moves: int) -> Row:
+    def run(self, way: MoveMethod, moves: int) -> MoveRow:
         at = self._at
         at.apply(*NODES, migration=way.migration, replicas=way.replicas)
         at.serving(way.replicas)
-        self._clients.rate(self._rate)
+        self._clients.set_rate(self._rate)
         time.sleep(2 * SETTLE_S)
         began = time.monotonic()
         spans, floors, stages = list[tuple[float, float]](), list[float](), list[Stages]()
@@ -504,13 +539,13 @@ class Part:
             stages.append(way.move(at, target))
             spans.append((since, time.monotonic()))
             placed = at.serving(way.replicas)
-            size = placed.assignment.model_bytes if at.first_on(target) else 0
+            size = placed.assignment.model_bytes if at.is_first_on(target) else 0
             floors.append(size / self._bandwidth + placed.observed.measured.load_s + way.holds_s)
             if number % 10 == 9:
                 print(f"# {way.name}: {number + 1} moves", file=sys.stderr)
         time.sleep(TAIL_S)
         ended = time.monotonic()
-        self._clients.rest()
+        self._clients.pause()
         calls = self._clients.calls()
         return replace(
             self._row(way, calls, spans, floors, began, ended),
@@ -520,20 +555,20 @@ class Part:
 
     def _row(
         self,
-        way: Way,
+        way: MoveMethod,
         calls: np.ndarray[Any, Any],
         spans: Sequence[tuple[float, float]],
         floors: Sequence[float],
         began: float,
         ended: float,
-    ) -> Row:
+    ) -> MoveRow:
         before = [window(calls, since - BEFORE_S, since) for since, _ in spans]
         during = [window(calls, since, until + TAIL_S) for since, until in spans]
         whole = window(calls, began, ended)
         inside = [latency for one in during for latency in one.latencies]
         ahead = [latency for one in before for latency in one.latencies]
         failed, wrong = (sum(getattr(one, name) for one in during) for name in ("failed", "wrong"))
-        return Row(
+        return MoveRow(
             way=way.name,
             load=self._share,
             rate=self._rate,
@@ -543,10 +578,10 @@ class Part:
             failed=failed,
             wrong=wrong,
             outside=whole.failed + whole.wrong - failed - wrong,
-            p50_before_ms=1e3 * p(ahead, 0.5),
-            p99_before_ms=1e3 * p(ahead, 0.99),
-            p99_during_ms=1e3 * p(inside, 0.99),
-            p99_ratio=p(inside, 0.99) / p(ahead, 0.99),
+            p50_before_ms=1e3 * quantile(ahead, 0.5),
+            p99_before_ms=1e3 * quantile(ahead, 0.99),
+            p99_during_ms=1e3 * quantile(inside, 0.99),
+            p99_ratio=quantile(inside, 0.99) / quantile(ahead, 0.99),
             gap_before_ms=1e3 * max(one.gap_s for one in before),
             gap_median_ms=1e3 * statistics.median(one.gap_s for one in during),
             gap_worst_ms=1e3 * max(one.gap_s for one in during),
@@ -554,21 +589,22 @@ class Part:
             floor_s=statistics.median(floors),
             machine_load=os.getloadavg()[0],
             ratios=tuple(
-                p(one.latencies, 0.99) / p(other.latencies, 0.99) for one, other in zip(during, before, strict=True)
+                quantile(one.latencies, 0.99) / quantile(other.latencies, 0.99)
+                for one, other in zip(during, before, strict=True)
             ),
         )
 
 
-# the roads
+# The links
 
 
-def road(at: Scene, rtt: float) -> contextlib.AbstractContextManager[None]:
-    """rtt: in ms. The bare road is as fast as it is; nothing carries its packets."""
-    return at.net.slow((rtt - ROAD_MS) / 2e3, ROAD_NICE) if rtt > ROAD_MS else contextlib.nullcontext()
+def link_delay(at: Scene, rtt: float) -> contextlib.AbstractContextManager[None]:
+    """rtt: in ms. At or below the bare RTT, no process handles the packets."""
+    return at.net.latency((rtt - BARE_RTT_MS) / 2e3, LINK_NICE) if rtt > BARE_RTT_MS else contextlib.nullcontext()
 
 
 def rtt_ms(at: Scene) -> float:
-    """Of a connection to the gateway, the middle of several."""
+    """Median RTT of several connections to the gateway."""
     host, _, port = at.gateway.addresses["grpc"].rpartition(":")
     took = []
     for _ in range(9):
@@ -579,9 +615,10 @@ def rtt_ms(at: Scene) -> float:
 
 
 def bandwidth(at: Scene) -> float:
-    """Bytes a second of one connection from a machine of the region to this one, of as many as the model has."""
+    """Bytes a second of one connection from a machine of the region to this one, over as many bytes as the model
+    has."""
     size = at.model.stat().st_size
-    with socket.create_server((at.net.address(HERE), 0)) as server:
+    with socket.create_server((at.net.address(TEST_MACHINE), 0)) as server:
         said = f"import socket;socket.create_connection({server.getsockname()!r}).sendall(bytes({size}))"
         inside = at.net.inside(at.names[NODES[0]])
         with subprocess.Popen([*inside, sys.executable, "-c", said]):
@@ -593,7 +630,7 @@ def bandwidth(at: Scene) -> float:
     return size / (time.perf_counter() - began)
 
 
-# what is said
+# The output
 
 COLUMNS: Final = (
     ("way", "way", "<11", ""),
@@ -616,8 +653,8 @@ COLUMNS: Final = (
 )
 
 
-def show(row: Row | None = None) -> None:
-    """The head of the table, or a row of it. Times in ms but where it says s; machine: its load average."""
+def show(row: MoveRow | None = None) -> None:
+    """Prints the table's head, or a row of it. Times are in ms unless the head says s; machine: its load average."""
     cells = [
         format(title if row is None else format(getattr(row, name), number), width)
         for name, title, width, number in COLUMNS
@@ -646,20 +683,24 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="the highest rate, where it is known")
     parser.add_argument("--json", type=Path, help="a file for the figures too")
     options = parser.parse_args()
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch, apart(), scene(Path(scratch)) as at:
-        clients = Clients(Path(scratch), at)
+    print(machine_line(), flush=True)
+    rows: list[MoveRow] = []
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch, without_autogroup(), scene(Path(scratch)) as at:
+        clients = LoadClients(Path(scratch), at)
         try:
-            most = options.rate or highest(at, clients)
+            most = options.rate or highest_rate(at, clients)
             print(f"highest rate held: {most:.0f} requests/s, machine load {os.getloadavg()[0]:.1f}", flush=True)
             show()
             for rtt in options.rtts:
-                with road(at, rtt):
+                with link_delay(at, rtt):
                     measured = rtt_ms(at)
                     for load in options.loads:
-                        part = Part(at, clients, load / 100, most * load / 100, measured)
+                        part = LoadPart(at, clients, load / 100, most * load / 100, measured)
                         live = OWN_STEPS if options.own_steps else LIVE
-                        for way, moves in ((live, options.moves), *((peer, options.peer_moves) for peer in PEERS)):
+                        for way, moves in (
+                            (live, options.moves),
+                            *((peer, options.peer_moves) for peer in OTHER_METHODS),
+                        ):
                             if moves:
                                 rows.append(part.run(way, moves))
                                 show(rows[-1])

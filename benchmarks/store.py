@@ -1,7 +1,7 @@
-"""What a transaction costs in SQLite, in one etcd and in three, on this machine's disk: `shoal bench store`.
+"""What a transaction costs in SQLite, and in etcd with one and with three members, on this disk: `shoal bench store`.
 
-Each store takes the transactions of a step of a region: a compare-and-set on the region's record, one desired set of
-2 KiB and one event. One writer after the other's answer, then eight at once; reads of one record, and lists of a
+Each store takes the transactions of one step of a region: a compare-and-set on the region's record, one desired set of
+2 KiB and one event. First one writer, sequentially, then eight at once; then reads of one record, and lists of a
 thousand. etcd is the host's, with TLS and client certificates. Figures are ratios to SQLite's in the same run.
 """
 
@@ -21,7 +21,7 @@ from shoal.coordinator.ports import Store, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from harness.etcd import etcd
+from harness.servers.etcd import etcd
 
 VALUE = b"x" * 2048
 AT_ONCE = 8
@@ -29,18 +29,24 @@ LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """Seconds; *_per_s: transactions a second with one and with eight writers."""
+class StoreFigures:
+    """What one store needs for the operations of a coordinator."""
 
+    # Median seconds of a commit with one writer.
     commit_p50_s: float
+    # p99 seconds of a commit with one writer.
     commit_p99_s: float
+    # Commits a second with one writer.
     commits_per_s: float
+    # Commits a second with `AT_ONCE` writers.
     commits_at_once_per_s: float
+    # Median seconds to read one record.
     read_p50_s: float
+    # Median seconds to list `LISTED` records.
     list_s: float
 
 
-async def measure(store: Store, count: int) -> Figures:
+async def measure(store: Store, count: int) -> StoreFigures:
     fence = await store.commit(Transaction({"region": b"1"}))
     number = 0
 
@@ -56,14 +62,14 @@ async def measure(store: Store, count: int) -> Figures:
 
     for _ in range(20):
         await commit()
-    commits = [await _timed(commit) for _ in range(count)]
+    commits = [await _time_call(commit) for _ in range(count)]
     began = time.perf_counter()
     await asyncio.gather(*(several() for _ in range(AT_ONCE)))
     at_once_s = time.perf_counter() - began
-    reads = [await _timed(lambda: store.read("desired/edge-7")) for _ in range(count)]
+    reads = [await _time_call(lambda: store.read("desired/edge-7")) for _ in range(count)]
     await store.commit(Transaction({f"list/{key:06}": VALUE[:200] for key in range(LISTED)}))
-    lists = [await _timed(lambda: store.scan("list/")) for _ in range(10)]
-    return Figures(
+    lists = [await _time_call(lambda: store.scan("list/")) for _ in range(10)]
+    return StoreFigures(
         statistics.median(commits),
         statistics.quantiles(commits, n=100)[98],
         count / sum(commits),
@@ -73,13 +79,13 @@ async def measure(store: Store, count: int) -> Figures:
     )
 
 
-async def _timed(work: Callable[[], Awaitable[object]]) -> float:
+async def _time_call(work: Callable[[], Awaitable[object]]) -> float:
     began = time.perf_counter()
     await work()
     return time.perf_counter() - began
 
 
-async def run(count: int, scratch: Path) -> dict[str, Figures]:
+async def run(count: int, scratch: Path) -> dict[str, StoreFigures]:
     figures = {}
     sqlite = await SqliteStore.open(scratch / "sqlite")
     figures["sqlite"] = await measure(sqlite, count)

@@ -4,7 +4,7 @@
 #
 # shellcheck disable=SC2086,SC2231 # home, state, unit and so on are words of this script
 #
-# Refusals are one line on stderr, `CODE  found  asked  remedy`, with status 1; a wrong command line ends with status 2.
+# Refusals are one line on stderr, `found: ..; wanted: ..; try: .. (CODE)`, with status 1; a wrong command line ends with status 2.
 set -eu
 umask 022
 
@@ -20,12 +20,13 @@ usage: install.sh --enrol HOST:PORT --token-file FILE [option ..]   this machine
   --enrol HOST:PORT         where the coordinator redeems tokens
   --token-file FILE         a join token, from `shoal token create`; - for standard input
   --role node|gateway       a gateway runs no model [default: node]
-  --label K=V               for selectors; repeatable
+  --label K=V               counts as self.K, or as K where the token allows it; repeatable
   --listen ADDRESS          where requests are taken [default: 0.0.0.0]
   --set SHOAL_NAME=VALUE    any other option of `shoal-agent run`, or `shoal-coordinator run`; repeatable
   --extras LIST             what is installed with the agent: cpu, openvino, nvidia, none [default: cpu; gateway: none]
   --wheels DIR              install from these wheels alone [default: wheels/ beside this script, where it is there; else
-                            the sources around it, else the packages, with what pip's configured index has]
+                            the sources around it, with what others made from pip's configured index. Nothing of Shoal is
+                            ever looked for in an index: a package of that name there is somebody else's]
   --python FILE             [default: python3]
   --purge                   with --uninstall: identity, models and settings too
   --no-start                put in place and enabled, not started
@@ -37,7 +38,7 @@ USAGE
 
 say() { printf '%s\n' "$*"; }
 refuse() { # CODE FOUND ASKED REMEDY
-    printf '%s  %s  %s  %s\n' "$1" "$2" "$3" "$4" >&2
+    printf 'found: %s; wanted: %s; try: %s (%s)\n' "$2" "$3" "$4" "$1" >&2
     exit 1
 }
 one_line() {
@@ -216,7 +217,7 @@ check_settings() {
 packages() { # what pip is asked for
     name=$program
     if [ "$part" = agent ] && [ "$extras" != none ]; then name="${program}[$extras]"; fi
-    if [ -z "$wheels" ] && [ -e "$here/../$1/pyproject.toml" ]; then
+    if [ -z "$wheels" ]; then
         sources=$(cd "$here/.." && pwd)
         say "--constraint $sources/constraints.txt $sources/protos"
         [ "$part" = agent ] || say "$sources/policies"
@@ -236,12 +237,14 @@ make_release() {
     else
         set --
     fi
+    case $part in agent) folder=agents ;; *) folder=coordinator ;; esac
+    [ -n "$wheels" ] || [ -e "$here/../$folder/pyproject.toml" ] ||
+        refuse NOT_FOUND "neither wheels nor Shoal's sources beside $here" "what make bundle made, or the sources" "--wheels DIR (make bundle): no index has Shoal's packages"
     extras=${extras:-$(cat $home/current/.extras 2>/dev/null || :)}
     if [ -z "$extras" ]; then
         extras=cpu
         if [ "$role" = gateway ]; then extras=none; fi
     fi
-    case $part in agent) folder=agents ;; *) folder=coordinator ;; esac
     release=$home/releases/$(date -u +%Y%m%dT%H%M%SZ)
     run mkdir -p $home/releases
     run chmod 755 /opt/shoal $home $home/releases

@@ -12,12 +12,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    report.begins(item.nodeid)
+    report.on_start(item.nodeid)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     found = yield
     if found.when == "call" and found.passed:
-        report.passed(item.nodeid)
+        report.on_passed(item.nodeid)
     return found

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.compose import AWAY, NODES, PATIENCE_S, STEADY, Compose, federation
-from harness.crafted import relu
-from harness.stack import documents, on_nodes, policy, workload
-from harness.trades import in_regions
+from harness.cluster.compose import AWAY, NODES, STEADY, WAIT_TIMEOUT_S, Compose, federation
+from harness.cluster.delegation import in_regions
+from harness.cluster.stack import documents, on_nodes, policy, workload
+from harness.models.synthetic import relu
 from harness.wait import wait_until
 
 
@@ -27,7 +27,7 @@ def fleet(compose: Compose, tmp_path_factory: pytest.TempPathFactory) -> Compose
     at_home = documents(policy(STEADY, on_nodes(NODES["edge"], 2)), workload(STEADY, "relu", STEADY))
     compose.apply(documents(at_home, in_regions(AWAY, "cloud")))
     compose.placements(STEADY, replicas=2)
-    wait_until(lambda: compose.ask(AWAY), PATIENCE_S, "an answer from another region", every_s=0.2)
+    wait_until(lambda: compose.ask(AWAY), WAIT_TIMEOUT_S, "an answer from another region", every_s=0.2)
     return compose
 
 
@@ -36,5 +36,5 @@ def hurt(fleet: Compose) -> Iterator[Compose]:
     """To be hurt. Afterwards everything runs and serves again, and the invariants hold in every region."""
     yield fleet
     fleet.placements(STEADY, replicas=2)
-    wait_until(lambda: fleet.ask(AWAY), PATIENCE_S, "an answer from another region", every_s=0.2)
-    fleet.whole()
+    wait_until(lambda: fleet.ask(AWAY), WAIT_TIMEOUT_S, "an answer from another region", every_s=0.2)
+    fleet.wait_healthy()

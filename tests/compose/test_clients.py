@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import triton
-from harness.compose import Compose
+from harness.clients import triton
+from harness.cluster.compose import Compose
+from harness.cluster.stack import documents, on_nodes, policy, workload
 from harness.report import record
-from harness.stack import documents, on_nodes, policy, workload
 
 pytestmark = [pytest.mark.compose, pytest.mark.alone, pytest.mark.timeout(300)]
 
@@ -42,5 +42,5 @@ def test_the_same_bits_as_onnx_runtime(
     use = "rest" if transport == "http" else "grpc" if credential == "certificate" else "token"
     address = f"localhost:{compose.port(use, REGION)}"
     found = triton.ask(tmp_path, transport, address, asked, suite, authority=str(files.authority), **given)
-    compared = triton.check(found, asked, suite, transport)
+    compared = triton.check_answers(found, asked, suite, transport)
     record("issue 7, point 1", "C", 1, transport=transport, credential=credential, equal=compared)

@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import onnx_models
-from harness.compose import PATIENCE_S, STEADY, Compose, docker
-from harness.disk import fill, small_disk
+from harness.cluster.compose import STEADY, WAIT_TIMEOUT_S, Compose, docker
+from harness.cluster.stack import documents, on_nodes, policy, workload
+from harness.faults.disk import fill_disk, small_disk
+from harness.models import engine_cases
 from harness.report import record
-from harness.stack import documents, on_nodes, policy, workload
 from harness.wait import wait_until
 from shoal.types.codes import Code, ShoalError
 from shoal.v1 import operator_pb2
@@ -34,37 +34,41 @@ LARGE_BYTES = 3 * 2**20
 
 def test_f32_a_disk_that_is_full_refuses_what_is_new_and_keeps_what_runs(hurt: Compose, tmp_path: Path) -> None:
     """An agent more, on a small file system."""
-    for name, model in (("one", onnx_models.add_one()), ("two", onnx_models.heavy(8))):
+    for name, model in (("one", engine_cases.add_one()), ("two", engine_cases.heavy(8))):
         path = tmp_path / f"{name}.onnx"
         path.write_bytes(model)
         with hurt.api() as api:
             api.push(path, name)
-    with small_disk(tmp_path / "disk", DISK_BYTES) as disk, hurt.another(SMALL, "edge-arm", disk, *EMULATED):
-        wait_until(lambda: hurt.measured("edge", (SMALL,)), PATIENCE_S, "it has joined and was measured", every_s=0.2)
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk, hurt.extra_agent(SMALL, "edge-arm", disk, *EMULATED):
+        wait_until(
+            lambda: hurt.is_measured("edge", (SMALL,)), WAIT_TIMEOUT_S, "it has joined and was measured", every_s=0.2
+        )
         there = policy("small", on_nodes([SMALL]))
         hurt.apply(documents(there, workload("kept", "relu", "small")))
         hurt.placements("kept", replicas=1)
         with hurt.load("kept") as load:
-            fill(disk / "ballast")
+            fill_disk(disk / "ballast")
             hurt.apply(documents(there, workload("bulky", "two", "small")))
 
-            def told() -> set[str]:
-                return {row.observed.code for row in hurt.rows("bulky")}
+            def observed_codes() -> set[str]:
+                return {row.observed.code for row in hurt.placement_rows("bulky")}
 
-            wait_until(lambda: Code.DISK_FULL in told(), PATIENCE_S, "the full disk in the status", every_s=0.2)
-            fill(disk / "ballast")
+            wait_until(
+                lambda: Code.DISK_FULL in observed_codes(), WAIT_TIMEOUT_S, "the full disk in the status", every_s=0.2
+            )
+            fill_disk(disk / "ballast")
             load.wait_for(40)
             freed = load.now()
             (disk / "ballast").unlink()
             hurt.placements("bulky", replicas=1)
             placed_s = load.now() - freed
             load.wait_for(20)
-        hurt.forget("kept", "bulky")
+        hurt.delete_workloads("kept", "bulky")
     with hurt.api() as api:
         api.revoke(SMALL, reason="the test is over")
         api.delete("node", SMALL)
     verdict = load.verdict()
-    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+    assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
     record("F32", "C", 1, sent=verdict.sent, lost=0, placed_once_there_was_room_s=round(placed_s, 2))
 
 
@@ -72,7 +76,7 @@ def test_f48_descriptors_are_used_up(hurt: Compose) -> None:
     """A process may open few more than it has; strangers take those. Who is connected is served; nobody dies."""
     service, part, port = "cloud-coordinator", "shoal-coordinator", hurt.port("link", "cloud")
     started, process = hurt.container(service)["State"]["StartedAt"], the(hurt, service, part)
-    with hurt.api("cloud") as connected, hurt.load(STEADY, others=()) as load:
+    with hurt.api("cloud") as connected, hurt.load(STEADY, other_ports=()) as load:
         connected.who_am_i()
         with few_descriptors(hurt, service, part, process), strangers(hurt, port) as shut_out:
             load.wait_for(20)
@@ -83,7 +87,7 @@ def test_f48_descriptors_are_used_up(hurt: Compose) -> None:
         wait_until(lambda: enters(hurt, port), RECOVERS_S, "somebody new is let in", every_s=0.2)
         recovered_s = load.now() - freed
     verdict = load.verdict()
-    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+    assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
     assert process.is_running()
     assert hurt.container(service)["State"]["StartedAt"] == started
     record(
@@ -98,19 +102,19 @@ def test_f48_threads_are_used_up(hurt: Compose, service: str, part: str) -> None
     started, process = hurt.container(service)["State"]["StartedAt"], the(hurt, service, part)
     limit = hurt.container(service)["HostConfig"]["PidsLimit"]
     name = hurt.container(service)["Id"]
-    with hurt.api("cloud") as connected, hurt.load(STEADY, others=()) as load:
+    with hurt.api("cloud") as connected, hurt.load(STEADY, other_ports=()) as load:
         threads = sum(psutil.Process(pid).num_threads() for pid in hurt.processes(service))
         docker("update", f"--pids-limit={threads}", name)
         try:
             with ThreadPoolExecutor(16) as together:
-                answers = list(together.map(lambda _: asked(hurt), range(64)))
+                answers = list(together.map(lambda _: ask_code(hurt), range(64)))
             connected.get("nodes")
             load.wait_for(40)
         finally:
             docker("update", f"--pids-limit={limit}", name)
         load.wait_for(20)
     verdict = load.verdict()
-    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+    assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
     assert process.is_running()
     assert hurt.container(service)["State"]["StartedAt"] == started
     record(
@@ -136,7 +140,7 @@ def test_f48_a_coordinator_s_memory_is_not_used_up_by_who_sends_much(hurt: Compo
         after = hurt.memory_bytes(service)[service]
         load.wait_for(20)
     verdict = load.verdict()
-    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+    assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
     assert "" not in told, "each is told why"
     assert hurt.container(service)["State"]["StartedAt"] == started
     assert not hurt.container(service)["State"]["OOMKilled"]
@@ -176,7 +180,7 @@ def few_descriptors(compose: Compose, service: str, part: str, process: psutil.P
         compose.run_in(service, "python3", "-c", PRLIMIT, part, "0")
 
 
-def entered(compose: Compose, port: int) -> ssl.SSLSocket:
+def tls_connect(compose: Compose, port: int) -> ssl.SSLSocket:
     """Raises OSError: nobody shook hands within a second."""
     files = compose.client_files("cloud" if port == compose.port("link", "cloud") else "edge")
     trust = ssl.create_default_context(cafile=files.authority)
@@ -191,7 +195,7 @@ def entered(compose: Compose, port: int) -> ssl.SSLSocket:
 
 
 def enters(compose: Compose, port: int) -> bool:
-    entered(compose, port).close()
+    tls_connect(compose, port).close()
     return True
 
 
@@ -201,18 +205,18 @@ def strangers(compose: Compose, port: int) -> Iterator[list[str]]:
     with contextlib.ExitStack() as inside:
         shut_out: list[str] = []
 
-        def come(_: int) -> None:
+        def connect(_: int) -> None:
             try:
-                inside.enter_context(entered(compose, port))
+                inside.enter_context(tls_connect(compose, port))
             except OSError as refused:
                 shut_out.append(str(refused))
 
         with ThreadPoolExecutor(STRANGERS) as together:
-            list(together.map(come, range(STRANGERS)))
+            list(together.map(connect, range(STRANGERS)))
         yield shut_out
 
 
-def asked(compose: Compose) -> str:
+def ask_code(compose: Compose) -> str:
     """By somebody new; empty: answered right; else the code."""
     try:
         return "" if compose.ask(STEADY) else "wrong"

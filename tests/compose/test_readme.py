@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import readme
-from harness.compose import Compose
+from harness.clients import readme
+from harness.cluster.compose import Compose
 from harness.report import record
 from shoal.client import Contexts
 
@@ -16,13 +16,13 @@ def test_the_readme_s_ten_minutes_on_containers(hurt: Compose, tmp_path: Path) -
     with readme.terminal(tmp_path, hurt.environment) as terminal:
         terminal.type(". .venv/bin/activate")
         try:
-            walk = readme.walk(terminal, Contexts(hurt.home))
+            walk = readme.run_walkthrough(terminal, Contexts(hurt.home))
             (agreed,) = (one for one in hurt.agreements() if one.workload.name == "archive")
         finally:
-            hurt.forget("reader", "archive")
+            hurt.delete_workloads("reader", "archive")
     assert agreed.counterpart == "datacenter"
-    assert (walk.lost, walk.wrong) == (0, 0), walk
+    assert (walk.lost_count, walk.wrong_count) == (0, 0), walk
     record(
-        "issue 7, point 1", "C", 1, ten_minutes_s=round(walk.seconds), delegated_to=agreed.counterpart,
-        moves=2, sent=walk.sent, lost=walk.lost, wrong=walk.wrong,
+        "issue 7, point 1", "C", 1, ten_minutes_s=round(walk.duration_s), delegated_to=agreed.counterpart,
+        moves=2, sent=walk.sent_count, lost=walk.lost_count, wrong=walk.wrong_count,
     )  # fmt: skip

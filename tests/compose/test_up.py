@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.compose import NODES, PATIENCE_S, PORTS, REGIONS, Compose, X
-from harness.stack import documents, on_nodes, policy, workload
+from harness.cluster.compose import IMAGE_USER, NODES, PORTS, REGIONS, WAIT_TIMEOUT_S, Compose, X
+from harness.cluster.stack import documents, on_nodes, policy, workload
 from harness.wait import wait_until
-from shoal.client import Inference
+from shoal.client import InferenceClient
 
 pytestmark = [pytest.mark.compose, pytest.mark.alone, pytest.mark.timeout(600)]
 
-ONCE = {"etcd-files", "edge-broker-files", "setup", "ready"}
+ONCE = {"etcd-files", "etcd-users", "edge-broker-files", "setup", "ready"}
 """What ends when it is done."""
+ROOTS = {"setup", "etcd-files"}
+"""Who gives files away."""
 
 
 def test_everything_is_confined_and_nothing_is_published_beyond_this_machine(compose: Compose) -> None:
@@ -25,7 +27,7 @@ def test_everything_is_confined_and_nothing_is_published_beyond_this_machine(com
         host = found["HostConfig"]
         assert found["State"]["Running"] is (name not in ONCE), name
         assert found["State"]["ExitCode"] == 0, name
-        assert (found["Config"]["User"] == "shoal") is (name != "setup"), name
+        assert (found["Config"]["User"] == "shoal") is (name not in ROOTS), name
         assert host["ReadonlyRootfs"], name
         assert host["CapDrop"] == ["ALL"], name
         assert "no-new-privileges:true" in host["SecurityOpt"], name
@@ -33,6 +35,21 @@ def test_everything_is_confined_and_nothing_is_published_beyond_this_machine(com
         assert host["PidsLimit"] > 0, name
         published = {each["HostIp"] for bound in (host["PortBindings"] or {}).values() for each in bound}
         assert published <= {"127.0.0.1"}, name
+
+
+def test_a_coordinator_sees_the_key_of_its_own_user_of_etcd_and_uses_no_other(compose: Compose) -> None:
+    """Item 28: one certificate opened every region's state, and the members' key lay beside it."""
+    for name in ("federation", *(f"{region}-coordinator" for region in REGIONS)):
+        assert compose.run_in(name, "ls", "/srv/etcd").split() == ["ca.pem", "cert.pem", "key.pem"], name
+    assert compose.run_in("etcd-1", "ls", "/srv/etcd").split() == ["ca.pem", "member-cert.pem", "member-key.pem"]
+    owners = compose.run_in("edge-coordinator", "stat", "-c", "%a %u %n", "/srv/etcd", "/srv/etcd/key.pem")
+    assert owners.splitlines() == [f"700 {IMAGE_USER} /srv/etcd", f"600 {IMAGE_USER} /srv/etcd/key.pem"]
+    anywhere = (f"--{use}=127.0.0.1:0" for use in ("link", "enrol", "metrics", "models", "peers"))
+    flags = ("--region=edge", "--data-dir=/tmp/edge", *anywhere)
+    done = compose.run_in_unchecked("cloud-coordinator", "shoal-coordinator", "run", *flags)
+    assert done.returncode == 1
+    assert "refuses its user 'region-cloud'" in done.stderr
+    assert "(STORE_DENIED)" in done.stderr
 
 
 def test_an_operator_outside_sees_every_region_by_the_contexts_that_setup_made(compose: Compose) -> None:
@@ -59,18 +76,18 @@ def test_a_replica_moves_live_under_load_without_a_lost_or_wrong_answer(fleet: C
     (after,) = fleet.placements("mover")
     assert after.node == other
     verdict = load.verdict()
-    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
 
 
 def test_what_edge_may_not_run_another_region_runs_and_edge_s_gateway_answers(fleet: Compose) -> None:
     spec = "  require: {residency: [cloud]}\n  federation: {delegate: when-infeasible}\n"
     fleet.apply(documents(policy("abroad", spec), workload("guest", "relu", "abroad")))
 
-    def answered() -> Any:
-        with Inference(fleet.client()) as client:
+    def infer_guest() -> Any:
+        with InferenceClient(fleet.client()) as client:
             return client.infer("guest", {"x": X})
 
-    found = wait_until(answered, PATIENCE_S, "an answer from another region", every_s=0.2)
+    found = wait_until(infer_guest, WAIT_TIMEOUT_S, "an answer from another region", every_s=0.2)
     assert np.array_equal(found.outputs["y"], np.maximum(X, 0))
     with fleet.api() as api:
         (agreed,) = (one for one in api.get("agreements").agreements if one.workload.name == "guest")
@@ -102,4 +119,4 @@ def test_prometheus_reads_every_page(compose: Compose) -> None:
         assert (len(targets), ill) == (22, [])
         return True
 
-    wait_until(read, PATIENCE_S, "every target to be read", every_s=1.0)
+    wait_until(read, WAIT_TIMEOUT_S, "every target to be read", every_s=1.0)

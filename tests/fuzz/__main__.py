@@ -22,7 +22,7 @@ LONGEST = 8192
 def main(name: str, runs: int, seed: int, folder: Path) -> None:
     with atheris.instrument_imports(include=["shoal", "h11"]):  # pyright: ignore[reportAttributeAccessIssue]
         from fuzz.targets import targets
-    from harness.pki import Authority
+    from harness.crypto.pki import Authority
     from shoal.types.device import Role
 
     files = Authority(folder / "ca", "eu", 1e9).issue(Role.AGENT, "n1")

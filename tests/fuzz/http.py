@@ -5,9 +5,11 @@ from typing import Any
 
 import h11
 
-from shoal.agent.dataplane.intake import Intake
-from shoal.agent.dataplane.rest import _Connection
-from shoal.agent.dataplane.transport import Call
+from shoal.agent.dataplane.conversion import Conversions
+from shoal.agent.dataplane.ingress_admission import IngressAdmission
+from shoal.agent.dataplane.rest import _Connection, _Shared
+from shoal.agent.dataplane.transport import InboundCall
+from shoal.host.connections import Connections
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code
 
@@ -19,28 +21,37 @@ HUNG_UP = "closed"
 class Answering:
     """A service that lets anybody in, and answers every request with the tensors that it brought."""
 
+    def __init__(self) -> None:
+        self.change = asyncio.Event()
+
     def live(self) -> bool:
         return True
 
-    def admit(self, call: Call) -> None:
-        pass
+    def admit(self, call: InboundCall) -> str:
+        return "acme"
 
-    def server_ready(self, call: Call) -> bool:
+    def server_ready(self, call: InboundCall) -> bool:
         return True
 
-    def server_metadata(self, call: Call) -> oip.ServerMetadataResponse:
+    def server_metadata(self, call: InboundCall) -> oip.ServerMetadataResponse:
         return oip.ServerMetadataResponse(name="shoal")
 
-    def index(self, call: Call, *, ready_only: bool) -> oip.RepositoryIndexResponse:
+    def index(self, call: InboundCall, *, ready_only: bool) -> oip.RepositoryIndexResponse:
         return oip.RepositoryIndexResponse()
 
-    def model_ready(self, call: Call, name: str, version: str) -> bool:
+    def model_ready(self, call: InboundCall, name: str, version: str) -> bool:
         return True
 
-    async def model_metadata(self, call: Call, name: str, version: str) -> oip.ModelMetadataResponse:
+    async def model_metadata(self, call: InboundCall, name: str, version: str) -> oip.ModelMetadataResponse:
         return oip.ModelMetadataResponse(name=name)
 
-    async def infer(self, call: Call, request: bytes) -> bytes:
+    async def model_config(self, call: InboundCall, name: str, version: str) -> oip.ModelConfigResponse:
+        return oip.ModelConfigResponse(config=oip.ModelConfig(name=name))
+
+    def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
+        return oip.ModelStatisticsResponse()
+
+    async def infer(self, call: InboundCall, request: bytes) -> bytes:
         asked = oip.ModelInferRequest.FromString(request)
         outputs = [
             oip.ModelInferResponse.InferOutputTensor(name=t.name, datatype=t.datatype, shape=t.shape)
@@ -84,6 +95,7 @@ class Rest:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._conversions = Conversions()
 
     def take(self, data: bytes) -> str:
         """How the last request of the connection was answered; raises AssertionError for an answer that is none."""
@@ -93,10 +105,13 @@ class Rest:
         reader, writer = asyncio.StreamReader(), _Writer()
         reader.feed_data(data)
         reader.feed_eof()
-        intake = Intake()
+        intake, connections = IngressAdmission(), Connections(1, 1)
+        place = connections.add("", writer.abort)
+        assert place is not None
         stream: Any = writer
-        await _Connection(Answering(), intake, reader, stream, asyncio.Event()).serve()
-        assert not intake._held, "what a connection held is free when it has ended"
+        shared = _Shared(Answering(), intake, self._conversions, connections, asyncio.Event())
+        await _Connection(shared, reader, stream, place).serve()
+        assert not intake._usage, "what a connection held is free when it has ended"
         # what follows the answer to a HEAD cannot be told from its body by who has not sent the request
         return HUNG_UP if b"HEAD" in data else _last_answer(bytes(writer.sent))
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from google.protobuf.message import DecodeError
-from unit.coordinator.core.federation.members import advertisement, member
-from unit.coordinator.core.negotiation.trades import award, notice, offer, renewal, solicitation
 
 from fuzz.http import Rest
-from harness.oip import Tensor, infer_request
+from harness.builders.federation_members import advertisement, member
+from harness.builders.negotiation import award, notice, offer, renewal, solicitation
+from harness.clients.oip import Tensor, infer_request
 from shoal.agent.dataplane import request, tensors
-from shoal.coordinator.core.federation.rules import judge_advertisement, judge_solicitation
+from shoal.coordinator.core.federation.rules import check_advertisement, check_solicitation
 from shoal.coordinator.core.fleet.checks import check_receipt
 from shoal.policies import cross_check, load
 from shoal.types.agreement import (
@@ -28,11 +28,11 @@ from shoal.types.agreement import (
     Renewal,
     Renewed,
     ReportContent,
-    Service,
     ServiceReport,
+    ServiceState,
 )  # fmt: skip
 from shoal.types.assignment import Status
-from shoal.types.chain import LedgerEntry, first_broken
+from shoal.types.chain import LedgerEntry, first_break
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
 from shoal.types.link import Hello, Receipts
@@ -40,7 +40,7 @@ from shoal.types.offer import Advertisement, Decline, Member, Offer, Solicitatio
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
 from shoal.types.units import Bytes, Joules, Seconds, Wall, Watts
 from shoal.v1 import federation_pb2, link_pb2
-from shoal.wire import nouns, said, signing
+from shoal.wire import nouns, signed_envelope, signing
 
 EXAMPLES: Final = Path(__file__).parents[2] / "policies" / "examples"
 OK: Final = "OK"
@@ -57,12 +57,12 @@ class Target:
     words: tuple[bytes, ...] = ()
 
 
-def _coded(take: Callable[[bytes], object]) -> Callable[[bytes], str]:
+def _code_of_parse(take: Callable[[bytes], object]) -> Callable[[bytes], str]:
     def run(data: bytes) -> str:
         try:
             take(data)
         except ShoalError as error:
-            return _told(error.refusal)
+            return _checked_code(error.refusal)
         except DecodeError:
             return UNREADABLE
         return OK
@@ -70,7 +70,7 @@ def _coded(take: Callable[[bytes], object]) -> Callable[[bytes], str]:
     return run
 
 
-def _told(refusal: Refusal) -> str:
+def _checked_code(refusal: Refusal) -> str:
     assert isinstance(refusal.code, Code)
     assert refusal.remedy
     return refusal.code
@@ -111,44 +111,45 @@ def _receipts(certificate: x509.Certificate) -> Callable[[bytes], None]:
     return take
 
 
-def _said(certificate: x509.Certificate) -> Callable[[bytes], None]:
+def _signed_envelope(certificate: x509.Certificate) -> Callable[[bytes], None]:
     """Never signed by anybody, by the coordinator of a region that is known: nothing passes."""
     root = certificate.public_bytes(serialization.Encoding.PEM).decode()
 
     def take(data: bytes) -> None:
         message = federation_pb2.Said.FromString(data)
         for kind in TRADED:
-            if said.kind_of(kind) == message.kind:
-                said.hear(message, kind, to=message.to, roots_of=lambda region: (root,), wall=NOW)
+            if signed_envelope.kind_of(kind) == message.kind:
+                signed_envelope.verify_envelope(message, kind, to=message.to, roots_of=lambda region: (root,), wall=NOW)
                 raise AssertionError("what nobody signed was believed")
         raise refuse(Code.MESSAGE_INVALID, "another kind", "one that regions say", "update the sender")
 
     return take
 
 
-def _traded(data: bytes) -> None:
+def _negotiation_message(data: bytes) -> None:
     """What a region says, signed well: the first byte says of which kind. What counts is within reach."""
     kind: Any = TRADED[data[0] % len(TRADED)] if data else Advertisement
     noun = nouns.decode(kind, data[1:])
     assert repr(nouns.decode(kind, nouns.encode(noun))) == repr(noun)
     match noun:
         case Advertisement():
-            if (refusal := judge_advertisement(noun, None)) is not None:
+            if (refusal := check_advertisement(noun, None)) is not None:
                 raise ShoalError(refusal)
             numbers = [number for each in noun.classes for number in (each.cost_usd_per_h, each.confidence)]
             assert all(math.isfinite(number) and number >= 0 for number in (*numbers, *noun.rtt_s.values()))
         case Solicitation():
-            if (refusal := judge_solicitation(noun)) is not None:
+            if (refusal := check_solicitation(noun)) is not None:
                 raise ShoalError(refusal)
         case ReportContent():
-            first_broken(noun.entries)
+            first_break(noun.entries)
 
 
 def _rest(data: bytes) -> None:
     """The first two bytes say how much of the rest is JSON, as a header does."""
     split = int.from_bytes(data[:2])
-    message, _ = tensors.request_of("m", "", data[2:], None if split == 0xFFFF else split)
-    request.read(message.SerializeToString())
+    length = None if split == 0xFFFF else split
+    message, _ = tensors.run_steps(tensors.convert_request("m", "", bytearray(data[2:]), length))
+    request.parse_request(message)
 
 
 def _yaml(data: bytes) -> str:
@@ -157,7 +158,7 @@ def _yaml(data: bytes) -> str:
     problems = [*loaded.problems, *cross_check(loaded.documents, (), ())]
     for problem in problems:
         assert problem.line >= 1
-    codes = [_told(problem.refusal) for problem in problems]
+    codes = [_checked_code(problem.refusal) for problem in problems]
     return codes[0] if codes else OK
 
 
@@ -192,7 +193,11 @@ def link_seeds() -> list[bytes]:
     """A hello, a status and a receipt, as an agent sends them."""
     reading = Reading("cpu0", Bytes(2**33), 0.1, 50.0, Watts(10.0), 1.0, NOW)
     status = Status("n1", 1, 1, True, None, (), (), (reading,), (), NOW, True)
-    told = (Hello(NODE, "nonce", None, 1, NOW), status, Receipts((nouns.signed(_receipt(), b"signature"),)))
+    told = (
+        Hello(NODE, "nonce", None, 1, NOW),
+        status,
+        Receipts((nouns.make_signed_receipt(_receipt(), b"signature"),)),
+    )
     return [nouns.from_agent_to_wire(noun).SerializeToString() for noun in told]
 
 
@@ -239,7 +244,7 @@ def _trade_seeds() -> list[bytes]:
         Grant("g-1", "b-1", "eu", Seconds(30.0), gateways),
         Release("s-1", "b-1", "us"),
         renewal(1, "nonce"),
-        Renewed("g-1", "nonce", Seconds(30.0), Service.READY, service, gateways, ""),
+        Renewed("g-1", "nonce", Seconds(30.0), ServiceState.READY, service, gateways, ""),
         notice(1.0),
         ReportContent((Delivered("eu", "g-1", Seconds(0.1), Seconds(0.2), 10, False),), (entry,)),
         member(),
@@ -248,11 +253,11 @@ def _trade_seeds() -> list[bytes]:
     return [bytes([number]) + nouns.encode(each) for number, each in enumerate(sound)]
 
 
-def _said_seeds(certificate: x509.Certificate) -> list[bytes]:
+def _signed_envelope_seeds(certificate: x509.Certificate) -> list[bytes]:
     der = certificate.public_bytes(serialization.Encoding.DER)
     return [
         federation_pb2.Said(
-            by="eu", to="us", kind=said.kind_of(kind), content=seed[1:], signature=b"s" * 70, certificate=der
+            by="eu", to="us", kind=signed_envelope.kind_of(kind), content=seed[1:], signature=b"s" * 70, certificate=der
         ).SerializeToString()
         for kind, seed in zip(TRADED, _trade_seeds(), strict=True)
     ]
@@ -267,13 +272,17 @@ def targets(certificate: x509.Certificate) -> Mapping[str, Target]:
     yaml_words = (b"apiVersion: shoal/v1\n", b"kind: Policy\n", b"spec:\n", b"&a ", b"*a", b"<<: ", b"!!", b"---\n",
                   b"  require:\n", b"availability", b"where", b"node.name", b"objective", b"fallback")  # fmt: skip
     return {
-        "link": Target(_coded(_from_agent), link_seeds),
-        "to-agent": Target(_coded(_to_agent), lambda: [link_pb2.ToAgent().SerializeToString()]),
-        "receipts": Target(_coded(_receipts(certificate)), lambda: [nouns.encode(nouns.signed(_receipt(), b"s"))]),
-        "federation": Target(_coded(_said(certificate)), lambda: _said_seeds(certificate)),
-        "trade": Target(_coded(_traded), _trade_seeds),
-        "infer": Target(_coded(request.read), _infer_seeds),
-        "rest": Target(_coded(_rest), _rest_seeds, json_words),
+        "link": Target(_code_of_parse(_from_agent), link_seeds),
+        "to-agent": Target(_code_of_parse(_to_agent), lambda: [link_pb2.ToAgent().SerializeToString()]),
+        "receipts": Target(
+            _code_of_parse(_receipts(certificate)), lambda: [nouns.encode(nouns.make_signed_receipt(_receipt(), b"s"))]
+        ),
+        "federation": Target(
+            _code_of_parse(_signed_envelope(certificate)), lambda: _signed_envelope_seeds(certificate)
+        ),
+        "trade": Target(_code_of_parse(_negotiation_message), _trade_seeds),
+        "infer": Target(_code_of_parse(request.parse_request), _infer_seeds),
+        "rest": Target(_code_of_parse(_rest), _rest_seeds, json_words),
         "http": Target(Rest().take, _http_seeds, http_words),
         "yaml": Target(_yaml, lambda: [path.read_bytes() for path in sorted(EXAMPLES.glob("*.yaml"))], yaml_words),
     }

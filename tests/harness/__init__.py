@@ -1,1 +1,1 @@
-"""What tests share: waiting on conditions, free ports, real processes, histories and their judge."""
+"""What tests share: waiting for conditions, free ports, real processes, call histories and their checker."""

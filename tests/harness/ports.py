@@ -5,7 +5,7 @@ import os
 import socket
 from contextlib import ExitStack
 
-FIRST, EACH = 10_000, 2_500
+FIRST_PORT, PORTS_PER_WORKER = 10_000, 2_500
 """Below those that the kernel hands out by itself, so many for each worker of pytest-xdist."""
 HOSTS = ("127.0.0.1", "127.0.0.2")
 """Members of a local region are at one, the roads to them at the other."""
@@ -18,7 +18,7 @@ def free_ports(count: int) -> tuple[int, ...]:
     """Distinct ports that nothing listened on a moment ago; of two workers each has its own."""
     found: list[int] = []
     while len(found) < count:
-        port = FIRST + EACH * _worker + next(_steps) % EACH
+        port = FIRST_PORT + PORTS_PER_WORKER * _worker + next(_steps) % PORTS_PER_WORKER
         if _is_free(port):
             found.append(port)
     return tuple(found)

@@ -8,12 +8,12 @@ from typing import Any, TypeVar, overload
 T = TypeVar("T")
 
 SLOWER, SLOWEST_S = 0.05, 0.1
-"""Looks come more rarely the longer nothing has come: after this share of the time waited so far, at most so long.
-Each look costs processor time that what is waited for could use, and another test beside this one."""
+"""Poll intervals grow with the wait: this share of the time waited so far, up to this many seconds. Each poll costs
+processor time that the awaited process or another test could use."""
 
 
 def wait_until(condition: Callable[[], T], deadline_s: float, what: str, *, every_s: float = 0.02) -> T:
-    """The first truthy value of `condition`. An exception counts as not yet; the last one seen is in the failure."""
+    """The first truthy value of `condition`. An exception counts as false; the failure shows the last one."""
     start = time.monotonic()  # noqa: TID251 - the tests' own clock
     last: object = None
     while True:

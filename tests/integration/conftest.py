@@ -7,8 +7,8 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from harness.coordinator import Coordinator
-from harness.stack import Stack, documents, on_nodes, policy, region, workload
+from harness.cluster.coordinator import CoordinatorServer
+from harness.cluster.stack import DevStack, documents, on_nodes, policy, region, workload
 
 SHARING = ("mqtt", "stack", "faults", "federation")
 """Folders each of whose tests stand on one region, which their conftest.py sets up; the longest first."""
@@ -32,18 +32,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorServer]:
     """A coordinator's process, for all tests of a module; it ends well."""
-    running = Coordinator(tmp_path_factory.mktemp("coordinator"))
+    running = CoordinatorServer(tmp_path_factory.mktemp("coordinator"))
     running.start()
     yield running
     assert running.end() == 0, "the process must outlive every attack"
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
     """A region with a workload in two replicas on two nodes, for all tests of a module."""
     with region(tmp_path_factory.mktemp("pair"), 2) as found:
         found.apply(documents(policy("two", on_nodes(("plain-cpu", "edge-npu"), 2)), workload("pair", "relu", "two")))
-        found.serves("pair", 2)
+        found.wait_serving("pair", 2)
         yield found

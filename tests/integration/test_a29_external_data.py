@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto
 
-from harness.crafted import FLOAT, relu, with_constant
-from harness.push import push, refused
+from harness.models.push import push, push_refusal
+from harness.models.synthetic import FLOAT, relu, with_constant
 from shoal.types.codes import Code
 from shoal.types.profile import ModelProfile
 
@@ -44,5 +44,5 @@ async def test_external_data_of_any_kind_is_refused(tmp_path: Path, location: st
     (folder / "hard").hardlink_to(secret)
     (folder / "device").symlink_to("/dev/zero")
     os.mkfifo(folder / "fifo")
-    assert (await refused(folder, pointing_at(location))).code is Code.MODEL_PATH
+    assert (await push_refusal(folder, pointing_at(location))).code is Code.MODEL_PATH
     assert isinstance(await push(folder, relu().SerializeToString()), ModelProfile)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto
 
-from harness.crafted import FLOAT, with_constant
-from harness.push import refused
+from harness.models.push import push_refusal
+from harness.models.synthetic import FLOAT, with_constant
 from shoal.coordinator.blobs.inspect import InspectionLimits
 from shoal.types.codes import Code
 from shoal.types.units import Bytes
@@ -34,7 +34,7 @@ def external(key: str, value: str) -> TensorProto:
 )  # fmt: skip
 async def test_a_tensor_that_lies(tmp_path: Path, stored: TensorProto) -> None:
     """In a child with 256 MiB to spare, where allocating what is claimed would be seen as out of memory."""
-    refusal = await refused(tmp_path, with_constant(stored), InspectionLimits(memory_bytes=Bytes(256 * 2**20)))
+    refusal = await push_refusal(tmp_path, with_constant(stored), InspectionLimits(memory_bytes=Bytes(256 * 2**20)))
     assert refusal.code is Code.MODEL_INVALID
     assert "memory" not in refusal.found
     assert "'w'" in refusal.found

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.crafted import relu
-from harness.push import refused
+from harness.models.push import push_refusal
+from harness.models.synthetic import relu
 from shoal.types.codes import Code
 
 CONTENT = relu().SerializeToString()
 
 
-def zipped(*entries: tuple[str, bytes]) -> bytes:
+def zip_of(*entries: tuple[str, bytes]) -> bytes:
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # duplicate names
@@ -26,7 +26,7 @@ def zipped(*entries: tuple[str, bytes]) -> bytes:
     return held.getvalue()
 
 
-def linked() -> bytes:
+def tar_with_symlink() -> bytes:
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as archive:
         link = tarfile.TarInfo("model.onnx")
@@ -38,17 +38,17 @@ def linked() -> bytes:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: zipped(("../../../tmp/slipped", b"x"), ("model.onnx", CONTENT)),
-        lambda: zipped(("model.onnx", CONTENT), ("model.onnx", b"other")),
-        lambda: zipped(("model.onnx", b"\0" * 2**26)),
-        linked,
+        lambda: zip_of(("../../../tmp/slipped", b"x"), ("model.onnx", CONTENT)),
+        lambda: zip_of(("model.onnx", CONTENT), ("model.onnx", b"other")),
+        lambda: zip_of(("model.onnx", b"\0" * 2**26)),
+        tar_with_symlink,
         lambda: gzip.compress(b"\0" * 2**26),
-        lambda: gzip.compress(linked()),
+        lambda: gzip.compress(tar_with_symlink()),
     ],
     ids=["slip", "duplicate", "bomb", "link", "gzip bomb", "tar.gz"],
 )
 async def test_an_archive(tmp_path: Path, make: Callable[[], bytes]) -> None:
-    refusal = await refused(tmp_path / "models", make())
+    refusal = await push_refusal(tmp_path / "models", make())
     assert refusal.code is Code.MODEL_ARCHIVE
     assert [path.name for path in (tmp_path / "models").rglob("*")] == ["incoming"]
     assert [path.name for path in tmp_path.iterdir()] == ["models"]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.crafted import field, relu
-from harness.push import push, refused
+from harness.models.push import push, push_refusal
+from harness.models.synthetic import length_delimited_field, relu
 from shoal.coordinator.blobs.inspect import ChildInspector, InspectionLimits
 from shoal.types.codes import Code, ShoalError
 from shoal.types.profile import ModelProfile
@@ -19,8 +19,8 @@ def deep(levels: int) -> bytes:
     """A graph in an attribute of a node of a graph .., `levels` messages in all, in a file of about 3 bytes a level."""
     content = b""
     for level in range(levels):
-        content = field((6, 5, 1)[level % 3], content)
-    return field(7, content)
+        content = length_delimited_field((6, 5, 1)[level % 3], content)
+    return length_delimited_field(7, content)
 
 
 def any_in_any(levels: int) -> bytes:
@@ -36,8 +36,8 @@ def any_in_any(levels: int) -> bytes:
         (deep(30_000), "nested too deep"),
         (deep(99), "nested too deep"),
         (b"\x12\x00" * 5_000_000, "too many protobuf fields"),
-        (field(7, b"\x0a\x00" * 5_000_000), "too many nodes"),
-        (field(7, b"\x2a\x00" * 5_000_000), "too many protobuf fields"),
+        (length_delimited_field(7, b"\x0a\x00" * 5_000_000), "too many nodes"),
+        (length_delimited_field(7, b"\x2a\x00" * 5_000_000), "too many protobuf fields"),
         (b"\x0b" * 1000, "not protobuf"),
         (b"\x3a\xff\xff\xff\xff\x07" + b"\0" * 100, "not protobuf"),
         (any_in_any(200), "not protobuf"),
@@ -45,7 +45,7 @@ def any_in_any(levels: int) -> bytes:
     ids=["very deep", "deep", "fields", "nodes", "initializers", "groups", "2 GiB claimed", "json"],
 )
 async def test_a_bomb(tmp_path: Path, content: bytes, why: str) -> None:
-    refusal = await refused(tmp_path, content, TIGHT)
+    refusal = await push_refusal(tmp_path, content, TIGHT)
     assert refusal.code is Code.MODEL_INVALID
     assert why in refusal.found
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from onnx import ModelProto, helper
 
-from harness.crafted import BOOL, INT64, field, graph, ints, model, tensor
-from harness.push import push, refused
+from harness.models.push import push, push_refusal
+from harness.models.synthetic import BOOL, INT64, graph, ints, length_delimited_field, model, tensor
 from shoal.coordinator.blobs.inspect import InspectionLimits
 from shoal.types.codes import Code
 from shoal.types.profile import ModelProfile
@@ -21,7 +21,7 @@ async def test_nested_subgraphs(tmp_path: Path) -> None:
             [helper.make_node("Identity", ["x"], [f"e{level}"])], [], [tensor(f"e{level}", [1])]))  # fmt: skip
         inner = graph([node], [], [tensor(f"r{level}", [1])])
     made = model(list(inner.node), [tensor("x", [1]), tensor("q", [], BOOL)], [tensor("r0", [1])])
-    refusal = await refused(tmp_path, made.SerializeToString(), TIGHT)
+    refusal = await push_refusal(tmp_path, made.SerializeToString(), TIGHT)
     assert refusal.code is Code.MODEL_INVALID
     assert "nested" in refusal.found
 
@@ -41,14 +41,14 @@ def calling(*edges: tuple[str, str]) -> bytes:
 
 async def test_functions_in_a_ring(tmp_path: Path) -> None:
     for content in (calling(("A", "A")), calling(("A", "B"), ("B", "C"), ("C", "A"))):
-        refusal = await refused(tmp_path, content, TIGHT)
+        refusal = await push_refusal(tmp_path, content, TIGHT)
         assert refusal.code is Code.MODEL_INVALID
         assert "ring" in refusal.found
 
 
 async def test_a_million_nodes(tmp_path: Path) -> None:
     one = helper.make_node("Relu", ["x"], ["y"]).SerializeToString()
-    refusal = await refused(tmp_path, field(7, field(1, one) * 1_000_000), TIGHT)
+    refusal = await push_refusal(tmp_path, length_delimited_field(7, length_delimited_field(1, one) * 1_000_000), TIGHT)
     assert refusal.code is Code.MODEL_INVALID
     assert "too many nodes" in refusal.found
 
@@ -69,7 +69,7 @@ async def test_a_loop_of_2_to_the_60_trips(tmp_path: Path) -> None:
     profile = await push(tmp_path, looping(["y"]), TIGHT)
     assert isinstance(profile, ModelProfile)
     assert profile.flops == 2.0**62
-    refusal = await refused(tmp_path, looping(["y", "all"]), TIGHT)
+    refusal = await push_refusal(tmp_path, looping(["y", "all"]), TIGHT)
     assert refusal.code is Code.MODEL_INVALID
     assert "holds" in refusal.found
 
@@ -86,7 +86,7 @@ def tebibytes() -> bytes:
 
 async def test_a_few_bytes_that_want_4_tebibytes(tmp_path: Path) -> None:
     assert len(tebibytes()) <= 66
-    refusal = await refused(tmp_path, tebibytes(), TIGHT)
+    refusal = await push_refusal(tmp_path, tebibytes(), TIGHT)
     assert refusal.code is Code.MODEL_INVALID
     assert "4TiB" in refusal.found
 
@@ -100,6 +100,6 @@ async def test_work_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
         [tensor("y", [1], INT64)],
         [ints("t0", [0]), ints("one", [1])],
     )
-    refusal = await refused(tmp_path, made.SerializeToString(), InspectionLimits(cpu_s=Seconds(1)))
+    refusal = await push_refusal(tmp_path, made.SerializeToString(), InspectionLimits(cpu_s=Seconds(1)))
     assert refusal.code is Code.MODEL_INVALID
     assert "processor time" in refusal.found

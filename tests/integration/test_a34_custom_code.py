@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from onnx import helper
 
-from harness.crafted import digest_of, model, relu, tensor
-from harness.push import push, refused
+from harness.models.push import push, push_refusal
+from harness.models.synthetic import digest_of, model, relu, tensor
 from shoal.coordinator.blobs.inspect import InspectionLimits
 from shoal.coordinator.core.graph import Rules
 from shoal.types.codes import Code
@@ -14,7 +14,7 @@ from shoal.types.profile import ModelProfile
 
 
 def trusting(content: bytes) -> InspectionLimits:
-    return InspectionLimits(rules=Rules(trusted=frozenset({digest_of(content)})))
+    return InspectionLimits(rules=Rules(trusted_digests=frozenset({digest_of(content)})))
 
 
 def using(domain: str, operator: str, **attributes: object) -> bytes:
@@ -43,11 +43,11 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 async def test_denied_unless_this_very_digest_is_trusted(tmp_path: Path, case: str) -> None:
     content = CASES[case]
-    assert (await refused(tmp_path, content)).code is Code.CUSTOM_OP_DENIED
-    assert (await refused(tmp_path, content, trusting(content + b" "))).code is Code.CUSTOM_OP_DENIED
+    assert (await push_refusal(tmp_path, content)).code is Code.CUSTOM_OP_DENIED
+    assert (await push_refusal(tmp_path, content, trusting(content + b" "))).code is Code.CUSTOM_OP_DENIED
     assert isinstance(await push(tmp_path, content, trusting(content)), ModelProfile)
 
 
 async def test_a_context_that_names_a_file_is_refused_even_so(tmp_path: Path) -> None:
     content = using("com.microsoft", "EPContext", embed_mode=0, ep_cache_context=b"../context.bin")
-    assert (await refused(tmp_path, content, trusting(content))).code is Code.MODEL_PATH
+    assert (await push_refusal(tmp_path, content, trusting(content))).code is Code.MODEL_PATH

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import readme
+from harness.clients import readme
 from shoal.client import Contexts
 from shoal.devstack.control import Control
 
@@ -19,8 +19,8 @@ def test_the_readme_s_ten_minutes_on_processes(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     try:
         with readme.terminal(tmp_path / "root", plain | own) as terminal:
-            readme.start(terminal, readme.PROCESSES)
-            walk = readme.walk(terminal, contexts)
+            readme.start_regions(terminal, readme.PROCESSES)
+            walk = readme.run_walkthrough(terminal, contexts)
     finally:
         Control(tmp_path / "dev", contexts).down()
-    assert (walk.lost, walk.wrong) == (0, 0), walk
+    assert (walk.lost_count, walk.wrong_count) == (0, 0), walk

@@ -22,26 +22,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--first-seed", type=int, default=int(os.environ.get("SHOAL_FIRST_SEED", "0")))
 
 
-def _asked(request: pytest.FixtureRequest, option: str) -> range:
+def _seeds_of(request: pytest.FixtureRequest, option: str) -> range:
     first, count = (int(str(request.config.getoption(name))) for name in ("--first-seed", option))
     return range(first, first + count)
 
 
 @pytest.fixture
 def seeds(request: pytest.FixtureRequest) -> range:
-    return _asked(request, "--seeds")
+    return _seeds_of(request, "--seeds")
 
 
 @pytest.fixture
 def trade_seeds(request: pytest.FixtureRequest) -> range:
-    return _asked(request, "--trade-seeds")
+    return _seeds_of(request, "--trade-seeds")
 
 
 @pytest.fixture
 def matrix_seeds(request: pytest.FixtureRequest) -> range:
-    return _asked(request, "--matrix-seeds")
+    return _seeds_of(request, "--matrix-seeds")
 
 
 @pytest.fixture
-def crossing_seeds(request: pytest.FixtureRequest) -> range:
-    return _asked(request, "--crossing-seeds")
+def cross_region_seeds(request: pytest.FixtureRequest) -> range:
+    return _seeds_of(request, "--crossing-seeds")

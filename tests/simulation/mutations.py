@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from types import FunctionType
 
 from shoal.agent import supervisor
-from shoal.agent.core import assignment, backoff, session
-from shoal.coordinator.controllers import bids, finish, fleet, migrations, moving, trades, workloads
-from shoal.coordinator.core.migration import moves
+from shoal.agent.core import assignment, backoff, link_session
+from shoal.coordinator import uncancelled
+from shoal.coordinator.controllers.federation import delegate, origin
+from shoal.coordinator.controllers.fleet import controller
+from shoal.coordinator.controllers.workloads import migrations, moves_api, step
+from shoal.coordinator.core.migration import effects
 from shoal.coordinator.core.negotiation import hold, trade
 from shoal.coordinator.core.placement import solve
-from shoal.coordinator.core.workloads import reconcile, trouble
-from shoal.simulator import matrix, negotiation, storage
+from shoal.coordinator.core.workloads import failures, reconcile
+from shoal.simulator.parts import storage
+from shoal.simulator.scenarios import matrix, negotiation
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +38,17 @@ class Mutation:
     scenario: str = "storm"
 
     @contextmanager
-    def planted(self) -> Iterator[None]:
+    def plant(self) -> Iterator[None]:
         function = self.function
         assert isinstance(function, FunctionType)
         kept = function.__code__
-        function.__code__ = self._mutated(function).__code__
+        function.__code__ = self._mutate(function).__code__
         try:
             yield
         finally:
             function.__code__ = kept
 
-    def _mutated(self, function: FunctionType) -> FunctionType:
+    def _mutate(self, function: FunctionType) -> FunctionType:
         text = textwrap.dedent(inspect.getsource(function))
         for old, new in self.edits:
             if text.count(old) != 1:
@@ -67,14 +71,14 @@ MUTATIONS = (
         (
             (
                 "await self._journal.save(offered)\n",
-                "self._desired = offered; self._unreconciled.set(); await self._journal.save(offered)\n",
+                "self._desired = offered; self._reconcile_due.set(); await self._journal.save(offered)\n",
             ),
         ),
     ),
     Mutation(
         "coordinator-sends-before-persisting",
         "persist after acting",
-        workloads.WorkloadsController._step,
+        step.WorkloadsController._step,
         (
             (
                 "    if changed or gone",
@@ -85,13 +89,13 @@ MUTATIONS = (
     Mutation(
         "store-acknowledges-before-flush",
         "acknowledge before flush",
-        storage.Store._write,
+        storage.SimStore._write,
         (("    await self._disk.flush(self._process, _LOG)\n", ""),),
     ),
     Mutation(
         "agent-takes-any-generation",
         "no term check",
-        session._judge_within,
+        link_session._evaluate_same_history,
         (("version.generation < known.generation", "False"), ("version.term < known.term", "False")),
     ),
     Mutation(
@@ -103,7 +107,7 @@ MUTATIONS = (
     Mutation(
         "poison-by-node",
         "poison counted per node",
-        trouble.poisoned,
+        failures.poisonings,
         (("if each.count >= POISON_AFTER", "if False"),),
     ),
     Mutation(
@@ -115,7 +119,7 @@ MUTATIONS = (
     Mutation(
         "agent-chooses-epoch",
         "epoch chosen by the agent",
-        fleet.FleetController.opened,
+        controller.FleetController.on_hello,
         (("epoch = (known.epoch if known is not None else 0) + 1", "epoch = int(hello.nonce[:6], 16) + 1"),),
     ),
     Mutation(
@@ -124,32 +128,32 @@ MUTATIONS = (
         assignment._drain,
         (
             (
-                "return Draining(state.asked, state.record, now, state.service, not_before, until), "
-                "(AwaitIdle(), WakeAt(until))",
-                "return Gone(state.asked, state.record, now), (StopWorker(),)",
+                "return draining, (AwaitIdle(), WakeAt(until))",
+                "return Gone(state.assignment, state.record, now), (StopWorker(),)",
             ),
         ),
     ),
     Mutation(
         "quota-read-once",
         "quota read then written",
-        solve.Solver._taken,
-        (("held = books.held", "held = self.books.held"),),
+        solve.Solver._capacity_faults,
+        (("usage = allocations.quota_usage", "usage = self.allocations.quota_usage"),),
     ),
     Mutation(
         "hang-up-cuts-a-commit-from-its-memory",
         "a caller that hangs up cancels its handler (b6ca7d8)",
-        finish.finish,
+        uncancelled.run_to_completion,
         (("await asyncio.shield(running)", "await running"),),
     ),
     Mutation(
         "award-not-idempotent",
         "award not idempotent",
-        hold._granted,
+        hold._step_granted,
         (
             (
-                "return state, (_again(state, award, now, terms),)",
-                'return replace(state, until=_lease_end(now, terms)), (Enter("granted"), Answer(terms.lease_s))',
+                "return state, (_repeat_answer(state, award, now, terms),)",
+                "return replace(state, until=_lease_end(now, terms)), "
+                '(LedgerTransition("granted"), Answer(terms.lease_s))',
             ),
         ),
         negotiation.NAME,
@@ -157,10 +161,10 @@ MUTATIONS = (
     Mutation(
         "hold-without-expiry",
         "hold without expiry",
-        bids.BidsController._bid,
+        delegate.DelegateController._answer,
         (
             ("Elapsed(self._clock.now() + self._terms.hold_s)", "Elapsed(self._clock.now() + 1e6)"),
-            ("return self._as_before(held, what)", "return held.offer"),
+            ("return self._repeat_answer(held, what)", "return held.offer"),
         ),
         negotiation.NAME,
     ),
@@ -168,7 +172,7 @@ MUTATIONS = (
         "lease-without-end",
         "agreement held by one side only",
         hold.step,
-        (("case Granted():\n            if now >= state.until:", "case Granted():\n            if False:"),),
+        (("case GrantedBid():\n            if now >= state.until:", "case GrantedBid():\n            if False:"),),
         negotiation.NAME,
     ),
     Mutation(
@@ -177,8 +181,8 @@ MUTATIONS = (
         trade._withdraw,
         (
             (
-                "return Stepped(replace(trade, phase=after), (_release(phase.offer, origin),))",
-                "return Stepped(_resting(trade, now, Refusal(code)), (_release(phase.offer, origin),))",
+                "return TradeStep(replace(trade, phase=after), (_new_release(phase.offer, origin),))",
+                "return TradeStep(_resting(trade, now, Refusal(code)), (_new_release(phase.offer, origin),))",
             ),
         ),
         negotiation.NAME,
@@ -186,12 +190,12 @@ MUTATIONS = (
     Mutation(
         "award-sent-before-persisting",
         "persist after acting",
-        trades.TradesController.tell,
+        origin.OriginController.handle,
         (
             (
                 "        try:\n            await self._persist(",
                 "        for effect in stepped.effects:\n"
-                "            self._begin(self._perform(key, effect))\n"
+                "            self._start_call(self._perform(key, effect))\n"
                 "        try:\n            await self._persist(",
             ),
         ),
@@ -200,7 +204,7 @@ MUTATIONS = (
     Mutation(
         "mover-sends-before-persisting",
         "persist after acting (in the mover)",
-        workloads.WorkloadsController._step,
+        step.WorkloadsController._step,
         (
             (
                 "    if changed or gone",
@@ -213,18 +217,18 @@ MUTATIONS = (
     Mutation(
         "move-not-stored-with-its-step",
         "persist after acting (in the mover)",
-        workloads.WorkloadsController._step,
+        step.WorkloadsController._step,
         (("**written.puts}", "}"),),
         matrix.NAME,
     ),
     Mutation(
         "source-goes-while-target-loads",
         "old replica removed on target `loading`",
-        moves.move_of,
+        effects.move_of,
         (
             (
-                "goes, target, gap=migration.gap, holds=staged)",
-                "goes, target, gap=migration.gap, holds=staged, leaves=source)",
+                "goes, target, gap=migration.gap, staged=staged)",
+                "goes, target, gap=migration.gap, staged=staged, leaving=source)",
             ),
         ),
         matrix.NAME,
@@ -232,11 +236,11 @@ MUTATIONS = (
     Mutation(
         "verification-skipped-after-a-restart",
         "verification skipped after a restart",
-        migrations.StoredMigration.restored,
+        migrations.StoredMigration.restore,
         (
             (
-                "state=_moved(state, now - self.at))",
-                "state=_moved(state, now - self.at), "
+                "state=_rebase(state, now - self.at))",
+                "state=_rebase(state, now - self.at), "
                 "rule=replace(self.migration.rule, against=type(self.migration.rule.against)('none')))",
             ),
         ),
@@ -245,7 +249,7 @@ MUTATIONS = (
     Mutation(
         "weight-moved-before-its-step",
         "weight moved before persist",
-        moves.move_of,
+        effects.move_of,
         (("share=migration.rule.steps[step]", "share=min(1.0, 2 * migration.rule.steps[step])"),),
         matrix.NAME,
     ),
@@ -255,9 +259,8 @@ MUTATIONS = (
         assignment._drain,
         (
             (
-                "return Draining(state.asked, state.record, now, state.service, not_before, until), "
-                "(AwaitIdle(), WakeAt(until))",
-                "return Gone(state.asked, state.record, now), (StopWorker(),)",
+                "return draining, (AwaitIdle(), WakeAt(until))",
+                "return Gone(state.assignment, state.record, now), (StopWorker(),)",
             ),
         ),
         matrix.NAME,
@@ -265,15 +268,22 @@ MUTATIONS = (
     Mutation(
         "way-back-takes-the-source",
         "rollback removes the replica that serves",
-        moves.move_of,
-        (("source, refusal, target, leaves=target, drain_s", "source, refusal, target, leaves=source, drain_s"),),
+        effects.move_of,
+        (("source, refusal, target, leaving=target, drain_s", "source, refusal, target, leaving=source, drain_s"),),
         matrix.NAME,
     ),
     Mutation(
         "a-replica-moves-twice",
         "two moves of one replica, when the first one's answer was lost",
-        moving.MovingController._movable,
-        (("if each[1].id not in bound]", "]"),),
+        moves_api.MovesController.migrate,
+        (
+            (
+                "self._movable_replica(key, aim, replica)",
+                "next((node, one) for node, desired in sorted(self._workloads.desired.items()) "
+                "for one in desired.assignments if one.workload == key and not (one.draining or one.standby))",
+            ),
+            ("self._workloads.estimate_move(key, aim, replica=found[1].id).refusal", "None"),
+        ),
         matrix.NAME,
     ),
 )

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from shoal.simulator.cluster import GIB, Cluster, Spec
-from shoal.simulator.judge import judge
-from shoal.simulator.loop import VirtualLoop, run
-from shoal.simulator.machine import USUAL_W, Behaviour, Machine, chip
-from shoal.simulator.operators import WHO
-from shoal.simulator.scenario import digest, profile
-from shoal.simulator.world import World
+from shoal.simulator.checkers.region import find_violations
+from shoal.simulator.parts.cluster import GIB, ClusterSpec, SimCluster
+from shoal.simulator.parts.machine import USUAL_W, Behaviour, SimMachine, chip
+from shoal.simulator.parts.operators import OPERATOR_URI
+from shoal.simulator.scenarios.region_run import model_digest, model_profile
+from shoal.simulator.world.loop import VirtualLoop, run
+from shoal.simulator.world.world import SimWorld
 from shoal.types.codes import Code
 from shoal.types.workload import WorkloadKey
 
@@ -41,8 +41,8 @@ class Scene:
     """The region, and clients who ask for its workload. partition, require, policy: how its policy says so, more that
     it requires, and more lines of it."""
 
-    world: World
-    cluster: Cluster
+    world: SimWorld
+    cluster: SimCluster
     partition: str = "serve: forever"
     require: str = ""
     policy: str = ""
@@ -52,31 +52,31 @@ class Scene:
     """Of the region's events, once the load has ended."""
 
     @property
-    def replicas(self) -> list[Machine]:
+    def replicas(self) -> list[SimMachine]:
         return [machine for machine in self.cluster.machines if machine.workers]
 
     async def up(self, replicas: int) -> None:
-        model = digest(0)
+        model = model_digest(0)
         self.cluster.operators.quota = replicas
         await self.cluster.start()
         await self.until(lambda: self.cluster.region is not None, 10.0, "a coordinator")
         assert self.cluster.region is not None
         await self.cluster.region.models.push(
-            "", self.cluster.spec.profiles[model].size_bytes, model, _no_bytes(), actor=WHO
+            "", self.cluster.spec.profiles[model].size_bytes, model, _no_bytes(), actor=OPERATOR_URI
         )
         await self.apply(replicas)
         self.world.record("operator.wanted", workloads=(str(TEXT),))
-        await self.whole(60.0)
+        await self.wait_whole(60.0)
 
     async def apply(self, replicas: int) -> None:
         """The workload with so many replicas, each on a node of its own."""
         assert self.cluster.region is not None
         spread = f"replicas: {replicas}, spread: node" if replicas > 1 else "replicas: 1"
         text = DOCUMENTS.format(
-            model=digest(0), replicas=spread, partition=self.partition, require=self.require, policy=self.policy
+            model=model_digest(0), replicas=spread, partition=self.partition, require=self.require, policy=self.policy
         )
-        applied = await self.cluster.region.workloads.apply([("text.yaml", text)], {}, "", WHO)
-        assert not applied.planned.problems
+        applied = await self.cluster.region.workloads.apply([("text.yaml", text)], {}, "", OPERATOR_URI)
+        assert not applied.plan_result.problems
 
     async def until(self, condition: Callable[[], object], within_s: float, what: str) -> None:
         deadline = self.world.now() + within_s
@@ -84,7 +84,7 @@ class Scene:
             assert self.world.now() < deadline, f"not within {within_s} virtual s: {what}"
             await asyncio.sleep(0.01)
 
-    async def whole(self, within_s: float) -> float:
+    async def wait_whole(self, within_s: float) -> float:
         """Virtual seconds until nothing is missing."""
         began = self.world.now()
         while missing := await self.cluster.missing():
@@ -102,7 +102,7 @@ class Scene:
         await self.until(lambda: len(self.answers) > count + 50, 30.0, "answers after the fault")
         asking.cancel()
         await asking
-        self.codes = await self.told()
+        self.codes = await self.event_codes()
 
     async def _ask(self, every_s: float, front: str) -> None:
         async with asyncio.TaskGroup() as group:
@@ -118,7 +118,7 @@ class Scene:
         code = await self.cluster.operators.request(front, TEXT)
         self.answers.append((sent, self.world.now(), code))
 
-    def ready(self, machine: Machine) -> bool:
+    def ready(self, machine: SimMachine) -> bool:
         """Whether it has a replica that answers."""
         return any(machine.is_ready(name) for name in machine.workers)
 
@@ -133,26 +133,26 @@ class Scene:
         return self.last("worker.ready") - self.last("worker.start")
 
     @property
-    def failed(self) -> list[tuple[float, float, Code | None]]:
+    def failed_answers(self) -> list[tuple[float, float, Code | None]]:
         return [answer for answer in self.answers if answer[2] is not None]
 
     @property
-    def lost(self) -> int:
-        return len(self.failed)
+    def lost_count(self) -> int:
+        return len(self.failed_answers)
 
-    async def told(self) -> set[str]:
+    async def event_codes(self) -> set[str]:
         """Codes of the region's events."""
         assert self.cluster.region is not None
-        return {str(event.code) for event in await self.cluster.region.events.past(0, 1000)}
+        return {str(event.code) for event in await self.cluster.region.events.events_after(0, 1000)}
 
 
-Story = Callable[[Scene], Awaitable[None]]
+Scenario = Callable[[Scene], Awaitable[None]]
 
 
-def tell(
+def run_scenario(
     seed: int,
     replicas: int,
-    story: Story,
+    scenario: Scenario,
     *,
     agents: int = 2,
     datagrams: bool = False,
@@ -171,16 +171,16 @@ def tell(
     scenes: list[Scene] = []
 
     async def whole(loop: VirtualLoop) -> None:
-        world = World(loop, seed)
+        world = SimWorld(loop, seed)
         names = [f"edge-{number}" for number in range(agents)]
         chips = {name: (chip("cpu0", 1e11, 8 * GIB, active_w=(watts or {}).get(name, USUAL_W)),) for name in names}
-        cluster = Cluster(
+        cluster = SimCluster(
             world,
-            Spec(
+            ClusterSpec(
                 nodes={GATEWAY: (), **chips},
                 labels=labels or {},
-                profiles={digest(0): profile(digest(0), 1e8, 2**20)},
-                behaviours={digest(0): Behaviour(load_s=LOAD_S, serve_s=0.02)},
+                profiles={model_digest(0): model_profile(model_digest(0), 1e8, 2**20)},
+                behaviours={model_digest(0): Behaviour(load_s=LOAD_S, serve_s=0.02)},
                 datagrams=datagrams,
                 mqtt=mqtt,
             ),
@@ -191,14 +191,14 @@ def tell(
         scenes.append(Scene(world, cluster, partition, require, policy))
         try:
             await scenes[0].up(replicas)
-            await story(scenes[0])
+            await scenario(scenes[0])
         finally:
             cluster.end()
 
     run(whole)
     (scene,) = scenes
     assert scene.world.failures == [], f"seed {seed}"
-    assert judge(scene.world.history.events) == [], f"seed {seed}"
+    assert find_violations(scene.world.history.events) == [], f"seed {seed}"
     return scene
 
 

@@ -5,11 +5,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from shoal.coordinator.controllers import records
-from shoal.coordinator.controllers.truth import KEY, RegionRecord
-from shoal.coordinator.ports import Change, Compacted, Record, StaleRevision, Transaction
-from shoal.simulator.chance import Chance
-from shoal.simulator.world import EPOCH
+from shoal.coordinator.controllers.log import codec
+from shoal.coordinator.controllers.log.fencing import KEY, RegionRecord
+from shoal.coordinator.ports import Compacted, StaleRevision, StoreChange, StoreRecord, Transaction
+from shoal.simulator.world.rng import Rng
+from shoal.simulator.world.world import EPOCH
 from shoal.types.units import Elapsed, Seconds, Wall
 
 LEASE_S = 2.0
@@ -21,9 +21,9 @@ LOOK_S = 0.25
 class Server:
     """What is true. term: of the region's record; written: the term of whoever made each transaction, and then."""
 
-    chance: Chance
-    records: dict[str, Record] = field(default_factory=dict)
-    changes: list[Change] = field(default_factory=list)
+    rng: Rng
+    records: dict[str, StoreRecord] = field(default_factory=dict)
+    changes: list[StoreChange] = field(default_factory=list)
     revision: int = 0
     compacted: int = 0
     term: int = 0
@@ -38,14 +38,14 @@ class Server:
                 raise StaleRevision(key)
         self.revision += 1
         if KEY in transaction.puts:
-            self.term = term = records.load(RegionRecord, transaction.puts[KEY]).term
+            self.term = term = codec.load(RegionRecord, transaction.puts[KEY]).term
         self.written.append((term, self.term))
         for key, value in transaction.puts.items():
-            self.records[key] = Record(key, value, self.revision)
-            self.changes.append(Change(key, value, self.revision))
+            self.records[key] = StoreRecord(key, value, self.revision)
+            self.changes.append(StoreChange(key, value, self.revision))
         for key in transaction.deletes:
             if key not in transaction.puts and self.records.pop(key, None) is not None:
-                self.changes.append(Change(key, None, self.revision))
+                self.changes.append(StoreChange(key, None, self.revision))
         self.news.set()
         self.news = asyncio.Event()
         return self.revision
@@ -55,12 +55,12 @@ class Server:
         self.changes.clear()
 
 
-class Machine:
+class CoordinatorHost:
     """A coordinator's: its clock, and its process, which may stand still. ports.Clock."""
 
-    def __init__(self, name: str, chance: Chance) -> None:
+    def __init__(self, name: str, chance: Rng) -> None:
         self.name = name
-        self.chance = chance
+        self.rng = chance
         self.awake = asyncio.Event()
         self.awake.set()
 
@@ -76,7 +76,7 @@ class Machine:
 
     async def travel(self) -> None:
         """To the server or back."""
-        await asyncio.sleep(self.chance.delay(0.004))
+        await asyncio.sleep(self.rng.exponential(0.004))
 
     def pause(self) -> None:
         self.awake.clear()
@@ -88,22 +88,22 @@ class Machine:
 class SharedStore:
     """ports.Store, as one machine sees the server. term: what its coordinator believes, for the server to count."""
 
-    def __init__(self, server: Server, machine: Machine) -> None:
+    def __init__(self, server: Server, machine: CoordinatorHost) -> None:
         self.server = server
         self.machine = machine
         self.term: Callable[[], int] = lambda: 0
 
-    async def read(self, key: str) -> Record | None:
-        await self._sent()
+    async def read(self, key: str) -> StoreRecord | None:
+        await self._wait_sent()
         found = self.server.records.get(key)
-        await self._answered()
+        await self._wait_answered()
         return found
 
-    async def scan(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[Record, ...]:
-        await self._sent()
+    async def scan(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[StoreRecord, ...]:
+        await self._wait_sent()
         keys = sorted(key for key in self.server.records if key.startswith(prefix) and key > after)
         found = tuple(self.server.records[key] for key in (keys[:limit] if limit else keys))
-        await self._answered()
+        await self._wait_answered()
         return found
 
     async def commit(self, transaction: Transaction) -> int:
@@ -113,23 +113,23 @@ class SharedStore:
         return await asyncio.shield(carried)
 
     async def _commit(self, transaction: Transaction) -> int:
-        await self._sent()
+        await self._wait_sent()
         try:
             return self.server.commit(transaction, self.term())
         finally:
-            await self._answered()
+            await self._wait_answered()
 
-    async def watch(self, prefix: str, after: int) -> AsyncIterator[Change]:
+    async def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
         while True:
-            await self._sent()
+            await self._wait_sent()
             if after < self.server.compacted:
                 raise Compacted(self.server.revision)
             news, fresh = self.server.news, [each for each in self.server.changes if each.revision > after]
             # A server may tell in parts.
-            if fresh and self.machine.chance.happens(0.3):
-                last = self.machine.chance.pick(fresh).revision
+            if fresh and self.machine.rng.happens(0.3):
+                last = self.machine.rng.choice(fresh).revision
                 fresh = [each for each in fresh if each.revision <= last]
-            await self._answered()
+            await self._wait_answered()
             for change in fresh:
                 after = change.revision
                 if change.key.startswith(prefix):
@@ -140,29 +140,29 @@ class SharedStore:
     async def close(self) -> None:
         pass
 
-    async def _sent(self) -> None:
+    async def _wait_sent(self) -> None:
         await self.machine.awake.wait()
         await self.machine.travel()
 
-    async def _answered(self) -> None:
+    async def _wait_answered(self) -> None:
         await self.machine.travel()
         await self.machine.awake.wait()
 
 
-class Seat:
+class SimulatedElection:
     """ports.Election on the server's clock."""
 
-    shared = True
+    is_shared = True
 
-    def __init__(self, server: Server, machine: Machine) -> None:
+    def __init__(self, server: Server, machine: CoordinatorHost) -> None:
         self._server = server
         self._machine = machine
 
-    async def win(self) -> None:
+    async def campaign(self) -> None:
         while not self._take():
             await self._machine.sleep(Seconds(LOOK_S))
 
-    async def lost(self) -> None:
+    async def wait_lost(self) -> None:
         while self._holds():
             self._take()
             await self._machine.sleep(Seconds(RENEW_S))

@@ -3,27 +3,27 @@
 import asyncio
 from collections.abc import Callable
 
-from simulation.scene import Scene, tell
+from simulation.scene import Scene, run_scenario
 
 from harness.report import record
-from shoal.simulator.machine import Machine
+from shoal.simulator.parts.machine import SimMachine
 
 RUNS = 6
 DETECTED_S = 2.0
-Loss = Callable[[Machine], None]
+Loss = Callable[[SimMachine], None]
 
 
-def vanishes(machine: Machine) -> None:
+def vanishes(machine: SimMachine) -> None:
     """It takes its worker with it."""
     for name in sorted(machine.workers):
         machine.kill_worker(name, own_fault=False, why="its device is gone")
 
 
-def errs(machine: Machine) -> None:
+def errs(machine: SimMachine) -> None:
     """Its driver answers with errors; what runs on it is as it was."""
 
 
-async def lost(scene: Scene, machine: Machine, loss: Loss) -> str:
+async def lose_device(scene: Scene, machine: SimMachine, loss: Loss) -> str:
     """The device answers no more from now on; its name."""
     (device,) = machine.chips
     machine.lost_devices.add(device)
@@ -38,14 +38,14 @@ def test_f34_a_device_that_vanishes_loses_its_own_assignment_alone() -> None:
     worst = 0.0
     sent = 0
 
-    async def story(scene: Scene) -> None:
+    async def scenario(scene: Scene) -> None:
         nonlocal worst
         victim, other = scene.replicas
         kept = dict(other.workers)
         async with scene.load():
             at = scene.world.now()
-            device = await lost(scene, victim, vanishes)
-            await scene.until(lambda: not routed(scene, victim), 10.0, "routes to leave it")
+            device = await lose_device(scene, victim, vanishes)
+            await scene.until(lambda: not is_routed(scene, victim), 10.0, "routes to leave it")
             worst = max(worst, scene.world.now() - at)
             spare = next(each for each in scene.cluster.machines if each.chips and each not in (victim, other))
             await scene.until(lambda: scene.ready(spare), 30.0, "the replacement")
@@ -54,13 +54,13 @@ def test_f34_a_device_that_vanishes_loses_its_own_assignment_alone() -> None:
             victim.lost_devices.discard(device)
             back_at = scene.world.now()
             await scene.until(lambda: receipt_at(scene, victim, device) > measured, 20.0, "a new receipt")
-            assert answered_before(scene, victim, device, back_at) == [], "void until measured again"
-            await scene.whole(30.0)
+            assert workers_started(scene, victim, device, back_at) == [], "void until measured again"
+            await scene.wait_whole(30.0)
         assert "DEVICE_LOST" in scene.codes
 
     for seed in range(RUNS):
-        scene = tell(seed, 2, story, agents=3)
-        assert scene.lost == 0, f"seed {seed}: {scene.failed[:3]}"
+        scene = run_scenario(seed, 2, scenario, agents=3)
+        assert scene.lost_count == 0, f"seed {seed}: {scene.failed_answers[:3]}"
         sent += len(scene.answers)
     assert worst <= DETECTED_S
     record("F34", "S", RUNS, fault="vanishes with its worker", detected_worst_s=round(worst, 2), sent=sent, lost=0)
@@ -70,24 +70,24 @@ def test_f34_a_driver_that_errs_stops_nothing_that_runs() -> None:
     """It is told, nothing new comes to it, and what answers goes on (I10)."""
     sent = 0
 
-    async def story(scene: Scene) -> None:
+    async def scenario(scene: Scene) -> None:
         (victim,) = scene.replicas
         kept = dict(victim.workers)
         async with scene.load():
-            device = await lost(scene, victim, errs)
+            device = await lose_device(scene, victim, errs)
             await asyncio.sleep(DETECTED_S)
             assert scene.cluster.region is not None
             assert device not in scene.cluster.region.fleet.fleet.nodes[victim.name].readings
             await asyncio.sleep(10.0)
             assert victim.workers == kept, "the very same process"
             victim.lost_devices.discard(device)
-            await scene.whole(30.0)
+            await scene.wait_whole(30.0)
         assert "DEVICE_LOST" in scene.codes
         assert scene.starts() == 1
 
     for seed in range(RUNS):
-        scene = tell(seed, 1, story)
-        assert scene.lost == 0, f"seed {seed}: {scene.failed[:3]}"
+        scene = run_scenario(seed, 1, scenario)
+        assert scene.lost_count == 0, f"seed {seed}: {scene.failed_answers[:3]}"
         sent += len(scene.answers)
     record("F34", "S", RUNS, fault="its driver errs for 12 s", sent=sent, lost=0)
 
@@ -95,19 +95,19 @@ def test_f34_a_driver_that_errs_stops_nothing_that_runs() -> None:
 def test_f34_a_device_that_resets_loads_again_where_it_is_or_elsewhere() -> None:
     worst = 0.0
 
-    async def story(scene: Scene) -> None:
+    async def scenario(scene: Scene) -> None:
         nonlocal worst
         (victim,) = scene.replicas
-        device = await lost(scene, victim, vanishes)
-        scene.world.later(0.4, lambda: victim.lost_devices.discard(device))
-        worst = max(worst, await scene.whole(60.0))
+        device = await lose_device(scene, victim, vanishes)
+        scene.world.call_later(0.4, lambda: victim.lost_devices.discard(device))
+        worst = max(worst, await scene.wait_whole(60.0))
 
     for seed in range(RUNS):
-        tell(seed, 1, story)
+        run_scenario(seed, 1, scenario)
     record("F34", "S", RUNS, fault="resets", whole_worst_s=round(worst, 2))
 
 
-def routed(scene: Scene, machine: Machine) -> bool:
+def is_routed(scene: Scene, machine: SimMachine) -> bool:
     """Whether the gateway sends anything there."""
     front = scene.cluster.network.machines["gateway"].front
     return any(
@@ -115,14 +115,14 @@ def routed(scene: Scene, machine: Machine) -> bool:
     )
 
 
-def receipt_at(scene: Scene, machine: Machine, device: str) -> float:
+def receipt_at(scene: Scene, machine: SimMachine, device: str) -> float:
     region = scene.cluster.region
     assert region is not None
     receipt = region.fleet.fleet.nodes[machine.name].receipts.get(device)
     return receipt.measured_at if receipt is not None else 0.0
 
 
-def answered_before(scene: Scene, machine: Machine, device: str, since: float) -> list[str]:
+def workers_started(scene: Scene, machine: SimMachine, device: str, since: float) -> list[str]:
     """Workers that were started on it from then on until now."""
     return [
         event.facts["assignment"]

@@ -6,12 +6,12 @@ Nothing else strikes here: what a region does under everything at once is the st
 import asyncio
 
 import pytest
-from simulation.scene import GIVEN_UP, Scene, tell
+from simulation.scene import GIVEN_UP, Scene, run_scenario
 
 from harness.report import record
-from shoal.simulator.faults import KINDS
-from shoal.simulator.machine import Machine
-from shoal.simulator.scenario import Scenario, play
+from shoal.simulator.parts.machine import SimMachine
+from shoal.simulator.scenarios.region_faults import REGION_FAULTS
+from shoal.simulator.scenarios.region_run import RegionScenario, run_seed
 from shoal.types.codes import Code
 
 RUNS = 30
@@ -19,7 +19,7 @@ POWER_SEEDS = 40
 RETRYABLE = {Code.WORKER_CRASHED, Code.REPLICA_UNREACHABLE, Code.MODEL_NOT_READY}
 
 
-async def hit(scene: Scene, machine: Machine, in_flight: int) -> int:
+async def hit(scene: Scene, machine: SimMachine, in_flight: int) -> int:
     """SIGKILL of its worker with so many requests inside; how many there were."""
     (worker,) = machine.workers.values()
     await scene.until(lambda: worker.in_flight >= in_flight, 5.0, f"{in_flight} requests in the worker")
@@ -31,15 +31,15 @@ async def hit(scene: Scene, machine: Machine, in_flight: int) -> int:
 def test_f01_one_of_two_replicas_killed_under_load() -> None:
     sent = retried = 0
 
-    async def story(scene: Scene) -> None:
+    async def scenario(scene: Scene) -> None:
         nonlocal retried
         async with scene.load():
             retried += await hit(scene, scene.replicas[0], 2)
-            await scene.whole(20.0)
+            await scene.wait_whole(20.0)
 
     for seed in range(RUNS):
-        scene = tell(seed, 2, story)
-        assert scene.lost == 0, f"seed {seed}: {scene.failed}"
+        scene = run_scenario(seed, 2, scenario)
+        assert scene.lost_count == 0, f"seed {seed}: {scene.failed_answers}"
         assert scene.starts() == 3, "loaded again once, by the node that had it"
         assert not scene.codes & {"POISONED", *GIVEN_UP}
         sent += len(scene.answers)
@@ -50,7 +50,7 @@ def test_f02_the_only_replica_is_back_within_its_load_time_and_half_a_second() -
     worst = 0.0
     failed = 0
 
-    async def story(scene: Scene) -> None:
+    async def scenario(scene: Scene) -> None:
         nonlocal worst
         async with scene.load():
             await hit(scene, scene.replicas[0], 1)
@@ -60,15 +60,15 @@ def test_f02_the_only_replica_is_back_within_its_load_time_and_half_a_second() -
             )
             away = scene.world.now() - killed
             worst = max(worst, away - scene.seconds_of_last_load())
-            await scene.whole(20.0)
+            await scene.wait_whole(20.0)
 
     for seed in range(RUNS):
-        scene = tell(seed, 1, story)
-        assert {code for _, _, code in scene.failed} <= RETRYABLE, f"seed {seed}"
-        assert scene.failed, "the blow missed"
+        scene = run_scenario(seed, 1, scenario)
+        assert {code for _, _, code in scene.failed_answers} <= RETRYABLE, f"seed {seed}"
+        assert scene.failed_answers, "the blow missed"
         assert scene.starts() == 2
         assert not scene.codes & {"POISONED", *GIVEN_UP}
-        failed += scene.lost
+        failed += scene.lost_count
     assert worst <= 0.5
     record("F02", "S", RUNS, seeds=f"0..{RUNS - 1}", told_to_try_again=failed, away_beyond_load_s=round(worst, 3))
 
@@ -77,7 +77,7 @@ def test_f03_supervisor_killed_and_its_worker_adopted() -> None:
     sent = 0
     worst = 0.0
 
-    async def story(scene: Scene) -> None:
+    async def scenario(scene: Scene) -> None:
         nonlocal worst
         machine = scene.replicas[0]
         worker = next(iter(machine.workers.values()))
@@ -87,12 +87,12 @@ def test_f03_supervisor_killed_and_its_worker_adopted() -> None:
             assert not machine.supervisor.alive
             await scene.until(lambda: scene.last("worker.adopted") > scene.last("agent.died"), 20.0, "adoption")
             worst = max(worst, scene.last("worker.adopted") - scene.last("agent.started"))
-            await scene.whole(20.0)
+            await scene.wait_whole(20.0)
         assert next(iter(machine.workers.values())) is worker, "the very same process"
 
     for seed in range(RUNS):
-        scene = tell(seed, 2, story)
-        assert scene.lost == 0, f"seed {seed}: {scene.failed}"
+        scene = run_scenario(seed, 2, scenario)
+        assert scene.lost_count == 0, f"seed {seed}: {scene.failed_answers}"
         assert scene.starts() == 2, "nothing is reloaded"
         sent += len(scene.answers)
     assert worst <= 2.0
@@ -104,7 +104,7 @@ def test_f06_coordinator_down_for_a_minute_under_load(monkeypatch: pytest.Monkey
     sent = 0
     worst = 0.0
 
-    async def story(scene: Scene) -> None:
+    async def scenario(scene: Scene) -> None:
         nonlocal worst
         cluster = scene.cluster
         async with scene.load(every_s=0.05):
@@ -114,11 +114,11 @@ def test_f06_coordinator_down_for_a_minute_under_load(monkeypatch: pytest.Monkey
                 await asyncio.sleep(60.0)
                 assert cluster.region is None
             cluster.start_coordinator()
-            worst = max(worst, await scene.whole(20.0))
+            worst = max(worst, await scene.wait_whole(20.0))
 
     for seed in range(RUNS):
-        scene = tell(seed, 2, story)
-        assert scene.lost == 0, f"seed {seed}: {scene.failed}"
+        scene = run_scenario(seed, 2, scenario)
+        assert scene.lost_count == 0, f"seed {seed}: {scene.failed_answers}"
         assert scene.starts() == 2, "nothing is restarted"
         assert not scene.codes & GIVEN_UP, "a node has one full window to report"
         sent += len(scene.answers)
@@ -128,12 +128,12 @@ def test_f06_coordinator_down_for_a_minute_under_load(monkeypatch: pytest.Monkey
 
 def test_f14_power_cuts_of_coordinator_and_nodes_lose_nothing_acknowledged() -> None:
     """The storm with power cuts alone, among changes of documents: the judge compares what was acknowledged."""
-    kinds = tuple(kind for kind in KINDS if kind.name in {"node-power", "coordinator-power", "documents"})
+    kinds = tuple(kind for kind in REGION_FAULTS if kind.name in {"node-power", "coordinator-power", "documents"})
     cuts = acknowledged = 0
     for seed in range(POWER_SEEDS):
-        outcome = play(seed, Scenario("power", kinds=kinds))
+        outcome = run_seed(seed, RegionScenario("power", faults=kinds))
         assert outcome.violations == (), f"seed {seed} of power cuts alone"
-        cuts += outcome.struck.get("fault.power", 0)
+        cuts += outcome.fault_counts.get("fault.power", 0)
         acknowledged += sum(event.kind == "store.acked" for event in outcome.events)
     assert cuts > POWER_SEEDS, "the power was hardly ever cut"
     record("F14", "S", POWER_SEEDS, cuts=cuts, writes_acknowledged=acknowledged, lost=0)

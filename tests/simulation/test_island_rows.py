@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from simulation.scene import GIVEN_UP, TEXT, Scene, tell
-from simulation.test_sight_rows import part
+from simulation.scene import GIVEN_UP, TEXT, Scene, run_scenario
+from simulation.test_partition_rows import part
 
 from harness.report import record
-from shoal.simulator.broker import BrokerLink, BrokerSession
-from shoal.simulator.machine import Machine
-from shoal.simulator.network import unreachable
-from shoal.simulator.operators import WHO
-from shoal.simulator.world import EPOCH, Process
+from shoal.simulator.parts.broker import SimBrokerLink, SimBrokerSession
+from shoal.simulator.parts.machine import SimMachine
+from shoal.simulator.parts.network import unreachable
+from shoal.simulator.parts.operators import OPERATOR_URI
+from shoal.simulator.world.world import EPOCH, SimProcess
 from shoal.types.codes import ShoalError
 from shoal.types.device import Reading
 from shoal.types.link import FromAgent, Hello, ToAgent
@@ -27,13 +27,13 @@ LONG_CUT_S = 360.0
 DAY_S = 86_400.0
 
 
-def starts_on(scene: Scene, machine: Machine) -> int:
+def starts_on(scene: Scene, machine: SimMachine) -> int:
     return sum(
         event.kind == "worker.start" and event.facts["node"] == machine.name for event in scene.world.history.events
     )
 
 
-def opened(scene: Scene, node: str, since: float) -> int:
+def sessions_opened(scene: Scene, node: str, since: float) -> int:
     """Sessions of that name that began since."""
     return sum(
         event.kind == "link.opened" and event.facts["node"] == node and event.at > since
@@ -46,7 +46,7 @@ def test_f19_ten_flaps_and_a_cut_of_six_minutes_restart_nothing(mqtt: bool) -> N
     """Unscaled. There is no third node, so whatever runs is what ran before."""
     runs, sent = 3, 0
 
-    async def story(scene: Scene) -> None:
+    async def scenario(scene: Scene) -> None:
         flapping = scene.replicas[0]
         workers = dict(flapping.workers)
         async with scene.load(every_s=0.2):
@@ -54,13 +54,13 @@ def test_f19_ten_flaps_and_a_cut_of_six_minutes_restart_nothing(mqtt: bool) -> N
                 part(scene, flapping.name)
                 await asyncio.sleep(seconds)
                 part(scene, flapping.name, on=False)
-                await scene.whole(60.0)
+                await scene.wait_whole(60.0)
                 await asyncio.sleep(FLAP_S)
         assert dict(flapping.workers) == workers, "the very same processes"
 
     for seed in range(runs):
-        scene = tell(seed, 2, story, mqtt=mqtt)
-        assert scene.lost == 0, f"seed {seed}: {scene.failed[:5]}"
+        scene = run_scenario(seed, 2, scenario, mqtt=mqtt)
+        assert scene.lost_count == 0, f"seed {seed}: {scene.failed_answers[:5]}"
         assert scene.starts() == 2, "nothing is restarted"
         assert scene.codes >= GIVEN_UP, "it was missed"
         sent += len(scene.answers)
@@ -73,7 +73,7 @@ def test_f21_f28_cut_off_killed_and_rebooted_the_island_answers_again(clock: str
     runs, worst = 5, 0.0
     shown_s = {"right": 0.0, "1970": -EPOCH, "three days off": 3 * DAY_S}[clock]
 
-    async def story(scene: Scene) -> None:
+    async def scenario(scene: Scene) -> None:
         nonlocal worst
         cluster, island = scene.cluster, scene.replicas[0]
         part(scene, island.name)
@@ -93,10 +93,10 @@ def test_f21_f28_cut_off_killed_and_rebooted_the_island_answers_again(clock: str
         assert scene.ready(island), "it goes on"
         island.clock.skew = 0.0
         part(scene, island.name, on=False)
-        await scene.whole(60.0)
+        await scene.wait_whole(60.0)
 
     for seed in range(runs):
-        scene = tell(seed, 1, story)
+        scene = run_scenario(seed, 1, scenario)
         assert scene.starts() == 3, "the first, its replacement elsewhere, and the boot"
     assert worst <= 2.0
     for row in ("F21", "F28"):
@@ -107,7 +107,7 @@ def test_f21_f28_cut_off_killed_and_rebooted_the_island_answers_again(clock: str
 def test_f17_a_broker_that_dies_brings_every_agent_back_and_no_effect_twice(forgets: bool) -> None:
     runs, worst = 5, 0.0
 
-    async def story(scene: Scene) -> None:
+    async def scenario(scene: Scene) -> None:
         nonlocal worst
         broker = scene.cluster.broker
         assert broker is not None
@@ -119,14 +119,14 @@ def test_f17_a_broker_that_dies_brings_every_agent_back_and_no_effect_twice(forg
             broker.start()
             began = scene.world.now()
             nodes = [machine.name for machine in scene.cluster.machines]
-            await scene.until(lambda: all(opened(scene, node, died) for node in nodes), 30.0, "every session")
+            await scene.until(lambda: all(sessions_opened(scene, node, died) for node in nodes), 30.0, "every session")
             worst = max(worst, scene.world.now() - began)
-            await scene.whole(20.0)
-        assert all(opened(scene, node, died) == 1 for node in nodes)
+            await scene.wait_whole(20.0)
+        assert all(sessions_opened(scene, node, died) == 1 for node in nodes)
 
     for seed in range(runs):
-        scene = tell(seed, 2, story, agents=4, mqtt=True)
-        assert scene.lost == 0, f"seed {seed}: {scene.failed[:5]}"
+        scene = run_scenario(seed, 2, scenario, agents=4, mqtt=True)
+        assert scene.lost_count == 0, f"seed {seed}: {scene.failed_answers[:5]}"
         assert scene.starts() == 2
     assert worst <= 5.0
     record("F17", "S", runs, forgets=forgets, all_back_s=round(worst, 2), lost=0, duplicate_effects=0)
@@ -137,31 +137,31 @@ def test_f47_of_two_machines_with_one_state_directory_one_is_accepted(mqtt: bool
     """The running one stays; the other is told so, again and again, and both are marked until an operator decides."""
     runs = 20
 
-    async def story(scene: Scene) -> None:
+    async def scenario(scene: Scene) -> None:
         machine = scene.replicas[0]
         async with scene.load(every_s=0.2):
             await asyncio.sleep(5.0)
             booted = scene.world.now()
-            twin = scene.cluster.boot_twin(machine)
+            twin = scene.cluster.boot_duplicate(machine)
             await asyncio.sleep(20.0)
-            assert opened(scene, machine.name, booted) == 0, "the running one was not replaced"
+            assert sessions_opened(scene, machine.name, booted) == 0, "the running one was not replaced"
             assert scene.last("link.connect") > booted
             region = scene.cluster.region
             assert region is not None
-            twins = region.fleet.fleet.nodes[machine.name].twins
+            twins = region.fleet.fleet.nodes[machine.name].duplicate
             assert twins is not None
             assert (twins.running, twins.other) == (f"{machine.name}:8001", f"{twin.name}:8001")
             scene.cluster.cut_power(twin)
-            await region.fleet.settle(machine.name, WHO)
-            assert region.fleet.fleet.nodes[machine.name].twins is None
+            await region.fleet.resolve_duplicate(machine.name, OPERATOR_URI)
+            assert region.fleet.fleet.nodes[machine.name].duplicate is None
             with pytest.raises(ShoalError):
-                await region.fleet.settle(machine.name, WHO)
-            await scene.whole(20.0)
+                await region.fleet.resolve_duplicate(machine.name, OPERATOR_URI)
+            await scene.wait_whole(20.0)
         assert starts_on(scene, machine) == 1, "nothing of the running one was touched"
 
     for seed in range(runs):
-        scene = tell(seed, 2, story, mqtt=mqtt)
-        assert scene.lost == 0, f"seed {seed}: {scene.failed[:5]}"
+        scene = run_scenario(seed, 2, scenario, mqtt=mqtt)
+        assert scene.lost_count == 0, f"seed {seed}: {scene.failed_answers[:5]}"
         assert "TWIN_REFUSED" in scene.codes
         assert not scene.codes & GIVEN_UP
     record("F47", "S", runs, mqtt=mqtt, accepted_of_two=1, lost=0)
@@ -171,24 +171,24 @@ ABSURD = {"negative": -1.0, "1e308": 1e308, "minus 1e308": -1e308}
 UNKNOWN = {"NaN": math.nan, "infinite": math.inf, "minus infinite": -math.inf}
 
 
-def lies(name: str, shows: Callable[[Reading], Reading], *, costs_trust: bool) -> None:
+def run_lies(name: str, shows: Callable[[Reading], Reading], *, costs_trust: bool) -> None:
     """One node's only device shows so for half a minute, under load."""
     runs = 5
 
-    async def story(scene: Scene) -> None:
+    async def scenario(scene: Scene) -> None:
         liar = scene.replicas[0]
         async with scene.load(every_s=0.05):
-            liar.shows = shows
+            liar.alter_reading = shows
             await asyncio.sleep(30.0)
             assert scene.cluster.region is not None
             nodes = scene.cluster.region.fleet.fleet.nodes
             assert [each for each in nodes if nodes[each].quarantined] == ([liar.name] if costs_trust else [])
-            liar.shows = lambda reading: reading
-            await scene.whole(60.0)
+            liar.alter_reading = lambda reading: reading
+            await scene.wait_whole(60.0)
 
     for seed in range(runs):
-        scene = tell(seed, 2, story, agents=3)
-        assert scene.lost == 0, f"seed {seed}: {scene.failed[:5]}"
+        scene = run_scenario(seed, 2, scenario, agents=3)
+        assert scene.lost_count == 0, f"seed {seed}: {scene.failed_answers[:5]}"
         assert scene.starts() == 2, "its work stays"
         assert not scene.codes & GIVEN_UP
         assert {"NODE_QUARANTINED", "NODE_TRUSTED"} <= scene.codes or not costs_trust
@@ -206,30 +206,30 @@ def test_f35_a_sensor_that_lies_costs_trust_and_no_work(lie: str) -> None:
             case _:
                 return replace(reading, power_w=type(reading.power_w)(ABSURD[lie]))
 
-    lies(lie, shows, costs_trust=True)
+    run_lies(lie, shows, costs_trust=True)
 
 
 @pytest.mark.parametrize("value", UNKNOWN)
 def test_f35_a_sensor_that_tells_nothing_costs_nothing(value: str) -> None:
-    lies(value, lambda reading: replace(reading, utilisation=UNKNOWN[value]), costs_trust=False)
+    run_lies(value, lambda reading: replace(reading, utilisation=UNKNOWN[value]), costs_trust=False)
 
 
 class Unheard:
     """A link whose first session gives out the desired set that the broker kept, and takes no report before
     it is over."""
 
-    def __init__(self, link: BrokerLink) -> None:
+    def __init__(self, link: SimBrokerLink) -> None:
         self._link = link
         self.sessions = 0
 
-    async def connect(self, hello: Hello) -> "BrokerSession | UnheardSession":
+    async def connect(self, hello: Hello) -> "SimBrokerSession | UnheardSession":
         session = await self._link.connect(hello)
         self.sessions += 1
         return UnheardSession(session) if self.sessions == 1 else session
 
 
 class UnheardSession:
-    def __init__(self, session: BrokerSession) -> None:
+    def __init__(self, session: SimBrokerSession) -> None:
         self.welcome = session.welcome
         self._session = session
         self._closed = asyncio.Event()
@@ -258,18 +258,18 @@ def test_a_session_that_is_over_before_the_first_report_is_followed_by_another(
     """With a desired set in hand, which waits for that report. (Found by seed 233, over a broker.)"""
     links: list[Unheard] = []
 
-    async def story(scene: Scene) -> None:
-        def unheard(process: Process, machine: Machine) -> Unheard:
+    async def scenario(scene: Scene) -> None:
+        def unheard(process: SimProcess, machine: SimMachine) -> Unheard:
             broker = scene.cluster.broker
             assert broker is not None
-            links.append(Unheard(BrokerLink(process, broker, machine.name, machine.identity)))
+            links.append(Unheard(SimBrokerLink(process, broker, machine.name, machine.identity)))
             return links[-1]
 
         monkeypatch.setattr(scene.cluster, "_link", unheard)
         scene.cluster.kill_agent(scene.replicas[0])
         await asyncio.sleep(5.0)
-        await scene.whole(20.0)
+        await scene.wait_whole(20.0)
 
-    scene = tell(0, 1, story, mqtt=True)
+    scene = run_scenario(0, 1, scenario, mqtt=True)
     assert [link.sessions for link in links] == [2]
     assert scene.starts() == 1

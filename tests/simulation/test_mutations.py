@@ -7,8 +7,8 @@ import pytest
 from simulation.mutations import MUTATIONS, Mutation
 
 from harness.report import record
-from shoal.simulator.scenario import Outcome
-from shoal.simulator.sweep import PLAYS, sweep
+from shoal.simulator.run.seeds import RUN_BY_SCENARIO, run_seeds
+from shoal.simulator.scenarios.region_run import RunOutcome
 
 JOBS = os.cpu_count() or 1
 MOST_SEEDS = {"storm": 200, "negotiation": 1000, "matrix": 200, "crossing": 400}
@@ -20,7 +20,7 @@ FIRST_SEED = 5000
 def test_a_planted_bug_is_caught(mutation: Mutation) -> None:
     most = MOST_SEEDS[mutation.scenario]
     seeds = range(FIRST_SEED, FIRST_SEED + most)
-    with mutation.planted(), closing(sweep(seeds, mutation.scenario, JOBS)) as outcomes:  # forked with the bug in
+    with mutation.plant(), closing(run_seeds(seeds, mutation.scenario, JOBS)) as outcomes:  # forked with the bug in
         caught = next((outcome for outcome in outcomes if outcome.violations), None)
     if caught is None:
         pytest.fail(f"{mutation.name} ({mutation.bug}) lived through {most} seeds")
@@ -31,6 +31,6 @@ def test_a_planted_bug_is_caught(mutation: Mutation) -> None:
     )
 
 
-def _sound(caught: Outcome) -> None:
+def _sound(caught: RunOutcome) -> None:
     """It was the mutation that was caught: without it the very same seed passes."""
-    assert not PLAYS[caught.scenario](caught.seed).violations
+    assert not RUN_BY_SCENARIO[caught.scenario](caught.seed).violations

@@ -14,25 +14,25 @@ from time import perf_counter
 import pytest
 
 from harness.report import record
-from shoal.simulator.scenario import CONVERGE_S, Outcome
-from shoal.simulator.sweep import replay, sweep
+from shoal.simulator.run.seeds import replay, run_seeds
+from shoal.simulator.scenarios.region_run import CONVERGE_TIMEOUT_S, RunOutcome
 
 JOBS = os.cpu_count() or 1
 SMOKE = 12
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
 
-def told(outcome: Outcome) -> str:
+def describe_outcome(outcome: RunOutcome) -> str:
     return f"{replay(outcome)}\n    " + "\n    ".join(outcome.violations[:5])
 
 
 @pytest.mark.timeout(1800)
 def test_f49_every_seed_is_safe_and_then_converges(seeds: range) -> None:
     began = perf_counter()
-    outcomes = list(sweep(seeds, "storm", JOBS))
+    outcomes = list(run_seeds(seeds, "storm", JOBS))
     took = perf_counter() - began
     virtual = sum(outcome.virtual_s for outcome in outcomes)
-    struck = {kind: sum(outcome.struck.get(kind, 0) for outcome in outcomes) for kind in _faults(outcomes)}
+    struck = {kind: sum(outcome.fault_counts.get(kind, 0) for outcome in outcomes) for kind in _faults(outcomes)}
     requests = {code: sum(outcome.counts.get(code, 0) for outcome in outcomes) for code in _codes(outcomes)}
     settled = [outcome.converged_s for outcome in outcomes if not outcome.violations]
     failed = [outcome for outcome in outcomes if outcome.violations]
@@ -48,21 +48,23 @@ def test_f49_every_seed_is_safe_and_then_converges(seeds: range) -> None:
         struck=struck,
         requests=requests,
     )
-    assert not failed, f"{len(failed)} of {len(outcomes)} seeds failed\n" + "\n".join(map(told, failed[:10]))
-    assert max(settled) <= CONVERGE_S
+    assert not failed, f"{len(failed)} of {len(outcomes)} seeds failed\n" + "\n".join(
+        map(describe_outcome, failed[:10])
+    )
+    assert max(settled) <= CONVERGE_TIMEOUT_S
     if len(outcomes) >= 100:  # a fault that never struck was not survived
         assert min(struck.values()) > 0, struck
 
 
 def test_seeds_that_once_failed() -> None:
     numbers = [int(line.split()[0]) for line in REGRESSIONS.read_text().splitlines() if not line.startswith("#")]
-    failed = [outcome for outcome in sweep(numbers, "storm", JOBS) if outcome.violations]
-    assert not failed, "\n".join(map(told, failed))
+    failed = [outcome for outcome in run_seeds(numbers, "storm", JOBS) if outcome.violations]
+    assert not failed, "\n".join(map(describe_outcome, failed))
 
 
 def test_a_calm_region_comes_up_and_loses_no_request() -> None:
-    for outcome in sweep(range(20), "calm", JOBS):
-        assert not outcome.violations, told(outcome)
+    for outcome in run_seeds(range(20), "calm", JOBS):
+        assert not outcome.violations, describe_outcome(outcome)
         assert set(outcome.counts) <= {"ok", "MODEL_NOT_READY"}, outcome  # not ready: its only model is a poisoned one
 
 
@@ -77,12 +79,12 @@ def test_the_same_seed_gives_the_same_record(hash_seed: str) -> None:
         check=False,
     )
     digests = [line.split()[1] for line in again.stdout.splitlines() if line[:1].isdigit()]
-    assert digests == [outcome.digest for outcome in sweep(range(SMOKE), "storm", JOBS)], again.stderr
+    assert digests == [outcome.digest for outcome in run_seeds(range(SMOKE), "storm", JOBS)], again.stderr
 
 
-def _faults(outcomes: list[Outcome]) -> list[str]:
-    return sorted({kind for outcome in outcomes for kind in outcome.struck})
+def _faults(outcomes: list[RunOutcome]) -> list[str]:
+    return sorted({kind for outcome in outcomes for kind in outcome.fault_counts})
 
 
-def _codes(outcomes: list[Outcome]) -> list[str]:
+def _codes(outcomes: list[RunOutcome]) -> list[str]:
     return sorted({code for outcome in outcomes for code in outcome.counts})

@@ -15,20 +15,31 @@ import pytest
 
 from harness.report import record
 from shoal.coordinator.core.negotiation.hold import offer_of
-from shoal.coordinator.core.workloads.schedule import demanded
-from shoal.simulator.between import Peers
-from shoal.simulator.chance import Chance
-from shoal.simulator.negotiation import AWAY, FAR, HOME, PROFILES, TEXT, Draw, Stage, estate, intent, perform
-from shoal.simulator.regions import Site
-from shoal.simulator.scenario import Outcome
-from shoal.simulator.sweep import replay, sweep
-from shoal.simulator.world import Process
+from shoal.coordinator.core.workloads.schedule import demand_of
+from shoal.simulator.parts.federation import SimRegion
+from shoal.simulator.parts.inter_region import SimPeerRegions
+from shoal.simulator.run.seeds import replay, run_seeds
+from shoal.simulator.scenarios.negotiation import (
+    AWAY,
+    FAR,
+    HOME,
+    PROFILES,
+    TEXT,
+    FederationRun,
+    NegotiationDraw,
+    make_intent,
+    make_resources,
+    run_federation,
+)
+from shoal.simulator.scenarios.region_run import RunOutcome
+from shoal.simulator.world.rng import Rng
+from shoal.simulator.world.world import SimProcess
 from shoal.types.agreement import ServiceReport
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import EnergySource
 from shoal.types.offer import Answer, Decline, Offer, Solicitation
 from shoal.types.units import Joules, Seconds
-from shoal.types.workload import Trade, Weights, WorkloadKey
+from shoal.types.workload import TradeRule, Weights, WorkloadKey
 
 JOBS = os.cpu_count() or 1
 AGREEMENTS = 20
@@ -38,14 +49,14 @@ LATELY = 100
 """Of what is weighed every 0.05 s."""
 
 
-def told(outcome: Outcome) -> str:
+def describe_outcome(outcome: RunOutcome) -> str:
     return f"{replay(outcome)}\n    " + "\n    ".join(outcome.violations[:5])
 
 
-def struck_and_said(outcomes: list[Outcome]) -> tuple[dict[str, int], dict[str, int]]:
+def count_faults_and_messages(outcomes: list[RunOutcome]) -> tuple[dict[str, int], dict[str, int]]:
     struck, said = Counter[str](), Counter[str]()
     for outcome in outcomes:
-        struck.update(outcome.struck)
+        struck.update(outcome.fault_counts)
         said.update(outcome.counts)
     return dict(sorted(struck.items())), dict(sorted(said.items()))
 
@@ -53,13 +64,13 @@ def struck_and_said(outcomes: list[Outcome]) -> tuple[dict[str, int], dict[str, 
 def test_f44_negotiations_under_faults_at_every_step(trade_seeds: range) -> None:
     """No hold outlives its expiry, no award is doubled, no agreement is one-sided beyond its lease, and both ledgers
     tell one story; then all comes to rest, and nothing is left when it is taken back."""
-    negotiated(trade_seeds)
+    negotiate(trade_seeds)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_f44_ten_thousand_negotiations() -> None:
-    negotiated(range(100_000, 110_000))
+    negotiate(range(100_000, 110_000))
 
 
 STRIKES = {
@@ -71,13 +82,13 @@ STRIKES = {
 }  # fmt: skip
 
 
-def negotiated(trade_seeds: range) -> None:
+def negotiate(trade_seeds: range) -> None:
     began = perf_counter()
-    outcomes = list(sweep(trade_seeds, "negotiation", JOBS))
+    outcomes = list(run_seeds(trade_seeds, "negotiation", JOBS))
     took = perf_counter() - began
     failed = [outcome for outcome in outcomes if outcome.violations]
     rested = [outcome.converged_s for outcome in outcomes if outcome.converged_s == outcome.converged_s]
-    struck, said = struck_and_said(outcomes)
+    struck, said = count_faults_and_messages(outcomes)
     record(
         "F44",
         "S",
@@ -89,27 +100,29 @@ def negotiated(trade_seeds: range) -> None:
         struck=struck,
         said=said,
     )
-    assert not failed, f"{len(failed)} of {len(outcomes)} seeds failed\n" + "\n".join(map(told, failed[:10]))
+    assert not failed, f"{len(failed)} of {len(outcomes)} seeds failed\n" + "\n".join(
+        map(describe_outcome, failed[:10])
+    )
     if len(outcomes) >= 100:  # a fault that never struck was not survived
         assert struck.keys() >= STRIKES, STRIKES - struck.keys()
         assert {"solicitation", "award", "release", "renewal", "notice"} <= said.keys()
 
 
 def test_the_same_seed_negotiates_the_same_way() -> None:
-    first = [outcome.digest for outcome in sweep(range(4), "negotiation", 1)]
-    assert first == [outcome.digest for outcome in sweep(range(4), "negotiation", 2)]
+    first = [outcome.digest for outcome in run_seeds(range(4), "negotiation", 1)]
+    assert first == [outcome.digest for outcome in run_seeds(range(4), "negotiation", 2)]
 
 
-def liar(chance: Chance) -> Draw:
+def liar(chance: Rng) -> NegotiationDraw:
     """Nobody at home; `south` is cheap and slow, `west` dearer and about half again as fast."""
-    slow = chance.between(2e10, 3e10)
+    slow = chance.uniform(2e10, 3e10)
     estates = (
-        estate(HOME, 1e9),
-        estate(AWAY, slow, price=1.0),
-        estate(FAR, slow * chance.between(1.3, 1.8), price=chance.between(1.2, 1.6)),
+        make_resources(HOME, 1e9),
+        make_resources(AWAY, slow, price=1.0),
+        make_resources(FAR, slow * chance.uniform(1.3, 1.8), price=chance.uniform(1.2, 1.6)),
     )
-    wanted = {HOME: (intent(TEXT, 0.5, weights=Weights(0.8, 0.2, 0.0)),)}
-    return Draw(estates, 1, wanted, sure=True)
+    wanted = {HOME: (make_intent(TEXT, 0.5, weights=Weights(0.8, 0.2, 0.0)),)}
+    return NegotiationDraw(estates, 1, wanted, is_placeable=True)
 
 
 def half(answer: Answer) -> Answer:
@@ -117,9 +130,9 @@ def half(answer: Answer) -> Answer:
     return replace(answer, latency_p95_s=Seconds(answer.latency_p95_s / 2)) if isinstance(answer, Offer) else answer
 
 
-async def buys(stage: Stage, lies: bool) -> list[str]:
+async def buys(stage: FederationRun, lies: bool) -> list[str]:
     """Whom 20 agreements went to, one after the other; what each delivers is what it would have promised honestly."""
-    federated = stage.federated
+    federated = stage.federation
     true_s, bidders, winners = dict[str, float](), dict[str, str](), list[str]()
 
     def tells(answer: Answer) -> Answer:
@@ -128,25 +141,27 @@ async def buys(stage: Stage, lies: bool) -> list[str]:
         true_s[answer.region] = answer.latency_p95_s
         return half(answer) if lies and answer.region == AWAY else answer
 
-    def crossed(agreement: str) -> ServiceReport:
+    def service_report(agreement: str) -> ServiceReport:
         there = true_s.get(bidders.get(agreement, ""), 0.0) + 0.004
         return ServiceReport(200, 0, Seconds(there), Joules(1.0), EnergySource.ESTIMATED, 0.0)
 
     home = federated.sites[HOME]
-    home.home.crossed = crossed
+    home.engine.gateway_report = service_report
     for name in (AWAY, FAR):
-        federated.sites[name].tells = tells
+        federated.sites[name].alter_answer = tells
     await federated.start()
-    await stage.rests(lambda: [] if federated.is_known() else ["somebody is not listed"], 30.0, "coming up")
+    await stage.wait_quiescent(
+        lambda: [] if federated.is_fully_listed() else ["somebody is not listed"], 30.0, "coming up"
+    )
     for _ in range(AGREEMENTS):
-        home.want(stage.draw.wanted[HOME])
-        await stage.rests(lambda: federated.missing(served=True), 60.0, "asked for")
-        (delegated,) = home.home.delegated.values()
+        home.set_intents(stage.draw.intents[HOME])
+        await stage.wait_quiescent(lambda: federated.missing(served=True), 60.0, "asked for")
+        (delegated,) = home.engine.delegations.values()
         bidders[delegated.agreement] = delegated.region
         winners.append(delegated.region)
         await asyncio.sleep(5.0)
-        home.want(())
-        await stage.rests(lambda: federated.missing(served=False), 60.0, "taken back")
+        home.set_intents(())
+        await stage.wait_quiescent(lambda: federated.missing(served=False), 60.0, "taken back")
     federated.read_ledgers()
     stage.world.record("story.ends")
     return winners
@@ -157,11 +172,11 @@ def test_f36_a_region_that_halves_its_latency_loses_most_awards_to_an_honest_dea
     for seed in range(LIARS):
         winners: list[str] = []
 
-        async def story(stage: Stage) -> None:
+        async def scenario(stage: FederationRun) -> None:
             winners.extend(await buys(stage, lies=True))  # noqa: B023 - played at once
 
-        outcome = perform(seed, liar, story)
-        assert not outcome.violations, told(outcome)
+        outcome = run_federation(seed, liar, scenario)
+        assert not outcome.violations, describe_outcome(outcome)
         assert winners[0] == AWAY, "its lie is the better bid at first"
         lost.append(winners.count(FAR))
         assert winners.count(FAR) > AGREEMENTS / 2, winners
@@ -172,25 +187,25 @@ def test_f36_who_keeps_its_word_keeps_winning() -> None:
     """The very same two, without the lie: nothing but the lie has cost it its awards."""
     chosen: list[str] = []
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: FederationRun) -> None:
         chosen.extend(await buys(stage, lies=False))
 
-    assert not perform(0, liar, story).violations
+    assert not run_federation(0, liar, scenario).violations
     assert len(set(chosen)) == 1, chosen
 
 
-def greedy(chance: Chance) -> Draw:
+def greedy(chance: Rng) -> NegotiationDraw:
     """`south` asks for all that `west` has; `north` needs a place there."""
     estates = (
-        estate(HOME, 1e9),
-        estate(AWAY, 1e9),
-        estate(FAR, 1e11, nodes=chance.whole(3, 6), memory=1 << 28),
+        make_resources(HOME, 1e9),
+        make_resources(AWAY, 1e9),
+        make_resources(FAR, 1e11, nodes=chance.randint(3, 6), memory=1 << 28),
     )
-    return Draw(estates, 1, {HOME: (intent(TEXT, 0.1),)}, sure=True)
+    return NegotiationDraw(estates, 1, {HOME: (make_intent(TEXT, 0.1),)}, is_placeable=True)
 
 
 def solicitation(number: int) -> Solicitation:
-    asks = intent(WorkloadKey("shop", f"greedy-{number}"), 0.1)
+    asks = make_intent(WorkloadKey("shop", f"greedy-{number}"), 0.1)
     return Solicitation(
         id=f"greed-{number}",
         round=1,
@@ -200,7 +215,7 @@ def solicitation(number: int) -> Solicitation:
         require=asks.require,
         limits=asks.limits,
         weights=asks.weights,
-        traffic=demanded(asks.traffic),
+        traffic=demand_of(asks.traffic),
         max_batch=1,
         term_s=Seconds(1800.0),
         answer_s=Seconds(1.0),
@@ -215,33 +230,37 @@ def test_a28_holds_taken_and_never_awarded_leave_room_for_others() -> None:
     weighed = dict[int, list[float]]()
     seeds = 2
 
-    async def story(stage: Stage) -> None:
-        federated = stage.federated
+    async def scenario(stage: FederationRun) -> None:
+        federated = stage.federation
         seller, buyer = federated.sites[FAR], federated.sites[HOME]
-        seller.home.catalog = replace(seller.home.catalog, takes=(Trade(AWAY, hold_share=SHARE), Trade("*")))
+        seller.engine.catalog = replace(
+            seller.engine.catalog, trade_rules=(TradeRule(AWAY, hold_share=SHARE), TradeRule("*"))
+        )
         await federated.start()
-        await stage.rests(lambda: [] if federated.is_known() else ["somebody is not listed"], 30.0, "coming up")
-        greedy_peers = Peers(Process(stage.world, "greedy"), federated.between, AWAY)
+        await stage.wait_quiescent(
+            lambda: [] if federated.is_fully_listed() else ["somebody is not listed"], 30.0, "coming up"
+        )
+        greedy_peers = SimPeerRegions(SimProcess(stage.world, "greedy"), federated.network, AWAY)
         background = [
             asyncio.ensure_future(_flood(greedy_peers, outcomes)),
             asyncio.ensure_future(_weigh(seller, weighed.setdefault(len(weighed), []))),
         ]
         await asyncio.sleep(5.0)
-        buyer.want(stage.draw.wanted[HOME])
-        await stage.rests(lambda: _missing(stage), 30.0, "asked for beside the flood")
+        buyer.set_intents(stage.draw.intents[HOME])
+        await stage.wait_quiescent(lambda: _missing(stage), 30.0, "asked for beside the flood")
         await asyncio.sleep(25.0)
-        assert seller.bids is not None
+        assert seller.delegate is not None
         for origin in (AWAY, HOME):
-            standings.setdefault(origin, []).append(seller.bids.standing(origin))
+            standings.setdefault(origin, []).append(seller.delegate.standing(origin))
         for task in background:
             task.cancel()
         await asyncio.wait(background)
-        buyer.want(())
-        await stage.rests(lambda: federated.missing(served=False), 60.0, "taken back")
+        buyer.set_intents(())
+        await stage.wait_quiescent(lambda: federated.missing(served=False), 60.0, "taken back")
 
     for seed in range(seeds):
-        outcome = perform(seed, greedy, story)
-        assert not outcome.violations, told(outcome)
+        outcome = run_federation(seed, greedy, scenario)
+        assert not outcome.violations, describe_outcome(outcome)
     assert outcomes["Offer"] > 0
     assert outcomes[str(Code.HOLD_SHARE)] > 0
     assert outcomes[str(Code.OVERLOADED)] > 0
@@ -259,12 +278,12 @@ def test_a28_holds_taken_and_never_awarded_leave_room_for_others() -> None:
     )  # fmt: skip
 
 
-def _missing(stage: Stage) -> list[str]:
-    away = stage.federated.sites[HOME].home.delegated.get(TEXT)
-    return [] if away is not None and away.ready else ["it is not served"]
+def _missing(stage: FederationRun) -> list[str]:
+    away = stage.federation.sites[HOME].engine.delegations.get(TEXT)
+    return [] if away is not None and away.is_ready else ["it is not served"]
 
 
-async def _flood(peers: Peers, outcomes: Counter[str]) -> None:
+async def _flood(peers: SimPeerRegions, outcomes: Counter[str]) -> None:
     """67 solicitations a second, none of which is meant."""
     async with asyncio.TaskGroup() as group:
         for number in range(100_000):
@@ -272,21 +291,21 @@ async def _flood(peers: Peers, outcomes: Counter[str]) -> None:
             await asyncio.sleep(0.015)
 
 
-async def _take(peers: Peers, asked: Solicitation, outcomes: Counter[str]) -> None:
+async def _take(peers: SimPeerRegions, asked: Solicitation, outcomes: Counter[str]) -> None:
     try:
-        answer = (await peers.bid(FAR, asked)).what
+        answer = (await peers.request_bid(FAR, asked)).content
     except ShoalError as refused:
         outcomes[str(refused.code)] += 1
         return
     outcomes[str(answer.refusal.code) if isinstance(answer, Decline) else "Offer"] += 1
 
 
-async def _weigh(seller: Site, shares: list[float]) -> None:
+async def _weigh(seller: SimRegion, shares: list[float]) -> None:
     """What share of its memory the greedy one holds, again and again."""
-    total = sum(chip.device.memory_bytes for chip in seller.home.estate.nodes.values())
+    total = sum(chip.device.memory_bytes for chip in seller.engine.resources.nodes.values())
     while True:
-        assert seller.bids is not None
-        origins = {bid: offer_of(state).origin for bid, state in seller.bids.states.items()}
-        held = sum(each.memory_bytes for each in seller.home.reserved if origins.get(each.bid) == AWAY)
+        assert seller.delegate is not None
+        origins = {bid: offer_of(state).origin for bid, state in seller.delegate.states.items()}
+        held = sum(each.memory_bytes for each in seller.engine.reservations if origins.get(each.bid) == AWAY)
         shares.append(held / total)
         await asyncio.sleep(0.05)

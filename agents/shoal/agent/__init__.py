@@ -1,7 +1,7 @@
-"""The device side and the data plane."""
+"""The agent: device side and data plane."""
 
 import os
 
-# One event, one line: gRPC's core would add lines of its own for every stranger that fails the handshake. It reads this
-# when `grpc` is imported.
+# One log line per event: gRPC's core would add its own lines for every client that fails the handshake. It reads this
+# variable when `grpc` is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

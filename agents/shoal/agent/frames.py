@@ -1,21 +1,23 @@
-"""One frame format for all talk over Unix sockets inside an agent: supervisor, front and workers.
+"""The frame format of all Unix sockets inside an agent, between supervisor, front and workers.
 
-A frame is a fixed head (magic, sort, sizes, call id), a JSON header of at most 64 KiB and a payload of bytes. A client
-opens with the server's nonce; then calls run concurrently on one connection, each answered by a reply or a refusal,
-and either side may end one early: the client by cancelling it, the server by closing. The server may push.
+A frame has a fixed head (magic, type, sizes, call id), a JSON header of at most 64 KiB, and a payload of bytes. A
+client opens a connection with the server's nonce. Calls then run concurrently on it, and each is answered by a reply or
+a refusal. Either side may end a call early: the client cancels it, the server closes the connection. The server may
+also push messages.
 
-Kinds a worker answers: `load`, `status`, `infer`, `ping`, `probe`, `metadata`, `stop` (see `worker.main`). A front
-uses the same classes for its own kinds.
+A worker answers the kinds that `WorkerService.handlers` lists. A front uses the same classes for its own kinds.
 """
 
 import asyncio
 import hmac
+import io
 import itertools
 import json
 import os
 import socket
 import stat
 import struct
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -25,15 +27,17 @@ from typing import Any, Final, Self
 
 import structlog
 
+from shoal.agent.timeouts import within
+from shoal.host import file_descriptors
+from shoal.host.unix_sockets import socket_address
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.wire import descriptors
-from shoal.wire.unix import reachable
 
 _log = structlog.get_logger(__name__)
 
 MAX_HEADER: Final = 64 * 2**10
 MAX_PAYLOAD: Final = 96 * 2**20
-"""Above the 64 MiB cap on one request's expanded tensors, so that the worker and not the transport refuses those."""
+"""Above the 64 MiB limit of one request's expanded tensors, so that the worker refuses larger ones, not the
+transport."""
 MAX_PENDING_CALLS: Final = 4096
 MAX_PENDING_BYTES: Final = 512 * 2**20
 HELLO_TIMEOUT_S: Final = 5.0
@@ -41,13 +45,16 @@ HELLO_TIMEOUT_S: Final = 5.0
 _MAGIC: Final = 0x5346
 _HEAD: Final = struct.Struct("!HBxIIQ")
 _CHUNK: Final = 2**20
+_PIECE: Final = 2**18
+"""Bytes of a large payload handed to the socket at a time. asyncio copies what the kernel does not take at once, up to
+twice; the kernel takes some 200 KiB (`net.core.wmem_default`)."""
 _UCRED: Final = struct.Struct("iII")
 
 Header = Mapping[str, Any]
-Push = Callable[["Message"], None]
+Push = Callable[["FrameMessage"], None]
 
 
-class _Sort(IntEnum):
+class _FrameType(IntEnum):
     HELLO = 1
     WELCOME = 2
     CALL = 3
@@ -58,20 +65,23 @@ class _Sort(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One call, reply or push: what it is, small facts (JSON values), and bytes."""
+class FrameMessage:
+    """One call, reply or push."""
 
+    # What it is: the name of a handler, or the kind of a reply or push.
     kind: str
+    # Small facts as JSON values.
     header: Header = field(default_factory=dict)
+    # Raw bytes.
     payload: bytes = b""
 
 
-Handler = Callable[[Message], Awaitable[Message]]
-"""Answers one call. A ShoalError it raises is answered as that refusal; it is cancelled when the caller is gone."""
+Handler = Callable[[FrameMessage], Awaitable[FrameMessage]]
+"""Answers one call. A ShoalError that it raises becomes the refusal. It is cancelled when the caller is gone."""
 
 
 class ConnectionLost(ShoalError):
-    """The peer went away: whether a call in flight was carried out is unknown."""
+    """The peer is gone. Whether a call in flight was carried out is unknown."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
@@ -85,24 +95,31 @@ class FrameError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    sort: _Sort
+    """One frame as read from a socket."""
+
+    # Type of the frame.
+    frame_type: _FrameType
+    # Call id; 0 for hello, welcome and push.
     call: int
+    # JSON object; holds `kind` in a call, reply or push.
     header: dict[str, Any]
+    # Empty if `oversized_bytes` is not 0.
     payload: bytes
-    overlong: int = 0
-    """Payload bytes that were declared, read and thrown away because they were over the limit."""
+    # Payload bytes that were declared, read and dropped because they exceeded the limit. 0: none.
+    oversized_bytes: int = 0
 
 
 class FrameClient:
-    """A connection to one server. Any number of calls at once; not for use from several event loops."""
+    """A connection to one server, for any number of concurrent calls. Not for use from several event loops."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_push: Push | None) -> None:
         self._reader = reader
         self._writer = writer
+        self._frames = _FrameWriter(writer)
         self._on_push = on_push
-        self._calls: dict[int, asyncio.Future[Message]] = {}
+        self._calls: dict[int, asyncio.Future[FrameMessage]] = {}
         self._ids = itertools.count(1)
-        self._lost: str | None = None
+        self._end_reason: str | None = None
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
@@ -115,31 +132,26 @@ class FrameClient:
         timeout: float = HELLO_TIMEOUT_S,
         peer_pid: int | None = None,
     ) -> Self:
-        """Raises ConnectionLost (nobody listens, or not the process `peer_pid`), ShoalError(UNAUTHENTICATED), or
-        ShoalError(OVERLOADED) where this process may open nothing more."""
+        """Open a connection.
+
+        Raises ConnectionLost (nobody listens, or not the process `peer_pid`), ShoalError(UNAUTHENTICATED), or
+        ShoalError(OVERLOADED) if this process has no file descriptor left.
+        """
         sock = _unix_socket()
         try:
-            async with asyncio.timeout(timeout):
-                with reachable(Path(path)) as address:
-                    await asyncio.get_running_loop().sock_connect(sock, address)
-                pid, uid = _peer(sock)
-                if uid != os.geteuid() or (peer_pid is not None and pid != peer_pid):
-                    raise ConnectionLost(f"another process (pid {pid}, uid {uid}) holds {Path(path).name}")
-                reader, writer = await asyncio.open_connection(sock=sock, limit=_CHUNK)
-                _write(writer, _Sort.HELLO, 0, {"nonce": nonce})
-                answer = await _read(reader, 0)
+            reader, writer, answer = await within(timeout, _connect(sock, Path(path), nonce, peer_pid))
         except TimeoutError as error:
             sock.close()
             raise ConnectionLost(f"no answer to hello within {timeout:g}s on {Path(path).name}") from error
         except (OSError, EOFError, FrameError) as error:
             sock.close()
-            if isinstance(error, OSError) and descriptors.are_short(error):
-                raise ShoalError(descriptors.NONE_LEFT) from error
+            if isinstance(error, OSError) and file_descriptors.is_exhaustion(error):
+                raise ShoalError(file_descriptors.NONE_LEFT) from error
             raise ConnectionLost(f"{type(error).__name__} on {Path(path).name}: {error}") from error
         except BaseException:
             sock.close()
             raise
-        if answer.sort is not _Sort.WELCOME:
+        if answer.frame_type is not _FrameType.WELCOME:
             writer.close()
             raise ShoalError(_refusal(answer.header))
         client = cls(reader, writer, on_push)
@@ -147,8 +159,8 @@ class FrameClient:
         return client
 
     @property
-    def closed(self) -> bool:
-        return self._lost is not None
+    def is_closed(self) -> bool:
+        return self._end_reason is not None
 
     @property
     def in_flight(self) -> int:
@@ -161,19 +173,20 @@ class FrameClient:
         *,
         header: Header | None = None,
         timeout: float | None = None,
-    ) -> Message:
+    ) -> FrameMessage:
         """The reply. Raises what the server refused with, DEADLINE_EXCEEDED after `timeout`, or ConnectionLost.
 
-        A call that times out or whose caller is cancelled is cancelled at the server too.
+        A call that times out, or whose caller is cancelled, is cancelled at the server too.
         """
-        if self._lost is not None:
-            raise ConnectionLost(self._lost)
+        if self._end_reason is not None:
+            raise ConnectionLost(self._end_reason)
         call = next(self._ids)
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[FrameMessage] = asyncio.get_running_loop().create_future()
         self._calls[call] = future
         try:
             async with asyncio.timeout(timeout):
-                _write(self._writer, _Sort.CALL, call, {**(header or {}), "kind": kind}, payload)
+                self._frames.write(_FrameType.CALL, call, {**(header or {}), "kind": kind}, payload)
+                del payload  # the caller may need it again; this function must not keep it alive longer than the send
                 await self._drain()
                 return await future
         except TimeoutError as error:
@@ -181,59 +194,60 @@ class FrameClient:
                 Code.DEADLINE_EXCEEDED, f"no answer to `{kind}`", f"within {timeout}s", "allow more time or retry"
             ) from error
         finally:
-            if self._calls.pop(call, None) is not None and self._lost is None:
-                _write(self._writer, _Sort.CANCEL, call, {})
+            if self._calls.pop(call, None) is not None and self._end_reason is None:
+                self._frames.cancel(call)
             future.cancel()
 
     async def wait_closed(self) -> None:
-        """Returns when the connection is over, whoever ended it."""
+        """Returns when the connection is over, whichever side ended it."""
         if self._reading is not None:
             await asyncio.wait([self._reading])
 
     async def close(self) -> None:
-        """Idempotent; calls in flight end with ConnectionLost."""
+        """Idempotent. Calls in flight end with ConnectionLost."""
         self._end("closed by this side")
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
 
     def abandon(self, refusal: Refusal) -> None:
-        """The peer is there and answers nothing: calls in flight end with `refusal`, and the connection with them."""
-        self._lost = str(refusal)
+        """Give up on a peer that is alive and does not answer: end calls in flight with `refusal`, and the
+        connection."""
+        self._end_reason = str(refusal)
         calls, self._calls = self._calls, {}
         for future in calls.values():
             if not future.done():
                 future.set_exception(ShoalError(refusal))
-        self._writer.transport.abort()
+        self._frames.abort()
 
     async def _drain(self) -> None:
         try:
-            await self._writer.drain()
+            await self._frames.drain()
         except OSError as error:
             self._end(f"{type(error).__name__}: {error}")
-            raise ConnectionLost(self._lost or "") from error
+            raise ConnectionLost(self._end_reason or "") from error
 
     async def _read_all(self) -> None:
         why = "the peer closed the connection"
         try:
             while True:
                 frame = await _read(self._reader, MAX_PAYLOAD)
-                if frame.overlong:
-                    raise FrameError(f"payload of {frame.overlong} bytes")
-                message = Message(str(frame.header.pop("kind", "")), frame.header, frame.payload)
-                if frame.sort is _Sort.PUSH:
+                if frame.oversized_bytes:
+                    raise FrameError(f"payload of {frame.oversized_bytes} bytes")
+                message = FrameMessage(str(frame.header.pop("kind", "")), frame.header, frame.payload)
+                if frame.frame_type is _FrameType.PUSH:
                     if self._on_push is not None:
                         self._on_push(message)
                     continue
                 future = self._calls.pop(frame.call, None)
                 if future is None or future.done():
                     continue
-                if frame.sort is _Sort.REPLY:
+                if frame.frame_type is _FrameType.REPLY:
                     future.set_result(message)
-                elif frame.sort is _Sort.REFUSAL:
+                elif frame.frame_type is _FrameType.REFUSAL:
                     future.set_exception(ShoalError(_refusal(frame.header)))
                 else:
-                    raise FrameError(f"a server sent {frame.sort.name}")
+                    raise FrameError(f"a server sent {frame.frame_type.name}")
         except asyncio.IncompleteReadError:
             pass
         except (OSError, FrameError) as error:
@@ -242,17 +256,17 @@ class FrameClient:
             self._end(why)
 
     def _end(self, why: str) -> None:
-        if self._lost is None:
-            self._lost = why
-            self._writer.close()
+        if self._end_reason is None:
+            self._end_reason = why
+            self._frames.close()
         calls, self._calls = self._calls, {}
         for future in calls.values():
             if not future.done():
-                future.set_exception(ConnectionLost(self._lost))
+                future.set_exception(ConnectionLost(self._end_reason))
 
 
 class FrameServer:
-    """Listens on one socket path (made 0600); each call runs its kind's handler in a task of its own."""
+    """Listens on one socket path (mode 0600). Each call runs the handler of its kind in its own task."""
 
     def __init__(
         self, path: str | Path, nonce: str, handlers: Mapping[str, Handler], *, max_payload: int = MAX_PAYLOAD
@@ -265,7 +279,7 @@ class FrameServer:
         self._max_payload = max_payload
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._writers: set[_FrameWriter] = set()
         self._empty_since: float | None = None
 
     @property
@@ -274,39 +288,39 @@ class FrameServer:
 
     @property
     def empty_since(self) -> float | None:
-        """loop.time() since when nobody is connected; None while somebody is."""
+        """loop.time() since which no peer is connected. None while one is."""
         return self._empty_since
 
     async def start(self) -> None:
-        """Raises OSError. A socket file left by a dead process is replaced."""
+        """Raises OSError. Replaces a socket file that a dead process left."""
         with suppress(FileNotFoundError):
             if stat.S_ISSOCK(self._path.lstat().st_mode):
                 self._path.unlink()
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             os.fchmod(sock.fileno(), 0o600)
-            with reachable(self._path) as address:
+            with socket_address(self._path) as address:
                 sock.bind(address)
             self._path.chmod(0o600)
             self._server = await asyncio.start_unix_server(
-                self._accept, sock=sock, limit=_CHUNK, backlog=descriptors.ACCEPTED_AT_ONCE
+                self._accept, sock=sock, limit=_CHUNK, backlog=file_descriptors.ACCEPTS_PER_TURN
             )
-            descriptors.widen(self._server)
+            file_descriptors.set_backlog(self._server)
         except BaseException:
             sock.close()
             raise
         self._empty_since = asyncio.get_running_loop().time()
 
     def push(self, kind: str, payload: bytes = b"", *, header: Header | None = None) -> None:
-        """To everybody connected now. A peer that reads too slowly to take it is dropped."""
-        for writer in tuple(self._writers):
-            if writer.transport.get_write_buffer_size() > MAX_PAYLOAD:
-                writer.transport.abort()
+        """Send to all connected peers. A peer that reads too slowly is dropped."""
+        for frames in tuple(self._writers):
+            if frames.waiting_bytes > MAX_PAYLOAD:
+                frames.abort()
             else:
-                _write(writer, _Sort.PUSH, 0, {**(header or {}), "kind": kind}, payload)
+                frames.write(_FrameType.PUSH, 0, {**(header or {}), "kind": kind}, payload)
 
     async def close(self) -> None:
-        """Stops listening, ends every connection and the calls on it, removes the socket file."""
+        """Stop listening, end every connection and its calls, remove the socket file."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -315,7 +329,8 @@ class FrameServer:
             task.cancel()
         if serving:
             await asyncio.wait(serving)
-        with suppress(PermissionError):  # a confined worker may make its socket only: its supervisor removes it
+        # a confined worker may create its socket but not remove it: its supervisor does
+        with suppress(PermissionError):
             self._path.unlink(missing_ok=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -326,73 +341,73 @@ class FrameServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         calls: dict[int, asyncio.Task[None]] = {}
         pending = 0
+        frames = _FrameWriter(writer)
         try:
-            if not await self._greet(reader, writer):
+            if not await self._greet(reader, frames, writer.get_extra_info("socket")):
                 return
-            self._writers.add(writer)
+            self._writers.add(frames)
             self._empty_since = None
             while True:
                 frame = await _read(reader, min(self._max_payload, MAX_PENDING_BYTES - pending))
-                if frame.sort is _Sort.CANCEL:
+                if frame.frame_type is _FrameType.CANCEL:
                     if frame.call in calls:
                         calls[frame.call].cancel()
                     continue
-                if frame.sort is not _Sort.CALL or frame.call in calls:
-                    raise FrameError(f"a client sent {frame.sort.name} {frame.call}")
-                why = self._unfit(frame, len(calls))
+                if frame.frame_type is not _FrameType.CALL or frame.call in calls:
+                    raise FrameError(f"a client sent {frame.frame_type.name} {frame.call}")
+                why = self._check_call(frame, len(calls))
                 if why is not None:
-                    _write(writer, _Sort.REFUSAL, frame.call, asdict(why))
-                    await writer.drain()
+                    frames.write(_FrameType.REFUSAL, frame.call, asdict(why))
+                    await frames.drain()
                     continue
                 size = len(frame.payload)
                 pending += size
-                task = asyncio.create_task(self._answer(frame, writer))
+                task = asyncio.create_task(self._answer(frame, frames))
                 calls[frame.call] = task
 
-                def finished(_: asyncio.Task[None], call: int = frame.call, size: int = size) -> None:
+                def on_done(_: asyncio.Task[None], call: int = frame.call, size: int = size) -> None:
                     nonlocal pending
                     calls.pop(call, None)
                     pending -= size
 
-                task.add_done_callback(finished)
+                task.add_done_callback(on_done)
                 del frame
         except (OSError, EOFError, FrameError):
             pass
         finally:
             for task in tuple(calls.values()):
                 task.cancel()
-            self._writers.discard(writer)
+            self._writers.discard(frames)
             if not self._writers:
                 self._empty_since = asyncio.get_running_loop().time()
-            writer.close()
+            frames.close()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        sock = writer.get_extra_info("socket")
+    async def _greet(self, reader: asyncio.StreamReader, frames: "_FrameWriter", sock: socket.socket) -> bool:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 hello = await _read(reader, 0)
         except TimeoutError:
             return False
-        _, uid = _peer(sock)
+        _, uid = _peer_credentials(sock)
         said = str(hello.header.get("nonce", ""))
-        known = hello.sort is _Sort.HELLO and hmac.compare_digest(said.encode(), self._nonce.encode())
+        known = hello.frame_type is _FrameType.HELLO and hmac.compare_digest(said.encode(), self._nonce.encode())
         if not known or uid != os.geteuid():
             why = Refusal(
                 Code.UNAUTHENTICATED, "a wrong nonce or user", "this process's own", "only its agent may call"
             )
-            _write(writer, _Sort.REFUSAL, 0, asdict(why))
+            frames.write(_FrameType.REFUSAL, 0, asdict(why))
             with suppress(OSError):
-                await writer.drain()
+                await frames.drain()
             return False
-        _write(writer, _Sort.WELCOME, 0, {})
+        frames.write(_FrameType.WELCOME, 0, {})
         return True
 
-    def _unfit(self, frame: _Frame, calls: int) -> Refusal | None:
-        if frame.overlong > self._max_payload:
+    def _check_call(self, frame: _Frame, calls: int) -> Refusal | None:
+        if frame.oversized_bytes > self._max_payload:
             return Refusal(
-                Code.TOO_LARGE, f"{frame.overlong} bytes", f"at most {self._max_payload}", "send smaller tensors"
+                Code.TOO_LARGE, f"{frame.oversized_bytes} bytes", f"at most {self._max_payload}", "send smaller tensors"
             )
-        if frame.overlong or calls >= MAX_PENDING_CALLS:
+        if frame.oversized_bytes or calls >= MAX_PENDING_CALLS:
             return Refusal(Code.OVERLOADED, f"{calls} calls wait", f"at most {MAX_PENDING_CALLS}", "retry later")
         if frame.header.get("kind") not in self._handlers:
             return Refusal(
@@ -400,37 +415,141 @@ class FrameServer:
             )
         return None
 
-    async def _answer(self, frame: _Frame, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, frame: _Frame, frames: "_FrameWriter") -> None:
         kind = str(frame.header.pop("kind"))
         try:
-            reply = await self._handlers[kind](Message(kind, frame.header, frame.payload))
-            _write(writer, _Sort.REPLY, frame.call, {**reply.header, "kind": reply.kind}, reply.payload)
+            reply = await self._handlers[kind](FrameMessage(kind, frame.header, frame.payload))
+            frames.write(_FrameType.REPLY, frame.call, {**reply.header, "kind": reply.kind}, reply.payload)
+            del reply  # it is kept alive until it is sent
         except ShoalError as error:
-            _write(writer, _Sort.REFUSAL, frame.call, asdict(error.refusal))
+            frames.write(_FrameType.REFUSAL, frame.call, asdict(error.refusal))
         except Exception as error:
             why = Refusal(Code.INTERNAL, f"{type(error).__name__}: {error}"[:2000], "", "report this with the log")
-            _write(writer, _Sort.REFUSAL, frame.call, asdict(why))
+            frames.write(_FrameType.REFUSAL, frame.call, asdict(why))
             _log.exception("handler_failed", kind=kind)
         finally:
             with suppress(OSError):
-                await writer.drain()
+                await frames.drain()
 
 
-def _write(
-    writer: asyncio.StreamWriter, sort: _Sort, call: int, header: Header, payload: bytes | memoryview = b""
-) -> None:
-    """Buffers one whole frame; nothing is awaited, so frames of concurrent calls never mix."""
-    text = json.dumps(header, separators=(",", ":")).encode()
-    if len(text) > MAX_HEADER or len(payload) > MAX_PAYLOAD:
-        raise refuse(
-            Code.TOO_LARGE,
-            f"a frame of {len(text)} + {len(payload)} bytes",
-            f"at most {MAX_HEADER} + {MAX_PAYLOAD}",
-            "send less at once",
-        )
-    writer.write(_HEAD.pack(_MAGIC, sort, len(text), len(payload), call) + text)
-    if len(payload):
-        writer.write(payload)
+async def _connect(
+    sock: socket.socket, path: Path, nonce: str, peer_pid: int | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, _Frame]:
+    """A connection, and the server's answer to the nonce. Raises what `FrameClient.connect` catches."""
+    with socket_address(path) as address:
+        await asyncio.get_running_loop().sock_connect(sock, address)
+    pid, uid = _peer_credentials(sock)
+    if uid != os.geteuid() or (peer_pid is not None and pid != peer_pid):
+        raise ConnectionLost(f"another process (pid {pid}, uid {uid}) holds {path.name}")
+    reader, writer = await asyncio.open_connection(sock=sock, limit=_CHUNK)
+    _FrameWriter(writer).write(_FrameType.HELLO, 0, {"nonce": nonce})
+    return reader, writer, await _read(reader, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _QueuedFrame:
+    """A frame of which at least a part is not in the socket's buffer yet."""
+
+    # Call id.
+    call: int
+    # Fixed head and JSON header, encoded.
+    head: bytes
+    # The payload, not copied.
+    payload: bytes | memoryview
+    # Set when the frame is in the socket's buffer, or will never be sent.
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _FrameWriter:
+    """Writes frames to one peer, one after the other. Copies a large payload piece by piece."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._queue: deque[_QueuedFrame] = deque()
+        self._sending: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that the peer has not taken yet."""
+        queued = sum(len(each.head) + len(each.payload) for each in self._queue)
+        return queued + self._writer.transport.get_write_buffer_size()
+
+    def write(self, frame_type: _FrameType, call: int, header: Header, payload: bytes | memoryview = b"") -> None:
+        """Awaits nothing, so that frames of concurrent calls never mix. Raises ShoalError(TOO_LARGE)."""
+        text = json.dumps(header, separators=(",", ":")).encode()
+        if len(text) > MAX_HEADER or len(payload) > MAX_PAYLOAD:
+            raise refuse(
+                Code.TOO_LARGE,
+                f"a frame of {len(text)} + {len(payload)} bytes",
+                f"at most {MAX_HEADER} + {MAX_PAYLOAD}",
+                "send less at once",
+            )
+        if self._is_closed:
+            return
+        head = _HEAD.pack(_MAGIC, frame_type, len(text), len(payload), call) + text
+        if self._sending is None and len(payload) <= _PIECE:
+            self._writer.write(head)
+            if len(payload):
+                self._writer.write(payload)
+            return
+        self._queue.append(_QueuedFrame(call, head, payload))
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_queue(), name="frames out")
+
+    def cancel(self, call: int) -> None:
+        """Drop a call that has not begun to leave. For any other, tell the peer."""
+        for queued in itertools.islice(self._queue, 1, None):
+            if queued.call == call:
+                self._queue.remove(queued)
+                queued.done.set()
+                return
+        self.write(_FrameType.CANCEL, call, {})
+
+    async def drain(self) -> None:
+        """Returns when everything written so far has left, up to the transport's buffer limit. Raises OSError."""
+        if self._queue:
+            await self._queue[-1].done.wait()
+        await self._writer.drain()
+
+    def close(self) -> None:
+        """Close the connection. Frames in the queue are dropped."""
+        self._end()
+        self._writer.close()
+
+    def abort(self) -> None:
+        self._end()
+        self._writer.transport.abort()
+
+    def _end(self) -> None:
+        self._is_closed = True
+        if self._sending is not None:
+            self._sending.cancel()
+        self._drop_queue()  # a task that has not started cannot do it itself
+
+    def _drop_queue(self) -> None:
+        for queued in self._queue:
+            queued.done.set()
+        self._queue.clear()
+
+    async def _send_queue(self) -> None:
+        """Send the frames in order. A frame stays first in the queue until it is in the socket's buffer."""
+        try:
+            while self._queue:
+                await self._send(self._queue[0])
+                self._queue.popleft().done.set()
+        except OSError:
+            pass  # `drain` raises the same error
+        finally:
+            self._drop_queue()
+            self._sending = None
+
+    async def _send(self, frame: _QueuedFrame) -> None:
+        self._writer.write(frame.head)
+        whole = memoryview(frame.payload)
+        for at in range(0, len(whole), _PIECE):
+            self._writer.write(whole[at : at + _PIECE])
+            await self._writer.drain()
 
 
 async def _read(reader: asyncio.StreamReader, max_payload: int) -> _Frame:
@@ -440,18 +559,31 @@ async def _read(reader: asyncio.StreamReader, max_payload: int) -> _Frame:
         raise FrameError("not a frame")
     text = await reader.readexactly(header_size)
     try:
-        known = _Sort(sort)
+        known = _FrameType(sort)
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FrameError(str(error)) from error
     if not isinstance(header, dict):
         raise FrameError("the header is no object")
     if payload_size <= max_payload:
-        return _Frame(known, call, header, await reader.readexactly(payload_size))
+        return _Frame(known, call, header, await _read_payload(reader, payload_size))
     left = payload_size
     while left:
         left -= len(await reader.readexactly(min(left, _CHUNK)))
-    return _Frame(known, call, header, b"", overlong=payload_size)
+    return _Frame(known, call, header, b"", oversized_bytes=payload_size)
+
+
+async def _read_payload(reader: asyncio.StreamReader, size: int) -> bytes:
+    """Raises IncompleteReadError. Not `readexactly` for a large payload: it holds the bytes twice at its end."""
+    if size <= _CHUNK:
+        return await reader.readexactly(size)
+    whole = io.BytesIO()
+    while left := size - whole.tell():
+        piece = await reader.read(min(left, _CHUNK))
+        if not piece:
+            raise asyncio.IncompleteReadError(b"", left)
+        whole.write(piece)
+    return whole.getvalue()  # its own buffer, not a copy
 
 
 def _refusal(header: Mapping[str, Any]) -> Refusal:
@@ -464,7 +596,8 @@ def _refusal(header: Mapping[str, Any]) -> Refusal:
 
 
 def start_time(pid: int) -> int:
-    """In clock ticks since boot: with the pid, names one process for ever. Raises OSError when there is none."""
+    """Start time in clock ticks since boot: pid and start time together identify a process. Raises OSError if it is
+    gone."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
@@ -473,10 +606,10 @@ def _unix_socket() -> socket.socket:
     try:
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     except OSError as error:
-        raise ShoalError(descriptors.NONE_LEFT) from error
+        raise ShoalError(file_descriptors.NONE_LEFT) from error
 
 
-def _peer(sock: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the other end, as the kernel knows them."""
+def _peer_credentials(sock: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the peer, as the kernel knows them."""
     pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid

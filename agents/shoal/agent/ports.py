@@ -1,4 +1,4 @@
-"""What the agent needs from the world. The supervisor knows these Protocols and no adapter by name."""
+"""Ports of the agent: what the supervisor needs from outside. It knows these Protocols and no adapter by name."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from shoal.types.assignment import (
     Credential,
     Crossing,
     DesiredSet,
+    Forwarding,
     Ingress,
     Measured,
     PeerTrust,
@@ -28,104 +29,122 @@ from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
 from shoal.types.workload import WorkloadKey
 
 
-class Clock(Protocol):
+class AgentClock(Protocol):
+    """Elapsed time that continues across restarts, and the trusted wall clock."""
+
     def now(self) -> Elapsed: ...
     def wall(self) -> Wall: ...
     async def sleep(self, seconds: Seconds) -> None: ...
 
 
-class Sightings(Protocol):
-    """What must outlive this process of when its coordinator was last heard. Nothing here waits for a disk."""
+class CoordinatorContact(Protocol):
+    """When the coordinator was last in contact, kept across restarts of this process. No method waits for a disk."""
 
-    def heard(self) -> Elapsed | None:
-        """The coordinator's last word to this run or an earlier one, on the Clock's scale; None without any."""
+    def last_contact(self) -> Elapsed | None:
+        """Time of the last message from the coordinator, in this run or an earlier one, on the clock's scale. None if
+        there was none."""
         ...
 
-    def linked(self, coordinator_time: Wall) -> None:
-        """A session began; coordinator_time: what its welcome says."""
+    def on_link_up(self, coordinator_time: Wall) -> None:
+        """A session began. `coordinator_time` is the coordinator's wall clock, from its welcome."""
         ...
 
-    def cut_off(self) -> None: ...
+    def on_link_lost(self) -> None: ...
 
 
 class Log(Protocol):
-    """One structured event; `error` marks what a person should look at."""
+    """Writes one structured event. `error` marks an event that an operator should see."""
 
     def __call__(self, event: str, *, error: bool = False, **fields: str | float | None) -> None: ...
 
 
 class Logs(Protocol):
-    """What this node's processes logged."""
+    """Reads the log files of this node's processes."""
 
     async def read(self, asked: LogsAsked) -> LogLines: ...
 
 
 class Spans(Protocol):
-    """What this node's front remembers of traces."""
+    """Reads the trace spans that this node's front keeps in memory."""
 
     async def spans(self, asked: SpansAsked) -> SpansFound:
-        """Raises ShoalError while the front is being restarted."""
+        """Raises ShoalError while the front restarts."""
         ...
 
 
-class Driver(Protocol):
-    """One family of devices (entry point group `shoal.devices`). Imports no runtime: runs in the supervisor."""
+class DeviceDriver(Protocol):
+    """One family of devices (entry point group `shoal.devices`). It runs in the supervisor and imports no runtime."""
 
     def discover(self) -> tuple[Device, ...]:
-        """Devices present now; empty where the family's library or hardware is missing. Never raises for absence."""
+        """Devices present now. Empty if the family's library or hardware is missing; absence never raises."""
         ...
 
     def read(self, device: str) -> Reading:
         """Raises ShoalError(DEVICE_LOST)."""
         ...
 
-    def pace(self, device: str) -> "Pace | None":
-        """How a worker must pace and meter this device; None for a real one."""
+    def pace(self, device: str) -> "EmulatedPace | None":
+        """How a worker must pace and meter this device. None for real hardware."""
         ...
 
-    def rest(self, device: str, asleep: bool) -> Seconds:
-        """Puts a device to sleep, or wakes it; asked again it changes nothing. Until it can run something, from now on:
-        of one that sleeps what waking takes. 0 and no sleep where it cannot (`Device.rest` is None)."""
+    def set_sleep(self, device: str, asleep: bool) -> Seconds:
+        """Put a device to sleep, or wake it. Idempotent.
+
+        Returns the seconds until the device can run work: for a device asleep, its wake-up time. A device that cannot
+        sleep (`Device.rest` is None) ignores the call and returns 0.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
-    """What configuration tells drivers. emulate: one emulated device each, `PROFILE` or `PROFILE=SIZE` of its memory.
-    wake_scale: they wake in so many times what their profile says. condition: a file that says how they are now."""
+    """Configuration passed to drivers."""
 
+    # One emulated device per entry: `PROFILE`, or `PROFILE=SIZE` to override its memory size.
     emulate: tuple[str, ...] = ()
+    # Factor on the time of every answer of an emulated device. 1: the profile's own time.
     time_scale: float = 1.0
+    # Factor on the profile's wake-up time of an emulated device.
     wake_scale: float = 1.0
-    condition: Path | None = None
+    # JSON file with the current state of emulated devices (`devices/emulated_state.py`). None: all are healthy.
+    emulated_state_file: Path | None = None
 
 
 class DriverFactory(Protocol):
-    """What an entry point of group `shoal.devices` is. Raises ShoalError(FIELD_INVALID) on options it cannot meet."""
+    """Type of an entry point in group `shoal.devices`. Raises ShoalError(FIELD_INVALID) for options it cannot meet."""
 
-    def __call__(self, clock: Clock, options: DriverOptions) -> Driver: ...
+    def __call__(self, clock: AgentClock, options: DriverOptions) -> DeviceDriver: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """An emulated device's behaviour.
+class EmulatedPace:
+    """How an emulated device behaves.
 
     One inference of Work w takes launch_s + w.nodes * node_s + max(w.conv_flops / conv rate + (w.matmul_flops +
-    w.other_flops) / matmul rate, w.bytes / elementwise_bytes) seconds of device time; its answer waits `time_scale`
-    times that.
+    w.other_flops) / matmul rate, w.bytes / elementwise_bytes) seconds of device time. The caller waits `time_scale`
+    times that for the answer.
     """
 
+    # Name of the profile, as in `profiles/NAME.json`.
     profile: str
+    # The published results that the profile is derived from, as text.
     source: str
+    # The rates in the formula above: FLOP/s, bytes/s and seconds. Their `load_bytes` is NaN.
     rates: Rates
+    # Factor between device time and the time that a caller waits here.
     time_scale: float
+    # Memory of the device: the profile's, or the size in `DriverOptions.emulate`.
     memory_bytes: Bytes
+    # Power while a run is in progress, in watts.
     active_w: Watts
+    # Power while awake and idle, in watts. NaN if the profile has no figure.
     idle_w: Watts
+    # The system whose mains power the watts are. Empty: they are the device's own.
+    system: str = ""
 
 
-class Session(Protocol):
-    """One connected session of the link. Both methods raise ShoalError when it is over."""
+class LinkSession(Protocol):
+    """One connected session of the link. `send` and `receive` raise ShoalError once the session is over."""
 
     welcome: Welcome
 
@@ -135,24 +154,26 @@ class Session(Protocol):
 
 
 class LinkRefused(ShoalError):
-    """The coordinator answered a hello with a refusal. fatal: as in Refused."""
+    """The coordinator answered a hello with a refusal. `message.fatal` is as in Refused."""
 
-    def __init__(self, refused: Refused) -> None:
-        super().__init__(refused.refusal)
-        self.refused = refused
+    def __init__(self, message: Refused) -> None:
+        super().__init__(message.refusal)
+        self.message = message
 
 
-class Link(Protocol):
-    async def connect(self, hello: Hello) -> Session:
+class CoordinatorLink(Protocol):
+    """Opens sessions with a coordinator of the region."""
+
+    async def connect(self, hello: Hello) -> LinkSession:
         """Raises LinkRefused, ShoalError(COORDINATOR_UNREACHABLE | CERT_* | ...)."""
         ...
 
 
-class Journal(Protocol):
-    """The desired set and receipts on disk. `save` returns only when a power cut cannot lose it."""
+class AgentJournal(Protocol):
+    """The desired set and the receipts on disk. `save` returns only when a power cut cannot lose the set."""
 
     async def load(self) -> DesiredSet | None:
-        """The last saved set; a corrupt file is set aside and the previous verified copy returned."""
+        """The last saved set. A corrupt file is moved aside, and the previous verified copy is returned."""
         ...
 
     async def save(self, desired: DesiredSet) -> None:
@@ -163,76 +184,93 @@ class Journal(Protocol):
     async def save_receipts(self, receipts: tuple[SignedReceipt, ...]) -> None: ...
 
 
-class Cache(Protocol):
-    """Model bytes by digest, with a quota; pinned digests stay."""
+class ModelCache(Protocol):
+    """Model bytes by digest, within a quota. Pinned digests are never evicted."""
 
     async def admit(self, asked: Assignment) -> None:
-        """Judges the publisher's signature before anything is loaded, where the assignment or this device asks for one.
+        """Verify the publisher's signature before anything is loaded, if the assignment or this device requires one.
 
-        Raises ShoalError(SIGNATURE_REQUIRED | SIGNATURE_INVALID | MODEL_ROLLBACK | DISK_FULL)."""
+        Raises ShoalError(SIGNATURE_REQUIRED | SIGNATURE_INVALID | MODEL_ROLLBACK | DISK_FULL).
+        """
         ...
 
     async def ensure(self, digest: str, size: Bytes) -> str:
-        """Path of verified bytes, fetched (resumably) when absent.
+        """Path of verified bytes. A missing file is fetched, and a broken transfer resumes.
 
-        Raises ShoalError(FETCH_FAILED | MODEL_DIGEST | DISK_FULL | MODEL_UNKNOWN)."""
+        Raises ShoalError(FETCH_FAILED | MODEL_DIGEST | DISK_FULL | MODEL_UNKNOWN).
+        """
         ...
 
     async def discard(self, digest: str) -> None:
-        """Set aside bytes that turned out corrupt, so that the next `ensure` fetches again."""
+        """Move aside bytes that turned out to be corrupt, so that the next `ensure` fetches them again."""
         ...
 
     async def collect(self, pinned: frozenset[str]) -> tuple[str, ...]:
-        """Delete least recently used digests over the quota, never a pinned one; returns what went."""
+        """Delete the least recently used digests over the quota, never a pinned one. Returns the deleted digests."""
         ...
 
 
-class Recordings(Protocol):
-    """Where recordings go: the coordinator."""
+class RecordingSink(Protocol):
+    """Uploads recordings to the coordinator."""
 
     async def record(self, assignment: str, model: str, digest: str, content: bytes) -> None:
-        """What this replica of the model answered. When it returns, that is the model's reference.
+        """Upload the answers of this replica. When this returns, they are the reference of the model.
 
-        Raises ShoalError(CONFLICT | ROLE_DENIED | ..): another's is, or that was not asked, or nobody took it yet."""
+        Raises ShoalError(CONFLICT | ROLE_DENIED | ..): another recording is the reference already, this one was not
+        requested, or no coordinator accepted it yet.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What this node shows and whom it believes. serial: of its certificate. roots: fingerprints of CAs."""
+class NodeTrust:
+    """The certificate that this node presents and the CAs that it trusts."""
 
+    # Serial number (decimal) of this node's certificate. Empty without one.
     serial: str = ""
+    # Fingerprints of the trusted CAs.
     roots: tuple[str, ...] = ()
 
 
-class Membership(Protocol):
-    """This node's place in its region: certificate and trust, kept up on disk."""
+class NodeMembership(Protocol):
+    """This node's certificate and trusted CAs, kept current on disk."""
 
-    def held(self) -> Held: ...
+    def current_trust(self) -> NodeTrust: ...
     async def adopt(self, trust: Trust) -> None:
-        """Trusts these CAs from now on; on disk when it returns. Raises ShoalError(DISK_FULL | MESSAGE_INVALID)."""
+        """Trust these CAs from now on. They are on disk when this returns. Raises ShoalError(DISK_FULL |
+        MESSAGE_INVALID)."""
         ...
 
-    def doubt(self, refusal: Refusal) -> None:
-        """The link was refused so: about a certificate, it may mean that this node's must be renewed, or is revoked."""
+    def on_link_refused(self, refusal: Refusal) -> None:
+        """The link was refused. A refusal about the certificate may mean that it needs renewal or is revoked."""
         ...
 
 
-class Signer(Protocol):
+class ReceiptSigner(Protocol):
+    """Signs capability receipts with the node's key."""
+
     def sign_receipt(self, receipt: Receipt) -> SignedReceipt: ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
+    """A replica is loaded and warm, and accepts requests."""
+
+    # Id of the assignment.
     assignment: str
+    # What loading and warming up cost on this device.
     measured: Measured
+    # Inputs of the loaded graph; -1 for a dynamic axis.
     inputs: tuple[TensorSpec, ...]
+    # Outputs of the loaded graph; -1 for a dynamic axis.
     outputs: tuple[TensorSpec, ...]
+    # Why the replica serves without a warm-up. Empty: it had one.
+    no_warmup_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPhase:
-    """Progress inside the worker: loading -> warming."""
+    """Progress inside the worker: loading, then warming."""
 
     assignment: str
     phase: str
@@ -240,7 +278,7 @@ class WorkerPhase:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """The runtime refused the model; the process itself is well."""
+    """The runtime refused the model. The worker process itself is healthy."""
 
     assignment: str
     refusal: Refusal
@@ -248,20 +286,28 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """own_fault: a fatal signal raised by itself or an exit while loading or running; a kill from outside is not."""
+    """A worker process ended while it held this assignment."""
 
+    # Id of the assignment.
     assignment: str
+    # True for a fatal signal that the process raised itself, and for an exit while loading or running. False for a kill
+    # from outside.
     own_fault: bool
+    # Why the process ended.
     refusal: Refusal
+    # True if the replica was loading or warming up, and its process had no request in flight.
+    at_load: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAdopted:
-    """A worker of an earlier supervisor answered with its nonce and still holds this assignment. verdict: as `judged`
-    was told of it."""
+    """A worker of an earlier supervisor answered with its nonce and still holds this assignment."""
 
+    # Id of the assignment.
     assignment: str
+    # None while the replica still loads.
     ready: WorkerReady | None
+    # As stored by `WorkerPool.record_verdict`. None if no verification finished.
     verdict: Verdict | None = None
 
 
@@ -269,15 +315,16 @@ WorkerEvent = WorkerReady | WorkerPhase | WorkerFailed | WorkerExited | WorkerAd
 
 
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Upper bounds of how many inputs a request brings."""
+"""Upper bounds of the histogram buckets of batch sizes (inputs per request)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """How many inputs each answered request brought, to one replica. counts: requests by the first of `BATCHES` that is
-    no less; the last: of more. inputs: of all of them."""
+    """Histogram of the batch sizes of answered requests, for one replica."""
 
+    # Requests per bucket of `BATCHES`; the last entry counts larger batches.
     counts: tuple[int, ...] = (0,) * (len(BATCHES) + 1)
+    # Sum of all batch sizes.
     inputs: int = 0
 
 
@@ -286,101 +333,132 @@ NO_BATCHES: Final = Batches()
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
+    """Counters of one replica, from its worker's last status."""
+
+    # Id of the assignment.
     assignment: str
+    # Requests that wait or run in the worker.
     in_flight: int
+    # Totals since the replica became ready, one entry per origin of requests.
     served: tuple[Served, ...]
+    # Batch sizes of the answered requests.
     batches: Batches = NO_BATCHES
+    # Histogram of latencies (`types.latency`); () before the first answer.
     latencies: Counts = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LocalWorker:
-    """A worker of this node that is ready and takes requests: where the front reaches it (Unix socket, its nonce)."""
+    """A ready worker of this node that accepts requests, with the address for the front."""
 
+    # Id of the assignment.
     assignment: str
+    # The workload that it serves.
     workload: WorkloadKey
+    # Path of the worker's Unix socket.
     socket: str
+    # Secret that the worker expects in the hello of a connection.
     nonce: str
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
-    """A replica of this node that another is compared with, or may be. verifiers: who may ask it; nobody else. capture:
-    how many of its requests are kept in memory for that, with the workload's consent."""
+class VerificationSource:
+    """A replica of this node whose answers other replicas are compared with, or may be."""
 
+    # Id of the assignment.
     assignment: str
+    # Who may request a comparison. All others are refused.
     verifiers: tuple[Verifier, ...]
+    # How many of its requests the front keeps in memory for comparisons, with the workload's consent. 0: none.
     capture: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
-    """A replica of this node whose sessions the front keeps, whether or not its worker is there now. session: each
-    input that takes state, and the output that gives it. handover: where they go; givers: who may hand it some."""
+class StatefulReplica:
+    """A replica of this node whose sessions the front keeps, whether or not its worker runs now."""
 
+    # Id of the assignment.
     assignment: str
+    # The workload that it serves.
     workload: WorkloadKey
+    # For each input that takes state, the name of the output that returns it.
     session: Mapping[str, str]
+    # Where the sessions migrate to. None: they stay.
     handover: Handover | None = None
+    # Handover sources: the nodes that may hand sessions to this replica, each for one migration.
     givers: tuple[Giver, ...] = ()
 
 
-class Workers(Protocol):
-    """Worker processes: one per assignment, or for several shared ones, and a spare. Outcomes come by `events`."""
+class WorkerPool(Protocol):
+    """Worker processes: one per assignment or per group of shared assignments, and a spare. Results arrive through
+    `events`."""
 
     async def adopt(self) -> tuple[WorkerAdopted, ...]:
-        """Workers left by an earlier supervisor (pid, start time, nonce checked); what cannot be adopted is ended."""
+        """Adopt the workers that an earlier supervisor left (pid, start time and nonce checked). Kill all others."""
         ...
 
-    async def start(self, assignment: Assignment, path: str) -> None: ...
+    async def start(self, assignment: Assignment, path: str, samples: str = "") -> None:
+        """Load an assignment from `path`. `samples` is the path of warm-up inputs; empty: generated inputs are used."""
+        ...
+
     async def stop(self, assignment: str) -> None:
-        """Ends the worker at once; draining is the caller's business. Unknown names are no error."""
+        """Kill the worker at once; draining is up to the caller. An unknown name is not an error."""
         ...
 
     def local(self, assignment: str) -> LocalWorker | None:
-        """Where the front reaches this started worker; None when there is none."""
+        """The address of this worker for the front. None if the worker is not ready."""
         ...
 
-    async def judged(self, assignment: str, verdict: Verdict) -> None:
-        """So that whoever adopts the worker knows. Unknown names are no error."""
+    async def record_verdict(self, assignment: str, verdict: Verdict) -> None:
+        """Store the verdict with the worker, so that a supervisor that adopts it knows. An unknown name is not an
+        error."""
         ...
 
     async def probe(self, device: Device) -> Receipt:
-        """Measure one device in a worker, at most 10 s. node and signature are filled in by the caller."""
+        """Measure one device in a worker, in at most 10 s. The caller fills in node and signature."""
         ...
 
     def events(self) -> AsyncIterator[WorkerEvent]: ...
     async def stats(self) -> tuple[WorkerStats, ...]: ...
     async def close(self, *, keep: bool) -> None:
-        """keep: leave workers running for the next supervisor."""
+        """With `keep`, workers keep running for the next supervisor."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FrontStats:
+    """Counters of the front process."""
+
+    # True if the front runs, is configured, and accepts requests.
     ready: bool
+    # Requests that entered the region at this node, by workload.
     ingress: tuple[Ingress, ...]
+    # (assignment, requests in flight towards it), for local endpoints.
     in_flight: tuple[tuple[str, int], ...]
-    """(assignment, requests in flight towards it) for local endpoints."""
+    # Requests that crossed between regions, by agreement.
     crossings: tuple[Crossing, ...] = ()
+    # (assignment, sessions it holds).
     sessions: tuple[tuple[str, int], ...] = ()
-    """(assignment, sessions that it has)"""
+    # (front of the region, its forwards that this front has refused since it started).
+    denied: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """verdict: whether its answers can be a reference. content: the pack of inputs and answers; empty where not."""
+class ReferenceRecording:
+    """Result of recording a replica's answers as a reference."""
 
+    # Whether the answers can serve as a reference.
     verdict: Verdict
+    # The sample pack of inputs and answers. Empty if they cannot.
     content: bytes
 
 
-class Front(Protocol):
-    """The data-plane process, kept running; configured whole each time."""
+class FrontControl(Protocol):
+    """The data-plane process, kept running. `configure` replaces its whole configuration."""
 
     @property
-    def adopted(self) -> bool:
-        """Whether it runs since an earlier supervisor, so that it serves what that one told it, if nobody else does."""
+    def is_adopted(self) -> bool:
+        """True if an earlier supervisor started this front, and it still serves that configuration."""
         ...
 
     async def configure(
@@ -390,31 +468,45 @@ class Front(Protocol):
         workers: tuple[LocalWorker, ...] = (),
         revoked: tuple[str, ...] = (),
         peers: tuple[PeerTrust, ...] = (),
-        witnesses: tuple[Witness, ...] = (),
-        keepers: tuple[Keeper, ...] = (),
+        verification_sources: tuple[VerificationSource, ...] = (),
+        stateful_replicas: tuple[StatefulReplica, ...] = (),
+        forwarding: Forwarding | None = None,
     ) -> None:
-        """Idempotent. Returns when the front has taken it; a front that is restarted gets the last one again.
+        """Replace the configuration. Idempotent. Returns when the front has applied it; a restarted front gets the last
+        one again.
 
-        workers: those that may take new requests (ready, not draining). One that is left out gets nothing new and
-        finishes what it has. revoked: serials of certificates that are refused. peers: other regions that a gateway
-        may meet. witnesses: of the workers, those that others may be compared with. keepers: of stateful workloads; the
-        sessions of one that is left out are lost."""
+        - workers: those that may accept new requests (ready, not draining). A worker that is left out gets no new
+          request and finishes those in flight.
+        - revoked: serials of certificates to refuse.
+        - peers: other regions that a gateway may connect to.
+        - verification_sources: workers that other replicas may be compared with.
+        - stateful_replicas: replicas of stateful workloads. The sessions of one that is left out are lost.
+        - forwarding: who may forward requests here. None: every front of the region.
+        """
         ...
 
-    async def lease(self, seconds: Seconds) -> None:
-        """What this node has alone (sessions), it has for so long from now, and no longer than it was last told."""
+    async def lease(self, seconds: Seconds, claim: str) -> None:
+        """Grant this node exclusive ownership of its sessions for `seconds` from now. The last call decides when it
+        ends.
+
+        A different `claim` after a gap drops the sessions held before.
+        """
         ...
 
     async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:
-        """Compares what this worker answers with what `asked` names. pack: path of its verified bytes, "" without one.
+        """Compare this worker's answers with the source that `asked` names. `pack` is the path of its verified sample
+        pack, "" for none.
 
-        Raises ShoalError where there is no verdict to be had, or not yet: the source does not answer, say."""
+        Raises ShoalError if no verdict is possible, or not yet; for example, the source does not answer.
+        """
         ...
 
-    async def record(self, worker: LocalWorker, asked: Verification, pack: str) -> Recorded:
-        """What this worker answers, as its model's reference. pack: path of inputs, "": they are made up.
+    async def record(self, worker: LocalWorker, asked: Verification, pack: str) -> ReferenceRecording:
+        """Record this worker's answers as the reference of its model. `pack` is the path of inputs, "" for generated
+        ones.
 
-        Raises ShoalError where that came to nothing yet."""
+        Raises ShoalError if there is no recording yet.
+        """
         ...
 
     async def stats(self) -> FrontStats: ...

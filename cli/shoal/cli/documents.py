@@ -1,33 +1,55 @@
-"""Files for plan and apply: read, checked offline, local models found and pushed by digest."""
+"""Files for plan and apply: read, checked offline, with their local models found and pushed by digest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from shoal.cli.modelfiles import signature_of
 from shoal.cli.render.progress import bytes_progress
-from shoal.client import Region
+from shoal.client import RegionClient
 from shoal.client.region import digest_of
-from shoal.policies import Problem, Workload, load
+from shoal.policies import MAX_BYTES, Problem, Workload, load
+from shoal.policies import Document as Loaded
 from shoal.types.codes import Code, refuse
 from shoal.v1 import operator_pb2
 
 SUFFIXES = (".yaml", ".yml")
 
 
+class FileDocumentKey(NamedTuple):
+    """Identifies one document."""
+
+    # As the document writes it, e.g. `Workload`.
+    kind: str
+    name: str
+    # Only workloads have one; empty for other kinds.
+    tenant: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """documents as sent; sources: model source as written -> file here. samples: as written -> file here, and the
-    models (as written) that they are for."""
+    """The documents that `plan` and `apply` send, and the local files that they name."""
 
+    # One per file, as sent to the region; empty if there is any problem.
     documents: tuple[operator_pb2.Document, ...]
+    # What the offline check found, with file and line.
     problems: tuple[Problem, ...]
+    # Local models: `source` as the document writes it -> path here.
     sources: dict[str, Path]
+    # Local sample packs: `samples` as written -> (path here, models they belong to, as written).
     samples: dict[str, tuple[Path, tuple[str, ...]]]
+    # Of every document in the files, in file order.
+    keys: tuple[FileDocumentKey, ...] = ()
+
+    @property
+    def workloads(self) -> tuple[tuple[str, str], ...]:
+        """(tenant, name)."""
+        return tuple((key.tenant, key.name) for key in self.keys if key.kind == "Workload")
 
 
 def read(paths: Sequence[str]) -> Bundle:
-    """All documents of files and folders. Raises ShoalError(SOURCE_UNREACHABLE)."""
+    """Read all documents of files and folders. Raises ShoalError(SOURCE_UNREACHABLE)."""
     files = [file for path in paths for file in _expand(Path(path))]
     texts = [(str(file), _text(file)) for file in files]
     loaded = load(texts)
@@ -35,7 +57,7 @@ def read(paths: Sequence[str]) -> Bundle:
     samples: dict[str, tuple[Path, tuple[str, ...]]] = {}
     for document in loaded.documents:
         if isinstance(document.value, Workload):
-            folder = Path(document.text).parent
+            folder = Path(document.source).parent
             model = document.value.spec.model
             models = (model.source, *(variant.source for variant in model.variants))
             for source in models:
@@ -48,15 +70,17 @@ def read(paths: Sequence[str]) -> Bundle:
         raise refuse(
             Code.FIELD_MISSING, f"no documents in {', '.join(paths)}", "at least one", "begin with: shoal policy new"
         )
-    documents = tuple(operator_pb2.Document(name=name, text=text.decode()) for name, text in texts)
-    return Bundle(documents, tuple(loaded.problems), sources, samples)
+    # Nothing is sent if there is a problem: a file may not even be text.
+    sent = () if loaded.problems else texts
+    documents = tuple(operator_pb2.Document(name=name, text=text.decode()) for name, text in sent)
+    keys = tuple(_key(document) for document in loaded.documents)
+    return Bundle(documents, tuple(loaded.problems), sources, samples, keys)
 
 
-def push_sources(api: Region, bundle: Bundle) -> dict[str, str]:
-    """Pushes each local model that the region does not hold yet, with the signature beside it, then samples for them;
-    source -> digest.
+def push_sources(api: RegionClient, bundle: Bundle) -> dict[str, str]:
+    """Push each local model that the region lacks, with the signature beside it, then its samples; source -> digest.
 
-    Bytes by digest change nothing that runs, and a plan needs the model's profile: so plan pushes as well as apply.
+    Plan pushes as well as apply: bytes by digest change nothing that runs, and a plan needs the model's profile.
     """
     held = {model.digest: bool(model.signatures) for model in api.models()}
     digests: dict[str, str] = {}
@@ -80,7 +104,7 @@ def push_sources(api: Region, bundle: Bundle) -> dict[str, str]:
 
 def _expand(path: Path) -> list[Path]:
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+        found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and not file.is_dir())
         if not found:
             raise refuse(Code.SOURCE_UNREACHABLE, f"no {' or '.join(SUFFIXES)} in {path}", "documents", "name a file")
         return found
@@ -88,12 +112,21 @@ def _expand(path: Path) -> list[Path]:
 
 
 def _text(path: Path) -> bytes:
+    """Read no more than shows that the file is too large: the path may name a model."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
     except OSError as cause:
         raise refuse(
             Code.SOURCE_UNREACHABLE, f"{path}: {cause.strerror}", "a YAML file that can be read", "correct the path"
         ) from cause
+
+
+def _key(document: Loaded) -> FileDocumentKey:
+    if isinstance(document.value, Workload):
+        metadata = document.value.metadata
+        return FileDocumentKey(document.kind, metadata.name, metadata.tenant)
+    return FileDocumentKey(document.kind, document.name)
 
 
 def _is_path(source: str) -> bool:

@@ -1,6 +1,11 @@
-"""`shoal`: one command for people. A file per verb in `commands/`; this one only joins them."""
+"""`shoal`, the command line. Each verb has a file in `commands/`; this module joins them."""
 
+import json
+import os
 import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
 
 import click
 
@@ -35,93 +40,95 @@ from shoal.cli.commands import (
     trace,
     upgrade,
     validate,
+    version,
 )
+from shoal.cli.grouped_help import GroupedHelp
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
-_VERBS: tuple[click.Command, ...] = (
-    demo.demo,
-    dev.dev,
-    context.context,
-    policy.policy,
-    validate.validate,
-    plan.plan,
-    apply.apply,
-    get.get,
-    describe.describe,
-    explain.explain,
-    can_move.can_move,
-    delete.delete,
-    infer.infer,
-    model.model,
-    events.events,
-    cordon.cordon,
-    cordon.uncordon,
-    migrate.migrate,
-    migrate.drain,
-    rollback.rollback,
-    rollback.history,
-    node.node,
-    ca.ca,
-    region.region,
-    federation.federation,
-    token.token,
-    doctor.doctor,
-    backup.backup,
-    backup.restore,
-    logs.logs,
-    trace.trace,
-    support.support_bundle,
-    upgrade.upgrade,
-    bench.bench,
+GROUPS: Final[Mapping[str, tuple[click.Command, ...]]] = {
+    "Begin": (demo.demo, dev.dev, context.context, version.version),
+    "Say what you want": (policy.policy, validate.validate, plan.plan, apply.apply, delete.delete),
+    "See what there is, and why": (get.get, describe.describe, explain.explain, events.events, trace.trace, logs.logs),
+    "Use it": (infer.infer, model.model),
+    "Move it": (
+        can_move.can_move, migrate.migrate, migrate.drain, cordon.cordon, cordon.uncordon, rollback.rollback,
+        rollback.history,
+    ),
+    "Run a region": (
+        doctor.doctor, token.token, node.node, ca.ca, region.region, federation.federation, upgrade.upgrade,
+        backup.backup, backup.restore, support.support_bundle, bench.bench,
+    ),
+}  # fmt: skip
+"""Every verb by purpose, in the order of the help."""
+
+EXAMPLES: Final = (
+    ("shoal dev up", "a region on this machine, with a gateway and emulated devices"),
+    ("shoal model push reader.onnx", "put a model in"),
+    ("shoal apply -f examples/reader.yaml --wait", "have it served"),
+    ("shoal explain reader", "why it is where it is"),
+    ("shoal infer reader --input line.npz", "ask it"),
 )
 
 
-LATER: dict[str, str] = {
+PLANNED_VERBS: dict[str, str] = {
     "simulate": "simulator",
     "top": "dashboard",
     "dashboard": "dashboard",
 }
-"""Verbs of the contract that a later release brings, and with what."""
+"""Verbs that a later release adds, and with which feature."""
 
 
-class Verbs(click.Group):
-    """Says of a verb that is still to come that it is, rather than that there is none."""
+class Verbs(GroupedHelp):
+    """Reports a planned verb as planned rather than unknown."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] in LATER:
+        if args and args[0] in PLANNED_VERBS:
             raise refuse(
-                Code.NOT_SUPPORTED_YET, f"shoal {args[0]}", "a verb of this release", f"it comes with: {LATER[args[0]]}"
+                Code.NOT_SUPPORTED_YET,
+                f"shoal {args[0]}",
+                "a verb of this release",
+                f"it comes with: {PLANNED_VERBS[args[0]]}",
             )
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SHOAL"})
+@click.group(
+    cls=Verbs,
+    groups=GROUPS,
+    examples=EXAMPLES,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SHOAL"},
+)
 @click.version_option(package_name="shoal", message="shoal %(version)s")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.pass_context
 def shoal(ctx: click.Context, debug: bool) -> None:
     """Place ONNX models on whatever can run them, and see why they are where they are."""
     ctx.meta["shoal.debug"] = debug
-
-
-for _verb in _VERBS:
-    shoal.add_command(_verb)
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def main() -> None:
-    """Every error is one line, `CODE  found  asked  remedy`, on stderr; status 255, 2 for a wrong command line."""
+    """Run the command line.
+
+    Every error is one line on stderr, `found: ..; wanted: ..; try: .. (CODE)`, or a JSON object with `-o json`. The
+    status is 255, or 2 with USAGE if the command line cannot be parsed.
+    """
     debug = "--debug" in sys.argv
     try:
-        sys.exit(shoal(standalone_mode=False) or 0)
+        sys.exit(shoal(standalone_mode=False, prog_name="shoal") or 0)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.Abort:
         sys.exit(130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())  # a group without a verb, e.g. `shoal` alone
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "shoal"
-        fail(Refusal(Code.FIELD_INVALID, error.format_message(), "", f"{where} --help"), error.exit_code)
+        fail(Refusal(Code.USAGE, " ".join(error.format_message().split()), "", f"{where} --help"), error.exit_code)
     except ShoalError as error:
         if debug:
             raise
@@ -139,8 +146,20 @@ def main() -> None:
 
 
 def fail(refusal: Refusal, status: int = 255) -> None:
-    print(refusal, file=sys.stderr)
+    """Print the refusal on stderr: one line, or a JSON object if the command was asked for JSON."""
+    if _wants_json(sys.argv):
+        parts = {"code": refusal.code, "found": refusal.found, "wanted": refusal.asked, "try": refusal.remedy}
+        print(json.dumps({"error": parts}), file=sys.stderr)
+    else:
+        print(refusal, file=sys.stderr)
     sys.exit(status)
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Read from the words themselves, so that a command line that cannot be parsed fails in this form too."""
+    asked = [after for word, after in pairwise(words) if word in ("-o", "--output")]
+    asked += ["json" for word in words if word in ("-ojson", "--output=json")]
+    return (asked or [os.environ.get("SHOAL_OUTPUT", "")])[-1] == "json"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A model as files: its name, its signature beside it, and what a publisher signs of it."""
+"""A model as files: its name, the signature beside it, and which files a publisher signs."""
 
 import hashlib
 import os
@@ -8,21 +8,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from shoal.artifacts import signature_bundle as bundles
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.signature import SignedFile
-from shoal.wire import bundle as bundles
 
 SUFFIX: Final = ".sig"
 
 
 def model_name(path: Path) -> str:
-    """A lawful name out of a file's or directory's."""
+    """A valid model name made from a file's or directory's name."""
     stem = path.resolve().name if path.is_dir() else path.stem
     return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:63]
 
 
-def signature_beside(path: Path) -> Path:
-    """Where the signature of a model's file or directory lies, unless one says otherwise."""
+def default_signature_path(path: Path) -> Path:
+    """Where the signature of a model's file or directory is by default."""
     return path.with_name(f"{path.name}{SUFFIX}")
 
 
@@ -31,7 +31,7 @@ def signature_of(path: Path, given: Path | None) -> bytes:
 
     Raises ShoalError(SOURCE_UNREACHABLE).
     """
-    source = given or signature_beside(path)
+    source = given or default_signature_path(path)
     if given is None and not source.is_file():
         return b""
     try:
@@ -42,10 +42,10 @@ def signature_of(path: Path, given: Path | None) -> bytes:
         ) from cause
 
 
-def files_of(path: Path, left_out: Sequence[str], signature: Path) -> tuple[SignedFile, ...]:
-    """Every regular file of a model: the file itself, or all beneath a directory but `left_out` and the signature.
+def files_of(path: Path, excluded: Sequence[str], signature: Path) -> tuple[SignedFile, ...]:
+    """Every regular file of a model: the file itself, or all beneath a directory except `excluded` and the signature.
 
-    left_out: paths relative to the directory. Raises ShoalError(SOURCE_UNREACHABLE | MODEL_PATH).
+    excluded: paths relative to the directory. Raises ShoalError(SOURCE_UNREACHABLE | MODEL_PATH).
     """
     try:
         if not path.is_dir():
@@ -53,7 +53,7 @@ def files_of(path: Path, left_out: Sequence[str], signature: Path) -> tuple[Sign
         found = tuple(
             SignedFile(name, _digest(file))
             for file in _walk(path)
-            if not bundles.ignored(name := file.relative_to(path).as_posix(), (*bundles.DEFAULT_IGNORED, *left_out))
+            if not bundles.is_ignored(name := file.relative_to(path).as_posix(), (*bundles.DEFAULT_IGNORED, *excluded))
             and file.resolve() != signature.resolve()
         )
     except OSError as cause:
@@ -77,15 +77,15 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _digest(path: Path) -> str:
-    """Of a regular file that is no link. Raises OSError, ShoalError(MODEL_PATH)."""
+    """Digest of a regular file that is not a link. Raises OSError, ShoalError(MODEL_PATH)."""
     if path.is_symlink():
-        raise _no_file(path, "a link")
+        raise _not_a_plain_file(path, "a link")
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _no_file(path, "no regular file")
+            raise _not_a_plain_file(path, "no regular file")
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _no_file(path: Path, found: str) -> ShoalError:
+def _not_a_plain_file(path: Path, found: str) -> ShoalError:
     return refuse(Code.MODEL_PATH, f"{path}: {found}", "plain files alone", "remove it, or leave it out (--ignore)")

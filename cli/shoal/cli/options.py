@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from shoal.client import Context, Contexts, Region, freshen
+from shoal.client import Context, Contexts, RegionClient, renew_if_due
 from shoal.types.codes import Code, refuse
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,11 +28,11 @@ SINGULAR = {
     "agreements": "agreement",
     "migrations": "migration",
 }
-"""The kinds of things, as listings name them and as one of them is called."""
+"""Kind as listings name it -> its singular."""
 
 
 class ResourceKind(click.ParamType[str]):
-    """A kind by its plural or singular; the plural is what the command gets."""
+    """A kind by its plural or singular name; the command gets the plural."""
 
     name = "kind"
 
@@ -47,6 +47,23 @@ class ResourceKind(click.ParamType[str]):
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         return f"[{'|'.join(self._kinds)}]"
+
+
+class LabelPair(click.ParamType[tuple[str, str]]):
+    """NAME=VALUE."""
+
+    name = "name=value"
+
+    def convert(
+        self, value: str | tuple[str, str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = value.partition("=")
+        return (name, text) if equals and name else self.fail(f"{value!r:.80} is not NAME=VALUE", param, ctx)
+
+
+LABEL = LabelPair()
 
 
 def connection(command: F) -> F:
@@ -70,7 +87,7 @@ def tenant(command: F) -> F:
     return click.option("--tenant", envvar="SHOAL_TENANT", default="default", show_default=True)(command)
 
 
-def chosen(context: str, region: str) -> Context:
+def select_context(context: str, region: str) -> Context:
     """The context to use, renewed if that is due. Raises ShoalError(CONTEXT_UNKNOWN | REGION_MISMATCH)."""
     found = Contexts().get(context)
     if region and found.region != region:
@@ -80,16 +97,16 @@ def chosen(context: str, region: str) -> Context:
             f"region {region}",
             "choose another with --context",
         )
-    if (refusal := freshen(found)) is not None:
+    if (refusal := renew_if_due(found)) is not None:
         click.echo(f"not renewed: {refusal}", err=True)
     return found
 
 
 @contextmanager
-def connected(context: str, region: str) -> Iterator[Region]:
-    """Where the region has several coordinators, the context remembers which one led."""
-    found = chosen(context, region)
-    with Region(found) as api:
+def connect(context: str, region: str) -> Iterator[RegionClient]:
+    """Connect to the leader; the context remembers which of several coordinators it was."""
+    found = select_context(context, region)
+    with RegionClient(found) as api:
         try:
             yield api
         finally:

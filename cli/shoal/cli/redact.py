@@ -1,4 +1,4 @@
-"""What must not leave a region in a support bundle, taken out of text by what secrets look like and are called."""
+"""Removes secrets from a support bundle, by the form of the text and by the names of keys."""
 
 import re
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ _RULES: Final = (
 )
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     for pattern, instead in _RULES:
         text = pattern.sub(instead, text)
     return text
 
 
-def redacted_flags(flags: Mapping[str, str]) -> dict[str, str]:
-    """Of a coordinator: a value is judged by its flag's name too. Names of files stay."""
+def redact_flags(flags: Mapping[str, str]) -> dict[str, str]:
+    """Redact a coordinator's flags: a flag's name also marks its value as secret. File names stay."""
     return {
-        name: REDACTED if re.fullmatch(_NAMES, name, re.IGNORECASE) else redacted(said) for name, said in flags.items()
+        name: REDACTED if re.fullmatch(_NAMES, name, re.IGNORECASE) else redact(said) for name, said in flags.items()
     }

@@ -8,21 +8,21 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from shoal.client.contexts import Context, Contexts
 from shoal.client.enrolment import TOKEN_S, client_files, enrol
-from shoal.client.inference import Answer, Inference
-from shoal.client.region import Region, insisting
-from shoal.client.renewal import freshen, is_due, renew_context
+from shoal.client.inference import InferenceClient, InferenceResult
+from shoal.client.region import RegionClient, retry_while
+from shoal.client.renewal import is_due, renew_context, renew_if_due
 
 __all__ = [
     "TOKEN_S",
-    "Answer",
     "Context",
     "Contexts",
-    "Inference",
-    "Region",
+    "InferenceClient",
+    "InferenceResult",
+    "RegionClient",
     "client_files",
     "enrol",
-    "freshen",
-    "insisting",
     "is_due",
     "renew_context",
+    "renew_if_due",
+    "retry_while",
 ]

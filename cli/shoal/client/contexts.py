@@ -1,4 +1,4 @@
-"""Contexts: which region, as whom. One file, `contexts.json`, and a folder of PEM files for each."""
+"""Contexts: which region to call, and as whom. One file, `contexts.json`, and a folder of PEM files for each."""
 
 import json
 import os
@@ -6,27 +6,31 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from shoal.host.private_files import write_private
 from shoal.types.codes import Code, refuse
 from shoal.wire.identity import check_name
-from shoal.wire.private import write_private
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """address: host:port of the region's API, several with commas. folder: of cert.pem, key.pem, ca.pem.
+    """Which region to call, and as whom."""
 
-    gateway_rest, gateway_grpc: host:port of a gateway's data ports; empty: asked of the coordinator.
-    """
-
+    # Unique in contexts.json.
     name: str
+    # Region, or the federation's name.
     region: str
+    # host:port of the region's API; several are separated by commas.
     address: str
+    # Folder of cert.pem, key.pem and ca.pem.
     folder: str
+    # host:port of a gateway's REST data port; empty: ask the coordinator.
     gateway_rest: str = ""
+    # host:port of a gateway's gRPC data port; empty: ask the coordinator.
     gateway_grpc: str = ""
+    # Tenant of the workloads that commands name.
     tenant: str = "default"
+    # host:port where the certificate is renewed; empty: something else keeps the files fresh.
     enrolment: str = ""
-    """host:port where the certificate is renewed; empty: somebody else keeps the files fresh."""
 
     @property
     def certificate(self) -> Path:
@@ -41,7 +45,7 @@ class Context:
         return Path(self.folder) / "ca.pem"
 
 
-def home(environment: Mapping[str, str] = os.environ) -> Path:
+def config_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """SHOAL_HOME, else the user's configuration folder."""
     if found := environment.get("SHOAL_HOME"):
         return Path(found)
@@ -49,16 +53,16 @@ def home(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class _Book:
+class _ContextFile:
     contexts: tuple[Context, ...]
     current: str
 
 
 class Contexts:
-    """The user's contexts in `folder`, which may be moved, or mounted elsewhere, with the files that lie in it."""
+    """The user's contexts in `folder`, which may be moved or mounted elsewhere together with the files in it."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or home()
+        self.folder = folder or config_folder()
         self._file = self.folder / "contexts.json"
 
     def all(self) -> tuple[Context, ...]:
@@ -88,7 +92,7 @@ class Contexts:
         book = self._read()
         contexts = {other.name: other for other in book.contexts} | {context.name: context}
         current = context.name if use or not book.current else book.current
-        self._write(_Book(tuple(contexts.values()), current))
+        self._write(_ContextFile(tuple(contexts.values()), current))
 
     def use(self, name: str) -> Context:
         """Raises ShoalError(CONTEXT_UNKNOWN)."""
@@ -101,15 +105,15 @@ class Contexts:
         book = self._read()
         rest = tuple(context for context in book.contexts if context.name != name)
         current = book.current if book.current != name else (rest[0].name if rest else "")
-        self._write(_Book(rest, current))
+        self._write(_ContextFile(rest, current))
 
-    def _read(self) -> _Book:
+    def _read(self) -> _ContextFile:
         if not self._file.exists():
-            return _Book((), "")
+            return _ContextFile((), "")
         try:
             data = json.loads(self._file.read_text())
             contexts = tuple(Context(**entry) for entry in data["contexts"])
-            return _Book(
+            return _ContextFile(
                 tuple(replace(one, folder=str(self.folder / one.folder)) for one in contexts), str(data["current"])
             )
         except (ValueError, KeyError, TypeError) as cause:
@@ -120,12 +124,12 @@ class Contexts:
                 "move it away and log in again",
             ) from cause
 
-    def _write(self, book: _Book) -> None:
+    def _write(self, book: _ContextFile) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        contexts = [replace(one, folder=self._beneath(one.folder)) for one in book.contexts]
+        contexts = [replace(one, folder=self._relative(one.folder)) for one in book.contexts]
         data = {"current": book.current, "contexts": [asdict(context) for context in contexts]}
         write_private(self._file, json.dumps(data, indent=1).encode())
 
-    def _beneath(self, folder: str) -> str:
+    def _relative(self, folder: str) -> str:
         path = Path(folder)
         return str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else folder

@@ -1,7 +1,7 @@
 """Inference through a gateway: the Open Inference Protocol over REST with binary tensors.
 
-Any KServe or Triton client does as well; this one needs nothing but the standard library and numpy. (The gRPC stubs of
-the protocol are left alone here, so that a foreign client can live in the same process.)
+Any KServe or Triton client works as well; this one needs only the standard library and numpy. It does not import the
+protocol's gRPC stubs, so that a foreign client can live in the same process.
 """
 
 import http.client
@@ -9,7 +9,7 @@ import json
 import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -35,21 +35,24 @@ DTYPES: Final = {
     "FP32": np.float32,
     "FP64": np.float64,
 }
+BF16: Final = "BF16"
 _NAMES: Final = {np.dtype(kind): name for name, kind in DTYPES.items()}
 
 Tensors = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """outputs by name; headers as the gateway sent them, names in lower case."""
+class InferenceResult:
+    """outputs: by name. headers: as the gateway sent them, names in lower case."""
 
     outputs: dict[str, NDArray[Any]]
     headers: dict[str, str]
+    datatypes: dict[str, str] = field(default_factory=dict)
+    """By output, in the protocol's names. BF16 becomes float32, which holds each of its values exactly."""
 
 
-class Inference:
-    """One keep-alive connection to a gateway; not for use by two threads at once."""
+class InferenceClient:
+    """One keep-alive connection to a gateway; not safe for concurrent use by two threads."""
 
     def __init__(self, context: Context, address: str = "", timeout_s: float = 30.0) -> None:
         self._context = context
@@ -79,20 +82,34 @@ class Inference:
             raise ShoalError(_refusal(status, headers, body))
         return json.loads(body)  # type: ignore[no-any-return]
 
-    def infer(self, model: str, inputs: Tensors, *, deadline_s: float | None = None, traceparent: str = "") -> Answer:
-        """One request. traceparent: of the trace that it belongs to. Raises ShoalError with the gateway's code."""
-        raw = {name: _to_bytes(value) for name, value in inputs.items()}
+    def infer(
+        self,
+        model: str,
+        inputs: Tensors,
+        *,
+        deadline_s: float | None = None,
+        traceparent: str = "",
+        datatypes: Mapping[str, str] | None = None,
+        parameters: Mapping[str, str | int | bool] | None = None,
+    ) -> InferenceResult:
+        """Send one request. Raises ShoalError with the gateway's code.
+
+        traceparent: of the trace that the request belongs to. datatypes: of inputs whose array does not determine it,
+        since numpy has no BF16 (see `bfloat16`). parameters: of the request, such as `sequence_id`.
+        """
+        known = {name: _datatype(value, (datatypes or {}).get(name, "")) for name, value in inputs.items()}
+        raw = {name: _to_bytes(value, known[name], name) for name, value in inputs.items()}
         head = {
             "inputs": [
                 {
                     "name": name,
                     "shape": list(value.shape),
-                    "datatype": _datatype(value),
+                    "datatype": known[name],
                     "parameters": {"binary_data_size": len(raw[name])},
                 }
                 for name, value in inputs.items()
             ],
-            "parameters": {"binary_data_output": True},
+            "parameters": {**(parameters or {}), "binary_data_output": True},
         }
         text = json.dumps(head).encode()
         headers = {"Inference-Header-Content-Length": str(len(text)), "Content-Type": "application/octet-stream"}
@@ -104,7 +121,8 @@ class Inference:
         status, reply_headers, body = self._exchange("POST", path, b"".join((text, *raw.values())), headers)
         if status != 200:
             raise ShoalError(_refusal(status, reply_headers, body))
-        return Answer(_outputs(reply_headers, body), reply_headers)
+        outputs, told = _outputs(reply_headers, body)
+        return InferenceResult(outputs, reply_headers, told)
 
     def _exchange(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
@@ -125,23 +143,50 @@ class Inference:
         return reply.status, {name.lower(): value for name, value in reply.getheaders()}, content
 
 
-def _datatype(value: NDArray[Any]) -> str:
+def _datatype(value: NDArray[Any], declared: str) -> str:
+    if declared == BF16:
+        return declared
     if value.dtype.kind in "OSU":
         return "BYTES"
     name = _NAMES.get(value.dtype)
     if name is None:
-        raise refuse(Code.INVALID_ARGUMENT, f"dtype {value.dtype}", ", ".join((*DTYPES, "BYTES")), "convert the array")
+        asked = ", ".join((*DTYPES, "BYTES", BF16))
+        raise refuse(Code.INVALID_ARGUMENT, f"dtype {value.dtype}", asked, "convert the array")
     return name
 
 
-def _to_bytes(value: NDArray[Any]) -> bytes:
-    if _datatype(value) != "BYTES":
+def _to_bytes(value: NDArray[Any], datatype: str, name: str) -> bytes:
+    if datatype == BF16:
+        return bfloat16(value, name).tobytes()
+    if datatype != "BYTES":
         return np.ascontiguousarray(value).tobytes()
     items = (item if isinstance(item, bytes) else str(item).encode() for item in value.ravel())
     return b"".join(len(item).to_bytes(4, "little") + item for item in items)
 
 
-def _outputs(headers: Mapping[str, str], body: bytes) -> dict[str, NDArray[Any]]:
+def bfloat16(value: NDArray[Any], name: str) -> NDArray[np.uint16]:
+    """The bits of BF16 values. value: the bits themselves (uint16, or the two-byte values that numpy reads of what
+    ml_dtypes wrote), or floats that are exact in BF16. Raises ShoalError(INVALID_ARGUMENT)."""
+    plain = np.ascontiguousarray(value)
+    if plain.dtype == np.uint16 or (plain.dtype.kind == "V" and plain.dtype.itemsize == 2):
+        return plain.view(np.uint16).reshape(value.shape)
+    if plain.dtype.kind in "fiu":
+        with np.errstate(over="ignore"):
+            wide = plain.astype(np.float32)
+        bits = (wide.view(np.uint32) >> 16).astype(np.uint16)
+        if np.array_equal(float32(bits), plain, equal_nan=plain.dtype.kind == "f"):
+            return bits.reshape(value.shape)
+    found = f"input {name!r:.80}: {plain.dtype} that BF16 does not hold exactly"
+    remedy = "round it yourself: send the upper two bytes of each float32 as uint16, or what ml_dtypes' bfloat16 gives"
+    raise refuse(Code.INVALID_ARGUMENT, found, "BF16", remedy)
+
+
+def float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """The values of BF16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _outputs(headers: Mapping[str, str], body: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     split = int(headers.get("inference-header-content-length", len(body)))
     head, rest = json.loads(body[:split]), memoryview(body)[split:]
     found: dict[str, NDArray[Any]] = {}
@@ -155,9 +200,11 @@ def _outputs(headers: Mapping[str, str], body: bytes) -> dict[str, NDArray[Any]]
         part, rest = rest[:size], rest[size:]
         if tensor["datatype"] == "BYTES":
             found[tensor["name"]] = _strings(bytes(part)).reshape(shape)
+        elif tensor["datatype"] == BF16:
+            found[tensor["name"]] = float32(np.frombuffer(part, np.uint16)).reshape(shape)
         else:
             found[tensor["name"]] = np.frombuffer(part, DTYPES[tensor["datatype"]]).reshape(shape)
-    return found
+    return found, {tensor["name"]: tensor["datatype"] for tensor in head["outputs"]}
 
 
 def _strings(data: bytes) -> NDArray[Any]:

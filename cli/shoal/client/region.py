@@ -1,11 +1,11 @@
-"""A typed client of one region's API: what the command line calls, and scripts may.
+"""A typed client of one region's API, for the command line and for scripts.
 
-    with Region(Contexts().get()) as region:
+    with RegionClient(Contexts().get()) as region:
         for node in region.get("nodes").nodes:
             print(node.node.name, node.liveness)
 
-Every method raises ShoalError with the code that the coordinator gave. Of several coordinators any will do: what only
-the one that leads can answer is asked there.
+Every method raises ShoalError with the code that the coordinator gave. Any of several coordinators will do: calls that
+only the leader can answer go to the leader.
 """
 
 import hashlib
@@ -20,32 +20,32 @@ from typing import Any, Final, Self, TypeVar
 
 import grpc
 
+from shoal.artifacts.backup import Backup
 from shoal.client.contexts import Context
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.units import Wall
+from shoal.types.units import Wall, show_bytes
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc, nouns_pb2, operator_pb2, operator_pb2_grpc
-from shoal.wire.backup import Backup
 from shoal.wire.handshake import check_own, check_peer
 from shoal.wire.identity import dns_of
-from shoal.wire.limits import CHUNK_BYTES, LINK_BYTES, channel_options
+from shoal.wire.limits import CHUNK_BYTES, LINK_BYTES, MODEL_BYTES, PACK_BYTES, channel_options
 from shoal.wire.status import refusal_of
 
 TIMEOUT_S: Final = 30.0
 PUSH_TIMEOUT_S: Final = 600.0
 BACKUP_TIMEOUT_S: Final = 3600.0
 
-ANSWERS_S: Final = 2.0
-"""For a coordinator to say whether it leads."""
-OTHERS_S: Final = 0.2
-"""For the others, once one said that it leads."""
-LEADERLESS_S: Final = 10.0
-ABSENT_S: Final = 60.0
-"""For a coordinator to be started again, by whoever looks after it."""
-PAUSE_S: Final = 0.25
-ROUNDS: Final = 10
-"""Tries of one call: who leads may be another one by then."""
-READS: Final = frozenset(
+ANSWER_TIMEOUT_S: Final = 2.0
+"""Seconds for a coordinator to answer whether it leads."""
+FOLLOWER_WAIT_S: Final = 0.2
+"""Seconds to wait for the other coordinators once one has answered that it leads."""
+ELECTION_TIMEOUT_S: Final = 10.0
+RESTART_TIMEOUT_S: Final = 60.0
+"""Seconds for a coordinator to be restarted by its supervisor."""
+RETRY_PAUSE_S: Final = 0.25
+MAX_ATTEMPTS: Final = 10
+"""Attempts of one call, since the leader may change between them."""
+READ_ONLY_METHODS: Final = frozenset(
     {
         "WhoAmI",
         "Plan",
@@ -61,29 +61,29 @@ READS: Final = frozenset(
     }
 )
 """Methods that change nothing."""
-_UNSENT: Final = "failed to connect"
-"""gRPC's own words where a call never left this machine; nothing else of it tells that."""
-_ENDED: Final = (Code.COORDINATOR_UNREACHABLE, Code.CANCELLED, Code.NOT_LEADER)
-"""How a stream ends whose coordinator is lost, stops, or leads no more."""
+_NOT_SENT: Final = "failed to connect"
+"""gRPC's own words for a call that never left this machine; it has no other sign of that."""
+_STREAM_END_CODES: Final = (Code.COORDINATOR_UNREACHABLE, Code.CANCELLED, Code.NOT_LEADER)
+"""How a stream ends when its coordinator is lost, stops, or no longer leads."""
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
-"""(bytes done, bytes in all)"""
+"""(bytes done, bytes in total)"""
 
 
-def insisting(call: Callable[[], T], codes: Collection[Code]) -> T:
-    """What may be done twice, again as long as it ends with one of these codes, for `ABSENT_S`. Raises ShoalError."""
-    end = time.monotonic() + ABSENT_S  # noqa: TID251 - a command's own deadline
+def retry_while(call: Callable[[], T], codes: Collection[Code]) -> T:
+    """Repeat an idempotent call while it ends with one of these codes, for `RESTART_TIMEOUT_S`. Raises ShoalError."""
+    end = time.monotonic() + RESTART_TIMEOUT_S  # noqa: TID251 - a command's own deadline
     while True:
         try:
             return call()
         except ShoalError as error:
             if error.code not in codes or time.monotonic() > end:  # noqa: TID251
                 raise
-        time.sleep(PAUSE_S)  # noqa: TID251
+        time.sleep(RETRY_PAUSE_S)  # noqa: TID251
 
 
-class Region:
+class RegionClient:
     """One connection; closed on exit."""
 
     def __init__(self, context: Context) -> None:
@@ -102,10 +102,10 @@ class Region:
         self._server = dns_of(context.region, Role.COORDINATOR, "coordinator")
         self._credentials = credentials
         self.addresses = tuple(context.address.split(","))
-        """Of the region's coordinators, as the context and they themselves tell; the one that led last is first."""
+        """Of the region's coordinators, from the context and from themselves; the last leader comes first."""
         self._dial(self.addresses[0])
         if len(self.addresses) > 1:
-            self._find()
+            self._find_leader()
 
     def __enter__(self) -> Self:
         return self
@@ -128,38 +128,40 @@ class Region:
         options = channel_options(LINK_BYTES, server_name=self._server)
         return grpc.secure_channel(address, self._credentials, options)
 
-    def _find(self) -> bool:
-        """Goes to the coordinator that leads, else to one that answers. Whether one leads."""
-        answers = self._ask(self.addresses)
+    def _find_leader(self) -> bool:
+        """Connect to the leader, else to a coordinator that answers; return whether one leads."""
+        answers = self._probe_coordinators(self.addresses)
         told = [each for reply in answers.values() for each in (reply.leader, *reply.coordinators) if each]
-        if not _leading(answers) and (others := [each for each in dict.fromkeys(told) if each not in self.addresses]):
-            answers |= self._ask(others)
-        chosen = _leading(answers) or next(iter(answers), self.addresses[0])
+        if not _leader_of(answers) and (others := [each for each in dict.fromkeys(told) if each not in self.addresses]):
+            answers |= self._probe_coordinators(others)
+        chosen = _leader_of(answers) or next(iter(answers), self.addresses[0])
         if chosen != self.address:
             self._channel.close()
             self._dial(chosen)
-        if leads := bool(_leading(answers)):
+        if leads := bool(_leader_of(answers)):
             self.addresses = tuple(dict.fromkeys((chosen, *self.addresses)))
         return leads
 
-    def _ask(self, addresses: Iterable[str], *, every: bool = False) -> dict[str, operator_pb2.WhoAmIReply]:
-        """All at once, those that answer soon; very soon once one of them leads, where not every one is asked for."""
+    def _probe_coordinators(
+        self, addresses: Iterable[str], *, every: bool = False
+    ) -> dict[str, operator_pb2.WhoAmIReply]:
+        """Call all at once and return those that answer soon; sooner once the leader has answered, unless `every`."""
         with ExitStack() as opened:
             calls = {}
             for address in addresses:
                 stub = operator_pb2_grpc.OperatorStub(opened.enter_context(self._channel_to(address)))
-                calls[address] = stub.WhoAmI.future(operator_pb2.WhoAmIRequest(), timeout=ANSWERS_S)
-            found, ends = {}, time.monotonic() + ANSWERS_S  # noqa: TID251 - a command's own deadline
+                calls[address] = stub.WhoAmI.future(operator_pb2.WhoAmIRequest(), timeout=ANSWER_TIMEOUT_S)
+            found, ends = {}, time.monotonic() + ANSWER_TIMEOUT_S  # noqa: TID251 - a command's own deadline
             for address, call in calls.items():
                 now = time.monotonic()  # noqa: TID251
                 with suppress(grpc.RpcError, grpc.FutureTimeoutError):
                     found[address] = call.result(max(0.0, ends - now))
                     if not (every or found[address].follows):
-                        ends = min(ends, now + OTHERS_S)
+                        ends = min(ends, now + FOLLOWER_WAIT_S)
             return found
 
     def who_am_i(self) -> operator_pb2.WhoAmIReply:
-        """As the coordinator that leads answers: it alone knows which gateways are there."""
+        """The leader's answer: only the leader knows the gateways."""
 
         def ask() -> operator_pb2.WhoAmIReply:
             reply = self._operator.WhoAmI(operator_pb2.WhoAmIRequest(), timeout=TIMEOUT_S)
@@ -167,14 +169,14 @@ class Region:
                 raise refuse(Code.NOT_LEADER, f"{self.address} follows", "the leader", "try again in a few seconds")
             return reply
 
-        return self._led(ask, again=True)
+        return self._call_leader(ask, is_repeatable=True)
 
     def coordinators(self) -> Mapping[str, operator_pb2.WhoAmIReply | None]:
-        """By address, each that the region has: what it answers; None: it does not."""
-        answers = self._ask(self.addresses, every=True)
+        """Address of each of the region's coordinators -> its answer; None: it does not answer."""
+        answers = self._probe_coordinators(self.addresses, every=True)
         told = {each for reply in answers.values() for each in reply.coordinators}
         if told:
-            answers = self._ask(sorted(told), every=True)
+            answers = self._probe_coordinators(sorted(told), every=True)
         return {each: answers.get(each) for each in sorted(told or self.addresses)}
 
     def plan(
@@ -190,7 +192,7 @@ class Region:
         return self._call("Apply", request)  # type: ignore[no-any-return]
 
     def history(self, tenant: str, name: str) -> tuple[operator_pb2.RevisionView, ...]:
-        """Of a workload and the policies that its revisions name, the oldest first."""
+        """Revisions of a workload and of the policies that they name, oldest first."""
         key = nouns_pb2.WorkloadKey(tenant=tenant, name=name)
         return tuple(self._call("History", operator_pb2.HistoryRequest(workload=key)).revisions)
 
@@ -199,7 +201,7 @@ class Region:
         return self._call("Plan", operator_pb2.PlanRequest(rollback=_rollback(tenant, name, to)))  # type: ignore[no-any-return]
 
     def rollback(self, tenant: str, name: str, to: int = 0, plan_hash: str = "") -> operator_pb2.ApplyReply:
-        """Applies an earlier revision of a workload, with its models. to: 0 is the one before the one that holds."""
+        """Apply an earlier revision of a workload, with its models. to: revision; 0: the one before the current one."""
         request = operator_pb2.ApplyRequest(rollback=_rollback(tenant, name, to), plan_hash=plan_hash)
         return self._call("Apply", request)  # type: ignore[no-any-return]
 
@@ -207,10 +209,9 @@ class Region:
         request = operator_pb2.GetRequest(kind=kind, name=name, tenant=tenant)
         return self._call("Get", request)  # type: ignore[no-any-return]
 
-    def look(self, kind: str, name: str = "") -> operator_pb2.GetReply:
-        """As `get`, for who looks until something has come about: a coordinator that is not there is asked again, for
-        `ABSENT_S` in a row."""
-        return insisting(lambda: self.get(kind, name), {Code.COORDINATOR_UNREACHABLE})
+    def poll(self, kind: str, name: str = "") -> operator_pb2.GetReply:
+        """As `get`, for callers that poll: retries for up to `RESTART_TIMEOUT_S` while no coordinator answers."""
+        return retry_while(lambda: self.get(kind, name), {Code.COORDINATOR_UNREACHABLE})
 
     def delete(self, kind: str, name: str, tenant: str = "") -> None:
         self._call("Delete", operator_pb2.DeleteRequest(kind=kind, name=name, tenant=tenant))
@@ -229,13 +230,13 @@ class Region:
         return self._call("Cordon", request).node  # type: ignore[no-any-return]
 
     def migrate(self, tenant: str, name: str, to: str, replica: str = "") -> operator_pb2.MigrationView:
-        """to: NODE or NODE/DEVICE. replica: an assignment; empty: the first that is not there."""
+        """to: NODE or NODE/DEVICE. replica: an assignment; empty: the first that is not on the target."""
         key = nouns_pb2.WorkloadKey(tenant=tenant, name=name)
         request = operator_pb2.MigrateRequest(workload=key, to=to, replica=replica)
         return self._call("Migrate", request).migration  # type: ignore[no-any-return]
 
     def cancel_migration(self, migration: str, workload: str = "", tenant: str = "") -> operator_pb2.MigrationView:
-        """workload, tenant: whose it is, where that is to be so."""
+        """workload, tenant: what the migration must belong to, if given."""
         key = nouns_pb2.WorkloadKey(tenant=tenant, name=workload) if workload else None
         request = operator_pb2.CancelMigrationRequest(id=migration, workload=key)
         return self._call("CancelMigration", request).migration  # type: ignore[no-any-return]
@@ -244,25 +245,34 @@ class Region:
         return self._call("Drain", operator_pb2.DrainRequest(node=node))  # type: ignore[no-any-return]
 
     def events(self, after: int = 0, *, follow: bool = False, limit: int = 0) -> Iterator[operator_pb2.Event]:
-        """follow: goes on at another coordinator, from the event after the last one, when this one ends."""
+        """limit: newest past events; 0: all that are kept. follow: then each new one, without end.
+
+        When a coordinator goes away, following continues at another one, after the last event.
+        """
         seen = after
         while True:
-            request = operator_pb2.EventsRequest(after=seen, follow=follow, limit=limit)
+            # Once something was seen, a limit would leave out what happened while nobody answered.
+            request = operator_pb2.EventsRequest(after=seen, follow=follow, limit=limit if seen == after else 0)
             try:
                 for event in self._operator.Events(request, timeout=None if follow else TIMEOUT_S):
                     yield event
                     seen = event.sequence
                 return
             except grpc.RpcError as cause:
-                error = self._refused(cause)
-                if not (follow and error.code in _ENDED and len(self.addresses) > 1 and self._found()):
+                error = self._error_of(cause)
+                if not (
+                    follow and error.code in _STREAM_END_CODES and len(self.addresses) > 1 and self._wait_for_leader()
+                ):
                     raise error from cause
 
     def backup(
         self, path: Path, *, models: bool = False, progress: Callable[[int], None] = lambda done: None
     ) -> Backup:
-        """Writes the region's state to a new file that only its owner reads, and reads it back. models: with their
-        bytes. progress: is told how many bytes have come. Raises ShoalError(CONFLICT) where there is a file."""
+        """Write the region's state to a new file that only its owner can read, and verify it.
+
+        models: include their bytes. progress: called with the bytes received. Raises ShoalError(CONFLICT) if the file
+        exists.
+        """
         if path.exists():
             raise refuse(Code.CONFLICT, f"{path} is there", "a new file", "choose another name")
         unfinished = path.with_name(f".{path.name}.unfinished")
@@ -279,7 +289,7 @@ class Region:
                 os.fsync(file.fileno())
 
         try:
-            self._led(call, again=True)
+            self._call_leader(call, is_repeatable=True)
             whole = Backup.open(unfinished)
             unfinished.rename(path)
         except OSError as cause:
@@ -290,22 +300,22 @@ class Region:
         return replace(whole, path=path)
 
     def logs(self, node: str = "", *, lines: int = 100, follow: bool = False) -> Iterator[str]:
-        """What a node's processes logged last, oldest first, one JSON object each, then (follow) what they log. node:
-        empty for the coordinator."""
+        """The last log lines of a node's processes, oldest first, one JSON object each; with `follow`, then new ones.
+        node: empty for the coordinator."""
         request = operator_pb2.LogsRequest(node=node, lines=lines, follow=follow)
 
         def call() -> tuple[list[str], Iterator[operator_pb2.LogsReply]]:
             replies = iter(self._operator.Logs(request, timeout=None if follow else TIMEOUT_S))
-            first = next(replies, None)  # whoever refuses does so before
+            first = next(replies, None)  # a refusal comes before the first reply
             return list(first.lines) if first is not None else [], replies
 
-        first, replies = self._led(call, again=True)
+        first, replies = self._call_leader(call, is_repeatable=True)
         yield from first
         try:
             for reply in replies:
                 yield from reply.lines
         except grpc.RpcError as cause:
-            raise self._refused(cause) from cause
+            raise self._error_of(cause) from cause
 
     def trace(self, name: str) -> operator_pb2.TraceReply:
         """name: of a trace, a migration, a negotiation or its agreement. Raises ShoalError(NOT_FOUND)."""
@@ -314,21 +324,52 @@ class Region:
     def diagnostics(self) -> operator_pb2.GetDiagnosticsReply:
         return self._call("GetDiagnostics", operator_pb2.GetDiagnosticsRequest())  # type: ignore[no-any-return]
 
-    def create_token(self, role: str, name: str = "", valid_s: float = 3600.0) -> operator_pb2.CreateTokenReply:
-        request = operator_pb2.CreateTokenRequest(role=role, name=name, valid_s=valid_s)
+    def create_token(
+        self,
+        role: str,
+        name: str = "",
+        valid_s: float = 3600.0,
+        labels: Mapping[str, str] | None = None,
+        allow_labels: Iterable[str] = (),
+    ) -> operator_pb2.CreateTokenReply:
+        """labels: of the node that joins with it. allow_labels: patterns of label names that the node may declare
+        itself."""
+        request = operator_pb2.CreateTokenRequest(
+            role=role, name=name, valid_s=valid_s, labels=labels, allow_labels=allow_labels
+        )
         return self._call("CreateToken", request)  # type: ignore[no-any-return]
 
     def doctor(self) -> operator_pb2.DoctorReply:
         return self._call("Doctor", operator_pb2.DoctorRequest())  # type: ignore[no-any-return]
 
-    def revoke(self, name: str, *, role: str = "", reason: str) -> tuple[str, ...]:
-        """The serials of the certificates that are refused from now on. role: empty for the node of that name."""
-        request = operator_pb2.RevokeRequest(name=name, role=role, reason=reason)
-        return tuple(self._call("Revoke", request).serials)
+    def revoke(
+        self,
+        name: str,
+        *,
+        role: str = "",
+        reason: str,
+        keep_enrolled: bool = False,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> operator_pb2.RevokeReply:
+        """Revoke an identity; return what ended with it, and the serials of all certificates that are refused from now
+        on.
 
-    def settle(self, node: str, *, keep: str = "running") -> operator_pb2.NodeView:
+        role: empty for the node of that name. keep_enrolled: identities that enrolled with its tokens stay. dry_run:
+        only report what it would end. force: even if no operator is left.
+        """
+        request = operator_pb2.RevokeRequest(
+            name=name, role=role, reason=reason, keep_enrolled=keep_enrolled, dry_run=dry_run, force=force
+        )
+        return self._call("Revoke", request)  # type: ignore[no-any-return]
+
+    def resolve_duplicate(self, node: str, *, keep: str = "running") -> operator_pb2.NodeView:
         request = operator_pb2.SettleRequest(node=node, keep=keep)
         return self._call("Settle", request).node  # type: ignore[no-any-return]
+
+    def label(self, node: str, labels: Mapping[str, str], remove: Iterable[str] = ()) -> operator_pb2.NodeView:
+        request = operator_pb2.LabelNodeRequest(node=node, set=labels, remove=remove)
+        return self._call("Label", request).node  # type: ignore[no-any-return]
 
     def release(self, node: str) -> operator_pb2.NodeView:
         request = operator_pb2.ReleaseNodeRequest(node=node)
@@ -343,7 +384,7 @@ class Region:
         return self._call("RotateAuthority", request).authority  # type: ignore[no-any-return]
 
     def set_signal(self, name: str, value: str) -> operator_pb2.SignalView:
-        """`price` or `carbon` by an operator's word, with its unit; an empty value clears it."""
+        """Set `price` or `carbon` by hand, with its unit; an empty value clears it."""
         request = operator_pb2.SetSignalRequest(name=name, value=value)
         return self._call("SetSignal", request).signal  # type: ignore[no-any-return]
 
@@ -356,12 +397,12 @@ class Region:
         self._call("LeaveFederation", operator_pb2.LeaveFederationRequest(forget=forget))
 
     def drain_federation(self) -> int:
-        """Agreements that are not over yet; for ten seconds no other begins."""
+        """Agreements that are not over yet; no new one begins for ten seconds."""
         reply = self._call("LeaveFederation", operator_pb2.LeaveFederationRequest(drain=True))
         return int(reply.agreements)
 
     def federation(self) -> operator_pb2.FederationView | None:
-        """None where the region is in none."""
+        """None if the region is in no federation."""
         reply = self._call("GetFederation", operator_pb2.GetFederationRequest())
         return reply.federation if reply.HasField("federation") else None
 
@@ -370,22 +411,22 @@ class Region:
         return tuple(self._call("List", request).models)
 
     def packs(self) -> tuple[artifacts_pb2.Pack, ...]:
-        """Samples that the region holds, once for each model that they were read for."""
+        """Sample packs that the region holds, once for each model that they were checked for."""
         return tuple(self._call("List", artifacts_pb2.ListModelsRequest()).packs)
 
     def push_samples(self, path: Path, model: str, progress: Progress | None = None) -> artifacts_pb2.PushReply:
-        """Sends an .npz file to verify moves of a pushed model (name or digest) with."""
+        """Send an .npz file with which migrations of a pushed model (name or digest) are verified."""
         return self._send("Push", path, "", progress, b"", samples_of=model)
 
     def push(
         self, path: Path, name: str = "", progress: Progress | None = None, *, signature: bytes = b""
     ) -> artifacts_pb2.PushReply:
-        """Sends one .onnx file, and an OpenSSF model signature over it where there is one. The coordinator verifies and
-        inspects before it is stored."""
+        """Send one .onnx file, with its OpenSSF model signature if there is one. The coordinator verifies and inspects
+        it before storing."""
         return self._send("Push", path, name, progress, signature)
 
     def inspect(self, path: Path, progress: Progress | None = None) -> artifacts_pb2.PushReply:
-        """As `push`, and nothing is stored."""
+        """As `push`, without storing."""
         return self._send("Inspect", path, "", progress, b"")
 
     def remove_model(self, name: str) -> artifacts_pb2.RemoveModelReply:
@@ -393,7 +434,7 @@ class Region:
         return self._call("Remove", request)  # type: ignore[no-any-return]
 
     def clear_model(self, model: str, allow_version: int = 0) -> operator_pb2.ClearModelReply:
-        """Forgets that a model is poisoned; with a version, lets that older signed one back instead."""
+        """Clear a model's poisoned state; with a version, allow that older signed version again."""
         request = operator_pb2.ClearModelRequest(model=model, allow_version=allow_version)
         return self._call("ClearModel", request)  # type: ignore[no-any-return]
 
@@ -401,7 +442,7 @@ class Region:
         self, method: str, path: Path, name: str, progress: Progress | None, signature: bytes,
         samples_of: str = "",
     ) -> artifacts_pb2.PushReply:  # fmt: skip
-        digest, size = digest_of(path)
+        digest, size = digest_of(path, PACK_BYTES if samples_of else MODEL_BYTES)
 
         def chunks() -> Iterable[artifacts_pb2.PushChunk]:
             head = artifacts_pb2.PushHead(
@@ -419,7 +460,7 @@ class Region:
         def call() -> artifacts_pb2.PushReply:
             return getattr(self._artifacts, method)(chunks(), timeout=PUSH_TIMEOUT_S)  # type: ignore[no-any-return]
 
-        return self._led(call, again=True)
+        return self._call_leader(call, is_repeatable=True)
 
     def _call(self, method: str, request: Any) -> Any:
         """method: of the Operator service, else of Artifacts."""
@@ -428,40 +469,41 @@ class Region:
             stub = self._operator if hasattr(self._operator, method) else self._artifacts
             return getattr(stub, method)(request, timeout=TIMEOUT_S)
 
-        return self._led(call, again=method in READS)
+        return self._call_leader(call, is_repeatable=method in READ_ONLY_METHODS)
 
-    def _led(self, call: Callable[[], T], *, again: bool) -> T:
-        """What `call` returns at the coordinator that leads, to which this connection goes from then on.
+    def _call_leader(self, call: Callable[[], T], *, is_repeatable: bool) -> T:
+        """Run `call` at the leader, to which this connection switches.
 
-        again: it may be made twice. A call that may not is repeated only where it was surely not carried out. Raises
-        ShoalError."""
-        rounds = ROUNDS
+        is_repeatable: it may run twice. Other calls are repeated only if they were certainly not carried out. Raises
+        ShoalError.
+        """
+        rounds = MAX_ATTEMPTS
         while True:
             try:
                 return call()
             except (grpc.RpcError, ShoalError) as cause:
-                error = cause if isinstance(cause, ShoalError) else self._refused(cause)
+                error = cause if isinstance(cause, ShoalError) else self._error_of(cause)
                 elsewhere = error.code is Code.NOT_LEADER
                 if error.code is Code.COORDINATOR_UNREACHABLE and len(self.addresses) > 1:
-                    elsewhere = again or _UNSENT in error.refusal.found
+                    elsewhere = is_repeatable or _NOT_SENT in error.refusal.found
                 rounds -= 1
-                if not (rounds and elsewhere and self._found()):
+                if not (rounds and elsewhere and self._wait_for_leader()):
                     raise error from cause
 
-    def _found(self) -> bool:
-        """Whether one leads, as soon as one does: after one is lost another is elected within seconds."""
-        end = time.monotonic() + LEADERLESS_S  # noqa: TID251 - a command's own deadline
+    def _wait_for_leader(self) -> bool:
+        """Return whether one leads, as soon as one does: after a loss, another is elected within seconds."""
+        end = time.monotonic() + ELECTION_TIMEOUT_S  # noqa: TID251 - a command's own deadline
         refused = self.address
-        while not self._find():
+        while not self._find_leader():
             if time.monotonic() > end:  # noqa: TID251
                 return False
-            time.sleep(PAUSE_S)  # noqa: TID251
-        if self.address == refused:  # it was elected just now, or leads no more and does not know it yet
-            time.sleep(PAUSE_S)  # noqa: TID251
+            time.sleep(RETRY_PAUSE_S)  # noqa: TID251
+        if self.address == refused:  # just elected, or deposed without knowing it yet
+            time.sleep(RETRY_PAUSE_S)  # noqa: TID251
         return True
 
-    def _refused(self, cause: grpc.RpcError) -> ShoalError:
-        """What the coordinator said; where grpc says only `unavailable`, what a handshake apart from it says."""
+    def _error_of(self, cause: grpc.RpcError) -> ShoalError:
+        """The coordinator's refusal. If gRPC says only `unavailable`, a separate TLS handshake finds the reason."""
         refusal = refusal_of(cause)
         if refusal.code is not Code.COORDINATOR_UNREACHABLE:
             return ShoalError(refusal)
@@ -471,7 +513,7 @@ class Region:
         except ShoalError as error:
             return error
         except (OSError, ValueError):
-            pass  # nobody there: as grpc said
+            pass  # nothing listens: as gRPC said
         return refuse(
             refusal.code,
             f"{self.address}: {refusal.found}",
@@ -484,16 +526,23 @@ def _rollback(tenant: str, name: str, to: int) -> operator_pb2.RollbackTo:
     return operator_pb2.RollbackTo(workload=nouns_pb2.WorkloadKey(tenant=tenant, name=name), revision=to)
 
 
-def _leading(answers: Mapping[str, operator_pb2.WhoAmIReply]) -> str:
-    """The newest: one that is cut off from the store may not know that another was elected."""
+def _leader_of(answers: Mapping[str, operator_pb2.WhoAmIReply]) -> str:
+    """The leader of the newest term: one that is cut off from the store may not know that another was elected."""
     leading = [address for address, reply in answers.items() if not reply.follows]
     return max(leading, key=lambda address: answers[address].term, default="")
 
 
-def digest_of(path: Path) -> tuple[str, int]:
-    """(`sha256:<hex>`, bytes) of a file. Raises ShoalError(SOURCE_UNREACHABLE)."""
+def digest_of(path: Path, most: int = MODEL_BYTES) -> tuple[str, int]:
+    """(`sha256:<hex>`, bytes) of a file that a region would accept; the size is checked before reading. Raises
+    ShoalError(SOURCE_UNREACHABLE | MODEL_TOO_LARGE)."""
     try:
         with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > most:
+                found, limit = f"{path}: {show_bytes(size)}", f"at most {most} bytes in one file"
+                raise refuse(
+                    Code.MODEL_TOO_LARGE, found, limit, "a smaller file: quantise the model, take fewer samples"
+                )
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return f"sha256:{digest}", file.tell()
     except OSError as cause:

@@ -1,4 +1,4 @@
-"""A context's certificate, renewed when it is used and two thirds of its life are over."""
+"""Renews a context's certificate on use, once two thirds of its lifetime are over."""
 
 import time
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import Final
 
 from shoal.client.contexts import Context
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.wire.enrol import Enrolled, complete, renew
+from shoal.wire.enrol import Enrolled, recover_write, renew
 from shoal.wire.identity import BACKDATED_S, identity_of_pem
 
-SHARE: Final = 2 / 3
+RENEW_AT_SHARE: Final = 2 / 3
 
 
 def renew_context(context: Context) -> Enrolled:
@@ -26,21 +26,22 @@ def renew_context(context: Context) -> Enrolled:
     return renewed
 
 
-def freshen(context: Context) -> Refusal | None:
-    """Renews when it is due. What went wrong is told, and no error: the certificate may be good for a while yet."""
-    complete(Path(context.folder))
+def renew_if_due(context: Context) -> Refusal | None:
+    """Renew the certificate if it is due. Failures are reported, not raised: the certificate may still be valid for a
+    while."""
+    recover_write(Path(context.folder))
     try:
         if context.enrolment and is_due(context.certificate):
             renew_context(context)
     except ShoalError as error:
         return error.refusal
     except OSError:
-        return None  # no files: whoever uses them says so better
+        return None  # no files: their user reports that better
     return None
 
 
 def is_due(certificate: Path) -> bool:
-    """Whether two thirds of its life are over. Raises OSError."""
+    """Whether two thirds of its lifetime are over. Raises OSError."""
     identity = identity_of_pem(certificate.read_bytes())
     issued = identity.not_before + BACKDATED_S
-    return time.time() >= issued + SHARE * (identity.not_after - issued)  # noqa: TID251 - a command's own clock
+    return time.time() >= issued + RENEW_AT_SHARE * (identity.not_after - issued)  # noqa: TID251 - a command's own clock

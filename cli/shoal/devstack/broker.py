@@ -4,15 +4,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from shoal.devstack.keeper import program_path
-from shoal.devstack.layout import ROAD, Member, Stack, shared
+from shoal.devstack.layout import RELAY_HOST, StackLayout, StackMember, ca_folder
+from shoal.devstack.process_supervisor import program_path
 from shoal.types.codes import Code, refuse
 
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def require() -> None:
-    """Raises ShoalError(NOT_FOUND) where Mosquitto is not installed."""
+    """Raises ShoalError(NOT_FOUND) if Mosquitto is not installed."""
     if shutil.which("mosquitto") is None and shutil.which("mosquitto", path=SBIN) is None:
         raise refuse(
             Code.NOT_FOUND,
@@ -22,12 +22,12 @@ def require() -> None:
         )
 
 
-def prepare(folder: Path, stack: Stack, member: Member) -> None:
-    """Makes what the broker starts from; its certificate is the region's. Raises ShoalError."""
+def prepare(folder: Path, stack: StackLayout, member: StackMember) -> None:
+    """Write the broker's configuration; the region's CA issues its certificate. Raises ShoalError."""
     command = [
         *program_path("shoal-coordinator"), "broker-config", "--region", stack.region,
-        "--data-dir", str(shared(folder, stack.coordinators)), "--out", str(folder / member.name),
-        "--listen", member.addresses["mqtt"], "--host", ROAD,
+        "--data-dir", str(ca_folder(folder, stack.coordinators)), "--out", str(folder / member.name),
+        "--listen", member.addresses["mqtt"], "--host", RELAY_HOST,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""Starts, asks and stops the keeper of a local federation: what `shoal dev` and `shoal demo` call."""
+"""Starts, queries and stops the supervisor of a local federation, for `shoal dev` and `shoal demo`."""
 
 import datetime
 import fcntl
@@ -12,35 +12,41 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from shoal.client import Context, Contexts, Region, client_files
+from shoal.client import Context, Contexts, RegionClient, client_files
 from shoal.devstack import broker, etcd, layout
-from shoal.devstack.joining import Say, federate, wait
-from shoal.devstack.keeper import READY_WITHIN_S, SOCKET, STOP_WITHIN_S, last_line, program_path
-from shoal.devstack.layout import Asked, Member, Stack
+from shoal.devstack.bootstrap import Say, federate, wait
+from shoal.devstack.layout import StackLayout, StackMember, StackOptions
+from shoal.devstack.process_supervisor import READY_WITHIN_S, SOCKET, STOP_WITHIN_S, last_line, program_path
 from shoal.devstack.scale import Rate, time_scale
+from shoal.host.unix_sockets import socket_address
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.wire.unix import reachable
 
 CONTEXT: Final = "dev"
 NODES_READY_WITHIN_S: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Up:
-    """A running stack: its operator's context, a tenant's context, and a bearer token for the same tenant."""
+class RunningStack:
+    """A running stack, and how to reach it."""
 
-    stack: Stack
+    # What runs, with all addresses.
+    stack: StackLayout
+    # Where the stack keeps its files.
     folder: Path
+    # The operator's context in the first region.
     operator: Context
+    # A tenant's context in the first region.
     client: Context
+    # File of a bearer token for the same tenant.
     bearer: Path
 
 
 class Control:
-    """One stack, by its folder."""
+    """Controls one stack, identified by its folder."""
 
     def __init__(
         self,
@@ -48,16 +54,17 @@ class Control:
         contexts: Contexts | None = None,
         free_ports: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
-        """free_ports: so many; by default any that are free."""
+        """free_ports: returns that many free ports; by default any."""
         self.folder = folder or layout.default_folder()
         self._contexts = contexts or Contexts()
         self._free_ports = free_ports or _free_ports
 
-    def up(self, asked: Asked, say: Say) -> Up:
-        """Starts what is not running; everything enrolled, ready, measured and joined when it returns. All or nothing.
+    def up(self, asked: StackOptions, say: Say) -> RunningStack:
+        """Start what is not running; on return everything is enrolled, ready, measured and joined. All or nothing.
 
-        Raises ShoalError with the code of the part that failed, or CONFLICT while another is at it."""
-        with self._alone():
+        Raises ShoalError with the code of the part that failed, or CONFLICT while another start is running.
+        """
+        with self._exclusive_lock():
             if self.running():
                 say(f"already up in {self.folder}")
                 return self._describe(layout.load(self.folder))
@@ -68,8 +75,8 @@ class Control:
                 raise
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Two starts in one folder would each take the other's half for its own."""
+    def _exclusive_lock(self) -> Iterator[None]:
+        """Two concurrent starts in one folder would each take the other's members for its own."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self.folder / "up.lock").open("w") as lock:
             try:
@@ -80,72 +87,86 @@ class Control:
                 ) from cause
             yield
 
-    def _start(self, asked: Asked, say: Say) -> Up:
+    def _start(self, asked: StackOptions, say: Say) -> RunningStack:
         if asked.link == "mqtt":
             broker.require()
         if asked.store == layout.ETCD:
             etcd.require()
-        stack = self._stack(asked)
+        stack = self._load_or_compose(asked)
         layout.save(self.folder, stack)
         if stack.etcd:
-            etcd.prepare(self.folder, datetime.datetime.now(datetime.UTC))  # noqa: TID251 - dates of certificates
-        self._spawn_keeper()
+            now = datetime.datetime.now(datetime.UTC)  # noqa: TID251 - dates of certificates
+            etcd.prepare(self.folder, now, etcd.scopes_of(stack))
+        self._spawn_supervisor()
         if stack.etcd:
             say(f"etcd of this machine, {len(stack.etcd)} members")
-            self._start_together(stack.etcd)  # none listens before a majority is there
+            self._start_all(stack.etcd)  # none listens before a majority runs
+            self._authorise(stack)
         for member in stack.federation:
             say(f"federation {member.name}")
             self.ask({"op": "start", "name": member.name})
         with ExitStack() as opened:
-            apis = dict[str, Region]()
+            apis = dict[str, RegionClient]()
             for name in stack.regions:
-                apis[name] = opened.enter_context(Region(self._start_leading(stack.of(name), say)))
-                self._start_nodes(apis[name], stack.of(name), say)
+                apis[name] = opened.enter_context(RegionClient(self._start_coordinators(stack.for_region(name), say)))
+                self._start_nodes(apis[name], stack.for_region(name), say)
             for name, api in apis.items():
-                self._wait_measured(api, stack.of(name))
-            stack = self._scaled(apis, stack, say, asked.slower)
+                self._wait_for_receipts(api, stack.for_region(name))
+            stack = self._apply_time_scale(apis, stack, say, asked.slowdown)
             for name, api in apis.items():
-                client_files(api, stack.of(name).at("enrol"), self._client(stack, name))
+                client_files(
+                    api, stack.for_region(name).coordinator_addresses("enrol"), self._client_folder(stack, name)
+                )
             self._federate(apis, stack, say)
         for name in stack.regions:
-            self._contexts.save(self._operator(stack.of(name), context_of(stack, name)), use=name == stack.region)
+            self._contexts.save(
+                self._operator_context(stack.for_region(name), context_of(stack, name)), use=name == stack.region
+            )
         return self._describe(stack)
 
-    def _start_leading(self, region: Stack, say: Say) -> Context:
+    def _authorise(self, stack: StackLayout) -> None:
+        """Give each region access to its own part of etcd, and to nothing else there."""
+        command = [*program_path("shoal-coordinator"), *etcd.users_command(self.folder, stack)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        if done.returncode != 0:
+            logs = self.folder / "logs"
+            raise refuse(Code.INTERNAL, done.stderr.strip()[-400:], "etcd to have its users", f"see {logs}/etcd-1.log")
+
+    def _start_coordinators(self, region: StackLayout, say: Say) -> Context:
         if region.broker is not None:
             say("broker, Mosquitto of this machine, which carries the agents' links")
             broker.prepare(self.folder, region, region.broker)
             self.ask({"op": "start", "name": region.broker.name})
         several = f", {len(region.coordinators)} of which one leads" if len(region.coordinators) > 1 else ""
         say(f"coordinator of region {region.region}{several}")
-        self._start_together(region.coordinators)  # none follows before one leads
-        return self._operator(region, CONTEXT)
+        self._start_all(region.coordinators)  # no follower is ready before one leads
+        return self._operator_context(region, CONTEXT)
 
-    def _start_together(self, members: Sequence[Member]) -> None:
+    def _start_all(self, members: Sequence[StackMember]) -> None:
         with ThreadPoolExecutor() as together:
             list(together.map(lambda member: self.ask({"op": "start", "name": member.name}), members))
 
-    def _start_nodes(self, api: Region, region: Stack, say: Say) -> None:
+    def _start_nodes(self, api: RegionClient, region: StackLayout, say: Say) -> None:
         for member in (*region.gateways, *region.agents):
             say(f"{member.role} {member.name}" + (f", emulated: {member.emulate}" if member.emulate else ""))
             self._enrol(api, region, member)
             self.ask({"op": "start", "name": member.name})
 
-    def _operator(self, region: Stack, name: str) -> Context:
+    def _operator_context(self, region: StackLayout, name: str) -> Context:
         return Context(
             name,
             region.region,
-            region.at("link"),
+            region.coordinator_addresses("link"),
             str(self.folder / region.coordinator.name / "operator"),
             gateway_rest=region.gateways[0].addresses["rest"],
             gateway_grpc=region.gateways[0].addresses["grpc"],
         )
 
-    def _client(self, stack: Stack, region: str) -> Path:
+    def _client_folder(self, stack: StackLayout, region: str) -> Path:
         return self.folder / ("client" if region == stack.region else f"{region}-client")
 
-    def _federate(self, apis: Mapping[str, Region], stack: Stack, say: Say) -> None:
-        """Every region a member that works for all the others; one that is, from an earlier start, stays as it is."""
+    def _federate(self, apis: Mapping[str, RegionClient], stack: StackLayout, say: Say) -> None:
+        """Make every region a member that works for all the others; members of an earlier start stay as they are."""
         if not stack.federation:
             return
         door = stack.federation[0]
@@ -155,8 +176,8 @@ class Control:
             ",".join(replica.addresses["link"] for replica in stack.federation),
             str(self.folder / door.name / "operator"),
         )
-        doors = ",".join(layout.road(replica.addresses["enrol"]) for replica in stack.federation)
-        with Region(operator) as federation:
+        doors = ",".join(stack.dial_address(replica.addresses["enrol"]) for replica in stack.federation)
+        with RegionClient(operator) as federation:
             federate(federation, doors, apis, say)
         self._contexts.save(operator, use=False)
 
@@ -168,38 +189,40 @@ class Control:
         return True
 
     def status(self) -> list[dict[str, Any]]:
-        """A row a process. Raises ShoalError(NOT_FOUND) when nothing runs here."""
+        """One row per process. Raises ShoalError(NOT_FOUND) if nothing runs here."""
         return list(self.ask({"op": "status"}))
 
-    def hurt(self, name: str, verb: str) -> list[int]:
-        """The processes that were signalled."""
+    def break_member(self, name: str, verb: str) -> list[int]:
+        """Return the ids of the signalled processes."""
         return list(self.ask({"op": "break", "name": name, "verb": verb}))
 
     def down(self) -> None:
-        """Everything stopped when it returns; no error when nothing ran."""
+        """Stop everything before returning; no error if nothing ran."""
         try:
             self.ask({"op": "down"})
         except ShoalError as error:
             if error.code is not Code.NOT_FOUND:
                 raise
+        own = {each.name for each in self._contexts.all() if Path(each.folder).is_relative_to(self.folder)}
         for name in self._context_names():
-            self._contexts.remove(name)
+            if name in own:  # another stack's context may have taken the name since
+                self._contexts.remove(name)
         limit = 3 * STOP_WITHIN_S + 5
         wait(lambda: not (self.folder / SOCKET).exists(), limit, "the local federation to stop")
 
     def purge(self) -> None:
-        """Deletes the folder of a stack that does not run."""
+        """Delete the folder of a stack that does not run. Raises ShoalError(IN_USE) if it does."""
         if self.running():
             raise refuse(Code.IN_USE, f"{self.folder} is up", "a stopped one", "shoal dev down")
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """One request to the keeper. Raises ShoalError(NOT_FOUND) when none listens."""
+        """Send one request to the supervisor. Raises ShoalError(NOT_FOUND) if none listens."""
         path = self.folder / SOCKET
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(READY_WITHIN_S + 10)
-                with reachable(path) as address:
+                with socket_address(path) as address:
                     connection.connect(address)
                 connection.sendall(json.dumps(request).encode() + b"\n")
                 with connection.makefile() as lines:
@@ -222,31 +245,50 @@ class Control:
             return (CONTEXT,)
         return (*(context_of(stack, name) for name in stack.regions), f"{CONTEXT}-{layout.FEDERATION}")
 
-    def _stack(self, asked: Asked) -> Stack:
+    def _load_or_compose(self, asked: StackOptions) -> StackLayout:
         try:
             before = layout.load(self.folder)
         except ShoalError:
-            names = layout.needed_ports(asked)
+            names = layout.port_names(asked)
             return layout.compose(asked, dict(zip(names, self._free_ports(len(names)), strict=True)))
-        # Started again: the same regions, ports and identities, so that what was applied is there again.
-        held = Asked.of(before)
+        # A restart keeps regions, ports and identities, so that applied documents are still in effect.
+        held = StackOptions.from_stack(before)
         if held != asked:
             raise refuse(
                 Code.CONFLICT,
                 f"{self.folder} holds {held}",
                 str(asked),
-                "use another --data-dir, or shoal dev down --purge",
+                f"take a folder of its own: --data-dir {_free_folder(self.folder)}; or give the options of that one",
             )
+        self._check_ports(before)
         return before
 
-    def _keeper(self) -> list[str]:
-        return [sys.executable, "-m", "shoal.devstack.keeper", str(self.folder)]
+    def _check_ports(self, stack: StackLayout) -> None:
+        """Raises ShoalError(CONFLICT) if another program has taken a port of a stopped stack."""
+        for member in stack.members:
+            for use, address in member.addresses.items():
+                host, _, port = address.rpartition(":")
+                with socket.socket() as tried:
+                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    try:
+                        tried.bind((host, int(port)))
+                    except OSError as cause:
+                        raise refuse(
+                            Code.CONFLICT,
+                            f"{address}, the {use} port of {member.name} in {self.folder}, is taken by another program",
+                            "the ports that this stack had before",
+                            f"stop that program; or take a folder of its own, with free ports: --data-dir "
+                            f"{_free_folder(self.folder)}",
+                        ) from cause
 
-    def _spawn_keeper(self) -> None:
+    def _supervisor_command(self) -> list[str]:
+        return [sys.executable, "-m", "shoal.devstack.process_supervisor", str(self.folder)]
+
+    def _spawn_supervisor(self) -> None:
         log = self.folder / "keeper.log"
         with log.open("ab") as file:
             subprocess.Popen(
-                self._keeper(),
+                self._supervisor_command(),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -257,13 +299,14 @@ class Control:
         except ShoalError as cause:
             raise refuse(Code.INTERNAL, last_line(log), "a keeper that starts", f"read {log}") from cause
 
-    def _enrol(self, api: Region, stack: Stack, member: Member) -> None:
+    def _enrol(self, api: RegionClient, stack: StackLayout, member: StackMember) -> None:
         state = self.folder / member.name
         if (state / "identity" / "cert.pem").exists():
             return
-        token = api.create_token(member.role, member.name, 300.0).token
-        command = [*program_path("shoal-agent"), "join", "--coordinator", stack.at("enrol")]
-        # The token goes in by the environment: arguments are for every user to read.
+        labels = {**member.labels, "entry": "*"} if member.role == "agent" else {}
+        token = api.create_token(member.role, member.name, 300.0, labels).token
+        command = [*program_path("shoal-agent"), "join", "--coordinator", stack.coordinator_addresses("enrol")]
+        # Pass the token in the environment: every user can read arguments.
         done = subprocess.run(
             [*command, "--name", member.name, "--state-dir", str(state)],
             env={**os.environ, "SHOAL_TOKEN": token},
@@ -275,18 +318,20 @@ class Control:
         if done.returncode != 0:
             raise refuse(Code.INTERNAL, done.stderr.strip()[-400:], f"{member.name} to join", "shoal dev status")
 
-    def _wait_measured(self, api: Region, stack: Stack) -> None:
+    def _wait_for_receipts(self, api: RegionClient, stack: StackLayout) -> None:
         wanted = {member.name for member in stack.agents}
 
-        def measured() -> bool:
+        def have_receipts() -> bool:
             ready = {node.node.name for node in api.get("nodes").nodes if node.liveness == "ready" and node.front_ready}
             devices = api.get("devices").devices
             return wanted <= ready and wanted <= {one.node for one in devices if one.receipt.node}
 
-        wait(measured, NODES_READY_WITHIN_S, "every node to be ready and measured")
+        wait(have_receipts, NODES_READY_WITHIN_S, "every node to be ready and measured")
 
-    def _scaled(self, apis: Mapping[str, Region], stack: Stack, say: Say, slower: float) -> Stack:
-        """One scale for all regions: they share the machine."""
+    def _apply_time_scale(
+        self, apis: Mapping[str, RegionClient], stack: StackLayout, say: Say, slower: float
+    ) -> StackLayout:
+        """Use one scale for all regions, because they share the machine."""
         rates = [
             Rate(max(device.receipt.rates.conv_flops.values(), default=0.0), device.device.emulated)
             for api in apis.values()
@@ -304,39 +349,45 @@ class Control:
         for name in sorted(emulated):
             self.ask({"op": "restart", "name": name})
 
-        def back() -> bool:
+        def are_restarted() -> bool:
             nodes = [node for api in apis.values() for node in api.get("nodes").nodes]
             again = {
                 n.node.name for n in nodes if n.epoch > epochs[n.node.name] and n.liveness == "ready" and n.front_ready
             }
             return emulated <= again
 
-        wait(back, NODES_READY_WITHIN_S, "the emulated nodes to be back with their scale")
+        wait(are_restarted, NODES_READY_WITHIN_S, "the emulated nodes to be back with their scale")
         for name, api in apis.items():
-            self._wait_measured(api, stack.of(name))
+            self._wait_for_receipts(api, stack.for_region(name))
         return stack
 
-    def _describe(self, stack: Stack) -> Up:
+    def _describe(self, stack: StackLayout) -> RunningStack:
         operator = self._contexts.get(CONTEXT)
         client = replace(operator, name="client", folder=str(self.folder / "client"))
-        return Up(stack, self.folder, operator, client, self.folder / "client" / "bearer")
+        return RunningStack(stack, self.folder, operator, client, self.folder / "client" / "bearer")
 
 
-def context_of(stack: Stack, region: str) -> str:
-    """Of the region's operator."""
+def _free_folder(folder: Path) -> Path:
+    """The first folder name beside this one that is free."""
+    return next(each for number in count(2) if not (each := folder.with_name(f"{folder.name}-{number}")).exists())
+
+
+def context_of(stack: StackLayout, region: str) -> str:
+    """Name of the context of the region's operator."""
     return CONTEXT if region == stack.region else f"{CONTEXT}-{region}"
 
 
 def _free_ports(count: int) -> list[int]:
-    """Free on both sides: another stack that starts may have taken the road of a member that does not listen yet."""
+    """Ports that are free on both addresses: another starting stack may have taken the relay port of a member that does
+    not listen yet."""
     ports = list[int]()
     with ExitStack() as held:
         while len(ports) < count:
             here, road = (held.enter_context(socket.socket()) for _ in range(2))
-            here.bind((layout.HERE, 0))
+            here.bind((layout.MEMBER_HOST, 0))
             port = here.getsockname()[1]
             try:
-                road.bind((layout.ROAD, port))
+                road.bind((layout.RELAY_HOST, port))
             except OSError:
                 continue
             ports.append(port)

@@ -1,4 +1,4 @@
-"""The whole story on one machine, as steps that check themselves; the command line narrates it."""
+"""The whole demo on one machine, as steps that check themselves; the command line narrates it."""
 
 import time
 from collections import Counter
@@ -11,11 +11,11 @@ from typing import Any, Final, Protocol, TypeVar
 import numpy as np
 from PIL import Image
 
-from shoal.client import Inference, Region
+from shoal.client import InferenceClient, RegionClient
 from shoal.devstack import ocr
-from shoal.devstack.control import Control, Up
-from shoal.devstack.layout import Asked
-from shoal.devstack.load import Load
+from shoal.devstack.control import Control, RunningStack
+from shoal.devstack.layout import StackOptions
+from shoal.devstack.load import ClosedLoopLoad
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import show_joules, show_seconds
 from shoal.v1 import operator_pb2
@@ -25,20 +25,20 @@ RECOGNISE: Final = "line-text"
 T = TypeVar("T")
 
 WORKLOADS: Final = (DETECT, RECOGNISE)
-ABROAD: Final = "archive-text"
-"""The one that home has no place for."""
-TRADED: Final = ("SOLICITED", "BID", "COUNTERED", "DECLINED", "AWARDED", "GRANTED", "RENEWED")
-"""Events that tell how another region came to run it."""
+DELEGATED: Final = "archive-text"
+"""The workload that does not fit in the local region."""
+NEGOTIATION_EVENTS: Final = ("SOLICITED", "BID", "COUNTERED", "DECLINED", "AWARDED", "GRANTED", "RENEWED")
+"""Events that show how another region came to run it."""
 SETTLE_S: Final = 60.0
 LOAD_BEFORE_KILL: Final = 40
-"""Requests answered before the kill, so that it strikes under load."""
+"""Requests answered before the kill, so that it happens under load."""
 LOAD_BEFORE_MOVE: Final = 10
-METERS_REST_S: Final = 2.5
-"""Longer than a node lets pass between two reports of what it served."""
+METERS_IDLE_S: Final = 2.5
+"""Longer than a node's interval between two reports of what it served."""
 
 
 class Narrator(Protocol):
-    """Tells the story as it happens."""
+    """Shows the demo while it runs."""
 
     def section(self, title: str) -> None: ...
     def say(self, text: str) -> None: ...
@@ -48,8 +48,8 @@ class Narrator(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One expectation. A failed one makes the demo's status non-zero."""
+class DemoCheck:
+    """One expectation. A failed one makes the demo's exit status non-zero."""
 
     name: str
     ok: bool
@@ -57,22 +57,35 @@ class Check:
 
 
 @dataclass
-class Report:
-    """Figures of the run, for `--json`. Joules are modelled where `energy_sources` does not say `measured`."""
+class DemoReport:
+    """Figures of the run, for `--json`."""
 
+    # grpc or mqtt.
     link: str = "grpc"
+    # How many times slower emulated devices answer than the real ones; 1: as fast.
     time_scale: float = 1.0
+    # Text that the recogniser read, line by line.
     lines: list[str] = field(default_factory=list)
+    # By objective (`fastest`, `least energy`): workload -> `node/device` of its replicas.
     placed: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    # By objective. Modelled unless `energy_sources` says `measured`.
     joules_per_page: dict[str, float] = field(default_factory=dict)
+    # By objective: `measured`, `profile` or `estimated`; `estimated` also if replicas differ.
     energy_sources: dict[str, str] = field(default_factory=dict)
+    # A row per candidate of every plan: p95 in seconds, joules, refusal, whether it was chosen.
     predictions: list[dict[str, Any]] = field(default_factory=list)
+    # Placement changes of the second plan, each with its sign.
     moves: list[str] = field(default_factory=list)
+    # The live migration under load: stages, verification, requests, joules per page before and after.
     migration: dict[str, Any] = field(default_factory=dict)
+    # Requests while a machine was killed: sent, answered, retried, lost, wrong.
     load: dict[str, Any] = field(default_factory=dict)
+    # The delegated workload: region, bids, seconds until granted and answered.
     federation: dict[str, Any] = field(default_factory=dict)
+    # Duration of each step of the demo.
     seconds: dict[str, float] = field(default_factory=dict)
-    checks: list[Check] = field(default_factory=list)
+    # Every expectation, in order.
+    checks: list[DemoCheck] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -83,26 +96,26 @@ class Report:
 
 
 class Demo:
-    """Runs the story once. `run` raises ShoalError when the stack itself fails; expectations go into the report."""
+    """Runs the demo once. `run` raises ShoalError if the stack itself fails; failed expectations go into the report."""
 
     def __init__(self, control: Control, narrator: Narrator, link: str = "grpc") -> None:
         self._control = control
-        self._tell = narrator
-        self.report = Report(link=link)
+        self._narrator = narrator
+        self.report = DemoReport(link=link)
         self._applied_at = 0.0
 
-    def run(self) -> Report:
+    def run(self) -> DemoReport:
         files = ocr.files()
-        up = self._timed("start", lambda: self._start())
-        with Region(up.operator) as api, self._events_on_failure(api):
-            self._timed("push and place", lambda: self._place(api, files))
-            fast = self._timed("read the page", lambda: self._read(api, up, files, "fastest"))
-            self._timed("move to least energy", lambda: self._save_energy(api, up, files, fast))
-            self._timed("kill a machine under load", lambda: self._kill(api, up, files))
-            self._tell.section("The dead machine gets its power back")
-            self._power_back(api)
-            self._timed("have another region run it", lambda: self._delegate(api, up, files))
-            self._tell.section("The invariants are checked on what runs")
+        up = self._time_step("start", lambda: self._start())
+        with RegionClient(up.operator) as api, self._events_on_failure(api):
+            self._time_step("push and place", lambda: self._place(api, files))
+            fast = self._time_step("read the page", lambda: self._read(api, up, files, "fastest"))
+            self._time_step("move to least energy", lambda: self._save_energy(api, up, files, fast))
+            self._time_step("kill a machine under load", lambda: self._kill(api, up, files))
+            self._narrator.section("The dead machine gets its power back")
+            self._restore_power(api)
+            self._time_step("have another region run it", lambda: self._delegate(api, up, files))
+            self._narrator.section("The invariants are checked on what runs")
             failed = [check for check in api.doctor().checks if not check.ok]
             self._check(
                 "doctor finds nothing wrong", not failed, "; ".join(f"{c.name}: {c.refusal.found}" for c in failed)
@@ -110,46 +123,48 @@ class Demo:
         return self.report
 
     @contextmanager
-    def _events_on_failure(self, api: Region) -> Iterator[None]:
-        """A step that does not come about is explained by what the coordinator last decided."""
+    def _events_on_failure(self, api: RegionClient) -> Iterator[None]:
+        """Explain a step that fails by the coordinator's last decisions."""
         try:
             yield
         except ShoalError:
-            self._tell.section("The last events before the failure")
+            self._narrator.section("The last events before the failure")
             for event in list(api.events())[-25:]:
                 name = event.workload.name or event.subject
-                self._tell.say(f"{event.sequence}  {event.code}  {name} {event.node}  {event.message}")
+                self._narrator.say(f"{event.sequence}  {event.code}  {name} {event.node}  {event.message}")
             raise
 
     # the steps
 
-    def _start(self) -> Up:
-        self._tell.section(
+    def _start(self) -> RunningStack:
+        self._narrator.section(
             f"A region on this machine: a coordinator, a gateway, four agents on {self.report.link} links; "
             "a small one that asks less, and the federation of both"
         )
-        up = self._control.up(Asked(link=self.report.link, regions=2, federation=1, neighbours=1), self._tell.say)
+        up = self._control.up(
+            StackOptions(link=self.report.link, regions=2, federation=1, neighbours=1), self._narrator.say
+        )
         self.report.time_scale = up.stack.time_scale
         return up
 
-    def _place(self, api: Region, files: ocr.Files) -> None:
-        self._tell.section("Two models that find and read the lines of a page, placed for lowest latency")
+    def _place(self, api: RegionClient, files: ocr.OcrFiles) -> None:
+        self._narrator.section("Two models that find and read the lines of a page, placed for lowest latency")
         api.push(files.detector, "ppocr-det")
         api.push(files.recogniser, "ppocr-rec")
         plan = self._apply(api, "fast.yaml")
-        rows = self._settled(api, plan)
-        self._tell.placements(rows)
-        self.report.placed["fastest"] = _where(rows)
+        rows = self._wait_placements(api, plan)
+        self._narrator.placements(rows)
+        self.report.placed["fastest"] = _devices_by_workload(rows)
         self._check(
             "two workloads are ready", {row.assignment.workload.name for row in rows} == set(WORKLOADS), str(len(rows))
         )
 
-    def _read(self, api: Region, up: Up, files: ocr.Files, title: str) -> float:
-        """Joules for one page."""
+    def _read(self, api: RegionClient, up: RunningStack, files: ocr.OcrFiles, title: str) -> float:
+        """Read the page; return the joules that it took."""
         before = self._joules(api)
         page = Image.open(files.page)
         alphabet = ocr.alphabet(files.recogniser)
-        with Inference(up.client) as client:
+        with InferenceClient(up.client) as client:
 
             def infer(workload: str, value: ocr.Floats) -> ocr.Floats:
                 (output,) = client.infer(workload, {"x": value}).outputs.values()
@@ -157,7 +172,7 @@ class Demo:
 
             lines = ocr.read_page(page, alphabet, DETECT, RECOGNISE, infer)
         for text in lines:
-            self._tell.say(f"  | {text}")
+            self._narrator.say(f"  | {text}")
         self.report.lines = list(lines)
         wrong = [f"{found!r} for {known!r}" for found, known in zip(lines, ocr.LINES, strict=False) if found != known]
         self._check(
@@ -167,7 +182,7 @@ class Demo:
         )
         served = 1 + len(lines)
         after = self._wait(
-            lambda: (now := self._joules(api)) if now_requests(api) - before[1] >= served else None,
+            lambda: (now := self._joules(api)) if served_requests(api) - before[1] >= served else None,
             15.0,
             "the meters to report",
         )
@@ -175,23 +190,23 @@ class Demo:
         self.report.joules_per_page[title] = joules
         sources = {one.energy_source for row in _rows(api) for one in row.observed.served if one.requests}
         self.report.energy_sources[title] = sources.pop() if len(sources) == 1 else "estimated"
-        self._tell.say(f"one page took {show_joules(joules)} ({self.report.energy_sources[title]})")
+        self._narrator.say(f"one page took {show_joules(joules)} ({self.report.energy_sources[title]})")
         return joules
 
-    def _save_energy(self, api: Region, up: Up, files: ocr.Files, fast: float) -> None:
-        self._tell.section(
+    def _save_energy(self, api: RegionClient, up: RunningStack, files: ocr.OcrFiles, fast: float) -> None:
+        self._narrator.section(
             "The policy changes from lowest latency to lowest energy: both models move, live, under load"
         )
-        line = _line_of(files)
-        with Inference(up.client) as client:
+        line = _sample_line(files)
+        with InferenceClient(up.client) as client:
             expected = client.infer(RECOGNISE, {"x": line}).outputs
-        load = Load(up.client, RECOGNISE, {"x": line}, expected, clients=2)
+        load = ClosedLoopLoad(up.client, RECOGNISE, {"x": line}, expected, clients=2)
         load.start()
         try:
             self._wait(lambda: len(load.calls) >= LOAD_BEFORE_MOVE, 60.0, "the load to run")
             plan = self._apply(api, "frugal.yaml")
-            rows = self._settled(api, plan)
-            moved = self._wait(lambda: _ended_move(api, RECOGNISE), SETTLE_S, "the move to end")
+            rows = self._wait_placements(api, plan)
+            moved = self._wait(lambda: _completed_migration(api, RECOGNISE), SETTLE_S, "the move to end")
             answered = len(load.calls)
             self._wait(lambda: len(load.calls) >= answered + LOAD_BEFORE_MOVE, 60.0, "more load to be answered")
         finally:
@@ -201,26 +216,26 @@ class Demo:
             for one in plan.workloads
             for change in one.changes
         ]
-        self._tell.placements(rows)
-        self.report.placed["least energy"] = _where(rows)
-        self._show_move(moved, load)
+        self._narrator.placements(rows)
+        self.report.placed["least energy"] = _devices_by_workload(rows)
+        self._show_migration(moved, load)
         self._check(
             "something moved",
             self.report.placed["fastest"] != self.report.placed["least energy"],
             str(self.report.moves),
         )
-        self._meters_rest(api)
+        self._wait_meters_idle(api)
         frugal = self._read(api, up, files, "least energy")
         title = "modelled, on emulated devices" if any(row.emulated for row in rows) else "measured"
-        self._tell.say(f"a page costs {show_joules(frugal)} instead of {show_joules(fast)} ({title})")
+        self._narrator.say(f"a page costs {show_joules(frugal)} instead of {show_joules(fast)} ({title})")
         self._check("the move saves energy", frugal < fast, f"{show_joules(fast)} -> {show_joules(frugal)} ({title})")
         self.report.migration |= {"joules_per_page_before": fast, "joules_per_page_after": frugal}
 
-    def _show_move(self, moved: operator_pb2.MigrationView, load: Load) -> None:
-        """Its stages and what was compared; what became of the requests meanwhile."""
-        self._tell.migration(moved)
+    def _show_migration(self, moved: operator_pb2.MigrationView, load: ClosedLoopLoad) -> None:
+        """Show its stages and verification, and the outcome of the requests meanwhile."""
+        self._narrator.migration(moved)
         sent, answered, verdict = len(load.calls), load.outcomes()["ok"], moved.verdict
-        self._tell.say(f"requests while it moved: {sent} sent, {answered} answered, {sent - answered} lost")
+        self._narrator.say(f"requests while it moved: {load.summary()}")
         self.report.migration = {
             "from": f"{moved.source.node}/{moved.source.device}",
             "to": f"{moved.target.node}/{moved.target.device}",
@@ -232,105 +247,120 @@ class Demo:
                 "worst": {f"{one.output or '(all)'} {one.metric}": one.worst for one in verdict.drifts},
             },
             "sent": sent,
-            "lost": sent - answered,
-            "wrong": load.wrong,
+            "answered": answered,
+            "lost": load.lost_count,
+            "wrong": load.wrong_count,
         }
         self._check("it was compared with the one that served", verdict.passed, f"{verdict.code} {verdict.reason}")
         self._check("the move is done", moved.stage == "done", f"{moved.stage}: {moved.reason.code}")
-        self._check("no request was lost by the move", sent == answered, f"{dict(load.outcomes())}")
-        self._check("every answer stayed the same, bit for bit", load.wrong == 0, f"{load.wrong} of {answered} differ")
+        self._check("no request was lost by the move", load.lost_count == 0, f"{dict(load.outcomes())}")
+        self._check("every request was answered meanwhile", sent == answered, f"{dict(load.outcomes())}")
+        self._check(
+            "every answer stayed the same, bit for bit",
+            load.wrong_count == 0,
+            f"{load.wrong_count} of {answered} differ",
+        )
 
-    def _meters_rest(self, api: Region) -> None:
-        """Until everything that was served is reported: nothing more is, for a while."""
+    def _wait_meters_idle(self, api: RegionClient) -> None:
+        """Wait until everything served is reported: the counts have not changed for a while."""
         last, since = -1, 0.0
 
-        def rest() -> bool:
+        def are_meters_idle() -> bool:
             nonlocal last, since
-            now, count = time.monotonic(), now_requests(api)  # noqa: TID251 - measures
+            now, count = time.monotonic(), served_requests(api)  # noqa: TID251 - measures
             if count != last:
                 last, since = count, now
-            return now - since >= METERS_REST_S
+            return now - since >= METERS_IDLE_S
 
-        self._wait(rest, 30.0, "the meters to report")
+        self._wait(are_meters_idle, 30.0, "the meters to report")
 
-    def _kill(self, api: Region, up: Up, files: ocr.Files) -> None:
-        self._tell.section("Two replicas on two nodes; then one machine dies under load")
+    def _kill(self, api: RegionClient, up: RunningStack, files: ocr.OcrFiles) -> None:
+        self._narrator.section("Two replicas on two nodes; then one machine dies under load")
         plan = self._apply(api, "sturdy.yaml")
-        rows = self._settled(api, plan)
-        self._tell.placements(rows)
-        victim = next(row.node for row in rows if row.assignment.workload.name == RECOGNISE)
-        line = _line_of(files)
-        with Inference(up.client) as client:
+        rows = self._wait_placements(api, plan)
+        self._narrator.placements(rows)
+        killed_node = next(row.node for row in rows if row.assignment.workload.name == RECOGNISE)
+        line = _sample_line(files)
+        with InferenceClient(up.client) as client:
             expected = client.infer(RECOGNISE, {"x": line}).outputs
-        load = Load(up.client, RECOGNISE, {"x": line}, expected)
+        load = ClosedLoopLoad(up.client, RECOGNISE, {"x": line}, expected)
         before = _ingress(api)
         load.start()
         try:
             self._wait(lambda: len(load.calls) >= LOAD_BEFORE_KILL, 60.0, "the load to run")
-            pids = self._control.hurt(victim, "kill")
-            killed_at = load.elapsed()
-            served_before = _served_by(api)
-            self._tell.say(f"{victim}: all {len(pids)} processes killed (SIGKILL)")
-            self._wait(lambda: victim in self._dead(), 10.0, f"{victim} to be dead")
-            self._check("the machine is dead", True, victim)
-            rows = self._wait(lambda: self._replaced(api, victim), SETTLE_S, f"what ran on {victim} to run elsewhere")
-            took = load.elapsed() - killed_at
+            pids = self._control.break_member(killed_node, "kill")
+            killed_at = load.elapsed_s()
+            served_before = _requests_by_node(api)
+            self._narrator.say(f"{killed_node}: all {len(pids)} processes killed (SIGKILL)")
+            self._wait(lambda: killed_node in self._dead_members(), 10.0, f"{killed_node} to be dead")
+            self._check("the machine is dead", True, killed_node)
+            rows = self._wait(
+                lambda: self._replacement_rows(api, killed_node),
+                SETTLE_S,
+                f"what ran on {killed_node} to run elsewhere",
+            )
+            took = load.elapsed_s() - killed_at
             self._wait(lambda: len(load.calls) >= 2 * LOAD_BEFORE_KILL, 60.0, "more load to be answered")
         finally:
             load.stop()
-        self._tell.placements(rows)
+        self._narrator.placements(rows)
         outcomes = load.outcomes()
         sent, answered = len(load.calls), outcomes["ok"]
-        counted = self._wait(lambda: _counted(api, before, sent), 15.0, "the gateway's counts")
-        after = load.answered_after(killed_at)
+        counted = self._wait(lambda: _ingress_since(api, before, sent), 15.0, "the gateway's counts")
+        after = load.count_answered_since(killed_at)
         elsewhere = self._wait(
-            lambda: _grown(served_before, _served_by(api), victim, after), 15.0, "the other nodes' meters to report"
+            lambda: _requests_elsewhere(served_before, _requests_by_node(api), killed_node, after),
+            15.0,
+            "the other nodes' meters to report",
         )
         self.report.load = {
             "sent": sent,
             "answered": answered,
             "retried_by_gateway": counted["retried"],
-            "lost": sent - answered,
-            "wrong": load.wrong,
+            "lost": load.lost_count,
+            "wrong": load.wrong_count,
             "outcomes": dict(outcomes),
             "replaced_in_s": round(took, 2),
             "answered_after_the_kill": after,
             "served_by": elsewhere,
             "longest_s": round(max(call.took_s for call in load.calls), 3),
         }
-        self._tell.say(
-            f"requests: {sent} sent, {answered} answered, {counted['retried']} retried by the gateway, "
-            f"{sent - answered} lost; replaced after {show_seconds(took)}"
+        self._narrator.say(
+            f"requests: {load.summary()}, {counted['retried']} retried by the gateway; "
+            f"replaced after {show_seconds(took)}"
         )
-        self._check("no request was lost", sent == answered, f"{sent - answered} of {sent} lost: {dict(outcomes)}")
-        self._check("every answer is the same, bit for bit", load.wrong == 0, f"{load.wrong} of {answered} differ")
-        self._check("the work is served elsewhere", after > 0 and victim not in elsewhere, str(elsewhere))
+        self._check("no request was lost", load.lost_count == 0, f"{load.lost_count} of {sent} lost: {dict(outcomes)}")
+        self._check("every request was answered", sent == answered, f"{answered} of {sent}: {dict(outcomes)}")
+        self._check(
+            "every answer is the same, bit for bit", load.wrong_count == 0, f"{load.wrong_count} of {answered} differ"
+        )
+        self._check("the work is served elsewhere", after > 0 and killed_node not in elsewhere, str(elsewhere))
 
-    def _delegate(self, api: Region, up: Up, files: ocr.Files) -> None:
-        self._tell.section("One more workload, whose budget is below what home asks; another region takes it")
+    def _delegate(self, api: RegionClient, up: RunningStack, files: ocr.OcrFiles) -> None:
+        self._narrator.section("One more workload, whose budget is below what home asks; another region takes it")
         plan = self._apply(api, "thrifty.yaml")
-        (mine,) = (one for one in plan.workloads if one.workload.name == ABROAD)
+        (mine,) = (one for one in plan.workloads if one.workload.name == DELEGATED)
         self._check("home has no place for it", bool(mine.refusal.code), mine.refusal.found)
-        line = _line_of(files)
-        with Inference(up.client) as client:
+        line = _sample_line(files)
+        with InferenceClient(up.client) as client:
 
             def answer() -> dict[str, ocr.Floats] | None:
                 try:
-                    return client.infer(ABROAD, {"x": line}).outputs
+                    return client.infer(DELEGATED, {"x": line}).outputs
                 except ShoalError:
-                    return None  # not there yet
+                    return None  # no answer yet
 
             found = self._wait(answer, SETTLE_S, "an answer from another region through home's gateway")
             answered_s = time.monotonic() - self._applied_at  # noqa: TID251 - measures
             expected = client.infer(RECOGNISE, {"x": line}).outputs
-        log = [event for event in api.events() if event.workload.name == ABROAD]
+        log = [event for event in api.events() if event.workload.name == DELEGATED]
         for event in log:
-            if event.code in TRADED:
-                self._tell.say(f"  {event.at - log[0].at:6.2f}s  {event.code:<9}  {event.message}")
+            if event.code in NEGOTIATION_EVENTS:
+                self._narrator.say(f"  {event.at - log[0].at:6.2f}s  {event.code:<9}  {event.message}")
         granted_s = next(event.at for event in log if event.code == "GRANTED") - log[0].at
-        (agreed,) = (one for one in api.get("agreements").agreements if one.workload.name == ABROAD)
+        (agreed,) = (one for one in api.get("agreements").agreements if one.workload.name == DELEGATED)
         self.report.federation = {
-            "workload": ABROAD,
+            "workload": DELEGATED,
             "region": agreed.counterpart,
             "granted_in_s": round(granted_s, 2),
             "answered_in_s": round(answered_s, 2),
@@ -345,7 +375,7 @@ class Demo:
                 for bid in mine.bids
             ],
         }
-        self._tell.say(
+        self._narrator.say(
             f"{agreed.counterpart} runs it: granted {show_seconds(granted_s)} after it was applied, answered through "
             f"home's own gateway after {show_seconds(answered_s)}, its model fetched meanwhile"
         )
@@ -353,10 +383,10 @@ class Demo:
         same = found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in found)
         self._check("it answers the same, bit for bit", same, "" if same else "the answers differ")
 
-    def _power_back(self, api: Region) -> None:
-        dead = self._dead()
+    def _restore_power(self, api: RegionClient) -> None:
+        dead = self._dead_members()
         for name in dead:
-            self._control.hurt(name, "resume")
+            self._control.break_member(name, "resume")
         self._wait(
             lambda: not dead or {n.node.name for n in api.get("nodes").nodes if n.liveness == "ready"} >= set(dead),
             SETTLE_S,
@@ -364,16 +394,16 @@ class Demo:
         )
         self._check("the machine is back", bool(dead), ", ".join(dead))
 
-    def _dead(self) -> list[str]:
+    def _dead_members(self) -> list[str]:
         return [row["name"] for row in self._control.status() if row["state"] == "killed"]
 
     # what they share
 
-    def _apply(self, api: Region, name: str) -> operator_pb2.PlanReply:
-        text = package_files("shoal.devstack").joinpath("story", name).read_text()
+    def _apply(self, api: RegionClient, name: str) -> operator_pb2.PlanReply:
+        text = package_files("shoal.devstack").joinpath("demo_data", name).read_text()
         documents = [operator_pb2.Document(name=name, text=text)]
         plan = api.plan(documents)
-        self._tell.plan(plan)
+        self._narrator.plan(plan)
         for one in plan.workloads:
             for candidate in one.candidates:
                 self.report.predictions.append(
@@ -398,8 +428,8 @@ class Demo:
             )
         return plan
 
-    def _settled(self, api: Region, plan: operator_pb2.PlanReply) -> Sequence[operator_pb2.PlacementView]:
-        """Placements once they are those of the plan: all serving, nothing on its way in or out."""
+    def _wait_placements(self, api: RegionClient, plan: operator_pb2.PlanReply) -> Sequence[operator_pb2.PlacementView]:
+        """Return the placements once they equal the plan: all serving, none starting or draining."""
         planned = {
             (one.workload.name, candidate.node, candidate.device)
             for one in plan.workloads
@@ -407,22 +437,22 @@ class Demo:
             if candidate.chosen
         }
 
-        def settled() -> Sequence[operator_pb2.PlacementView] | None:
+        def placements_as_planned() -> Sequence[operator_pb2.PlacementView] | None:
             rows = _rows(api)
             placed = {(row.assignment.workload.name, row.node, row.assignment.device) for row in rows}
             return (
                 rows if placed == planned and all(row.routed and not row.assignment.draining for row in rows) else None
             )
 
-        return self._wait(settled, SETTLE_S, "the workloads to be ready")
+        return self._wait(placements_as_planned, SETTLE_S, "the workloads to be ready")
 
-    def _replaced(self, api: Region, victim: str) -> Sequence[operator_pb2.PlacementView] | None:
-        rows = [row for row in _rows(api) if row.routed and row.node != victim]
+    def _replacement_rows(self, api: RegionClient, killed_node: str) -> Sequence[operator_pb2.PlacementView] | None:
+        rows = [row for row in _rows(api) if row.routed and row.node != killed_node]
         count = {name: sum(row.assignment.workload.name == name for row in rows) for name in WORKLOADS}
         return rows if all(number >= 2 for number in count.values()) else None
 
-    def _joules(self, api: Region) -> tuple[float, int]:
-        """Joules and requests served since the replicas became ready."""
+    def _joules(self, api: RegionClient) -> tuple[float, int]:
+        """(joules, requests) served since the replicas became ready."""
         served = [one for row in _rows(api) for one in row.observed.served]
         return sum(one.joules for one in served), sum(one.requests for one in served)
 
@@ -435,10 +465,10 @@ class Demo:
         return found
 
     def _check(self, name: str, ok: bool, found: str) -> None:
-        self.report.checks.append(Check(name, ok, found))
-        self._tell.say(f"{'ok  ' if ok else 'FAIL'}  {name}" + ("" if ok else f": {found}"))
+        self.report.checks.append(DemoCheck(name, ok, found))
+        self._narrator.say(f"{'ok  ' if ok else 'FAIL'}  {name}" + ("" if ok else f": {found}"))
 
-    def _timed(self, name: str, step: Callable[[], Any]) -> Any:
+    def _time_step(self, name: str, step: Callable[[], Any]) -> Any:
         began = time.monotonic()  # noqa: TID251 - measures
         try:
             return step()
@@ -446,40 +476,40 @@ class Demo:
             self.report.seconds[name] = round(time.monotonic() - began, 1)  # noqa: TID251
 
 
-def _line_of(files: ocr.Files) -> ocr.Floats:
-    """One line of the page, as the recogniser takes it."""
+def _sample_line(files: ocr.OcrFiles) -> ocr.Floats:
+    """One line of the page, as input of the recogniser."""
     return ocr.line_input(Image.open(files.page).convert("RGB").crop((0, 45, 384, 68)))
 
 
-def _ended_move(api: Region, workload: str) -> operator_pb2.MigrationView | None:
-    """Its newest migration, once that is over."""
+def _completed_migration(api: RegionClient, workload: str) -> operator_pb2.MigrationView | None:
+    """The workload's newest migration once it is over; None before."""
     found = (one for one in api.get("migrations").migrations if one.workload.name == workload)
     newest = max(found, key=lambda one: one.stages[0].at, default=None)
     return newest if newest is not None and newest.stage in ("done", "aborted") else None
 
 
-def now_requests(api: Region) -> int:
+def served_requests(api: RegionClient) -> int:
     return sum(one.requests for row in _rows(api) for one in row.observed.served)
 
 
-def _rows(api: Region) -> list[operator_pb2.PlacementView]:
+def _rows(api: RegionClient) -> list[operator_pb2.PlacementView]:
     return list(api.get("placements").placements)
 
 
-def _where(rows: Sequence[operator_pb2.PlacementView]) -> dict[str, list[str]]:
+def _devices_by_workload(rows: Sequence[operator_pb2.PlacementView]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for row in rows:
         found.setdefault(row.assignment.workload.name, []).append(f"{row.node}/{row.assignment.device}")
     return {name: sorted(devices) for name, devices in sorted(found.items())}
 
 
-def _ingress(api: Region) -> dict[str, int]:
+def _ingress(api: RegionClient) -> dict[str, int]:
     views = [view for view in api.get("workloads").workloads if view.workload.name == RECOGNISE]
     names = ("requests", "answered", "retried", "refused", "lost")
     return {name: sum(getattr(one, name) for view in views for one in view.ingress) for name in names}
 
 
-def _served_by(api: Region) -> Counter[str]:
+def _requests_by_node(api: RegionClient) -> Counter[str]:
     """Recognitions served by each node's present replicas."""
     served: Counter[str] = Counter()
     for row in _rows(api):
@@ -488,13 +518,14 @@ def _served_by(api: Region) -> Counter[str]:
     return served
 
 
-def _grown(before: Counter[str], now: Counter[str], victim: str, least: int) -> dict[str, int] | None:
-    """What the nodes but `victim` served since `before`, once it is all that was answered."""
-    grown = {node: count - before[node] for node, count in now.items() if node != victim and count > before[node]}
+def _requests_elsewhere(before: Counter[str], now: Counter[str], killed_node: str, least: int) -> dict[str, int] | None:
+    """Requests that the nodes other than `killed_node` served since `before`, once they are at least `least`; None
+    before."""
+    grown = {node: count - before[node] for node, count in now.items() if node != killed_node and count > before[node]}
     return grown if sum(grown.values()) >= least else None
 
 
-def _counted(api: Region, before: dict[str, int], sent: int) -> dict[str, int] | None:
+def _ingress_since(api: RegionClient, before: dict[str, int], sent: int) -> dict[str, int] | None:
     now = _ingress(api)
     found = {name: now[name] - before[name] for name in now}
     return found if found["requests"] >= sent else None

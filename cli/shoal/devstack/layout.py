@@ -1,4 +1,4 @@
-"""What a local federation consists of and where its files lie; values only."""
+"""The members of a local federation and where their files are; values only."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from shoal.types.codes import Code, refuse
 
 REGION: Final = "home"
 FEDERATION: Final = "federation"
-"""The federation's name, and its members' role."""
+"""The federation's name, and the role of its members."""
 ETCD: Final = "etcd"
 """Role of the store's members, which belong to no region."""
 ETCD_MEMBERS: Final = 3
@@ -22,8 +22,8 @@ FLEET: Final = (
     ("cloud-gpu", "nvidia-l4"),
     ("small-cpu", "rk3588s"),
 )
-"""The first agents of a local region and the profile that each emulates; '' is this machine's own CPU, not emulated.
-Further agents are plain CPUs."""
+"""The first agents of a region and the profile that each emulates; '' means this machine's own CPU. Further agents are
+plain CPUs."""
 
 PRICES: Final = {
     "plain-cpu": 0.08,
@@ -31,89 +31,105 @@ PRICES: Final = {
     "cloud-gpu": 0.80,
     "small-cpu": 0.01,
 }
-"""USD/h in the first region, declared by node label `price`, as an operator would; examples, not measurements. The
-second region asks half of it, the third a third, so that there is something to trade for."""
+"""USD/h in the first region, declared by node label `price` as an operator would; examples, not measurements. The
+second region asks half, the third a third, so that delegation pays."""
 
 
 SITES: Final = {"cloud-gpu": "cloud", "small-cpu": "pole"}
 """Node label `site`, for selectors."""
 
 
-TRADING: Final = """apiVersion: shoal/v1
+TRADE_DOCUMENT: Final = """apiVersion: shoal/v1
 kind: Region
 metadata: {{name: {region}}}
 spec: {{trade: [{{with: "*", hold_share: 80%}}]}}
 """
-"""What a region of a local federation begins with: it works for all the others, who are few and share its devices."""
+"""The first document of every region: it works for all the others, which are few and share its devices."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One program of the stack. name: also its identity's, but for a coordinator's. region: whose it is, or the
-    federation's name. emulate: a profile, or ''. addresses: host:port by use (grpc, rest, token, ..)."""
+class StackMember:
+    """One program of the stack."""
 
+    # Also its identity's name, except for coordinators.
     name: str
+    # agent, gateway, coordinator, broker, federation or etcd.
     role: str
+    # Device profile that an agent emulates; empty: this machine's own CPU.
     emulate: str
+    # Node labels of an agent; empty for other roles.
     labels: Mapping[str, str]
+    # host:port by use (grpc, rest, token, metrics, ..).
     addresses: Mapping[str, str]
+    # Its region; the federation's name for federation members, empty for etcd.
     region: str = REGION
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
-    """A local federation as `dev up` was asked for it. region: the first, where things are applied by default. link:
-    grpc or mqtt. wake_scale: emulated devices that slept wake in so many times their profile's time."""
+class StackLayout:
+    """A local federation, as `dev up` was asked for it."""
 
+    # The first region, where documents are applied by default.
     region: str
-    members: tuple[Member, ...]
+    # In the order in which they start.
+    members: tuple[StackMember, ...]
+    # How many times slower emulated devices answer than the real ones; 1: as fast.
     time_scale: float
+    # Carrier of the agents' links: grpc or mqtt.
     link: str = "grpc"
+    # Emulated devices take their profile's wake time multiplied by this.
     wake_scale: float = 1.0
+    # True: members reach each other through the relays of link_shaping.py, which can cut and slow them. Benchmarks
+    # measure without.
+    relayed: bool = True
 
     @property
     def regions(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(member.region for member in self.members if member.role == "coordinator"))
 
-    def of(self, region: str) -> "Stack":
-        """One region of it, alone."""
+    def for_region(self, region: str) -> "StackLayout":
+        """The same layout with one region's members only."""
         return replace(self, region=region, members=tuple(one for one in self.members if one.region == region))
 
     @property
-    def federation(self) -> tuple[Member, ...]:
+    def federation(self) -> tuple[StackMember, ...]:
         return tuple(member for member in self.members if member.role == FEDERATION)
 
     @property
-    def etcd(self) -> tuple[Member, ...]:
+    def etcd(self) -> tuple[StackMember, ...]:
         return tuple(member for member in self.members if member.role == ETCD)
 
     @property
-    def coordinators(self) -> tuple[Member, ...]:
+    def coordinators(self) -> tuple[StackMember, ...]:
         return tuple(member for member in self.members if member.role == "coordinator")
 
     @property
-    def coordinator(self) -> Member:
-        """The only one, or the first."""
+    def coordinator(self) -> StackMember:
+        """The only coordinator, or the first."""
         return self.coordinators[0]
 
-    def at(self, use: str) -> str:
-        """Where all coordinators listen for this, with commas."""
+    def dial_address(self, address: str) -> str:
+        """host:port by which other members reach what listens on `address`."""
+        return relay_address(address) if self.relayed else address
+
+    def coordinator_addresses(self, use: str) -> str:
+        """Addresses of all coordinators for this use, separated by commas."""
         return ",".join(member.addresses[use] for member in self.coordinators)
 
-    def replicas(self, member: Member) -> tuple[Member, ...]:
-        """All that do the same on the same state, this one among them."""
+    def replicas(self, member: StackMember) -> tuple[StackMember, ...]:
+        """All members that share this member's role and state, itself included."""
         return tuple(one for one in self.members if (one.role, one.region) == (member.role, member.region))
 
     @property
-    def gateways(self) -> tuple[Member, ...]:
+    def gateways(self) -> tuple[StackMember, ...]:
         return tuple(member for member in self.members if member.role == "gateway")
 
     @property
-    def broker(self) -> Member | None:
+    def broker(self) -> StackMember | None:
         return next((member for member in self.members if member.role == "broker"), None)
 
     @property
-    def agents(self) -> tuple[Member, ...]:
+    def agents(self) -> tuple[StackMember, ...]:
         return tuple(member for member in self.members if member.role == "agent")
 
 
@@ -133,27 +149,37 @@ def fleet_of(count: int) -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What `dev up` is asked for. agents: of each region. federation: replicas of the service that the regions join;
-    0 for none. neighbours: agents of each region but the first, if not as many. coordinators: of the first region.
-    fleet: (name, profile) of the agents of each region, where they are not the first of `FLEET`. slower: so many times
-    as much as this machine needs, emulated devices are slowed down, where it has more to do than what they run."""
+class StackOptions:
+    """What `dev up` is asked for."""
 
+    # Name of the first region; the others append `-2`, `-3`, ..
     region: str = REGION
+    # Agents in each region.
     agents: int = 4
+    # Carrier of the agents' links: grpc or mqtt.
     link: str = "grpc"
+    # 1 to 8.
     regions: int = 1
+    # Replicas of the federation service that the regions join; 0: no federation.
     federation: int = 0
+    # sqlite or etcd.
     store: str = "sqlite"
+    # Agents in each region but the first; None: as many as `agents`.
     neighbours: int | None = None
+    # Coordinators of the first region; the others have one each.
     coordinators: int = 1
+    # (name, profile) of each region's agents; empty: the first `agents` of `FLEET`.
     fleet: tuple[tuple[str, str], ...] = ()
+    # Emulated devices take their profile's wake time multiplied by this.
     wake_scale: float = 1.0
-    slower: float = 1.0
+    # Factor on the time scale, if this machine needs one at all: for a machine that also has other work.
+    slowdown: float = 1.0
+    # As in `StackLayout`.
+    relayed: bool = True
 
     @classmethod
-    def of(cls, stack: Stack) -> "Asked":
-        agents, *others = (len(stack.of(region).agents) for region in stack.regions)
+    def from_stack(cls, stack: StackLayout) -> "StackOptions":
+        agents, *others = (len(stack.for_region(region).agents) for region in stack.regions)
         neighbours = others[0] if others and others[0] != agents else None
         store = ETCD if stack.etcd else "sqlite"
         return cls(
@@ -164,7 +190,8 @@ class Asked:
             len(stack.federation),
             store,
             neighbours,
-            len(stack.of(stack.region).coordinators),
+            len(stack.for_region(stack.region).coordinators),
+            relayed=stack.relayed,
         )
 
     def __str__(self) -> str:
@@ -173,26 +200,30 @@ class Asked:
         store = ", state in etcd" if self.store == ETCD else ""
         neighbours = "" if self.neighbours is None else f", {self.neighbours} agents in each other"
         coordinators = f", {self.coordinators} coordinators" if self.coordinators > 1 else ""
-        more = f"{coordinators}{regions}{neighbours}{federation}{store}"
+        relays = "" if self.relayed else ", without relays"
+        more = f"{coordinators}{regions}{neighbours}{federation}{store}{relays}"
         return f"region {self.region} with {self.agents} agents on {self.link} links{more}"
 
 
-def compose(asked: Asked, ports: Mapping[str, int]) -> Stack:
-    """ports: a free port for each of `needed_ports`. Raises ShoalError(FIELD_INVALID)."""
+def compose(asked: StackOptions, ports: Mapping[str, int]) -> StackLayout:
+    """ports: a free port for each of `port_names`. Raises ShoalError(FIELD_INVALID)."""
     members = tuple(
-        replace(member, addresses={use: f"{HERE}:{ports[f'{member.name}.{use}']}" for use in _uses(member.role, asked)})
+        replace(
+            member,
+            addresses={use: f"{MEMBER_HOST}:{ports[f'{member.name}.{use}']}" for use in _port_uses(member.role, asked)},
+        )
         for member in _members(asked)
     )
-    return Stack(asked.region, members, 1.0, asked.link, asked.wake_scale)
+    return StackLayout(asked.region, members, 1.0, asked.link, asked.wake_scale, asked.relayed)
 
 
-def needed_ports(asked: Asked) -> tuple[str, ...]:
+def port_names(asked: StackOptions) -> tuple[str, ...]:
     """Raises ShoalError(FIELD_INVALID)."""
-    return tuple(f"{member.name}.{use}" for member in _members(asked) for use in _uses(member.role, asked))
+    return tuple(f"{member.name}.{use}" for member in _members(asked) for use in _port_uses(member.role, asked))
 
 
-def _members(asked: Asked) -> tuple[Member, ...]:
-    """Without addresses, in the order in which they start. Those of the first region do not bear its name."""
+def _members(asked: StackOptions) -> tuple[StackMember, ...]:
+    """All members without addresses, in the order in which they start. Names of the first region have no prefix."""
     if not 1 <= asked.regions <= 8:
         raise refuse(Code.FIELD_INVALID, f"{asked.regions} regions", "1 to 8 on one machine", "pass --regions N")
     most = 5 if asked.store == ETCD else 1
@@ -209,10 +240,12 @@ def _members(asked: Asked) -> tuple[Member, ...]:
                 "pass --store etcd: replicas share a store" if most == 1 else f"pass {flag} N",
             )
     members = [
-        Member(f"{ETCD}-{number}", ETCD, "", {}, {}, "") for number in range(1, ETCD_MEMBERS + 1) if asked.store == ETCD
+        StackMember(f"{ETCD}-{number}", ETCD, "", {}, {}, "")
+        for number in range(1, ETCD_MEMBERS + 1)
+        if asked.store == ETCD
     ]
     members += [
-        Member(f"{FEDERATION}-{number}", FEDERATION, "", {}, {}, FEDERATION)
+        StackMember(f"{FEDERATION}-{number}", FEDERATION, "", {}, {}, FEDERATION)
         for number in range(1, asked.federation + 1)
     ]
     for number in range(1, asked.regions + 1):
@@ -220,13 +253,14 @@ def _members(asked: Asked) -> tuple[Member, ...]:
         before = "" if number == 1 else f"{region}-"
         coordinators = asked.coordinators if number == 1 else 1
         members += [
-            Member(f"{before}{name}", role, "", {}, {}, region) for name, role in _leading(asked.link, coordinators)
+            StackMember(f"{before}{name}", role, "", {}, {}, region)
+            for name, role in _non_agent_members(asked.link, coordinators)
         ]
         count = asked.agents if number == 1 or asked.neighbours is None else asked.neighbours
         for name, profile in asked.fleet or fleet_of(count):
             price = PRICES.get(name, PRICES["plain-cpu"]) / number
             labels = {"price": f"{price:.4g} USD/h", "site": SITES.get(name, "hall")}
-            members.append(Member(before + name, "agent", profile, labels, {}, region))
+            members.append(StackMember(before + name, "agent", profile, labels, {}, region))
     return tuple(members)
 
 
@@ -240,17 +274,17 @@ _USES: Final = {
 }
 
 
-def _uses(role: str, asked: Asked) -> tuple[str, ...]:
-    """Over gRPC models come on the link's own port. Peers call only who is in a federation."""
+def _port_uses(role: str, asked: StackOptions) -> tuple[str, ...]:
+    """Models travel on the link's own port over gRPC. Only members of a federation have a port for peers."""
     if role != "coordinator":
         return _USES[role]
     models = ("models",) if asked.link == "mqtt" else ()
     return (*_USES[role], *models, *(("peers",) if asked.federation else ()))
 
 
-def _leading(link: str, coordinators: int) -> tuple[tuple[str, str], ...]:
-    """Name and role of a region's members but its agents, in the order in which they start. Who is the only one of its
-    role is called by it."""
+def _non_agent_members(link: str, coordinators: int) -> tuple[tuple[str, str], ...]:
+    """(name, role) of a region's members except agents, in the order in which they start. A member that is alone in its
+    role is named after it."""
     names = [f"coordinator-{number}" for number in range(1, coordinators + 1)] if coordinators > 1 else ["coordinator"]
     return (
         *((("broker", "broker"),) if link == "mqtt" else ()),
@@ -259,32 +293,39 @@ def _leading(link: str, coordinators: int) -> tuple[tuple[str, str], ...]:
     )
 
 
-HERE: Final = "127.0.0.1"
-ROAD: Final = "127.0.0.2"
+MEMBER_HOST: Final = "127.0.0.1"
+RELAY_HOST: Final = "127.0.0.2"
 
 
-def road(address: str) -> str:
-    """host:port by which other members reach what listens on `address`; see roads.py."""
+def relay_address(address: str) -> str:
+    """Where the relay of `address` listens; see link_shaping.py."""
     host, _, port = address.rpartition(":")
-    return f"{ROAD}:{port}" if host == HERE else address
+    return f"{RELAY_HOST}:{port}" if host == MEMBER_HOST else address
 
 
-def shared(folder: Path, replicas: Sequence[Member]) -> Path:
-    """Where the CA of these lies, who are on one state: the folder of the only one, or one of their own."""
+def ca_folder(folder: Path, replicas: Sequence[StackMember]) -> Path:
+    """Folder of the CA of replicas that share their state: the folder of the only one, or a shared one."""
     one = replicas[0]
     return folder / (one.name if len(replicas) == 1 else f"{one.region}-shared")
 
 
-def save(folder: Path, stack: Stack) -> None:
+def save(folder: Path, stack: StackLayout) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / "stack.json").write_text(json.dumps(asdict(stack), indent=1))
 
 
-def load(folder: Path) -> Stack:
-    """Raises ShoalError(NOT_FOUND) when no stack was ever started there."""
+def load(folder: Path) -> StackLayout:
+    """Raises ShoalError(NOT_FOUND) if no stack was ever started there."""
     try:
         data: dict[str, Any] = json.loads((folder / "stack.json").read_text())
     except FileNotFoundError as cause:
         raise refuse(Code.NOT_FOUND, f"no local federation in {folder}", "one that runs", "shoal dev up") from cause
-    members = tuple(Member(**{"region": data["region"], **member}) for member in data["members"])
-    return Stack(data["region"], members, data["time_scale"], data.get("link", "grpc"), data.get("wake_scale", 1.0))
+    members = tuple(StackMember(**{"region": data["region"], **member}) for member in data["members"])
+    return StackLayout(
+        data["region"],
+        members,
+        data["time_scale"],
+        data.get("link", "grpc"),
+        data.get("wake_scale", 1.0),
+        data.get("relayed", True),
+    )

@@ -1,44 +1,57 @@
-"""Load through a gateway, with a record of every request: what was sent and what became of it."""
+"""Load through a gateway, with a record of every request and its outcome."""
 
 import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.client import Context, Inference
+from shoal.client import Context, InferenceClient
 from shoal.client.inference import Tensors
-from shoal.types.codes import ShoalError
+from shoal.types.codes import Code, ShoalError, is_lost
+
+OK: Final = "ok"
+DEADLINE_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One request. outcome: `ok`, or the code of the refusal. at, took_s: seconds from the load's start."""
+class LoadCall:
+    """One request."""
 
+    # Seconds from the load's start until it was sent.
     at: float
+    # Seconds until it ended.
     took_s: float
+    # `ok`, or the code of the refusal.
     outcome: str
 
 
 @dataclass
-class Load:
-    """Closed loop: `clients` connections, each sends its next request when the last is answered.
+class ClosedLoopLoad:
+    """Closed-loop clients: each sends its next request when the last one ends."""
 
-    expected: the outputs that every answer must equal, bit for bit.
-    """
-
+    # Tenant's context of the region whose gateway is called.
     context: Context
+    # Name of the workload.
     workload: str
+    # The same for every request.
     inputs: Tensors
+    # Outputs that every answer must equal, bit for bit.
     expected: dict[str, NDArray[Any]]
+    # Number of connections, a thread each.
     clients: int = 4
-    calls: list[Call] = field(default_factory=list)
-    wrong: int = 0
+    # Every request that has ended.
+    calls: list[LoadCall] = field(default_factory=list)
+    # Answers that differ from `expected`.
+    wrong_count: int = 0
+    # Set by `stop`: no client sends another request.
     _stop: threading.Event = field(default_factory=threading.Event)
+    # One per client.
     _threads: list[threading.Thread] = field(default_factory=list)
+    # Monotonic time in seconds of `start`.
     _began: float = 0.0
 
     def start(self) -> None:
@@ -48,11 +61,11 @@ class Load:
             thread.start()
             self._threads.append(thread)
 
-    def elapsed(self) -> float:
+    def elapsed_s(self) -> float:
         return time.monotonic() - self._began  # noqa: TID251 - measures
 
     def stop(self) -> None:
-        """Returns when the last request was answered."""
+        """Returns when the last request has ended."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -60,20 +73,31 @@ class Load:
     def outcomes(self) -> Counter[str]:
         return Counter(call.outcome for call in self.calls)
 
-    def answered_after(self, at: float) -> int:
+    @property
+    def lost_count(self) -> int:
+        """Requests without an answer, as a gateway counts them: refusals and own deadlines do not count."""
+        return sum(call.outcome != OK and is_lost(Code(call.outcome), own_limit=True) for call in self.calls)
+
+    def summary(self) -> str:
+        """Outcome of all requests, for people."""
+        answered = self.outcomes()[OK]
+        refused = len(self.calls) - answered - self.lost_count
+        return f"{len(self.calls)} sent, {answered} answered, {refused} refused or given up, {self.lost_count} lost"
+
+    def count_answered_since(self, at: float) -> int:
         """Requests sent after `at` that were answered."""
-        return sum(call.outcome == "ok" and call.at > at for call in self.calls)
+        return sum(call.outcome == OK and call.at > at for call in self.calls)
 
     def _run(self) -> None:
-        with Inference(self.context) as client:
+        with InferenceClient(self.context) as client:
             while not self._stop.is_set():
-                at = self.elapsed()
-                outcome = "ok"
+                at = self.elapsed_s()
+                outcome: str = OK
                 try:
-                    answer = client.infer(self.workload, self.inputs, deadline_s=20.0)
+                    answer = client.infer(self.workload, self.inputs, deadline_s=DEADLINE_S)
                     same = all(np.array_equal(answer.outputs[name], value) for name, value in self.expected.items())
                     if not same:
-                        self.wrong += 1
+                        self.wrong_count += 1
                 except ShoalError as error:
                     outcome = str(error.code)
-                self.calls.append(Call(at, self.elapsed() - at, outcome))
+                self.calls.append(LoadCall(at, self.elapsed_s() - at, outcome))

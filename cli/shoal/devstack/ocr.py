@@ -1,8 +1,8 @@
-"""Reading a printed page with the PP-OCR models: what the demo sends and what it makes of the answers.
+"""Reads a printed page with the PP-OCR models: the demo's requests, and how it decodes the answers.
 
-Detection gives a map of how likely each pixel is text; connected regions of it, grown, are the lines. Recognition gives
-for each slice of a line the likelihood of each character; greedy CTC decoding makes the text. Preprocessing follows
-PaddleOCR's published inference configuration (mean, deviation, height 48; regions grown as in Differentiable
+Detection returns the probability of text for each pixel; connected regions of it, grown, are the lines. Recognition
+returns the probability of each character for each slice of a line; greedy CTC decoding makes the text. Preprocessing
+follows PaddleOCR's published inference configuration (mean, deviation, height 48; regions grown as in Differentiable
 Binarization, Liao et al. 2020: area x ratio / perimeter).
 """
 
@@ -24,12 +24,12 @@ Infer = Callable[[str, Floats], Floats]
 """(workload, input x) -> its one output"""
 
 DET_SCALE: Final = 2
-"""The page is 384 x 191 pixels and its letters are small: doubled, detection separates the lines."""
+"""The page is 384 x 191 pixels and its letters are small: at twice the size, detection separates the lines."""
 THRESHOLD: Final = 0.3
 MIN_AREA: Final = 100
 GROW: Final = 1.3
 STRETCH: Final = 1.3
-"""Lines are sent a little wider than their height says: the recogniser then keeps the spaces of this narrow face."""
+"""Lines are sent a little wider than their height implies: the recogniser then keeps the spaces of this narrow font."""
 
 LINES: Final = (
     "Region-based segmentation",
@@ -54,18 +54,18 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """Where the wheels keep the models and the page."""
+class OcrFiles:
+    """Paths of models and page within the installed wheels."""
 
     detector: Path
     recogniser: Path
     page: Path
 
 
-def files() -> Files:
+def files() -> OcrFiles:
     """Raises ShoalError(NOT_FOUND) with the command that installs them."""
     models = _folder("rapidocr_onnxruntime") / "models"
-    found = Files(
+    found = OcrFiles(
         models / "ch_PP-OCRv4_det_infer.onnx",
         models / "ch_PP-OCRv4_rec_infer.onnx",
         _folder("skimage") / "data" / "page.png",
@@ -145,7 +145,7 @@ def decode(likely: Floats, alphabet: list[str]) -> str:
 
 
 def alphabet(recogniser: Path) -> list[str]:
-    """The characters that the recogniser tells apart; PP-OCR keeps them in the model's metadata, a line each."""
+    """The characters that the recogniser distinguishes; PP-OCR keeps them in the model's metadata, one per line."""
     metadata = {entry.key: entry.value for entry in onnx.load(recogniser, load_external_data=False).metadata_props}
     return ["", *metadata["character"].splitlines(), " "]
 

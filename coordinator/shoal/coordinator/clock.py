@@ -1,4 +1,4 @@
-"""The coordinator's clock and names: the only place that reads either."""
+"""The coordinator's clock and id source. Lint forbids all other modules to read a clock."""
 
 import asyncio
 import secrets
@@ -7,8 +7,8 @@ import time
 from shoal.types.units import Elapsed, Seconds, Wall
 
 
-class SystemClock:
-    """Elapsed is the machine's monotonic clock; it is compared within one run of the process only."""
+class CoordinatorClock:
+    """ports.Clock. Elapsed is the machine's monotonic clock; compare its values only within one run of the process."""
 
     def now(self) -> Elapsed:
         return Elapsed(time.monotonic())
@@ -21,7 +21,7 @@ class SystemClock:
 
 
 class SystemIds:
-    """Names and secrets from the kernel's randomness."""
+    """ports.IdSource from the kernel's random source."""
 
     def name(self, kind: str) -> str:
         return f"{kind}-{secrets.token_hex(6)}"

@@ -1,4 +1,4 @@
-"""What a coordinator needs from the world. Controllers know these Protocols and no adapter by name."""
+"""Ports of the coordinator: the Protocols that controllers depend on. Controllers name no adapter."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from cryptography.x509 import Certificate
 
-from shoal.coordinator.core.signals.model import Reading, SignalName
+from shoal.coordinator.core.signals.model import SignalName, SignalReading
 from shoal.types.agreement import Award, Delivered, Grant, Notice, Release, Renewal, Renewed
 from shoal.types.assignment import DesiredSet, Status
 from shoal.types.chain import LedgerEntry
@@ -25,12 +25,14 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
+    """Monotonic time, wall time and sleep. Controllers use no other clock."""
+
     def now(self) -> Elapsed: ...
     def wall(self) -> Wall: ...
     async def sleep(self, seconds: Seconds) -> None: ...
 
 
-class Ids(Protocol):
+class IdSource(Protocol):
     """The only source of names and secrets."""
 
     def name(self, kind: str) -> str:
@@ -43,41 +45,43 @@ class Ids(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One stored value. revision: the store's counter when this key was last written."""
+class StoreRecord:
+    """One stored value."""
 
     key: str
     value: bytes
+    # The store's revision counter when this key was last written.
     revision: int
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """All or nothing. expect: key -> revision read (0: must be absent); keys not listed are written blindly.
-
-    A key that is put and deleted is put.
-    """
+    """A compare-and-set over several keys: all or nothing. A key in both `puts` and `deletes` is put."""
 
     puts: Mapping[str, bytes] = field(default_factory=dict)
     deletes: tuple[str, ...] = ()
+    # Revision read of each key; 0: the key must be absent. A key that is not listed is written unconditionally.
     expect: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A write seen by a watcher; value None: deleted."""
+class StoreChange:
+    """A write that a watcher sees."""
 
     key: str
+    # None: the key was deleted.
     value: bytes | None
     revision: int
 
 
 class StaleRevision(Exception):
-    """A key in `expect` has moved on: read and decide again."""
+    """A key in `expect` has a newer revision: the caller reads it again and decides again."""
 
 
 class Compacted(Exception):
-    """Changes after the asked revision are no longer kept: list again, then watch from `revision`, the newest now."""
+    """The store dropped changes after the requested revision. The caller lists again, then watches from `revision`, the
+    newest one now.
+    """
 
     def __init__(self, revision: int) -> None:
         super().__init__(f"changes up to {revision} must be listed")
@@ -85,13 +89,13 @@ class Compacted(Exception):
 
 
 class Store(Protocol):
-    """The region's truth: ordered keys (`nodes/edge-1`), bytes, one revision counter, transactions, watches.
+    """The region's state of record: ordered keys (`nodes/edge-1`), bytes, one revision counter, transactions, watches.
 
     An acknowledged commit survives kill -9 and a power cut. Entry point group `shoal.stores`.
     """
 
-    async def read(self, key: str) -> Record | None: ...
-    async def scan(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[Record, ...]:
+    async def read(self, key: str) -> StoreRecord | None: ...
+    async def scan(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[StoreRecord, ...]:
         """Records under `prefix` in key order, from the first key greater than `after`; limit 0: all."""
         ...
 
@@ -99,7 +103,7 @@ class Store(Protocol):
         """The new revision. Raises StaleRevision, ShoalError(STORE_FULL | STORE_UNAVAILABLE)."""
         ...
 
-    def watch(self, prefix: str, after: int) -> AsyncIterator[Change]:
+    def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
         """Every change under `prefix` with a revision greater than `after`, in order. Raises Compacted."""
         ...
 
@@ -107,245 +111,275 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StoreSnapshot:
     """Everything that a store held at one revision, in key order."""
 
+    # The store's revision counter at that time.
     revision: int
-    records: tuple[Record, ...]
+    # All records, in key order.
+    records: tuple[StoreRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """directory: of this coordinator alone. scope: whose truth it is (`region/eu`); the rest for stores on servers.
+    """How to open a store. Fields after `scope` are for stores on servers."""
 
-    prefix: before the scope, where the server is shared. ca, certificate, key: PEM files."""
-
+    # Data directory of this coordinator; no other process uses it.
     directory: Path
+    # Whose state it is, as a key prefix: `region/eu`.
     scope: str
+    # Key prefix before the scope, where the server is shared with other applications.
     prefix: str = "shoal"
+    # Addresses of the store's servers; empty for an embedded store.
     endpoints: tuple[str, ...] = ()
+    # PEM file of the CA of the servers' certificates. None: not given; etcd then refuses with TLS_REQUIRED.
     ca: Path | None = None
+    # PEM file of the client certificate; None as for `ca`.
     certificate: Path | None = None
+    # PEM file of the client certificate's private key; None as for `ca`.
     key: Path | None = None
 
 
 class Election(Protocol):
-    """Who of several coordinators leads. Excludes nobody by itself: the leader's writes are fenced by its term.
+    """Leader election among coordinators. It excludes nobody by itself: the term fences the leader's writes.
 
-    shared: whether there can be others, so that each that is elected begins a new term.
+    is_shared: there can be other candidates, so each elected leader begins a new term.
     """
 
     @property
-    def shared(self) -> bool: ...
-    async def win(self) -> None:
-        """Returns when this one is elected. Again after a loss: stands again."""
+    def is_shared(self) -> bool: ...
+    async def campaign(self) -> None:
+        """Returns when this coordinator is elected. After a loss, a new call campaigns again."""
         ...
 
-    async def lost(self) -> None:
-        """Returns when this one leads no more."""
+    async def wait_lost(self) -> None:
+        """Returns when this coordinator has lost the leadership."""
         ...
 
     async def leader(self) -> bytes | None:
-        """What the one that leads said of itself; None while nobody does. Raises ShoalError(STORE_UNAVAILABLE)."""
+        """The leader's candidate value; None while there is no leader. Raises ShoalError(STORE_UNAVAILABLE)."""
         ...
 
     async def resign(self) -> None:
-        """So that another one need not wait."""
+        """Gives up the leadership at once, so that the next leader need not wait for the lease to expire."""
         ...
 
 
 class OpenStore(Store, Protocol):
-    """What an entry point of `shoal.stores` opens, by `configured(StoreOptions)`: a store, its copies, its election."""
+    """What an entry point of `shoal.stores` opens by `from_options(StoreOptions)`: store, backups and election."""
 
     @property
     def recovery(self) -> Refusal | None:
-        """Why what is there is older than what was acknowledged; opens a new history."""
+        """Why the stored state is older than what was acknowledged; the region then opens a new history."""
         ...
 
     @property
-    def outdated(self) -> asyncio.Event:
-        """Set once what was read by this store no longer counts (a write that was refused as unavailable happened after
-        all, or what is stored was put back): it takes no more writes; whoever remembers anything opens it anew."""
+    def stale(self) -> asyncio.Event:
+        """Set once values read through this store may be wrong: a write refused as unavailable happened after all, or
+        the stored state was restored from a copy. The store then takes no more writes, and callers with cached values
+        reopen it.
+        """
         ...
 
     async def backup(self) -> Path | None:
-        """A verified copy; None where the server keeps its own. Raises ShoalError."""
+        """Path of a verified copy; None where the server keeps its own. Raises ShoalError."""
         ...
 
-    async def snapshot(self) -> Snapshot:
-        """Raises ShoalError(STORE_UNAVAILABLE), STORE_CORRUPT where what is read is not what was written."""
+    async def snapshot(self) -> StoreSnapshot:
+        """Raises ShoalError(STORE_UNAVAILABLE), or STORE_CORRUPT where the bytes read differ from those written."""
         ...
 
     def election(self, candidate: bytes) -> Election:
-        """candidate: what others are told of this coordinator when it leads."""
+        """candidate: the value that other coordinators read from `leader` while this one leads."""
         ...
 
 
 class AgentLinks(Protocol):
-    """The connected agents. Sending to one that is not connected drops the message: state is resent on connect."""
+    """The connected agents. A message to an agent that is not connected is dropped: state is resent on connect."""
 
     async def send(self, node: str, message: ToAgent) -> None: ...
     async def end(self, node: str, refusal: Refusal, *, fatal: bool) -> None: ...
 
 
 class Proofs(Protocol):
-    """What this region signed of the sets that it told its nodes, so that they can show it to a coordinator that does
-    not know it any more."""
+    """Signatures of this region over desired sets. A node presents one to a coordinator whose restored store lacks that
+    set.
+    """
 
-    def of(self, desired: DesiredSet) -> bytes:
-        """Of its version and assignments; empty where it would be too large to carry along."""
+    def sign(self, desired: DesiredSet) -> bytes:
+        """A signature over the version and assignments; empty where it would be too large to send along."""
         ...
 
-    def read(self, node: str, proof: bytes) -> DesiredSet | None:
-        """What was signed for this node (the rest of the set left out); None where this region did not sign it."""
+    def verify(self, node: str, proof: bytes) -> DesiredSet | None:
+        """The signed version and assignments for this node, without the rest of the set; None where this region did not
+        sign the proof.
+        """
         ...
 
 
 class LinkEvents(Protocol):
-    """What the link adapter calls; the fleet controller implements it. The adapter has authenticated `node`."""
+    """Callbacks of the link adapter; the fleet controller implements them. The adapter has authenticated `node`."""
 
-    async def opened(self, node: str, role: Role, hello: Hello, *, peer: str = "") -> Welcome | Refusal:
-        """peer: the address that the hello came from, where the link tells it."""
+    async def on_hello(self, node: str, role: Role, hello: Hello, *, peer: str = "") -> Welcome | Refusal:
+        """peer: the address that the hello came from; empty where the link does not know it."""
         ...
 
-    def heard(self, node: str, epoch: int, status: Status) -> Refusal | Lease | None:
-        """A heartbeat: never waits. A refusal is counted and told to the node; the session goes on. So is the lease
-        that the node asks for."""
+    def on_status(self, node: str, epoch: int, status: Status) -> Refusal | Lease | None:
+        """Handles a heartbeat; never waits. A refusal is counted and sent to the node, and the session stays open. A
+        Lease is sent when the node asked for one.
+        """
         ...
 
-    async def received(self, node: str, epoch: int, message: Reported | Hello) -> Refusal | None:
-        """Any other message, likewise."""
+    async def on_message(self, node: str, epoch: int, message: Reported | Hello) -> Refusal | None:
+        """Handles any other message. A refusal is counted and sent to the node, and the session stays open."""
         ...
 
-    async def closed(self, node: str, epoch: int) -> None: ...
+    async def on_close(self, node: str, epoch: int) -> None: ...
 
-    async def blinded(self, nodes: Collection[str]) -> None:
-        """What carries these nodes' sessions does not answer the coordinator: their silence is its own."""
+    async def on_link_lost(self, nodes: Collection[str]) -> None:
+        """The broker that carries these nodes' sessions does not answer the coordinator, so their silence proves
+        nothing about them.
+        """
         ...
 
-    async def sighted(self) -> None:
-        """It answers again; called as often as one likes."""
+    async def on_link_restored(self) -> None:
+        """The broker answers again. Idempotent."""
         ...
 
 
-class Broker(Protocol):
-    """Who may speak at the MQTT broker. Both are kept in mind and carried out as soon as the broker is there."""
+class BrokerAccess(Protocol):
+    """Access control of the MQTT broker. Both changes are remembered and applied once the broker is reachable."""
 
     async def admit(self, node: str) -> None: ...
     async def expel(self, node: str) -> None:
-        """Ends its connection too."""
+        """Removes the node's access and closes its connection."""
         ...
 
     async def certificate(self) -> Certificate | None:
-        """What it shows to who connects now; None when it is not there, or shows none of a CA that is trusted."""
+        """The broker's server certificate; None when it is unreachable, or when no trusted CA signed it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Heard(Generic[T]):
-    """What another region said, its signature verified. evidence: the signed message as it came, for the ledger."""
+class VerifiedMessage(Generic[T]):
+    """A message of another region whose signature was verified."""
 
-    by: str
-    what: T
+    # Name of the region that signed it.
+    signer: str
+    # The parsed message.
+    content: T
+    # The signed message as received, for the ledger.
     evidence: bytes
 
 
-class Peers(Protocol):
-    """Other regions. Everything sent is signed as this region; everything returned was verified to be the other's.
+class PeerRegions(Protocol):
+    """Calls to other regions. Everything sent is signed as this region; everything returned was verified as the
+    other's.
 
-    Raises ShoalError(PEER_UNREACHABLE) where the outcome is unknown (it may have been done), any other code where the
-    other region refused."""
+    Raises ShoalError(PEER_UNREACHABLE) where the outcome is unknown (the call may have taken effect), any other code
+    where the other region refused.
+    """
 
-    async def bid(self, region: str, solicitation: Solicitation) -> Heard[Answer]:
-        """Asked directly: where the federation cannot be reached."""
+    async def request_bid(self, region: str, solicitation: Solicitation) -> VerifiedMessage[Answer]:
+        """Solicits the region directly, for when the federation is unreachable."""
         ...
 
-    async def award(self, region: str, award: Award) -> Heard[Grant]: ...
+    async def award(self, region: str, award: Award) -> VerifiedMessage[Grant]: ...
     async def release(self, region: str, release: Release) -> None: ...
-    async def renew(self, region: str, renewal: Renewal) -> Heard[Renewed]: ...
+    async def renew(self, region: str, renewal: Renewal) -> VerifiedMessage[Renewed]: ...
     async def notify(self, region: str, notice: Notice) -> None: ...
     def fetch(self, region: str, agreement: str, digest: str, offset: int) -> AsyncIterator[bytes]:
         """A model's bytes, as an agreement allows."""
         ...
 
     async def measure(self, region: str) -> Seconds:
-        """One round trip to its coordinator."""
+        """One round trip to the region's coordinator."""
         ...
 
 
 class PeerEvents(Protocol):
-    """What the peers' adapter calls on the delegate's side, for regions it has authenticated and that may trade.
+    """Callbacks of the peer adapter on the delegate's side, for authenticated regions that may trade.
 
-    A refusal is raised as ShoalError. Repeated calls get the first answer and change nothing."""
+    A refusal is raised as ShoalError. Repeated calls get the first answer and change nothing.
+    """
 
-    async def bid(self, asked: Heard[Solicitation]) -> Answer: ...
-    async def awarded(self, award: Heard[Award]) -> Grant: ...
-    async def released(self, release: Heard[Release]) -> None: ...
-    async def renewed(self, renewal: Heard[Renewal]) -> Renewed: ...
-    async def noticed(self, notice: Heard[Notice]) -> None:
-        """Of either side, from the other."""
+    async def on_solicitation(self, solicitation: VerifiedMessage[Solicitation]) -> Answer: ...
+    async def on_award(self, award: VerifiedMessage[Award]) -> Grant: ...
+    async def on_release(self, release: VerifiedMessage[Release]) -> None: ...
+    async def on_renewal(self, renewal: VerifiedMessage[Renewal]) -> Renewed: ...
+    async def on_notice(self, notice: VerifiedMessage[Notice]) -> None:
+        """A notice of the agreement's other side, be it origin or delegate."""
         ...
 
-    async def lend(self, region: str, agreement: str, digest: str) -> None:
-        """Whether this region may have these bytes.
+    async def authorise_fetch(self, region: str, agreement: str, digest: str) -> None:
+        """Checks that this region may have these bytes.
 
-        Raises ShoalError(AGREEMENT_UNKNOWN | TENANT_DENIED | RESIDENCY)."""
+        Raises ShoalError(AGREEMENT_UNKNOWN | TENANT_DENIED | RESIDENCY).
+        """
         ...
 
 
 class FederationLink(Protocol):
-    """The federation that this region joined. Raises ShoalError(FEDERATION_UNREACHABLE), or as it refused."""
+    """Calls to the federation that this region joined. Raises ShoalError(FEDERATION_UNREACHABLE), or the federation's
+    refusal.
+    """
 
     async def advertise(self, advertisement: Advertisement) -> Directory | None:
-        """The directory where it changed since the last that was returned."""
+        """The directory, if it changed since the last one returned; else None."""
         ...
 
-    async def solicit(self, solicitation: Solicitation) -> tuple[Heard[Answer], ...]:
-        """What the candidates answered in time; answers that are not validly signed are left out and counted."""
+    async def solicit(self, solicitation: Solicitation) -> tuple[VerifiedMessage[Answer], ...]:
+        """The candidates' answers that came in time. Answers without a valid signature are left out and counted."""
         ...
 
     async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:
-        """Sequence of the first ledger entry that it lacks."""
+        """Returns the sequence of the first ledger entry that the federation lacks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """What a region knows of the federation that it is in. roots: its CAs (PEM). address: where members call it."""
+class JoinedFederation:
+    """What a region knows of the federation that it is a member of."""
 
+    # The federation's name.
     federation: str
+    # Where members call the federation.
     address: str
+    # Certificates (PEM) of the federation's CAs.
     roots: tuple[str, ...]
+    # The newest directory received.
     directory: Directory
 
 
-class FederationDoor(Protocol):
-    """How a region comes into a federation, stays known there, and goes. Raises ShoalError(FEDERATION_UNREACHABLE), or
-    as the federation refused."""
+class FederationRegistry(Protocol):
+    """Membership in a federation: join, update, leave. Raises ShoalError(FEDERATION_UNREACHABLE), or the federation's
+    refusal.
+    """
 
-    async def join(self, address: str, token: str, member: Member) -> Joined:
-        """address: where tokens are redeemed. Raises also ShoalError(TOKEN_* | CERT_UNTRUSTED)."""
+    async def join(self, address: str, token: str, member: Member) -> JoinedFederation:
+        """address: where tokens are redeemed. Also raises ShoalError(TOKEN_* | CERT_UNTRUSTED)."""
         ...
 
     async def update(self, member: Member) -> Directory:
-        """This region as it is from now on."""
+        """Replaces this region's entry in the directory; returns the new directory."""
         ...
 
     async def leave(self) -> None: ...
 
 
-class Candidates(Protocol):
-    """The federation's way to regions that may bid."""
+class CandidateRegions(Protocol):
+    """The federation's client for regions that may bid."""
 
-    async def ask(self, member: Member, asked: bytes, within: Seconds) -> Heard[Answer]:
-        """asked: the origin's signed Solicitation as it came. What is returned was verified to be the member's.
+    async def ask(self, member: Member, request: bytes, timeout_s: Seconds) -> VerifiedMessage[Answer]:
+        """request: the origin's signed Solicitation, unchanged. The returned answer was verified as the member's.
 
-        Raises ShoalError(PEER_UNREACHABLE), or as the member refused."""
+        Raises ShoalError(PEER_UNREACHABLE), or the member's refusal.
+        """
         ...
 
 
 class Blobs(Protocol):
-    """Models by digest. Bytes are verified before they are visible."""
+    """Content-addressed models and packs, by digest. Bytes are verified before they are visible."""
 
     async def stat(self, digest: str) -> Bytes | None: ...
     def read(self, digest: str, offset: int) -> AsyncIterator[bytes]: ...
@@ -357,10 +391,10 @@ class Blobs(Protocol):
 
 
 class Signals(Protocol):
-    """Feeds of price and carbon, called as the Region document calls them."""
+    """Feeds of price and carbon, by the names in the Region document."""
 
-    async def read(self, name: SignalName, source: str) -> tuple[Reading, ...]:
-        """In order of time, at least one; all that the feed says, forecasts included.
+    async def read(self, name: SignalName, source: str) -> tuple[SignalReading, ...]:
+        """All readings of the feed in order of time, forecasts included; at least one.
 
         Raises ShoalError(SOURCE_DENIED | SOURCE_UNREACHABLE | SIGNAL_INVALID).
         """
@@ -368,7 +402,7 @@ class Signals(Protocol):
 
 
 class Inspector(Protocol):
-    """Reads a stranger's model in a child process with limits on time, memory and files."""
+    """Reads an untrusted model in a child process with limits on time, memory and files."""
 
     async def inspect(self, path: str, digest: str) -> ModelProfile:
         """Raises ShoalError(MODEL_INVALID | MODEL_PATH | MODEL_TOO_LARGE | CUSTOM_OP_DENIED)."""
@@ -380,30 +414,37 @@ class Inspector(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
-    """A certificate that the region's CA signed. serial: decimal, as in the audit log. issuer: the CA's fingerprint."""
+class IssuedCertificate:
+    """A certificate that the region's CA signed."""
 
+    # The certificate, PEM.
     pem: bytes
+    # Decimal, as in the audit log.
     serial: str
+    # When it expires.
     not_after: Wall
+    # Fingerprint of the CA that signed it: SHA-256 of its DER, hex.
     issuer: str
 
 
 @dataclass(frozen=True, slots=True)
 class RootInfo:
-    """One CA of the region. state: issuing | next | trusted | retired."""
+    """One CA of the region."""
 
+    # SHA-256 of the CA's certificate (DER), hex.
     fingerprint: str
+    # When it expires.
     not_after: Wall
+    # issuing | next | trusted | retired
     state: str
 
 
-class Authority(Protocol):
-    """The region's CA. What it issues comes from the caller, never from the signing request."""
+class CertificateAuthority(Protocol):
+    """The region's CA. The caller decides what a certificate contains; the signing request does not."""
 
     @property
     def ca_pem(self) -> bytes:
-        """Every CA that is trusted, the one that issues first."""
+        """Every trusted CA certificate, the issuing one first."""
         ...
 
     @property
@@ -413,11 +454,12 @@ class Authority(Protocol):
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Of all that are trusted, the one that issues first."""
+        """Fingerprints of all trusted CAs, the issuing one first."""
         ...
 
     def recognise(self, certificate: Certificate, *, retired: bool = False) -> str:
-        """The fingerprint of the CA that signed it, whatever its dates. retired: also one that is trusted no more.
+        """The fingerprint of the CA that signed the certificate; its dates are not checked. retired: also accept a CA
+        that is no longer trusted.
 
         Raises ShoalError(CERT_UNTRUSTED).
         """
@@ -429,13 +471,13 @@ class Authority(Protocol):
 
     def issue(
         self, csr_pem: bytes, role: Role, name: str, *, hosts: tuple[str, ...], lifetime_s: Seconds, wall: Wall
-    ) -> Issued:
+    ) -> IssuedCertificate:
         """hosts: addresses that the holder may serve at. Raises ShoalError(CSR_DENIED)."""
         ...
 
 
-class RotatingAuthority(Authority, Protocol):
-    """A CA that can be followed by another. stage: idle -> trust -> issue -> idle; since: when it began."""
+class RotatingAuthority(CertificateAuthority, Protocol):
+    """A CA that another one can replace. stage: idle -> trust -> issue -> idle; since: when the stage began."""
 
     @property
     def stage(self) -> str: ...
@@ -443,12 +485,12 @@ class RotatingAuthority(Authority, Protocol):
     def since(self) -> Wall: ...
     @property
     def roots(self) -> tuple[str, ...]:
-        """Certificates (PEM) of all that are trusted, the one that issues first."""
+        """Certificates (PEM) of all trusted CAs, the issuing one first."""
         ...
 
     def infos(self) -> tuple[RootInfo, ...]: ...
     async def begin(self, wall: Wall) -> None:
-        """idle -> trust. Durable when it returns, as the others are. Raises ShoalError(CONFLICT) at another stage."""
+        """idle -> trust. Durable when it returns, as are the others. Raises ShoalError(CONFLICT) at another stage."""
         ...
 
     async def promote(self, wall: Wall) -> None:
@@ -460,21 +502,21 @@ class RotatingAuthority(Authority, Protocol):
         ...
 
 
-class Traces(Protocol):
-    """Who collects spans."""
+class SpanExporter(Protocol):
+    """Sends spans to a trace collector."""
 
     @property
-    def wanted(self) -> bool:
-        """Whether anybody does."""
+    def is_enabled(self) -> bool:
+        """True if a collector is configured."""
         ...
 
-    def told(self, spans: Sequence[Span]) -> None:
-        """Returns at once; what came of it nobody waits for."""
+    def export(self, spans: Sequence[Span]) -> None:
+        """Queues the spans and returns at once. Failures are not reported to the caller."""
         ...
 
 
 class Meter(Protocol):
-    """Counters, beside the events; `shoal_coordinator_<name>_total`."""
+    """Counters, exported as `shoal_coordinator_<name>_total`."""
 
     def count(self, name: str, **labels: str) -> None: ...
     def add(self, name: str, amount: float, **labels: str) -> None: ...

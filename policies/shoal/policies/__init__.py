@@ -3,7 +3,7 @@
 from shoal.policies.documents import (
     DEFAULT_TENANT,
     Document,
-    Loaded,
+    LoadedDocuments,
     canonical,
     canonical_text,
     cross_check,
@@ -12,14 +12,15 @@ from shoal.policies.documents import (
     read,
 )
 from shoal.policies.kinds import Kind, Policy, Region, Tenant, Workload
-from shoal.policies.parse import Problem
+from shoal.policies.parse import MAX_BYTES, Problem
 from shoal.policies.resolve import node_price, quota, resolve, trades
 
 __all__ = [
     "DEFAULT_TENANT",
+    "MAX_BYTES",
     "Document",
     "Kind",
-    "Loaded",
+    "LoadedDocuments",
     "Policy",
     "Problem",
     "Region",

@@ -1,4 +1,4 @@
-"""Times that people mean by the clock on their wall: days of the week, times of day, zones."""
+"""Local calendar times: days of the week, times of day, time zones."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from shoal.policies.quantities import refused
+from shoal.policies.quantities import to_pydantic_error
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import DAY_MINUTES
 
@@ -21,10 +21,11 @@ _DAYS: Final = re.compile(r"[a-z]{3}(-[a-z]{3})?( *, *[a-z]{3}(-[a-z]{3})?)*")
 _TIME: Final = re.compile(r"([01][0-9]|2[0-4]):([0-5][0-9])")
 
 
-def days_of(text: str) -> tuple[int, ...]:
-    """`mon-fri`, `sat,sun`, `fri-mon` or `daily`: days of the week in their order, Monday is 0.
+def parse_days(text: str) -> tuple[int, ...]:
+    """`mon-fri`, `sat,sun`, `fri-mon` or `daily` as ascending days of the week; Monday is 0.
 
-    Raises ShoalError(FIELD_INVALID)."""
+    Raises ShoalError(FIELD_INVALID).
+    """
     if text == DAILY:
         return tuple(range(7))
     found = set[int]()
@@ -41,8 +42,8 @@ def days_of(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def minutes_of(text: str) -> int:
-    """`20:00` as minutes since midnight; `24:00` is the midnight at the end of the day. Raises ShoalError."""
+def parse_minutes(text: str) -> int:
+    """`20:00` as minutes since midnight; `24:00` is the end of the day. Raises ShoalError(FIELD_INVALID)."""
     match = _TIME.fullmatch(text)
     minutes = 60 * int(match[1]) + int(match[2]) if match else DAY_MINUTES + 1
     if minutes > DAY_MINUTES:
@@ -50,8 +51,8 @@ def minutes_of(text: str) -> int:
     return minutes
 
 
-def zone_of(text: str) -> ZoneInfo:
-    """`Europe/Paris`: a zone of the tz database, so that summer time is known. Raises ShoalError(FIELD_INVALID)."""
+def parse_zone(text: str) -> ZoneInfo:
+    """`Europe/Paris` as a zone of the tz database, which knows summer time. Raises ShoalError(FIELD_INVALID)."""
     try:
         return ZoneInfo(text)
     except (KeyError, ValueError, OSError) as error:  # unknown; no name at all; a folder of zones
@@ -61,20 +62,25 @@ def zone_of(text: str) -> ZoneInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """Text that `reads` can read, kept as typed."""
+class _CalendarText:
+    """A text field that `parse` must accept. It is kept as typed."""
 
-    reads: Callable[[str], object]
+    # Raises ShoalError for text that it does not accept.
+    parse: Callable[[str], object]
+    # What is expected, shown in refusals.
     asked: str
+    # A valid value, shown in refusals and the schema.
     example: str
 
     def read(self, value: object) -> str:
         if not isinstance(value, str):
-            raise refused(Refusal(Code.FIELD_INVALID, f"{value!r:.80}", self.asked, f'write it like "{self.example}"'))
+            raise to_pydantic_error(
+                Refusal(Code.FIELD_INVALID, f"{value!r:.80}", self.asked, f'write it like "{self.example}"')
+            )
         try:
-            self.reads(value)
+            self.parse(value)
         except ShoalError as error:
-            raise refused(error.refusal) from error
+            raise to_pydantic_error(error.refusal) from error
         return value
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -84,6 +90,6 @@ class _Text:
         return {"type": "string", "examples": [self.example]}
 
 
-Days = Annotated[str, _Text(days_of, "days of the week", "mon-fri")]
-TimeOfDay = Annotated[str, _Text(minutes_of, "a time of day", "20:00")]
-Zone = Annotated[str, _Text(zone_of, "a zone of the tz database", "Europe/Paris")]
+Days = Annotated[str, _CalendarText(parse_days, "days of the week", "mon-fri")]
+TimeOfDay = Annotated[str, _CalendarText(parse_minutes, "a time of day", "20:00")]
+Zone = Annotated[str, _CalendarText(parse_zone, "a zone of the tz database", "Europe/Paris")]

@@ -1,12 +1,14 @@
-"""Expressions over a candidate: CEL behind one small module.
+"""Expressions over a candidate, in CEL. Only this module uses the CEL library.
 
-`VARIABLES` declares every name once with its type; an expression is checked against it when it is compiled, and its
-cost is bounded before it runs: length, nesting, one level of macros over collections of at most `MAX_ITEMS`, nothing
-that grows inside a macro, plain patterns only (RE2, linear time). What is accepted stays under `BUDGET_S`.
+`VARIABLES` declares every name once with its type; an expression is checked against it when it is compiled. Its cost is
+bounded before it runs: length, nesting, one level of macros over collections of at most `MAX_ITEMS`, nothing that grows
+inside a macro, constant patterns only (RE2, linear time). An accepted expression takes less than `BUDGET_S`.
 
-A label that a node does not carry makes `node.labels.x` an error, as everywhere in CEL; ask `has(node.labels.x)` first.
+A label that a node does not carry makes `node.labels.x` an error, as everywhere in CEL; test `has(node.labels.x)`
+first.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,20 +31,22 @@ MAX_TEXT: Final = 1024
 MAX_PATTERN: Final = 128
 MAX_REPEAT: Final = 32
 MAX_WORK: Final = 200_000
-"""Token evaluations: about 0.1 us each, so at most a fifth of the budget on a slow machine's core."""
+"""Limit of token evaluations: about 0.1 us each, so at most a fifth of the budget on a slow machine's core."""
 
 
 class Variable(NamedTuple):
-    """type: as CEL writes it. meaning: for the reference."""
+    """One name that expressions may read."""
 
+    # In CEL's notation.
     type: str
+    # Text for the reference.
     meaning: str
 
 
 VARIABLES: Final[Mapping[str, Variable]] = {
     "node.name": Variable("string", "the node's name"),
     "node.region": Variable("string", "the region it enrolled in"),
-    "node.labels": Variable("map<string,string>", "its labels, as given to `shoal-agent join --label`"),
+    "node.labels": Variable("map<string,string>", "its labels, as its join token or an operator gave them"),
     "node.os": Variable("string", "operating system, `linux`"),
     "node.arch": Variable("string", "machine, `x86_64` or `aarch64`"),
     "node.memory_bytes": Variable("int", "memory of the machine"),
@@ -63,12 +67,14 @@ VARIABLES: Final[Mapping[str, Variable]] = {
     "region.carbon": Variable("double", "gCO2/kWh as the region's signal says now; no number where it is unknown"),
     "now": Variable("timestamp", 'time of the plan, UTC; `hour(now, "Europe/Paris")` by the clock on the wall there'),
 }
-TIMELY: Final = frozenset({"region.name", "region.residency", "region.carbon", "now"})
-"""What an expression that no candidate is asked for may read: `schedule` and `traffic`."""
+CARBON_VARIABLE: Final = "region.carbon"
+"""The only variable that may have no value: NaN until a signal or an operator sets it."""
+CONTEXT_VARIABLES: Final = frozenset({"region.name", "region.residency", CARBON_VARIABLE, "now"})
+"""What expressions without a candidate may read: those of `schedule` and `traffic`."""
 
 
 class ExpressionError(ShoalError):
-    """A refusal with the place in the expression's own text, from 1."""
+    """A refusal with its position in the expression's own text, from 1."""
 
     def __init__(self, refusal: Refusal, line: int = 1, column: int = 1) -> None:
         super().__init__(refusal)
@@ -77,7 +83,7 @@ class ExpressionError(ShoalError):
 
 
 def node_fields(node: Node) -> dict[str, Any]:
-    """`node` as an expression sees it: `Expression.evaluate(node=node_fields(node), ..)`."""
+    """`node` as expressions see it: `Expression.evaluate(node=node_fields(node), ..)`."""
     return {
         "name": node.name,
         "region": node.region,
@@ -112,29 +118,29 @@ def model_fields(profile: ModelProfile) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A checked expression that gives true or false."""
+    """A checked boolean expression."""
 
     text: str
-    reads: frozenset[str]
-    """The variables that it may look at."""
+    # Variables that it may read.
+    variables: frozenset[str]
     _program: Any
 
     @classmethod
     def compile(cls, text: str) -> "Expression":
-        """Raises ExpressionError(EXPRESSION_INVALID | POLICY_COST), with the place. Equal texts compile once."""
+        """Raises ExpressionError(EXPRESSION_INVALID | POLICY_COST) with the position. Equal texts compile once."""
         return _compile(text)
 
     def evaluate(self, **values: Any) -> bool:
-        """The answer for `node={"name": .., "labels": {..}}`, `device=..`, `model=..`, `region=..`, `now=datetime`.
+        """The result for `node={"name": .., "labels": {..}}`, `device=..`, `model=..`, `region=..`, `now=datetime`.
 
-        Only what the expression reads need be given. Raises ShoalError(EXPRESSION_INVALID) where these values give no
-        answer (a label that is not there), ShoalError(POLICY_COST) where a value is too large to be looked through.
+        Only values that the expression reads are needed. Raises ShoalError(EXPRESSION_INVALID) where it has no result
+        for these values (such as a missing label), and ShoalError(POLICY_COST) where a value is too large.
         """
-        data = dict(self._given(values))
+        data = dict(self._input_values(values))
         try:
             result = self._program.eval(data=data)
         except RuntimeError as error:
-            raise ShoalError(_cost("evaluation stopped: " + _reason(str(error)), "fewer steps")) from error
+            raise ShoalError(_cost_refusal("evaluation stopped: " + _reason(str(error)), "fewer steps")) from error
         if result.type() == cel.Type.BOOL:
             return bool(result.value())
         reason = _reason(str(result.value()))
@@ -148,7 +154,7 @@ class Expression:
         )
 
     def refusal(self, **values: Any) -> Refusal | None:
-        """None where the candidate matches; else SELECTOR_MISMATCH (or POLICY_COST), with what was found."""
+        """None where the candidate matches; otherwise SELECTOR_MISMATCH (or POLICY_COST), with what was found."""
         try:
             if self.evaluate(**values):
                 return None
@@ -156,21 +162,25 @@ class Expression:
             if error.code == Code.POLICY_COST:
                 return error.refusal
             return Refusal(Code.SELECTOR_MISMATCH, error.refusal.found, self.text, error.refusal.remedy)
-        found = ", ".join(_read(self.text, self._given(values)))
-        return Refusal(Code.SELECTOR_MISMATCH, found, self.text, "label a node so that it matches, or widen `where`")
+        given = tuple(self._input_values(values))
+        found = ", ".join(_describe_values(self.text, given))
+        remedy = "label a node so that it matches, or widen `where`"
+        if any(name == CARBON_VARIABLE and _is_unknown(value) for name, value in given):
+            remedy = "`shoal region set carbon VALUE`, or `spec.carbon` of the Region"
+        return Refusal(Code.SELECTOR_MISMATCH, found, self.text, remedy)
 
-    def _given(self, values: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-        """`node={"name": x}` as `node.name: x`, each value small enough to be looked through."""
-        for name in sorted(self.reads):
+    def _input_values(self, values: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+        """`node={"name": x}` as `node.name: x`, after a check of each value's size."""
+        for name in sorted(self.variables):
             part, _, field = name.partition(".")
             if part in values and (not field or field in values[part]):
                 value = values[part][field] if field else values[part]
-                _small(name, value)
+                _check_size(name, value)
                 yield name, value
 
     @property
     def constant(self) -> bool | None:
-        """The answer where no candidate can change it (false where it always fails), else None."""
+        """The result where no candidate can change it (false where it always fails), otherwise None."""
         try:
             return self.evaluate()
         except ShoalError as error:
@@ -179,7 +189,7 @@ class Expression:
 
 @lru_cache(maxsize=1024)
 def _compile(text: str) -> Expression:
-    _bound(text)
+    _check_cost(text)
     try:
         program = _environment().compile(text)
     except RuntimeError as error:
@@ -207,35 +217,39 @@ def _environment() -> Any:
 
 
 def _hour(moment: datetime, zone: str) -> int:
-    """Hour of the day, 0 to 23, as a clock in that zone shows."""
+    """Hour of the day, 0 to 23, in local time of that zone."""
     return moment.astimezone(ZoneInfo(zone)).hour
 
 
-def _small(name: str, value: object) -> None:
+def _check_size(name: str, value: object) -> None:
     if isinstance(value, str):
         if len(value) > MAX_TEXT:
-            raise ShoalError(_cost(f"{name} of {len(value)} characters", f"at most {MAX_TEXT}"))
+            raise ShoalError(_cost_refusal(f"{name} of {len(value)} characters", f"at most {MAX_TEXT}"))
         return
     if isinstance(value, Mapping):
         for key in value:
-            _small(name, key)
+            _check_size(name, key)
         value = list(value.values())
     if isinstance(value, list | tuple):
         if len(value) > MAX_ITEMS:
-            raise ShoalError(_cost(f"{name} with {len(value)} entries", f"at most {MAX_ITEMS}"))
+            raise ShoalError(_cost_refusal(f"{name} with {len(value)} entries", f"at most {MAX_ITEMS}"))
         for item in value:
-            _small(name, item)
+            _check_size(name, item)
 
 
-def _read(text: str, values: Iterable[tuple[str, object]]) -> Iterator[str]:
-    """What `text` looks at, as people read it; of a map the entries that it names."""
+def _describe_values(text: str, values: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """The values that `text` reads, in words; of a map the entries that it names."""
     for name, value in values:
         for match in re.finditer(rf"\b{re.escape(name)}\b(?:\.(\w+)|\[[\"']([^\"']*)[\"']\])?", text):
             key = match[1] or match[2]
             if isinstance(value, Mapping) and key:
                 yield f"{name}.{key} = {value.get(key)!r:.80}" if key in value else f"{name}.{key} absent"
             else:
-                yield f"{name} = {value!r:.80}"
+                yield f"{name} is unknown" if _is_unknown(value) else f"{name} = {value!r:.80}"
+
+
+def _is_unknown(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 _TOKEN = re.compile(
@@ -258,10 +272,11 @@ class _Token(NamedTuple):
     start: int
 
 
-def _bound(text: str) -> None:
-    """Refuse what could run long, from the expression's words alone; far stricter than needed, and simple."""
+def _check_cost(text: str) -> None:
+    """Refuses what could run long, judged by the expression's tokens alone. Simple, and much stricter than
+    necessary."""
     if len(text) > MAX_LENGTH:
-        raise ExpressionError(_cost(f"{len(text)} characters", f"at most {MAX_LENGTH}"))
+        raise ExpressionError(_cost_refusal(f"{len(text)} characters", f"at most {MAX_LENGTH}"))
     tokens = [
         _Token(match[0], match.lastgroup or "mark", match.start())
         for match in _TOKEN.finditer(text)
@@ -281,42 +296,44 @@ def _bound(text: str) -> None:
                 macros.pop()
         elif called and token.text in _MACROS:
             if macros:
-                raise _costly(text, token, f"{token.text}() inside a macro", "macros one after another, not nested")
+                raise _cost_error(text, token, f"{token.text}() inside a macro", "macros one after another, not nested")
             maps += token.text == "map"
             if maps > 1:
-                raise _costly(text, token, "map() twice", "map() at most once")
+                raise _cost_error(text, token, "map() twice", "map() at most once")
             macros.append(depth + 1)
         elif called and token.text == "matches":
-            _bound_pattern(text, tokens, index)
+            _check_pattern_cost(text, tokens, index)
         elif token.text == "+" and macros:
-            raise _costly(text, token, "+ inside a macro", "sums outside of macros, where nothing can grow")
+            raise _cost_error(text, token, "+ inside a macro", "sums outside of macros, where nothing can grow")
         whole = token.kind == "word" and token.text in _COLLECTIONS and after not in {"[", "."}
         weight = items if whole else 1
         work += (weight if token.text != "matches" else _PATTERN_COST) * (items if macros else 1)
         if work > MAX_WORK:
-            raise _costly(text, token, f"more than {MAX_WORK} steps by here", "a shorter expression inside the macro")
+            raise _cost_error(
+                text, token, f"more than {MAX_WORK} steps by here", "a shorter expression inside the macro"
+            )
 
 
-def _bound_pattern(text: str, tokens: list[_Token], index: int) -> None:
-    """A pattern is one plain string, short, with small counted repetitions."""
+def _check_pattern_cost(text: str, tokens: list[_Token], index: int) -> None:
+    """A pattern must be one short string literal with small counted repetitions."""
     token, argument = tokens[index], tokens[index + 2 : index + 4]
     method = index > 0 and tokens[index - 1].text == "."
     if not method or [item.kind for item in argument] != ["string", "mark"] or argument[1].text != ")":
-        raise _costly(text, token, "a pattern that is computed", 'one plain string: text.matches("pattern")')
+        raise _cost_error(text, token, "a pattern that is computed", 'one plain string: text.matches("pattern")')
     pattern = argument[0].text
     if len(pattern) > MAX_PATTERN:
-        raise _costly(text, argument[0], f"a pattern of {len(pattern)} characters", f"at most {MAX_PATTERN}")
+        raise _cost_error(text, argument[0], f"a pattern of {len(pattern)} characters", f"at most {MAX_PATTERN}")
     counts = [int(number) for group in re.findall(r"\{([0-9, ]*)\}", pattern) for number in re.findall("[0-9]+", group)]
     total = 1
     for count in counts:
         total *= max(count, 1)
     if total > MAX_REPEAT:
-        raise _costly(
+        raise _cost_error(
             text, argument[0], f"repetitions that multiply to {total}", f"at most {MAX_REPEAT} in one pattern"
         )
 
 
-def _cost(found: str, asked: str) -> Refusal:
+def _cost_refusal(found: str, asked: str) -> Refusal:
     return Refusal(
         Code.POLICY_COST,
         found,
@@ -325,9 +342,9 @@ def _cost(found: str, asked: str) -> Refusal:
     )
 
 
-def _costly(text: str, token: _Token, found: str, asked: str) -> ExpressionError:
+def _cost_error(text: str, token: _Token, found: str, asked: str) -> ExpressionError:
     line = text.count("\n", 0, token.start) + 1
-    return ExpressionError(_cost(found, asked), line, token.start - text.rfind("\n", 0, token.start))
+    return ExpressionError(_cost_refusal(found, asked), line, token.start - text.rfind("\n", 0, token.start))
 
 
 _LIBRARY_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
@@ -335,14 +352,15 @@ _UNDECLARED = re.compile(r"undeclared reference to '([^']+)'")
 
 
 def _invalid(message: str) -> ExpressionError:
-    """The library's message as a refusal: its first error, placed, with the nearest name where a name is wrong."""
+    """The library's message as a refusal: its first error with its position, and the nearest name where a name is
+    unknown."""
     if "recursion limit" in message or "recursion depth" in message:
-        return ExpressionError(_cost("brackets or operators nested too deep", "at most 32 levels"))
+        return ExpressionError(_cost_refusal("brackets or operators nested too deep", "at most 32 levels"))
     match = _LIBRARY_ERROR.search(message)
     if match is None:
-        return ExpressionError(Refusal(Code.EXPRESSION_INVALID, _reason(message), "a CEL expression", _SEE))
+        return ExpressionError(Refusal(Code.EXPRESSION_INVALID, _reason(message), "a CEL expression", _SEE_REFERENCE))
     line, column, what = int(match[1]), int(match[2]), match[3].replace(" (in container '')", "")
-    remedy = _SEE
+    remedy = _SEE_REFERENCE
     if name := _UNDECLARED.search(what):
         column = max(1, column - name[1].rfind(".")) if "." in name[1] else column
         close = get_close_matches(".".join(name[1].split(".")[:2]), VARIABLES, n=1, cutoff=0.5)
@@ -356,7 +374,7 @@ def _invalid(message: str) -> ExpressionError:
     return ExpressionError(Refusal(Code.EXPRESSION_INVALID, what, "a CEL expression", remedy), line, column)
 
 
-_SEE = "see docs/reference/policy.md for names and types"
+_SEE_REFERENCE = "see docs/reference/policy.md for names and types"
 
 
 def _reason(message: str) -> str:

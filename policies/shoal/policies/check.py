@@ -1,47 +1,49 @@
-"""What a document must be beyond its types: every field acted on, every combination reachable, nothing without effect.
+"""Checks documents beyond their types: every field has a consumer, every combination can be met, and no field is
+without effect.
 
-`CONSUMERS` says for each field which module acts on it and which reason codes it can cause; docs/reference/policy.md is
-generated from it, and a test compares it with the models. A field without a consumer is refused when it is used.
+`CONSUMERS` lists for each field the module that acts on it and the reason codes that it can cause.
+docs/reference/policy.md is generated from it, and a test compares it with the models. A field without a consumer is
+refused when it is used.
 """
 
 import re
-from collections.abc import Iterator
-from collections.abc import Mapping as Map
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from shoal.policies.cel import Expression
-from shoal.policies.kinds import Bound, Kind, Migration, Policy, Precision, Region, StateTensors, Tenant, Workload
-from shoal.policies.parse import Mapping, Node, Position, Scalar, Sequence, key_of, place_of
-from shoal.policies.quantities import shown
+from shoal.policies.kinds import Bound, Kind, MigrationSpec, Policy, Precision, Region, StateTensors, Tenant, Workload
+from shoal.policies.parse import MappingNode, Position, ScalarNode, SequenceNode, YamlNode, key_position, position_of
+from shoal.policies.quantities import format_field
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.migration import DRAIN_S, LEAST_SAMPLES
 
-Found = tuple[Position, Refusal]
+Finding = tuple[Position, Refusal]
 Path = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """Acted on in this release.
+class ActiveField:
+    """A field that this release acts on."""
 
-    consumer: the module or package that does. codes: what it can cause, besides the language's own. only: the values
-    that are acted on, empty for all. reads: the name that the consumer reads it by; a test looks for it there.
-    """
-
+    # Module or package that acts on it.
     consumer: str
+    # Codes that it can cause, apart from those of the document language.
     codes: tuple[Code, ...] = ()
+    # Values that are acted on; empty: all.
     only: tuple[object, ...] = ()
+    # Remark for the reference.
     note: str = ""
-    reads: str = ""
+    # Name by which the consumer reads it, which a test looks for there; empty: not checked.
+    read_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
-    """Refused with NOT_SUPPORTED_YET when used. comes_with: the part of Shoal that will act on it."""
+class PlannedField:
+    """A field that is refused with NOT_SUPPORTED_YET when it is used."""
 
+    # Part of Shoal that will act on it.
     comes_with: str
 
 
@@ -55,221 +57,265 @@ _MOVES = "shoal.coordinator.core.migration"
 _LANGUAGE = "shoal.policies.documents"
 _RESOLVE = "shoal.policies.resolve"
 
-_HEAD: Final[Map[str, Live | Later]] = {
-    "apiVersion": Live(_LANGUAGE, (Code.API_VERSION_UNKNOWN,)),
-    "kind": Live(_LANGUAGE, (Code.KIND_UNKNOWN,)),
-    "metadata.name": Live(_LANGUAGE, (Code.NAME_INVALID, Code.NAME_DUPLICATE)),
+_HEAD: Final[Mapping[str, ActiveField | PlannedField]] = {
+    "apiVersion": ActiveField(_LANGUAGE, (Code.API_VERSION_UNKNOWN,)),
+    "kind": ActiveField(_LANGUAGE, (Code.KIND_UNKNOWN,)),
+    "metadata.name": ActiveField(_LANGUAGE, (Code.NAME_INVALID, Code.NAME_DUPLICATE)),
 }
-_FEDERATION = Later("federation")
+_FEDERATION = PlannedField("federation")
 _SOURCE: Final = (Code.SOURCE_DENIED, Code.SOURCE_UNREACHABLE, Code.SIGNAL_INVALID)
-_WINDOW = Live(_MOVES, note="when moves that nobody asked for may begin", reads="windows")
-_TOLERANCE = Live(_MOVES, (Code.VERIFY_FAILED,), note="of a move's outputs", reads="tolerances")
+_WINDOW = ActiveField(_MOVES, note="when moves that nobody asked for may begin", read_as="windows")
+_TOLERANCE = ActiveField(_MOVES, (Code.VERIFY_FAILED,), note="of a move's outputs", read_as="tolerances")
 
-CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
+CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
     "Workload": {
         **_HEAD,
-        "metadata.tenant": Live(
-            _PLACEMENT, (Code.TENANT_UNKNOWN, Code.QUOTA), note="`default` where it is not given", reads="tenant"
+        "metadata.tenant": ActiveField(
+            _PLACEMENT, (Code.TENANT_UNKNOWN, Code.QUOTA), note="`default` where it is not given", read_as="tenant"
         ),
-        "metadata.labels": Live(_RESOLVE, note="for people and listings", reads="labels"),
-        "spec.model.source": Live(
-            _CONTROLLERS, (Code.MODEL_UNKNOWN,), note="pinned by digest on apply", reads="source"
+        "metadata.labels": ActiveField(_RESOLVE, note="for people and listings", read_as="labels"),
+        "spec.model.source": ActiveField(
+            _CONTROLLERS, (Code.MODEL_UNKNOWN,), note="pinned by digest on apply", read_as="source"
         ),
-        "spec.model.variants.source": Live(_CONTROLLERS, (Code.MODEL_UNKNOWN,), reads="source"),
-        "spec.model.variants.precision": Live(
-            _PLACEMENT, (Code.PRECISION_DENIED,), note="as the graph says where it is not given", reads="precision"
+        "spec.model.variants.source": ActiveField(_CONTROLLERS, (Code.MODEL_UNKNOWN,), read_as="source"),
+        "spec.model.variants.precision": ActiveField(
+            _PLACEMENT, (Code.PRECISION_DENIED,), note="as the graph says where it is not given", read_as="precision"
         ),
-        "spec.model.samples": Live(
+        "spec.model.samples": ActiveField(
             _MOVES,
             (Code.MODEL_UNKNOWN, Code.MODEL_INVALID, Code.VERIFY_FAILED),
-            note=f"an .npz of at least {LEAST_SAMPLES}; pinned by digest on apply",
-            reads="pack",
+            note=f"an .npz of at least {LEAST_SAMPLES}; pinned by digest on apply; warm-ups are fed with the first",
+            read_as="pack",
         ),
-        "spec.traffic.from": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,), reads="origin"),
-        "spec.traffic.rate": Live(_PLACEMENT, (Code.UTILISATION_SHORT,), reads="rate"),
-        "spec.traffic.peak": Live(_WORKLOADS, (Code.UTILISATION_SHORT,), note="while `when` holds", reads="peak"),
-        "spec.traffic.when": Live(_WORKLOADS, (Code.EXPRESSION_INVALID,), note="looked at ahead of time", reads="when"),
-        "spec.batching.max": Live(_PLACEMENT, only=(1,), reads="max_batch"),
-        "spec.batching.delay": Later("batching"),
-        "spec.capture.consent": Live(
+        "spec.model.warm_up": ActiveField(
+            _PLACEMENT,
+            (Code.WARMUP_FAILED,),
+            note="optional: serves without one where neither samples nor what the graph implies runs, and says so",
+            read_as="warm_up_optional",
+        ),
+        "spec.traffic.from": ActiveField(_PLACEMENT, (Code.SLO_UNREACHABLE,), read_as="origin"),
+        "spec.traffic.rate": ActiveField(_PLACEMENT, (Code.UTILISATION_SHORT,), read_as="rate"),
+        "spec.traffic.peak": ActiveField(
+            _WORKLOADS, (Code.UTILISATION_SHORT,), note="while `when` holds", read_as="peak"
+        ),
+        "spec.traffic.when": ActiveField(
+            _WORKLOADS, (Code.EXPRESSION_INVALID,), note="looked at ahead of time", read_as="when"
+        ),
+        "spec.batching.max": ActiveField(_PLACEMENT, only=(1,), read_as="max_batch"),
+        "spec.batching.delay": PlannedField("batching"),
+        "spec.capture.consent": ActiveField(
             _WORKLOADS,
             (Code.CONSENT_MISSING,),
             note="to keep requests in memory and verify moves with them",
-            reads="capture",
+            read_as="capture",
         ),
-        "spec.capture.max": Live("shoal.agent.dataplane.witness", note="64 where it is not given", reads="capture"),
-        "spec.session": Live(_RESOLVE, note="each request by itself, where it is not given"),
-        "spec.session.state": Live(
+        "spec.capture.max": ActiveField(
+            "shoal.agent.dataplane.verification_source", note="64 where it is not given", read_as="capture"
+        ),
+        "spec.session": ActiveField(_RESOLVE, note="each request by itself, where it is not given"),
+        "spec.session.state": ActiveField(
             "shoal.agent.dataplane.sessions",
             (Code.SESSION_INVALID, Code.SESSION_LOST, Code.LEASE_ENDED, Code.HANDOVER_FAILED),
             note="the input that takes state: the output that gives it",
-            reads="session",
+            read_as="session",
         ),
-        "spec.isolation": Live(
-            _PLACEMENT, note="shared: with others of its tenant on the device", reads="shared_worker"
+        "spec.isolation": ActiveField(
+            _PLACEMENT, note="shared: with others of its tenant on the device", read_as="shared_worker"
         ),
-        "spec.policy": Live(_CONTROLLERS, (Code.POLICY_UNKNOWN,), reads="policy"),
+        "spec.policy": ActiveField(_CONTROLLERS, (Code.POLICY_UNKNOWN,), read_as="policy"),
     },
     "Policy": {
         **_HEAD,
-        "spec.require.latency.p95": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,), reads="latency_p95_s"),
-        "spec.require.latency.from": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,), reads="latency_from_origin"),
-        "spec.require.where": Live(
-            _PLACEMENT, (Code.SELECTOR_MISMATCH, Code.EXPRESSION_INVALID, Code.POLICY_COST), reads="where"
+        "spec.require.latency.p95": ActiveField(_PLACEMENT, (Code.SLO_UNREACHABLE,), read_as="latency_p95_s"),
+        "spec.require.latency.from": ActiveField(_PLACEMENT, (Code.SLO_UNREACHABLE,), read_as="latency_from_origin"),
+        "spec.require.where": ActiveField(
+            _PLACEMENT, (Code.SELECTOR_MISMATCH, Code.EXPRESSION_INVALID, Code.POLICY_COST), read_as="where"
         ),
-        "spec.require.residency": Live(_PLACEMENT, (Code.RESIDENCY,), reads="residency"),
-        "spec.require.precision.allow": Live(_PLACEMENT, (Code.PRECISION_DENIED,), reads="precisions"),
+        "spec.require.residency": ActiveField(_PLACEMENT, (Code.RESIDENCY,), read_as="residency"),
+        "spec.require.precision.allow": ActiveField(_PLACEMENT, (Code.PRECISION_DENIED,), read_as="precisions"),
         "spec.require.precision.tolerance.metric": _TOLERANCE,
         "spec.require.precision.tolerance.at_least": _TOLERANCE,
         "spec.require.precision.tolerance.at_most": _TOLERANCE,
         "spec.require.precision.tolerance.outputs.metric": _TOLERANCE,
         "spec.require.precision.tolerance.outputs.at_least": _TOLERANCE,
         "spec.require.precision.tolerance.outputs.at_most": _TOLERANCE,
-        "spec.require.availability.replicas": Live(_PLACEMENT, (Code.REPLICAS_SHORT,), reads="replicas"),
-        "spec.require.availability.spread": Live(_PLACEMENT, (Code.SPREAD_CONFLICT,), reads="spread"),
-        "spec.require.availability.standby": Live(_PLACEMENT, (Code.STANDBY_SHORT,), reads="standby"),
-        "spec.require.availability.recovery": Live(
-            _WORKLOADS, note="what `shoal doctor` holds the region to", reads="recovery_s"
+        "spec.require.availability.replicas": ActiveField(_PLACEMENT, (Code.REPLICAS_SHORT,), read_as="replicas"),
+        "spec.require.availability.spread": ActiveField(_PLACEMENT, (Code.SPREAD_CONFLICT,), read_as="spread"),
+        "spec.require.availability.standby": ActiveField(_PLACEMENT, (Code.STANDBY_SHORT,), read_as="standby"),
+        "spec.require.availability.recovery": ActiveField(
+            _WORKLOADS, note="what `shoal doctor` holds the region to", read_as="recovery_s"
         ),
-        "spec.require.trust.capability": Live(_PLACEMENT, (Code.CAPABILITY_UNMEASURED,), reads="measured_only"),
-        "spec.require.trust.within": Live(_PLACEMENT, (Code.CAPABILITY_STALE,), reads="measured_within_s"),
-        "spec.require.trust.signed_model.keys": Live(
+        "spec.require.trust.capability": ActiveField(
+            _PLACEMENT, (Code.CAPABILITY_UNMEASURED,), read_as="measured_only"
+        ),
+        "spec.require.trust.within": ActiveField(_PLACEMENT, (Code.CAPABILITY_STALE,), read_as="measured_within_s"),
+        "spec.require.trust.signed_model.keys": ActiveField(
             _PLACEMENT,
             (Code.SIGNATURE_REQUIRED, Code.SIGNATURE_INVALID, Code.SIGNATURE_EXPIRED, Code.PUBLISHER_UNKNOWN),
             note="names of the Region's `keys`",
-            reads="signed_by",
+            read_as="signed_by",
         ),
-        "spec.limits.cost": Live(_PLACEMENT, (Code.COST_OVER,), note="of all replicas together", reads="cost"),
-        "spec.limits.energy": Live(_PLACEMENT, (Code.ENERGY_OVER,), reads="energy"),
-        "spec.limits.carbon": Live(
-            _PLACEMENT, (Code.CARBON_OVER,), note="of all replicas together, at the region's intensity", reads="carbon"
+        "spec.limits.cost": ActiveField(_PLACEMENT, (Code.COST_OVER,), note="of all replicas together", read_as="cost"),
+        "spec.limits.energy": ActiveField(_PLACEMENT, (Code.ENERGY_OVER,), read_as="energy"),
+        "spec.limits.carbon": ActiveField(
+            _PLACEMENT,
+            (Code.CARBON_OVER,),
+            note="of all replicas together, at the region's intensity",
+            read_as="carbon",
         ),
-        "spec.limits.node_power": Live(
-            _PLACEMENT, (Code.POWER_OVER,), note="of all devices of a replica's node together", reads="node_power"
+        "spec.limits.node_power": ActiveField(
+            _PLACEMENT, (Code.POWER_OVER,), note="of all devices of a replica's node together", read_as="node_power"
         ),
-        "spec.optimize.energy": Live(_PLACEMENT, reads="weights"),
-        "spec.optimize.cost": Live(_PLACEMENT, reads="weights"),
-        "spec.optimize.latency": Live(_PLACEMENT, reads="weights"),
-        "spec.relax.latency.p95": Live(_PLACEMENT, reads="relax"),
-        "spec.relax.precision.allow": Live(_PLACEMENT, reads="relax"),
-        "spec.relax.availability.replicas": Live(_PLACEMENT, reads="relax"),
-        "spec.relax.availability.spread": Live(_PLACEMENT, reads="relax"),
-        "spec.relax.limits.cost": Live(_PLACEMENT, reads="relax"),
-        "spec.relax.limits.energy": Live(_PLACEMENT, reads="relax"),
-        "spec.federation.delegate": Live(_NEGOTIATION, (Code.NO_BID,), reads="mode"),
-        "spec.federation.margin": Live(_NEGOTIATION, (Code.NO_BID,), note="with `when-better`", reads="margin"),
-        "spec.federation.to": Live(_NEGOTIATION, (Code.TRADE_DENIED,), note="any region if not given", reads="to"),
-        "spec.federation.term": Live(_NEGOTIATION, note="agreements renew", reads="term_s"),
-        "spec.migration.when.gain": Live(
-            _MOVES, (Code.MOVE_HELD,), note="of moves that nobody asked for, and of changed documents", reads="gain"
+        "spec.optimize.energy": ActiveField(_PLACEMENT, read_as="weights"),
+        "spec.optimize.cost": ActiveField(_PLACEMENT, read_as="weights"),
+        "spec.optimize.latency": ActiveField(_PLACEMENT, read_as="weights"),
+        "spec.relax.latency.p95": ActiveField(_PLACEMENT, read_as="relax"),
+        "spec.relax.precision.allow": ActiveField(_PLACEMENT, read_as="relax"),
+        "spec.relax.availability.replicas": ActiveField(_PLACEMENT, read_as="relax"),
+        "spec.relax.availability.spread": ActiveField(_PLACEMENT, read_as="relax"),
+        "spec.relax.limits.cost": ActiveField(_PLACEMENT, read_as="relax"),
+        "spec.relax.limits.energy": ActiveField(_PLACEMENT, read_as="relax"),
+        "spec.federation.delegate": ActiveField(_NEGOTIATION, (Code.NO_BID,), read_as="mode"),
+        "spec.federation.margin": ActiveField(
+            _NEGOTIATION, (Code.NO_BID,), note="with `when-better`", read_as="margin"
         ),
-        "spec.migration.when.cooldown": Live(
-            _MOVES, (Code.MOVE_BLOCKED, Code.MOVE_HELD), note="after each move of the workload", reads="cooldown_s"
+        "spec.federation.to": ActiveField(
+            _NEGOTIATION, (Code.TRADE_DENIED,), note="any region if not given", read_as="to"
         ),
-        "spec.migration.when.max_concurrent": Live(_PLACEMENT, note="of its replicas", reads="max_concurrent"),
-        "spec.migration.verify.against": Live(
+        "spec.federation.term": ActiveField(_NEGOTIATION, note="agreements renew", read_as="term_s"),
+        "spec.migration.when.gain": ActiveField(
+            _MOVES, (Code.MOVE_HELD,), note="of moves that nobody asked for, and of changed documents", read_as="gain"
+        ),
+        "spec.migration.when.cooldown": ActiveField(
+            _MOVES, (Code.MOVE_BLOCKED, Code.MOVE_HELD), note="after each move of the workload", read_as="cooldown_s"
+        ),
+        "spec.migration.when.max_concurrent": ActiveField(_PLACEMENT, note="of its replicas", read_as="max_concurrent"),
+        "spec.migration.verify.against": ActiveField(
             _MOVES,
             (Code.VERIFY_FAILED, Code.VERIFY_IMPOSSIBLE),
             note="reference: the outputs in `model.samples`, else what the first replica answered; also for what takes "
             "the place of a lost one",
-            reads="against",
+            read_as="against",
         ),
-        "spec.migration.verify.inputs": Live(_MOVES, (Code.VERIFY_IMPOSSIBLE,), reads="inputs"),
-        "spec.migration.verify.samples": Live(_MOVES, reads="samples"),
-        "spec.migration.verify.on_fail": Live(
-            _MOVES, (Code.VERIFY_FAILED,), note="continue: what differs is told, and the move goes on", reads="advisory"
+        "spec.migration.verify.inputs": ActiveField(_MOVES, (Code.VERIFY_IMPOSSIBLE,), read_as="inputs"),
+        "spec.migration.verify.samples": ActiveField(_MOVES, read_as="samples"),
+        "spec.migration.verify.on_fail": ActiveField(
+            _MOVES,
+            (Code.VERIFY_FAILED,),
+            note="continue: what differs is told, and the move goes on",
+            read_as="advisory",
         ),
-        "spec.migration.allow_gap": Live(_MOVES, (Code.NO_ROOM_FOR_BOTH, Code.MOVE_TIMEOUT), reads="allow_gap_s"),
-        "spec.migration.shift.steps": Live(_MOVES, (Code.GUARD_TRIPPED,), note="the last is 100%", reads="steps"),
-        "spec.migration.shift.hold": Live(_MOVES, (Code.MOVE_TIMEOUT,), reads="hold_s"),
-        "spec.migration.shift.guard.errors": Live(_MOVES, (Code.GUARD_TRIPPED,), reads="guard_errors"),
-        "spec.migration.shift.guard.p95": Live(
-            _MOVES, (Code.GUARD_TRIPPED,), note="of what the old one shows, or the new one is to", reads="guard_p95"
+        "spec.migration.allow_gap": ActiveField(
+            _MOVES, (Code.NO_ROOM_FOR_BOTH, Code.MOVE_TIMEOUT), read_as="allow_gap_s"
         ),
-        "spec.migration.drain": Live(_MOVES, reads="drain_s"),
+        "spec.migration.shift.steps": ActiveField(
+            _MOVES, (Code.GUARD_TRIPPED,), note="the last is 100%", read_as="steps"
+        ),
+        "spec.migration.shift.hold": ActiveField(_MOVES, (Code.MOVE_TIMEOUT,), read_as="hold_s"),
+        "spec.migration.shift.guard.errors": ActiveField(_MOVES, (Code.GUARD_TRIPPED,), read_as="guard_errors"),
+        "spec.migration.shift.guard.p95": ActiveField(
+            _MOVES, (Code.GUARD_TRIPPED,), note="of what the old one shows, or the new one is to", read_as="guard_p95"
+        ),
+        "spec.migration.drain": ActiveField(_MOVES, read_as="drain_s"),
         "spec.migration.windows.days": _WINDOW,
         "spec.migration.windows.from": _WINDOW,
         "spec.migration.windows.to": _WINDOW,
         "spec.migration.windows.zone": _WINDOW,
-        "spec.partition.heartbeat": Live(_WORKLOADS, reads="heartbeat_s"),
-        "spec.partition.lost_after": Live(_FLEET, (Code.NODE_SUSPECT, Code.NODE_LOST), reads="lost_after_s"),
-        "spec.partition.serve": Live("shoal.agent.core.partition", reads="serve_s"),
-        "spec.partition.cold_boot": Live("shoal.agent.core.partition", reads="cold_boot_serve"),
-        "spec.partition.on_reconnect": Live("shoal.agent.core.reconcile", note="the only way there is"),
-        "spec.priority": Live(_PLACEMENT, note="order of admission", reads="priority"),
-        "spec.schedule.when": Live(
-            _WORKLOADS, (Code.EXPRESSION_INVALID,), note="looked at ahead of time", reads="schedule"
+        "spec.partition.heartbeat": ActiveField(_WORKLOADS, read_as="heartbeat_s"),
+        "spec.partition.lost_after": ActiveField(_FLEET, (Code.NODE_SUSPECT, Code.NODE_LOST), read_as="lost_after_s"),
+        "spec.partition.serve": ActiveField("shoal.agent.core.partition", read_as="serve_s"),
+        "spec.partition.cold_boot": ActiveField("shoal.agent.core.partition", read_as="cold_boot_serve"),
+        "spec.partition.on_reconnect": ActiveField("shoal.agent.core.reconcile", note="the only way there is"),
+        "spec.priority": ActiveField(_PLACEMENT, note="order of admission", read_as="priority"),
+        "spec.schedule.when": ActiveField(
+            _WORKLOADS, (Code.EXPRESSION_INVALID,), note="looked at ahead of time", read_as="schedule"
         ),
-        "spec.schedule.optimize.energy": Live(_WORKLOADS, reads="weights"),
-        "spec.schedule.optimize.cost": Live(_WORKLOADS, reads="weights"),
-        "spec.schedule.optimize.latency": Live(_WORKLOADS, reads="weights"),
+        "spec.schedule.optimize.energy": ActiveField(_WORKLOADS, read_as="weights"),
+        "spec.schedule.optimize.cost": ActiveField(_WORKLOADS, read_as="weights"),
+        "spec.schedule.optimize.latency": ActiveField(_WORKLOADS, read_as="weights"),
     },
     "Tenant": {
         **_HEAD,
-        "spec.quota.replicas": Live(_PLACEMENT, (Code.QUOTA,), reads="quotas"),
-        "spec.quota.memory": Live(_PLACEMENT, (Code.QUOTA,), reads="quotas"),
-        "spec.quota.rate": Later("tenant rates"),
-        "spec.quota.cost": Later("tenant budgets"),
-        "spec.weight": Later("fair weights"),
+        "spec.quota.replicas": ActiveField(_PLACEMENT, (Code.QUOTA,), read_as="quotas"),
+        "spec.quota.memory": ActiveField(_PLACEMENT, (Code.QUOTA,), read_as="quotas"),
+        "spec.quota.rate": PlannedField("tenant rates"),
+        "spec.quota.cost": PlannedField("tenant budgets"),
+        "spec.weight": PlannedField("fair weights"),
         "spec.regions": _FEDERATION,
-        "spec.clients": Later("named clients; a certificate's tenant name is what counts now"),
+        "spec.clients": PlannedField("named clients; a certificate's tenant name is what counts now"),
     },
     "Region": {
         **_HEAD,
         "spec.location.lat": _FEDERATION,
         "spec.location.lon": _FEDERATION,
-        "spec.location.residency": Live(_CONTROLLERS, (Code.RESIDENCY,), reads="residency"),
-        "spec.sleep.after": Live(
-            _WORKLOADS, note="without it, devices of the region stay awake", reads="sleep_after_s"
+        "spec.location.residency": ActiveField(_CONTROLLERS, (Code.RESIDENCY,), read_as="residency"),
+        "spec.sleep.after": ActiveField(
+            _WORKLOADS, note="without it, devices of the region stay awake", read_as="sleep_after_s"
         ),
-        "spec.price": Live(
-            _CONTROLLERS, (Code.COST_OVER,), note="of a node without the label `price`", reads="node_price"
+        "spec.price": ActiveField(
+            _CONTROLLERS, (Code.COST_OVER,), note="of a node without the label `price`", read_as="node_price"
         ),
-        "spec.price.source": Live(_SIGNALS, _SOURCE, note="a file of the coordinator's, or a URL", reads="source"),
-        "spec.price.stale_after": Live(_SIGNALS, (Code.SIGNAL_STALE,), reads="stale_after_s"),
-        "spec.carbon": Live(_PLACEMENT, (Code.CARBON_OVER,), reads="carbon_g_per_kwh"),
-        "spec.carbon.source": Live(_SIGNALS, _SOURCE, note="a file of the coordinator's, or a URL", reads="source"),
-        "spec.carbon.stale_after": Live(_SIGNALS, (Code.SIGNAL_STALE,), reads="stale_after_s"),
-        "spec.carbon.fallback": Live(_SIGNALS, (Code.SIGNAL_STALE,), reads="fallback"),
-        "spec.trade.with": Live(_NEGOTIATION, (Code.TRADE_DENIED,), reads="partner"),
-        "spec.trade.tenants": Live(_NEGOTIATION, (Code.TENANT_DENIED,), reads="tenants"),
-        "spec.trade.hold_share": Live(
-            _NEGOTIATION, (Code.HOLD_SHARE,), note="of memory and of devices' time, of each partner", reads="hold_share"
+        "spec.price.source": ActiveField(
+            _SIGNALS, _SOURCE, note="a file of the coordinator's, or a URL", read_as="source"
         ),
-        "spec.keys.name": Live(_CONTROLLERS, (Code.NAME_DUPLICATE,), reads="keys"),
-        "spec.keys.key": Live(_CONTROLLERS, (Code.SIGNATURE_INVALID, Code.MODEL_ROLLBACK), reads="keys"),
-        "spec.keys.until": Live(_CONTROLLERS, (Code.SIGNATURE_EXPIRED,), reads="until"),
+        "spec.price.stale_after": ActiveField(_SIGNALS, (Code.SIGNAL_STALE,), read_as="stale_after_s"),
+        "spec.carbon": ActiveField(_PLACEMENT, (Code.CARBON_OVER,), read_as="carbon_g_per_kwh"),
+        "spec.carbon.source": ActiveField(
+            _SIGNALS, _SOURCE, note="a file of the coordinator's, or a URL", read_as="source"
+        ),
+        "spec.carbon.stale_after": ActiveField(_SIGNALS, (Code.SIGNAL_STALE,), read_as="stale_after_s"),
+        "spec.carbon.fallback": ActiveField(_SIGNALS, (Code.SIGNAL_STALE,), read_as="fallback"),
+        "spec.trade.with": ActiveField(_NEGOTIATION, (Code.TRADE_DENIED,), read_as="partner"),
+        "spec.trade.tenants": ActiveField(_NEGOTIATION, (Code.TENANT_DENIED,), read_as="tenants"),
+        "spec.trade.hold_share": ActiveField(
+            _NEGOTIATION,
+            (Code.HOLD_SHARE,),
+            note="of memory and of devices' time, of each partner",
+            read_as="hold_share",
+        ),
+        "spec.keys.name": ActiveField(_CONTROLLERS, (Code.NAME_DUPLICATE,), read_as="keys"),
+        "spec.keys.key": ActiveField(_CONTROLLERS, (Code.SIGNATURE_INVALID, Code.MODEL_ROLLBACK), read_as="keys"),
+        "spec.keys.until": ActiveField(_CONTROLLERS, (Code.SIGNATURE_EXPIRED,), read_as="until"),
     },
 }
 
 
-def check_fields(kind: str, root: Node) -> Iterator[Found]:
-    """Fields that nothing acts on yet, fields left empty; of the text as typed, so also where a type is wrong."""
+def check_fields(kind: str, root: YamlNode) -> Iterator[Finding]:
+    """Fields that nothing acts on yet, and fields left empty. Reads the text as typed, so it works where a type is
+    wrong too."""
     yield from _fields(CONSUMERS[kind], root, root, ())
 
 
-def _fields(table: Map[str, Live | Later], root: Node, node: Node, path: Path) -> Iterator[Found]:
+def _fields(
+    table: Mapping[str, ActiveField | PlannedField], root: YamlNode, node: YamlNode, path: Path
+) -> Iterator[Finding]:
     name = ".".join(step for step in path if isinstance(step, str))
     under = [entry for field, entry in table.items() if field == name or not name or field.startswith(f"{name}.")]
-    later = next((entry for entry in under if isinstance(entry, Later)), None)
-    live = next((entry for entry in under if isinstance(entry, Live)), None)
+    later = next((entry for entry in under if isinstance(entry, PlannedField)), None)
+    live = next((entry for entry in under if isinstance(entry, ActiveField)), None)
     exact = table.get(name)
-    value = node.value if isinstance(node, Scalar) else None
-    if path and isinstance(node, Scalar) and value is None:
+    value = node.value if isinstance(node, ScalarNode) else None
+    if path and isinstance(node, ScalarNode) and value is None:
         asked = "a value, or the field left out"
-        yield key_of(root, path), Refusal(Code.FIELD_INVALID, f"{_last(path)} without a value", asked, _REMOVE)
-    elif path and isinstance(node, Mapping | Sequence) and node.nodes == 1:
+        yield (
+            key_position(root, path),
+            Refusal(Code.FIELD_INVALID, f"{_last_field(path)} without a value", asked, _REMOVE),
+        )
+    elif path and isinstance(node, MappingNode | SequenceNode) and node.node_count == 1:
         asked = "at least one entry, or the field left out"
-        yield key_of(root, path), Refusal(Code.FIELD_WITHOUT_EFFECT, f"{_last(path)} is empty", asked, _REMOVE)
+        yield (
+            key_position(root, path),
+            Refusal(Code.FIELD_WITHOUT_EFFECT, f"{_last_field(path)} is empty", asked, _REMOVE),
+        )
     elif later is not None and live is None:
-        yield key_of(root, path), _not_yet(name, later)
-    elif isinstance(exact, Live) and isinstance(node, Scalar):
+        yield key_position(root, path), _planned_refusal(name, later)
+    elif isinstance(exact, ActiveField) and isinstance(node, ScalarNode):
         if exact.only and not any(value == one and type(value) is type(one) for one in exact.only):
-            yield node.at, _only(name, value, exact)
-    elif isinstance(node, Mapping):
+            yield node.at, _value_refusal(name, value, exact)
+    elif isinstance(node, MappingNode):
         for key, inner in node.entries.items():
             yield from _fields(table, root, inner, (*path, key))
-    elif isinstance(node, Sequence):
+    elif isinstance(node, SequenceNode):
         for index, inner in enumerate(node.items):
             yield from _fields(table, root, inner, (*path, index))
 
@@ -277,11 +323,11 @@ def _fields(table: Map[str, Live | Later], root: Node, node: Node, path: Path) -
 _REMOVE = "give it a value or remove it"
 
 
-def _last(path: Path) -> str:
+def _last_field(path: Path) -> str:
     return next((repr(step) for step in reversed(path) if isinstance(step, str)), "the document")
 
 
-def _not_yet(name: str, later: Later) -> Refusal:
+def _planned_refusal(name: str, later: PlannedField) -> Refusal:
     return Refusal(
         Code.NOT_SUPPORTED_YET,
         f"nothing acts on {name} in this release",
@@ -290,7 +336,7 @@ def _not_yet(name: str, later: Later) -> Refusal:
     )
 
 
-def _only(name: str, value: object, live: Live) -> Refusal:
+def _value_refusal(name: str, value: object, live: ActiveField) -> Refusal:
     allowed = ", ".join(str(one).lower() if isinstance(one, bool) else str(one) for one in live.only)
     return Refusal(
         Code.NOT_SUPPORTED_YET,
@@ -300,8 +346,8 @@ def _only(name: str, value: object, live: Live) -> Refusal:
     )
 
 
-def check_sense(value: Kind, root: Node) -> Iterator[Found]:
-    """Combinations that can never be met, and fields that change nothing, of one well-typed document."""
+def check_semantics(value: Kind, root: YamlNode) -> Iterator[Finding]:
+    """Combinations that can never be met, and fields without effect, in one well-typed document."""
     match value:
         case Policy():
             rules = _policy(value)
@@ -312,7 +358,7 @@ def check_sense(value: Kind, root: Node) -> Iterator[Found]:
         case Region():
             rules = _region(value)
     for path, refusal in rules:
-        yield place_of(root, path), refusal
+        yield position_of(root, path), refusal
 
 
 Rule = Iterator[tuple[Path, Refusal]]
@@ -322,16 +368,16 @@ _REQUIRE: Final = ("spec", "require")
 def _policy(policy: Policy) -> Rule:
     spec = policy.spec
     require = spec.require
-    yield from _zeros(policy, _ZERO_IS_UNREACHABLE)
+    yield from _zero_values(policy, _ZERO_IS_UNREACHABLE)
     if require.where is not None:
         yield from _where(require.where)
     if require.precision is not None:
-        yield from _twice(require.precision.allow, (*_REQUIRE, "precision", "allow"))
+        yield from _duplicates(require.precision.allow, (*_REQUIRE, "precision", "allow"))
         yield from _tolerance(require.precision)
     if require.residency is not None:
-        yield from _twice(require.residency, (*_REQUIRE, "residency"))
+        yield from _duplicates(require.residency, (*_REQUIRE, "residency"))
     if require.trust is not None and require.trust.signed_model is not None:
-        yield from _twice(require.trust.signed_model.keys, (*_REQUIRE, "trust", "signed_model", "keys"))
+        yield from _duplicates(require.trust.signed_model.keys, (*_REQUIRE, "trust", "signed_model", "keys"))
     yield from _availability(policy)
     if spec.optimize is not None and not any((spec.optimize.energy, spec.optimize.cost, spec.optimize.latency)):
         yield (
@@ -344,7 +390,7 @@ def _policy(policy: Policy) -> Rule:
                 ("spec", "schedule", index, "optimize"),
                 _no_effect("every weight is 0", "at least one above 0", "give one a weight, or remove the entry"),
             )
-        yield from _timely(entry.when, ("spec", "schedule", index, "when"))
+        yield from _context_condition(entry.when, ("spec", "schedule", index, "when"))
     yield from _relax(policy)
     yield from _delegation(policy)
     if spec.migration is not None:
@@ -353,21 +399,22 @@ def _policy(policy: Policy) -> Rule:
         yield (
             ("spec", "partition", "lost_after" if "lost_after" in spec.partition.model_fields_set else "heartbeat"),
             _unreachable(
-                f"lost_after {shown(spec.partition, 'lost_after')} with heartbeat {shown(spec.partition, 'heartbeat')}",
+                f"lost_after {format_field(spec.partition, 'lost_after')} "
+                f"with heartbeat {format_field(spec.partition, 'heartbeat')}",
                 "lost_after at least twice heartbeat",
                 "raise lost_after: a node would be lost at its first late heartbeat",
             ),
         )
 
 
-_SOME_TIME: Final = datetime(2020, 1, 1, tzinfo=UTC)
+_SAMPLE_TIME: Final = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-def _timely(text: str, path: Path) -> Rule:
-    """A time or a signal that comes and goes."""
+def _context_condition(text: str, path: Path) -> Rule:
+    """Checks a condition on the time or on a signal, which must be able to change."""
     expression = Expression.compile(text)
     try:
-        expression.evaluate(now=_SOME_TIME, region={"name": "", "residency": "", "carbon": 0.0})
+        expression.evaluate(now=_SAMPLE_TIME, region={"name": "", "residency": "", "carbon": 0.0})
     except ShoalError as error:
         yield path, error.refusal
         return
@@ -390,7 +437,7 @@ _ZERO_IS_UNREACHABLE: Final = (
 )
 
 
-def _zeros(value: Any, paths: Seq[tuple[str, ...]]) -> Rule:
+def _zero_values(value: Any, paths: Sequence[tuple[str, ...]]) -> Rule:
     for path in paths:
         found = value
         for step in path:
@@ -413,38 +460,38 @@ def _where(text: str) -> Rule:
         )
 
 
-def _twice(values: Seq[str], path: Path) -> Rule:
+def _duplicates(values: Sequence[str], path: Path) -> Rule:
     for index, value in enumerate(values):
         if value in values[:index]:
             yield (*path, index), _no_effect(f"{value!r} again", "each once", "remove it")
 
 
-_LEAST: Final = frozenset({"cosine", "top_k"})
-"""Metrics that grow with likeness, up to 1; the others are distances."""
+_SIMILARITY_METRICS: Final = frozenset({"cosine", "top_k"})
+"""Metrics that grow with similarity, up to 1; the others are distances."""
 
 
 def _tolerance(precision: Precision) -> Rule:
     tolerance, path = precision.tolerance, (*_REQUIRE, "precision", "tolerance")
     if isinstance(tolerance, Bound):
-        yield from _bound(tolerance, path)
+        yield from _metric_bound(tolerance, path)
     elif tolerance is not None:
         for output, bound in tolerance.outputs.items():
-            yield from _bound(bound, (*path, "outputs", output))
+            yield from _metric_bound(bound, (*path, "outputs", output))
 
 
-def _bound(bound: Bound, path: Path) -> Rule:
-    right, wrong = ("at_least", "at_most") if bound.metric in _LEAST else ("at_most", "at_least")
+def _metric_bound(bound: Bound, path: Path) -> Rule:
+    right, wrong = ("at_least", "at_most") if bound.metric in _SIMILARITY_METRICS else ("at_most", "at_least")
     value = getattr(bound, right)
     if getattr(bound, wrong) is not None:
         yield (*path, wrong), _no_effect(f"{wrong} of {bound.metric}", right, f"write {right}")
     elif value is None:
         yield (*path, "metric"), Refusal(Code.FIELD_MISSING, f"{bound.metric} without a bound", right, f"add {right}")
-    elif value < 0 or (bound.metric in _LEAST and value > 1):
-        most = "from 0 to 1" if bound.metric in _LEAST else "0 or more"
+    elif value < 0 or (bound.metric in _SIMILARITY_METRICS and value > 1):
+        most = "from 0 to 1" if bound.metric in _SIMILARITY_METRICS else "0 or more"
         yield (*path, right), _unreachable(f"{bound.metric} {value:g}", most, "nothing can meet it, or everything")
 
 
-def _migration(migration: Migration) -> Rule:
+def _migration(migration: MigrationSpec) -> Rule:
     path: Path = ("spec", "migration")
     verify = migration.verify
     if verify is not None and verify.against == "none" and "on_fail" in verify.model_fields_set:
@@ -458,7 +505,7 @@ def _migration(migration: Migration) -> Rule:
             yield place, _unreachable("a last step below 100%", "100% at the end", "add 100%: the old one has to go")
         guard = migration.shift.guard
         if guard is not None and guard.errors is not None and guard.errors >= 1:
-            found = f"errors {shown(guard, 'errors')}"
+            found = f"errors {format_field(guard, 'errors')}"
             yield (*path, "shift", "guard", "errors"), _no_effect(found, "less than 100%", "lower it, or remove it")
         if guard is not None and guard.p95 == 0:
             yield (*path, "shift", "guard", "p95"), _unreachable("p95 of 0x", "more than zero", "raise it")
@@ -487,7 +534,7 @@ def _migration(migration: Migration) -> Rule:
             ),
         )
     if migration.drain is not None and migration.drain > DRAIN_S:
-        found = f"drain {shown(migration, 'drain')}"
+        found = f"drain {format_field(migration, 'drain')}"
         yield (*path, "drain"), _unreachable(found, f"at most {DRAIN_S:.0f}s", "a node waits no longer: lower it")
 
 
@@ -506,7 +553,7 @@ def _availability(policy: Policy) -> Rule:
             (*path, "spread"),
             _no_effect("spread of one replica", "2 replicas or more", "raise replicas, or remove spread"),
         )
-    nodes = _named_nodes(require.where or "")
+    nodes = _selected_node_count(require.where or "")
     if wanted.spread == "node" and nodes is not None and 1 < wanted.replicas > nodes:
         yield (
             (*path, "replicas"),
@@ -521,16 +568,16 @@ def _availability(policy: Policy) -> Rule:
         yield (
             (*path, "recovery"),
             _unreachable(
-                f"recovery {shown(wanted, 'recovery')} of one replica, whose node counts as lost only after "
-                f"{shown(partition, 'lost_after')}",
+                f"recovery {format_field(wanted, 'recovery')} of one replica, whose node counts as lost only after "
+                f"{format_field(partition, 'lost_after')}",
                 "recovery of at least partition.lost_after",
                 "run 2 replicas, keep standby: warm, lower partition.lost_after, or raise recovery",
             ),
         )
 
 
-def _named_nodes(where: str) -> int | None:
-    """How many nodes a plain conjunction names at most; None where it cannot be told."""
+def _selected_node_count(where: str) -> int | None:
+    """How many nodes a plain conjunction names at most; None where that is not evident."""
     if "||" in where or "?" in where or "!" in where.replace("!=", ""):
         return None
     if _ONE_NODE.search(where):
@@ -560,17 +607,19 @@ def _delegation(policy: Policy) -> Rule:
         yield (
             (*path, "margin"),
             _unreachable(
-                f"margin {shown(federation, 'margin')}", "less than 100%", "nothing can be that much better: lower it"
+                f"margin {format_field(federation, 'margin')}",
+                "less than 100%",
+                "nothing can be that much better: lower it",
             ),
         )
-    yield from _twice(federation.to, (*path, "to"))
+    yield from _duplicates(federation.to, (*path, "to"))
 
 
 _SPREADS: Final = ("none", "device", "node")
 
 
 def _relax(policy: Policy) -> Rule:
-    """Each step must loosen something, measured against the policy with the steps before it."""
+    """Each step must loosen something, compared with the policy and the steps before it."""
     require, limits = policy.spec.require, policy.spec.limits
     available = require.availability
     current: dict[str, Any] = {
@@ -606,7 +655,7 @@ def _relax(policy: Policy) -> Rule:
 
 
 def _comparable(field: str, value: Any) -> Any:
-    """A value whose order says which is looser."""
+    """A value whose order tells which is looser."""
     match field:
         case "allow":
             return frozenset(value)
@@ -685,17 +734,17 @@ def _workload(workload: Workload) -> Rule:
         if traffic.when is not None and (traffic.peak is None or traffic.peak == traffic.rate):
             yield (*path, "when"), _no_effect("when without a peak of its own", "peak", "say how much comes then")
         if traffic.when is not None:
-            yield from _timely(traffic.when, (*path, "when"))
+            yield from _context_condition(traffic.when, (*path, "when"))
         if traffic.origin in [other.origin for other in spec.traffic[:index]]:
             yield (*path, "from"), _no_effect(f"{traffic.origin!r} again", "each origin once", "add the rates up")
 
 
 def _tenant(tenant: Tenant) -> Rule:
-    yield from _zeros(tenant, (("spec", "quota", "replicas"), ("spec", "quota", "memory")))
+    yield from _zero_values(tenant, (("spec", "quota", "replicas"), ("spec", "quota", "memory")))
 
 
 def _region(region: Region) -> Rule:
-    yield from _zeros(region, (("spec", "price", "stale_after"), ("spec", "carbon", "stale_after")))
+    yield from _zero_values(region, (("spec", "price", "stale_after"), ("spec", "carbon", "stale_after")))
     names = [key.name for key in region.spec.keys]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -705,17 +754,17 @@ def _region(region: Region) -> Rule:
             )
     for index, trade in enumerate(region.spec.trade):
         path: Path = ("spec", "trade", index)
-        yield from _twice(trade.tenants, (*path, "tenants"))
+        yield from _duplicates(trade.tenants, (*path, "tenants"))
         if not 0 < trade.hold_share <= 1:
             yield (
                 (*path, "hold_share"),
-                _unreachable(f"hold_share {shown(trade, 'hold_share')}", "more than 0%, at most 100%",
+                _unreachable(f"hold_share {format_field(trade, 'hold_share')}", "more than 0%, at most 100%",
                              "a bid holds what it offers: write a share, or remove the trade"),
             )  # fmt: skip
 
 
-def check_pair(workload: Workload, policy: Policy) -> Rule:
-    """What only shows when a workload meets its policy; paths are the workload's."""
+def check_with_policy(workload: Workload, policy: Policy) -> Rule:
+    """Problems that appear only when a workload is combined with its policy; paths are the workload's."""
     migration = policy.spec.migration
     captured = migration is not None and migration.verify is not None and migration.verify.inputs == "captured"
     if captured and not workload.spec.capture.consent:

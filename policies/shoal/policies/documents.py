@@ -1,8 +1,8 @@
-"""Texts to typed, checked documents, with every problem placed; and documents to the form that is stored and diffed."""
+"""Reads texts into typed, checked documents, and gives every problem its position. Also converts documents to the form
+that is stored and diffed."""
 
 import json
-from collections.abc import Collection, Iterator, Sequence
-from collections.abc import Mapping as Map
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -11,25 +11,48 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from shoal.policies.check import Found, check_fields, check_pair, check_sense
+from shoal.policies.check import Finding, check_fields, check_semantics, check_with_policy
 from shoal.policies.fields import names_at
 from shoal.policies.kinds import API_VERSION, KINDS, UNION_TAGS, Kind, Policy, Tenant, Workload
-from shoal.policies.parse import Mapping, Node, Position, Problem, Scalar, key_of, parse, place_of, plain, value_at
+from shoal.policies.parse import (
+    MappingNode,
+    Position,
+    Problem,
+    ScalarNode,
+    YamlNode,
+    key_position,
+    node_at,
+    parse,
+    plain,
+    position_of,
+)
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.workload import WorkloadKey
 
 DEFAULT_TENANT: Final = "default"
+MAX_TOTAL_NODES: Final = 200_000
+"""Limit of the values of all texts that are read at once: some thousands of documents."""
 MAX_PROBLEMS: Final = 100
-"""Of one sort, in one document: enough to work on, and bounded work for whoever reads hostile text."""
+"""Limit for each sort of problem in one document: enough to work on, and it bounds the work on hostile text."""
+
+
+_TOO_MANY_NODES: Final = Refusal(
+    Code.YAML_TOO_LARGE,
+    f"more than {MAX_TOTAL_NODES} values in all texts",
+    f"at most {MAX_TOTAL_NODES} at once",
+    "apply fewer documents at a time",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One well-formed document. text: the name its text was given (a file's path). root: its nodes, for positions."""
+    """One well-formed document."""
 
-    text: str
+    # Name that its text was given (a file's path).
+    source: str
     value: Kind
-    root: Node
+    # Its YAML nodes, for positions.
+    root: YamlNode
 
     @property
     def kind(self) -> str:
@@ -37,74 +60,83 @@ class Document:
 
     @property
     def name(self) -> str:
-        """Unique within its kind: `tenant/name` of a workload, else the name."""
+        """Unique within its kind: `tenant/name` for a workload, otherwise the name."""
         return name_of(self.value)
 
     def problem(self, path: tuple[int | str, ...], refusal: Refusal) -> Problem:
         """`refusal` at the value that `path` leads to."""
-        at = place_of(self.root, path)
-        return Problem(self.text, at.line, at.column, refusal)
+        at = position_of(self.root, path)
+        return Problem(self.source, at.line, at.column, refusal)
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """Documents without a problem of their own, in the order they stand; and all problems, in that order too."""
+class LoadedDocuments:
+    """Result of `load`, in the order of the texts."""
 
+    # Documents without a problem of their own.
     documents: tuple[Document, ...]
+    # All problems.
     problems: tuple[Problem, ...]
 
 
-def load(texts: Sequence[tuple[str, str | bytes]]) -> Loaded:
-    """Parse, type and check each (name, text). Never raises for what a text holds."""
+def load(texts: Sequence[tuple[str, str | bytes]]) -> LoadedDocuments:
+    """Parses, types and checks each (name, text). Never raises because of a text's content."""
     documents: list[Document] = []
     problems: list[Problem] = []
+    nodes = 0
     for name, text in texts:
         parsed = parse(name, text)
         problems += parsed.problems
+        nodes += sum(root.node_count for root in parsed.roots)
+        if nodes > MAX_TOTAL_NODES:
+            problems.append(Problem(name, 1, 1, _TOO_MANY_NODES))
+            break
         for root in parsed.roots:
-            value, found = _typed(root)
+            value, found = _validate(root)
             if value is not None:
                 document = Document(name, value, root)
                 documents += [document] if not found else []
             problems += sorted(
                 (Problem(name, at.line, at.column, why) for at, why in found), key=lambda one: (one.line, one.column)
             )
-    return Loaded(tuple(documents), (*problems, *_duplicates(documents)))
+    return LoadedDocuments(tuple(documents), (*problems, *_duplicates(documents)))
 
 
 def cross_check(
     documents: Sequence[Document], known_policies: Collection[str], known_tenants: Collection[str]
 ) -> tuple[Problem, ...]:
-    """What shows only among documents: names used twice, policies and tenants that neither stand here nor are known."""
+    """Problems between documents: names used twice, and policies and tenants that are neither among them nor known."""
     policies = {one.value.metadata.name: one.value for one in documents if isinstance(one.value, Policy)}
     tenants = {one.value.metadata.name for one in documents if isinstance(one.value, Tenant)}
     return (
         *_duplicates(documents),
-        *_links(documents, policies, {*policies, *known_policies}, tenants | {DEFAULT_TENANT, *known_tenants}),
+        *_broken_references(
+            documents, policies, {*policies, *known_policies}, tenants | {DEFAULT_TENANT, *known_tenants}
+        ),
     )
 
 
 def name_of(value: Kind) -> str:
-    return str(key_of_workload(value)) if isinstance(value, Workload) else value.metadata.name
+    return str(workload_key(value)) if isinstance(value, Workload) else value.metadata.name
 
 
-def key_of_workload(workload: Workload) -> WorkloadKey:
+def workload_key(workload: Workload) -> WorkloadKey:
     return WorkloadKey(workload.metadata.tenant, workload.metadata.name)
 
 
 def canonical(value: Kind) -> dict[str, Any]:
-    """The document as JSON: fields in the models' order, only those that were given, quantities in their shortest
-    exact text. Equal meaning of what was typed gives an equal dict; `read` is its inverse."""
+    """The document as JSON: fields in the models' order, only those that were given, quantities in their shortest exact
+    text. Documents of equal meaning give equal dicts. `read` is the inverse."""
     body = value.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return {"apiVersion": value.api_version, "kind": value.kind, **body}
 
 
 def canonical_text(value: Kind) -> str:
-    """One line per document, for hashing and storing."""
+    """The canonical form on one line, for hashing and storing."""
     return json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def read(stored: Map[str, Any]) -> Kind:
+def read(stored: Mapping[str, Any]) -> Kind:
     """A document from its canonical form. Raises ShoalError with the first refusal."""
     kind = KINDS.get(str(stored.get("kind")))
     if kind is None:
@@ -121,20 +153,20 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(inner) for inner in value) if isinstance(value, list | tuple) else value
 
 
-def _typed(root: Node) -> tuple[Kind | None, list[Found]]:
-    """The document's model, None where it does not fit one, and everything wrong with it."""
-    if not isinstance(root, Mapping):
+def _validate(root: YamlNode) -> tuple[Kind | None, list[Finding]]:
+    """The document's model (None where it does not fit one), and everything wrong with it."""
+    if not isinstance(root, MappingNode):
         asked = "apiVersion, kind, metadata, spec"
         return None, [(root.at, Refusal(Code.YAML_INVALID, "a document that is no mapping", asked, _START))]
     version, kind = root.entries.get("apiVersion"), root.entries.get("kind")
-    found: list[Found] = []
-    if not isinstance(version, Scalar) or version.value != API_VERSION:
+    found: list[Finding] = []
+    if not isinstance(version, ScalarNode) or version.value != API_VERSION:
         code = Code.FIELD_MISSING if version is None else Code.API_VERSION_UNKNOWN
         shown = "no apiVersion" if version is None else f"{plain(version)!r:.60}"
-        found.append((place_of(root, ("apiVersion",)), Refusal(code, shown, API_VERSION, f"write {_START}")))
-    model = KINDS.get(str(kind.value)) if isinstance(kind, Scalar) else None
+        found.append((position_of(root, ("apiVersion",)), Refusal(code, shown, API_VERSION, f"write {_START}")))
+    model = KINDS.get(str(kind.value)) if isinstance(kind, ScalarNode) else None
     if model is None:
-        return None, [*found, (place_of(root, ("kind",)), _unknown_kind(None if kind is None else plain(kind)))]
+        return None, [*found, (position_of(root, ("kind",)), _unknown_kind(None if kind is None else plain(kind)))]
     found += islice(check_fields(str(plain(root.entries["kind"])), root), MAX_PROBLEMS)
     value: Kind | None = None
     try:
@@ -142,9 +174,9 @@ def _typed(root: Node) -> tuple[Kind | None, list[Found]]:
     except ValidationError as error:
         for detail in error.errors(include_url=False)[:MAX_PROBLEMS]:
             if detail["input"] is not None and detail["loc"][:1] != ("apiVersion",):
-                found.append((_place(root, detail), _refusal(model, detail)))
+                found.append((_error_position(root, detail), _refusal(model, detail)))
     if value is not None:
-        found += islice(check_sense(value, root), MAX_PROBLEMS)
+        found += islice(check_semantics(value, root), MAX_PROBLEMS)
     return value, found
 
 
@@ -164,22 +196,22 @@ def _nearest(word: str, known: Sequence[str]) -> str:
     return f"did you mean {exact}?" if exact else f"use one of {', '.join(known)}"
 
 
-def _place(root: Node, detail: ErrorDetails) -> Position:
+def _error_position(root: YamlNode, detail: ErrorDetails) -> Position:
     path = tuple(step for step in detail["loc"] if isinstance(step, int) or step not in UNION_TAGS)
     if detail["type"] == "extra_forbidden":
-        return key_of(root, path)
-    node = value_at(root, path)
+        return key_position(root, path)
+    node = node_at(root, path)
     context = detail.get("ctx", {})
-    if isinstance(node, Scalar) and "column" in context:
-        return node.place(context["line"], context["column"])
-    return place_of(root, path)
+    if isinstance(node, ScalarNode) and "column" in context:
+        return node.document_position(context["line"], context["column"])
+    return position_of(root, path)
 
 
 _CODES = frozenset(Code)
 
 
 def _refusal(model: Any, detail: ErrorDetails) -> Refusal:
-    """One of pydantic's errors as ours."""
+    """Translates one of pydantic's errors into a refusal."""
     kind, context, location = detail["type"], detail.get("ctx", {}), detail["loc"]
     if kind in _CODES:
         return Refusal(Code(kind), context["found"], context["asked"], context["remedy"])
@@ -195,17 +227,17 @@ def _refusal(model: Any, detail: ErrorDetails) -> Refusal:
         )
     if kind == "missing":
         return Refusal(Code.FIELD_MISSING, f"no {location[-1]}", field, f"add {location[-1]}: here")
-    given = _given(detail["input"])
+    given = _describe_value(detail["input"])
     if kind == "literal_error":
         words = [word.strip("' ") for word in str(context["expected"]).replace(" or ", ", ").split(",")]
         return Refusal(
             Code.FIELD_INVALID, f"{field}: {given}", f"one of {', '.join(words)}", _nearest(str(detail["input"]), words)
         )
-    asked, remedy = _ASKED.get(kind, (detail["msg"], "see docs/reference/policy.md"))
+    asked, remedy = _EXPECTED.get(kind, (detail["msg"], "see docs/reference/policy.md"))
     return Refusal(Code.FIELD_INVALID, f"{field}: {given}", asked.format(**context), remedy)
 
 
-_ASKED = {
+_EXPECTED = {
     "string_type": ("text", "put it in quotes"),
     "int_type": ("a whole number", "write it without quotes and unit"),
     "float_type": ("a number", "write it without quotes and unit"),
@@ -221,7 +253,7 @@ _ASKED = {
 }
 
 
-def _given(value: object) -> str:
+def _describe_value(value: object) -> str:
     match value:
         case bool():
             return str(value).lower()
@@ -238,20 +270,20 @@ def _duplicates(documents: Sequence[Document]) -> Iterator[Problem]:
     for document in documents:
         before = first.setdefault((document.kind, document.name), document)
         if before is not document:
-            at = place_of(before.root, ("metadata", "name"))
+            at = position_of(before.root, ("metadata", "name"))
             yield document.problem(
                 ("metadata", "name"),
                 Refusal(
                     Code.NAME_DUPLICATE,
                     f"{document.kind} {document.name} again",
-                    f"each name once; the first is at {before.text}:{at.line}:{at.column}",
+                    f"each name once; the first is at {before.source}:{at.line}:{at.column}",
                     "rename or remove one",
                 ),
             )
 
 
-def _links(
-    documents: Sequence[Document], policies: Map[str, Policy], known: Collection[str], tenants: Collection[str]
+def _broken_references(
+    documents: Sequence[Document], policies: Mapping[str, Policy], known: Collection[str], tenants: Collection[str]
 ) -> Iterator[Problem]:
     for document in documents:
         if not isinstance(document.value, Workload):
@@ -274,5 +306,5 @@ def _links(
             )
             yield document.problem(("spec", "policy"), refusal)
         if policy is not None and policy in policies:
-            for path, refusal in check_pair(document.value, policies[policy]):
+            for path, refusal in check_with_policy(document.value, policies[policy]):
                 yield document.problem(path, refusal)

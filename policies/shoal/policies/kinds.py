@@ -1,4 +1,4 @@
-"""The four kinds, typed: what a document may say. What this release acts on is said by `check`, not here."""
+"""The four kinds as typed models: what a document may contain. `check` decides which fields this release acts on."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -30,8 +30,9 @@ from shoal.types.units import Seconds
 API_VERSION: Final = "shoal/v1"
 
 
-class Part(BaseModel):
-    """A mapping of a document: every field known, no value bent to fit, nothing changed after."""
+class DocumentPart(BaseModel):
+    """A mapping of a document. Unknown fields are refused, values are not converted between types, and it is
+    immutable."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, serialize_by_alias=True)
 
@@ -40,102 +41,115 @@ T = TypeVar("T")
 Many = Annotated[tuple[T, ...], Field(max_length=256)]
 
 UNION_TAGS: Final = frozenset({"<mapping>", "<short>", "<word>", "<quantity>", "<all>", "<outputs>"})
-"""How pydantic's locations name the form that a field was written in; no part of a document's path."""
+"""Names in pydantic's locations for the form that a field was written in; they are not part of a document's path."""
 
 
-def _form(value: Any) -> str:
-    """Tells a field's short form (a word or a quantity) from its mapping."""
+def _form_tag(value: Any) -> str:
+    """Distinguishes a field's short form (a word or a quantity) from its mapping."""
     return "<mapping>" if isinstance(value, dict | BaseModel) else "<short>"
 
 
-def _forever(value: Any) -> str:
+def _forever_tag(value: Any) -> str:
     return "<word>" if value == "forever" else "<quantity>"
 
 
-def _bounds(value: Any) -> str:
+def _bounds_tag(value: Any) -> str:
     whole = isinstance(value, OutputBounds) or (isinstance(value, dict) and "outputs" in value)
     return "<outputs>" if whole else "<all>"
 
 
-class Latency(Part):
+class Latency(DocumentPart):
     """`from: origin` includes network and queueing; `from: device` is the device's own time."""
 
+    # Bound on the 95th percentile.
     p95: Duration
     measured_from: Literal["origin", "device"] = Field("origin", alias="from")
 
 
-class Bound(Part):
-    """How far two outputs of a model may lie apart."""
+class Bound(DocumentPart):
+    """How much two outputs of a model may differ."""
 
     metric: Literal["max_abs", "max_rel", "cosine", "top_k"]
+    # For cosine and top_k.
     at_least: float | None = None
+    # For max_abs and max_rel.
     at_most: float | None = None
 
     @property
     def value(self) -> float:
-        """Of whichever bound is given; `check` sees that it is the one that the metric has."""
+        """The bound that is given; NaN without any. `check` ensures that it is the one that fits the metric."""
         given = self.at_least if self.at_least is not None else self.at_most
         return given if given is not None else float("nan")
 
 
-class OutputBounds(Part):
+class OutputBounds(DocumentPart):
+    # By name of the output.
     outputs: dict[Line, Bound]
 
 
 Tolerance = Annotated[
-    Annotated[Bound, Tag("<all>")] | Annotated[OutputBounds, Tag("<outputs>")], Discriminator(_bounds)
+    Annotated[Bound, Tag("<all>")] | Annotated[OutputBounds, Tag("<outputs>")], Discriminator(_bounds_tag)
 ]
 PrecisionName = Literal["fp64", "fp32", "bf16", "fp16", "fp8", "int8", "int4"]
 
 
-class Precision(Part):
+class Precision(DocumentPart):
+    # Precisions that a candidate may run at.
     allow: Many[PrecisionName]
+    # How much answers may differ when a replica migrates; None: the defaults of the precision.
     tolerance: Tolerance | None = None
 
 
-class Availability(Part):
+class Availability(DocumentPart):
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    # Whether replicas must be on different devices or nodes.
     spread: Literal["none", "device", "node"] = "none"
+    # Whether a standby replica is kept: warm is loaded, staged only has its bytes on disk.
     standby: Literal["none", "warm", "staged"] = "none"
+    # Time within which a lost replica is to be replaced.
     recovery: Duration | None = None
 
 
-class SignedModel(Part):
-    """One of these keys, which the Region's `keys` declare, must have signed the model."""
+class SignedModelSpec(DocumentPart):
+    """The model must be signed by one of these keys, which the Region's `keys` declare."""
 
     keys: Many[Name]
 
 
-class Trust(Part):
-    """capability, within: a device must have a receipt that was measured, not declared, and within that time."""
+class TrustSpec(DocumentPart):
+    """capability, within: a device needs a receipt that was measured, not declared, and that is no older than this."""
 
     capability: Literal["measured"] = "measured"
     within: Duration | None = None
-    signed_model: SignedModel | None = None
+    signed_model: SignedModelSpec | None = None
 
 
-class Require(Part):
-    """Hard: a candidate that breaks one is out, with a code."""
+class Require(DocumentPart):
+    """Hard requirements: a candidate that breaks one is rejected with a code."""
 
     latency: Latency | None = None
+    # CEL over node, device, model, region and now.
     where: Selector | None = None
+    # Regions, or their declared residencies, where inputs and weights may be; None: anywhere.
     residency: Many[Name] | None = None
     precision: Precision | None = None
     availability: Availability | None = None
-    trust: Trust | None = None
+    trust: TrustSpec | None = None
 
 
-class Limits(Part):
+class LimitsSpec(DocumentPart):
     cost: Cost | None = None
+    # Per inference.
     energy: Energy | None = None
     carbon: Carbon | None = None
+    # Of all devices of a replica's node together.
     node_power: Power | None = None
 
 
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 
 
-class Optimize(Part):
+class Optimize(DocumentPart):
     """Weights of the objective, normalised to sum 1."""
 
     energy: Weight = 0.0
@@ -143,26 +157,26 @@ class Optimize(Part):
     latency: Weight = 0.0
 
 
-class RelaxedAvailability(Part):
+class RelaxedAvailability(DocumentPart):
     replicas: Annotated[int, Field(ge=1, le=1000)] | None = None
     spread: Literal["none", "device", "node"] | None = None
 
 
-class RelaxedLatency(Part):
+class RelaxedLatency(DocumentPart):
     p95: Duration
 
 
-class RelaxedPrecision(Part):
+class RelaxedPrecision(DocumentPart):
     allow: Many[PrecisionName]
 
 
-class RelaxedLimits(Part):
+class RelaxedLimits(DocumentPart):
     cost: Cost | None = None
     energy: Energy | None = None
 
 
-class Relax(Part):
-    """One thing that may give, after those before it."""
+class Relax(DocumentPart):
+    """One requirement that may be relaxed, after those before it."""
 
     latency: RelaxedLatency | None = None
     precision: RelaxedPrecision | None = None
@@ -170,41 +184,52 @@ class Relax(Part):
     limits: RelaxedLimits | None = None
 
 
-class Delegation(Part):
-    """When another region may run the workload. margin: by how much it must be better; to: any region if not given."""
+class DelegationSpec(DocumentPart):
+    """When another region may run the workload. margin: by how much its offer must be better. to: without it, any
+    region."""
 
     delegate: Literal["never", "when-infeasible", "when-better"] = "never"
+    # Share by which another region's offer must be better.
     margin: Share | None = None
+    # Patterns of region names; empty: any region.
     to: Many[Pattern] = ()
+    # Length of one term of an agreement; it renews.
     term: Duration = Seconds(1800.0)
 
 
-class MigrationWhen(Part):
+class MigrationWhen(DocumentPart):
+    # Share by which the objective must improve; None: the default of MigrationRule, as for the fields below.
     gain: Share | None = None
     cooldown: Duration | None = None
     max_concurrent: Annotated[int, Field(ge=1)] | None = None
 
 
-class Verify(Part):
+class VerifySpec(DocumentPart):
     against: Literal["source", "reference", "none"] = "source"
     inputs: Literal["captured", "samples", "generated"] = "generated"
+    # Number of inputs to compare.
     samples: Annotated[int, Field(ge=8, le=4096)] = 8
+    # continue: report differing answers and go on.
     on_fail: Literal["abort", "continue"] = "abort"
 
 
-class Guard(Part):
+class GuardSpec(DocumentPart):
+    # Share of its requests that the new replica may fail in a step.
     errors: Share | None = None
+    # How many times as slow the new replica may be.
     p95: Ratio | None = None
 
 
-class Shift(Part):
+class Shift(DocumentPart):
+    # Shares of the requests that the new replica takes, ascending; the last is 100%.
     steps: Many[Share]
+    # How long each step is held.
     hold: Duration | None = None
-    guard: Guard | None = None
+    guard: GuardSpec | None = None
 
 
-class Window(Part):
-    """On these days, by the clock on the wall; `to` not after `from` is the day after."""
+class WindowSpec(DocumentPart):
+    """Days and local times in `zone`. If `to` is not after `from`, the window ends on the day after."""
 
     days: Days
     opens: TimeOfDay = Field(alias="from")
@@ -212,177 +237,197 @@ class Window(Part):
     zone: Zone
 
 
-class Migration(Part):
+class MigrationSpec(DocumentPart):
+    # Allows automatic migrations; None: none begin.
     when: MigrationWhen | None = None
-    verify: Verify | None = None
+    verify: VerifySpec | None = None
+    # How long no replica may serve where a device cannot hold both.
     allow_gap: Duration | None = None
     shift: Shift | None = None
+    # How long the old replica has to finish its requests.
     drain: Duration | None = None
-    windows: Many[Window] = ()
+    # When automatic migrations may begin; empty: at any time.
+    windows: Many[WindowSpec] = ()
 
 
 Forever = Annotated[
-    Annotated[Literal["forever"], Tag("<word>")] | Annotated[Duration, Tag("<quantity>")], Discriminator(_forever)
+    Annotated[Literal["forever"], Tag("<word>")] | Annotated[Duration, Tag("<quantity>")], Discriminator(_forever_tag)
 ]
 
 
-class Partition(Part):
-    """When node and coordinator lose sight of each other. cold_boot: what a node does that starts while cut off."""
+class Partition(DocumentPart):
+    """What happens while node and coordinator are out of contact. cold_boot: what a node does that starts while
+    disconnected."""
 
+    # Interval of the node's status reports.
     heartbeat: Duration = Seconds(1.0)
+    # The node counts as lost after this long without a report.
     lost_after: Duration = Seconds(10.0)
+    # How long the node keeps serving.
     serve: Forever = "forever"
     cold_boot: Literal["serve", "wait"] = "serve"
     on_reconnect: Literal["keep-healthy"] = "keep-healthy"
 
 
-class Schedule(Part):
-    """An objective for a time: the first entry whose `when` holds counts, the policy's own where none does."""
+class ScheduleSpec(DocumentPart):
+    """Weights for a time: the first entry whose `when` holds applies, otherwise the policy's own weights."""
 
     when: Condition
     optimize: Optimize
 
 
-class PolicySpec(Part):
+class PolicySpec(DocumentPart):
     require: Require = Require()
-    limits: Limits = Limits()
+    limits: LimitsSpec = LimitsSpec()
     optimize: Optimize | None = None
     relax: Many[Relax] = ()
-    federation: Delegation | None = None
-    migration: Migration | None = None
+    federation: DelegationSpec | None = None
+    migration: MigrationSpec | None = None
     partition: Partition = Partition()
+    # Placement serves higher ones first.
     priority: Annotated[int, Field(ge=0, le=1_000_000)] = 100
-    schedule: Many[Schedule] = ()
+    schedule: Many[ScheduleSpec] = ()
 
 
-class Named(Part):
+class NameMetadata(DocumentPart):
     name: Name
 
 
-class Policy(Part):
+class Policy(DocumentPart):
     api_version: Literal["shoal/v1"] = Field(API_VERSION, alias="apiVersion")
     kind: Literal["Policy"] = "Policy"
-    metadata: Named
+    metadata: NameMetadata
     spec: PolicySpec = PolicySpec()
 
 
-class Variant(Part):
+class Variant(DocumentPart):
     source: Line
+    # None: as the graph states.
     precision: PrecisionName | None = None
 
 
-class Model(Part):
+class ModelSpec(DocumentPart):
+    # A file, or the name or digest of a pushed model.
     source: Line
     variants: Many[Variant] = ()
+    # An .npz file, or the digest of pushed samples; None: without samples.
     samples: Line | None = None
+    warm_up: Literal["required", "optional"] = "required"
 
 
-class TrafficSource(Part):
-    """Declared requests a second from one origin: `peak` while `when` holds, `rate` otherwise."""
+class TrafficSource(DocumentPart):
+    """Declared requests per second from one origin: `peak` while `when` holds, `rate` otherwise."""
 
+    # Name under which the front where requests enter counts them.
     origin: Name = Field(alias="from")
     rate: Rate
     peak: Rate | None = None
     when: Condition | None = None
 
 
-class Batching(Part):
+class Batching(DocumentPart):
     max: Annotated[int, Field(ge=1, le=4096)] = 1
     delay: Duration | None = None
 
 
-class Capture(Part):
+class Capture(DocumentPart):
+    # True: nodes may keep requests in memory to verify migrations with.
     consent: bool = False
+    # How many requests a node keeps; None: the default of `resolve`.
     max: Annotated[int, Field(ge=1, le=4096)] | None = None
 
 
-class StateTensors(Part):
-    """state: the input that takes the state -> the output that gives it."""
+class StateTensors(DocumentPart):
+    """state: input that takes the state -> output that yields it."""
 
     state: dict[Line, Line]
 
 
 Session = Annotated[
-    Annotated[Literal["stateless"], Tag("<short>")] | Annotated[StateTensors, Tag("<mapping>")], Discriminator(_form)
+    Annotated[Literal["stateless"], Tag("<short>")] | Annotated[StateTensors, Tag("<mapping>")],
+    Discriminator(_form_tag),
 ]
 
 
-class WorkloadSpec(Part):
-    model: Model
+class WorkloadSpec(DocumentPart):
+    model: ModelSpec
     traffic: Many[TrafficSource] = ()
     batching: Batching = Batching()
     capture: Capture = Capture()
     session: Session = "stateless"
+    # shared: it may share a worker process with other models of its tenant.
     isolation: Literal["process", "shared"] = "process"
+    # Name of a Policy; None: the defaults.
     policy: Name | None = None
 
 
-class WorkloadMetadata(Part):
+class WorkloadMetadata(DocumentPart):
     name: Name
     tenant: Name = "default"
     labels: Annotated[dict[Name, Line], Field(max_length=64)] = {}
 
 
-class Workload(Part):
+class Workload(DocumentPart):
     api_version: Literal["shoal/v1"] = Field(API_VERSION, alias="apiVersion")
     kind: Literal["Workload"] = "Workload"
     metadata: WorkloadMetadata
     spec: WorkloadSpec
 
 
-class TenantQuota(Part):
+class TenantQuota(DocumentPart):
     replicas: Annotated[int, Field(ge=0)] | None = None
     memory: Size | None = None
     rate: Rate | None = None
     cost: Cost | None = None
 
 
-class TenantSpec(Part):
+class TenantSpec(DocumentPart):
     quota: TenantQuota = TenantQuota()
     weight: Weight | None = None
     regions: Many[Pattern] = ()
     clients: Many[Line] = ()
 
 
-class Tenant(Part):
+class Tenant(DocumentPart):
     api_version: Literal["shoal/v1"] = Field(API_VERSION, alias="apiVersion")
     kind: Literal["Tenant"] = "Tenant"
-    metadata: Named
+    metadata: NameMetadata
     spec: TenantSpec = TenantSpec()
 
 
-class Location(Part):
+class Location(DocumentPart):
     lat: Annotated[float, Field(ge=-90, le=90)] | None = None
     lon: Annotated[float, Field(ge=-180, le=180)] | None = None
+    # Where the region is, as `require.residency` of policies names it.
     residency: Name | None = None
 
 
-class PriceFeed(Part):
-    """source: a file in the coordinator's folder for signals, or an https URL. A value older than stale_after counts
-    on, and is marked wherever it appears."""
+class PriceFeed(DocumentPart):
+    """source: a file in the coordinator's folder for signals, or an https URL. A value older than stale_after stays in
+    use, and is marked as stale wherever it appears."""
 
     source: Line
     stale_after: Duration = Seconds(7200.0)
 
 
-class CarbonFeed(Part):
-    """fallback: what counts where the source gave nothing for stale_after."""
+class CarbonFeed(DocumentPart):
+    """fallback: used where the source has given no value for stale_after."""
 
     source: Line
     stale_after: Duration = Seconds(7200.0)
     fallback: Intensity | None = None
 
 
-Price = Annotated[Annotated[Cost, Tag("<short>")] | Annotated[PriceFeed, Tag("<mapping>")], Discriminator(_form)]
+Price = Annotated[Annotated[Cost, Tag("<short>")] | Annotated[PriceFeed, Tag("<mapping>")], Discriminator(_form_tag)]
 CarbonSignal = Annotated[
-    Annotated[Intensity, Tag("<short>")] | Annotated[CarbonFeed, Tag("<mapping>")], Discriminator(_form)
+    Annotated[Intensity, Tag("<short>")] | Annotated[CarbonFeed, Tag("<mapping>")], Discriminator(_form_tag)
 ]
 
 
-class Trade(Part):
-    """Regions that this one works for, and for which of their tenants.
+class TradeSpec(DocumentPart):
+    """Regions that this region runs workloads for, and for which of their tenants.
 
-    hold_share: the most of its memory, and of its devices' time, that one of them may have at once.
+    hold_share: greatest share of its memory, and of its devices' time, that one of them may occupy at once.
     """
 
     partner: Pattern = Field(alias="with")
@@ -390,33 +435,35 @@ class Trade(Part):
     hold_share: Share = 0.2
 
 
-class ModelKey(Part):
-    """A publisher's public key under the name that policies give it. until: the last day (UTC) on which it counts."""
+class ModelKey(DocumentPart):
+    """A publisher's public key under the name that policies use. until: the last day (UTC) on which it is valid."""
 
     name: Name
     key: KeyText
     until: Day | None = None
 
 
-class Sleep(Part):
-    """after: a device that can sleep does so when nothing has been on it for this long."""
+class SleepSpec(DocumentPart):
+    """after: how long a device that can sleep must be idle before it does."""
 
     after: Duration
 
 
-class RegionSpec(Part):
+class RegionSpec(DocumentPart):
     location: Location = Location()
-    sleep: Sleep | None = None
+    # None: devices are not put to sleep.
+    sleep: SleepSpec | None = None
     price: Price | None = None
     carbon: CarbonSignal | None = None
-    trade: Many[Trade] = ()
+    # The first entry that matches applies.
+    trade: Many[TradeSpec] = ()
     keys: Many[ModelKey] = ()
 
 
-class Region(Part):
+class Region(DocumentPart):
     api_version: Literal["shoal/v1"] = Field(API_VERSION, alias="apiVersion")
     kind: Literal["Region"] = "Region"
-    metadata: Named
+    metadata: NameMetadata
     spec: RegionSpec = RegionSpec()
 
 

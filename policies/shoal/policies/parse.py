@@ -1,7 +1,7 @@
-"""YAML text to nodes that know their line and column. Opens no file.
+"""Parses YAML text into nodes with line and column. Opens no file.
 
-Everything hostile is refused while libyaml's events stream by, before any tree is walked: size, depth, aliases, tags,
-duplicate keys. Plain scalars follow YAML 1.2's core schema, so that `20:00`, `on` and `no` stay strings.
+Hostile input is refused while libyaml's events arrive, before any tree is walked: size, depth, aliases, tags, duplicate
+keys. Plain scalars follow YAML 1.2's core schema, so that `20:00`, `on` and `no` stay strings.
 """
 
 import re
@@ -18,7 +18,7 @@ MAX_DEPTH: Final = 64
 MAX_ALIASES: Final = 64
 MAX_DOCUMENTS: Final = 256
 MAX_NODES: Final = 10_000
-"""Nodes of one text, those reached through an alias counted each time."""
+"""Limit of the nodes of one text. Nodes behind an alias count each time."""
 MAX_PROBLEMS: Final = 20
 
 Plain = str | int | float | bool | None | tuple["Plain", ...] | dict[str, "Plain"]
@@ -26,15 +26,18 @@ Plain = str | int | float | bool | None | tuple["Plain", ...] | dict[str, "Plain
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong in one document. line, column: from 1, of the offending key or value."""
+    """One error in one document, at the offending key or value."""
 
+    # Name that the document's text was given.
     document: str
+    # From 1.
     line: int
+    # From 1.
     column: int
     refusal: Refusal
 
     def __str__(self) -> str:
-        return f"{self.document}:{self.line}:{self.column}  {self.refusal}"
+        return f"{self.document}:{self.line}:{self.column}: {self.refusal}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,74 +47,79 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Scalar:
-    """`body`: where the text of the value itself starts, None where it cannot be told (folded or escaped text)."""
+class ScalarNode:
+    """A scalar value and its position."""
 
     value: str | int | float | bool | None
     at: Position
-    body: Position | None
-    nodes: int = 1
+    # Start of the value's own text, without quotes; None where it is not in the file as such (folded or escaped text).
+    text_at: Position | None
+    # Nodes that the value consists of; always 1.
+    node_count: int = 1
 
-    def place(self, line: int, column: int) -> Position:
-        """Position in the document of line:column (from 1) in this scalar's own text."""
-        if self.body is None:
+    def document_position(self, line: int, column: int) -> Position:
+        """Converts line:column (from 1) within this scalar's own text to a position in the document."""
+        if self.text_at is None:
             return self.at
-        indent = self.body.column if line == 1 or self.body.line != self.at.line else 1
-        return Position(self.body.line + line - 1, indent + column - 1)
+        indent = self.text_at.column if line == 1 or self.text_at.line != self.at.line else 1
+        return Position(self.text_at.line + line - 1, indent + column - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
-    items: tuple["Node", ...]
+class SequenceNode:
+    items: tuple["YamlNode", ...]
     at: Position
-    nodes: int
+    node_count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
-    """keys: where each key stands."""
+class MappingNode:
+    """A mapping and its position."""
 
-    entries: dict[str, "Node"]
-    keys: dict[str, Position]
+    entries: dict[str, "YamlNode"]
+    # Position of each key.
+    key_positions: dict[str, Position]
     at: Position
-    nodes: int
+    # The mapping, its keys and all nodes of its values.
+    node_count: int
 
 
-Node = Scalar | Sequence | Mapping
+YamlNode = ScalarNode | SequenceNode | MappingNode
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
-    """The documents of one text; none where it has a problem."""
+class ParsedText:
+    """The documents of one text, or its problems."""
 
-    roots: tuple[Node, ...]
+    # Empty where there is a problem.
+    roots: tuple[YamlNode, ...]
     problems: tuple[Problem, ...]
 
 
-def parse(name: str, text: str | bytes) -> Parsed:
-    """The documents in `text`, empty ones left out. `name` is what problems call it: a file's path."""
+def parse(name: str, text: str | bytes) -> ParsedText:
+    """Parses the documents in `text`, without empty ones. `name` identifies the text in problems: a file's path."""
     composer = _Composer()
-    roots: tuple[Node, ...] = ()
+    roots: tuple[YamlNode, ...] = ()
     try:
         roots = tuple(composer.documents(_decode(text)))
-    except _Stop as stop:
+    except _ParseError as stop:
         composer.problems.append((stop.at, stop.refusal))
     problems = tuple(Problem(name, at.line, at.column, why) for at, why in composer.problems)
-    return Parsed(() if problems else roots, problems)
+    return ParsedText(() if problems else roots, problems)
 
 
-def plain(node: Node) -> Plain:
+def plain(node: YamlNode) -> Plain:
     """The node as dict, tuple and scalars."""
     match node:
-        case Scalar():
+        case ScalarNode():
             return node.value
-        case Sequence():
+        case SequenceNode():
             return tuple(plain(item) for item in node.items)
-        case Mapping():
+        case MappingNode():
             return {key: plain(value) for key, value in node.entries.items()}
 
 
-class _Stop(Exception):
+class _ParseError(Exception):
     def __init__(self, at: Position, code: Code, found: str, asked: str, remedy: str) -> None:
         super().__init__(code)
         self.at = at
@@ -122,10 +130,10 @@ _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U000100
 
 
 def _decode(text: str | bytes) -> str:
-    """Size, encoding and characters, each refused where it is crossed."""
+    """The text as str. Checks size, encoding and characters, and refuses at the position of the first fault."""
     if len(text) > MAX_BYTES or (isinstance(text, str) and _utf8_length(text) > MAX_BYTES):
         line = 1 + (text.count("\n", 0, MAX_BYTES) if isinstance(text, str) else text.count(b"\n", 0, MAX_BYTES))
-        raise _Stop(
+        raise _ParseError(
             Position(line, 1),
             Code.YAML_TOO_LARGE,
             f"{len(text)} characters",
@@ -136,13 +144,13 @@ def _decode(text: str | bytes) -> str:
         try:
             decoded = text.decode()
         except UnicodeDecodeError as error:
-            at, bad_byte = _after(text[: error.start].decode()), f"byte 0x{text[error.start]:02x}"
-            raise _Stop(at, Code.YAML_INVALID, bad_byte, "UTF-8", "save the file as UTF-8") from error
+            at, bad_byte = _position_after(text[: error.start].decode()), f"byte 0x{text[error.start]:02x}"
+            raise _ParseError(at, Code.YAML_INVALID, bad_byte, "UTF-8", "save the file as UTF-8") from error
         return _decode(decoded)
     text = text.removeprefix("\ufeff")
     if bad := _UNPRINTABLE.search(text):
-        raise _Stop(
-            _after(text[: bad.start()]),
+        raise _ParseError(
+            _position_after(text[: bad.start()]),
             Code.YAML_INVALID,
             f"character U+{ord(bad.group()):04X}",
             "printable text",
@@ -155,7 +163,7 @@ def _utf8_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
-def _after(text: str) -> Position:
+def _position_after(text: str) -> Position:
     return Position(text.count("\n") + 1, len(text) - text.rfind("\n"))
 
 
@@ -164,14 +172,14 @@ def _position(mark: Any) -> Position:
 
 
 class _Composer:
-    """Events to nodes, with every limit kept as the events arrive."""
+    """Composes nodes from events, and checks every limit as the events arrive."""
 
     def __init__(self) -> None:
         self.problems: list[tuple[Position, Refusal]] = []
         self._nodes = 0
         self._aliases = 0
 
-    def documents(self, text: str) -> Iterator[Node]:
+    def documents(self, text: str) -> Iterator[YamlNode]:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         self._text = text
         self._events = yaml.parse(text, Loader=loader)
@@ -179,7 +187,7 @@ class _Composer:
             yield from self._stream()
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            raise _Stop(
+            raise _ParseError(
                 _position(mark) if mark else Position(1, 1),
                 Code.YAML_INVALID,
                 " ".join(part for part in (error.context, error.problem) if part),
@@ -187,34 +195,36 @@ class _Composer:
                 "check indentation, colons and quotes here and on the line above",
             ) from error
         except yaml.YAMLError as error:
-            raise _Stop(Position(1, 1), Code.YAML_INVALID, str(error)[:200], "YAML 1.2", "save it as UTF-8") from error
+            raise _ParseError(
+                Position(1, 1), Code.YAML_INVALID, str(error)[:200], "YAML 1.2", "save it as UTF-8"
+            ) from error
 
-    def _stream(self) -> Iterator[Node]:
+    def _stream(self) -> Iterator[YamlNode]:
         count = 0
         for event in self._events:
             if not isinstance(event, yaml.DocumentStartEvent):
                 continue
             count += 1
             if count > MAX_DOCUMENTS:
-                raise _Stop(
+                raise _ParseError(
                     _position(event.start_mark),
                     Code.YAML_TOO_LARGE,
                     f"more than {MAX_DOCUMENTS} documents",
                     f"at most {MAX_DOCUMENTS} in a file",
                     "split it into several files",
                 )
-            self._done: dict[str, Node] = {}
-            self._open: set[str] = set()
+            self._anchors: dict[str, YamlNode] = {}
+            self._open_anchors: set[str] = set()
             root = self._node(next(self._events), 1)
-            if not (isinstance(root, Scalar) and root.value is None):
+            if not (isinstance(root, ScalarNode) and root.value is None):
                 yield root
 
-    def _node(self, event: Any, depth: int) -> Node:
+    def _node(self, event: Any, depth: int) -> YamlNode:
         at = _position(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
-            return self._alias(str(event.anchor), at)
+            return self._resolve_alias(str(event.anchor), at)
         if event.tag is not None:
-            raise _Stop(
+            raise _ParseError(
                 at,
                 Code.YAML_TAG_DENIED,
                 f"tag {event.tag!r:.80}",
@@ -222,39 +232,41 @@ class _Composer:
                 "remove the tag; quote a value that must stay a string",
             )
         if depth > MAX_DEPTH:
-            raise _Stop(at, Code.YAML_TOO_DEEP, f"level {depth}", f"at most {MAX_DEPTH} levels", "flatten the document")
+            raise _ParseError(
+                at, Code.YAML_TOO_DEEP, f"level {depth}", f"at most {MAX_DEPTH} levels", "flatten the document"
+            )
         self._count(1, at, Code.YAML_TOO_LARGE, "split it into several files")
         if isinstance(event, yaml.ScalarEvent):
             if "\0" in event.value:
-                raise _Stop(at, Code.YAML_INVALID, "an escaped NUL", "printable text", "remove \\0")
+                raise _ParseError(at, Code.YAML_INVALID, "an escaped NUL", "printable text", "remove \\0")
             value = _resolve(event.value) if event.implicit[0] else event.value
-            node: Node = Scalar(value, at, self._body(event, at))
+            node: YamlNode = ScalarNode(value, at, self._text_position(event, at))
         else:
             if event.anchor:
-                self._open.add(event.anchor)
+                self._open_anchors.add(event.anchor)
             node = self._sequence(at, depth) if isinstance(event, yaml.SequenceStartEvent) else self._mapping(at, depth)
-            self._open.discard(event.anchor)
+            self._open_anchors.discard(event.anchor)
         if event.anchor:
-            self._done[event.anchor] = node
+            self._anchors[event.anchor] = node
         return node
 
     def _count(self, nodes: int, at: Position, code: Code, remedy: str) -> None:
         self._nodes += nodes
         if self._nodes > MAX_NODES:
-            raise _Stop(at, code, f"more than {MAX_NODES} values", f"at most {MAX_NODES} in a file", remedy)
+            raise _ParseError(at, code, f"more than {MAX_NODES} values", f"at most {MAX_NODES} in a file", remedy)
 
-    def _alias(self, anchor: str, at: Position) -> Node:
+    def _resolve_alias(self, anchor: str, at: Position) -> YamlNode:
         self._aliases += 1
-        if anchor in self._open:
-            raise _Stop(
+        if anchor in self._open_anchors:
+            raise _ParseError(
                 at,
                 Code.YAML_ALIAS_LIMIT,
                 f"*{anchor:.40} inside the value that it names",
                 "values that end",
                 "write the value out instead of the alias",
             )
-        if anchor not in self._done:
-            raise _Stop(
+        if anchor not in self._anchors:
+            raise _ParseError(
                 at,
                 Code.YAML_INVALID,
                 f"*{anchor:.40} names nothing",
@@ -262,41 +274,41 @@ class _Composer:
                 "write &NAME",
             )
         if self._aliases > MAX_ALIASES:
-            raise _Stop(
+            raise _ParseError(
                 at,
                 Code.YAML_ALIAS_LIMIT,
                 f"more than {MAX_ALIASES} aliases",
                 f"at most {MAX_ALIASES} in a file",
                 "write the values out",
             )
-        node = self._done[anchor]
-        self._count(node.nodes, at, Code.YAML_ALIAS_LIMIT, "write the values out")
+        node = self._anchors[anchor]
+        self._count(node.node_count, at, Code.YAML_ALIAS_LIMIT, "write the values out")
         return node
 
-    def _sequence(self, at: Position, depth: int) -> Sequence:
+    def _sequence(self, at: Position, depth: int) -> SequenceNode:
         items = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             items.append(self._node(event, depth + 1))
-        return Sequence(tuple(items), at, 1 + sum(item.nodes for item in items))
+        return SequenceNode(tuple(items), at, 1 + sum(item.node_count for item in items))
 
-    def _mapping(self, at: Position, depth: int) -> Mapping:
-        entries: dict[str, Node] = {}
+    def _mapping(self, at: Position, depth: int) -> MappingNode:
+        entries: dict[str, YamlNode] = {}
         keys: dict[str, Position] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key_at = _position(event.start_mark)
             if not isinstance(event, yaml.ScalarEvent):
                 found = "an alias" if isinstance(event, yaml.AliasEvent) else "a list or mapping"
-                raise _Stop(key_at, Code.YAML_INVALID, f"{found} as key", "a word as key", "write the key out")
+                raise _ParseError(key_at, Code.YAML_INVALID, f"{found} as key", "a word as key", "write the key out")
             self._node(event, depth + 1)
             key = event.value
             value = self._node(next(self._events), depth + 1)
             if key in entries:
-                self._duplicate(key, key_at, keys[key])
+                self._on_duplicate_key(key, key_at, keys[key])
                 continue
             entries[key], keys[key] = value, key_at
-        return Mapping(entries, keys, at, 1 + len(entries) + sum(value.nodes for value in entries.values()))
+        return MappingNode(entries, keys, at, 1 + len(entries) + sum(value.node_count for value in entries.values()))
 
-    def _duplicate(self, key: str, at: Position, first: Position) -> None:
+    def _on_duplicate_key(self, key: str, at: Position, first: Position) -> None:
         why = Refusal(
             Code.YAML_DUPLICATE_KEY,
             f"{key!r:.60} again",
@@ -306,10 +318,10 @@ class _Composer:
         self.problems.append((at, why))
         if len(self.problems) >= MAX_PROBLEMS:
             stop = self.problems.pop()
-            raise _Stop(stop[0], why.code, why.found, why.asked, why.remedy)
+            raise _ParseError(stop[0], why.code, why.found, why.asked, why.remedy)
 
-    def _body(self, event: Any, at: Position) -> Position | None:
-        """Where a scalar's own text starts; known where the file holds it letter by letter."""
+    def _text_position(self, event: Any, at: Position) -> Position | None:
+        """Where the scalar's own text starts; None unless the file contains it unchanged."""
         start, end = event.start_mark.index, event.end_mark.index
         if event.style == "|":
             line = self._text.find("\n", start) + 1
@@ -333,7 +345,7 @@ _NUMBER = re.compile(
 
 
 def _resolve(text: str) -> str | int | float | bool | None:
-    """A plain scalar by YAML 1.2's core schema (https://yaml.org/spec/1.2.2/#103-core-schema)."""
+    """The value of a plain scalar by YAML 1.2's core schema (https://yaml.org/spec/1.2.2/#103-core-schema)."""
     if text in _NULL:
         return None
     if text in _BOOL:
@@ -352,33 +364,33 @@ def _resolve(text: str) -> str | int | float | bool | None:
     return float("nan") if match["nan"] else float(f"{match['inf']}inf")
 
 
-def value_at(root: Node, path: tuple[int | str, ...]) -> Node | None:
-    """The node at `path` (keys and list indices), None where there is none."""
-    node: Node | None = root
+def node_at(root: YamlNode, path: tuple[int | str, ...]) -> YamlNode | None:
+    """The node at `path` (keys and list indices); None if it does not exist."""
+    node: YamlNode | None = root
     for step in path:
         match node:
-            case Mapping() if isinstance(step, str):
+            case MappingNode() if isinstance(step, str):
                 node = node.entries.get(step)
-            case Sequence() if isinstance(step, int) and step < len(node.items):
+            case SequenceNode() if isinstance(step, int) and step < len(node.items):
                 node = node.items[step]
             case _:
                 return None
     return node
 
 
-def place_of(root: Node, path: tuple[int | str, ...]) -> Position:
-    """Where the value at `path` starts; where it is missing, the key of the nearest mapping that should hold it."""
+def position_of(root: YamlNode, path: tuple[int | str, ...]) -> Position:
+    """Where the value at `path` starts. If it is missing: the key of the nearest mapping that should contain it."""
     for length in range(len(path), -1, -1):
-        node = value_at(root, path[:length])
+        node = node_at(root, path[:length])
         if node is not None:
-            return node.at if length == len(path) else key_of(root, path[:length])
+            return node.at if length == len(path) else key_position(root, path[:length])
     return root.at
 
 
-def key_of(root: Node, path: tuple[int | str, ...]) -> Position:
-    """Where the key of the value at `path` stands; a list's entry has none, so its own start."""
-    parent = value_at(root, path[:-1]) if path else None
-    if isinstance(parent, Mapping) and isinstance(path[-1], str) and path[-1] in parent.keys:
-        return parent.keys[path[-1]]
-    node = value_at(root, path)
+def key_position(root: YamlNode, path: tuple[int | str, ...]) -> Position:
+    """Where the key of the value at `path` starts. A list's entry has no key, so its own start."""
+    parent = node_at(root, path[:-1]) if path else None
+    if isinstance(parent, MappingNode) and isinstance(path[-1], str) and path[-1] in parent.key_positions:
+        return parent.key_positions[path[-1]]
+    node = node_at(root, path)
     return node.at if node is not None else root.at

@@ -1,4 +1,4 @@
-"""Annotated types of the kinds: quantities with units, names, expressions. Each refuses with its own code."""
+"""Annotated types of the kinds' fields: quantities with units, names, expressions. Each has its own refusal code."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from shoal.policies.cel import TIMELY, VARIABLES, Expression, ExpressionError
+from shoal.policies.cel import CONTEXT_VARIABLES, VARIABLES, Expression, ExpressionError
 from shoal.types import units
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.signature import parse_key
@@ -27,8 +27,8 @@ from shoal.types.units import (
 )
 
 
-def refused(refusal: Refusal, **place: int) -> PydanticCustomError:
-    """A refusal on its way through pydantic, which collects it with its location."""
+def to_pydantic_error(refusal: Refusal, **place: int) -> PydanticCustomError:
+    """Wraps a refusal as a pydantic error, so that pydantic collects it with its location."""
     return PydanticCustomError(
         str(refusal.code),  # pyright: ignore[reportArgumentType] -- an enum's value is as literal as a string gets
         "{found}",
@@ -38,21 +38,24 @@ def refused(refusal: Refusal, **place: int) -> PydanticCustomError:
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """Text with a unit, kept as SI; shown as the shortest text that reads back the same."""
+    """A text field with a unit. The value is in SI; it is shown as the shortest text that parses back to the same
+    value."""
 
+    # Units that the text may have.
     dimension: Dimension
+    # True: the value is truncated to an int.
     whole: bool = False
 
     def read(self, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             example = self.dimension.example
-            raise refused(
-                Refusal(Code.QUANTITY_INVALID, _kind(value), f"a {self.dimension.name}", f"write it like {example}")
+            raise to_pydantic_error(
+                Refusal(Code.QUANTITY_INVALID, _describe(value), f"a {self.dimension.name}", f"write it like {example}")
             )
         try:
             number = units.parse_quantity(str(value), self.dimension)
         except ShoalError as error:
-            raise refused(error.refusal) from error
+            raise to_pydantic_error(error.refusal) from error
         return int(number) if self.whole else number
 
     def show(self, value: float) -> str:
@@ -86,19 +89,23 @@ NAME_PATTERN: Final = re.compile(r"[a-z0-9-]{1,63}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """A string with a rule of its own."""
+class _PatternText:
+    """A text field that must match a pattern."""
 
+    # The whole text must match.
     pattern: re.Pattern[str]
+    # Code of the refusal.
     code: Code
+    # What is expected, shown in the refusal.
     asked: str
+    # What to do, shown in the refusal.
     remedy: str
 
     def read(self, value: object) -> str:
         if not isinstance(value, str):
-            raise refused(Refusal(self.code, _kind(value), self.asked, "quote it"))
+            raise to_pydantic_error(Refusal(self.code, _describe(value), self.asked, "quote it"))
         if not self.pattern.fullmatch(value):
-            raise refused(Refusal(self.code, f"{value!r:.80}", self.asked, self.remedy))
+            raise to_pydantic_error(Refusal(self.code, f"{value!r:.80}", self.asked, self.remedy))
         return value
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -110,7 +117,7 @@ class _Text:
 
 Name = Annotated[
     str,
-    _Text(
+    _PatternText(
         NAME_PATTERN,
         Code.NAME_INVALID,
         "1 to 63 of a-z, 0-9 and -",
@@ -119,7 +126,7 @@ Name = Annotated[
 ]
 Pattern = Annotated[
     str,
-    _Text(
+    _PatternText(
         re.compile(r"[a-z0-9*-]{1,63}"),
         Code.NAME_INVALID,
         "a name, with * for any part of it",
@@ -128,7 +135,7 @@ Pattern = Annotated[
 ]
 Line = Annotated[
     str,
-    _Text(
+    _PatternText(
         re.compile(r"[^\x00-\x1f\x7f]{1,1024}"),
         Code.FIELD_INVALID,
         "1 to 1024 characters on one line",
@@ -138,16 +145,18 @@ Line = Annotated[
 
 
 class _KeyText:
-    """A public key, kept as the base64 of its DER on one line."""
+    """A public key. The value is the base64 of its DER on one line."""
 
     @staticmethod
     def read(value: object) -> str:
         if not isinstance(value, str):
-            raise refused(Refusal(Code.FIELD_INVALID, _kind(value), "a public key", "shoal model key FILE.pem"))
+            raise to_pydantic_error(
+                Refusal(Code.FIELD_INVALID, _describe(value), "a public key", "shoal model key FILE.pem")
+            )
         try:
             return parse_key(value)
         except ShoalError as error:
-            raise refused(error.refusal) from error
+            raise to_pydantic_error(error.refusal) from error
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self.read, serialization=core_schema.to_string_ser_schema())
@@ -160,7 +169,7 @@ KeyText = Annotated[str, _KeyText()]
 
 
 class _Day:
-    """A calendar day (UTC), kept as the moment at which it is over."""
+    """A calendar day (UTC). The value is the end of that day."""
 
     pattern: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
@@ -171,7 +180,9 @@ class _Day:
                 raise ValueError(value)
             begins = datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=UTC)
         except ValueError as error:
-            raise refused(Refusal(Code.FIELD_INVALID, _kind(value), "a day", "write it like 2027-12-31")) from error
+            raise to_pydantic_error(
+                Refusal(Code.FIELD_INVALID, _describe(value), "a day", "write it like 2027-12-31")
+            ) from error
         return Wall((begins + timedelta(days=1)).timestamp())
 
     @staticmethod
@@ -190,23 +201,25 @@ Day = Annotated[Wall, _Day()]
 
 
 class _Selector:
-    """CEL text, compiled where it is read, so that a mistake is placed within it. may_read: names of variables."""
+    """CEL text. It is compiled when it is read, so that an error has its position in the text."""
 
     def __init__(self, may_read: frozenset[str] = frozenset(VARIABLES)) -> None:
         self._may_read = may_read
 
     def read(self, value: object) -> str:
         if not isinstance(value, str):
-            raise refused(
-                Refusal(Code.EXPRESSION_INVALID, _kind(value), "a CEL expression", 'device.kind == "gpu", for example')
+            raise to_pydantic_error(
+                Refusal(
+                    Code.EXPRESSION_INVALID, _describe(value), "a CEL expression", 'device.kind == "gpu", for example'
+                )
             )
         try:
-            reads = Expression.compile(value).reads
+            reads = Expression.compile(value).variables
         except ExpressionError as error:
-            raise refused(error.refusal, line=error.line, column=error.column) from error
+            raise to_pydantic_error(error.refusal, line=error.line, column=error.column) from error
         if beyond := sorted(reads - self._may_read):
             allowed = ", ".join(sorted(self._may_read))
-            raise refused(
+            raise to_pydantic_error(
                 Refusal(Code.EXPRESSION_INVALID, f"{beyond[0]}: no candidate is looked at", allowed, "leave it out")
             )
         return value
@@ -215,16 +228,20 @@ class _Selector:
         return core_schema.no_info_plain_validator_function(self.read, serialization=core_schema.to_string_ser_schema())
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        example = 'hour(now, "Europe/Paris") >= 22' if self._may_read == TIMELY else 'device.kind in ["npu", "gpu"]'
+        example = (
+            'hour(now, "Europe/Paris") >= 22'
+            if self._may_read == CONTEXT_VARIABLES
+            else 'device.kind in ["npu", "gpu"]'
+        )
         return {"type": "string", "examples": [example]}
 
 
 Selector = Annotated[str, _Selector()]
-Condition = Annotated[str, _Selector(TIMELY)]
+Condition = Annotated[str, _Selector(CONTEXT_VARIABLES)]
 
 
-def _kind(value: Any) -> str:
-    """What a wrong value is, for people."""
+def _describe(value: Any) -> str:
+    """A wrong value in words."""
     match value:
         case None:
             return "nothing"
@@ -238,6 +255,6 @@ def _kind(value: Any) -> str:
             return f"{value!r:.80}"
 
 
-def shown(part: BaseModel, field: str) -> str:
-    """A quantity of `part` as people write it."""
+def format_field(part: BaseModel, field: str) -> str:
+    """The field of `part` as people write it."""
     return str(part.model_dump(mode="json", include={field}, by_alias=False)[field])

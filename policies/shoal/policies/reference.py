@@ -1,4 +1,4 @@
-"""docs/reference/policy.md, generated: `python -m shoal.policies.reference > docs/reference/policy.md`."""
+"""Generates docs/reference/policy.md: `python -m shoal.policies.reference > docs/reference/policy.md`."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
@@ -7,8 +7,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from shoal.policies.cel import MAX_ITEMS, MAX_LENGTH, MAX_PATTERN, MAX_REPEAT, MAX_TEXT, VARIABLES
-from shoal.policies.check import CONSUMERS, Later, Live
-from shoal.policies.fields import leaves
+from shoal.policies.check import CONSUMERS, ActiveField, PlannedField
+from shoal.policies.fields import leaf_fields
 from shoal.policies.kinds import KINDS
 from shoal.policies.parse import MAX_ALIASES, MAX_BYTES, MAX_DEPTH, MAX_DOCUMENTS, MAX_NODES
 from shoal.policies.quantities import Unit
@@ -24,7 +24,7 @@ lists every problem with file, line, column and what to do.
 Quantities carry their unit: `60ms`, `16GiB`, `1.50 USD/h`, `2.0 J/inference`, `120/s`. A workload that names no policy
 gets one replica on any device, lowest latency, priority 100 and the default partition rule.
 
-**Price.** A node's price is its label `price`, for example `shoal-agent join --label "price=0.40 USD/h"`; without it
+**Price.** A node's price is its label `price`, for example `shoal token create --label "price=0.40 USD/h"`; without it
 the Region's `spec.price` counts as it is now. `limits.cost` and `optimize.cost` read nothing else.
 
 **Signals.** A Region's price and carbon intensity are constants, or come from a file or a URL and may grow stale; an
@@ -50,15 +50,15 @@ def _fields() -> Iterator[str]:
         yield f"## {kind}\n"
         yield "| field | value | default | acted on by | reason codes |"
         yield "| --- | --- | --- | --- | --- |"
-        for path, info in leaves(model):
+        for path, info in leaf_fields(model):
             name = ".".join(path)
             match CONSUMERS[kind][name]:
-                case Live() as live:
-                    only = ", ".join(f"`{_plain(value)}`" for value in live.only)
+                case ActiveField() as live:
+                    only = ", ".join(f"`{_format_default(value)}`" for value in live.only)
                     note = "; ".join(part for part in (f"only {only} now" if only else "", live.note) if part)
                     acted = f"`{live.consumer}`{f': {note}' if note else ''}"
                     codes = " ".join(f"`{code}`" for code in live.codes)
-                case Later(comes_with):
+                case PlannedField(comes_with):
                     acted, codes = f"not yet: comes with {comes_with}", "`NOT_SUPPORTED_YET`"
             yield f"| `{name}` | {_type(info)} | {_default(info)} | {acted} | {codes} |"
         yield ""
@@ -78,7 +78,8 @@ def _expressions() -> Iterator[str]:
 
 _EXPRESSION_NOTES = f"""Numbers compare with their own type: `device.memory_bytes > 4000000000`, `model.flops > 1e9`.
 A label that a node does not carry makes `node.labels.x` fail, and the node is out with `SELECTOR_MISMATCH`; write
-`!has(node.labels.x) || node.labels.x != "lab"` where it may be absent.
+`!has(node.labels.x) || node.labels.x != "lab"` where it may be absent. What a node only declares itself is
+`node.labels["self.x"]`, and no other expression matches it.
 
 Refused with `POLICY_COST`: more than {MAX_LENGTH} characters, a macro (`all`, `exists`, `exists_one`, `map`, `filter`)
 inside a macro, `map` twice, `+` inside a macro, a pattern of `matches` that is not one plain string, is longer than
@@ -96,30 +97,30 @@ def _limits() -> Iterator[str]:
 
 def _type(info: FieldInfo) -> str:
     unit = next((one for one in info.metadata if isinstance(one, Unit)), None)
-    return _words(info.annotation) if unit is None else _quantity(unit)
+    return _describe_type(info.annotation) if unit is None else _quantity(unit)
 
 
 def _quantity(unit: Unit) -> str:
     return f"{unit.dimension.name}, `{unit.dimension.example}`"
 
 
-def _words(annotation: Any) -> str:
-    """An annotation as people read it."""
+def _describe_type(annotation: Any) -> str:
+    """The annotation in words, for the reference."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return ", ".join(f"`{word}`" for word in parts)
     if origin is tuple:
-        return f"list of: {_words(parts[0])}"
+        return f"list of: {_describe_type(parts[0])}"
     if origin is dict:
-        return f"mapping of {_words(parts[0])} to {_words(parts[1])}"
+        return f"mapping of {_describe_type(parts[0])} to {_describe_type(parts[1])}"
     for part in parts:
         if isinstance(part, Unit):
             return _quantity(part)
     if hasattr(annotation, "__metadata__"):
-        return _words(parts[0])
-    forms = [_words(part) for part in parts if part is not type(None)]
+        return _describe_type(parts[0])
+    forms = [_describe_type(part) for part in parts if part is not type(None)]
     return " or ".join(form for form in forms if form)
 
 
@@ -132,10 +133,10 @@ def _default(info: FieldInfo) -> str:
     unit = next((one for one in info.metadata if isinstance(one, Unit)), None)
     if info.default in (None, (), {}):
         return ""
-    return f"`{unit.show(info.default) if unit else _plain(info.default)}`"
+    return f"`{unit.show(info.default) if unit else _format_default(info.default)}`"
 
 
-def _plain(value: object) -> str:
+def _format_default(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(str(one) for one in value)
     return str(value).lower() if isinstance(value, bool) else str(value)

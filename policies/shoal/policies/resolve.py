@@ -1,4 +1,4 @@
-"""Documents to what the engine reads: policy applied, relaxations added up, quantities in SI."""
+"""Resolves documents into what placement reads: policy applied, relaxations accumulated, quantities in SI."""
 
 import json
 from collections.abc import Mapping
@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from shoal.policies import kinds
-from shoal.policies.calendar import days_of, minutes_of
-from shoal.policies.documents import key_of_workload
+from shoal.policies.calendar import parse_days, parse_minutes
+from shoal.policies.documents import workload_key
 from shoal.policies.kinds import Capture, Optimize, Policy, PolicySpec, Region, Relax, Require, Tenant, Workload
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.migration import Against, InputsFrom, Metric, MigrationRule, PackRef, Tolerance, Window
+from shoal.types.migration import Against, InputsFrom, Metric, MigrationRule, MigrationWindow, PackRef, Tolerance
 from shoal.types.units import COST, Seconds, UsdPerHour, parse_quantity
 from shoal.types.workload import (
-    Delegation,
     DelegationMode,
+    DelegationRule,
     Intent,
     Limits,
     ModelRef,
@@ -22,20 +22,20 @@ from shoal.types.workload import (
     Quota,
     Relaxation,
     Requirements,
-    Scheduled,
+    ScheduledWeights,
     Spread,
     Standby,
-    Trade,
+    TradeRule,
     Traffic,
     Weights,
 )
 
 PRICE_LABEL: Final = "price"
-CAPTURED_AT_MOST: Final = 64
-"""Where a workload consents and does not say how many."""
+DEFAULT_CAPTURE_MAX: Final = 64
+"""Where a workload consents to capture without a number."""
 
 DEFAULT_OPTIMIZE: Final = Optimize(latency=1.0)
-"""Where a policy does not say, and where there is no policy: lowest latency."""
+"""Without a policy, or where the policy has no `optimize`: lowest latency."""
 
 
 def resolve(
@@ -46,22 +46,23 @@ def resolve(
     digests: Mapping[str, ModelRef],
     pack: PackRef | None = None,
 ) -> Intent:
-    """What the engine is to achieve. Without a policy: one replica, any device, lowest latency, priority 100.
+    """The intent of a workload under its policy. Without a policy: one replica, any device, lowest latency, priority
+    100.
 
-    digests: each source of the workload, pinned; a variant's own `precision` wins over the pinned one. pack: its
-    samples. Raises ShoalError(MODEL_UNKNOWN) where a source is not among them.
+    digests: pinned model of each source of the workload. A variant's own `precision` takes precedence over the pinned
+    model's. pack: the workload's samples. Raises ShoalError(MODEL_UNKNOWN) for a source that is not in `digests`.
     """
     spec = policy.spec if policy is not None else PolicySpec()
     require, limits = _requirements(spec.require), _limits(spec.limits)
     model = workload.spec.model
     return Intent(
-        key=key_of_workload(workload),
+        key=workload_key(workload),
         revision=revision,
         labels=dict(workload.metadata.labels),
         policy=policy.metadata.name if policy is not None else "",
         models=(
-            _pinned(model.source, None, digests),
-            *(_pinned(variant.source, variant.precision, digests) for variant in model.variants),
+            _model_ref(model.source, None, digests),
+            *(_model_ref(variant.source, variant.precision, digests) for variant in model.variants),
         ),
         require=require,
         limits=limits,
@@ -82,27 +83,29 @@ def resolve(
         delegation=_delegation(spec.federation),
         migration=replace(_migration(spec), pack=pack),
         capture=_capture(workload.spec.capture),
+        warm_up_optional=model.warm_up == "optional",
         session=dict(workload.spec.session.state) if isinstance(workload.spec.session, kinds.StateTensors) else {},
-        schedule=tuple(Scheduled(one.when, _weights(one.optimize)) for one in spec.schedule),
+        schedule=tuple(ScheduledWeights(one.when, _weights(one.optimize)) for one in spec.schedule),
     )
 
 
 def _capture(capture: Capture) -> int:
-    return (capture.max or CAPTURED_AT_MOST) if capture.consent else 0
+    return (capture.max or DEFAULT_CAPTURE_MAX) if capture.consent else 0
 
 
 def quota(tenant: Tenant) -> Quota:
     return Quota(tenant.metadata.name, tenant.spec.quota.replicas, tenant.spec.quota.memory)
 
 
-def trades(region: Region) -> tuple[Trade, ...]:
-    """Whom the region works for, in the document's order: the first that fits counts."""
-    return tuple(Trade(one.partner, one.tenants, one.hold_share) for one in region.spec.trade)
+def trades(region: Region) -> tuple[TradeRule, ...]:
+    """Rules for the regions that this region runs workloads for, in the document's order. The first that matches
+    applies."""
+    return tuple(TradeRule(one.partner, one.tenants, one.hold_share) for one in region.spec.trade)
 
 
 def node_price(labels: Mapping[str, str], region_price: UsdPerHour | None) -> UsdPerHour | None:
-    """What an hour of a node costs: its label `price` (`0.40 USD/h`), else the region's price as it is now; None where
-    neither says, or the label cannot be read: an unknown price is never taken for a low one."""
+    """Price of a node: its label `price` (`0.40 USD/h`), otherwise the region's current price. None where neither is
+    set or the label cannot be parsed, because an unknown price must never count as a low one."""
     if PRICE_LABEL in labels:
         try:
             return UsdPerHour(parse_quantity(labels[PRICE_LABEL], COST))
@@ -111,7 +114,7 @@ def node_price(labels: Mapping[str, str], region_price: UsdPerHour | None) -> Us
     return region_price
 
 
-def _pinned(source: str, precision: str | None, digests: Mapping[str, ModelRef]) -> ModelRef:
+def _model_ref(source: str, precision: str | None, digests: Mapping[str, ModelRef]) -> ModelRef:
     pinned = digests.get(source)
     if pinned is None:
         raise ShoalError(
@@ -140,24 +143,24 @@ def _requirements(require: Require) -> Requirements:
     )
 
 
-def _limits(limits: kinds.Limits) -> Limits:
+def _limits(limits: kinds.LimitsSpec) -> Limits:
     return Limits(limits.cost, limits.energy, limits.carbon, limits.node_power)
 
 
-def _delegation(federation: kinds.Delegation | None) -> Delegation:
+def _delegation(federation: kinds.DelegationSpec | None) -> DelegationRule:
     if federation is None:
-        return Delegation()
-    return Delegation(
+        return DelegationRule()
+    return DelegationRule(
         DelegationMode(federation.delegate), federation.margin or 0.0, federation.to or ("*",), federation.term
     )
 
 
 def _migration(spec: PolicySpec) -> MigrationRule:
-    """What the policy does not say is as `MigrationRule` has it."""
-    migration = spec.migration or kinds.Migration()
-    when, verify = migration.when or kinds.MigrationWhen(), migration.verify or kinds.Verify()
+    """The policy's migration rule. Fields that the policy leaves out have `MigrationRule`'s defaults."""
+    migration = spec.migration or kinds.MigrationSpec()
+    when, verify = migration.when or kinds.MigrationWhen(), migration.verify or kinds.VerifySpec()
     shift = migration.shift or kinds.Shift(steps=())
-    guard = shift.guard or kinds.Guard()
+    guard = shift.guard or kinds.GuardSpec()
     given: dict[str, Any] = {
         "against": Against(verify.against),
         "inputs": InputsFrom(verify.inputs),
@@ -174,7 +177,7 @@ def _migration(spec: PolicySpec) -> MigrationRule:
         "cooldown_s": when.cooldown,
         "allow_gap_s": migration.allow_gap,
         "windows": tuple(
-            Window(days_of(one.days), minutes_of(one.opens), minutes_of(one.closes), one.zone)
+            MigrationWindow(parse_days(one.days), parse_minutes(one.opens), parse_minutes(one.closes), one.zone)
             for one in migration.windows
         ),
         "unasked": migration.when is not None,
@@ -210,10 +213,10 @@ def _relaxations(steps: tuple[Relax, ...], require: Requirements, limits: Limits
         require = replace(require, **changes)
         if step.limits is not None:
             limits = replace(limits, cost=step.limits.cost or limits.cost, energy=step.limits.energy or limits.energy)
-        relaxed.append(Relaxation(_typed(step), require, limits))
+        relaxed.append(Relaxation(_step_text(step), require, limits))
     return tuple(relaxed)
 
 
-def _typed(step: Relax) -> str:
+def _step_text(step: Relax) -> str:
     """The step as a document writes it: `latency: {p95: 90ms}, limits: {cost: 2.5 USD/h}`."""
     return json.dumps(step.model_dump(mode="json", by_alias=True, exclude_unset=True)).replace('"', "")[1:-1]

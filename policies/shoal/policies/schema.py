@@ -1,4 +1,4 @@
-"""JSON Schema of the kinds, generated from the models, for editors: `python -m shoal.policies.schema > shoal.json`."""
+"""Generates the JSON Schema of the kinds for editors: `python -m shoal.policies.schema > shoal.json`."""
 
 import json
 from typing import Any
@@ -12,8 +12,9 @@ from shoal.policies.kinds import KINDS, Kind
 SCHEMA_ID = "shoal/v1"
 
 
-class _Typed(GenerateJsonSchema):
-    """The schema of what people type: a field is given or left out, never null; defaults only of words and numbers."""
+class _DocumentSchema(GenerateJsonSchema):
+    """The schema of documents as people type them. A field is given or left out, never null. Only words and numbers
+    have defaults."""
 
     def nullable_schema(self, schema: NullableSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])
@@ -33,8 +34,8 @@ class _Typed(GenerateJsonSchema):
 def schema() -> dict[str, Any]:
     """One schema for any Shoal document; each kind is also under `$defs`."""
     document: TypeAdapter[Kind] = TypeAdapter(Kind)
-    body = document.json_schema(by_alias=True, schema_generator=_Typed)
-    # The models give these two defaults, so that code need not repeat them; a document must say them.
+    body = document.json_schema(by_alias=True, schema_generator=_DocumentSchema)
+    # The models have defaults for these two, so that code need not repeat them; a document must state them.
     for kind in KINDS:
         body["$defs"][kind]["required"] = ["apiVersion", "kind", *body["$defs"][kind]["required"]]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": SCHEMA_ID, **body}

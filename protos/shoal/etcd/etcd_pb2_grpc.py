@@ -569,3 +569,422 @@ class Maintenance:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class AuthStub:
+    """Of a whole cluster: who may use it once authentication is enabled.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.AuthEnable = channel.unary_unary(
+                '/etcdserverpb.Auth/AuthEnable',
+                request_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthEnableRequest.SerializeToString,
+                response_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthEnableResponse.FromString,
+                _registered_method=True)
+        self.UserAdd = channel.unary_unary(
+                '/etcdserverpb.Auth/UserAdd',
+                request_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserAddRequest.SerializeToString,
+                response_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserAddResponse.FromString,
+                _registered_method=True)
+        self.UserGet = channel.unary_unary(
+                '/etcdserverpb.Auth/UserGet',
+                request_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserGetRequest.SerializeToString,
+                response_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserGetResponse.FromString,
+                _registered_method=True)
+        self.UserGrantRole = channel.unary_unary(
+                '/etcdserverpb.Auth/UserGrantRole',
+                request_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserGrantRoleRequest.SerializeToString,
+                response_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserGrantRoleResponse.FromString,
+                _registered_method=True)
+        self.UserRevokeRole = channel.unary_unary(
+                '/etcdserverpb.Auth/UserRevokeRole',
+                request_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserRevokeRoleRequest.SerializeToString,
+                response_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserRevokeRoleResponse.FromString,
+                _registered_method=True)
+        self.RoleAdd = channel.unary_unary(
+                '/etcdserverpb.Auth/RoleAdd',
+                request_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleAddRequest.SerializeToString,
+                response_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleAddResponse.FromString,
+                _registered_method=True)
+        self.RoleGet = channel.unary_unary(
+                '/etcdserverpb.Auth/RoleGet',
+                request_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleGetRequest.SerializeToString,
+                response_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleGetResponse.FromString,
+                _registered_method=True)
+        self.RoleGrantPermission = channel.unary_unary(
+                '/etcdserverpb.Auth/RoleGrantPermission',
+                request_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleGrantPermissionRequest.SerializeToString,
+                response_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleGrantPermissionResponse.FromString,
+                _registered_method=True)
+        self.RoleRevokePermission = channel.unary_unary(
+                '/etcdserverpb.Auth/RoleRevokePermission',
+                request_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleRevokePermissionRequest.SerializeToString,
+                response_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleRevokePermissionResponse.FromString,
+                _registered_method=True)
+
+
+class AuthServicer:
+    """Of a whole cluster: who may use it once authentication is enabled.
+    """
+
+    def AuthEnable(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UserAdd(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UserGet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UserGrantRole(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UserRevokeRole(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RoleAdd(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RoleGet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RoleGrantPermission(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RoleRevokePermission(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AuthServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'AuthEnable': grpc.unary_unary_rpc_method_handler(
+                    servicer.AuthEnable,
+                    request_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthEnableRequest.FromString,
+                    response_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthEnableResponse.SerializeToString,
+            ),
+            'UserAdd': grpc.unary_unary_rpc_method_handler(
+                    servicer.UserAdd,
+                    request_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserAddRequest.FromString,
+                    response_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserAddResponse.SerializeToString,
+            ),
+            'UserGet': grpc.unary_unary_rpc_method_handler(
+                    servicer.UserGet,
+                    request_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserGetRequest.FromString,
+                    response_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserGetResponse.SerializeToString,
+            ),
+            'UserGrantRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.UserGrantRole,
+                    request_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserGrantRoleRequest.FromString,
+                    response_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserGrantRoleResponse.SerializeToString,
+            ),
+            'UserRevokeRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.UserRevokeRole,
+                    request_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserRevokeRoleRequest.FromString,
+                    response_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthUserRevokeRoleResponse.SerializeToString,
+            ),
+            'RoleAdd': grpc.unary_unary_rpc_method_handler(
+                    servicer.RoleAdd,
+                    request_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleAddRequest.FromString,
+                    response_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleAddResponse.SerializeToString,
+            ),
+            'RoleGet': grpc.unary_unary_rpc_method_handler(
+                    servicer.RoleGet,
+                    request_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleGetRequest.FromString,
+                    response_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleGetResponse.SerializeToString,
+            ),
+            'RoleGrantPermission': grpc.unary_unary_rpc_method_handler(
+                    servicer.RoleGrantPermission,
+                    request_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleGrantPermissionRequest.FromString,
+                    response_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleGrantPermissionResponse.SerializeToString,
+            ),
+            'RoleRevokePermission': grpc.unary_unary_rpc_method_handler(
+                    servicer.RoleRevokePermission,
+                    request_deserializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleRevokePermissionRequest.FromString,
+                    response_serializer=shoal_dot_etcd_dot_etcd__pb2.AuthRoleRevokePermissionResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'etcdserverpb.Auth', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('etcdserverpb.Auth', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Auth:
+    """Of a whole cluster: who may use it once authentication is enabled.
+    """
+
+    @staticmethod
+    def AuthEnable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Auth/AuthEnable',
+            shoal_dot_etcd_dot_etcd__pb2.AuthEnableRequest.SerializeToString,
+            shoal_dot_etcd_dot_etcd__pb2.AuthEnableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UserAdd(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Auth/UserAdd',
+            shoal_dot_etcd_dot_etcd__pb2.AuthUserAddRequest.SerializeToString,
+            shoal_dot_etcd_dot_etcd__pb2.AuthUserAddResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UserGet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Auth/UserGet',
+            shoal_dot_etcd_dot_etcd__pb2.AuthUserGetRequest.SerializeToString,
+            shoal_dot_etcd_dot_etcd__pb2.AuthUserGetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UserGrantRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Auth/UserGrantRole',
+            shoal_dot_etcd_dot_etcd__pb2.AuthUserGrantRoleRequest.SerializeToString,
+            shoal_dot_etcd_dot_etcd__pb2.AuthUserGrantRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UserRevokeRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Auth/UserRevokeRole',
+            shoal_dot_etcd_dot_etcd__pb2.AuthUserRevokeRoleRequest.SerializeToString,
+            shoal_dot_etcd_dot_etcd__pb2.AuthUserRevokeRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RoleAdd(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Auth/RoleAdd',
+            shoal_dot_etcd_dot_etcd__pb2.AuthRoleAddRequest.SerializeToString,
+            shoal_dot_etcd_dot_etcd__pb2.AuthRoleAddResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RoleGet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Auth/RoleGet',
+            shoal_dot_etcd_dot_etcd__pb2.AuthRoleGetRequest.SerializeToString,
+            shoal_dot_etcd_dot_etcd__pb2.AuthRoleGetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RoleGrantPermission(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Auth/RoleGrantPermission',
+            shoal_dot_etcd_dot_etcd__pb2.AuthRoleGrantPermissionRequest.SerializeToString,
+            shoal_dot_etcd_dot_etcd__pb2.AuthRoleGrantPermissionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RoleRevokePermission(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Auth/RoleRevokePermission',
+            shoal_dot_etcd_dot_etcd__pb2.AuthRoleRevokePermissionRequest.SerializeToString,
+            shoal_dot_etcd_dot_etcd__pb2.AuthRoleRevokePermissionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -40,6 +40,8 @@ class GRPCInferenceServiceStub:
     ModelMetadata: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelMetadataRequest, _open_inference_pb2.ModelMetadataResponse]
     ModelInfer: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelInferResponse]
     ModelStreamInfer: _grpc.StreamStreamMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelStreamInferResponse]
+    ModelConfig: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelConfigRequest, _open_inference_pb2.ModelConfigResponse]
+    ModelStatistics: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelStatisticsRequest, _open_inference_pb2.ModelStatisticsResponse]
     RepositoryIndex: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryIndexRequest, _open_inference_pb2.RepositoryIndexResponse]
     RepositoryModelLoad: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelLoadRequest, _open_inference_pb2.RepositoryModelLoadResponse]
     RepositoryModelUnload: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelUnloadRequest, _open_inference_pb2.RepositoryModelUnloadResponse]
@@ -54,6 +56,8 @@ class GRPCInferenceServiceAsyncStub(GRPCInferenceServiceStub):
     ModelMetadata: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelMetadataRequest, _open_inference_pb2.ModelMetadataResponse]  # type: ignore[assignment]
     ModelInfer: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelInferResponse]  # type: ignore[assignment]
     ModelStreamInfer: _aio.StreamStreamMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelStreamInferResponse]  # type: ignore[assignment]
+    ModelConfig: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelConfigRequest, _open_inference_pb2.ModelConfigResponse]  # type: ignore[assignment]
+    ModelStatistics: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelStatisticsRequest, _open_inference_pb2.ModelStatisticsResponse]  # type: ignore[assignment]
     RepositoryIndex: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryIndexRequest, _open_inference_pb2.RepositoryIndexResponse]  # type: ignore[assignment]
     RepositoryModelLoad: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelLoadRequest, _open_inference_pb2.RepositoryModelLoadResponse]  # type: ignore[assignment]
     RepositoryModelUnload: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelUnloadRequest, _open_inference_pb2.RepositoryModelUnloadResponse]  # type: ignore[assignment]
@@ -107,6 +111,20 @@ class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_open_inference_pb2.ModelInferRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_open_inference_pb2.ModelStreamInferResponse], _abc.AsyncIterator[_open_inference_pb2.ModelStreamInferResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ModelConfig(
+        self,
+        request: _open_inference_pb2.ModelConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_open_inference_pb2.ModelConfigResponse, _abc.Awaitable[_open_inference_pb2.ModelConfigResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ModelStatistics(
+        self,
+        request: _open_inference_pb2.ModelStatisticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_open_inference_pb2.ModelStatisticsResponse, _abc.Awaitable[_open_inference_pb2.ModelStatisticsResponse]]: ...
 
     @_abc_1.abstractmethod
     def RepositoryIndex(

@@ -1,4 +1,4 @@
-"""Desired state down, observed state up: what a coordinator asks of a node, and what the node says is."""
+"""Desired state that a coordinator sends to a node, and observed state that the node reports back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ class Phase(StrEnum):
     FETCHING = "fetching"
     LOADING = "loading"
     WARMING = "warming"
+    # Warmed up; takes no requests until its verification has passed.
     VERIFYING = "verifying"
-    """Warm, and not to take requests before it has passed its verification."""
+    # Its bytes are on disk and nothing is loaded, as the assignment asks.
     STAGED = "staged"
-    """Its bytes are on disk, and nothing is loaded: as asked for."""
     READY = "ready"
     DRAINING = "draining"
     GONE = "gone"
@@ -31,230 +31,369 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one inference at batch 1 costs, from the model's profile: enough for an emulated device to pace itself.
+    """Cost of one inference at batch 1, taken from the model's profile. An emulated device paces itself by it. All zero
+    means unknown."""
 
-    FLOPs by the class whose rate a receipt carries (`other`: neither convolution nor matrix product), bytes read and
-    written by all operators (ModelProfile.bytes_moved), nodes in the graph. All zero: unknown. shapes: each input's
-    reference shape, which these costs are for; warm-up runs at these, and other sizes are scaled by their elements.
-    below: of integer inputs that the graph takes as indices, what every value must be below; inputs that are made up
-    keep to it.
-    """
-
+    # FLOPs of convolutions; a receipt carries a rate of their own for them.
     conv_flops: float = 0.0
+    # FLOPs of matrix products; a receipt carries a rate of their own for them.
     matmul_flops: float = 0.0
+    # FLOPs of all other operators.
     other_flops: float = 0.0
+    # Bytes that all operators read and write (ModelProfile.bytes_moved).
     bytes: float = 0.0
+    # Number of nodes in the graph.
     nodes: int = 0
+    # Reference shape of each input. The costs above hold for these; warm-up runs at them, and costs of other sizes are
+    # scaled by their element counts.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # By name of an integer input that the graph takes as indices: exclusive upper bound of its values. Generated inputs
+    # keep to it.
     below: Mapping[str, int] = field(default_factory=dict)
+    # As ModelProfile.operands.
+    operands: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One replica that one node shall keep. id never changes meaning: another model or device is another id.
+    """One replica that one node must keep. An id never changes meaning: another model or device gets another id."""
 
-    draining: finish what is in flight, take nothing new. memory_bytes: what the coordinator committed for it. work:
-    filled by the coordinator from the ModelProfile. signed: where the workload's policy asks for a publisher's
-    signature; None where it does not. verification: of a replica that takes over from another, until it has passed.
-    verifiers: of a replica that another takes over from. capture: how many of its requests the node may keep in memory,
-    with the workload's consent, to verify moves with; 0: none. standby: kept ready for when no other replica
-    answers; its node runs it as any, but where it is staged: then its bytes are fetched, and nothing is loaded.
-    session: of a stateful workload, each input that takes state and the output that gives it. handover: where its
-    sessions go; givers: who may hand it sessions.
-    """
-
+    # Unique name of the replica, never reused.
     id: str
+    # Workload that the replica serves.
     workload: WorkloadKey
+    # Revision of the workload that the replica belongs to.
     revision: int
+    # Digest of the model, `sha256:<hex>`.
     model: str
+    # Size of the model's artifact.
     model_bytes: Bytes
+    # Name of the device on the node (`cpu0`, `gpu0`).
     device: str
+    # ONNX Runtime's name of the execution provider.
     provider: str
+    # Precision that the model runs at (`fp32`, `fp16`, `int8`, ..).
     precision: str
+    # True: finish what is in flight, take nothing new.
     draining: bool
+    # True: it may share a worker process with other models of its tenant.
     shared_worker: bool
+    # Memory that the coordinator committed for it.
     memory_bytes: Bytes
+    # Largest batch that the workload's document allows.
     max_batch: int
+    # What the node does with it while the coordinator is out of contact.
     partition: PartitionRule
+    # Cost of one inference, which the coordinator fills in from the ModelProfile.
     work: Work = Work()
+    # Signature to check, where the workload's policy requires a publisher's signature; None where it does not.
     signed: SignedModel | None = None
+    # Set on a replica that takes over from another, until it has passed.
     verification: Verification | None = None
+    # Set on a replica that another takes over from: who may ask for its answers.
     verifiers: tuple[Verifier, ...] = ()
+    # How many of its requests the node may keep in memory, with the workload's consent, to verify migrations with; 0:
+    # none.
     capture: int = 0
+    # Kept ready for when no other replica answers. Its node runs it like any other, unless `staged` is set.
     standby: bool = False
+    # With `standby`: the model's bytes are fetched and nothing is loaded.
     staged: bool = False
+    # Stateful workload: each input that takes state, and the output that yields it. Empty: stateless.
     session: Mapping[str, str] = field(default_factory=dict)
+    # Where its sessions go; None: they stay.
     handover: Handover | None = None
+    # Nodes that may hand sessions over to it.
     givers: tuple[Giver, ...] = ()
+    # Digest of sample inputs that its warm-up tries first; empty: only those that its graph implies.
+    samples: str = ""
+    # Size of the artifact that `samples` names.
+    samples_bytes: Bytes = Bytes(0)
+    # True: if no known input runs, it serves without a warm-up and reports that.
+    warm_up_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Which truth: compared as (history, term, generation); generations compare only within one history."""
+    """Version of a desired set, ordered by (history, term, generation). Generations compare only within one history."""
 
+    # Name of the store's history. A store that turns out to be an old copy opens a new one, in which agents accept
+    # lower generations.
     history: str
+    # Election of the leading coordinator; 1 where the region has a single coordinator.
     term: int
+    # Grows with each change of the node's desired set.
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A bearer token of a tenant, as its SHA-256; the token itself is nowhere kept."""
+    """A tenant's bearer token as its SHA-256. The token itself is not stored."""
 
     tenant: str
+    # SHA-256 of the whole token as the client sends it, hex.
     token_sha256: str
     expires_at: Wall
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whom a node believes. roots: certificates (PEM) of the region's CAs, the one that issues first. revoked: serial
-    numbers (decimal) of certificates that are refused though their time is not over."""
+    """Certificates that a node trusts and those that it refuses."""
 
+    # Certificates (PEM) of the region's CAs; the issuing one comes first.
     roots: tuple[str, ...] = ()
+    # Serial numbers (decimal) of certificates that are refused although they have not expired.
     revoked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PeerTrust:
-    """Another region whose gateways this gateway may meet, and no other. roots: its CAs (PEM), which count for names of
-    that region alone. gateways: names. agreements: under which they may call here; they may call nothing else. revoked:
-    serials (decimal) of its certificates that are refused though their time is not over."""
+    """Another region whose gateways this gateway may exchange requests with."""
 
+    # Name of the other region.
     region: str
+    # CAs of that region (PEM). They are accepted for names of that region alone.
     roots: tuple[str, ...]
+    # Names of the gateways that may connect.
     gateways: tuple[str, ...]
+    # Agreements under which they may call here. They may call nothing else.
     agreements: tuple[str, ...]
+    # Serial numbers (decimal) of that region's certificates that are refused although they have not expired.
     revoked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class DesiredSet:
-    """All that a node shall run and route; persisted there before it acts. pins: digests that the cache must keep.
+class Front:
+    """Another node of the region that forwards requests to this one, or that this one forwards to."""
 
-    trust: None from a coordinator that does not tell; then what the node was enrolled with stands. peers: for gateways.
-    proof: what the coordinator signed of this set, for the node to show in its hellos; read by coordinators alone.
-    asleep: its devices that shall sleep; every other one is to be awake.
-    """
-
+    # Name of the other node.
     node: str
+    # X25519 public key that checks its forwards, hex; empty where its version signs none.
+    key: str
+    # Workloads whose requests it may forward here.
+    workloads: tuple[WorkloadKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """Which requests this node accepts from other fronts, and from clients."""
+
+    # Fronts that may forward here.
+    fronts: tuple[Front, ...] = ()
+    # Tenants whose clients may call this node for any workload; `*` stands for all. Clients of other tenants may call
+    # it only for the workloads that it serves itself.
+    enters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredSet:
+    """Everything that a node must run and route. The node persists it before it acts."""
+
+    # Node that the set is for.
+    node: str
+    # Orders desired sets; a node refuses an older one.
     version: Version
+    # All replicas that the node must keep; any other one ends.
     assignments: tuple[Assignment, ...]
+    # Where the node's front may send requests.
     routes: tuple[Route, ...]
+    # Digests that the artifact cache must keep.
     pins: tuple[str, ...]
+    # Bearer tokens that the node's front accepts.
     credentials: tuple[Credential, ...]
+    # Interval of the node's status reports.
     heartbeat_s: Seconds
+    # None from a coordinator that does not send it: the node keeps what it was enrolled with.
     trust: Trust | None = None
+    # Other regions that a gateway may exchange requests with; empty for other nodes.
     peers: tuple[PeerTrust, ...] = ()
+    # The coordinator's signature of this set. The node shows it in its hellos; only coordinators read it.
     proof: bytes = b""
+    # Names of the node's devices that must sleep; every other device must be awake.
     asleep: tuple[str, ...] = ()
+    # None from a coordinator that does not send it: every front of the region may forward here.
+    forwarding: Forwarding | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Service since the replica became ready, for one origin of requests. Latencies: seconds at the worker."""
+    """Requests that one origin sent since the replica became ready. Latencies are measured at the worker."""
 
+    # Name under which the front where they entered counts requests (`spec.traffic.from`).
     origin: str
+    # All that the worker took and finished, with or without an answer.
     requests: int
+    # Of `requests`: not answered, through a fault of the replica.
     errors: int
+    # Median over answered requests; NaN where none was answered.
     latency_p50_s: Seconds
+    # 95th percentile over answered requests; NaN where none was answered.
     latency_p95_s: Seconds
+    # Energy of all these requests together; NaN where unknown.
     joules: Joules
+    # Where `joules` comes from.
     energy_source: EnergySource
+    # Of `requests`: answered later than the emulated device's pace.
     pace_missed: int = 0
+    # Of `requests`: refused for an error of their client. They do not count for or against the replica.
+    refused: int = 0
+    # Of `requests`: cancelled by their clients, or not answered before the deadline that the clients had set.
+    late: int = 0
+
+    @property
+    def successes(self) -> int:
+        return max(0, self.requests - self.errors - self.refused - self.late)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What loading and warming one replica cost here; replaces the prediction. latencies at batch 1."""
+    """What loading and warming up one replica took on its node. It replaces the prediction."""
 
+    # From the start of the load until the engine can run.
     load_s: Seconds
+    # Growth of the worker's peak resident memory.
     memory_bytes: Bytes
+    # Median of the warm-up runs at batch 1; 0 without any.
     latency_p50_s: Seconds
+    # 95th percentile of the warm-up runs at batch 1; 0 without any.
     latency_p95_s: Seconds
+    # Energy of one inference; 0 without any run.
     joules: Joules
+    # Where `joules` comes from.
     energy_source: EnergySource
+    # Number of timed warm-up runs; 0 where the warm-up was skipped.
     samples: int
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One assignment as its node sees it. code, reason, retry_at, gives_up_at: every wait and failure says why."""
+    """One assignment as its node sees it. Every wait and every failure carries a code, a reason and its times."""
 
+    # The assignment's id.
     assignment: str
+    # Workload that the assignment serves.
     workload: WorkloadKey
+    # Digest of the model.
     model: str
+    # Name of the device on the node.
     device: str
+    # Where its lifecycle stands.
     phase: Phase
+    # When it entered `phase`.
     since: Wall
+    # Why it waits or failed; None where it does neither.
     code: Code | None
+    # `code` in words; empty where there is none.
     reason: str
+    # When the node tries again; None: no retry is scheduled.
     retry_at: Wall | None
+    # When the node stops trying; None: no deadline.
     gives_up_at: Wall | None
+    # Requests that it is running now.
     in_flight: int
+    # How many times the node loaded it again.
     restarts: int
+    # What its load and warm-up took; None before that.
     measured: Measured | None
+    # Service since it became ready, by origin.
     served: tuple[Served, ...]
+    # Inputs of the loaded model; empty before it is loaded.
     inputs: tuple[TensorSpec, ...] = ()
+    # Outputs of the loaded model; empty before it is loaded.
     outputs: tuple[TensorSpec, ...] = ()
+    # Result of its verification; None where none was asked for or it has not ended.
     verdict: Verdict | None = None
+    # Stateful workload: number of sessions whose state it holds now.
     sessions: int = 0
-    """Of a stateful workload: those whose state it has now."""
+    # Histogram of the worker's latencies, over all answers since it became ready and all origins; empty from an older
+    # node, which does not report it.
     latencies: Counts = ()
-    """Seconds at the worker of all that it answered since it was ready, from any origin; empty where an older node does
-    not say."""
+    # For a replica that FAILED because its worker crashed. True: every crash came during loading, with no request in
+    # flight. Otherwise its tenant's requests may have caused them; an older node always reports False.
+    crashed_at_load: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A node's report. full: `observed` lists everything; else only what changed since the last sequence number."""
+    """A node's report."""
 
+    # Name of the node.
     node: str
+    # Session that the report belongs to, as the coordinator issued it.
     epoch: int
+    # Number of the report within the session.
     sequence: int
+    # True: `observed` lists everything. False: only what changed since the last sequence number.
     full: bool
+    # Desired set that the node last persisted; None before the first.
     version: Version | None
-    """The desired set last persisted; None before the first."""
+    # Assignments as the node sees them.
     observed: tuple[Observed, ...]
+    # Assignments that were reported before and no longer exist.
     gone: tuple[str, ...]
-    """Assignments that were reported before and are no more."""
+    # Current readings of the node's devices.
     readings: tuple[Reading, ...]
+    # Requests that entered the region at this node.
     ingress: tuple["Ingress", ...]
+    # When the node made the report, by its own clock.
     taken_at: Wall
+    # True: the node's front accepts requests.
     front_ready: bool
+    # Serial number of the node's certificate, decimal. Empty: unchanged since an earlier report of the session.
     serial: str = ""
-    """Of the node's certificate, decimal. Empty, as `roots`: as told before in this session."""
+    # Fingerprints of the CAs that the node trusts. Empty: unchanged since an earlier report of the session.
     roots: tuple[str, ...] = ()
-    """Fingerprints of the CAs that it trusts."""
+    # Requests to and from other regions; only a gateway has any.
     crossings: tuple["Crossing", ...] = ()
-    """At a gateway."""
+    # True: the node holds state of sessions that no other node may have, and asks for a lease of it.
     alone: bool = False
-    """It has what nobody else may have, and asks for a lease of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ingress:
-    """Requests that entered the region at this node since its front started: the demand, by workload and tenant."""
+    """Requests of one workload and tenant that entered the region at this node since its front started: the demand.
+    requests = answered + refused + lost + in flight."""
 
+    # Workload that was asked for.
     workload: WorkloadKey
+    # Name under which the front where they entered counts requests (`spec.traffic.from`).
     origin: str
+    # All that entered.
     requests: int
+    # Those that got an answer.
     answered: int
+    # Those that took more than one attempt, whatever came of them.
     retried: int
+    # Those that were refused, or that their caller cancelled.
     refused: int
+    # Those that were sent to a replica and got neither an answer nor a refusal.
     lost: int
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Requests that left for another region, or came from it, under one agreement: at this gateway, since its front
-    started. region: the other one. errors: not answered, through no fault of the request. latency_p95_s: of the newest
-    requests, 0 without any; where they left, the way there and back is in it. latencies: of all that were answered;
-    empty where an older front does not say."""
+    """Requests that left for another region, or came from it, under one agreement, at this gateway since its front
+    started."""
 
+    # Agreement that the requests count under.
     agreement: str
+    # Name of the other region.
     region: str
+    # All that left or came.
     requests: int
+    # Not answered, through a fault of the side that was to serve them.
     errors: int
+    # 95th percentile of the newest requests; 0 without any. Where they left, it includes the round trip between the
+    # regions.
     latency_p95_s: Seconds
+    # Histogram over all answered requests; empty from an older front, which does not report it.
     latencies: Counts = ()
+    # Of `requests`: refused for an error of their clients, or cancelled by them.
+    refused: int = 0
+    # Of `requests`: not answered before the deadlines that their clients had set.
+    late: int = 0
+
+    @property
+    def attributable_requests(self) -> int:
+        """Requests whose outcome is evidence about the side that was to serve them."""
+        return max(0, self.requests - self.refused)

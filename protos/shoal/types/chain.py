@@ -1,6 +1,6 @@
-"""A hash chain: every entry carries the digest of the one before it, so nothing inside can be changed unseen.
+"""A hash chain: each entry carries the digest of the one before it, so a change inside shows.
 
-That the tail was cut is seen by who keeps the last digest: each region keeps its counterparts' (`Renewal.ledger_head`).
+A cut tail shows to whoever keeps the last digest: each region keeps its counterparts' (`Renewal.ledger_head`).
 """
 
 import hashlib
@@ -15,22 +15,29 @@ from shoal.types.units import Wall
 class LedgerEntry:
     """One transition of one agreement (or bid), as this region saw it.
 
-    what: offered | awarded | granted | renewed | noticed | released | expired | breached | ended. counterpart: the
-    other region. evidence: base64 of what the counterpart signed, empty where it said nothing. terms: for people and
-    sums. previous: digest of the entry before, empty for the first.
-
-    Its fields stay as they are: one more, and no other version finds the digests that entries were chained by.
+    Its fields must stay as they are: with one more, other versions would not compute the digests that link existing
+    entries.
     """
 
+    # Number of the entry, from 1.
     sequence: int
+    # When it was written.
     at: Wall
+    # offered | awarded | granted | renewed | noticed | released | expired | breached | ended
     what: str
+    # Name of the agreement (or bid).
     agreement: str
+    # The other region.
     counterpart: str
+    # Workload that it is about.
     workload: str
+    # Why, as a code; empty where the transition needs no reason.
     code: str
+    # Terms in words, for people and totals.
     terms: str
+    # Base64 of what the counterpart signed; empty where it sent nothing.
     evidence: str
+    # Digest of the entry before; empty for the first.
     previous: str
 
 
@@ -39,11 +46,11 @@ def digest(entry: LedgerEntry) -> str:
     return hashlib.sha256(json.dumps(asdict(entry), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def first_broken(entries: Iterable[LedgerEntry], head: str | None = None) -> int | None:
-    """Sequence of the first entry that does not follow from the one before it; None when all do.
+def first_break(entries: Iterable[LedgerEntry], head: str | None = None) -> int | None:
+    """Sequence number of the first entry that does not follow from the one before it; None when all do.
 
-    head: a digest that somebody else was shown: it must be among them, else the tail was cut or forked (the sequence
-    after the last is returned). Entries may begin late: old ones are dropped.
+    head: a digest that another party was shown. It must be among the entries; otherwise the tail was cut or forked, and
+    the result is the sequence number after the last. Entries need not start at 1, because old ones are dropped.
     """
     before: LedgerEntry | None = None
     before_digest = ""

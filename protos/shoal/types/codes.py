@@ -1,8 +1,8 @@
-"""Stable codes and the one shape of a refusal.
+"""Stable codes, and the one form of a refusal.
 
-A code is never renamed or reused: people script against it, dashboards count it. The same code appears in CLI, API,
-metrics and audit log. A refusal is a value (returned, listed, shown); `ShoalError` carries one when the world or
-ourselves failed.
+A code is never renamed or reused, because people script against it and dashboards count it. The same code appears in
+the CLI, the API, metrics and the audit log. A refusal is a value (returned, listed, shown); `ShoalError` carries one
+when the environment or this program failed.
 """
 
 import re
@@ -14,7 +14,7 @@ _CODE: Final = re.compile("[A-Z][A-Z0-9_]{2,60}")
 
 
 class Code(StrEnum):
-    """Every reason Shoal can give. Grouped by who gives it; the text after `=` is the contract."""
+    """Every reason that Shoal can give, grouped by who gives it. The text after `=` is the contract."""
 
     # documents
     YAML_INVALID = "YAML_INVALID"
@@ -41,10 +41,14 @@ class Code(StrEnum):
     POLICY_UNKNOWN = "POLICY_UNKNOWN"
     TENANT_UNKNOWN = "TENANT_UNKNOWN"
     CONSENT_MISSING = "CONSENT_MISSING"
+    # a command line that cannot be read
+    USAGE = "USAGE"
     # placement: why a candidate is out
     MEMORY_SHORT = "MEMORY_SHORT"
     UTILISATION_SHORT = "UTILISATION_SHORT"
     OP_UNSUPPORTED = "OP_UNSUPPORTED"
+    IR_UNSUPPORTED = "IR_UNSUPPORTED"
+    OPSET_UNSUPPORTED = "OPSET_UNSUPPORTED"
     PRECISION_DENIED = "PRECISION_DENIED"
     SLO_UNREACHABLE = "SLO_UNREACHABLE"
     SELECTOR_MISMATCH = "SELECTOR_MISMATCH"
@@ -101,12 +105,15 @@ class Code(StrEnum):
     WORKER_CRASHED = "WORKER_CRASHED"
     WORKER_KILLED = "WORKER_KILLED"
     WORKER_STUCK = "WORKER_STUCK"
+    FRONT_STUCK = "FRONT_STUCK"
+    COORDINATOR_STUCK = "COORDINATOR_STUCK"
     PACE_MISSED = "PACE_MISSED"
     RUNTIME_FAILED = "RUNTIME_FAILED"
     NOT_CONFINED = "NOT_CONFINED"
     # a request
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     TOO_LARGE = "TOO_LARGE"
+    FIELD_TOO_MANY = "FIELD_TOO_MANY"
     TOO_SLOW = "TOO_SLOW"
     OVERLOADED = "OVERLOADED"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
@@ -120,12 +127,14 @@ class Code(StrEnum):
     UNAUTHENTICATED = "UNAUTHENTICATED"
     ROLE_DENIED = "ROLE_DENIED"
     TENANT_DENIED = "TENANT_DENIED"
+    FORWARD_DENIED = "FORWARD_DENIED"
     CERT_EXPIRED = "CERT_EXPIRED"
     CERT_NOT_YET_VALID = "CERT_NOT_YET_VALID"
     CERT_UNTRUSTED = "CERT_UNTRUSTED"
     CERT_NAME_INVALID = "CERT_NAME_INVALID"
     CERT_REVOKED = "CERT_REVOKED"
     RENEW_DENIED = "RENEW_DENIED"
+    LAST_OPERATOR = "LAST_OPERATOR"
     CSR_DENIED = "CSR_DENIED"
     TOKEN_INVALID = "TOKEN_INVALID"
     TOKEN_USED = "TOKEN_USED"
@@ -149,6 +158,7 @@ class Code(StrEnum):
     STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
     STORE_FULL = "STORE_FULL"
     STORE_CORRUPT = "STORE_CORRUPT"
+    STORE_DENIED = "STORE_DENIED"
     STATE_CORRUPT = "STATE_CORRUPT"
     COORDINATOR_UNREACHABLE = "COORDINATOR_UNREACHABLE"
     NOT_LEADER = "NOT_LEADER"
@@ -203,25 +213,57 @@ class Code(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Code | None":
-        """A newer version has more codes: what it refused, or saw fail, is not lost for that."""
+        """Maps a code of a newer version to CODE_UNKNOWN, so that a message that carries it is not lost."""
         return cls.CODE_UNKNOWN if isinstance(value, str) and _CODE.fullmatch(value) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why not: a stable code, what was found, what was asked, what to do about it."""
+    """Why not: a stable code, what was found, what was required, and how to fix it."""
 
     code: Code
+    # What was found; empty: nothing to add to the code.
     found: str = ""
+    # What would have been accepted.
     asked: str = ""
+    # What to do about it, often a command.
     remedy: str = ""
 
     def __str__(self) -> str:
-        return "  ".join(part for part in (str(self.code), self.found, self.asked, self.remedy) if part)
+        """`found: ..; wanted: ..; try: .. (CODE)`, without the parts that are empty."""
+        return " ".join(part for part in (self.words if self._parts() else "", f"({self.code})") if part)
+
+    @property
+    def words(self) -> str:
+        """Everything but the code, for where the code stands next to it; the code if there is nothing else."""
+        return "; ".join(self._parts()) or str(self.code)
+
+    def _parts(self) -> list[str]:
+        named = (("found", self.found), ("wanted", self.asked), ("try", self.remedy))
+        return [f"{name}: {text}" for name, text in named if text]
+
+
+PERMANENT_LOAD_FAILURES: Final = frozenset(
+    {Code.IR_UNSUPPORTED, Code.OPSET_UNSUPPORTED, Code.OP_UNSUPPORTED, Code.MODEL_INVALID}
+)
+"""Reasons why a runtime cannot load a model, now or later: only another model or another runtime helps."""
+
+_UNANSWERED: Final = frozenset(
+    {Code.REPLICA_UNREACHABLE, Code.WORKER_CRASHED, Code.REQUEST_CRASHED_WORKER, Code.DEADLINE_EXCEEDED, Code.INTERNAL}
+)
+"""Codes that leave open whether a replica did the work."""
+
+
+def is_lost(code: Code, *, own_limit: bool) -> bool:
+    """Whether a request that was sent and ended with `code` counts as lost: it got no answer. A refusal is an answer.
+
+    own_limit: the client had set its deadline, so a deadline that passed is the client's own end of the request.
+    """
+    return code in _UNANSWERED and not (own_limit and code is Code.DEADLINE_EXCEEDED)
 
 
 class ShoalError(Exception):
-    """A refusal raised at an adapter, `from` its cause."""
+    """A refusal raised by an adapter, `from` its cause."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(str(refusal))

@@ -1,4 +1,4 @@
-"""Devices and the nodes that carry them, and one reading of how they are now."""
+"""Devices, the nodes that they are on, and a device's current readings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class DeviceKind(StrEnum):
 
 
 class EnergySource(StrEnum):
-    """Where a joule's figure comes from; a sum of mixed sources is `estimated`."""
+    """Where an energy figure comes from. A sum of mixed sources is `estimated`."""
 
     MEASURED = "measured"
     PROFILE = "profile"
@@ -22,7 +22,7 @@ class EnergySource(StrEnum):
 
 
 class Role(StrEnum):
-    """What an identity may be. The role sits in the certificate's URI name: shoal://REGION/ROLE/NAME."""
+    """What an identity may do. The role is part of the certificate's URI name: shoal://REGION/ROLE/NAME."""
 
     AGENT = "agent"
     GATEWAY = "gateway"
@@ -31,11 +31,11 @@ class Role(StrEnum):
     OPERATOR = "operator"
     VIEWER = "viewer"
     TENANT = "tenant"
+    # Serves MQTT and may call nothing. The messages that it carries are signed, so it need not be trusted.
     BROKER = "broker"
-    """Serves MQTT and may call nothing: what it carries is signed, so it is not trusted."""
 
 
-class Power(StrEnum):
+class PowerState(StrEnum):
     """Whether a device can run something now."""
 
     AWAKE = "awake"
@@ -45,89 +45,120 @@ class Power(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What a device that can be put to sleep draws, and what waking takes.
+    """Power draw of a device that can be put to sleep, and what waking it takes."""
 
-    idle_w: awake, with nothing to do. wake_s: from the wish until it runs something, as long as one waits here; until
-    then it draws what it draws at work. source: where the figures come from, and which of them are assumed.
-    """
-
+    # Draw while awake with nothing to do.
     idle_w: Watts
+    # Draw while asleep.
     asleep_w: Watts
+    # From the request to wake until it can run something, in wall time as waited here. It draws active power meanwhile.
     wake_s: Seconds
+    # Where the figures come from, and which of them are assumed.
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One thing that runs models.
+    """One device that runs models."""
 
-    name: unique on its node (`cpu0`, `gpu0`). provider: ONNX Runtime's name for it. attributes: facts for people and
-    selectors (isa, caches, numa, cores, compute capability), never parsed by the core. emulated: the real model runs on
-    the CPU, paced and metered by `profile`, whose source is `profile_source`; shown wherever the device is shown. rest:
-    None where it cannot be put to sleep, or nobody can say what that saves; `attributes["sleep"]` may say why.
-    """
-
+    # Unique on its node (`cpu0`, `gpu0`).
     name: str
+    # CPU, GPU or NPU.
     kind: DeviceKind
+    # Name of the maker.
     vendor: str
+    # The vendor's name of the product.
     model: str
+    # Driver that serves it: `linux`, `nvidia` or `emulated`.
     driver: str
+    # A receipt is valid for this version alone.
     driver_version: str
+    # Version of the runtime; a receipt is valid for this version alone.
     runtime_version: str
+    # ONNX Runtime's name of its execution provider.
     provider: str
+    # Total memory for models.
     memory_bytes: Bytes
+    # Inferences that it can run at the same time.
     parallelism: int = 1
+    # Facts for people and selectors (isa, caches, numa, cores, compute capability). The core never parses them.
     attributes: Mapping[str, str] = field(default_factory=dict)
+    # True: the real model runs on the CPU, paced and metered by `profile`. Shown wherever the device is shown.
     emulated: bool = False
+    # Name of the emulation profile; empty for a real device.
     profile: str = ""
+    # Where the profile's figures come from; empty for a real device.
     profile_source: str = ""
+    # Emulated: how many times the profile's latency an answer waits. 1 for a real device.
     time_scale: float = 1.0
+    # None where it cannot be put to sleep, or where the saving is unknown; `attributes["sleep"]` may say why.
     rest: Rest | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A device as it is now. NaN where the device does not tell; never 0 for unknown."""
+    """A device's state now. NaN means unknown; 0 never does."""
 
+    # Name of the device on its node.
     device: str
+    # Free memory.
     free_bytes: Bytes
+    # Busy share, 0 to 1; NaN where the device does not report it.
     utilisation: float
+    # Degrees Celsius; NaN where the device does not report it.
     temperature_c: float
+    # Draw now; NaN where the device does not report it.
     power_w: Watts
+    # Joules that the device counted since its driver was loaded; NaN without a meter.
     energy_j: float
-    """Joules counted by the device since its driver was loaded; NaN where there is no meter."""
+    # When it was read, by the node's clock.
     taken_at: Wall
+    # True: the device runs slower to stay within its heat or power limit.
     throttled: bool = False
-    power: Power | None = None
-    """None where it cannot be put to sleep."""
+    # None where it cannot be put to sleep.
+    power: PowerState | None = None
+    # Total time asleep since its driver was loaded.
     slept_s: Seconds = Seconds(0.0)
-    """How long it has slept since its driver was loaded."""
+    # Joules saved by sleeping: the idle draw of that time, less what it drew asleep and, beyond idling, to wake.
+    # Negative where it was woken too soon.
     saved_j: float = 0.0
-    """What that saved: joules it would have drawn awake and idle, less what it drew asleep and, beyond idling, to wake.
-    Below zero where it was woken too soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What an agent says it is, once a session."""
+    """What an agent reports about itself once a session."""
 
+    # Unique in its region, as in the node's certificate.
     name: str
+    # Name of its region.
     region: str
+    # Agent or gateway, as in the node's certificate.
     role: Role
+    # Labels that selectors match, from enrolment and from the agent's configuration.
     labels: Mapping[str, str]
+    # Version of the agent's distribution.
     agent_version: str
+    # Operating system.
     os: str
+    # Processor architecture.
     arch: str
+    # Memory of the machine.
     memory_bytes: Bytes
+    # The cgroup's limit where there is one, otherwise the machine's memory.
     memory_limit_bytes: Bytes
-    """The cgroup's limit where there is one, else the machine's memory."""
+    # All devices that its drivers found.
     devices: tuple[Device, ...]
+    # host:port of the data plane (mTLS), where peers and gateways forward to.
     grpc_address: str
-    """host:port of the data plane, mTLS; where peers and gateways forward to."""
+    # host:port of the data plane's REST port.
     rest_address: str
+    # host:port of the gRPC port for bearer tokens (server TLS only).
     token_address: str
-    """host:port of the gRPC port for bearer tokens (server TLS only)."""
+    # host:port of the Prometheus page.
     metrics_address: str
+    # Identifies the boot of the machine; another value means that it restarted.
     boot_id: str
+    # What the node cannot confine its workers from, in words; empty: fully confined.
     unconfined: tuple[str, ...] = ()
-    """What workers of this node cannot be kept from, in words."""
+    # X25519 public key by which other fronts check what this one forwards, hex; empty where it signs nothing.
+    forward_key: str = ""

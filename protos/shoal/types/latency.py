@@ -1,5 +1,7 @@
-"""Seconds, counted in buckets 5 % apart from 1 us to 10^4 s. Counts of two moments can be subtracted, and those of two
-places summed; a quantile can be neither."""
+"""Latency histograms: buckets 5 % apart from 1 us to 10^4 s.
+
+Histograms of two moments can be subtracted, and those of two places summed; quantiles can be neither.
+"""
 
 import math
 from collections.abc import Iterable
@@ -7,7 +9,7 @@ from itertools import accumulate, zip_longest
 from typing import Final
 
 Counts = tuple[int, ...]
-"""How many lie in each bucket; in those beyond its end none."""
+"""Number of values in each bucket; buckets beyond its end are empty."""
 
 LOWEST_S: Final = 1e-6
 _GROWTH: Final = math.log(1.05)
@@ -15,13 +17,15 @@ BUCKETS: Final = math.ceil(math.log(1e4 / LOWEST_S) / _GROWTH) + 1
 
 
 def bucket_of(seconds: float) -> int:
-    """What lies outside counts in the first or last."""
+    """Values out of range count in the first or last bucket."""
     return 0 if seconds <= LOWEST_S else min(BUCKETS - 1, math.floor(math.log(seconds / LOWEST_S) / _GROWTH))
 
 
 def quantile(counts: Iterable[tuple[int, int]], total: int, share: float) -> float:
-    """Seconds below which `share` (0 to 1) of `total` values lie, to within 2.5 %; NaN when there are none. counts: by
-    bucket, ascending; those without any may be left out."""
+    """Seconds below which `share` (0 to 1) of `total` values lie, to within 2.5 %; NaN when there are none.
+
+    counts: (bucket, number) in ascending order; empty buckets may be left out.
+    """
     if not total:
         return math.nan
     seen = accumulate(counts, lambda before, each: (each[0], before[1] + each[1]))
@@ -29,11 +33,11 @@ def quantile(counts: Iterable[tuple[int, int]], total: int, share: float) -> flo
     return LOWEST_S * math.exp((at + 0.5) * _GROWTH)
 
 
-def together(*each: Counts) -> Counts:
+def merge(*each: Counts) -> Counts:
     return tuple(map(sum, zip_longest(*each, fillvalue=0)))
 
 
-def since(after: Counts, before: Counts) -> Counts | None:
-    """What was counted after `before`; None where the count began anew."""
+def subtract(after: Counts, before: Counts) -> Counts | None:
+    """What was counted after `before`; None where the counting restarted in between."""
     found = tuple(a - b for a, b in zip_longest(after, before, fillvalue=0))
     return found if min(found, default=0) >= 0 else None

@@ -1,4 +1,4 @@
-"""What travels on an agent's link: hello and welcome, then status, receipts, events up and desired sets down."""
+"""Messages of an agent's link: hello and welcome, then status, receipts and events up, and desired sets down."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,55 +12,74 @@ from shoal.types.units import Seconds, Wall
 
 OLDEST_PROTOCOL: Final = 1
 PROTOCOL: Final = 2
-"""The versions of these messages that this program speaks. What a receiver may pass over, as it does with a field that
-it does not know, needs no new one. What it must not pass over, and a value or a kind of message that it would refuse,
-is sent only in sessions of the version that brought it: so two versions of a program understand each other."""
+"""Versions of these messages that this program speaks: OLDEST_PROTOCOL to PROTOCOL.
+
+A receiver ignores fields that it does not know, so such a field needs no new version. A field that must not be ignored
+needs one, as does a value or kind of message that an older receiver would refuse. It is sent only in sessions of the
+version that introduced it. So two versions of a program understand each other.
+"""
 SPANS_PROTOCOL: Final = 2
-"""Since when an agent can be asked for spans."""
+"""First version in which an agent answers SpansAsked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of a session. nonce: fresh, echoed in the welcome. holds: the desired set it acts on; proof: what
-    came with that. protocol, newest: the oldest version that it speaks, and the newest (0: that alone)."""
+    """First message of a session."""
 
+    # What the agent reports about its node.
     node: Node
+    # Fresh for each session; the welcome echoes it.
     nonce: str
+    # Version of the desired set that the node acts on; None without any.
     holds: Version | None
+    # Oldest protocol version that the agent speaks.
     protocol: int
+    # When it was sent, by the node's clock.
     sent_at: Wall
+    # Proof that came with the desired set that the node acts on; empty without any.
     proof: bytes = b""
+    # Newest protocol version that the agent speaks; 0: only `protocol`.
     newest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The coordinator's answer: the session epoch it issued, its wall clock, the heartbeat it expects. protocol: the
-    version that both speak from now on; 0: the first."""
+    """The coordinator's answer to a hello."""
 
+    # Session epoch that the coordinator issued.
     epoch: int
+    # Nonce of the hello that this answers.
     nonce: str
+    # History of the coordinator's store (see Version).
     history: str
+    # Term of the leading coordinator (see Version).
     term: int
+    # Interval of status reports that the coordinator expects.
     heartbeat_s: Seconds
+    # The coordinator's clock.
     coordinator_time: Wall
+    # Protocol version of this session; 0: the first.
     protocol: int = 0
 
 
-def spoken(hello: Hello, *, oldest: int = OLDEST_PROTOCOL, newest: int = PROTOCOL) -> int | None:
-    """The newest version that both speak: who said this hello, and who speaks `oldest` to `newest`. None: there is
-    none."""
+def negotiate_protocol(hello: Hello, *, oldest: int = OLDEST_PROTOCOL, newest: int = PROTOCOL) -> int | None:
+    """The newest version that both sides speak: the sender of the hello, and a program that speaks `oldest` to
+    `newest`. None if there is none."""
     common = min(max(hello.newest, hello.protocol), newest)
     return common if common >= max(hello.protocol, oldest) else None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """Something that happened on a node, for the region's event log."""
+    """An event on a node, for the region's event log."""
 
+    # A code of `types.codes`; the coordinator logs any other one as CODE_UNKNOWN.
     code: str
+    # What it happened to, such as an assignment or a device.
     subject: str
+    # The event in words.
     message: str
+    # When it happened, by the node's clock.
     at: Wall
 
 
@@ -76,14 +95,14 @@ class NodeEvents:
 
 @dataclass(frozen=True, slots=True)
 class ProbeNow:
-    """Measure these devices again (all, when empty)."""
+    """Asks the node to measure these devices again (all, when empty)."""
 
     devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A message was dropped, or the session ends; `fatal` sessions are not retried before an operator acts."""
+    """A message was dropped, or the session ends. After a `fatal` one the agent waits until an operator acts."""
 
     refusal: Refusal
     fatal: bool
@@ -91,36 +110,48 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What the node has alone, it has for `seconds` more, counted from when it sent the status of this sequence."""
+    """Exclusive use of what the node asked a lease for."""
 
+    # Status report that the lease answers.
     sequence: int
+    # Length of the lease, counted from when the node sent that report.
     seconds: Seconds
+    # Stays the same until the region gives the node up; empty from a coordinator that does not send it.
+    claim: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LogsAsked:
-    """What the node's processes logged, after what an earlier answer ended with; empty: the last `lines`."""
+    """Asks for what the node's processes logged."""
 
+    # Correlates the answer with the request.
     request: int
+    # Where an earlier answer ended; empty: the last `lines`.
     after: str
+    # Limit of the number of lines.
     lines: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogLines:
-    """The answer to a `LogsAsked`, oldest first. after: where the next one goes on. more: there is more already."""
+    """The answer to a `LogsAsked`, oldest line first."""
 
+    # As in the `LogsAsked` that it answers.
     request: int
     lines: tuple[str, ...]
+    # Where the next request continues.
     after: str
+    # True: more lines exist already.
     more: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SpansAsked:
-    """What the node's front remembers of one trace."""
+    """Asks for the spans of one trace that the node's front keeps."""
 
+    # Correlates the answer with the request.
     request: int
+    # Id of the trace.
     trace: str
 
 
@@ -128,11 +159,12 @@ class SpansAsked:
 class SpansFound:
     """The answer to a `SpansAsked`."""
 
+    # As in the `SpansAsked` that it answers.
     request: int
     spans: tuple[Span, ...]
 
 
 Reported = Receipts | NodeEvents | LogLines | SpansFound
-"""What a session carries up beside its hello and its statuses."""
+"""Messages that an agent sends up, apart from its hello and its statuses."""
 FromAgent = Hello | Status | Reported
 ToAgent = Welcome | DesiredSet | ProbeNow | Refused | Lease | LogsAsked | SpansAsked

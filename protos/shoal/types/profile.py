@@ -1,4 +1,4 @@
-"""What an ONNX graph asks of a device: read from the graph, independent of any device."""
+"""What an ONNX graph requires of a device: read from the graph, independent of any device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,55 +22,75 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
     "FP64": 8,
     "BYTES": 40,
 }
-"""Bytes of one element once it is a tensor; of BYTES what an empty string costs as an object."""
+"""Bytes of one element in a tensor. For BYTES: the cost of an empty string as an object."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output. dtype: the protocol's name (FP32, INT64, BYTES, ..). shape: -1 where it is dynamic."""
+    """One input or output of a model."""
 
     name: str
+    # The protocol's name (FP32, INT64, BYTES, ..).
     dtype: str
+    # -1 for a dynamic axis.
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorCost:
-    """All nodes of one operator type, at the profile's reference shapes: FLOPs, bytes read and written."""
+    """Sum over all nodes of one operator type, at the profile's reference shapes."""
 
     operator: str
     nodes: int
+    # A multiply-add counts as 2.
     flops: float
+    # Bytes read and written.
     bytes: float
 
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """A model by digest.
+    """What the graph of one model says, by the model's digest."""
 
-    costs: at batch 1 with dynamic axes at `reference_shapes` (input name -> shape used). flops of a multiply-add count
-    as 2. activation_bytes: peak of live intermediate tensors in topological order, batch 1. precision: of most
-    weight bytes. domains: operator domains in use with their opset. `confident` is False when a shape could not be
-    inferred and a cost is a lower bound. below: of integer inputs that the graph takes as indices, as far as that can
-    be told: what every value must be below.
-    """
-
+    # `sha256:<hex>` of the model.
     digest: str
+    # Size of the model's artifact.
     size_bytes: Bytes
+    # ONNX IR version.
     ir_version: int
+    # Opset of ONNX's own domain.
     opset: int
+    # Operator domains in use, each with its opset.
     domains: Mapping[str, int]
+    # Program that wrote the model, as the model states it.
     producer: str
+    # Precision of most weight bytes.
     precision: str
+    # Inputs of the graph.
     inputs: tuple[TensorSpec, ...]
+    # Outputs of the graph.
     outputs: tuple[TensorSpec, ...]
+    # By input name: the shape used for dynamic axes; costs are at these shapes and batch 1.
     reference_shapes: Mapping[str, tuple[int, ...]]
+    # Cost by operator type.
     costs: tuple[OperatorCost, ...]
+    # Size of all weights.
     weight_bytes: Bytes
+    # Peak of live intermediate tensors in topological order, at batch 1.
     activation_bytes: Bytes
+    # False when a shape could not be inferred, so that a cost is a lower bound.
     confident: bool
+    # The model's own metadata properties.
     metadata: Mapping[str, str]
+    # By name of an integer input that the graph takes as indices: exclusive upper bound of its values, as far as it can
+    # be inferred.
     below: Mapping[str, int] = field(default_factory=dict)
+    # By operator of ONNX's own domains, named as in costs: version of the definition in force. Operators that ONNX
+    # defines by other operators are left out, because a runtime computes them without a kernel of their own.
+    definitions: Mapping[str, int] = field(default_factory=dict)
+    # By name of an input that an operator takes as a shape, axes, sizes, scales or a constant to compare with: legal
+    # elements at the reference shapes, row-major, for generated inputs.
+    operands: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def flops(self) -> float:

@@ -1,6 +1,6 @@
 """A capability receipt: what a device was measured to do, signed by its node.
 
-Filled by the agent, read by prediction and placement. Rates that were not measured are NaN, never 0.
+The agent fills it; prediction and placement read it. Rates that were not measured are NaN, never 0.
 """
 
 from collections.abc import Mapping
@@ -11,61 +11,109 @@ from shoal.types.device import EnergySource
 from shoal.types.units import Bytes, Seconds, Wall, Watts
 
 MAX_SPREAD: Final = 10.0
-"""A wider one says what else the machine did meanwhile, not what the device can do."""
+"""A wider spread shows what else the machine was doing, not what the device can do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Measured through the runtime with one request in flight.
+    """Measured through the runtime with one request in flight. NaN: not measured."""
 
-    matmul_flops, conv_flops: FLOP/s by precision (`fp32`, `fp16`, `int8`, `fp64`), without those that the provider does
-    not run. elementwise_bytes, copy_bytes: bytes moved (read + written) a second. launch_s: seconds for a graph of one
-    trivial operator. node_s: added seconds for each further trivial operator. load_bytes: model bytes made ready a
-    second.
-    """
-
+    # FLOP/s of matrix products by precision (`fp32`, `fp16`, `int8`, `fp64`), without those that the provider does not
+    # run.
     matmul_flops: Mapping[str, float]
+    # FLOP/s of convolutions by precision, without those that the provider does not run.
     conv_flops: Mapping[str, float]
+    # Bytes per second (read and written) of elementwise operators.
     elementwise_bytes: float
+    # Bytes per second (read and written) of copies.
     copy_bytes: float
+    # Time of a graph with one trivial operator.
     launch_s: Seconds
+    # Added time of each further trivial operator.
     node_s: Seconds
+    # Bytes of a model made ready per second.
     load_bytes: float
+    # Draw without a request.
     idle_w: Watts
+    # Draw while it runs requests.
     active_w: Watts
+    # Where the watts come from.
     energy_source: EnergySource
 
 
 @dataclass(frozen=True, slots=True)
+class Kernel:
+    """One operator of ONNX's own domains, named as in a profile, that some provider of the runtime computes."""
+
+    operator: str
+    # Pairs of the first and last version of the operator's definition. A last of 0 means the first alone: it is unknown
+    # whether the kernel also computes a later definition.
+    versions: tuple[int, ...]
+
+    def computes(self, version: int) -> bool:
+        """Whether one of the pairs covers this version of the definition. Source: ONNX Runtime,
+        core/framework/kernel_registry.cc, VerifyKernelDef."""
+        pairs = zip(self.versions[::2], self.versions[1::2], strict=False)
+        return any(version == first or first <= version <= last for first, last in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSupport:
+    """What a runtime can load, as it reports itself."""
+
+    # The newest IR version.
+    ir_version: int
+    # Newest opset of each domain, named as in a profile (`ai.onnx`).
+    opsets: Mapping[str, int]
+    # Kernels of ONNX's own operators; empty: the runtime does not report them.
+    kernels: tuple[Kernel, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
-    """One device of one node, measured once.
+    """One device of one node, measured once. Valid for (device, driver_version, runtime_version): a change of any voids
+    it."""
 
-    Valid for (device, driver_version, runtime_version); a change of any voids it. operators: ONNX operator types that
-    the provider was seen to run; empty means the runtime's whole set (the CPU provider). `spread` is the relative
-    half-width over the probe's repetitions, the base of every predicted interval.
-    """
-
+    # Node that measured and signs.
     node: str
+    # Name of the device on the node.
     device: str
+    # ONNX Runtime's name of the execution provider.
     provider: str
+    # Version of the device's driver during the probe.
     driver_version: str
+    # Version of the runtime during the probe.
     runtime_version: str
+    # Precisions that the provider runs.
     precisions: tuple[str, ...]
+    # ONNX operator types that the provider was seen to run; empty: the runtime's whole set (the CPU provider).
     operators: tuple[str, ...]
+    # Measured rates.
     rates: Rates
+    # Total memory of the device.
     memory_bytes: Bytes
+    # Relative half-width over the probe's repetitions, from which every predicted interval is computed.
     spread: float
+    # When the probe ran, by the node's clock.
     measured_at: Wall
+    # How long the probe took.
     probe_s: Seconds
+    # True: the figures are a profile's, not this machine's.
     emulated: bool
+    # `probe` where this device was measured, otherwise the profile's name and row.
     source: str
-    """`probe` where this device was measured; else the profile's name and row."""
+    # The whole system whose watts and joules the rates state, measured at its mains; empty: they are the device's own.
+    system: str = ""
+    # What this node's own runtime loads, also where the device is emulated; None from an older agent.
+    runtime: RuntimeSupport | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SignedReceipt:
-    """The receipt's canonical wire bytes and the node key's signature over region, node and those bytes."""
+    """A receipt with its signature."""
 
     receipt: Receipt
+    # Canonical wire bytes of the receipt.
     content: bytes
+    # The node key's signature over region, node and `content`.
     signature: bytes

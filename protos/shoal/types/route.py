@@ -7,45 +7,56 @@ from shoal.types.workload import WorkloadKey
 
 
 class EndpointKind(StrEnum):
+    # A worker of this node; `assignment` names it.
     LOCAL = "local"
-    """A worker of this very node; `assignment` names it."""
+    # The front of another agent of this region, which must serve the request from a local worker.
     AGENT = "agent"
-    """The front of another agent of this region, which must serve it from a local worker."""
+    # A gateway that leads to another region: its own gateway, or, for other nodes, one of this region.
     GATEWAY = "gateway"
-    """The gateway of another region."""
 
 
 class EndpointState(StrEnum):
     READY = "ready"
     DRAINING = "draining"
+    # Takes requests when no ready endpoint does.
     STANDBY = "standby"
-    """Takes requests when no ready one does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One replica. node: who serves it (the certificate's name that the forwarder must see).
+    """One replica, or a gateway that leads to some."""
 
-    region, agreement: of a gateway of another region, and under what it serves; empty for one's own."""
-
+    # The replica's assignment id; `AGREEMENT/GATEWAY` for a gateway.
     assignment: str
+    # Node that serves it: the name that the forwarder must see in its certificate.
     node: str
+    # How it is reached.
     kind: EndpointKind
+    # host:port of its front; empty for LOCAL.
     address: str
+    # Share of new requests, relative to the other endpoints of the route; 0: none.
     weight: float
+    # Whether it takes new requests.
     state: EndpointState
+    # Region of the gateway; empty within this region.
     region: str = ""
+    # Agreement under which the other region serves; empty within this region.
     agreement: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """All replicas of one workload. `pending_code` says why there are none, when there are none. stateful: its requests
-    are steps of sessions, each of which one replica has."""
+    """All endpoints of one workload."""
 
+    # Workload that it is for.
     workload: WorkloadKey
+    # Grows with each change of the workload's routes.
     generation: int
+    # Where requests may go; empty: nowhere yet.
     endpoints: tuple[Endpoint, ...]
+    # Why there are no endpoints; empty where there are some.
     pending_code: str = ""
+    # `pending_code` in words; empty where there is none.
     pending_reason: str = ""
+    # True: requests are steps of sessions, and one replica holds each session.
     stateful: bool = False

@@ -1,4 +1,4 @@
-"""Publishers' signatures of models: keys as documents name them, and what a signature that was verified says."""
+"""Publishers' signatures of models: keys as documents name them, and what a verified signature states."""
 
 import base64
 import binascii
@@ -17,15 +17,16 @@ _SHAPES: Final = (
     (bytes.fromhex("3076301006072a8648ce3d020106052b8104002203620004"), 120),
     (bytes.fromhex("30819b301006072a8648ce3d020106052b810400230381860004"), 158),
 )
-"""How a SubjectPublicKeyInfo (DER) begins and how long it is: Ed25519 (RFC 8410); P-256, P-384 and P-521 with
-uncompressed points (RFC 5480)."""
+"""Prefix and length of a SubjectPublicKeyInfo (DER): Ed25519 (RFC 8410); P-256, P-384 and P-521 with uncompressed
+points (RFC 5480)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherKey:
-    """A key that models may be signed with, under the name that policies give it. key: as `parse_key` returns it."""
+    """A key that models may be signed with, under the name that policies use."""
 
     name: str
+    # As `parse_key` returns it.
     key: str
 
     @property
@@ -45,41 +46,46 @@ class PublisherKey:
 
 @dataclass(frozen=True, slots=True)
 class SignedModel:
-    """What a node needs to judge a model by itself. bundle: an OpenSSF model signature (JSON), as it was pushed.
+    """What a node needs to check a model's signature by itself."""
 
-    keys: one of these must have made it. allow_version: a version that the region lets run although it is older than
-    the newest that is known of its model; 0: none.
-    """
-
+    # OpenSSF model signature (JSON), as it was pushed.
     bundle: bytes
+    # Keys, one of which must have made the signature.
     keys: tuple[PublisherKey, ...]
+    # A version that the region allows although a newer version of its model is known; 0: none.
     allow_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SignedFile:
-    """name: relative to the model's root, `/` between its parts. sha256: hex."""
+    """A file that a signature covers."""
 
+    # Relative to the model's root, with `/` between its parts.
     name: str
+    # Hex.
     sha256: str
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
-    """What a verified signature says. fingerprint: of the key that made it. model, version: what counts as the same
-    model, and how old it is; version 0 where the publisher gave none. expires_at None: never."""
+class VerifiedSignature:
+    """What a verified signature states."""
 
+    # SHA-256 (hex) of the key that made it.
     fingerprint: str
+    # The publisher's name of the model: versions of one name are versions of one model.
     model: str
+    # Orders versions of the model; 0 where the publisher gave none.
     version: int
+    # None: never.
     expires_at: Wall | None
+    # Files that the signature covers.
     files: tuple[SignedFile, ...]
+    # Paths that the publisher excluded from the signature.
     ignored: tuple[str, ...] = ()
-    """Paths beside the files that the publisher left out."""
 
     @property
-    def line(self) -> str:
-        """Under what a newest version is remembered: a publisher's key and the model's name."""
+    def lineage(self) -> str:
+        """Key under which the newest known version is stored: the publisher's key and the model's name."""
         return f"{self.fingerprint}/{self.model}"
 
 
@@ -89,21 +95,22 @@ def parse_key(text: str) -> str:
     Ed25519, ECDSA P-256, P-384 and P-521. Raises ShoalError(FIELD_INVALID).
     """
     if "PRIVATE KEY" in text:
-        raise _no_key("a private key, which stays with its owner")
+        raise _invalid_key("a private key, which stays with its owner")
     armoured = _ARMOUR.fullmatch(text)
     body = "".join((armoured[1] if armoured else text).split())
     try:
         der = base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as cause:
-        # not shown: it may be what is left of a private key
-        raise _no_key(f"{len(text)} characters that are no key") from cause
+        # not shown: it may be the rest of a private key
+        raise _invalid_key(f"{len(text)} characters that are no key") from cause
     if not any(der.startswith(prefix) and len(der) == size for prefix, size in _SHAPES):
-        raise _no_key(f"{len(der)} bytes of another kind of key")
+        raise _invalid_key(f"{len(der)} bytes of another kind of key")
     return base64.b64encode(der).decode()
 
 
-def rollback(signed: Signed, newest: int, allowed: frozenset[int]) -> Refusal | None:
-    """Why a version may not run where `newest` of the same line is known; `allowed`: versions that may nevertheless."""
+def check_rollback(signed: VerifiedSignature, newest: int, allowed: frozenset[int]) -> Refusal | None:
+    """Why a version may not run where `newest` of the same lineage is known; None: it may. `allowed`: versions that may
+    run although they are older."""
     if signed.version >= newest or signed.version in allowed:
         return None
     return Refusal(
@@ -114,7 +121,7 @@ def rollback(signed: Signed, newest: int, allowed: frozenset[int]) -> Refusal | 
     )
 
 
-def _no_key(found: str) -> ShoalError:
+def _invalid_key(found: str) -> ShoalError:
     return refuse(
         Code.FIELD_INVALID,
         found,

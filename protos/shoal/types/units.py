@@ -1,6 +1,6 @@
 """Quantities: SI inside, units where people read and type.
 
-The only module that turns `20ms`, `4GiB`, `0.40 USD/h` into numbers and back. Everything else holds SI floats or ints
+Only this module converts `20ms`, `4GiB` or `0.40 USD/h` to numbers and back. All other code holds SI floats or ints
 under the NewTypes below.
 """
 
@@ -21,17 +21,20 @@ GramsPerKwh = NewType("GramsPerKwh", float)
 PerSecond = NewType("PerSecond", float)
 
 Elapsed = NewType("Elapsed", float)
-"""Seconds on a monotonic clock over a persisted floor: leases, holds, deadlines. Never shown to people."""
+"""Seconds on a monotonic clock over a persisted floor, for leases, holds and deadlines. Never shown to people."""
 Wall = NewType("Wall", float)
-"""Seconds since 1970 UTC: people, calendars, signed times. Compared only with an allowance."""
+"""Seconds since 1970 UTC, for people, calendars and signed times. Compare only with an allowance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One kind of quantity: its name for people, and each unit's factor to SI."""
+    """One kind of quantity."""
 
+    # Name for people.
     name: str
+    # Factor of each unit to SI.
     factors: dict[str, float]
+    # A valid value, shown in errors.
     example: str
 
 
@@ -66,7 +69,7 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z%/0
 
 
 def parse_quantity(text: str, dimension: Dimension) -> float:
-    """`text` in SI. Raises ShoalError(UNIT_MISSING | UNIT_WRONG | QUANTITY_INVALID)."""
+    """`text` as a number in SI. Raises ShoalError(UNIT_MISSING | UNIT_WRONG | QUANTITY_INVALID)."""
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
         raise ShoalError(
@@ -106,7 +109,7 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
 
 
 def show_seconds(value: float) -> str:
-    """A duration for people: three figures, the unit that keeps them readable."""
+    """A duration for people: three significant digits, in a readable unit."""
     for factor, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(value) >= factor * (2 if factor >= 60 else 1):
             return f"{value / factor:.3g}{unit}"
@@ -135,9 +138,17 @@ def show_usd_per_hour(value: float) -> str:
     return f"{value:.4g} USD/h"
 
 
+def show_gain(gain: float) -> str:
+    """Improvement of an objective as text. gain is the share by which it became smaller: 0.2 gives `20% better`, -0.3
+    gives `30% worse`, -19 gives `20 times worse`."""
+    if gain >= 0:
+        return f"{gain:.0%} better" if round(gain, 2) else "no better"
+    return f"{-gain:.0%} worse" if gain > -1 else f"{1 - gain:.3g} times worse"
+
+
 def show_quantity(value: float, dimension: Dimension) -> str:
-    """`value`, SI and once parsed, as text that reads back to exactly the same number: in the SI unit where that is
-    short, else in the unit that needs fewest digits."""
+    """`value` (SI, from parse_quantity) as text that parses back to exactly the same number. It is in the SI unit where
+    that is short, otherwise in the unit that needs the fewest digits."""
     space = " " if " " in dimension.example else ""
     exact: dict[tuple[bool, int, bool, int], str] = {}
     for unit, factor in dimension.factors.items():

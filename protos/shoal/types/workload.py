@@ -1,6 +1,6 @@
-"""A workload as the engine sees it: its documents resolved, quantities in SI.
+"""A workload as placement sees it: documents resolved, quantities in SI.
 
-`shoal.policies.resolve` makes an Intent from the YAML kinds; placement and reconcile read nothing else.
+`shoal.policies.resolve` makes an Intent from the YAML kinds. Placement and reconcile read nothing else.
 """
 
 from collections.abc import Mapping
@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from shoal.types.migration import MigrationRule
+from shoal.types.migration import MigrationRule, PackRef
 from shoal.types.units import Bytes, GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour, Watts
 
 SESSION_BYTES: Final = Bytes(32 * 2**20)
-"""Most that one session of a stateful workload may hold."""
+"""Limit on the state of one session of a stateful workload."""
+
+
+SERVED_VERSION: Final = "1"
+"""Clients see this one version of a workload, whichever revision serves it."""
 
 
 class WorkloadKey(NamedTuple):
@@ -39,26 +43,30 @@ class Spread(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """A model by digest (`sha256:<hex>`), pinned on apply. precision: as the document says, else the profile's."""
+    """A model by digest (`sha256:<hex>`), pinned on apply."""
 
+    # The model as the document names it.
     source: str
     digest: str
+    # As the document states, otherwise the profile's.
     precision: str
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """None where the policy sets no limit. joules: per inference."""
+    """Limits of a policy; None: no limit."""
 
     cost: UsdPerHour | None = None
+    # Per inference.
     energy: Joules | None = None
     carbon: GramsPerHour | None = None
+    # Of all devices of a replica's node together.
     node_power: Watts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The objective; non-negative, sum 1."""
+    """Weights of the objective: non-negative, with sum 1."""
 
     latency: float
     cost: float
@@ -67,60 +75,74 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a candidate must meet. latency_p95_s None: no bound. where: CEL text, empty for any device.
+    """What a candidate must meet."""
 
-    signed_by: names of publishers' keys, one of which must have signed the model; empty: unsigned ones will do.
-    """
-
+    # None: no bound.
     latency_p95_s: Seconds | None
+    # True: the bound includes the round trip from where requests enter.
     latency_from_origin: bool
+    # Selector as CEL text; empty: any device.
     where: str
+    # Regions, or their declared residencies, where the data may be; empty: anywhere.
     residency: tuple[str, ...]
+    # Acceptable precisions; empty: any.
     precisions: tuple[str, ...]
+    # Number of replicas to place.
     replicas: int
+    # Whether replicas must be on different devices or nodes.
     spread: Spread
+    # Whether a standby replica is kept, and whether it is loaded.
     standby: Standby
+    # Time within which a lost replica is to be replaced, which `shoal doctor` checks; None: the default.
     recovery_s: Seconds | None
+    # True: only devices whose receipt is from a probe, not from a profile.
     measured_only: bool
+    # Greatest age of the receipt; None: any.
     measured_within_s: Seconds | None
+    # Names of publishers' keys, one of which must have signed the model; empty: an unsigned model is accepted.
     signed_by: tuple[str, ...] = ()
 
     def may_be_in(self, region: str, lies_in: str) -> bool:
-        """Whether its data may be in `region`, by its name or its `residency` (empty where it declares none)."""
+        """Whether the workload's data may be in `region`, by the region's name or by its declared residency `lies_in`
+        (empty where it declares none)."""
         return not self.residency or region in self.residency or (lies_in != "" and lies_in in self.residency)
 
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """One thing that may give, tried in the policy's order. `change` shows it as typed; the results replace."""
+    """One requirement that may be relaxed, tried in the policy's order."""
 
+    # The change as it was typed, for display.
     change: str
+    # Requirements that replace the current ones.
     require: Requirements
+    # Limits that replace the current ones.
     limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Declared requests from one origin: `peak` while `when` (CEL over `now` and `region`) holds, else `rate`. Without
-    `when` the rate is what counts."""
+    """Declared requests from one origin. The rate is `peak` while `when` holds, otherwise `rate`."""
 
+    # Name under which the front where requests enter counts them.
     origin: str
     rate: PerSecond
     peak: PerSecond
+    # CEL over `now` and `region`; empty: `rate` always applies.
     when: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
-    """The objective while `when` (CEL over `now` and `region`) holds."""
+class ScheduledWeights:
+    """Weights that apply while `when` (CEL over `now` and `region`) holds."""
 
     when: str
     weights: Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """What the documents say of what a schedule changes."""
+class DeclaredValues:
+    """Values from the documents that a schedule replaces for a time."""
 
     weights: Weights
     traffic: tuple[Traffic, ...]
@@ -128,11 +150,14 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRule:
-    """How a node behaves when it and its coordinator lose sight of each other. serve_s None: for ever."""
+    """What a node does while it and its coordinator are out of contact."""
 
     heartbeat_s: Seconds = Seconds(1.0)
+    # The coordinator counts the node as lost after this long without a report.
     lost_after_s: Seconds = Seconds(10.0)
+    # How long the node keeps serving; None: without limit.
     serve_s: Seconds | None = None
+    # True: the node serves after a restart although it has not reached its coordinator.
     cold_boot_serve: bool = True
 
 
@@ -143,66 +168,88 @@ class DelegationMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Delegation:
-    """When another region may run the workload. to: patterns of the names of regions (`*` for any part of one).
-
-    margin: share by which another region's offer must beat the best at home, under the workload's own objective.
-    term_s: how long an agreement is asked for at a time; it renews.
-    """
+class DelegationRule:
+    """When another region may run the workload."""
 
     mode: DelegationMode = DelegationMode.NEVER
+    # Share (0 to 1) by which another region's offer must be better than the best local candidate, under the workload's
+    # own objective.
     margin: float = 0.0
+    # Patterns of region names (`*` matches any part of one).
     to: tuple[str, ...] = ("*",)
+    # Length of one term of the agreement; it renews.
     term_s: Seconds = Seconds(1800.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Trade:
-    """Regions that the region works for. partner, tenants: patterns of names.
+class TradeRule:
+    """A region that this region runs workloads for, and how much."""
 
-    hold_share: the most of the region's memory, and of its devices' time, that one partner may have at once, in bids
-    that hold room and in what runs for it.
-    """
-
+    # Pattern of region names.
     partner: str
+    # Patterns of tenant names.
     tenants: tuple[str, ...] = ("*",)
+    # Greatest share (0 to 1) of the region's memory, and of its devices' time, that one partner may occupy: bids that
+    # hold capacity and running workloads together.
     hold_share: float = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """One workload with its policy applied. models: the source first, then its variants. capture: how many of its
-    requests a node may keep in memory to verify moves with, as its owner consents; 0: none. session: of a stateful one,
-    each input that takes state and the output that gives it. schedule: objectives for a time, the first that holds
-    counts. declared: where weights and traffic are those that hold now, what the documents say; None where they are the
-    documents' own. back: a rollback brought it back."""
+    """One workload with its policy applied."""
 
+    # Identity of the workload.
     key: WorkloadKey
+    # Grows with every applied change of the workload.
     revision: int
+    # Labels of the workload's document.
     labels: Mapping[str, str]
+    # Name of the policy.
     policy: str
+    # The source model first, then its variants.
     models: tuple[ModelRef, ...]
+    # What a candidate must meet.
     require: Requirements
+    # Limits on cost, energy, carbon and power.
     limits: Limits
+    # Weights of the objective that apply now.
     weights: Weights
+    # Requirements that may be relaxed, in order.
     relax: tuple[Relaxation, ...]
+    # Expected requests by origin that apply now.
     traffic: tuple[Traffic, ...]
+    # What nodes do while their coordinator is out of contact.
     partition: PartitionRule
+    # Placement serves higher ones first.
     priority: int
+    # True: it may share a worker process with other models of its tenant.
     shared_worker: bool
+    # Largest batch; 1: no batching.
     max_batch: int = 1
-    delegation: Delegation = Delegation()
+    # When another region may run it.
+    delegation: DelegationRule = DelegationRule()
+    # How a replica of it is replaced.
     migration: MigrationRule = field(default_factory=MigrationRule)
+    # How many of its requests a node may keep in memory to verify migrations with, by its owner's consent; 0: none.
     capture: int = 0
+    # Stateful workload: each input that takes state, and the output that yields it. Empty: stateless.
     session: Mapping[str, str] = field(default_factory=dict)
-    schedule: tuple[Scheduled, ...] = ()
-    declared: Declared | None = None
+    # Weights for a time; the first entry that holds applies. Empty: no schedule.
+    schedule: tuple[ScheduledWeights, ...] = ()
+    # What the documents state, where `weights` and `traffic` are those that apply now; None where they are the
+    # documents' own.
+    declared: DeclaredValues | None = None
+    # True: this revision came from a rollback.
     back: bool = False
+    # By model digest: samples that its warm-up uses. The workload's own, otherwise those pushed for the model.
+    packs: Mapping[str, PackRef] = field(default_factory=dict)
+    # True: a replica serves even if no known input runs in its warm-up.
+    warm_up_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one tenant may hold in the region. None: unlimited."""
+    """What one tenant may occupy in the region. None: unlimited."""
 
     tenant: str
     replicas: int | None = None

@@ -472,23 +472,28 @@ Global___Refused: _TypeAlias = Refused  # noqa: Y015
 
 @_typing.final
 class Lease(_message.Message):
-    """What the node has alone, it has for so long from when it sent the status of this sequence."""
+    """What the node has alone, it has for so long from when it sent the status of this sequence. claim: the same as long as
+    the region has not given the node up: what it had when an earlier lease of this claim ended is its own still.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     seconds: _builtins.float
+    claim: _builtins.str
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         seconds: _builtins.float = ...,
+        claim: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "seconds", b"seconds", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -252,6 +252,7 @@ class Node(_message.Message):
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
     UNCONFINED_FIELD_NUMBER: _builtins.int
+    FORWARD_KEY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     region: _builtins.str
     role: _builtins.str
@@ -265,6 +266,8 @@ class Node(_message.Message):
     token_address: _builtins.str
     metrics_address: _builtins.str
     boot_id: _builtins.str
+    forward_key: _builtins.str
+    """Of its front's forwards: X25519 public key, hex; empty: it signs none."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -290,10 +293,11 @@ class Node(_message.Message):
         metrics_address: _builtins.str = ...,
         boot_id: _builtins.str = ...,
         unconfined: _abc.Iterable[_builtins.str] | None = ...,
+        forward_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "arch", b"arch", "boot_id", b"boot_id", "devices", b"devices", "grpc_address", b"grpc_address", "labels", b"labels", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "metrics_address", b"metrics_address", "name", b"name", "os", b"os", "region", b"region", "rest_address", b"rest_address", "role", b"role", "token_address", b"token_address", "unconfined", b"unconfined"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "arch", b"arch", "boot_id", b"boot_id", "devices", b"devices", "forward_key", b"forward_key", "grpc_address", b"grpc_address", "labels", b"labels", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "metrics_address", b"metrics_address", "name", b"name", "os", b"os", "region", b"region", "rest_address", b"rest_address", "role", b"role", "token_address", b"token_address", "unconfined", b"unconfined"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -405,6 +409,8 @@ class Receipt(_message.Message):
     PROBE_S_FIELD_NUMBER: _builtins.int
     EMULATED_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    SYSTEM_FIELD_NUMBER: _builtins.int
+    RUNTIME_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     device: _builtins.str
     provider: _builtins.str
@@ -416,12 +422,15 @@ class Receipt(_message.Message):
     probe_s: _builtins.float
     emulated: _builtins.bool
     source: _builtins.str
+    system: _builtins.str
     @_builtins.property
     def precisions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def operators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def rates(self) -> Global___Rates: ...
+    @_builtins.property
+    def runtime(self) -> Global___RuntimeSupport: ...
     def __init__(
         self,
         *,
@@ -439,14 +448,90 @@ class Receipt(_message.Message):
         probe_s: _builtins.float = ...,
         emulated: _builtins.bool = ...,
         source: _builtins.str = ...,
+        system: _builtins.str = ...,
+        runtime: Global___RuntimeSupport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rates", b"rates"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rates", b"rates", "runtime", b"runtime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "driver_version", b"driver_version", "emulated", b"emulated", "measured_at", b"measured_at", "memory_bytes", b"memory_bytes", "node", b"node", "operators", b"operators", "precisions", b"precisions", "probe_s", b"probe_s", "provider", b"provider", "rates", b"rates", "runtime_version", b"runtime_version", "source", b"source", "spread", b"spread"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "driver_version", b"driver_version", "emulated", b"emulated", "measured_at", b"measured_at", "memory_bytes", b"memory_bytes", "node", b"node", "operators", b"operators", "precisions", b"precisions", "probe_s", b"probe_s", "provider", b"provider", "rates", b"rates", "runtime", b"runtime", "runtime_version", b"runtime_version", "source", b"source", "spread", b"spread", "system", b"system"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
+
+@_typing.final
+class RuntimeSupport(_message.Message):
+    """What a runtime loads. kernels: of ONNX's own operators, whichever provider has them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class OpsetsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    IR_VERSION_FIELD_NUMBER: _builtins.int
+    OPSETS_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
+    ir_version: _builtins.int
+    @_builtins.property
+    def opsets(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def kernels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Kernel]: ...
+    def __init__(
+        self,
+        *,
+        ir_version: _builtins.int = ...,
+        opsets: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        kernels: _abc.Iterable[Global___Kernel] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ir_version", b"ir_version", "kernels", b"kernels", "opsets", b"opsets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RuntimeSupport: _TypeAlias = RuntimeSupport  # noqa: Y015
+
+@_typing.final
+class Kernel(_message.Message):
+    """versions: pairs, the first and last version of the operator's definition; a last of 0: the first alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    operator: _builtins.str
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        operator: _builtins.str = ...,
+        versions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operator", b"operator", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Kernel: _TypeAlias = Kernel  # noqa: Y015
 
 @_typing.final
 class SignedReceipt(_message.Message):
@@ -631,6 +716,47 @@ class ModelProfile(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DefinitionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class OperandsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Shape: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Shape | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     DIGEST_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     IR_VERSION_FIELD_NUMBER: _builtins.int
@@ -647,6 +773,8 @@ class ModelProfile(_message.Message):
     CONFIDENT_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     BELOW_FIELD_NUMBER: _builtins.int
+    DEFINITIONS_FIELD_NUMBER: _builtins.int
+    OPERANDS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     size_bytes: _builtins.int
     ir_version: _builtins.int
@@ -670,6 +798,10 @@ class ModelProfile(_message.Message):
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def below(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def definitions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def operands(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
     def __init__(
         self,
         *,
@@ -689,10 +821,12 @@ class ModelProfile(_message.Message):
         confident: _builtins.bool = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         below: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        definitions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        operands: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "below", b"below", "confident", b"confident", "costs", b"costs", "digest", b"digest", "domains", b"domains", "inputs", b"inputs", "ir_version", b"ir_version", "metadata", b"metadata", "opset", b"opset", "outputs", b"outputs", "precision", b"precision", "producer", b"producer", "reference_shapes", b"reference_shapes", "size_bytes", b"size_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "below", b"below", "confident", b"confident", "costs", b"costs", "definitions", b"definitions", "digest", b"digest", "domains", b"domains", "inputs", b"inputs", "ir_version", b"ir_version", "metadata", b"metadata", "operands", b"operands", "opset", b"opset", "outputs", b"outputs", "precision", b"precision", "producer", b"producer", "reference_shapes", b"reference_shapes", "size_bytes", b"size_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -797,6 +931,27 @@ class Work(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class OperandsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Shape: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Shape | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CONV_FLOPS_FIELD_NUMBER: _builtins.int
     MATMUL_FLOPS_FIELD_NUMBER: _builtins.int
     OTHER_FLOPS_FIELD_NUMBER: _builtins.int
@@ -804,6 +959,7 @@ class Work(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     SHAPES_FIELD_NUMBER: _builtins.int
     BELOW_FIELD_NUMBER: _builtins.int
+    OPERANDS_FIELD_NUMBER: _builtins.int
     conv_flops: _builtins.float
     matmul_flops: _builtins.float
     other_flops: _builtins.float
@@ -813,6 +969,8 @@ class Work(_message.Message):
     def shapes(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
     @_builtins.property
     def below(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def operands(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
     def __init__(
         self,
         *,
@@ -823,10 +981,11 @@ class Work(_message.Message):
         nodes: _builtins.int = ...,
         shapes: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
         below: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        operands: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "bytes", b"bytes", "conv_flops", b"conv_flops", "matmul_flops", b"matmul_flops", "nodes", b"nodes", "other_flops", b"other_flops", "shapes", b"shapes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "bytes", b"bytes", "conv_flops", b"conv_flops", "matmul_flops", b"matmul_flops", "nodes", b"nodes", "operands", b"operands", "other_flops", b"other_flops", "shapes", b"shapes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -879,6 +1038,9 @@ class Assignment(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     HANDOVER_FIELD_NUMBER: _builtins.int
     GIVERS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    SAMPLES_BYTES_FIELD_NUMBER: _builtins.int
+    WARM_UP_OPTIONAL_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -893,6 +1055,10 @@ class Assignment(_message.Message):
     capture: _builtins.int
     standby: _builtins.bool
     staged: _builtins.bool
+    samples: _builtins.str
+    """What its warm-up is fed with, by digest; empty: what the graph implies."""
+    samples_bytes: _builtins.int
+    warm_up_optional: _builtins.bool
     @_builtins.property
     def workload(self) -> Global___WorkloadKey: ...
     @_builtins.property
@@ -939,10 +1105,13 @@ class Assignment(_message.Message):
         session: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         handover: Global___Handover | None = ...,
         givers: _abc.Iterable[Global___Giver] | None = ...,
+        samples: _builtins.str = ...,
+        samples_bytes: _builtins.int = ...,
+        warm_up_optional: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handover", b"handover", "partition", b"partition", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "device", b"device", "draining", b"draining", "givers", b"givers", "handover", b"handover", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "session", b"session", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "device", b"device", "draining", b"draining", "givers", b"givers", "handover", b"handover", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "session", b"session", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1449,6 +1618,62 @@ class PeerTrust(_message.Message):
 Global___PeerTrust: _TypeAlias = PeerTrust  # noqa: Y015
 
 @_typing.final
+class Front(_message.Message):
+    """Another node of the region. key: of its forwards, as its hello told it. workloads: those whose requests it may forward
+    to this node; none: this node forwards to it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    WORKLOADS_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    key: _builtins.str
+    @_builtins.property
+    def workloads(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkloadKey]: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        key: _builtins.str = ...,
+        workloads: _abc.Iterable[Global___WorkloadKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "node", b"node", "workloads", b"workloads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Front: _TypeAlias = Front  # noqa: Y015
+
+@_typing.final
+class Forwarding(_message.Message):
+    """Who may forward here, and the tenants (`*`: all) whose clients may call this node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRONTS_FIELD_NUMBER: _builtins.int
+    ENTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def fronts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Front]: ...
+    @_builtins.property
+    def enters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        fronts: _abc.Iterable[Global___Front] | None = ...,
+        enters: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enters", b"enters", "fronts", b"fronts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Forwarding: _TypeAlias = Forwarding  # noqa: Y015
+
+@_typing.final
 class DesiredSet(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1463,6 +1688,7 @@ class DesiredSet(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
     ASLEEP_FIELD_NUMBER: _builtins.int
+    FORWARDING_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     heartbeat_s: _builtins.float
     proof: _builtins.bytes
@@ -1485,6 +1711,10 @@ class DesiredSet(_message.Message):
     def asleep(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Devices of the node that shall sleep."""
 
+    @_builtins.property
+    def forwarding(self) -> Global___Forwarding:
+        """None from a coordinator that does not tell: then any front of the region may forward here."""
+
     def __init__(
         self,
         *,
@@ -1499,10 +1729,11 @@ class DesiredSet(_message.Message):
         peers: _abc.Iterable[Global___PeerTrust] | None = ...,
         proof: _builtins.bytes = ...,
         asleep: _abc.Iterable[_builtins.str] | None = ...,
+        forwarding: Global___Forwarding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["trust", b"trust", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["forwarding", b"forwarding", "trust", b"trust", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "assignments", b"assignments", "credentials", b"credentials", "heartbeat_s", b"heartbeat_s", "node", b"node", "peers", b"peers", "pins", b"pins", "proof", b"proof", "routes", b"routes", "trust", b"trust", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "assignments", b"assignments", "credentials", b"credentials", "forwarding", b"forwarding", "heartbeat_s", b"heartbeat_s", "node", b"node", "peers", b"peers", "pins", b"pins", "proof", b"proof", "routes", b"routes", "trust", b"trust", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1520,6 +1751,8 @@ class Served(_message.Message):
     JOULES_FIELD_NUMBER: _builtins.int
     ENERGY_SOURCE_FIELD_NUMBER: _builtins.int
     PACE_MISSED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
     origin: _builtins.str
     requests: _builtins.int
     errors: _builtins.int
@@ -1528,6 +1761,8 @@ class Served(_message.Message):
     joules: _builtins.float
     energy_source: _builtins.str
     pace_missed: _builtins.int
+    refused: _builtins.int
+    late: _builtins.int
     def __init__(
         self,
         *,
@@ -1539,10 +1774,12 @@ class Served(_message.Message):
         joules: _builtins.float = ...,
         energy_source: _builtins.str = ...,
         pace_missed: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        late: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["energy_source", b"energy_source", "errors", b"errors", "joules", b"joules", "latency_p50_s", b"latency_p50_s", "latency_p95_s", b"latency_p95_s", "origin", b"origin", "pace_missed", b"pace_missed", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["energy_source", b"energy_source", "errors", b"errors", "joules", b"joules", "late", b"late", "latency_p50_s", b"latency_p50_s", "latency_p95_s", b"latency_p95_s", "origin", b"origin", "pace_missed", b"pace_missed", "refused", b"refused", "requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1608,6 +1845,7 @@ class Observed(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     LATENCIES_FIELD_NUMBER: _builtins.int
+    CRASHED_AT_LOAD_FIELD_NUMBER: _builtins.int
     assignment: _builtins.str
     model: _builtins.str
     device: _builtins.str
@@ -1620,6 +1858,7 @@ class Observed(_message.Message):
     in_flight: _builtins.int
     restarts: _builtins.int
     sessions: _builtins.int
+    crashed_at_load: _builtins.bool
     @_builtins.property
     def workload(self) -> Global___WorkloadKey: ...
     @_builtins.property
@@ -1656,10 +1895,11 @@ class Observed(_message.Message):
         verdict: Global___Verdict | None = ...,
         sessions: _builtins.int = ...,
         latencies: _abc.Iterable[_builtins.int] | None = ...,
+        crashed_at_load: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at", "_retry_at", b"_retry_at", "gives_up_at", b"gives_up_at", "measured", b"measured", "retry_at", b"retry_at", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at", "_retry_at", b"_retry_at", "assignment", b"assignment", "code", b"code", "device", b"device", "gives_up_at", b"gives_up_at", "in_flight", b"in_flight", "inputs", b"inputs", "latencies", b"latencies", "measured", b"measured", "model", b"model", "outputs", b"outputs", "phase", b"phase", "reason", b"reason", "restarts", b"restarts", "retry_at", b"retry_at", "served", b"served", "sessions", b"sessions", "since", b"since", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at", "_retry_at", b"_retry_at", "assignment", b"assignment", "code", b"code", "crashed_at_load", b"crashed_at_load", "device", b"device", "gives_up_at", b"gives_up_at", "in_flight", b"in_flight", "inputs", b"inputs", "latencies", b"latencies", "measured", b"measured", "model", b"model", "outputs", b"outputs", "phase", b"phase", "reason", b"reason", "restarts", b"restarts", "retry_at", b"retry_at", "served", b"served", "sessions", b"sessions", "since", b"since", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gives_up_at: _TypeAlias = _typing.Literal["gives_up_at"]  # noqa: Y015
     _WhichOneofArgType__gives_up_at: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at"]  # noqa: Y015
@@ -1684,11 +1924,16 @@ class Crossing(_message.Message):
     ERRORS_FIELD_NUMBER: _builtins.int
     LATENCY_P95_S_FIELD_NUMBER: _builtins.int
     LATENCIES_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
     agreement: _builtins.str
     region: _builtins.str
     requests: _builtins.int
     errors: _builtins.int
     latency_p95_s: _builtins.float
+    refused: _builtins.int
+    """Of `requests`: what their clients got wrong or gave up; and what was not answered by its deadline."""
+    late: _builtins.int
     @_builtins.property
     def latencies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1700,10 +1945,12 @@ class Crossing(_message.Message):
         errors: _builtins.int = ...,
         latency_p95_s: _builtins.float = ...,
         latencies: _abc.Iterable[_builtins.int] | None = ...,
+        refused: _builtins.int = ...,
+        late: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "errors", b"errors", "latencies", b"latencies", "latency_p95_s", b"latency_p95_s", "region", b"region", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "errors", b"errors", "late", b"late", "latencies", b"latencies", "latency_p95_s", b"latency_p95_s", "refused", b"refused", "region", b"region", "requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -447,6 +447,7 @@ class PlacementChange(_message.Message):
     PRECISION_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    EMULATED_FIELD_NUMBER: _builtins.int
     sign: _builtins.str
     node: _builtins.str
     device: _builtins.str
@@ -454,6 +455,7 @@ class PlacementChange(_message.Message):
     precision: _builtins.str
     assignment: _builtins.str
     why: _builtins.str
+    emulated: _builtins.bool
     def __init__(
         self,
         *,
@@ -464,10 +466,11 @@ class PlacementChange(_message.Message):
         precision: _builtins.str = ...,
         assignment: _builtins.str = ...,
         why: _builtins.str = ...,
+        emulated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "device", b"device", "model", b"model", "node", b"node", "precision", b"precision", "sign", b"sign", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "device", b"device", "emulated", b"emulated", "model", b"model", "node", b"node", "precision", b"precision", "sign", b"sign", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -543,6 +546,7 @@ class WorkloadPlan(_message.Message):
     BIDS_FIELD_NUMBER: _builtins.int
     UNDELEGATED_FIELD_NUMBER: _builtins.int
     NO_STANDBY_FIELD_NUMBER: _builtins.int
+    COMPARED_WITH_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     wanted: _builtins.int
     placed: _builtins.int
@@ -576,6 +580,10 @@ class WorkloadPlan(_message.Message):
     def no_standby(self) -> _nouns_pb2.Refusal:
         """Why no replica stands by although its policy asks for one."""
 
+    @_builtins.property
+    def compared_with(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Other models, by digest, whose answers the new replicas have to give before they take a request."""
+
     def __init__(
         self,
         *,
@@ -594,10 +602,11 @@ class WorkloadPlan(_message.Message):
         bids: _abc.Iterable[Global___BidView] | None = ...,
         undelegated: _nouns_pb2.Refusal | None = ...,
         no_standby: _nouns_pb2.Refusal | None = ...,
+        compared_with: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["no_standby", b"no_standby", "refusal", b"refusal", "undelegated", b"undelegated", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "bids", b"bids", "candidates", b"candidates", "changes", b"changes", "delegate", b"delegate", "delegated_to", b"delegated_to", "nearest", b"nearest", "no_standby", b"no_standby", "placed", b"placed", "policy", b"policy", "refusal", b"refusal", "relaxed", b"relaxed", "undelegated", b"undelegated", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "bids", b"bids", "candidates", b"candidates", "changes", b"changes", "compared_with", b"compared_with", "delegate", b"delegate", "delegated_to", b"delegated_to", "nearest", b"nearest", "no_standby", b"no_standby", "placed", b"placed", "policy", b"policy", "refusal", b"refusal", "relaxed", b"relaxed", "undelegated", b"undelegated", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1059,6 +1068,7 @@ class WorkloadView(_message.Message):
     DOCUMENT_FIELD_NUMBER: _builtins.int
     RELAXED_FIELD_NUMBER: _builtins.int
     REFERENCES_FIELD_NUMBER: _builtins.int
+    FINAL_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     policy: _builtins.str
     wanted: _builtins.int
@@ -1069,6 +1079,8 @@ class WorkloadView(_message.Message):
     retry_at: _builtins.float
     gives_up_at: _builtins.float
     document: _builtins.str
+    final: _builtins.bool
+    """It is pending, and stays so until a document, a model or the region is changed by somebody."""
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -1101,10 +1113,11 @@ class WorkloadView(_message.Message):
         document: _builtins.str = ...,
         relaxed: _abc.Iterable[_builtins.str] | None = ...,
         references: _abc.Iterable[Global___ReferenceView] | None = ...,
+        final: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "gives_up_at", b"gives_up_at", "ingress", b"ingress", "models", b"models", "policy", b"policy", "ready", b"ready", "reason", b"reason", "references", b"references", "relaxed", b"relaxed", "retry_at", b"retry_at", "revision", b"revision", "since", b"since", "state", b"state", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "final", b"final", "gives_up_at", b"gives_up_at", "ingress", b"ingress", "models", b"models", "policy", b"policy", "ready", b"ready", "reason", b"reason", "references", b"references", "relaxed", b"relaxed", "retry_at", b"retry_at", "revision", b"revision", "since", b"since", "state", b"state", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1147,11 +1160,14 @@ class PlacementView(_message.Message):
     TIME_SCALE_FIELD_NUMBER: _builtins.int
     LIVENESS_FIELD_NUMBER: _builtins.int
     ROUTED_FIELD_NUMBER: _builtins.int
+    STAYS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     emulated: _builtins.bool
     time_scale: _builtins.float
     liveness: _builtins.str
     routed: _builtins.bool
+    stays: _builtins.str
+    """Why it stays although another place is better."""
     @_builtins.property
     def assignment(self) -> _nouns_pb2.Assignment: ...
     @_builtins.property
@@ -1169,10 +1185,11 @@ class PlacementView(_message.Message):
         time_scale: _builtins.float = ...,
         liveness: _builtins.str = ...,
         routed: _builtins.bool = ...,
+        stays: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "observed", b"observed", "prediction", b"prediction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "emulated", b"emulated", "liveness", b"liveness", "node", b"node", "observed", b"observed", "prediction", b"prediction", "routed", b"routed", "time_scale", b"time_scale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "emulated", b"emulated", "liveness", b"liveness", "node", b"node", "observed", b"observed", "prediction", b"prediction", "routed", b"routed", "stays", b"stays", "time_scale", b"time_scale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1224,6 +1241,7 @@ class Event(_message.Message):
     ACTOR_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    EMULATED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     at: _builtins.float
     code: _builtins.str
@@ -1231,6 +1249,8 @@ class Event(_message.Message):
     message: _builtins.str
     actor: _builtins.str
     node: _builtins.str
+    emulated: _builtins.bool
+    """It tells of a node that has an emulated device."""
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     def __init__(
@@ -1244,10 +1264,11 @@ class Event(_message.Message):
         actor: _builtins.str = ...,
         node: _builtins.str = ...,
         workload: _nouns_pb2.WorkloadKey | None = ...,
+        emulated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "at", b"at", "code", b"code", "message", b"message", "node", b"node", "sequence", b"sequence", "subject", b"subject", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "at", b"at", "code", b"code", "emulated", b"emulated", "message", b"message", "node", b"node", "sequence", b"sequence", "subject", b"subject", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1532,12 +1553,18 @@ class UnmovedView(_message.Message):
     HOLD_FIELD_NUMBER: _builtins.int
     FOUND_FIELD_NUMBER: _builtins.int
     UNTIL_FIELD_NUMBER: _builtins.int
+    TO_EMULATED_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
     to: _builtins.str
     cause: _builtins.str
     why: _builtins.str
     hold: _builtins.str
     found: _builtins.str
     until: _builtins.float
+    to_emulated: _builtins.bool
+    """`to` is an emulated device, or a node that has one."""
+    remedy: _builtins.str
+    """What somebody can do for it to move."""
     @_builtins.property
     def source(self) -> Global___MigrationPlace: ...
     def __init__(
@@ -1550,10 +1577,12 @@ class UnmovedView(_message.Message):
         hold: _builtins.str = ...,
         found: _builtins.str = ...,
         until: _builtins.float = ...,
+        to_emulated: _builtins.bool = ...,
+        remedy: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "found", b"found", "hold", b"hold", "source", b"source", "to", b"to", "until", b"until", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "found", b"found", "hold", b"hold", "remedy", b"remedy", "source", b"source", "to", b"to", "to_emulated", b"to_emulated", "until", b"until", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1766,11 +1795,13 @@ class CanMoveReply(_message.Message):
     SOURCE_DEVICE_FIELD_NUMBER: _builtins.int
     ESTIMATES_FIELD_NUMBER: _builtins.int
     BIDS_FIELD_NUMBER: _builtins.int
+    SOURCE_EMULATED_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     """Of the best."""
     source_node: _builtins.str
     """Where the replica that would move is; empty where none runs."""
     source_device: _builtins.str
+    source_emulated: _builtins.bool
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -1790,10 +1821,11 @@ class CanMoveReply(_message.Message):
         source_device: _builtins.str = ...,
         estimates: _abc.Iterable[Global___MoveEstimate] | None = ...,
         bids: _abc.Iterable[Global___BidView] | None = ...,
+        source_emulated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "bids", b"bids", "estimates", b"estimates", "source_device", b"source_device", "source_node", b"source_node", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "bids", b"bids", "estimates", b"estimates", "source_device", b"source_device", "source_emulated", b"source_emulated", "source_node", b"source_node", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1813,12 +1845,15 @@ class MigrationPlace(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
+    EMULATED_FIELD_NUMBER: _builtins.int
     assignment: _builtins.str
     node: _builtins.str
     device: _builtins.str
     model: _builtins.str
     precision: _builtins.str
     region: _builtins.str
+    emulated: _builtins.bool
+    """The device is emulated; of another region: what it offered is."""
     def __init__(
         self,
         *,
@@ -1828,10 +1863,11 @@ class MigrationPlace(_message.Message):
         model: _builtins.str = ...,
         precision: _builtins.str = ...,
         region: _builtins.str = ...,
+        emulated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "device", b"device", "model", b"model", "node", b"node", "precision", b"precision", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "device", b"device", "emulated", b"emulated", "model", b"model", "node", b"node", "precision", b"precision", "region", b"region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1873,9 +1909,13 @@ class GuardReading(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     PASSED_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
     share: _builtins.float
     held_s: _builtins.float
     passed: _builtins.bool
+    """And judged: false where there was no request."""
+    outcome: _builtins.str
+    """`passed`, `failed`, or `not judged`: no request was answered and none failed."""
     @_builtins.property
     def source(self) -> Global___GuardFigures: ...
     @_builtins.property
@@ -1888,10 +1928,11 @@ class GuardReading(_message.Message):
         source: Global___GuardFigures | None = ...,
         target: Global___GuardFigures | None = ...,
         passed: _builtins.bool = ...,
+        outcome: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_s", b"held_s", "passed", b"passed", "share", b"share", "source", b"source", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_s", b"held_s", "outcome", b"outcome", "passed", b"passed", "share", b"share", "source", b"source", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2063,6 +2104,7 @@ class MigrationView(_message.Message):
     VERDICT_SHA256_FIELD_NUMBER: _builtins.int
     GAP_S_FIELD_NUMBER: _builtins.int
     REFERENCE_FIELD_NUMBER: _builtins.int
+    TO_EMULATED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     stage: _builtins.str
     cause: _builtins.str
@@ -2079,6 +2121,8 @@ class MigrationView(_message.Message):
     """Of the verdict as it is stored, in hexadecimal: what the audit log says of it. Empty without one."""
     gap_s: _builtins.float
     """For how long nobody served; NaN where somebody always did, or does not yet again."""
+    to_emulated: _builtins.bool
+    """`to` is an emulated device, or a node that has one."""
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -2132,10 +2176,11 @@ class MigrationView(_message.Message):
         verdict_sha256: _builtins.str = ...,
         gap_s: _builtins.float = ...,
         reference: _artifacts_pb2.Pack | None = ...,
+        to_emulated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["came", b"came", "expected", b"expected", "reason", b"reason", "reference", b"reference", "source", b"source", "target", b"target", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "came", b"came", "cause", b"cause", "expected", b"expected", "gap_s", b"gap_s", "gives_up_at", b"gives_up_at", "id", b"id", "readings", b"readings", "reason", b"reason", "reference", b"reference", "share", b"share", "source", b"source", "stage", b"stage", "stages", b"stages", "target", b"target", "to", b"to", "verdict", b"verdict", "verdict_sha256", b"verdict_sha256", "why", b"why", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "came", b"came", "cause", b"cause", "expected", b"expected", "gap_s", b"gap_s", "gives_up_at", b"gives_up_at", "id", b"id", "readings", b"readings", "reason", b"reason", "reference", b"reference", "share", b"share", "source", b"source", "stage", b"stage", "stages", b"stages", "target", b"target", "to", b"to", "to_emulated", b"to_emulated", "verdict", b"verdict", "verdict_sha256", b"verdict_sha256", "why", b"why", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2358,6 +2403,7 @@ class EventsRequest(_message.Message):
     after: _builtins.int
     follow: _builtins.bool
     limit: _builtins.int
+    """Of past events, the newest so many; 0: all that are kept. With follow, new ones come after these."""
     def __init__(
         self,
         *,
@@ -2375,26 +2421,56 @@ Global___EventsRequest: _TypeAlias = EventsRequest  # noqa: Y015
 
 @_typing.final
 class CreateTokenRequest(_message.Message):
-    """role: agent | gateway | operator | viewer | tenant | bearer. A bearer token is for a tenant's clients (data plane)."""
+    """role: agent | gateway | operator | viewer | tenant | bearer. A bearer token is for a tenant's clients (data plane).
+    labels: of the node that joins with it. allow_labels: patterns (`site`, `rack-*`) of names that it may declare itself.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     ROLE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     VALID_S_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    ALLOW_LABELS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     name: _builtins.str
     valid_s: _builtins.float
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def allow_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         name: _builtins.str = ...,
         valid_s: _builtins.float = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        allow_labels: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "role", b"role", "valid_s", b"valid_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_labels", b"allow_labels", "labels", b"labels", "name", b"name", "role", b"role", "valid_s", b"valid_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2491,46 +2567,100 @@ Global___DoctorReply: _TypeAlias = DoctorReply  # noqa: Y015
 
 @_typing.final
 class RevokeRequest(_message.Message):
-    """role: agent | gateway | operator | viewer | tenant; empty: the node of that name, agent or gateway."""
+    """role: agent | gateway | operator | viewer | tenant; empty: the node of that name, agent or gateway.
+    keep_enrolled: identities that enrolled with tokens of this one stay. dry_run: tells what it would end, and ends
+    nothing. force: also where no operator is left.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    KEEP_ENROLLED_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     role: _builtins.str
     reason: _builtins.str
+    keep_enrolled: _builtins.bool
+    dry_run: _builtins.bool
+    force: _builtins.bool
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         role: _builtins.str = ...,
         reason: _builtins.str = ...,
+        keep_enrolled: _builtins.bool = ...,
+        dry_run: _builtins.bool = ...,
+        force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "force", b"force", "keep_enrolled", b"keep_enrolled", "name", b"name", "reason", b"reason", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RevokeRequest: _TypeAlias = RevokeRequest  # noqa: Y015
 
 @_typing.final
-class RevokeReply(_message.Message):
+class EndedView(_message.Message):
+    """kind: identity | token | bearer | region. name: URI name of an identity, id of a token, name of a region. serials: of
+    an identity's certificates. because: URI name of the identity that made it or that it is bound to. about: of a token.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     SERIALS_FIELD_NUMBER: _builtins.int
+    BECAUSE_FIELD_NUMBER: _builtins.int
+    ABOUT_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    name: _builtins.str
+    because: _builtins.str
+    about: _builtins.str
     @_builtins.property
     def serials(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
+        kind: _builtins.str = ...,
+        name: _builtins.str = ...,
         serials: _abc.Iterable[_builtins.str] | None = ...,
+        because: _builtins.str = ...,
+        about: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["serials", b"serials"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["about", b"about", "because", b"because", "kind", b"kind", "name", b"name", "serials", b"serials"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndedView: _TypeAlias = EndedView  # noqa: Y015
+
+@_typing.final
+class RevokeReply(_message.Message):
+    """serials: all certificates that are refused from now on. ended: all that ended, the identity itself first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIALS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def serials(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedView]: ...
+    def __init__(
+        self,
+        *,
+        serials: _abc.Iterable[_builtins.str] | None = ...,
+        ended: _abc.Iterable[Global___EndedView] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "serials", b"serials"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2618,6 +2748,73 @@ class ReleaseNodeReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseNodeReply: _TypeAlias = ReleaseNodeReply  # noqa: Y015
+
+@_typing.final
+class LabelNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SetEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NODE_FIELD_NUMBER: _builtins.int
+    SET_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    @_builtins.property
+    def set(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def remove(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        set: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        remove: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "remove", b"remove", "set", b"set"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LabelNodeRequest: _TypeAlias = LabelNodeRequest  # noqa: Y015
+
+@_typing.final
+class LabelNodeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> Global___NodeView: ...
+    def __init__(
+        self,
+        *,
+        node: Global___NodeView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LabelNodeReply: _TypeAlias = LabelNodeReply  # noqa: Y015
 
 @_typing.final
 class ClearModelRequest(_message.Message):

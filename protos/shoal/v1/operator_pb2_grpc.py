@@ -124,6 +124,11 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.ReleaseNodeRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.ReleaseNodeReply.FromString,
                 _registered_method=True)
+        self.Label = channel.unary_unary(
+                '/shoal.v1.Operator/Label',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.LabelNodeRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.LabelNodeReply.FromString,
+                _registered_method=True)
         self.ClearModel = channel.unary_unary(
                 '/shoal.v1.Operator/ClearModel',
                 request_serializer=shoal_dot_v1_dot_operator__pb2.ClearModelRequest.SerializeToString,
@@ -304,6 +309,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Label(self, request, context):
+        """Sets and removes labels of a node that count, whatever the node says of itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ClearModel(self, request, context):
         """Forgets what was held against a model.
         """
@@ -350,7 +362,7 @@ class OperatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Backup(self, request, context):
-        """The state at one revision as one file (shoal.wire.backup), in pieces; it is whole when it ends with its checksums.
+        """The state at one revision as one file (shoal.artifacts.backup), in pieces; it is whole when it ends with its checksums.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -469,6 +481,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.ReleaseNodeRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.ReleaseNodeReply.SerializeToString,
+            ),
+            'Label': grpc.unary_unary_rpc_method_handler(
+                    servicer.Label,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.LabelNodeRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.LabelNodeReply.SerializeToString,
             ),
             'ClearModel': grpc.unary_unary_rpc_method_handler(
                     servicer.ClearModel,
@@ -1012,6 +1029,33 @@ class Operator:
             '/shoal.v1.Operator/Release',
             shoal_dot_v1_dot_operator__pb2.ReleaseNodeRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.ReleaseNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Label(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/Label',
+            shoal_dot_v1_dot_operator__pb2.LabelNodeRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.LabelNodeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,6 +62,8 @@ class OperatorStub:
     """Decides about two agents that showed one identity."""
     Release: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ReleaseNodeRequest, _operator_pb2.ReleaseNodeReply]
     """Ends a quarantine."""
+    Label: _grpc.UnaryUnaryMultiCallable[_operator_pb2.LabelNodeRequest, _operator_pb2.LabelNodeReply]
+    """Sets and removes labels of a node that count, whatever the node says of itself."""
     ClearModel: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ClearModelRequest, _operator_pb2.ClearModelReply]
     """Forgets what was held against a model."""
     GetAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetAuthorityRequest, _operator_pb2.GetAuthorityReply]
@@ -73,7 +75,7 @@ class OperatorStub:
     LeaveFederation: _grpc.UnaryUnaryMultiCallable[_operator_pb2.LeaveFederationRequest, _operator_pb2.LeaveFederationReply]
     GetFederation: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetFederationRequest, _operator_pb2.GetFederationReply]
     Backup: _grpc.UnaryStreamMultiCallable[_operator_pb2.BackupRequest, _operator_pb2.BackupChunk]
-    """The state at one revision as one file (shoal.wire.backup), in pieces; it is whole when it ends with its checksums."""
+    """The state at one revision as one file (shoal.artifacts.backup), in pieces; it is whole when it ends with its checksums."""
     Logs: _grpc.UnaryStreamMultiCallable[_operator_pb2.LogsRequest, _operator_pb2.LogsReply]
     """What a node's processes logged last, then (follow) what they log."""
     Trace: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TraceRequest, _operator_pb2.TraceReply]
@@ -115,6 +117,8 @@ class OperatorAsyncStub(OperatorStub):
     """Decides about two agents that showed one identity."""
     Release: _aio.UnaryUnaryMultiCallable[_operator_pb2.ReleaseNodeRequest, _operator_pb2.ReleaseNodeReply]  # type: ignore[assignment]
     """Ends a quarantine."""
+    Label: _aio.UnaryUnaryMultiCallable[_operator_pb2.LabelNodeRequest, _operator_pb2.LabelNodeReply]  # type: ignore[assignment]
+    """Sets and removes labels of a node that count, whatever the node says of itself."""
     ClearModel: _aio.UnaryUnaryMultiCallable[_operator_pb2.ClearModelRequest, _operator_pb2.ClearModelReply]  # type: ignore[assignment]
     """Forgets what was held against a model."""
     GetAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetAuthorityRequest, _operator_pb2.GetAuthorityReply]  # type: ignore[assignment]
@@ -126,7 +130,7 @@ class OperatorAsyncStub(OperatorStub):
     LeaveFederation: _aio.UnaryUnaryMultiCallable[_operator_pb2.LeaveFederationRequest, _operator_pb2.LeaveFederationReply]  # type: ignore[assignment]
     GetFederation: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetFederationRequest, _operator_pb2.GetFederationReply]  # type: ignore[assignment]
     Backup: _aio.UnaryStreamMultiCallable[_operator_pb2.BackupRequest, _operator_pb2.BackupChunk]  # type: ignore[assignment]
-    """The state at one revision as one file (shoal.wire.backup), in pieces; it is whole when it ends with its checksums."""
+    """The state at one revision as one file (shoal.artifacts.backup), in pieces; it is whole when it ends with its checksums."""
     Logs: _aio.UnaryStreamMultiCallable[_operator_pb2.LogsRequest, _operator_pb2.LogsReply]  # type: ignore[assignment]
     """What a node's processes logged last, then (follow) what they log."""
     Trace: _aio.UnaryUnaryMultiCallable[_operator_pb2.TraceRequest, _operator_pb2.TraceReply]  # type: ignore[assignment]
@@ -275,6 +279,14 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         """Ends a quarantine."""
 
     @_abc_1.abstractmethod
+    def Label(
+        self,
+        request: _operator_pb2.LabelNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.LabelNodeReply, _abc.Awaitable[_operator_pb2.LabelNodeReply]]:
+        """Sets and removes labels of a node that count, whatever the node says of itself."""
+
+    @_abc_1.abstractmethod
     def ClearModel(
         self,
         request: _operator_pb2.ClearModelRequest,
@@ -332,7 +344,7 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.BackupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operator_pb2.BackupChunk], _abc.AsyncIterator[_operator_pb2.BackupChunk]]:
-        """The state at one revision as one file (shoal.wire.backup), in pieces; it is whole when it ends with its checksums."""
+        """The state at one revision as one file (shoal.artifacts.backup), in pieces; it is whole when it ends with its checksums."""
 
     @_abc_1.abstractmethod
     def Logs(

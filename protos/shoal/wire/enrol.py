@@ -1,6 +1,7 @@
-"""The member's side of enrolment, the same for agents and operators: a key, a request, a pinned CA, one redemption.
+"""The client side of enrolment, for agents and operators: make a key and a request, pin the CA, redeem the token. Also
+renewal.
 
-Renewing is here too. Blocking: called by commands, and from a thread by what runs for long.
+All calls block. Commands call them directly, long-running processes from a thread.
 """
 
 import json
@@ -18,53 +19,67 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from shoal.host.private_files import write_private
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.v1 import enrolment_pb2, enrolment_pb2_grpc
-from shoal.wire.identity import Identity, check_name, dns_of, identity_of_certificate
+from shoal.wire.identity import Identity, check_name, dns_of, identity_of_certificate, identity_of_der
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES
-from shoal.wire.private import write_private
 from shoal.wire.signing import sign
 from shoal.wire.status import refusal_of
+from shoal.wire.tls_ignoring_dates import channel_ignoring_dates
 from shoal.wire.token import JoinToken, ca_fingerprint, parse_join_token
-from shoal.wire.undated import undated_channel
 
 TIMEOUT_S: Final = 15.0
+ALERT_S: Final = 1.0
+"""How long a server may take, once TLS is agreed on, to say that it requires a certificate: a round trip plus its
+backlog."""
 RENEWAL: Final = "renewal"
-"""What the holder of a certificate signs a request for its successor as."""
+"""Topic of the signature by which the holder of a certificate requests the next one."""
 _NAMES: Final = ("key.pem", "ca.pem", "cert.pem")
 _PENDING: Final = "pending.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """What a redemption or a renewal gave. key_pem: unencrypted PKCS#8, made here and never sent."""
+    """Result of a redemption or a renewal."""
 
+    # Region that issued the certificate.
     region: str
+    # Role in the certificate.
     role: Role
+    # Name in the certificate.
     name: str
+    # Issued certificate (PEM). Certificates after the first are for servers to show.
     certificate_pem: bytes
+    # The region's CA certificate.
     ca_pem: bytes
+    # host:port of the agent link.
     link_address: str
+    # host:port of the operator API.
     api_address: str
+    # Unencrypted PKCS#8. It is made here and never sent.
     key_pem: bytes = field(repr=False)
+    # host:port of the enrolment server, for renewals.
     enrol_address: str = ""
+    # host:port of the region's MQTT broker; empty without one.
     mqtt_address: str = ""
 
     def write(self, folder: Path) -> None:
-        """`cert.pem`, `key.pem`, `ca.pem` in `folder` (0700), each 0600.
+        """Writes `cert.pem`, `key.pem` and `ca.pem` to `folder` (0700), each with mode 0600.
 
-        All or none, whenever it is cut off: what is to be written is on disk first, and `complete` goes on with it.
-        Who reads meanwhile may see a key beside another's certificate, and can tell by `belong`.
+        After an interruption either all files are written or none: the contents are on disk first, and `recover_write`
+        finishes from them. A concurrent reader may see a key beside another key's certificate, and can detect that by
+        `is_matching_pair`.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         contents = dict(zip(_NAMES, (self.key_pem, self.ca_pem, self.certificate_pem), strict=True))
         write_private(folder / _PENDING, json.dumps({name: pem.decode() for name, pem in contents.items()}).encode())
-        complete(folder)
+        recover_write(folder)
 
 
-def complete(folder: Path) -> None:
-    """Ends a `write` that was cut off; nothing where there is none. Raises OSError."""
+def recover_write(folder: Path) -> None:
+    """Finishes an interrupted `Enrolled.write`; does nothing where there is none. Raises OSError."""
     pending = folder / _PENDING
     try:
         contents: dict[str, str] = json.loads(pending.read_text())
@@ -75,8 +90,8 @@ def complete(folder: Path) -> None:
     pending.unlink(missing_ok=True)
 
 
-def belong(certificate_pem: bytes, key_pem: bytes) -> bool:
-    """Whether this is the key of the (first) certificate. Raises ValueError when one of them is unreadable."""
+def is_matching_pair(certificate_pem: bytes, key_pem: bytes) -> bool:
+    """Whether this key is that of the (first) certificate. Raises ValueError when either is unreadable."""
     key = serialization.load_pem_private_key(key_pem, password=None)
     return x509.load_pem_x509_certificate(certificate_pem).public_key() == key.public_key()
 
@@ -92,14 +107,15 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def request_pem(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
-    """A signing request that asks for nothing but a certificate: what is issued comes from the token."""
+    """A signing request that only asks for a certificate: the token decides what is issued."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if name else [])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM)
 
 
-def _in_turn(addresses: str, ask: Callable[[str], Enrolled]) -> Enrolled:
-    """Of a region's coordinators the one that leads answers. Raises what the last one said."""
+def _ask_each(addresses: str, ask: Callable[[str], Enrolled]) -> Enrolled:
+    """Tries each address in turn, because only the leading coordinator of a region answers. Raises the last one's
+    error."""
     *others, last = addresses.split(",")
     for address in others:
         try:
@@ -111,24 +127,81 @@ def _in_turn(addresses: str, ask: Callable[[str], Enrolled]) -> Enrolled:
 
 
 def redeem(addresses: str, token_text: str, name: str) -> Enrolled:
-    """Redeems a join token at an enrolment server of `addresses` (host:port, several with commas) for the identity that
-    it is bound to.
+    """Redeems a join token for the identity that it is bound to.
 
-    name: may be empty for a token that is bound to one.
+    addresses: host:port of the enrolment servers, separated by commas. name: may be empty for a token that is bound to
+    one.
 
     Raises ShoalError(TOKEN_* | CERT_UNTRUSTED | COORDINATOR_UNREACHABLE | NAME_INVALID | CSR_DENIED).
     """
     token = parse_join_token(token_text)
     if name:
         check_name(name, "name")
-    return _in_turn(addresses, lambda address: _redeem(address, token, name))
+    return _ask_each(addresses, lambda address: _redeem(address, token, name))
 
 
 def _redeem(address: str, token: JoinToken, name: str) -> Enrolled:
-    ca = _pinned_ca(address, token)
+    try:
+        return _redeem_at(address, _fetch_pinned_ca(address, token), token, name)
+    except ShoalError as error:
+        # Checked only after a failure: a caller with the right port needs no second connection.
+        if error.code in _WRONG_PORT and (wrong := wrong_port(address)) is not None:
+            raise ShoalError(wrong) from error
+        raise
+
+
+_WRONG_PORT: Final = (Code.COORDINATOR_UNREACHABLE, Code.CERT_UNTRUSTED, Code.UNIMPLEMENTED, Code.UNAUTHENTICATED)
+"""Codes with which redeeming fails at a port of this region that is not the enrolment port."""
+
+
+def wrong_port(address: str) -> Refusal | None:
+    """Names the service at `address` where it is not an enrolment port. It is recognised by its certificate and by
+    whether it requires one of the caller. None: it may be an enrolment port, or it cannot be determined."""
+    try:
+        found = _describe_listener(address)
+    except (OSError, ValueError, ShoalError):
+        return None
+    return (
+        Refusal(
+            Code.COORDINATOR_UNREACHABLE,
+            f"{address} is {found}",
+            "the coordinator's enrolment port, 7444 unless it was told otherwise",
+            "`shoal dev up` prints it; it is what the coordinator has as --enrol",
+        )
+        if found
+        else None
+    )
+
+
+def _describe_listener(address: str) -> str:
+    """Empty for a possible enrolment port. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as plain,
+        _context_without_verification().wrap_socket(plain, server_hostname=host) as secured,
+    ):
+        leaf = secured.getpeercert(binary_form=True)
+        who = identity_of_der(leaf) if leaf else None
+        if who is not None and who.role not in (Role.COORDINATOR, Role.FEDERATION):
+            return f"a port of the {who.role} {who.name}"
+        secured.settimeout(ALERT_S)
+        # With TLS 1.3 a server that requires a certificate reports that, or hangs up, only now. One that does not sends
+        # its HTTP/2 settings first, or waits.
+        try:
+            if secured.recv(1):
+                return ""
+        except TimeoutError:
+            return ""
+        except OSError:
+            pass
+        is_link = secured.selected_alpn_protocol() == "h2"
+    return "the coordinator's link port, of agents and operators" if is_link else "the coordinator's metrics port"
+
+
+def _redeem_at(address: str, ca: bytes, token: JoinToken, name: str) -> Enrolled:
     key = new_key()
     request = enrolment_pb2.RedeemRequest(token=token.text, csr_pem=request_pem(key, name).decode(), name=name)
-    with _enrolment(address, ca, token.region) as stub:
+    with _enrolment_stub(address, ca, token.region) as stub:
         reply = stub.Redeem(request, timeout=TIMEOUT_S)
     return Enrolled(
         region=reply.region,
@@ -145,20 +218,21 @@ def _redeem(address: str, token: JoinToken, name: str) -> Enrolled:
 
 
 def renew(addresses: str, folder: Path) -> Enrolled:
-    """A certificate for a new key and the identity of `folder`'s, which may have expired; writes nothing.
+    """A certificate for a new key and the identity in `folder`, which may have expired. Writes nothing.
 
-    The server is known by the CA that the folder trusts and not by dates: this machine's clock may be wrong.
+    The server is checked against the CA in the folder, but not by dates, because this machine's clock may be wrong.
     addresses: host:port, several with commas.
+
     Raises ShoalError(RENEW_DENIED | CERT_REVOKED | CERT_UNTRUSTED | COORDINATOR_UNREACHABLE | UNAUTHENTICATED).
     """
-    return _in_turn(addresses, lambda address: _renew(address, folder))
+    return _ask_each(addresses, lambda address: _renew(address, folder))
 
 
 def _renew(address: str, folder: Path) -> Enrolled:
-    old_key, identity, certificate_pem, ca = _held(folder)
+    old_key, identity, certificate_pem, ca = _read_member_files(folder)
     key = new_key()
     csr = request_pem(key, "")
-    with _enrolment(address, ca, identity.region) as stub:
+    with _enrolment_stub(address, ca, identity.region) as stub:
         nonce = stub.Challenge(enrolment_pb2.ChallengeRequest(), timeout=TIMEOUT_S).nonce
         signature = sign(old_key, identity.region, identity.name, RENEWAL, nonce.encode() + csr)
         request = enrolment_pb2.RenewCertificateRequest(
@@ -183,8 +257,8 @@ def _renew(address: str, folder: Path) -> Enrolled:
     )
 
 
-def _held(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, Identity, bytes, bytes]:
-    """(key, identity, leaf, CA). The leaf alone: what comes after it in the file is for servers to show."""
+def _read_member_files(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, Identity, bytes, bytes]:
+    """(key, identity, leaf, CA). Only the leaf: the certificates after it in the file are for servers to show."""
     try:
         leaf = x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes())
         key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), password=None)
@@ -197,16 +271,16 @@ def _held(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, Identity, bytes, by
 
 
 @contextmanager
-def pinned_channel(address: str, token: JoinToken, server_name: str) -> Iterator[grpc.Channel]:
-    """To the server that the token names, known by the CA that the token pins. Raises ShoalError for whatever goes
-    wrong inside."""
-    with _channel(address, _pinned_ca(address, token), server_name, LINK_BYTES) as channel:
+def open_pinned_channel(address: str, token: JoinToken, server_name: str) -> Iterator[grpc.Channel]:
+    """A channel to the server that the token names, verified by the CA that the token pins. Raises ShoalError for any
+    error inside."""
+    with _channel(address, _fetch_pinned_ca(address, token), server_name, LINK_BYTES) as channel:
         yield channel
 
 
 @contextmanager
-def _enrolment(address: str, ca_pem: bytes, region: str) -> Iterator[Any]:
-    """A stub of the enrolment service. Raises ShoalError for whatever goes wrong inside."""
+def _enrolment_stub(address: str, ca_pem: bytes, region: str) -> Iterator[Any]:
+    """A stub of the enrolment service. Raises ShoalError for any error inside."""
     with _channel(address, ca_pem, dns_of(region, Role.COORDINATOR, "coordinator")) as channel:
         yield enrolment_pb2_grpc.EnrolmentStub(channel)
 
@@ -214,7 +288,7 @@ def _enrolment(address: str, ca_pem: bytes, region: str) -> Iterator[Any]:
 @contextmanager
 def _channel(address: str, ca_pem: bytes, server_name: str, most_bytes: int = ENROL_BYTES) -> Iterator[grpc.Channel]:
     try:
-        with undated_channel(address, ca_pem, server_name, most_bytes) as channel:
+        with channel_ignoring_dates(address, ca_pem, server_name, most_bytes) as channel:
             yield channel
     except grpc.RpcError as cause:
         raise ShoalError(refusal_of(cause)) from cause
@@ -235,19 +309,24 @@ def _unreachable(address: str, cause: Exception) -> Refusal:
     )
 
 
-def _pinned_ca(address: str, token: JoinToken) -> bytes:
-    """The region's CA certificate (PEM) out of the server's own chain, accepted by the token's fingerprint alone."""
-    host, _, port = address.rpartition(":")
+def _context_without_verification() -> ssl.SSLContext:
+    """For a server whose CA is not known yet."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _fetch_pinned_ca(address: str, token: JoinToken) -> bytes:
+    """The region's CA certificate (PEM) from the server's own chain, accepted only by the token's fingerprint."""
+    host, _, port = address.rpartition(":")
     try:
         with (
             socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as plain,
-            context.wrap_socket(plain, server_hostname=host) as secured,
+            _context_without_verification().wrap_socket(plain, server_hostname=host) as secured,
         ):
-            # Public from Python 3.13 on (SSLSocket.get_unverified_chain); the same call lies beneath before.
+            # Public since Python 3.13 (SSLSocket.get_unverified_chain); earlier versions have the same call underneath.
             chain = secured._sslobj.get_unverified_chain() or ()  # type: ignore[attr-defined]
             ders = [one if isinstance(one, bytes) else ssl.PEM_cert_to_DER_cert(one.public_bytes()) for one in chain]
     except (OSError, ValueError) as cause:

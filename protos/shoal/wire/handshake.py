@@ -1,7 +1,7 @@
-"""Why a TLS handshake failed, found out apart from grpc, which says only `unavailable`. Blocking.
+"""Finds out why a TLS handshake failed, because grpc reports only `unavailable`. Blocking.
 
-The server refuses below the level at which a code can travel, so the refused side derives it: from its own files first,
-since a server may hang up on a stranger without a word.
+The server refuses below the level at which a code can be sent, so the refused side derives the code. It looks at its
+own files first, because a server may hang up on an unknown caller without a reason.
 """
 
 import socket
@@ -21,11 +21,11 @@ _OF_DATES: Final = {
     9: (Code.CERT_NOT_YET_VALID, "set the clock of that machine, or of this one"),
     10: (Code.CERT_EXPIRED, "renew that server's certificate"),
 }
-"""By X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL's x509_vfy.h: what to say."""
+"""By X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL's x509_vfy.h: code and remedy."""
 
 
 class PemFiles(Protocol):
-    """Where one identity's files lie."""
+    """Paths of one identity's files."""
 
     @property
     def certificate(self) -> Path: ...
@@ -36,7 +36,8 @@ class PemFiles(Protocol):
 
 
 def check_own(files: PemFiles, wall: Wall) -> None:
-    """Raises ShoalError(CERT_EXPIRED | CERT_NOT_YET_VALID | CERT_UNTRUSTED | CERT_NAME_INVALID), OSError."""
+    """Checks the caller's own files. Raises ShoalError(CERT_EXPIRED | CERT_NOT_YET_VALID | CERT_UNTRUSTED |
+    CERT_NAME_INVALID), OSError."""
     pem = files.certificate.read_bytes()
     identity = identity_of_pem(pem)
     if (refusal := check_validity(identity, wall)) is not None:
@@ -50,10 +51,10 @@ def check_own(files: PemFiles, wall: Wall) -> None:
 
 
 def check_peer(files: PemFiles, address: str, server_name: str) -> None:
-    """Shakes hands with the gRPC server at `address` (host:port), which must show `server_name`.
+    """Makes a TLS handshake with the gRPC server at `address` (host:port), which must show `server_name`.
 
-    Raises ShoalError(CERT_EXPIRED | CERT_NOT_YET_VALID | CERT_UNTRUSTED), OSError when nobody answers or it hung up
-    without a reason.
+    Raises ShoalError(CERT_EXPIRED | CERT_NOT_YET_VALID | CERT_UNTRUSTED), and OSError when nothing answers or the
+    server hangs up without a reason.
     """
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context(cafile=str(files.ca))
@@ -64,7 +65,8 @@ def check_peer(files: PemFiles, address: str, server_name: str) -> None:
             socket.create_connection((host, int(port)), timeout=HANDSHAKE_S) as plain,
             context.wrap_socket(plain, server_hostname=server_name) as secured,
         ):
-            # With TLS 1.3 the server judges our certificate after our side is done; a good one gets its settings.
+            # With TLS 1.3 the server checks our certificate after our side is done; if it accepts, its HTTP/2 settings
+            # arrive.
             if not secured.recv(1):
                 raise ConnectionResetError("it closed the connection")
     except ssl.SSLError as cause:
@@ -73,8 +75,8 @@ def check_peer(files: PemFiles, address: str, server_name: str) -> None:
 
 
 def raise_fault(cause: ssl.SSLError, address: str) -> None:
-    """Raises ShoalError(CERT_EXPIRED | CERT_NOT_YET_VALID | CERT_UNTRUSTED) when the error was about a certificate,
-    theirs or ours."""
+    """Raises ShoalError(CERT_EXPIRED | CERT_NOT_YET_VALID | CERT_UNTRUSTED) when the error was about a certificate, the
+    server's or the caller's. Returns otherwise."""
     if isinstance(cause, ssl.SSLCertVerificationError):
         untrusted = Code.CERT_UNTRUSTED, "check the address, or enrol again"
         code, remedy = _OF_DATES.get(cause.verify_code, untrusted)

@@ -1,4 +1,4 @@
-"""Who is speaking: one URI name in a certificate, read the same way by every part.
+"""The identity in a certificate: one URI name, which every part reads in the same way.
 
 A certificate of Shoal carries exactly one URI subject alternative name, `shoal://REGION/ROLE/NAME`. The common name is
 for MQTT brokers, and ignored everywhere else. Servers also carry DNS and IP names, for ordinary TLS clients.
@@ -18,36 +18,42 @@ from shoal.types.device import Role
 from shoal.types.units import Wall
 
 NAME_PATTERN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-"""Regions, nodes, tenants, operators, workloads: a DNS label in lower case."""
+"""Names of regions, nodes, tenants, operators and workloads: a DNS label in lower case."""
 
 NODES: Final = frozenset({Role.AGENT, Role.GATEWAY})
 COORDINATOR_USER: Final = "shoal.coordinator"
-"""At an MQTT broker. Names have no dots, so no node is called that."""
+"""The coordinator's name at an MQTT broker. Other names have no dots, so no node can have it."""
 
 BACKDATED_S: Final = 3600.0
-"""A certificate of ours begins this much before it is made: clocks differ."""
+"""Issued certificates become valid this much before their creation, because clocks differ."""
 
-UNREADABLE: Final = (
+CERTIFICATE_ERRORS: Final = (
     ValueError,
     x509.InvalidVersion,
     x509.ExtensionNotFound,
     x509.DuplicateExtension,
     x509.UnsupportedGeneralNameType,
 )
-"""What reading a certificate that a stranger made may raise."""
+"""Errors that reading an untrusted certificate may raise."""
 
 _URI: Final = re.compile(r"shoal://([^/]*)/([^/]*)/([^/]*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A certificate's name and validity. serial: decimal, as in the audit log."""
+    """A certificate's name and validity."""
 
+    # Region in the URI name.
     region: str
+    # Role in the URI name.
     role: Role
+    # Name of the node, operator, tenant or coordinator in the URI name.
     name: str
+    # Start of validity.
     not_before: Wall
+    # End of validity.
     not_after: Wall
+    # Serial number, decimal, as in the audit log.
     serial: str
 
     @property
@@ -56,13 +62,13 @@ class Identity:
 
 
 class GrpcContext(Protocol):
-    """The part of grpc's (sync or aio) servicer context that tells the peer."""
+    """The part of grpc's (sync or aio) servicer context that identifies the peer."""
 
     def auth_context(self) -> Any: ...
 
 
 def check_name(name: str, what: str) -> str:
-    """`name` itself when it is a DNS label in lower case. Raises ShoalError(NAME_INVALID)."""
+    """`name` itself if it is a DNS label in lower case. Raises ShoalError(NAME_INVALID)."""
     if NAME_PATTERN.fullmatch(name) is None:
         raise refuse(
             Code.NAME_INVALID,
@@ -78,15 +84,26 @@ def uri_of(region: str, role: Role, name: str) -> str:
 
 
 def dns_of(region: str, role: Role, name: str) -> str:
-    """The DNS name that a server of this identity answers to; what forwarders and links verify."""
+    """The DNS name that a server of this identity answers to, which forwarders and links verify."""
     return f"{name}.{role}.{region}.shoal"
 
 
 def common_name_of(role: Role, name: str) -> str:
-    """For MQTT brokers alone, which cannot read a URI name: a node's is its name. Empty: it has no business there."""
+    """Common name for MQTT brokers, which cannot read a URI name: for a node, its name. Empty: the role must not
+    connect there."""
     if role in NODES:
         return name
     return COORDINATOR_USER if role is Role.COORDINATOR else ""
+
+
+def store_user_of(scope: str) -> str:
+    """User name of a region or a federation at a shared etcd, which is also the common name of its coordinators'
+    certificates.
+
+    scope: `region/eu`, `federation/eu`. The result begins with `region-` or `federation-`, so no region's name gives
+    `root`, etcd's own user with all rights.
+    """
+    return scope.replace("/", "-")
 
 
 def parse_name(uri: str) -> tuple[str, Role, str]:
@@ -110,11 +127,11 @@ def parse_name(uri: str) -> tuple[str, Role, str]:
 
 
 def identity_of_certificate(certificate: x509.Certificate) -> Identity:
-    """Raises ShoalError(CERT_NAME_INVALID) unless there is exactly one URI name and it is ours."""
+    """Raises ShoalError(CERT_NAME_INVALID) unless the certificate has exactly one URI name, in Shoal's form."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except UNREADABLE as cause:
+    except CERTIFICATE_ERRORS as cause:
         raise refuse(
             Code.CERT_NAME_INVALID, "no readable subject alternative name", "one URI name", "enrol again"
         ) from cause
@@ -133,20 +150,21 @@ def identity_of_certificate(certificate: x509.Certificate) -> Identity:
 
 @lru_cache(maxsize=1024)
 def identity_of_pem(pem: bytes) -> Identity:
-    """Of the first certificate in `pem`; every call of a peer asks for the same one.
+    """Identity of the first certificate in `pem`. Cached, because every call of a peer looks up the same one.
 
-    Raises ShoalError(CERT_NAME_INVALID)."""
+    Raises ShoalError(CERT_NAME_INVALID).
+    """
     try:
         return identity_of_certificate(x509.load_pem_x509_certificate(pem))
-    except UNREADABLE as cause:
+    except CERTIFICATE_ERRORS as cause:
         raise refuse(Code.CERT_NAME_INVALID, "not a readable certificate", "one in PEM", "enrol again") from cause
 
 
 def identity_of_der(der: bytes) -> Identity:
-    """As `ssl.SSLSocket.getpeercert(binary_form=True)` gives it."""
+    """Takes DER, as `ssl.SSLSocket.getpeercert(binary_form=True)` returns it. Raises ShoalError(CERT_NAME_INVALID)."""
     try:
         return identity_of_certificate(x509.load_der_x509_certificate(der))
-    except UNREADABLE as cause:
+    except CERTIFICATE_ERRORS as cause:
         raise refuse(Code.CERT_NAME_INVALID, "not a readable certificate", "one in DER", "enrol again") from cause
 
 
@@ -174,7 +192,8 @@ def peer_ip(peer: str) -> str:
 
 
 def check_validity(identity: Identity, wall: Wall, *, allowance_s: float = 0.0) -> Refusal | None:
-    """Judged per call, not per handshake: a certificate that runs out on an open connection is refused too."""
+    """Why the certificate is not valid at `wall`; None: it is. Called for each call, not for each handshake, so that a
+    certificate that expires on an open connection is refused too."""
     if wall > identity.not_after + allowance_s:
         return Refusal(
             Code.CERT_EXPIRED,

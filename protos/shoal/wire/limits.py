@@ -1,68 +1,78 @@
-"""Sizes and timings that both ends of a connection must agree on."""
+"""Size limits and timings that both ends of a connection must agree on."""
 
 from dataclasses import dataclass, replace
 from typing import Final
 
 INFER_BYTES: Final = 64 * 2**20
-"""Largest inference request or response, expanded (the default cap of Triton's HTTP front end)."""
+"""Largest inference request or response, expanded (the default limit of Triton's HTTP front end)."""
+MODEL_BYTES: Final = 2**31 - 1
+"""Largest model, as one file: protobuf itself ends below 2 GiB."""
 PACK_BYTES: Final = 64 * 2**20
-"""Largest pack of samples: the file, and all its arrays together."""
+"""Largest pack of samples: the file, and separately all its arrays together."""
 LINK_BYTES: Final = 4 * 2**20
 """Largest message on an agent's link or the operator API."""
 ENROL_BYTES: Final = 32 * 2**10
 CHUNK_BYTES: Final = 256 * 2**10
-"""Artifacts travel in chunks of this size."""
+"""Artifacts are sent in chunks of this size."""
 
 KEEPALIVE_S: Final = 2.0
 KEEPALIVE_TIMEOUT_S: Final = 3.0
-"""Half-open connections are found by pings, never by the kernel's timeout. A server has the callers' beats besides."""
+"""Half-open connections are found by pings, because the kernel's timeout takes too long. Servers also see their
+callers' heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """Of a caller. connect_s: for TCP, TLS and HTTP/2 together, six round trips. ping_s: of silence before a ping.
-    The connection is given up when what was sent did not arrive within `lost_s` (as the peer's kernel sees it), or a
-    ping was not answered within `stuck_s` (by the peer itself). idle: also without calls; else one that broke in
-    silence is found by the next call."""
+class Keepalive:
+    """Keepalive settings of a caller. All times are in seconds."""
 
-    connect_s: float
-    ping_s: float
-    lost_s: float
-    stuck_s: float
-    idle: bool
+    # Limit for TCP, TLS and HTTP/2 together, which take six round trips.
+    connect_timeout_s: float
+    # Silence before a ping is sent.
+    ping_interval_s: float
+    # The connection is given up when the peer's kernel has not acknowledged sent data for this long (TCP_USER_TIMEOUT).
+    user_timeout_s: float
+    # The connection is given up when the peer itself has not answered a ping for this long.
+    ping_timeout_s: float
+    # True: pings are sent without calls too. False: a connection that broke silently is found by the next call.
+    without_calls: bool
 
 
 HANDSHAKE_S: Final = 10.0
-"""Until TLS and HTTP/2 are agreed on; gRPC's own default is two minutes."""
+"""Limit for TLS and HTTP/2 negotiation; gRPC's own default is two minutes."""
 
-LINK: Final = Patience(connect_s=HANDSHAKE_S, ping_s=1.0, lost_s=1.9, stuck_s=1.9, idle=True)
-"""A half-open link is found within 3 s. A caller that gives up while the coordinator still works on its handshake makes
-it work in vain: where thousands call at once, for all of them and for ever."""
-PEER: Final = Patience(connect_s=2.0, ping_s=0.3, lost_s=0.6, stuck_s=1.0, idle=False)
-"""Between coordinators, whose messages are small: within 1 s a way that breaks is found, within 2 s a peer that is
-stopped."""
-ROAD: Final = replace(PEER, stuck_s=30.0)
-"""Of requests between fronts: on a narrow road a ping waits behind megabytes, for as long as they take, and grpc counts
-nothing but its answer. A road that breaks is found by what its end does not acknowledge; a peer that is stopped, whose
-kernel acknowledges, by signs of life on a connection of its own."""
-WIDE: Final = replace(ROAD, lost_s=30.0)
-"""Of large requests, on a connection of their own: they fill a narrow road until it drops what they send, and again as
-it is sent again, so that nothing is acknowledged for longer than a road that broke takes to be found. That it broke,
-signs of life tell here too."""
-LIFE: Final = replace(PEER, stuck_s=0.6, idle=True)
-LIFE_AFAR: Final = replace(LIFE, lost_s=1.5, stuck_s=1.5)
-"""Of the connection that carries nothing but pings, inside a region and to another: they wait for what the road itself
-holds, never for what a sender does."""
-BULK: Final = Patience(connect_s=5.0, ping_s=10.0, lost_s=20.0, stuck_s=30.0, idle=False)
-"""Of operators, and of whoever moves much over a line that may be slow: a ping waits behind all that is on its way."""
+LINK: Final = Keepalive(
+    connect_timeout_s=HANDSHAKE_S, ping_interval_s=1.0, user_timeout_s=1.9, ping_timeout_s=1.9, without_calls=True
+)
+"""A half-open link is found within 3 s. If a caller gives up while the coordinator still works on its handshake, that
+work is wasted. With thousands of concurrent callers that would repeat for all of them without end."""
+PEER: Final = Keepalive(
+    connect_timeout_s=2.0, ping_interval_s=0.3, user_timeout_s=0.6, ping_timeout_s=1.0, without_calls=False
+)
+"""Between coordinators, whose messages are small: finds a broken connection within 1 s, a stopped peer within 2 s."""
+FORWARD: Final = replace(PEER, ping_timeout_s=30.0)
+"""For requests between fronts. On a slow link a ping waits behind megabytes of data for as long as they take, and grpc
+counts only the ping's answer. A broken connection is found by missing TCP acknowledgements. A stopped peer, whose
+kernel still acknowledges, is found by liveness pings on a separate connection."""
+FORWARD_LARGE: Final = replace(FORWARD, user_timeout_s=30.0)
+"""For large requests, on a connection of their own. They can fill a slow link until it drops data, also on
+retransmission. Acknowledgements are then missing for longer than the detection of a broken connection takes. Liveness
+pings find a broken connection here too."""
+LIVENESS: Final = replace(PEER, ping_timeout_s=0.6, without_calls=True)
+LIVENESS_REMOTE: Final = replace(LIVENESS, user_timeout_s=1.5, ping_timeout_s=1.5)
+"""LIVENESS and this one are for connections that carry only pings, inside a region and to another region. Such pings
+wait for what the network path itself queues, never for the sender's data."""
+BULK: Final = Keepalive(
+    connect_timeout_s=5.0, ping_interval_s=10.0, user_timeout_s=20.0, ping_timeout_s=30.0, without_calls=False
+)
+"""For operators, and for large transfers over a link that may be slow: a ping waits behind all data in flight."""
 
 LINK_CONNECTIONS: Final = 10_000
-"""At a coordinator: of agents, operators and whoever tries."""
+"""Limit at a coordinator, for agents, operators and unauthenticated callers together."""
 ENROL_CONNECTIONS: Final = 1024
 ENROL_STREAMS: Final = 16
-"""On one connection."""
+"""Limit on one connection."""
 DATA_CONNECTIONS: Final = 4096
-"""At each gRPC port of a front."""
+"""Limit at each gRPC port of a front."""
 
 Options = tuple[tuple[str, int | str], ...]
 
@@ -71,51 +81,54 @@ def server_options(
     max_bytes: int,
     connections: int = LINK_CONNECTIONS,
     *,
-    answers: int | None = None,
-    stuck_s: float = KEEPALIVE_TIMEOUT_S,
+    max_answer_bytes: int | None = None,
+    ping_timeout_s: float = KEEPALIVE_TIMEOUT_S,
 ) -> Options:
-    """connections: at most, of one port; more are closed before TLS costs anything. answers: most bytes of one; as of
-    what comes in, unless given. stuck_s: as of Patience."""
+    """gRPC options of a server.
+
+    connections: limit of one port; further ones are closed before TLS costs anything. max_answer_bytes: largest
+    response; None: `max_bytes`. ping_timeout_s: as Keepalive.ping_timeout_s.
+    """
     return (
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_receive_message_length", max_bytes),
-        ("grpc.max_send_message_length", max_bytes if answers is None else answers),
+        ("grpc.max_send_message_length", max_bytes if max_answer_bytes is None else max_answer_bytes),
         ("grpc.so_reuseport", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
-        ("grpc.keepalive_timeout_ms", int(stuck_s * 1000)),
-        ("grpc.http2.ping_timeout_ms", int(stuck_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(ping_timeout_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(ping_timeout_s * 1000)),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
     )
 
 
 def enrol_options() -> Options:
-    """Of the server where strangers call: whatever one does there, its connection ends within 15 s. What it answers is
-    its own: a directory of a thousand regions, to one that joins."""
+    """gRPC options of the server that accepts unauthenticated callers: every connection ends within 15 s. Its responses
+    may be larger than its requests, because one that joins gets a directory of a thousand regions."""
     return (
-        *server_options(ENROL_BYTES, ENROL_CONNECTIONS, answers=LINK_BYTES),
+        *server_options(ENROL_BYTES, ENROL_CONNECTIONS, max_answer_bytes=LINK_BYTES),
         ("grpc.max_concurrent_streams", ENROL_STREAMS),
         ("grpc.max_connection_age_ms", 10_000),
         ("grpc.max_connection_age_grace_ms", 5_000),
     )
 
 
-def channel_options(max_bytes: int, *, server_name: str | None = None, patience: Patience = BULK) -> Options:
+def channel_options(max_bytes: int, *, server_name: str | None = None, keepalive: Keepalive = BULK) -> Options:
     """server_name: the DNS name that the server's certificate must carry, when it is not the address dialled."""
     options: Options = (
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
-        ("grpc.keepalive_time_ms", int(patience.ping_s * 1000)),
-        # grpc makes TCP_USER_TIMEOUT of this one; its pings have the next one, a minute if it is left out.
-        ("grpc.keepalive_timeout_ms", int(patience.lost_s * 1000)),
-        ("grpc.http2.ping_timeout_ms", int(patience.stuck_s * 1000)),
-        ("grpc.keepalive_permit_without_calls", int(patience.idle)),
+        ("grpc.keepalive_time_ms", int(keepalive.ping_interval_s * 1000)),
+        # grpc sets TCP_USER_TIMEOUT from this one; the next one limits its pings and is a minute if left out.
+        ("grpc.keepalive_timeout_ms", int(keepalive.user_timeout_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(keepalive.ping_timeout_s * 1000)),
+        ("grpc.keepalive_permit_without_calls", int(keepalive.without_calls)),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        # Despite its name, how long one attempt to connect may take.
-        ("grpc.min_reconnect_backoff_ms", int(patience.connect_s * 1000)),
+        # Despite its name, this limits one attempt to connect.
+        ("grpc.min_reconnect_backoff_ms", int(keepalive.connect_timeout_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),

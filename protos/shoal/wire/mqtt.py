@@ -1,6 +1,6 @@
-"""A connection to the region's broker: TLS both ways, MQTT 5, nothing kept for a client that is gone.
+"""A connection to the region's broker: mutual TLS, MQTT 5, no session state kept for a client that is gone.
 
-The broker only carries: what it delivers is believed by `seal`, not by where it came from.
+The broker only relays. A message is trusted because of its envelope (`seal`), not because of where it came from.
 """
 
 import asyncio
@@ -21,13 +21,14 @@ from shoal.wire.limits import KEEPALIVE_TIMEOUT_S, LINK_BYTES
 from shoal.wire.seal import ENVELOPE_BYTES
 
 KEEPALIVE_S: Final = int(KEEPALIVE_TIMEOUT_S)
-"""A broker that says nothing for so long is gone; it takes us for gone after half as long again."""
+"""A broker that is silent for this long counts as lost. It counts this client as lost after one and a half times as
+long."""
 EXPIRY_S: Final = 10
-"""What is not retained is worth nothing to who reads it later than this."""
+"""Seconds after which a message that is not retained has no value to a reader."""
 PACKET_BYTES: Final = LINK_BYTES + ENVELOPE_BYTES + 4096
-"""The largest packet taken from the broker: a message with its envelope, topic and properties."""
+"""The largest packet accepted from the broker: a message with its envelope, topic and properties."""
 RECEIVE_MOST: Final = 1000
-"""Messages on their way to us that are not acknowledged yet."""
+"""Limit of incoming messages that are not acknowledged yet."""
 CALL_S: Final = 3.0
 CLOSE_S: Final = 1.0
 _FAILED: Final = 0x80
@@ -43,10 +44,11 @@ async def open_client(
     in_flight: int = 20,
     queue: type[asyncio.Queue[aiomqtt.Message]] | None = None,
 ) -> aiomqtt.Client:
-    """Connected to the broker at `address` (host:port); end it with `close_client`.
+    """A client connected to the broker at `address` (host:port); end it with `close_client`.
 
-    in_flight: messages that may wait for the broker's acknowledgement at once. queue: takes the messages that come.
-    Raises ShoalError(COORDINATOR_UNREACHABLE | CERT_UNTRUSTED | CERT_EXPIRED | CERT_NOT_YET_VALID | UNAUTHENTICATED).
+    in_flight: limit of messages that wait for the broker's acknowledgement. queue: class of the queue for incoming
+    messages. Raises ShoalError(COORDINATOR_UNREACHABLE | CERT_UNTRUSTED | CERT_EXPIRED | CERT_NOT_YET_VALID |
+    UNAUTHENTICATED).
     """
     host, _, port = address.rpartition(":")
     try:
@@ -59,13 +61,13 @@ async def open_client(
             will=will,
             keepalive=KEEPALIVE_S,
             timeout=CALL_S,
-            properties=_session(),
+            properties=_connect_properties(),
             tls_context=await asyncio.to_thread(tls_context, files),
             max_inflight_messages=in_flight,
             queue_type=queue,
         )
         client.pending_calls_threshold = in_flight
-        # Connecting runs in a thread, which a cancellation cannot stop: what it opened must not be left behind.
+        # Connecting runs in a thread, which a cancellation cannot stop, so close afterwards what it opened.
         opening = asyncio.ensure_future(client.__aenter__())
         try:
             await asyncio.shield(opening)
@@ -84,12 +86,14 @@ async def open_client(
             if isinstance(each, ssl.SSLError):
                 raise_fault(each, address)
         raise unreachable(address, cause) from cause
-    client._disconnected.add_done_callback(_noted)  # else asyncio complains of each loss that nobody asked for
+    client._disconnected.add_done_callback(
+        _retrieve_exception
+    )  # or else asyncio logs each loss whose exception nobody read
     return client
 
 
 async def close_client(client: aiomqtt.Client) -> None:
-    """A broker that does not answer is left to its keep-alive."""
+    """Closes the connection. A broker that does not answer ends it by its keepalive."""
     client.timeout = CLOSE_S
     try:
         await client.__aexit__(None, None, None)
@@ -98,7 +102,8 @@ async def close_client(client: aiomqtt.Client) -> None:
 
 
 async def subscribe(client: aiomqtt.Client, topics: Iterable[str], *, retained: bool = True) -> None:
-    """QoS 1. retained: whether what the broker kept comes first. Raises ShoalError(TOPIC_DENIED), aiomqtt.MqttError."""
+    """QoS 1. retained: whether retained messages are delivered first. Raises ShoalError(TOPIC_DENIED),
+    aiomqtt.MqttError."""
     names = tuple(topics)
     handling = SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE if retained else SubscribeOptions.RETAIN_DO_NOT_SEND
     options = SubscribeOptions(qos=1, retainAsPublished=True, retainHandling=handling)
@@ -111,18 +116,18 @@ async def subscribe(client: aiomqtt.Client, topics: Iterable[str], *, retained: 
 
 
 async def publish(client: aiomqtt.Client, topic: str, payload: bytes, *, retain: bool = False) -> None:
-    """QoS 1; returns when the broker has it. Raises aiomqtt.MqttError."""
-    await client.publish(topic, payload, qos=1, retain=retain, properties=None if retain else expiring())
+    """QoS 1; returns when the broker has acknowledged. Raises aiomqtt.MqttError."""
+    await client.publish(topic, payload, qos=1, retain=retain, properties=None if retain else publish_properties())
 
 
-def expiring() -> Properties:
+def publish_properties() -> Properties:
     found = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
     found.MessageExpiryInterval = EXPIRY_S
     return found
 
 
 def payload_of(message: aiomqtt.Message) -> bytes:
-    """What was published, as bytes; empty for what is none."""
+    """The payload as bytes; empty where it is not bytes."""
     return bytes(message.payload) if isinstance(message.payload, bytes | bytearray) else b""
 
 
@@ -135,7 +140,7 @@ def unreachable(address: str, found: object) -> ShoalError:
     )
 
 
-def _noted(disconnected: "asyncio.Future[None]") -> None:
+def _retrieve_exception(disconnected: "asyncio.Future[None]") -> None:
     if not disconnected.cancelled():
         disconnected.exception()
 
@@ -151,7 +156,7 @@ def _abandon(client: aiomqtt.Client, opened: "asyncio.Future[aiomqtt.Client]") -
     closing.add_done_callback(_abandoned.discard)
 
 
-def _session() -> Properties:
+def _connect_properties() -> Properties:
     found = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
     found.SessionExpiryInterval = 0
     found.MaximumPacketSize = PACKET_BYTES

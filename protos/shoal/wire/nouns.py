@@ -1,9 +1,9 @@
-"""Message <-> noun, checked.
+"""Converts between messages and nouns, with checks.
 
-Each message of nouns.proto, link.proto and federation.proto mirrors one frozen dataclass of `shoal.types`, field by
-field and by name; so one rule converts them all, built once per class from its type hints. What cannot be a noun (an
-unknown enum value, an infinite number, an overlong string or list) is MESSAGE_INVALID; what is merely implausible is
-for the cores to judge. What a newer version added is passed over: fields, codes.
+Each message of nouns.proto, link.proto and federation.proto mirrors one frozen dataclass of `shoal.types`, by field
+names. So one rule converts them all, built once per class from its type hints. A value that cannot be a noun (an
+unknown enum value, an infinite number, an overlong string or list) is MESSAGE_INVALID. The cores judge values that are
+merely implausible. Fields and codes of a newer version are ignored.
 """
 
 import math
@@ -22,36 +22,57 @@ from shoal.types.link import FromAgent, ToAgent
 from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import federation_pb2, link_pb2, nouns_pb2
+from shoal.wire.field_limits import CountLimits, check_counts
+from shoal.wire.request_limits import RECEIPT
 
 Noun = TypeVar("Noun")
 
 MAX_TEXT: Final = 4096
 MAX_ITEMS: Final = 100_000
+MAX_ITEMS_BY_FIELD: Final[Mapping[str, int]] = {
+    "NodeEvents.events": 256,
+    "LogLines.lines": 1_000,
+    "SpansFound.spans": 4_096,
+    "Receipts.receipts": 1_024,
+    "Node.devices": 1_024,
+    "Status.observed": 4_096,
+    "Status.gone": 4_096,
+    "Status.readings": 1_024,
+    "Status.ingress": 16_384,
+    "Status.crossings": 4_096,
+}
+"""Limits of items in an agent's messages, checked before any item is read: the most that an agent sends, with a
+margin."""
 
 
 _REQUIRED: Final = object()
 
 
 class _Codec(NamedTuple):
-    """put writes a value into a message's field; get makes one of the field's; absent: the value of a field that is not
-    on the wire."""
+    """Converts one field."""
 
+    # Writes a value into a message's field.
     put: Callable[[Any, str, Any], None]
+    # Makes a value from the message's field.
     get: Callable[[Any], Any]
+    # Value of a field that is not on the wire.
     absent: Any
 
 
 class _Mirror(NamedTuple):
-    """One class of nouns. absent: of each field that need not be on the wire."""
+    """Converts one class of nouns."""
 
+    # By field name.
     codecs: dict[str, _Codec]
+    # Values of fields that may be missing on the wire.
     absent: dict[str, Any]
+    # Fields that must be on the wire.
     required: tuple[str, ...]
 
 
 _MESSAGES: Final[dict[Any, Any]] = {}
 _MIRRORS: Final[dict[Any, _Mirror]] = {}
-"""Built once per class."""
+"""By class of noun."""
 
 
 def to_wire(noun: Any) -> Any:
@@ -72,9 +93,14 @@ def encode(noun: Any) -> bytes:
     return to_wire(noun).SerializeToString(deterministic=True)  # type: ignore[no-any-return]
 
 
-def decode(kind: type[Noun], data: bytes) -> Noun:
-    """Raises ShoalError(MESSAGE_INVALID)."""
+def decode(kind: type[Noun], data: bytes, limits: CountLimits | None = None) -> Noun:
+    """The noun of class `kind` in `data`. limits: for data of another party; None for trusted data.
+
+    Raises ShoalError(MESSAGE_INVALID | FIELD_TOO_MANY).
+    """
     message = message_class(kind)()
+    if limits is not None and (refusal := check_counts(message.DESCRIPTOR, data, limits)) is not None:
+        raise ShoalError(refusal)
     try:
         message.ParseFromString(data)
     except DecodeError as cause:
@@ -82,7 +108,7 @@ def decode(kind: type[Noun], data: bytes) -> Noun:
     return from_wire(kind, message)
 
 
-def signed(receipt: Receipt, signature: bytes) -> SignedReceipt:
+def make_signed_receipt(receipt: Receipt, signature: bytes) -> SignedReceipt:
     return SignedReceipt(receipt, encode(receipt), signature)
 
 
@@ -157,11 +183,11 @@ def _fill(message: Any, noun: Any) -> None:
 
 def _read(kind: Any, message: Any) -> Any:
     if kind is SignedReceipt:
-        receipt = decode(Receipt, message.content)
+        receipt = decode(Receipt, message.content, RECEIPT)
         return SignedReceipt(receipt, message.content, message.signature)
     mirror = _mirror(kind)
     values = mirror.absent.copy()
-    for field, value in message.ListFields():  # of a heartbeat a third: the rest costs nothing
+    for field, value in message.ListFields():  # a third of a heartbeat's fields: absent ones cost nothing
         values[field.name] = mirror.codecs[field.name].get(value)
     for name in mirror.required:
         if name not in values:
@@ -232,11 +258,11 @@ def _optional(inner: Any, where: str) -> _Codec:
 
 
 def _repeated(inner: Any, where: str) -> _Codec:
-    inner = getattr(inner, "__supertype__", inner)
+    inner, most = getattr(inner, "__supertype__", inner), MAX_ITEMS_BY_FIELD.get(where, MAX_ITEMS)
 
-    def bounded(items: Any) -> Any:
-        if len(items) > MAX_ITEMS:
-            raise _invalid(where, f"{len(items)} items, at most {MAX_ITEMS}")
+    def check_count(items: Any) -> Any:
+        if len(items) > most:
+            raise _invalid(where, f"{len(items)} items, at most {most}")
         return items
 
     if _is_message(inner):
@@ -246,15 +272,15 @@ def _repeated(inner: Any, where: str) -> _Codec:
             for item in value:
                 _fill_present(target.add(), item)
 
-        return _Codec(put, lambda value: tuple([_read(inner, item) for item in bounded(value)]), ())
+        return _Codec(put, lambda value: tuple([_read(inner, item) for item in check_count(value)]), ())
     check = _scalar(inner, where)
 
-    def checked(value: Any) -> tuple[Any, ...]:
-        if check is _as_it_is:  # counts of latencies, hundreds of them in each heartbeat
-            return tuple(bounded(value))
-        return tuple([check(item) for item in bounded(value)])
+    def read_items(value: Any) -> tuple[Any, ...]:
+        if check is _passthrough:  # latency counts, hundreds in each heartbeat
+            return tuple(check_count(value))
+        return tuple([check(item) for item in check_count(value)])
 
-    return _Codec(lambda message, name, value: getattr(message, name).extend(value), checked, ())
+    return _Codec(lambda message, name, value: getattr(message, name).extend(value), read_items, ())
 
 
 def _mapping(inner: Any, where: str) -> _Codec:
@@ -287,7 +313,7 @@ def _scalar(kind: Any, where: str) -> Callable[[Any], Any]:
     if kind is float:
 
         def number(value: float) -> float:
-            # NaN says unknown, which some fields allow; an infinity is never an answer.
+            # NaN means unknown, which some fields allow; an infinity is never valid.
             if math.isinf(value):
                 raise _invalid(where, "an infinite number")
             return value
@@ -301,8 +327,8 @@ def _scalar(kind: Any, where: str) -> Callable[[Any], Any]:
             return value
 
         return text
-    return _as_it_is
+    return _passthrough
 
 
-def _as_it_is(value: Any) -> Any:
+def _passthrough(value: Any) -> Any:
     return value

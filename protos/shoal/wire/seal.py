@@ -1,44 +1,51 @@
-"""Envelopes between agent and coordinator over a broker that is not trusted.
+"""Envelopes between agent and coordinator over an untrusted broker.
 
-What is retained, and what begins a session, is signed by its sender's certificate key (`Signed`). Everything else of a
-session carries a MAC under a key that only its two ends know (`Sealed`): HKDF-SHA256 of an ephemeral P-256 agreement,
-whose public halves travel in the signed hello and welcome. Both name region, node and channel, so nothing can be moved;
-sealed messages also name epoch and a sequence number, so nothing can be repeated or put back.
+Retained messages, and those that begin a session, are signed by the sender's certificate key (`Signed`). All other
+messages of a session carry a MAC under a key that only its two ends know (`Sealed`). That key is HKDF-SHA256 of an
+ephemeral P-256 agreement, whose public halves are part of the signed hello and welcome. Both envelopes name region,
+node and channel, so a message cannot be moved elsewhere. Sealed messages also carry the epoch and a sequence number, so
+they cannot be replayed.
 """
 
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import mqtt_pb2
 from shoal.wire import signing
-from shoal.wire.identity import UNREADABLE
+from shoal.wire.field_limits import check_counts
+from shoal.wire.identity import CERTIFICATE_ERRORS
 from shoal.wire.limits import LINK_BYTES
+from shoal.wire.request_limits import limits_of_message
 from shoal.wire.topics import Channel
 
 MAC_BYTES: Final = 32
 KEY_BYTES: Final = 65
 """An uncompressed P-256 point."""
 ENVELOPE_BYTES: Final = 4096
-"""What a signed envelope may add to its content: a certificate, mostly."""
-MOST_SEQUENCE: Final = 2**63 - 1
+"""What a signed envelope may add to its content: mostly a certificate."""
+MAX_SEQUENCE: Final = 2**63 - 1
 _DOMAIN: Final = b"shoal/v1/sealed"
 
 M = TypeVar("M", bound=Message)
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """Raises ShoalError(MESSAGE_INVALID | TOO_LARGE)."""
+    """Raises ShoalError(MESSAGE_INVALID | TOO_LARGE | FIELD_TOO_MANY)."""
     if len(data) > LINK_BYTES + ENVELOPE_BYTES:
         raise refuse(Code.TOO_LARGE, f"{len(data)} bytes", f"at most {LINK_BYTES}", "report less at once")
+    limits = limits_of_message(kind)
+    if limits is not None and (refusal := check_counts(cast(Descriptor, kind.DESCRIPTOR), data, limits)) is not None:
+        raise ShoalError(refusal)
     message = kind()
     try:
         message.ParseFromString(data)
@@ -48,14 +55,15 @@ def parse(kind: type[M], data: bytes) -> M:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
-    """Who signs: the key, and its certificate as DER."""
+class SigningIdentity:
+    """A signer."""
 
     key: ec.EllipticCurvePrivateKey
+    # Certificate of the key, DER.
     certificate: bytes
 
     @classmethod
-    def of_pem(cls, key_pem: bytes, certificate_pem: bytes) -> "Signature":
+    def from_pem(cls, key_pem: bytes, certificate_pem: bytes) -> "SigningIdentity":
         """Raises ShoalError(UNAUTHENTICATED)."""
         try:
             key = serialization.load_pem_private_key(key_pem, password=None)
@@ -67,8 +75,8 @@ class Signature:
         return cls(key, certificate.public_bytes(serialization.Encoding.DER))
 
 
-def sign(signature: Signature, region: str, node: str, channel: Channel, content: bytes) -> bytes:
-    """node: empty for what the region's coordinator says to all."""
+def sign(signature: SigningIdentity, region: str, node: str, channel: Channel, content: bytes) -> bytes:
+    """Signed envelope of `content`. node: empty for what the region's coordinator sends to all nodes."""
     return mqtt_pb2.Signed(
         content=content,
         signature=signing.sign(signature.key, region, node, channel, content),
@@ -76,16 +84,19 @@ def sign(signature: Signature, region: str, node: str, channel: Channel, content
     ).SerializeToString()
 
 
-Trust = Callable[[x509.Certificate], None]
-"""Whether this certificate may sign here; raises ShoalError(CERT_* | ROLE_DENIED | NODE_MISMATCH | ...)."""
+SignerCheck = Callable[[x509.Certificate], None]
+"""Checks that this certificate may sign here. Raises ShoalError(CERT_* | ROLE_DENIED | NODE_MISMATCH | ...)."""
 
 
-def open_signed(data: bytes, trust: Trust, region: str, node: str, channel: Channel) -> tuple[bytes, x509.Certificate]:
-    """The content and its signer. Raises ShoalError(MESSAGE_INVALID | TOO_LARGE | SIGNATURE_INVALID | ...)."""
+def verify_signed_message(
+    data: bytes, trust: SignerCheck, region: str, node: str, channel: Channel
+) -> tuple[bytes, x509.Certificate]:
+    """The content and the signer's certificate. Raises ShoalError(MESSAGE_INVALID | TOO_LARGE | SIGNATURE_INVALID |
+    ...)."""
     message = parse(mqtt_pb2.Signed, data)
     try:
         certificate = x509.load_der_x509_certificate(message.certificate)
-    except UNREADABLE as cause:
+    except CERTIFICATE_ERRORS as cause:
         raise _invalid("an unreadable certificate") from cause
     trust(certificate)
     signing.verify(certificate, message.signature, region, node, channel, message.content)
@@ -104,7 +115,7 @@ class Ephemeral:
     def agree(self, other: bytes, *, region: str, node: str, nonce: str) -> bytes:
         """The key of the session whose hello carries `nonce`; both ends get the same 32 bytes.
 
-        Raises ShoalError(MESSAGE_INVALID) when `other` is no point of the curve.
+        other: the other end's public half. Raises ShoalError(MESSAGE_INVALID) when it is not a point of the curve.
         """
         try:
             public = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), other)
@@ -118,11 +129,12 @@ class Ephemeral:
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """What both ends of one session know. epoch: as the welcome said."""
+    """Secret that both ends of one session share."""
 
     key: bytes
     region: str
     node: str
+    # As in the session's welcome.
     epoch: int
 
     def mac(self, channel: Channel, sequence: int, content: bytes, *, last: bool) -> bytes:
@@ -132,7 +144,7 @@ class SessionKey:
 
 
 class Sealer:
-    """Seals what one end sends in one session."""
+    """Seals the messages that one end sends in one session."""
 
     def __init__(self, key: SessionKey) -> None:
         self._key = key
@@ -154,14 +166,15 @@ class Sealer:
 
 @dataclass(frozen=True, slots=True)
 class Unsealed:
-    """last: the session ends with this message."""
+    """Content of a sealed message."""
 
     content: bytes
+    # True: the session ends with this message.
     last: bool
 
 
 class Opener:
-    """Opens what one end receives in one session. A message that is refused changes nothing here."""
+    """Opens the messages that one end receives in one session. A message that is refused does not change its state."""
 
     def __init__(self, key: SessionKey) -> None:
         self._key = key
@@ -174,7 +187,7 @@ class Opener:
             raise refuse(
                 Code.EPOCH_STALE, f"epoch {message.epoch}", f"epoch {self._key.epoch}", "it is of another session"
             )
-        if not 0 < message.sequence <= MOST_SEQUENCE:
+        if not 0 < message.sequence <= MAX_SEQUENCE:
             raise _invalid(f"sequence {message.sequence}")
         mac = self._key.mac(channel, message.sequence, message.content, last=message.last)
         if not hmac.compare_digest(mac, message.mac):

@@ -1,7 +1,7 @@
-"""Signatures over what is stored or retained: receipts, desired sets.
+"""Signatures over stored or retained data: receipts, desired sets.
 
-ECDSA P-256 with SHA-256 over an envelope that names region, node and topic, so that a signed thing cannot be moved to
-another node or another use.
+ECDSA P-256 with SHA-256 over an envelope that names region, node and topic. So signed data cannot be moved to another
+node or another use.
 """
 
 from cryptography import x509
@@ -15,7 +15,7 @@ _DOMAIN = b"shoal/v1/signed"
 
 
 def envelope(region: str, node: str, topic: str, content: bytes) -> bytes:
-    """Unambiguous bytes to sign: each part with its length in front."""
+    """Unambiguous bytes to sign: each part prefixed by its length."""
     parts = (_DOMAIN, region.encode(), node.encode(), topic.encode(), content)
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 

@@ -1,4 +1,4 @@
-"""The one table from codes to gRPC and HTTP statuses, and how a refusal travels beside a status."""
+"""The table from codes to gRPC and HTTP statuses, and how a refusal is sent beside a status."""
 
 from typing import Any, Final, NoReturn, Protocol
 
@@ -12,8 +12,10 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.INVALID_ARGUMENT,
         Code.YAML_INVALID,
         Code.FIELD_INVALID,
+        Code.USAGE,
         Code.NAME_INVALID,
         Code.MESSAGE_INVALID,
+        Code.FIELD_TOO_MANY,
         Code.MODEL_INVALID,
         Code.MODEL_PATH,
         Code.MODEL_ARCHIVE,
@@ -52,6 +54,8 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.REPLICA_UNREACHABLE,
         Code.WORKER_CRASHED,
         Code.WORKER_KILLED,
+        Code.FRONT_STUCK,
+        Code.COORDINATOR_STUCK,
         Code.STORE_UNAVAILABLE,
         Code.COORDINATOR_UNREACHABLE,
         Code.NOT_LEADER,
@@ -75,7 +79,9 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
     ),
     grpc.StatusCode.PERMISSION_DENIED: (
         Code.ROLE_DENIED,
+        Code.STORE_DENIED,
         Code.TENANT_DENIED,
+        Code.FORWARD_DENIED,
         Code.NODE_MISMATCH,
         Code.REGION_MISMATCH,
         Code.TWIN_REFUSED,
@@ -125,13 +131,13 @@ RETRY_KEY: Final = "retry-after-ms"
 
 
 class AbortContext(Protocol):
-    """grpc.aio's servicer context, as far as an abort needs it."""
+    """The part of grpc.aio's servicer context that an abort needs."""
 
     async def abort(self, code: grpc.StatusCode, details: str = ..., trailing_metadata: Any = ...) -> NoReturn: ...
 
 
 def grpc_status(code: Code) -> grpc.StatusCode:
-    """FAILED_PRECONDITION for all that says `not as things stand` (placement's codes, waits)."""
+    """FAILED_PRECONDITION for codes that depend on the current state (those of placement, waits)."""
     return _GRPC_OF.get(code, grpc.StatusCode.FAILED_PRECONDITION)
 
 
@@ -150,7 +156,7 @@ def trailers(refusal: Refusal, retry_after_s: float | None = None) -> tuple[tupl
 
 
 async def abort(context: AbortContext, refusal: Refusal, retry_after_s: float | None = None) -> NoReturn:
-    """Ends the call with the refusal's status; the whole refusal travels in the trailers."""
+    """Ends the call with the refusal's status. The trailers carry the whole refusal."""
     await context.abort(grpc_status(refusal.code), str(refusal), trailers(refusal, retry_after_s))
 
 
@@ -168,7 +174,7 @@ _CODE_OF_STATUS: Final = {
 
 
 def refusal_of(error: grpc.RpcError) -> Refusal:
-    """The refusal that a server of ours sent; else the nearest code for what grpc itself says."""
+    """The refusal that a Shoal server sent, otherwise the nearest code for grpc's own status."""
     trailing = getattr(error, "trailing_metadata", lambda: None)() or ()
     for key, value in trailing:
         if key == REFUSAL_KEY:

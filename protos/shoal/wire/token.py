@@ -1,8 +1,8 @@
-"""The text of tokens, read the same way by who makes them and who redeems them.
+"""The text form of tokens, shared by those who make and those who redeem them.
 
 A join token is `shoal-join.REGION.FINGERPRINT.SECRET`: the region, SHA-256 of its CA's certificate (DER, hex), and 160
-bits of chance. The joiner pins the CA by the fingerprint before it sends the secret; the enrolment server sends its CA
-certificate in the TLS chain. The coordinator keeps the secret's SHA-256 only.
+random bits. The joiner pins the CA by the fingerprint before it sends the secret; the enrolment server sends its CA
+certificate in the TLS chain. The coordinator stores only the secret's SHA-256.
 """
 
 import base64
@@ -25,10 +25,12 @@ _FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """secret: base64url without padding, of 20 bytes; never printed by repr."""
+    """A parsed join token."""
 
     region: str
+    # SHA-256 of the CA's certificate (DER), hex.
     ca_sha256: str
+    # Base64url without padding, of 20 bytes; repr never prints it.
     secret: str = field(repr=False)
 
     @property
@@ -60,10 +62,11 @@ def parse_join_token(text: str) -> JoinToken:
 
 
 def ca_fingerprint(certificate: x509.Certificate) -> str:
-    """What a join token pins."""
+    """SHA-256 of the certificate (DER), hex: what a join token pins."""
     return certificate.fingerprint(hashes.SHA256()).hex()
 
 
 def token_sha256(secret: str) -> str:
-    """What is kept of a secret: of a join token's last part, or of a whole bearer token as the client sends it."""
+    """What is stored in place of a secret: of a join token's last part, or of a whole bearer token as the client sends
+    it."""
     return hashlib.sha256(secret.encode()).hexdigest()

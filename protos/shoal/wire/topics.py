@@ -1,7 +1,7 @@
-"""Names of the agent link over MQTT: `shoal/v1/REGION/NODE/CHANNEL`, and `shoal/v1/REGION/online` of the coordinator.
+"""MQTT topics of the agent link: `shoal/v1/REGION/NODE/CHANNEL`, and `shoal/v1/REGION/online` of the coordinator.
 
-Each channel goes one way only, so that a broker's rights are two lists. What is not one of these names is refused, even
-where a broker let it through.
+Each channel carries messages in one direction only, so a broker's access rights are two lists. Any other topic is
+refused, even where the broker let it through.
 """
 
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ class Channel(StrEnum):
 
 
 UP: Final = (Channel.HELLO, Channel.ONLINE, Channel.CAPABILITY, Channel.STATUS)
-"""Published by the node, read by the coordinator."""
+"""The node publishes, the coordinator reads."""
 DOWN: Final = (Channel.WELCOME, Channel.DESIRED, Channel.REQUEST)
-"""Published by the coordinator, read by the node."""
+"""The coordinator publishes, the node reads."""
 RETAINED: Final = frozenset({Channel.ONLINE, Channel.CAPABILITY, Channel.DESIRED})
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A node's topic. Reads as it is written on the wire."""
+    """A node's topic; `str` gives its form on the wire."""
 
     region: str
     node: str
@@ -46,7 +46,7 @@ class Topic:
 
 
 def region_online(region: str) -> str:
-    """Where the region's coordinator says that it is there."""
+    """Topic where the region's coordinator announces its presence."""
     return f"{PREFIX}/{region}/online"
 
 
@@ -55,7 +55,7 @@ def of_node(region: str, node: str, channel: Channel) -> str:
 
 
 def all_nodes(region: str, channel: Channel) -> str:
-    """A filter for this channel of every node."""
+    """A subscription filter for this channel of every node."""
     return f"{PREFIX}/{region}/+/{channel}"
 
 

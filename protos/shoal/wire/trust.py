@@ -1,4 +1,4 @@
-"""Whom to believe where no TLS handshake stands for it: a certificate that came inside a message."""
+"""Checks a certificate that came inside a message, without a TLS handshake that vouches for it."""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,12 +19,13 @@ def check_certificate(
     roles: frozenset[Role],
     wall: Wall,
 ) -> Identity:
-    """Issued directly by one of `authorities`, valid now, of this region and one of these roles.
+    """Identity of a certificate that one of `authorities` issued directly, that is valid now, and that is of this
+    region and one of these roles.
 
     Raises ShoalError(CERT_UNTRUSTED | CERT_NAME_INVALID | CERT_EXPIRED | CERT_NOT_YET_VALID | REGION_MISMATCH |
     ROLE_DENIED).
     """
-    check_issued(certificate, authorities, region)
+    check_issuer(certificate, authorities, region)
     identity = identity_of_certificate(certificate)
     if (refusal := check_validity(identity, wall)) is not None:
         raise ShoalError(refusal)
@@ -32,9 +33,9 @@ def check_certificate(
     return identity
 
 
-def check_issued(certificate: x509.Certificate, authorities: Sequence[x509.Certificate], region: str) -> None:
+def check_issuer(certificate: x509.Certificate, authorities: Sequence[x509.Certificate], region: str) -> None:
     """Raises ShoalError(CERT_UNTRUSTED)."""
-    if not is_issued(certificate, authorities):
+    if not has_known_issuer(certificate, authorities):
         raise refuse(
             Code.CERT_UNTRUSTED,
             f"a certificate that the authority of {region} did not issue",
@@ -43,12 +44,12 @@ def check_issued(certificate: x509.Certificate, authorities: Sequence[x509.Certi
         )
 
 
-def is_issued(certificate: x509.Certificate, authorities: Iterable[x509.Certificate]) -> bool:
-    """Directly, by one of these. Its dates and name are not looked at."""
-    return any(_issued(certificate, authority) for authority in authorities)
+def has_known_issuer(certificate: x509.Certificate, authorities: Iterable[x509.Certificate]) -> bool:
+    """Whether one of these issued it directly. Does not check its dates or its name."""
+    return any(_is_issued_by(certificate, authority) for authority in authorities)
 
 
-def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):

@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from contract.agent.test_journal import Heard
+from contract.agent.test_journal import RecordingLog
 
 from harness.report import record
 from harness.wait import until
 from shoal.agent.cache.directory import DirectoryCache
-from shoal.agent.cache.publishers import Publishers
+from shoal.agent.cache.publishers import SignatureVerifier
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Bytes
 
@@ -51,8 +51,10 @@ class Origin:
 
 
 def cache(folder: Path, origin: Origin, *, quota: int = 10**9, low_water: int = 0) -> DirectoryCache:
-    publishers = Publishers(folder / "publishers.json", (), Heard())
-    return DirectoryCache(folder, origin.fetch, publishers, Heard(), quota=Bytes(quota), low_water=Bytes(low_water))
+    publishers = SignatureVerifier(folder / "publishers.json", (), RecordingLog())
+    return DirectoryCache(
+        folder, origin.fetch, publishers, RecordingLog(), quota=Bytes(quota), low_water=Bytes(low_water)
+    )
 
 
 def model(seed: int, size: int = 10_000) -> bytes:

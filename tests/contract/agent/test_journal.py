@@ -11,8 +11,8 @@ import pytest
 from contract.agent.platter import Platter
 from unit.agent.core.test_receipt import CPU, GPU, receipt
 
+from harness.builders.agent_values import assignment, desired_set
 from harness.report import record
-from harness.samples import assignment, desired
 from shoal.agent.journal.files import FileJournal
 from shoal.agent.journal.slots import Slots
 from shoal.types.assignment import DesiredSet
@@ -21,7 +21,7 @@ from shoal.types.receipt import SignedReceipt
 from shoal.wire import nouns
 
 
-class Heard:
+class RecordingLog:
     """A Log that remembers."""
 
     def __init__(self) -> None:
@@ -31,14 +31,14 @@ class Heard:
         self.events.append(event)
 
 
-def journal(folder: Path, heard: Heard | None = None, reserve_bytes: int = 0) -> FileJournal:
-    return FileJournal(folder, heard or Heard(), reserve_bytes=reserve_bytes)
+def journal(folder: Path, heard: RecordingLog | None = None, reserve_bytes: int = 0) -> FileJournal:
+    return FileJournal(folder, heard or RecordingLog(), reserve_bytes=reserve_bytes)
 
 
 def sets(count: int) -> list[DesiredSet]:
     """Of different sizes, up to several pages."""
     many = [assignment(f"a-{number}") for number in range(60)]
-    return [desired(generation, *many[: (generation * 17) % 60]) for generation in range(1, count + 1)]
+    return [desired_set(generation, *many[: (generation * 17) % 60]) for generation in range(1, count + 1)]
 
 
 async def test_what_was_saved_is_loaded_by_the_next_process(tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ async def test_what_was_saved_is_loaded_by_the_next_process(tmp_path: Path) -> N
 
 async def test_f41_a_set_that_a_newer_version_wrote_is_asked_for_again(tmp_path: Path) -> None:
     """It has a value that this version has no word for: nothing is held, and it says so."""
-    heard = Heard()
-    message = nouns.to_wire(desired(3, assignment("a-1")))
+    heard = RecordingLog()
+    message = nouns.to_wire(desired_set(3, assignment("a-1")))
     message.routes.add(workload={"tenant": "default", "name": "w"}, generation=1).endpoints.add(
         assignment="a-1", node="edge-1", kind="teleport", state="ready", weight=1.0
     )
@@ -63,7 +63,7 @@ async def test_f41_a_set_that_a_newer_version_wrote_is_asked_for_again(tmp_path:
 
 async def test_receipts_are_kept_beside(tmp_path: Path) -> None:
     signed: tuple[SignedReceipt, ...] = tuple(
-        nouns.signed(receipt(device).receipt, b"signature") for device in (CPU, GPU)
+        nouns.make_signed_receipt(receipt(device).receipt, b"signature") for device in (CPU, GPU)
     )
     await journal(tmp_path).save_receipts(signed)
     assert await journal(tmp_path).load_receipts() == signed
@@ -178,7 +178,7 @@ async def test_f15_corruption_is_found_and_the_last_verified_copy_restored(tmp_p
         await kept.save(newer)
         newest = next(each for each in folder.glob("desired.*") if each != newest)
         _damage(newest, kind, chance)
-        heard = Heard()
+        heard = RecordingLog()
         again = journal(folder, heard)
         assert await again.load() == older
         assert heard.events == ["state_corrupt"]
@@ -197,7 +197,7 @@ async def test_f15_with_no_verified_copy_it_says_so_and_goes_on(tmp_path: Path) 
     await kept.save(newer)
     for slot in tuple(tmp_path.glob("desired.*")):
         _damage(slot, 0, random.Random(1))
-    heard = Heard()
+    heard = RecordingLog()
     again = journal(tmp_path, heard)
     assert await again.load() is None
     assert heard.events == ["state_corrupt", "state_corrupt"]
@@ -221,7 +221,7 @@ _FULL_DISK = """
 import asyncio, json, os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from contract.agent.test_journal import Heard, journal, sets
+from contract.agent.test_journal import RecordingLog, journal, sets
 from shoal.types.codes import ShoalError
 
 folder = Path(sys.argv[1])
@@ -238,7 +238,7 @@ def fill():
 
 async def story():
     first, *rest = sets(12)
-    heard = Heard()
+    heard = RecordingLog()
     kept = journal(folder / "journal", heard, reserve_bytes=512 * 1024)
     await kept.save(first)
     fill()

@@ -6,10 +6,10 @@ from typing import cast
 
 import pytest
 
-from harness.clock import ManualClock
-from shoal.agent.ports import Driver, DriverFactory, DriverOptions
+from harness.fakes.clock import ManualClock
+from shoal.agent.ports import DeviceDriver, DriverFactory, DriverOptions
 from shoal.types.codes import Code, ShoalError
-from shoal.types.device import Device, Power, Reading
+from shoal.types.device import Device, PowerState, Reading
 from shoal.wire import nouns
 
 DRIVERS = sorted(entry_points(group="shoal.devices"), key=lambda entry: entry.name)
@@ -21,12 +21,12 @@ def test_the_three_drivers_are_installed() -> None:
 
 
 @pytest.fixture(params=DRIVERS, ids=lambda entry: str(entry.name))
-def driver(request: pytest.FixtureRequest) -> Driver:
+def driver(request: pytest.FixtureRequest) -> DeviceDriver:
     entry: EntryPoint = request.param
     return cast(DriverFactory, entry.load())(ManualClock(), OPTIONS)
 
 
-def test_discovery_is_repeatable_and_its_devices_travel(driver: Driver) -> None:
+def test_discovery_is_repeatable_and_its_devices_travel(driver: DeviceDriver) -> None:
     devices = driver.discover()
     assert devices == driver.discover()
     assert len({device.name for device in devices}) == len(devices)
@@ -40,7 +40,7 @@ def test_discovery_is_repeatable_and_its_devices_travel(driver: Driver) -> None:
         assert device.emulated == bool(device.profile) == bool(device.profile_source)
 
 
-def test_readings_are_values_or_unknown(driver: Driver) -> None:
+def test_readings_are_values_or_unknown(driver: DeviceDriver) -> None:
     for device in driver.discover():
         for _ in range(2):
             reading = driver.read(device.name)
@@ -53,29 +53,29 @@ def test_readings_are_values_or_unknown(driver: Driver) -> None:
             assert repr(nouns.decode(Reading, nouns.encode(reading))) == repr(reading)
 
 
-def test_a_device_that_is_not_there(driver: Driver) -> None:
+def test_a_device_that_is_not_there(driver: DeviceDriver) -> None:
     with pytest.raises(ShoalError) as lost:
         driver.read("no-such-device")
     assert lost.value.code is Code.DEVICE_LOST
 
 
-def test_sleep_is_what_the_device_says_it_can(driver: Driver) -> None:
+def test_sleep_is_what_the_device_says_it_can(driver: DeviceDriver) -> None:
     for device in driver.discover():
         if device.rest is None:
-            assert driver.rest(device.name, True) == 0.0
+            assert driver.set_sleep(device.name, True) == 0.0
             assert driver.read(device.name).power is None
             assert device.emulated or device.attributes["sleep"].startswith("no:")
             continue
         assert 0 <= device.rest.asleep_w < device.rest.idle_w
         assert device.rest.source
-        assert driver.rest(device.name, True) == device.rest.wake_s
-        assert driver.read(device.name).power is Power.ASLEEP
-        assert driver.rest(device.name, True) == device.rest.wake_s
-        assert driver.rest(device.name, False) == device.rest.wake_s
-        assert driver.read(device.name).power is Power.WAKING
+        assert driver.set_sleep(device.name, True) == device.rest.wake_s
+        assert driver.read(device.name).power is PowerState.ASLEEP
+        assert driver.set_sleep(device.name, True) == device.rest.wake_s
+        assert driver.set_sleep(device.name, False) == device.rest.wake_s
+        assert driver.read(device.name).power is PowerState.WAKING
 
 
-def test_only_emulated_devices_are_paced(driver: Driver) -> None:
+def test_only_emulated_devices_are_paced(driver: DeviceDriver) -> None:
     for device in driver.discover():
         pace = driver.pace(device.name)
         assert (pace is not None) == device.emulated

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from contract.link.ends import CARRIERS, NODE, OTHER, Ends, desired, ending, receive, status
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from harness.cluster.links import CARRIERS, NODE, OTHER, LinkHarness, desired_set, ending, receive, status
 from harness.wait import until
 from shoal.agent.identity.signer import KeySigner
 from shoal.agent.ports import LinkRefused
 from shoal.types.assignment import DesiredSet
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.device import EnergySource, Power, Role
+from shoal.types.device import EnergySource, PowerState, Role
 from shoal.types.link import NodeEvent, NodeEvents, ProbeNow, Receipts, Refused
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
@@ -28,8 +28,8 @@ ENDED = Refusal(Code.CERT_REVOKED, "serial 7", "a certificate that stands", "enr
 
 
 @pytest.fixture(params=sorted(CARRIERS))
-async def ends(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ends]:
-    found = await Ends.open(tmp_path, request.param)
+async def link(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LinkHarness]:
+    found = await LinkHarness.open(tmp_path, request.param)
     yield found
     await found.close()
 
@@ -45,209 +45,211 @@ def receipt(node: str) -> Receipt:
     )  # fmt: skip
 
 
-async def test_hello_and_welcome(ends: Ends) -> None:
-    session = await ends.connect()
+async def test_hello_and_welcome(link: LinkHarness) -> None:
+    session = await link.connect()
     assert session.welcome.nonce == "nonce-1"
     assert session.welcome.epoch == 1
-    assert session.welcome.history == ends.region.truth.history
-    assert ends.is_connected()
+    assert session.welcome.history == link.region.fence.history
+    assert link.is_connected()
     await session.close()
-    await until(lambda: not ends.is_connected(), 3.0, "the coordinator sees it leave")
-    assert (await ends.connect()).welcome.epoch == 2
+    await until(lambda: not link.is_connected(), 3.0, "the coordinator sees it leave")
+    assert (await link.connect()).welcome.epoch == 2
 
 
-async def test_statuses_arrive_in_order_and_once(ends: Ends) -> None:
-    session = await ends.connect()
+async def test_statuses_arrive_in_order_and_once(link: LinkHarness) -> None:
+    session = await link.connect()
     sent = [status(session, 1), *(status(session, number, full=False) for number in range(2, 40))]
     for each in sent:
         await session.send(each)
-    await until(lambda: len(ends.events.of(NODE)) >= len(sent), 5.0, "all statuses")
-    assert ends.events.of(NODE) == sent
-    state = ends.region.fleet.fleet.nodes[NODE]
-    assert (state.sequence, state.reported) == (39, True)
+    await until(lambda: len(link.events.of(NODE)) >= len(sent), 5.0, "all statuses")
+    assert link.events.of(NODE) == sent
+    state = link.region.fleet.fleet.nodes[NODE]
+    assert (state.sequence, state.has_full_status) == (39, True)
 
 
-async def test_i7_an_old_status_changes_nothing(ends: Ends) -> None:
-    session = await ends.connect()
+async def test_i7_an_old_status_changes_nothing(link: LinkHarness) -> None:
+    session = await link.connect()
     for each in (status(session, 2), status(session, 1, free_bytes=1), status(session, 2, free_bytes=2)):
         await session.send(each)
-    await until(lambda: len(ends.events.of(NODE)) == 3, 5.0, "all three")
-    assert ends.region.fleet.fleet.nodes[NODE].readings["cpu0"].free_bytes == 2**33
+    await until(lambda: len(link.events.of(NODE)) == 3, 5.0, "all three")
+    assert link.region.fleet.fleet.nodes[NODE].readings["cpu0"].free_bytes == 2**33
 
 
-async def test_events_and_receipts_go_up(ends: Ends) -> None:
-    files = ends.files()
-    session = await ends.connect(files=files)
+async def test_events_and_receipts_go_up(link: LinkHarness) -> None:
+    files = link.files()
+    session = await link.connect(files=files)
     signed = KeySigner(files.key, region="eu", node=NODE).sign_receipt(receipt(NODE))
     await session.send(Receipts((signed,)))
     await session.send(NodeEvents((NodeEvent("X", "subject", "message", Wall(1.0)),)))
-    await until(lambda: len(ends.events.of(NODE)) == 2, 5.0, "both")
-    assert ends.region.fleet.fleet.nodes[NODE].receipts["cpu0"] == signed.receipt
+    await until(lambda: len(link.events.of(NODE)) == 2, 5.0, "both")
+    assert link.region.fleet.fleet.nodes[NODE].receipts["cpu0"] == signed.receipt
 
 
-async def test_a04_a_receipt_that_another_key_signed(ends: Ends) -> None:
-    session = await ends.connect()
-    forged = nouns.signed(receipt(NODE), ec.generate_private_key(ec.SECP256R1()).sign(b"", ec.ECDSA(SHA256())))
+async def test_a04_a_receipt_that_another_key_signed(link: LinkHarness) -> None:
+    session = await link.connect()
+    forged = nouns.make_signed_receipt(
+        receipt(NODE), ec.generate_private_key(ec.SECP256R1()).sign(b"", ec.ECDSA(SHA256()))
+    )
     await session.send(Receipts((SignedReceipt(forged.receipt, forged.content, forged.signature),)))
     told = await receive(session)
     assert isinstance(told, Refused)
     assert told.refusal.code is Code.SIGNATURE_INVALID
-    assert ends.region.fleet.fleet.nodes[NODE].receipts == {}
+    assert link.region.fleet.fleet.nodes[NODE].receipts == {}
 
 
-async def test_the_newest_desired_set_wins(ends: Ends) -> None:
-    session = await ends.connect()
+async def test_the_newest_desired_set_wins(link: LinkHarness) -> None:
+    session = await link.connect()
     for generation in range(1, 30):
-        await ends.carrier.links.send(NODE, desired(session, generation))
+        await link.carrier.links.send(NODE, desired_set(session, generation))
     seen, message = 0, None
     while seen < 29:
         message = await receive(session)
         assert isinstance(message, DesiredSet)
         assert message.version.generation > seen
         seen = message.version.generation
-    assert message == desired(session, 29)
+    assert message == desired_set(session, 29)
 
 
-async def test_a_desired_set_for_a_node_that_is_away_is_dropped(ends: Ends) -> None:
-    session = await ends.connect()
-    await ends.carrier.links.send(OTHER, desired(session, 1, name=OTHER))
-    await ends.carrier.links.send(NODE, desired(session, 1))
-    assert await receive(session) == desired(session, 1)
+async def test_a_desired_set_for_a_node_that_is_away_is_dropped(link: LinkHarness) -> None:
+    session = await link.connect()
+    await link.carrier.links.send(OTHER, desired_set(session, 1, name=OTHER))
+    await link.carrier.links.send(NODE, desired_set(session, 1))
+    assert await receive(session) == desired_set(session, 1)
 
 
-async def test_the_wish_to_sleep_goes_down_and_how_a_device_sleeps_comes_up(ends: Ends) -> None:
-    session = await ends.connect()
-    wish = replace(desired(session, 1), asleep=("cpu0",))
-    await ends.carrier.links.send(NODE, wish)
+async def test_the_wish_to_sleep_goes_down_and_how_a_device_sleeps_comes_up(link: LinkHarness) -> None:
+    session = await link.connect()
+    wish = replace(desired_set(session, 1), asleep=("cpu0",))
+    await link.carrier.links.send(NODE, wish)
     assert await receive(session) == wish
     asleep = status(session, 1)
-    reading = replace(asleep.readings[0], power=Power.ASLEEP, slept_s=Seconds(60.0), saved_j=-5.0)
+    reading = replace(asleep.readings[0], power=PowerState.ASLEEP, slept_s=Seconds(60.0), saved_j=-5.0)
     await session.send(replace(asleep, readings=(reading,)))
-    await until(lambda: ends.region.fleet.fleet.nodes[NODE].readings.get("cpu0") == reading, 5.0, "its reading")
+    await until(lambda: link.region.fleet.fleet.nodes[NODE].readings.get("cpu0") == reading, 5.0, "its reading")
 
 
-async def test_requests_and_refusals_go_down(ends: Ends) -> None:
-    session = await ends.connect()
+async def test_requests_and_refusals_go_down(link: LinkHarness) -> None:
+    session = await link.connect()
     told = (ProbeNow(("cpu0",)), Refused(Refusal(Code.TELEMETRY_ABSURD, "free memory -1", "at least 0"), fatal=False))
     for each in told:
-        await ends.carrier.links.send(NODE, each)
+        await link.carrier.links.send(NODE, each)
     assert (await receive(session), await receive(session)) == told
 
 
-async def test_f47_a_twin_is_refused_and_the_running_one_stays(ends: Ends) -> None:
-    files = ends.files()
-    session = await ends.connect(files=files)
+async def test_f47_a_twin_is_refused_and_the_running_one_stays(link: LinkHarness) -> None:
+    files = link.files()
+    session = await link.connect(files=files)
     await session.send(status(session, 1))
-    await until(lambda: ends.events.of(NODE), 5.0, "its status")
+    await until(lambda: link.events.of(NODE), 5.0, "its status")
     with pytest.raises(LinkRefused) as caught:
-        await ends.connect(files=files)
+        await link.connect(files=files)
     assert caught.value.code is Code.TWIN_REFUSED
     await session.send(status(session, 2))
-    await until(lambda: len(ends.events.of(NODE)) == 2, 5.0, "the running one goes on")
-    assert ends.is_connected()
+    await until(lambda: len(link.events.of(NODE)) == 2, 5.0, "the running one goes on")
+    assert link.is_connected()
 
 
-async def test_a04_a_hello_in_another_s_name(ends: Ends) -> None:
+async def test_a04_a_hello_in_another_s_name(link: LinkHarness) -> None:
     with pytest.raises(ShoalError) as caught:
-        await ends.carrier.link(ends.files(NODE), ends.heard).connect(ends.hello(OTHER))
+        await link.carrier.link(link.files(NODE), link.heard).connect(link.hello(OTHER))
     assert caught.value.code is Code.NODE_MISMATCH
-    assert ends.events.opened_by == []
+    assert link.events.hellos == []
 
 
-async def test_a03_an_operator_has_no_link(ends: Ends) -> None:
+async def test_a03_an_operator_has_no_link(link: LinkHarness) -> None:
     with pytest.raises(ShoalError):
-        await ends.carrier.link(ends.files("admin", Role.OPERATOR), ends.heard).connect(ends.hello("admin"))
-    assert ends.events.opened_by == []
+        await link.carrier.link(link.files("admin", Role.OPERATOR), link.heard).connect(link.hello("admin"))
+    assert link.events.hellos == []
 
 
-async def test_a04_a_status_of_another_node(ends: Ends) -> None:
-    other, session = await ends.connect(OTHER), await ends.connect()
+async def test_a04_a_status_of_another_node(link: LinkHarness) -> None:
+    other, session = await link.connect(OTHER), await link.connect()
     await session.send(status(other, 9, name=OTHER, free_bytes=3))
     told = await receive(session)
     assert isinstance(told, Refused)
     assert told.refusal.code is Code.NODE_MISMATCH
-    assert ends.region.fleet.fleet.nodes[OTHER].readings == {}
+    assert link.region.fleet.fleet.nodes[OTHER].readings == {}
 
 
-async def test_malformed_messages_are_counted_answered_and_end_the_session_when_they_persist(ends: Ends) -> None:
-    other, session = await ends.connect(OTHER), await ends.connect()
+async def test_malformed_messages_are_counted_answered_and_end_the_session_when_they_persist(link: LinkHarness) -> None:
+    other, session = await link.connect(OTHER), await link.connect()
     absurd = nouns.from_agent_to_wire(status(session, 1))
     absurd.status.readings[0].temperature_c = math.inf
     for message in (link_pb2.FromAgent(), absurd):
-        await ends.carrier.send_wire(session, message)
+        await link.carrier.send_wire(session, message)
         told = await receive(session)
         assert isinstance(told, Refused)
         assert told.refusal.code is Code.MESSAGE_INVALID
-    assert ends.meter.refused(Code.MESSAGE_INVALID) == 2
-    assert ends.events.of(NODE) == []
+    assert link.meter.refused_count(Code.MESSAGE_INVALID) == 2
+    assert link.events.of(NODE) == []
     await session.send(status(session, 2))
-    await until(lambda: ends.events.of(NODE), 5.0, "a sound one is heard")
+    await until(lambda: link.events.of(NODE), 5.0, "a sound one is heard")
     for _ in range(20):
         with contextlib.suppress(ShoalError):
-            await ends.carrier.send_wire(session, link_pb2.FromAgent())
+            await link.carrier.send_wire(session, link_pb2.FromAgent())
     await ending(session)
-    await until(lambda: not ends.is_connected(), 5.0, "the session is over")
+    await until(lambda: not link.is_connected(), 5.0, "the session is over")
     await other.send(status(other, 1, name=OTHER))
-    await until(lambda: ends.events.of(OTHER), 5.0, "nobody else is touched")
+    await until(lambda: link.events.of(OTHER), 5.0, "nobody else is touched")
 
 
-async def test_a14_an_oversized_message_is_not_even_sent(ends: Ends) -> None:
-    other, session = await ends.connect(OTHER), await ends.connect()
+async def test_a14_an_oversized_message_is_not_even_sent(link: LinkHarness) -> None:
+    other, session = await link.connect(OTHER), await link.connect()
     event = NodeEvent("X", "s", "m" * 4000, Wall(1.0))
     with pytest.raises(ShoalError) as caught:
         await session.send(NodeEvents((event,) * 1100))
     assert caught.value.code is Code.TOO_LARGE
-    assert ends.events.of(NODE) == []
+    assert link.events.of(NODE) == []
     await other.send(status(other, 1, name=OTHER))
-    await until(lambda: ends.events.of(OTHER), 5.0, "nobody else is touched")
+    await until(lambda: link.events.of(OTHER), 5.0, "nobody else is touched")
 
 
-async def test_a_session_that_the_coordinator_ends_says_why(ends: Ends) -> None:
-    session = await ends.connect()
-    await ends.carrier.links.end(NODE, ENDED, fatal=True)
+async def test_a_session_that_the_coordinator_ends_says_why(link: LinkHarness) -> None:
+    session = await link.connect()
+    await link.carrier.links.end(NODE, ENDED, fatal=True)
     assert await receive(session) == Refused(ENDED, fatal=True)
     await ending(session)
     with pytest.raises(ShoalError):
         await session.send(status(session, 1))
-    await until(lambda: not ends.is_connected(), 5.0, "it is over at the other end too")
+    await until(lambda: not link.is_connected(), 5.0, "it is over at the other end too")
 
 
-async def test_a_newer_session_takes_the_place_of_a_silent_one(ends: Ends) -> None:
-    files = ends.files()
-    session = await ends.connect(files=files)
-    fleet = ends.region.fleet.fleet
+async def test_a_newer_session_takes_the_place_of_a_silent_one(link: LinkHarness) -> None:
+    files = link.files()
+    session = await link.connect(files=files)
+    fleet = link.region.fleet.fleet
     silent = replace(fleet.nodes[NODE], heard_at=Elapsed(fleet.nodes[NODE].heard_at - 60.0))
-    ends.region.fleet.fleet = fleet.put(silent)
-    again = await ends.connect(files=files)
+    link.region.fleet.fleet = fleet.with_node(silent)
+    again = await link.connect(files=files)
     assert again.welcome.epoch == session.welcome.epoch + 1
     assert (await receive(session)) == Refused(
         Refusal(Code.EPOCH_STALE, "epoch 1", "epoch 2", "connect again"), fatal=False
     )
     await ending(session)
     await again.send(status(again, 1))
-    await until(lambda: ends.events.of(NODE), 5.0, "the newer one is heard")
+    await until(lambda: link.events.of(NODE), 5.0, "the newer one is heard")
 
 
-async def test_f17_f18_both_ends_see_the_carrier_die_and_meet_again(ends: Ends) -> None:
-    session = await ends.connect()
-    await ends.carrier.kill()
+async def test_f17_f18_both_ends_see_the_carrier_die_and_meet_again(link: LinkHarness) -> None:
+    session = await link.connect()
+    await link.carrier.kill()
     async with asyncio.timeout(3.0):
         assert (await ending(session)).code in (Code.COORDINATOR_UNREACHABLE, Code.CANCELLED)
     with pytest.raises(ShoalError):
         await session.send(status(session, 1))
     await session.close()
-    await until(lambda: not ends.is_connected(), 3.0, "the coordinator saw it too")
-    await ends.carrier.revive()
-    again = await ends.connect()
+    await until(lambda: not link.is_connected(), 3.0, "the coordinator saw it too")
+    await link.carrier.revive()
+    again = await link.connect()
     assert again.welcome.epoch == 2
     await again.send(status(again, 1))
-    await ends.carrier.links.send(NODE, desired(again, 1))
-    assert await receive(again) == desired(again, 1)
-    await until(lambda: ends.events.of(NODE), 5.0, "it is heard again")
+    await link.carrier.links.send(NODE, desired_set(again, 1))
+    assert await receive(again) == desired_set(again, 1)
+    await until(lambda: link.events.of(NODE), 5.0, "it is heard again")
 
 
-async def test_the_coordinator_leaves(ends: Ends) -> None:
-    session = await ends.connect()
-    await ends.carrier.stop()
+async def test_the_coordinator_leaves(link: LinkHarness) -> None:
+    session = await link.connect()
+    await link.carrier.stop()
     async with asyncio.timeout(3.0):
         assert (await ending(session)).code in (Code.COORDINATOR_UNREACHABLE, Code.CANCELLED)

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from harness.clock import ManualClock
-from harness.pki import Authority
-from shoal.coordinator.clock import SystemClock
-from shoal.coordinator.core.signals.model import Reading, SignalName
+from harness.crypto.pki import Authority
+from harness.fakes.clock import ManualClock
+from shoal.coordinator.clock import CoordinatorClock
+from shoal.coordinator.core.signals.model import SignalName, SignalReading
 from shoal.coordinator.signals import web as feeds
-from shoal.coordinator.signals.files import MOST_BYTES, FeedFiles
+from shoal.coordinator.signals.files import MAX_FEED_BYTES, FeedFiles
 from shoal.coordinator.signals.sources import Sources
 from shoal.coordinator.signals.web import FeedUrls
+from shoal.host.egress_guard import is_public
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Wall
-from shoal.wire.outbound import is_public
 
 CARBON = SignalName.CARBON
 CLOCK = ManualClock()
@@ -40,7 +40,7 @@ class Feed:
     fail: Callable[[], None]
     written_at: Callable[[], Wall]
 
-    async def read(self) -> tuple[Reading, ...]:
+    async def read(self) -> tuple[SignalReading, ...]:
         return await self.sources.read(CARBON, self.source)
 
 
@@ -55,9 +55,11 @@ async def a_file(folder: Path) -> AsyncIterator[Feed]:
 
 
 @asynccontextmanager
-async def served(folder: Path, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[Feed]:
+async def https_feed(
+    folder: Path, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> AsyncIterator[Feed]:
     """An HTTPS server on loopback, which the command line names. answer: what it says."""
-    authority = Authority(folder / "ca", "eu", SystemClock().wall())
+    authority = Authority(folder / "ca", "eu", CoordinatorClock().wall())
     files = authority.issue(Role.COORDINATOR, "feed")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.certificate, files.key)
@@ -83,7 +85,7 @@ async def a_url(folder: Path) -> AsyncIterator[Feed]:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(body=said[0], status=200 if said[1] == b"" else 503)
 
-    async with served(folder, answer) as feed:
+    async with https_feed(folder, answer) as feed:
 
         def say(data: bytes) -> None:
             said[:] = [data, b""]
@@ -104,7 +106,7 @@ async def feed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield opened
 
 
-async def refused(work: Awaitable[object]) -> Code:
+async def refusal_code(work: Awaitable[object]) -> Code:
     with pytest.raises(ShoalError) as caught:
         await work
     assert caught.value.refusal.found
@@ -114,7 +116,7 @@ async def refused(work: Awaitable[object]) -> Code:
 
 async def test_a_value_is_dated_by_its_source(feed: Feed) -> None:
     feed.say(b"350 gCO2/kWh\n")
-    assert await feed.read() == (Reading(350.0, feed.written_at()),)
+    assert await feed.read() == (SignalReading(350.0, feed.written_at()),)
 
 
 async def test_what_changes_is_read_anew(feed: Feed) -> None:
@@ -127,9 +129,9 @@ async def test_what_changes_is_read_anew(feed: Feed) -> None:
 
 
 async def test_what_is_no_feed_is_refused_and_can_be_mended(feed: Feed) -> None:
-    for data in (b"", b"\xff\xfe", b"<html>no</html>", b"9" * (MOST_BYTES + 1)):
+    for data in (b"", b"\xff\xfe", b"<html>no</html>", b"9" * (MAX_FEED_BYTES + 1)):
         feed.say(data)
-        assert await refused(feed.read()) == Code.SIGNAL_INVALID
+        assert await refusal_code(feed.read()) == Code.SIGNAL_INVALID
     feed.say(b"5 gCO2/kWh")
     assert (await feed.read())[0].value == 5.0
 
@@ -138,7 +140,7 @@ async def test_what_fails_is_unreachable_and_comes_back(feed: Feed) -> None:
     feed.say(b"5 gCO2/kWh")
     await feed.read()
     feed.fail()
-    assert await refused(feed.read()) == Code.SOURCE_UNREACHABLE
+    assert await refusal_code(feed.read()) == Code.SOURCE_UNREACHABLE
     feed.say(b"6 gCO2/kWh")
     assert (await feed.read())[0].value == 6.0
 
@@ -146,7 +148,7 @@ async def test_what_fails_is_unreachable_and_comes_back(feed: Feed) -> None:
 async def test_both_signals_may_name_one_source(feed: Feed) -> None:
     feed.say(b"5 gCO2/kWh")
     assert (await feed.read())[0].value == 5.0
-    assert await refused(feed.sources.read(SignalName.PRICE, feed.source)) == Code.SIGNAL_INVALID
+    assert await refusal_code(feed.sources.read(SignalName.PRICE, feed.source)) == Code.SIGNAL_INVALID
     assert (await feed.read())[0].value == 5.0
 
 
@@ -157,20 +159,20 @@ async def test_a26_no_file_outside_the_folder(name: str, tmp_path: Path) -> None
     (tmp_path / "secret").write_text("5 gCO2/kWh")
     (folder / "out").symlink_to(tmp_path)
     sources = Sources(FeedFiles(folder), FeedUrls(), CLOCK)
-    assert await refused(sources.read(CARBON, name)) == Code.SOURCE_DENIED
+    assert await refusal_code(sources.read(CARBON, name)) == Code.SOURCE_DENIED
 
 
 @pytest.mark.parametrize("name", ["loop", "no/such", "9" * 300, "."])
 async def test_what_is_no_file_is_coded(name: str, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     sources = Sources(FeedFiles(tmp_path), FeedUrls(), CLOCK)
-    assert await refused(sources.read(CARBON, name)) in (Code.SOURCE_UNREACHABLE, Code.SOURCE_DENIED)
+    assert await refusal_code(sources.read(CARBON, name)) in (Code.SOURCE_UNREACHABLE, Code.SOURCE_DENIED)
 
 
 async def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "carbon")
     sources = Sources(FeedFiles(tmp_path), FeedUrls(), CLOCK)
-    assert await refused(sources.read(CARBON, "carbon")) == Code.SOURCE_DENIED
+    assert await refusal_code(sources.read(CARBON, "carbon")) == Code.SOURCE_DENIED
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ async def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 async def test_a26_no_url_leads_inside(url: str, tmp_path: Path) -> None:
     """A26, of feeds: refused by the address that would be dialled, before anything is sent."""
     sources = Sources(FeedFiles(tmp_path), FeedUrls(["feeds.internal"]), CLOCK)
-    assert await refused(sources.read(CARBON, url)) == Code.SOURCE_DENIED
+    assert await refusal_code(sources.read(CARBON, url)) == Code.SOURCE_DENIED
 
 
 async def test_what_is_packed_is_not_unpacked(tmp_path: Path) -> None:
@@ -193,8 +195,8 @@ async def test_what_is_packed_is_not_unpacked(tmp_path: Path) -> None:
         assert request.headers["Accept-Encoding"] == "identity"
         return web.Response(body=gzip.compress(b"5 gCO2/kWh"), headers={"Content-Encoding": "gzip"})
 
-    async with served(tmp_path, answer) as feed:
-        assert await refused(feed.read()) == Code.SIGNAL_INVALID
+    async with https_feed(tmp_path, answer) as feed:
+        assert await refusal_code(feed.read()) == Code.SIGNAL_INVALID
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "127.0.0.1", "10.0.0.7", "::1"])
@@ -213,7 +215,7 @@ async def test_a26_a_name_is_judged_by_the_address_that_is_dialled(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
     sources = Sources(FeedFiles(tmp_path), FeedUrls(), CLOCK)
-    assert await refused(sources.read(CARBON, "https://rebinding.example/carbon")) == Code.SOURCE_DENIED
+    assert await refusal_code(sources.read(CARBON, "https://rebinding.example/carbon")) == Code.SOURCE_DENIED
     assert asked == ["rebinding.example"]
 
 
@@ -228,7 +230,7 @@ async def test_a26_nothing_that_vouches_for_us_goes_along(tmp_path: Path, monkey
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login us password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    async with served(tmp_path, answer) as feed:
+    async with https_feed(tmp_path, answer) as feed:
         for _ in range(2):
             assert (await feed.read())[0].value == 5.0
     assert len(seen) == 2
@@ -241,8 +243,8 @@ async def test_a26_a_redirect_leads_nowhere(to: str, tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         raise web.HTTPFound(to)
 
-    async with served(tmp_path, answer) as feed:
-        assert await refused(feed.read()) == Code.SOURCE_DENIED
+    async with https_feed(tmp_path, answer) as feed:
+        assert await refusal_code(feed.read()) == Code.SOURCE_DENIED
 
 
 async def test_an_answer_that_is_too_long_is_cut_off(tmp_path: Path) -> None:
@@ -251,7 +253,7 @@ async def test_an_answer_that_is_too_long_is_cut_off(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        for _ in range(2 * MOST_BYTES >> 16):
+        for _ in range(2 * MAX_FEED_BYTES >> 16):
             await response.write(b"9" * (1 << 16))
         try:
             await asyncio.Event().wait()
@@ -259,8 +261,8 @@ async def test_an_answer_that_is_too_long_is_cut_off(tmp_path: Path) -> None:
             left.set()
         raise AssertionError
 
-    async with served(tmp_path, answer) as feed:
-        assert await refused(feed.read()) == Code.SIGNAL_INVALID
+    async with https_feed(tmp_path, answer) as feed:
+        assert await refusal_code(feed.read()) == Code.SIGNAL_INVALID
         await asyncio.wait_for(left.wait(), 30)
 
 
@@ -271,17 +273,17 @@ async def test_a_server_that_says_nothing_is_left(tmp_path: Path, monkeypatch: p
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with served(tmp_path, answer) as feed:
-        assert await refused(feed.read()) == Code.SOURCE_UNREACHABLE
+    async with https_feed(tmp_path, answer) as feed:
+        assert await refusal_code(feed.read()) == Code.SOURCE_UNREACHABLE
 
 
 async def test_a_server_that_nobody_vouches_for_is_not_believed(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         raise AssertionError("it was asked")
 
-    async with served(tmp_path, answer) as feed:
+    async with https_feed(tmp_path, answer) as feed:
         believing_the_system = Sources(FeedFiles(tmp_path), FeedUrls(["127.0.0.1"]), CLOCK)
-        assert await refused(believing_the_system.read(CARBON, feed.source)) == Code.SOURCE_UNREACHABLE
+        assert await refusal_code(believing_the_system.read(CARBON, feed.source)) == Code.SOURCE_UNREACHABLE
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from harness.disk import Chance
-from harness.etcd import Etcd, etcd
+from harness.faults.disk import SeededRng
+from harness.servers.etcd import Etcd, etcd
 from shoal.coordinator.ports import StaleRevision, StoreOptions, Transaction
 from shoal.coordinator.store.etcd import members as calls
-from shoal.coordinator.store.etcd.members import FIRST_TRY_S, Member, Members, Pem
+from shoal.coordinator.store.etcd.members import FIRST_TRY_S, EtcdMember, EtcdMembers, Pem
 from shoal.coordinator.store.etcd.store import EtcdStore
 from shoal.etcd import etcd_pb2
 from shoal.types.codes import Code, ShoalError
@@ -49,7 +49,7 @@ class Lossy:
         nothing = grpc.aio.Metadata()
         raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, f"lost: {fate}", None)
 
-    async def deliver_late(self) -> None:
+    async def send_late(self) -> None:
         for request in self.late:
             await self.kv.Txn(request)
         self.late.clear()
@@ -68,7 +68,7 @@ async def test_what_is_told_of_a_write_is_true_whatever_gets_lost(
     """300 appends to one list; of each, up to three tries or answers are lost or late. None is ever there twice."""
     monkeypatch.setattr(calls, "PAUSE_S", 0.0)
     store = await cluster.open(tmp_path)
-    loss, chance, acknowledged = lossy(store), Chance(7), []
+    loss, chance, acknowledged = lossy(store), SeededRng(7), []
     record = None
     for number in range(300):
         loss.plan = ["nral"[chance.below(4)] for _ in range(chance.below(4))]
@@ -77,7 +77,7 @@ async def test_what_is_told_of_a_write_is_true_whatever_gets_lost(
         expect = {} if blind else {"list": record.revision if record else 0}
         revision = await store.commit(Transaction({"list": value, f"n/{number:03}": b"x"}, expect=expect))
         acknowledged.append(number)
-        await loss.deliver_late()
+        await loss.send_late()
         record = await store.read("list")
         assert record is not None
         assert (record.value, record.revision) == (value, revision)
@@ -85,7 +85,7 @@ async def test_what_is_told_of_a_write_is_true_whatever_gets_lost(
             loss.plan = ["nral"[chance.below(4)] for _ in range(chance.below(4))]
             with pytest.raises(StaleRevision):
                 await store.commit(Transaction({"list": b"never"}, expect={"list": revision - 1}))
-            await loss.deliver_late()
+            await loss.send_late()
     assert [int(each.key[2:]) for each in await store.scan("n/")] == acknowledged
     await store.close()
 
@@ -102,7 +102,7 @@ async def test_a_write_that_was_given_up_is_cleared_up_before_the_next(
     call = store.members.call
 
     async def impatient(ask: Any, **how: Any) -> Any:
-        return await call(ask, **{**how, "patience_s": 0.0})
+        return await call(ask, **{**how, "timeout_s": 0.0})
 
     monkeypatch.setattr(store.members, "call", impatient)
     loss.plan = [fate]
@@ -114,14 +114,14 @@ async def test_a_write_that_was_given_up_is_cleared_up_before_the_next(
         with pytest.raises(ShoalError) as told:
             await store.commit(Transaction({"b": b"1"}))
         assert told.value.code is Code.STORE_UNAVAILABLE
-        assert store.outdated.is_set()
+        assert store.stale.is_set()
         await store.close()
         store = await cluster.open(tmp_path)
         assert await store.commit(Transaction({"b": b"1"})) > first
     else:
         await store.commit(Transaction({"b": b"1"}))
-        await loss.deliver_late()
-        assert not store.outdated.is_set()
+        await loss.send_late()
+        assert not store.stale.is_set()
     record = await store.read("a")
     assert record is not None
     assert record.value == (b"2" if fate == "a" else b"1")
@@ -143,7 +143,7 @@ async def test_an_old_copy_of_etcd_is_told_from_the_state_that_was_acknowledged(
         with pytest.raises(ShoalError) as gone:
             await running.commit(Transaction({"a": b"2"}))
         assert gone.value.code is Code.STORE_CORRUPT
-        assert running.outdated.is_set()
+        assert running.stale.is_set()
         await running.close()
         store = await one.open(tmp_path / "store")
         assert store.recovery is not None
@@ -156,12 +156,12 @@ async def test_a_member_that_cannot_be_reached_has_no_more_than_its_first_time(t
     """As one that died, in each round of those asked while the others elect a leader and answer nothing."""
     with etcd(tmp_path, members=3) as found:
         certificate, key, ca = found.files.read()
-        asked = Members(found.endpoints, lambda: Pem(ca, certificate, key))
+        asked = EtcdMembers(found.endpoints, lambda: Pem(ca, certificate, key))
         found.members[0].pause()
         silent = found.endpoints[0]
         limits: list[tuple[str, float]] = []
 
-        async def ask(member: Member, limit_s: float) -> etcd_pb2.RangeResponse:
+        async def ask(member: EtcdMember, limit_s: float) -> etcd_pb2.RangeResponse:
             limits.append((member.endpoint, limit_s))
             answer = await member.kv.Range(etcd_pb2.RangeRequest(key=b"k"), timeout=limit_s)
             if len(limits) > 6:
@@ -202,10 +202,10 @@ async def test_more_than_one_page_is_of_one_moment(
 
 async def test_etcd_without_certificates_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ShoalError) as refused:
-        await EtcdStore.configured(StoreOptions(tmp_path, "region/eu", endpoints=("127.0.0.1:1",)))
+        await EtcdStore.from_options(StoreOptions(tmp_path, "region/eu", endpoints=("127.0.0.1:1",)))
     assert refused.value.code is Code.TLS_REQUIRED
     with pytest.raises(ShoalError) as nowhere:
-        await EtcdStore.configured(StoreOptions(tmp_path, "region/eu"))
+        await EtcdStore.from_options(StoreOptions(tmp_path, "region/eu"))
     assert nowhere.value.code is Code.FIELD_MISSING
 
 
@@ -227,7 +227,7 @@ async def test_a_certificate_that_replaced_the_one_in_use_is_taken_up(tmp_path: 
         watching = store.watch("a", before)
         told = asyncio.ensure_future(anext(watching))
         one.stop()
-        one.certify_anew()
+        one.replace_certificates()
         await asyncio.to_thread(one.start)
         revision = await store.commit(Transaction({"a": b"2"}))
         change = await asyncio.wait_for(told, 20.0)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.etcd import Etcd, etcd
-from shoal.coordinator.ports import Change, Compacted, OpenStore, StaleRevision, Transaction
+from harness.servers.etcd import Etcd, etcd
+from shoal.coordinator.ports import Compacted, OpenStore, StaleRevision, StoreChange, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, ShoalError
 
@@ -47,7 +47,7 @@ class OneEtcd:
 
 
 Backend = Sqlite | OneEtcd
-BACKENDS = ("etcd", "sqlite")
+BACKENDS = ("etcd", "etcd, as the user of a region", "sqlite")
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,22 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def cluster_of_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """That of somebody who may read and write one region's part of it."""
+    with etcd(tmp_path_factory.mktemp("etcd"), scopes=("region/eu", "region/us")) as found:
+        yield found
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Backend:
-    return Sqlite() if request.param == "sqlite" else OneEtcd(request.getfixturevalue("cluster"))
+    match request.param:
+        case "sqlite":
+            return Sqlite()
+        case "etcd":
+            return OneEtcd(request.getfixturevalue("cluster"))
+        case _:
+            return OneEtcd(request.getfixturevalue("cluster_of_users"))
 
 
 @pytest.fixture
@@ -67,11 +80,12 @@ def opener(backend: Backend) -> Opener:
 
 
 def test_every_installed_store_is_held_to_this_suite() -> None:
-    assert {entry.name for entry in entry_points(group="shoal.stores")} == set(BACKENDS)
+    installed = {entry.name for entry in entry_points(group="shoal.stores")}
+    assert installed == {name.partition(",")[0] for name in BACKENDS}
 
 
 @asynccontextmanager
-async def opened(opener: Opener, directory: Path) -> AsyncIterator[OpenStore]:
+async def open_store(opener: Opener, directory: Path) -> AsyncIterator[OpenStore]:
     store = await opener(directory)
     try:
         yield store
@@ -80,7 +94,7 @@ async def opened(opener: Opener, directory: Path) -> AsyncIterator[OpenStore]:
 
 
 async def test_reads_what_was_committed(opener: Opener, tmp_path: Path) -> None:
-    async with opened(opener, tmp_path) as store:
+    async with open_store(opener, tmp_path) as store:
         assert await store.read("nodes/a") is None
         first = await store.commit(Transaction({"nodes/a": b"1", "nodes/b": b"\0\xff"}))
         second = await store.commit(Transaction({"nodes/a": b"2"}))
@@ -92,7 +106,7 @@ async def test_reads_what_was_committed(opener: Opener, tmp_path: Path) -> None:
 
 
 async def test_scans_in_order_in_pages(opener: Opener, tmp_path: Path) -> None:
-    async with opened(opener, tmp_path) as store:
+    async with open_store(opener, tmp_path) as store:
         keys = [f"events/{number:04}" for number in range(50)]
         await store.commit(Transaction({key: key.encode() for key in [*keys, "event", "events0", "f"]}))
         assert [record.key for record in await store.scan("events/")] == keys
@@ -104,7 +118,7 @@ async def test_scans_in_order_in_pages(opener: Opener, tmp_path: Path) -> None:
 
 
 async def test_a_snapshot_is_everything_at_one_revision_while_others_write(opener: Opener, tmp_path: Path) -> None:
-    async with opened(opener, tmp_path) as store:
+    async with open_store(opener, tmp_path) as store:
         revision = await store.commit(
             Transaction({f"pair/{side}/{number}": b"0" for side in "ab" for number in range(8)})
         )
@@ -126,7 +140,7 @@ async def test_a_snapshot_is_everything_at_one_revision_while_others_write(opene
 
 
 async def test_a_stale_expectation_changes_nothing(opener: Opener, tmp_path: Path) -> None:
-    async with opened(opener, tmp_path) as store:
+    async with open_store(opener, tmp_path) as store:
         revision = await store.commit(Transaction({"a": b"1"}))
         await store.commit(Transaction({"a": b"2"}, expect={"a": revision}))
         for expect in ({"a": revision}, {"a": 0}, {"b": 7}):
@@ -137,7 +151,7 @@ async def test_a_stale_expectation_changes_nothing(opener: Opener, tmp_path: Pat
 
 
 async def test_exactly_one_of_a_hundred_racing_transactions_wins(opener: Opener, tmp_path: Path) -> None:
-    async with opened(opener, tmp_path) as store:
+    async with open_store(opener, tmp_path) as store:
         await store.commit(Transaction({"token": b"fresh"}))
         record = await store.read("token")
         assert record is not None
@@ -152,7 +166,7 @@ async def test_exactly_one_of_a_hundred_racing_transactions_wins(opener: Opener,
 
 async def test_commits_made_at_once_are_each_whole_and_none_spoils_another(opener: Opener, tmp_path: Path) -> None:
     """Of two that want the same key, one wins, whichever the store hears first."""
-    async with opened(opener, tmp_path) as store:
+    async with open_store(opener, tmp_path) as store:
         start = await store.commit(Transaction({"old": b"1"}))
         unfit: Any = object()
         rivals = ({"a/1": b"x", "b/1": b"x"}, {"a/1": b"y", "b/2": b"y"})
@@ -174,7 +188,7 @@ async def test_commits_made_at_once_are_each_whole_and_none_spoils_another(opene
         assert await _content(store) == {**whole, "a/5": (b"w", last)}
         watched = store.watch("a/", start)
         assert [(await anext(watched)).revision for _ in range(2)] == sorted((revision, last))
-    async with opened(opener, tmp_path) as store:
+    async with open_store(opener, tmp_path) as store:
         assert await _content(store) == {**whole, "a/5": (b"w", last)}
 
 
@@ -208,9 +222,9 @@ async def test_a_commit_costs_no_more_when_many_changes_are_kept(tmp_path: Path)
 
 
 async def test_survives_being_closed_and_opened(opener: Opener, tmp_path: Path) -> None:
-    async with opened(opener, tmp_path) as store:
+    async with open_store(opener, tmp_path) as store:
         revision = await store.commit(Transaction({"a": b"1"}))
-    async with opened(opener, tmp_path) as store:
+    async with open_store(opener, tmp_path) as store:
         found = await store.read("a")
         assert found is not None
         assert found.revision == revision
@@ -218,14 +232,14 @@ async def test_survives_being_closed_and_opened(opener: Opener, tmp_path: Path) 
 
 
 async def test_a_second_process_is_refused(opener: Opener, tmp_path: Path) -> None:
-    async with opened(opener, tmp_path):
+    async with open_store(opener, tmp_path):
         with pytest.raises(ShoalError) as refused:
             await opener(tmp_path)
         assert refused.value.code is Code.STORE_UNAVAILABLE
 
 
 async def test_a_closed_store_says_so(opener: Opener, tmp_path: Path) -> None:
-    async with opened(opener, tmp_path) as store:
+    async with open_store(opener, tmp_path) as store:
         pass
     with pytest.raises(ShoalError) as refused:
         await store.read("a")
@@ -233,9 +247,9 @@ async def test_a_closed_store_says_so(opener: Opener, tmp_path: Path) -> None:
 
 
 async def test_watch_gives_every_change_under_its_prefix_in_order(opener: Opener, tmp_path: Path) -> None:
-    async with opened(opener, tmp_path) as store:
+    async with open_store(opener, tmp_path) as store:
         start = await store.commit(Transaction({"a/1": b"before"}))
-        seen: list[Change] = []
+        seen: list[StoreChange] = []
 
         async def follow() -> None:
             async for change in store.watch("a/", start):
@@ -260,7 +274,7 @@ async def test_watch_gives_every_change_under_its_prefix_in_order(opener: Opener
 async def test_a_watcher_that_is_too_late_is_told_to_list_again(
     backend: Backend, opener: Opener, tmp_path: Path
 ) -> None:
-    async with opened(opener, tmp_path) as store:
+    async with open_store(opener, tmp_path) as store:
         start = await store.commit(Transaction({"a": b"0"}))
         revisions = [await store.commit(Transaction({"a": b"%d" % number})) for number in range(CHANGES_KEPT * 2)]
         backend.forget()
@@ -274,7 +288,7 @@ async def test_a_watcher_that_is_too_late_is_told_to_list_again(
 async def test_a_watcher_overtaken_while_it_sleeps_misses_nothing_in_silence(
     backend: Backend, opener: Opener, tmp_path: Path
 ) -> None:
-    async with opened(opener, tmp_path) as store:
+    async with open_store(opener, tmp_path) as store:
         start = await store.commit(Transaction({"a": b"0"}))
         watcher = store.watch("a", start)
         expected = [await store.commit(Transaction({"a": b"first"}))]

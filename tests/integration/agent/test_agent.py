@@ -16,17 +16,17 @@ import numpy as np
 import onnxruntime
 import pytest
 import pytest_asyncio
-from integration.agent.region import NODE, REGION, Coordinator, Machine, assignment, ready
 
-from harness import onnx_models
-from harness.contention import slowed_by_others
-from harness.oip import Failed, GrpcClient, Tensor
-from harness.pki import Authority
+from harness.builders.agent_values import verification
+from harness.clients.oip import GrpcClient, InferenceError, Tensor
+from harness.cluster.agent_host import NODE, REGION, AgentHost, FakeCoordinator, assignment, ready
+from harness.crypto.pki import Authority
+from harness.measure.contention import startup_slowdown_s
+from harness.models import engine_cases
 from harness.report import record
-from harness.samples import verification
 from harness.wait import until
 from shoal.agent.clock import SystemClock
-from shoal.types.agreement import GUESTS
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Observed, PeerTrust, Phase, Version, Work
 from shoal.types.codes import Code
 from shoal.types.device import Role
@@ -44,8 +44,8 @@ ONE, TWO, THREE = "a-one", "a-two", "a-three"
 class Scene:
     """One agent and its region, with a workload `angle` whose right answer is known."""
 
-    coordinator: Coordinator
-    machine: Machine
+    coordinator: FakeCoordinator
+    machine: AgentHost
     digest: str
     model: bytes
     input: Tensor
@@ -53,14 +53,14 @@ class Scene:
     generation: int = 0
     clients: list[GrpcClient] = field(default_factory=list)
 
-    def asked(self, name: str, workload: str = "angle", **rule: Any) -> Any:
+    def make_assignment(self, name: str, workload: str = "angle", **rule: Any) -> Any:
         return assignment(name, workload, self.digest, len(self.model), **rule)
 
     def want(self, *assignments: Any) -> None:
         self.generation += 1
         self.coordinator.want(*assignments, generation=self.generation)
 
-    def refused(self, name: str, code: Code) -> bool:
+    def is_refused_with(self, name: str, code: Code) -> bool:
         return self.coordinator.observed[name].code is code
 
     async def infer(self, client: GrpcClient, timeout: float = 5.0) -> bytes:
@@ -71,12 +71,12 @@ class Scene:
 
         answers: list[bytes] = []
 
-        async def answered() -> list[bytes]:
-            with suppress(Failed):
+        async def try_infer() -> list[bytes]:
+            with suppress(InferenceError):
                 answers.append(await self.infer(client, timeout=2.0))
             return answers
 
-        await until(answered, deadline_s, what, every_s=0.05)
+        await until(try_infer, deadline_s, what, every_s=0.05)
         assert answers == [self.right]
 
     def client(self) -> GrpcClient:
@@ -106,15 +106,15 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
     model = real_model()
     digest = f"sha256:{hashlib.sha256(model).hexdigest()}"
     image = np.random.default_rng(7).standard_normal((1, 3, 48, 192), dtype=np.float32)
-    coordinator = Coordinator(authority.issue(Role.COORDINATOR, "coordinator"), {digest: model})
+    coordinator = FakeCoordinator(authority.issue(Role.COORDINATOR, "coordinator"), {digest: model})
     await coordinator.start()
-    machine = Machine(folder / "edge-1", authority, coordinator.address)
+    machine = AgentHost(folder / "edge-1", authority, coordinator.address)
     sent = Tensor("x", "FP32", image.shape, image.tobytes())
     made = Scene(coordinator, machine, digest, model, sent, run_here(model, image))
     try:
         await asyncio.to_thread(machine.start)
         await until(lambda: coordinator.receipts, 40.0, "the device to be measured")
-        made.want(made.asked(ONE))
+        made.want(made.make_assignment(ONE))
         await ready(coordinator, ONE)
         await made.serves(made.client(), 5.0, "the front to serve it")
         yield made
@@ -153,30 +153,30 @@ async def test_what_another_region_may_call_is_in_the_desired_set_and_what_it_ca
 
     async def asks() -> str:
         try:
-            answer = await client.infer("theirs", [scene.input], said=said, timeout=5.0)
-        except Failed as error:
+            answer = await client.infer("theirs", [scene.input], extra_metadata=said, timeout=5.0)
+        except InferenceError as error:
             return error.code
         assert answer.outputs[0].raw == scene.right
         return "answered"
 
-    async def is_told(expected: str) -> bool:
+    async def answers_with(expected: str) -> bool:
         return await asks() == expected
 
     assert await asks() == "", "nobody's certificate, as yet"
     here = Endpoint(ONE, NODE, EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
-    guests = (Route(WorkloadKey(GUESTS, "ag-1"), 1, (here,)),)
+    guests = (Route(WorkloadKey(GUEST_TENANT, "ag-1"), 1, (here,)),)
     trust = PeerTrust("other", (other.certificate.read_text(),), ("g1",), ("ag-1",))
     scene.generation += 1
-    scene.coordinator.want(scene.asked(ONE), generation=scene.generation, routes=guests, peers=(trust,))
-    await until(lambda: is_told("answered"), 10, "the other region to be served")
+    scene.coordinator.want(scene.make_assignment(ONE), generation=scene.generation, routes=guests, peers=(trust,))
+    await until(lambda: answers_with("answered"), 10, "the other region to be served")
     await until(lambda: scene.coordinator.crossings, 10, "the crossing to be reported")
     (crossing,) = scene.coordinator.crossings
     assert (crossing.agreement, crossing.region, crossing.requests, crossing.errors) == ("ag-1", "other", 1, 0)
     assert 0 < crossing.latency_p95_s < 10
-    scene.want(scene.asked(ONE))
+    scene.want(scene.make_assignment(ONE))
     loop = asyncio.get_running_loop()
     ended = loop.time()
-    await until(lambda: is_told(Code.REGION_MISMATCH), 10, "the open connection to be refused", every_s=0.05)
+    await until(lambda: answers_with(Code.REGION_MISMATCH), 10, "the open connection to be refused", every_s=0.05)
     print(f"refused {loop.time() - ended:.3f} s after the desired set was sent")
 
 
@@ -184,12 +184,12 @@ async def test_what_takes_over_is_verified_before_it_is_ready_and_not_again(scen
     work = Work(shapes={"x": (1, 3, 48, 192)})
     address = f"127.0.0.1:{scene.machine.port('grpc')}"
     asked = verification(source=ONE, source_node=NODE, source_address=address)
-    wrong = onnx_models.perturbed(scene.model, 0.2)
-    scene.coordinator.models[onnx_models.digest(wrong)] = wrong
-    source = scene.asked(ONE)
-    right = replace(scene.asked(TWO), verification=asked, work=work)
+    wrong = engine_cases.perturb_weights(scene.model, 0.2)
+    scene.coordinator.models[engine_cases.digest(wrong)] = wrong
+    source = scene.make_assignment(ONE)
+    right = replace(scene.make_assignment(TWO), verification=asked, work=work)
     other = replace(
-        assignment(THREE, "angle", onnx_models.digest(wrong), len(wrong)),
+        assignment(THREE, "angle", engine_cases.digest(wrong), len(wrong)),
         verification=replace(asked, migration="m-2"),
         work=work,
     )
@@ -229,11 +229,11 @@ async def test_what_is_served_is_counted_and_told(scene: Scene) -> None:
     for _ in range(5):
         assert await scene.infer(client) == scene.right
 
-    def counted() -> bool:
+    def are_requests_counted() -> bool:
         served = scene.coordinator.observed[ONE].served
         return sum(each.requests for each in served) >= 5 and all(each.joules > 0 for each in served)
 
-    await until(counted, 5.0, "five requests in the node's status")
+    await until(are_requests_counted, 5.0, "five requests in the node's status")
 
 
 async def test_an_older_set_is_refused_and_told(scene: Scene) -> None:
@@ -249,9 +249,9 @@ async def test_an_older_set_is_refused_and_told(scene: Scene) -> None:
 
 async def test_a_replica_that_is_not_wanted_drains_and_goes(scene: Scene) -> None:
     phases = len(scene.coordinator.phases)
-    scene.want(scene.asked(ONE), scene.asked(TWO, "other"))
+    scene.want(scene.make_assignment(ONE), scene.make_assignment(TWO, "other"))
     await ready(scene.coordinator, TWO)
-    scene.want(scene.asked(ONE))
+    scene.want(scene.make_assignment(ONE))
     await until(lambda: TWO not in scene.coordinator.observed, 10.0, "it to be gone")
     assert (TWO, Phase.DRAINING) in scene.coordinator.phases[phases:]
     await until(lambda: len(scene.machine.workers()) == 1, 5.0, "its worker to be gone")
@@ -265,10 +265,10 @@ async def test_f02_killed_worker_is_back_within_its_load_time_and_half_a_second(
     before, fetched = len(scene.machine.log()), len(scene.coordinator.fetched)
     late: list[tuple[float, float]] = []
 
-    def died(worker: int) -> bool:
+    def has_worker_changed(worker: int) -> bool:
         return scene.machine.workers().get(ONE) != worker
 
-    def told(restarts: int) -> Observed | None:
+    def observed_after(restarts: int) -> Observed | None:
         observed = scene.coordinator.observed[ONE]
         return observed if observed.phase is Phase.READY and observed.restarts == restarts else None
 
@@ -277,16 +277,16 @@ async def test_f02_killed_worker_is_back_within_its_load_time_and_half_a_second(
         worker = scene.machine.workers()[ONE]
         os.kill(worker, signal.SIGKILL)
         killed = clock.now()
-        await until(partial(died, worker), 5.0, "it to die")
+        await until(partial(has_worker_changed, worker), 5.0, "it to die")
         await scene.serves(client, 10.0, "an answer again")
         away = clock.now() - killed
-        observed = await until(partial(told, restarts), 5.0, "ready in the status")
+        observed = await until(partial(observed_after, restarts), 5.0, "ready in the status")
         assert observed is not None
         assert observed.measured is not None
         late.append((away, observed.measured.load_s))
         if away <= observed.measured.load_s + 0.5:
             break
-    events = [each["code"] for each in scene.machine.logged("event", before) if each["subject"] == ONE]
+    events = [each["code"] for each in scene.machine.log_lines("event", before) if each["subject"] == ONE]
     assert events == [Code.WORKER_KILLED] * len(late), "seen, and no crash"
     assert len(scene.coordinator.fetched) == fetched, "from the cache"
     away, load_s = late[-1]
@@ -300,14 +300,14 @@ async def test_f03_killed_supervisor_is_replaced_and_nothing_is_reloaded_or_lost
     workers, sessions = scene.machine.workers(), len(scene.coordinator.hellos)
     phases, before = len(scene.coordinator.phases), len(scene.machine.log())
     answered: list[bytes] = []
-    lost: list[Failed] = []
+    lost: list[InferenceError] = []
     ended = asyncio.Event()
 
     async def load() -> None:
         while not ended.is_set():
             try:
                 answered.append(await scene.infer(client))
-            except Failed as error:
+            except InferenceError as error:
                 lost.append(error)
 
     loading = asyncio.create_task(load())
@@ -326,8 +326,8 @@ async def test_f03_killed_supervisor_is_replaced_and_nothing_is_reloaded_or_lost
     assert set(answered) == {scene.right}
     assert scene.machine.workers() == workers
     assert not [each for each in scene.coordinator.phases[phases:] if each[1] is not Phase.READY]
-    assert scene.machine.logged("booted", before)[0]["adopted"] == 1
-    slowed = await asyncio.to_thread(slowed_by_others)
+    assert scene.machine.log_lines("booted", before)[0]["adopted"] == 1
+    slowed = await asyncio.to_thread(startup_slowdown_s)
     assert adopted - slowed <= 2.0, f"of which {slowed:.2f}s because other programs hold the machine's cores"
     record(
         "F03", "P", 1, sent=len(answered), lost=len(lost), adopted_s=round(adopted, 2), others_took_s=round(slowed, 2)
@@ -343,7 +343,7 @@ async def test_a_supervisor_that_cannot_read_its_journal_takes_nothing_away(scen
     for path in (scene.machine.folder / "journal").glob("desired*"):
         path.write_bytes(b"damaged")
     await asyncio.to_thread(scene.machine.start)
-    await until(lambda: scene.machine.logged("front_ready", before), 10.0, "the front to be asked")
+    await until(lambda: scene.machine.log_lines("front_ready", before), 10.0, "the front to be asked")
     for _ in range(100):
         assert await scene.infer(client) == scene.right
     await scene.coordinator.start()
@@ -355,7 +355,7 @@ async def test_a_supervisor_that_cannot_read_its_journal_takes_nothing_away(scen
 
 
 async def test_f39_a_worker_that_crashes_three_times_is_poisoned_and_nothing_else_is_touched(scene: Scene) -> None:
-    scene.want(scene.asked(ONE), scene.asked(TWO, "other"))
+    scene.want(scene.make_assignment(ONE), scene.make_assignment(TWO, "other"))
     phases, events = len(scene.coordinator.phases), len(scene.coordinator.events)
     mine = scene.machine.workers()[ONE]
     killed: set[int] = set()
@@ -377,7 +377,7 @@ async def test_f39_a_worker_that_crashes_three_times_is_poisoned_and_nothing_els
     assert await scene.infer(scene.client()) == scene.right
     assert any(each.code == Code.POISONED for each in scene.coordinator.events[events:])
     record("F39", "P", 1, crashes=len(killed), other_assignments_touched=0)
-    scene.want(scene.asked(ONE))
+    scene.want(scene.make_assignment(ONE))
     await until(lambda: TWO not in scene.coordinator.observed, 10.0, "it to be gone")
 
 
@@ -400,7 +400,7 @@ async def test_f33_bytes_changed_in_the_cache_are_never_served(scene: Scene) -> 
 
 async def test_a36_other_bytes_on_the_wire_are_never_loaded(scene: Scene) -> None:
     """The coordinator's end sends a model cut, changed or swapped; what came is not kept, and the sound one is."""
-    sound = onnx_models.add_one()
+    sound = engine_cases.add_one()
     digest = f"sha256:{hashlib.sha256(sound).hexdigest()}"
     cached = scene.machine.folder / "cache" / digest.removeprefix("sha256:")
     wrongs = {
@@ -410,21 +410,21 @@ async def test_a36_other_bytes_on_the_wire_are_never_loaded(scene: Scene) -> Non
     }
     for what, wrong in wrongs.items():
         scene.coordinator.models[digest] = wrong
-        scene.want(scene.asked(ONE), assignment(what, "other", digest, len(sound)))
+        scene.want(scene.make_assignment(ONE), assignment(what, "other", digest, len(sound)))
         await until(
-            partial(scene.refused, what, Code.MODEL_DIGEST),
+            partial(scene.is_refused_with, what, Code.MODEL_DIGEST),
             20.0,
             f"{what} bytes to be found",
         )
         assert not list(cached.parent.glob(f"{cached.name}*"))
         assert set(scene.machine.workers()) == {ONE}
     scene.coordinator.models[digest] = sound
-    scene.want(scene.asked(ONE), assignment(TWO, "other", digest, len(sound)))
+    scene.want(scene.make_assignment(ONE), assignment(TWO, "other", digest, len(sound)))
     await ready(scene.coordinator, TWO, 60.0)
     assert cached.read_bytes() == sound
     assert scene.coordinator.phase(ONE) is Phase.READY
     record("A36", "P", len(wrongs), loaded=0, kept=0)
-    scene.want(scene.asked(ONE))
+    scene.want(scene.make_assignment(ONE))
     await until(lambda: TWO not in scene.coordinator.observed, 10.0, "it to be gone")
 
 
@@ -438,7 +438,7 @@ async def test_a_reboot_while_cut_off_serves_what_it_last_held(scene: Scene) -> 
     await until(lambda: len(scene.coordinator.hellos) > sessions, 10.0, "the link to come back")
     assert scene.coordinator.hellos[-1].holds == Version("h-1", 1, scene.generation)
     await ready(scene.coordinator, ONE)
-    assert scene.machine.logged("link_down")[-1]["code"] == Code.COORDINATOR_UNREACHABLE
+    assert scene.machine.log_lines("link_down")[-1]["code"] == Code.COORDINATOR_UNREACHABLE
 
 
 async def test_a_new_history_stops_nothing(scene: Scene) -> None:
@@ -450,7 +450,7 @@ async def test_a_new_history_stops_nothing(scene: Scene) -> None:
     await until(lambda: scene.coordinator.version == Version("h-2", 1, 1), 10.0, "the new history to be accepted")
     assert scene.coordinator.phase(ONE) is Phase.READY
     assert await scene.infer(scene.client()) == scene.right
-    scene.coordinator.want(scene.asked(ONE), generation=2)
+    scene.coordinator.want(scene.make_assignment(ONE), generation=2)
     await until(lambda: scene.coordinator.version == Version("h-2", 1, 2), 10.0, "its next set")
 
 

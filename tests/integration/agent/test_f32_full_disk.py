@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from integration.agent.region import REGION, Coordinator, Machine, assignment, ready
 
-from harness import onnx_models
-from harness.disk import fill, small_disk
-from harness.oip import Failed, Tensor
-from harness.pki import Authority
+from harness.clients.oip import InferenceError, Tensor
+from harness.cluster.agent_host import REGION, AgentHost, FakeCoordinator, assignment, ready
+from harness.crypto.pki import Authority
+from harness.faults.disk import fill_disk, small_disk
+from harness.models import engine_cases
 from harness.report import record
 from harness.wait import until
 from shoal.agent.clock import SystemClock
@@ -29,15 +29,15 @@ def digest_of(model: bytes) -> str:
 
 
 @pytest.fixture
-async def region(tmp_path: Path) -> AsyncIterator[tuple[Coordinator, Machine]]:
+async def region(tmp_path: Path) -> AsyncIterator[tuple[FakeCoordinator, AgentHost]]:
     authority = Authority(tmp_path / "ca", REGION, SystemClock().wall())
-    models = [onnx_models.add_one(), onnx_models.heavy(8)]
-    coordinator = Coordinator(
+    models = [engine_cases.add_one(), engine_cases.heavy(8)]
+    coordinator = FakeCoordinator(
         authority.issue(Role.COORDINATOR, "coordinator"), {digest_of(model): model for model in models}
     )
     await coordinator.start()
     with small_disk(tmp_path / "disk", 192 * MIB) as disk:
-        machine = Machine(disk / "edge-1", authority, coordinator.address)
+        machine = AgentHost(disk / "edge-1", authority, coordinator.address)
         try:
             await asyncio.to_thread(machine.start)
             await until(lambda: coordinator.receipts, 60.0, "the device to be measured")
@@ -48,7 +48,9 @@ async def region(tmp_path: Path) -> AsyncIterator[tuple[Coordinator, Machine]]:
 
 
 @pytest.mark.timeout(200)
-async def test_f32_what_runs_keeps_running_and_what_is_desired_is_kept(region: tuple[Coordinator, Machine]) -> None:
+async def test_f32_what_runs_keeps_running_and_what_is_desired_is_kept(
+    region: tuple[FakeCoordinator, AgentHost],
+) -> None:
     coordinator, machine = region
     one, two = (
         assignment(name, name, digest, len(coordinator.models[digest]))
@@ -61,43 +63,43 @@ async def test_f32_what_runs_keeps_running_and_what_is_desired_is_kept(region: t
     x = Tensor("x", "FP32", (4,), np.arange(4, dtype="<f4").tobytes())
     right = (np.arange(4, dtype="<f4") + 1).tobytes()
     answered: list[bytes] = []
-    lost: list[Failed] = []
+    lost: list[InferenceError] = []
     ended = asyncio.Event()
 
     async def load() -> None:
         while not ended.is_set():
             try:
                 answered.append((await client.infer(ONE, [x])).outputs[0].raw)
-            except Failed as error:
+            except InferenceError as error:
                 lost.append(error)
 
-    async def served(more: int) -> None:
+    async def wait_answers(more: int) -> None:
         count = len(answered)
         await until(lambda: len(answered) > count + more, 30.0, f"{more} more answers")
 
     async def front_answers() -> bool:
         try:
             return bool((await client.infer(ONE, [x])).outputs)
-        except Failed:
+        except InferenceError:
             return False
 
     await until(front_answers, 10.0, "the front to serve it")
     loading = asyncio.create_task(load())
-    await served(20)
+    await wait_answers(20)
     ballast = machine.folder.parent / "ballast"
-    await asyncio.to_thread(fill, ballast)
+    await asyncio.to_thread(fill_disk, ballast)
     coordinator.want(one, two, generation=2)
     await until(lambda: coordinator.observed[TWO].code is Code.DISK_FULL, 30.0, "the full disk in the status")
     told = coordinator.observed[TWO]
     assert told.reason
     assert coordinator.version == Version("h-1", 1, 2), "the set is persisted in the reserved space, and then accepted"
-    fill(ballast)
-    await served(50)
+    fill_disk(ballast)
+    await wait_answers(50)
     assert coordinator.phase(ONE) is Phase.READY
     assert machine.workers()[ONE] == processes[ONE]
     ballast.unlink()
     await ready(coordinator, TWO, 90.0)
-    await served(20)
+    await wait_answers(20)
     ended.set()
     await loading
     assert lost == []

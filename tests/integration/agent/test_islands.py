@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from integration.agent.region import NODE, REGION, Coordinator, Machine, assignment, ready
 
-from harness import onnx_models
-from harness.contention import slowed_by_others
-from harness.oip import Failed, GrpcClient, RestClient, Tensor
-from harness.pki import Authority
+from harness.clients.oip import GrpcClient, InferenceError, RestClient, Tensor
+from harness.cluster.agent_host import NODE, REGION, AgentHost, FakeCoordinator, assignment, ready
+from harness.crypto.pki import Authority
+from harness.faults.wall_clock import FakeWallClock
+from harness.measure.contention import startup_slowdown_s
+from harness.models import engine_cases
 from harness.report import record
 from harness.wait import until
-from harness.wall import WallClock
 from shoal.agent.clock import SystemClock
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
-from shoal.wire.undated import NO_CHECK_TIME
+from shoal.wire.tls_ignoring_dates import NO_CHECK_TIME
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.alone]
 
-MODEL = onnx_models.add_one()
+MODEL = engine_cases.add_one()
 DIGEST = f"sha256:{hashlib.sha256(MODEL).hexdigest()}"
 HOUR, DAY, YEAR = 3600, 86400, 31_536_000
 ATTEMPTS = 3
@@ -39,7 +39,7 @@ SERVE_S, BEAT_S = 4.0, 1.0
 TOKEN = "a-token-of-tenant-default"
 
 
-class Undated(RestClient):
+class ClientIgnoringDates(RestClient):
     """A client that cannot tell what day it is either: it checks who answers, and no dates."""
 
     def context(self) -> ssl.SSLContext:
@@ -50,9 +50,9 @@ class Undated(RestClient):
 
 @dataclass
 class Island:
-    coordinator: Coordinator
-    machine: Machine
-    wall: WallClock
+    coordinator: FakeCoordinator
+    machine: AgentHost
+    wall_clock: FakeWallClock
     authority: Authority
     input: Tensor
     right: bytes
@@ -67,9 +67,9 @@ class Island:
         asked = assignment("a-one", "one", DIGEST, len(MODEL), **rule)
         self.coordinator.want(asked, generation=self.generation + 1, credentials=(token,))
 
-    async def linked(self, **rule: object) -> None:
+    async def boot_linked(self, **rule: object) -> None:
         """Link and clock are right, and so is the identity; what it is told is in service. rule: of `partition`."""
-        self.wall.jump(0)
+        self.wall_clock.jump(0)
         sessions = len(self.coordinator.hellos)
         self.machine.identify(self.authority.issue(Role.AGENT, NODE))
         self.machine.lose_power()
@@ -92,28 +92,28 @@ class Island:
         """Nobody listens at the coordinator's address any more."""
         before = len(self.machine.log())
         await self.coordinator.stop()
-        await until(lambda: self.machine.logged("link_down", before), 10.0, "the cut to be seen")
+        await until(lambda: self.machine.log_lines("link_down", before), 10.0, "the cut to be seen")
 
     async def boot(self, ask: Callable[[], Awaitable[bytes]]) -> float:
         """Power lost and back; seconds until `ask` is answered, which must be right, less what other programs took: of
         the supervisor's start, and of the front's and the worker's, which go side by side."""
         self.machine.lose_power()
-        before = await asyncio.to_thread(slowed_by_others)
+        before = await asyncio.to_thread(startup_slowdown_s)
         clock = SystemClock()
         started = clock.now()
         starting = asyncio.create_task(asyncio.to_thread(self.machine.start))
         found: list[bytes] = []
 
-        async def answered() -> list[bytes]:
-            with suppress(Failed, OSError, EOFError):
+        async def try_ask() -> list[bytes]:
+            with suppress(InferenceError, OSError, EOFError):
                 found.append(await ask())
             return found
 
-        await until(answered, 30.0, "an answer on the island", every_s=0.05)
+        await until(try_ask, 30.0, "an answer on the island", every_s=0.05)
         away = clock.now() - started
         await starting
         assert found == [self.right]
-        return away - before - await asyncio.to_thread(slowed_by_others)
+        return away - before - await asyncio.to_thread(startup_slowdown_s)
 
     async def boots(self, ask: Callable[[], Awaitable[bytes]]) -> list[float]:
         """Boots until it was in time: other programs of the machine make a boot longer, never shorter."""
@@ -125,7 +125,9 @@ class Island:
 
     async def by_rest(self, role: Role = Role.TENANT, valid_s: float = 3600.0) -> bytes:
         files = self.authority.issue(role, "default", valid_s=valid_s)
-        return await self.ask(Undated(self.machine.port("rest"), self.authority.certificate.read_bytes(), files))
+        return await self.ask(
+            ClientIgnoringDates(self.machine.port("rest"), self.authority.certificate.read_bytes(), files)
+        )
 
     async def by_token(self) -> bytes:
         client = GrpcClient(self.machine.port("token"), self.authority.certificate.read_bytes(), bearer=TOKEN)
@@ -142,10 +144,10 @@ class Island:
 async def island(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Island]:
     folder = tmp_path_factory.mktemp("island")
     authority = Authority(folder / "ca", REGION, SystemClock().wall())
-    coordinator = Coordinator(authority.issue(Role.COORDINATOR, "coordinator"), {DIGEST: MODEL})
+    coordinator = FakeCoordinator(authority.issue(Role.COORDINATOR, "coordinator"), {DIGEST: MODEL})
     await coordinator.start()
-    machine = Machine(folder / "edge-1", authority, coordinator.address)
-    wall = WallClock(folder)
+    machine = AgentHost(folder / "edge-1", authority, coordinator.address)
+    wall = FakeWallClock(folder)
     machine.environment = wall.environment
     x = np.arange(4, dtype=np.float32)
     sent = Tensor("x", "FP32", x.shape, x.tobytes())
@@ -161,7 +163,7 @@ async def island(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Isla
 
 
 async def test_f21_cut_off_killed_and_rebooted_it_answers_from_what_it_holds(island: Island) -> None:
-    await island.linked()
+    await island.boot_linked()
     fetched = len(island.coordinator.fetched)
     await island.cut()
     aways = await island.boots(island.by_token)
@@ -171,16 +173,16 @@ async def test_f21_cut_off_killed_and_rebooted_it_answers_from_what_it_holds(isl
 
 async def test_what_it_held_serves_before_its_device_is_measured(island: Island) -> None:
     """Power lost before it was ever measured: that takes a core for seconds, which the replica has use for."""
-    await island.linked()
+    await island.boot_linked()
     await island.cut()
     island.machine.lose_power()
     for slot in (island.machine.folder / "journal").glob("receipts*"):
         slot.unlink()
     before = len(island.machine.log())
     await asyncio.to_thread(island.machine.start)
-    await until(lambda: island.machine.logged("probed", before), 30.0, "the measurement")
-    (probed,) = island.machine.logged("probed", before)
-    (ready_at,) = (at(each) for each in island.machine.logged("phase", before) if each["phase"] == "ready")
+    await until(lambda: island.machine.log_lines("probed", before), 30.0, "the measurement")
+    (probed,) = island.machine.log_lines("probed", before)
+    (ready_at,) = (at(each) for each in island.machine.log_lines("phase", before) if each["phase"] == "ready")
     assert ready_at < at(probed) - probed["seconds"]
 
 
@@ -190,59 +192,59 @@ def at(logged: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("how", ["1970", "three days ahead", "three days behind", "certificate ran out"])
 async def test_f28_a_wrong_clock_or_an_old_certificate_removes_nothing(island: Island, how: str) -> None:
-    await island.linked()
+    await island.boot_linked()
     now = SystemClock().wall()
     await island.cut()
     match how:
         case "1970":
-            island.wall.jump(-int(now))
+            island.wall_clock.jump(-int(now))
         case "three days ahead":
-            island.wall.jump(3 * DAY)
+            island.wall_clock.jump(3 * DAY)
         case "three days behind":
-            island.wall.jump(-3 * DAY)
+            island.wall_clock.jump(-3 * DAY)
         case _:
             island.machine.identify(island.authority.issue(Role.AGENT, NODE, valid_s=-60.0))
     before = len(island.machine.log())
     aways = await island.boots(island.by_rest)
     if how != "certificate ran out":
         assert await island.by_token() == island.right
-        await until(lambda: _told(island, Code.CLOCK_SKEW, before), 5.0, "the jump to be told")
-    assert not [each for each in island.machine.logged("phase", before) if each["phase"] in ("draining", "gone")]
+        await until(lambda: _is_logged(island, Code.CLOCK_SKEW, before), 5.0, "the jump to be told")
+    assert not [each for each in island.machine.log_lines("phase", before) if each["phase"] in ("draining", "gone")]
     record("F28", "P", len(aways), how=how, away_s=round(min(aways), 2), load_s=round(island.load_s, 3), removed=0)
 
 
-def _told(island: Island, code: Code, since: int) -> bool:
-    return any(each["code"] == code for each in island.machine.logged("event", since))
+def _is_logged(island: Island, code: Code, since: int) -> bool:
+    return any(each["code"] == code for each in island.machine.log_lines("event", since))
 
 
-async def refused_at(island: Island, started: float) -> float:
+async def seconds_until_refused(island: Island, started: float) -> float:
     """Seconds from `started` until requests are refused for want of a replica."""
     clock = SystemClock()
 
-    async def refused() -> bool:
+    async def is_refused() -> bool:
         try:
             await island.by_token()
-        except Failed as failed:
+        except InferenceError as failed:
             return failed.code == Code.MODEL_NOT_READY
         return False
 
-    await until(refused, 20.0, "it to stop serving", every_s=0.05)
+    await until(is_refused, 20.0, "it to stop serving", every_s=0.05)
     return clock.now() - started
 
 
 @pytest.mark.parametrize("jumps", [(), (HOUR, -HOUR, YEAR, -YEAR)], ids=["", "f26"])
 async def test_serve_ends_by_its_rule_and_goes_on_with_the_link(island: Island, jumps: tuple[int, ...]) -> None:
     """`partition.serve`: elapsed time from the coordinator's last word on, whatever the wall clock says meanwhile."""
-    await island.linked(serve_s=Seconds(SERVE_S))
+    await island.boot_linked(serve_s=Seconds(SERVE_S))
     fetched = len(island.coordinator.fetched)
     before = len(island.machine.log())
     await island.coordinator.stop()
     cut_at = SystemClock().now()
     for seconds in jumps:
-        island.wall.jump(seconds)
+        island.wall_clock.jump(seconds)
         assert await island.by_token() == island.right
-    ended_s = await refused_at(island, cut_at)
-    island.wall.jump(0)
+    ended_s = await seconds_until_refused(island, cut_at)
+    island.wall_clock.jump(0)
     assert abs(ended_s - SERVE_S) <= BEAT_S, ended_s
     await until(lambda: "gone" in phases(island, before), 10.0, "the worker's end")
     await island.coordinator.start()
@@ -254,15 +256,15 @@ async def test_serve_ends_by_its_rule_and_goes_on_with_the_link(island: Island, 
 
 async def test_cold_boot_wait_starts_nothing_until_the_coordinator_is_heard(island: Island) -> None:
     """`partition.cold_boot: wait`."""
-    await island.linked(cold_boot_serve=False)
+    await island.boot_linked(cold_boot_serve=False)
     fetched = len(island.coordinator.fetched)
     await island.cut()
     assert await island.by_token() == island.right, "what runs goes on"
     island.machine.lose_power()
     before = len(island.machine.log())
     await asyncio.to_thread(island.machine.start)
-    await refused_at(island, SystemClock().now())
-    await until(lambda: len(island.machine.logged("link_down", before)) > 2, 20.0, "it to have called in vain")
+    await seconds_until_refused(island, SystemClock().now())
+    await until(lambda: len(island.machine.log_lines("link_down", before)) > 2, 20.0, "it to have called in vain")
     assert phases(island, before) == []
     await island.coordinator.start()
     await until(island.by_token, 20.0, "service with the link")
@@ -270,4 +272,4 @@ async def test_cold_boot_wait_starts_nothing_until_the_coordinator_is_heard(isla
 
 
 def phases(island: Island, since: int) -> list[str]:
-    return [each["phase"] for each in island.machine.logged("phase", since)]
+    return [each["phase"] for each in island.machine.log_lines("phase", since)]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from harness.oip import GrpcClient, Tensor
-from harness.pki import Files
+from harness.attacks.bystander import Attack, AttackCost, run_beside
+from harness.clients.oip import GrpcClient, Tensor
+from harness.cluster.stack import DevStack, documents, files_of, on_nodes, policy, region, workload
+from harness.crypto.pki import CertificateFiles
 from harness.report import record
-from harness.stack import Stack, documents, files_of, on_nodes, policy, region, workload
-from harness.victim import Attack, Toll, beside
 from harness.wait import wait_until
 from shoal.agent.dataplane.front import MAX_LOGGED_REFUSALS
 from shoal.types.codes import Code
@@ -38,27 +38,27 @@ AT = {
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
     with region(tmp_path_factory.mktemp("frames"), 1, "mqtt") as found:
         found.apply(documents(policy(NAME, on_nodes(["plain-cpu"])), workload(NAME, "relu", NAME)))
         found.apply(workload("relu", "relu", NAME))
-        found.serves(NAME)
-        found.serves("relu")
+        found.wait_serving(NAME)
+        found.wait_serving("relu")
         yield found
         assert [line for line in found.doctor() if EVIL not in line] == []
 
 
 @pytest.fixture(scope="module")
-def evil(stack: Stack) -> Files:
+def evil(stack: DevStack) -> CertificateFiles:
     """A node that an operator let in."""
     with stack.api() as operator:
         token = operator.create_token("agent", EVIL, 300.0).token
     folder = stack.folder / EVIL
     redeem(stack.info.stack.coordinator.addresses["enrol"], token, EVIL).write(folder)
-    return Files(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
+    return CertificateFiles(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
 
 
-def state(stack: Stack) -> dict[str, Any]:
+def state(stack: DevStack) -> dict[str, Any]:
     """All that a frame could change, but for the attacker's own presence."""
     with stack.api() as operator:
         nodes = [view for view in operator.get("nodes").nodes if view.node.name != EVIL]
@@ -78,7 +78,7 @@ def state(stack: Stack) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def victim(stack: Stack, target: str) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+async def bystander_call(stack: DevStack, target: str) -> AsyncIterator[Callable[[], Awaitable[object]]]:
     """An operator's call at the coordinator, a request of a tenant at the gateway."""
     if target == "coordinator":
         with stack.api() as operator:
@@ -90,23 +90,23 @@ async def victim(stack: Stack, target: str) -> AsyncIterator[Callable[[], Awaita
     await client.close()
 
 
-async def attacked(stack: Stack, kind: str, count: int, files: Files) -> Toll:
+async def attack_beside(stack: DevStack, kind: str, count: int, files: CertificateFiles) -> AttackCost:
     member, use, target, role = AT[kind]
     ((pid, _),) = stack.processes(target, role)
-    attack = Attack(kind, f"127.0.0.1:{stack.port(member, use)}", count, files, "harness.frames")
-    async with victim(stack, target) as ask:
-        return await beside(ask, [pid], [attack], for_s=1000)
+    attack = Attack(kind, f"127.0.0.1:{stack.port(member, use)}", count, files, "harness.attacks.frame_fuzzer")
+    async with bystander_call(stack, target) as ask:
+        return await run_beside(ask, [pid], [attack], for_s=1000)
 
 
-async def fuzzed(stack: Stack, kind: str, count: int, evil: Files) -> None:
+async def fuzz(stack: DevStack, kind: str, count: int, evil: CertificateFiles) -> None:
     files = {"yaml": files_of(stack.info.operator), "infer": stack.client_files, "rest": stack.client_files}.get(
         kind, evil
     )
     before, running = state(stack), stack.processes()
-    lines = {name: len(logged(stack, name)) for name in ("coordinator", "gateway")}
+    lines = {name: len(log_lines(stack, name)) for name in ("coordinator", "gateway")}
     loop = asyncio.get_running_loop()
     start = loop.time()
-    toll = await attacked(stack, kind, count, files)
+    toll = await attack_beside(stack, kind, count, files)
     took_s = loop.time() - start
     (seen,) = toll.attackers
     answers = seen["answers"]
@@ -116,9 +116,9 @@ async def fuzzed(stack: Stack, kind: str, count: int, evil: Files) -> None:
     assert toll.errors == []
     wait_until(lambda: state(stack) == before, 20, "the region to be as it was")
     assert stack.processes() == running, "nothing died"
-    grown = {name: len(logged(stack, name)) - lines[name] for name in lines}
+    grown = {name: len(log_lines(stack, name)) - lines[name] for name in lines}
     assert max(grown.values()) < 200 + 1.2 * MAX_LOGGED_REFUSALS * took_s, "a flood fills no disk with logs"
-    assert toll.grown < 256 * 2**20
+    assert toll.growth_bytes < 256 * 2**20
     told = sum(number for code, number in answers.items() if code in set(Code))
     record(
         "A13", "P", seen["sent"], surface=kind, crashes=0, refused_with_a_code=told, taken=answers.get("taken", 0),
@@ -126,7 +126,7 @@ async def fuzzed(stack: Stack, kind: str, count: int, evil: Files) -> None:
     )  # fmt: skip
 
 
-def logged(stack: Stack, name: str) -> list[str]:
+def log_lines(stack: DevStack, name: str) -> list[str]:
     """Lines, but for those of sessions: each has one when it begins and one when it ends."""
     lines = (stack.control.folder / "logs" / f"{name}.log").read_text().splitlines()
     return [line for line in lines if json.loads(line)["event"] not in ("session opened", "session closed")]
@@ -135,12 +135,12 @@ def logged(stack: Stack, name: str) -> list[str]:
 @pytest.mark.alone  # whoever else stalls the machine ends links, which begin anew with another epoch
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", AT)
-async def test_a13_fuzzed_frames(stack: Stack, evil: Files, kind: str) -> None:
-    await fuzzed(stack, kind, 800, evil)
+async def test_a13_fuzzed_frames(stack: DevStack, evil: CertificateFiles, kind: str) -> None:
+    await fuzz(stack, kind, 800, evil)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", AT)
-async def test_a13_a_hundred_thousand_fuzzed_frames(stack: Stack, evil: Files, kind: str) -> None:
-    await fuzzed(stack, kind, 100_000, evil)
+async def test_a13_a_hundred_thousand_fuzzed_frames(stack: DevStack, evil: CertificateFiles, kind: str) -> None:
+    await fuzz(stack, kind, 100_000, evil)

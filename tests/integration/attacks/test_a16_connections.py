@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.coordinator import Coordinator, operator
-from harness.node import Node
-from harness.oip import Tensor
-from harness.pki import Files
+from harness.attacks.bystander import Attack, AttackCost, run_beside
+from harness.clients.oip import Tensor
+from harness.cluster.coordinator import CoordinatorServer, operator
+from harness.cluster.dataplane_node import DataPlaneNode
+from harness.crypto.pki import CertificateFiles
 from harness.report import record
-from harness.victim import Attack, Toll, beside
 from harness.wait import until, wait_until
 from shoal.agent.dataplane.rest import MAX_CONNECTIONS_PER_ADDRESS
 from shoal.types.device import Role
@@ -32,7 +32,7 @@ LIMIT_S = 12.0
 """Ten seconds for a handshake, and some for a machine that is busy."""
 
 
-def judged(toll: Toll, *, grown_mib: int, ratio: float = 10.0) -> None:
+def check_cost(toll: AttackCost, *, grown_mib: int, ratio: float = 10.0) -> None:
     """The general clause: nobody else fails or waits for the attack to end, and it costs us no more than ten times what
     it costs them. Attackers and victim share the processors here, so how much slower the victim's calls are says how
     busy those are: the ratios (`slower_p50`, `slower_p99`; the row's goal is 1.1) are recorded, and what is asserted is
@@ -41,32 +41,34 @@ def judged(toll: Toll, *, grown_mib: int, ratio: float = 10.0) -> None:
     assert toll.calls > 20
     assert toll.p99_ms < LONGEST_MS, toll.figures()
     assert toll.ours_s < ratio * toll.theirs_s, toll.figures()
-    assert toll.grown < grown_mib * 2**20, toll.figures()
+    assert toll.growth_bytes < grown_mib * 2**20, toll.figures()
 
 
-async def at_coordinator(coordinator: Coordinator, kind: str, count: int, listeners: tuple[str, ...]) -> Toll:
+async def at_coordinator(
+    coordinator: CoordinatorServer, kind: str, count: int, listeners: tuple[str, ...]
+) -> AttackCost:
     assert coordinator.process is not None
     stub = operator(coordinator.link, coordinator.certificate(Role.OPERATOR, "victim"))
     ask = partial(asyncio.to_thread, partial(stub.WhoAmI, api.WhoAmIRequest(), timeout=10))
     attacks = [Attack(kind, getattr(coordinator, name), count) for name in listeners]
-    return await beside(ask, [coordinator.process.pid], attacks, for_s=45)
+    return await run_beside(ask, [coordinator.process.pid], attacks, for_s=45)
 
 
-async def at_node(node: Node, kind: str, count: int, files: Files | None = None) -> Toll:
+async def at_node(node: DataPlaneNode, kind: str, count: int, files: CertificateFiles | None = None) -> AttackCost:
     assert node.front.pid is not None
-    client = node.grpc(node.authority.issue(Role.TENANT, "acme"))
+    client = node.grpc_client(node.authority.issue(Role.TENANT, "acme"))
     config = node.front.config
     attacks = [
         Attack(kind, f"127.0.0.1:{port}", count, files)
         for port in (config.grpc_port, config.token_port, config.rest_port)
     ]
     try:
-        return await beside(lambda: client.infer("relu", X), [node.front.pid], attacks, for_s=45)
+        return await run_beside(lambda: client.infer("relu", X), [node.front.pid], attacks, for_s=45)
     finally:
         await client.close()
 
 
-async def closed_at_once(host: str, port: int) -> bool:
+async def is_closed_at_once(host: str, port: int) -> bool:
     reader, writer = await asyncio.open_connection(host, port)
     try:
         async with asyncio.timeout(5):
@@ -77,7 +79,7 @@ async def closed_at_once(host: str, port: int) -> bool:
         writer.close()
 
 
-async def silence_at_the_coordinator(coordinator: Coordinator, count: int) -> Toll:
+async def silence_at_the_coordinator(coordinator: CoordinatorServer, count: int) -> AttackCost:
     toll = await at_coordinator(coordinator, "half", count, ("link", "enrol", "metrics"))
     assert coordinator.process is not None
     for attacker in toll.attackers:
@@ -88,7 +90,7 @@ async def silence_at_the_coordinator(coordinator: Coordinator, count: int) -> To
     return toll
 
 
-async def silence_at_the_node(node: Node, count: int) -> Toll:
+async def silence_at_the_node(node: DataPlaneNode, count: int) -> AttackCost:
     toll = await at_node(node, "half", count)
     for attacker in toll.attackers:
         assert attacker["ended"] + attacker["refused"] == count, "the server let go of every one"
@@ -99,45 +101,45 @@ async def silence_at_the_node(node: Node, count: int) -> Toll:
     return toll
 
 
-async def silence(coordinator: Coordinator, node: Node, count: int, grown_mib: int) -> None:
+async def silence(coordinator: CoordinatorServer, node: DataPlaneNode, count: int, grown_mib: int) -> None:
     """At all listeners of both at once, since it takes ten seconds."""
     async with asyncio.TaskGroup() as group:
         at_region = group.create_task(silence_at_the_coordinator(coordinator, count))
         at_node = group.create_task(silence_at_the_node(node, count))
     for toll in (at_region.result(), at_node.result()):
-        judged(toll, grown_mib=grown_mib, ratio=20)
+        check_cost(toll, grown_mib=grown_mib, ratio=20)
     figures = {"coordinator": at_region.result().figures(), "node": at_node.result().figures()}
     record("A16", "P", 6, connections=6 * count, **figures)
 
 
 @pytest.mark.timeout(60)
-async def test_a16_silent_connections(coordinator: Coordinator, node: Node) -> None:
+async def test_a16_silent_connections(coordinator: CoordinatorServer, node: DataPlaneNode) -> None:
     await silence(coordinator, node, CONNECTIONS, 400)
 
 
 @pytest.mark.parametrize(("kind", "count"), [("junk", 3000), ("reconnect", 600)])
 @pytest.mark.timeout(60)
 async def test_a16_strangers_that_come_again_and_again(
-    coordinator: Coordinator, node: Node, kind: str, count: int
+    coordinator: CoordinatorServer, node: DataPlaneNode, kind: str, count: int
 ) -> None:
     before = coordinator.log.stat().st_size
     at_region = await at_coordinator(coordinator, kind, count, ("link", "enrol", "metrics"))
-    judged(at_region, grown_mib=200)
+    check_cost(at_region, grown_mib=200)
     at_front = await at_node(node, kind, count)
-    judged(at_front, grown_mib=200)
+    check_cost(at_front, grown_mib=200)
     assert coordinator.log.stat().st_size == before, "a stranger that fails the handshake writes no log"
     record("A16", "P", 6, connections=6 * count, coordinator=at_region.figures(), node=at_front.figures())
 
 
-async def test_a16_rest_turns_an_address_away_before_tls(node: Node, tmp_path: Path) -> None:
+async def test_a16_rest_turns_an_address_away_before_tls(node: DataPlaneNode, tmp_path: Path) -> None:
     """The next one behind the same address is closed at once; another address is served."""
     port = node.front.config.rest_port
     held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS_PER_ADDRESS)]
-    assert await closed_at_once("127.0.0.1", port)
+    assert await is_closed_at_once("127.0.0.1", port)
     other = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
-    rest = node.rest(node.authority.issue(Role.TENANT, "acme"))
+    rest = node.rest_client(node.authority.issue(Role.TENANT, "acme"))
     await other[1].start_tls(rest.context(), server_hostname="localhost")
-    other[1].write(rest.bytes_of("GET", "/v2/health/live"))
+    other[1].write(rest.request_bytes("GET", "/v2/health/live"))
     assert (await other[0].readline()).startswith(b"HTTP/1.1 200")
     for _, each in [*held, other]:
         each.transport.abort()
@@ -147,6 +149,8 @@ async def test_a16_rest_turns_an_address_away_before_tls(node: Node, tmp_path: P
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-async def test_a16_ten_thousand_silent_connections_at_each_listener(coordinator: Coordinator, node: Node) -> None:
+async def test_a16_ten_thousand_silent_connections_at_each_listener(
+    coordinator: CoordinatorServer, node: DataPlaneNode
+) -> None:
     """As many as crashed gRPC's core while a TLS configuration was handed over at each handshake."""
     await silence(coordinator, node, 10_000, 1024)

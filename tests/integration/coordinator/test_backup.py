@@ -13,15 +13,15 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from harness.coordinator import REGION, Coordinator
-from harness.crew import Crew
-from harness.etcd import etcd
+from harness.cluster.coordinator import REGION, CoordinatorServer
+from harness.cluster.fleet import AgentFleet
 from harness.report import record
+from harness.servers.etcd import etcd
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.cli.main import shoal
 from shoal.cli.options import SINGULAR
-from shoal.client import Context, Contexts, Region
+from shoal.client import Context, Contexts, RegionClient
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 
@@ -32,15 +32,15 @@ MEASURED = {"reading", "last_seen", "epoch", "history", "generation", "term", "p
 
 
 @dataclass
-class Operated:
+class OperatedRegion:
     """A region with agents, and a person's command line for it."""
 
-    coordinator: Coordinator
-    crew: Crew
+    coordinator: CoordinatorServer
+    fleet: AgentFleet
     home: Path
     flags: Sequence[str]
 
-    def said(self) -> dict[str, Any]:
+    def read_all_kinds(self) -> dict[str, Any]:
         """`shoal get KIND -o yaml` of every kind."""
         found = {}
         for kind in sorted(SINGULAR.keys() - {"events"}):
@@ -49,7 +49,7 @@ class Operated:
             found[kind] = _lasting(yaml.safe_load(done.stdout))
         return found
 
-    def backed_up(self, file: Path, *flags: str) -> str:
+    def back_up(self, file: Path, *flags: str) -> str:
         """What the command says. A process of its own, as a person starts it."""
         command = [str(Path(sys.executable).with_name("shoal")), "backup", str(file), *flags]
         environment = {"SHOAL_HOME": str(self.home), "PATH": "/usr/bin:/bin"}
@@ -83,9 +83,9 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-def operated(coordinator: Coordinator, folder: Path, flags: Sequence[str]) -> Iterator[Operated]:
+def operated_region(coordinator: CoordinatorServer, folder: Path, flags: Sequence[str]) -> Iterator[OperatedRegion]:
     coordinator.start(flags=flags)
-    crew = Crew([coordinator], folder / "crew", agents=1)
+    crew = AgentFleet([coordinator], folder / "crew", agents=1)
     crew.folder.mkdir()
     try:
         crew.start()
@@ -93,39 +93,39 @@ def operated(coordinator: Coordinator, folder: Path, flags: Sequence[str]) -> It
         person = folder / "operator"
         shutil.copytree(str(coordinator.ready["operator_dir"]), person)  # a laptop, which is not wiped
         Contexts(home).save(Context("test", REGION, coordinator.link, str(person)))
-        yield Operated(coordinator, crew, home, flags)
+        yield OperatedRegion(coordinator, crew, home, flags)
     finally:
         crew.stop()
         coordinator.end(signal.SIGKILL)
 
 
-def goes_on(region: Operated, tmp_path: Path, wipe: Any, *restore: str, store: str) -> None:
+def goes_on(region: OperatedRegion, tmp_path: Path, wipe: Any, *restore: str, store: str) -> None:
     """Must-show 5."""
-    crew, coordinator, clock = region.crew, region.coordinator, SystemClock()
-    crew.want(1, "relu")
-    crew.settled()
-    before, running = region.said(), crew.running()
+    crew, coordinator, clock = region.fleet, region.coordinator, SystemClock()
+    crew.apply_workload(1, "relu")
+    crew.wait_settled()
+    before, running = region.read_all_kinds(), crew.running_workers()
     file = tmp_path / "region.tar"
     with crew.load() as load:
         began = clock.now()
-        told = region.backed_up(file, "--models")
+        told = region.back_up(file, "--models")
         took_s = clock.now() - began
         assert f"of its {store} store" in told
         coordinator.end(signal.SIGKILL)
         wipe()
-        said = coordinator.restored_from(file, *restore)
+        said = coordinator.restore_from(file, *restore)
         assert (said["ca"], said["models"]) == ("restored", 2)
         began = clock.now()
         coordinator.start(flags=region.flags)
-        crew.settled()
+        crew.wait_settled()
         back_s = clock.now() - began
         load.wait_for(100)
     verdict = load.verdict()
-    assert crew.running() == running, "nothing was ended or begun anew"
-    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    assert crew.running_workers() == running, "nothing was ended or begun anew"
+    assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
 
     def same() -> bool:
-        found = list(_differences("", before, region.said()))
+        found = list(_differences("", before, region.read_all_kinds()))
         assert not found, found
         return True
 
@@ -141,11 +141,11 @@ def goes_on(region: Operated, tmp_path: Path, wipe: Any, *restore: str, store: s
 
 
 def test_a_region_is_backed_up_wiped_and_restored_while_its_agents_serve(tmp_path: Path, secret: Path) -> None:
-    coordinator, archive = Coordinator(tmp_path / "coordinator"), tmp_path / "archive"
+    coordinator, archive = CoordinatorServer(tmp_path / "coordinator"), tmp_path / "archive"
     coordinator.folder.mkdir()
     sealed = ("--backup-key-file", str(secret))
     kept = ("--archive-dir", str(archive), "--archive-every", "1", "--archive-keep", "2")
-    for region in operated(coordinator, tmp_path, (*sealed, *kept)):
+    for region in operated_region(coordinator, tmp_path, (*sealed, *kept)):
         only_operators(coordinator, tmp_path)
         goes_on(region, tmp_path, lambda: shutil.rmtree(coordinator.data), *sealed, store="sqlite")
         rotates(archive)
@@ -154,18 +154,18 @@ def test_a_region_is_backed_up_wiped_and_restored_while_its_agents_serve(tmp_pat
 def rotates(archive: Path) -> None:
     first = min(archive.glob("region-eu-*.tar"))
 
-    def rotated() -> bool:
+    def is_rotated() -> bool:
         found = list(archive.glob("region-eu-*.tar"))
         return len(found) == 2 and first not in found
 
-    wait_until(rotated, 20.0, "the newest backups alone", every_s=0.1)
+    wait_until(is_rotated, 20.0, "the newest backups alone", every_s=0.1)
 
 
-def only_operators(coordinator: Coordinator, tmp_path: Path) -> None:
+def only_operators(coordinator: CoordinatorServer, tmp_path: Path) -> None:
     (tmp_path / "eve").mkdir()
     coordinator.certificate(Role.VIEWER, "eve").write(tmp_path / "eve")
     with (
-        Region(Context("eve", REGION, coordinator.link, str(tmp_path / "eve"))) as api,
+        RegionClient(Context("eve", REGION, coordinator.link, str(tmp_path / "eve"))) as api,
         pytest.raises(ShoalError) as no,
     ):
         api.backup(tmp_path / "stolen.tar")
@@ -175,7 +175,7 @@ def only_operators(coordinator: Coordinator, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_region_in_etcd_is_backed_up_wiped_and_restored(tmp_path: Path, secret: Path) -> None:
-    coordinator = Coordinator(tmp_path / "coordinator")
+    coordinator = CoordinatorServer(tmp_path / "coordinator")
     coordinator.folder.mkdir()
     with etcd(tmp_path / "etcd") as cluster:
 
@@ -186,5 +186,5 @@ def test_a_region_in_etcd_is_backed_up_wiped_and_restored(tmp_path: Path, secret
             shutil.rmtree(coordinator.data)
 
         flags = (*cluster.flags, "--backup-key-file", str(secret))
-        for region in operated(coordinator, tmp_path, flags):
+        for region in operated_region(coordinator, tmp_path, flags):
             goes_on(region, tmp_path, wipe, *flags, store="etcd")

@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
-from harness.coordinator import REGION, Coordinator, channel, operator
+from harness.cluster.coordinator import REGION, CoordinatorServer, channel, operator
 from harness.wait import wait_until
-from shoal.coordinator.clock import SystemClock
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.types.device import Node, Role
 from shoal.types.link import Hello
 from shoal.types.units import Bytes, Wall
@@ -21,7 +21,7 @@ ROUNDS = 60
 AT_ONCE = 12
 
 
-def test_each_change_has_its_audit_entry_though_its_caller_left(coordinator: Coordinator) -> None:
+def test_each_change_has_its_audit_entry_though_its_caller_left(coordinator: CoordinatorServer) -> None:
     admin = coordinator.certificate(Role.OPERATOR, "hasty")
     stub = operator(coordinator.link, admin)
 
@@ -46,7 +46,7 @@ def test_each_change_has_its_audit_entry_though_its_caller_left(coordinator: Coo
     assert tokens() - made > answered
 
 
-def test_a_node_that_hangs_up_in_its_hello_is_welcome_later(coordinator: Coordinator) -> None:
+def test_a_node_that_hangs_up_in_its_hello_is_welcome_later(coordinator: CoordinatorServer) -> None:
     agent = coordinator.certificate(Role.AGENT, "hasty")
     admin = operator(coordinator.link, coordinator.certificate(Role.OPERATOR, "watcher"))
     with channel(coordinator.link, agent) as opened:
@@ -98,4 +98,4 @@ def _hello() -> link_pb2.FromAgent:
         "hasty", REGION, Role.AGENT, {}, "0", "linux", "x86_64", Bytes(2**30), Bytes(2**30), (), "127.0.0.1:1",
         "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4", "boot-1",
     )  # fmt: skip
-    return nouns.from_agent_to_wire(Hello(node, "nonce-hasty", None, 1, Wall(SystemClock().wall())))
+    return nouns.from_agent_to_wire(Hello(node, "nonce-hasty", None, 1, Wall(CoordinatorClock().wall())))

@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from onnx import helper
 
-from harness import crafted
-from harness.coordinator import REGION, Coordinator, channel, operator, operator_of
-from harness.http2 import declare_4_gib
+from harness.clients.http2 import declare_4_gib
+from harness.cluster.coordinator import REGION, CoordinatorServer, channel, operator, operator_of
+from harness.models import synthetic
 from harness.report import record
 from harness.wait import wait_until
-from shoal.coordinator.clock import SystemClock
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Node, Role
@@ -52,13 +52,13 @@ UNLIMITED = 2**31 - 1
 
 
 @pytest.fixture(scope="module")
-def admin(coordinator: Coordinator) -> Enrolled:
+def admin(coordinator: CoordinatorServer) -> Enrolled:
     folder = Path(coordinator.ready["operator_dir"])
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir()), "only their owner reads them"
     return operator_of(REGION, folder)
 
 
-def token(coordinator: Coordinator, admin: Enrolled, role: str, name: str = "", valid_s: float = 60.0) -> str:
+def token(coordinator: CoordinatorServer, admin: Enrolled, role: str, name: str = "", valid_s: float = 60.0) -> str:
     request = api.CreateTokenRequest(role=role, name=name, valid_s=valid_s)
     text: str = operator(coordinator.link, admin).CreateToken(request, timeout=10).token
     return text
@@ -71,7 +71,7 @@ def refusal(call: Callable[[], Any]) -> Refusal:
     return refusal_of(error.value)
 
 
-def audited(coordinator: Coordinator, admin: Enrolled) -> list[str]:
+def audit_checks(coordinator: CoordinatorServer, admin: Enrolled) -> list[str]:
     checks = operator(coordinator.link, admin).Doctor(api.DoctorRequest(), timeout=10).checks
     return [check.name for check in checks if "audit" in check.name and check.ok]
 
@@ -81,14 +81,14 @@ def hello(name: str, role: Role = Role.AGENT, region: str = REGION) -> link_pb2.
         name, region, role, {}, "0", "linux", "x86_64", Bytes(2**30), Bytes(2**30), (), "127.0.0.1:1", "127.0.0.1:2",
         "127.0.0.1:3", "127.0.0.1:4", "boot-1",
     )  # fmt: skip
-    return nouns.from_agent_to_wire(Hello(node, f"nonce-{name}", None, 1, Wall(SystemClock().wall())))
+    return nouns.from_agent_to_wire(Hello(node, f"nonce-{name}", None, 1, Wall(CoordinatorClock().wall())))
 
 
 # A01
 
 
-def test_a01_an_expired_certificate_is_refused_on_a_new_connection(coordinator: Coordinator) -> None:
-    now = SystemClock().wall()
+def test_a01_an_expired_certificate_is_refused_on_a_new_connection(coordinator: CoordinatorServer) -> None:
+    now = CoordinatorClock().wall()
     old = coordinator.certificate(Role.OPERATOR, "late", valid_s=60.0, wall=Wall(now - 3600))
     with pytest.raises(grpc.RpcError):
         operator(coordinator.link, old).WhoAmI(api.WhoAmIRequest(), timeout=5)
@@ -96,8 +96,8 @@ def test_a01_an_expired_certificate_is_refused_on_a_new_connection(coordinator: 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("role", [Role.AGENT, Role.OPERATOR])
-def test_a01_an_open_stream_ends_within_a_second_of_its_certificate(coordinator: Coordinator, role: Role) -> None:
-    clock = SystemClock()
+def test_a01_an_open_stream_ends_within_a_second_of_its_certificate(coordinator: CoordinatorServer, role: Role) -> None:
+    clock = CoordinatorClock()
     short = coordinator.certificate(role, f"short-{role}", valid_s=3.0)
     ends = identity_of_pem(short.certificate_pem).not_after
     said = threading.Event()
@@ -125,7 +125,7 @@ def test_a01_an_open_stream_ends_within_a_second_of_its_certificate(coordinator:
 
 
 @pytest.mark.alone
-def test_a01_validity_is_checked_per_call(coordinator: Coordinator) -> None:
+def test_a01_validity_is_checked_per_call(coordinator: CoordinatorServer) -> None:
     short = coordinator.certificate(Role.OPERATOR, "brief", valid_s=2.0)
     stub = operator(coordinator.link, short)
     assert stub.WhoAmI(api.WhoAmIRequest(), timeout=5).name == "brief"
@@ -153,9 +153,9 @@ def _expired(call: Callable[[], Any]) -> Refusal | None:
 # A02
 
 
-def strangers(tmp_path: Path, coordinator: Coordinator) -> dict[str, Enrolled]:
+def strangers(tmp_path: Path, coordinator: CoordinatorServer) -> dict[str, Enrolled]:
     """Certificates that look right and that this region's CA did not sign."""
-    clock = SystemClock()
+    clock = CoordinatorClock()
     wall = clock.wall()
     other = FileAuthority.open(tmp_path / "other", REGION, wall=wall, may_create=True)
     foreign = FileAuthority.open(tmp_path / "foreign", "us", wall=wall, may_create=True)
@@ -182,7 +182,7 @@ def _by_leaf(leaf: Enrolled) -> Enrolled:
 def _signed_by(
     key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey, name: str, *, issuer: str
 ) -> Enrolled:
-    now = datetime.datetime.fromtimestamp(SystemClock().wall(), datetime.UTC)
+    now = datetime.datetime.fromtimestamp(CoordinatorClock().wall(), datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
@@ -202,7 +202,7 @@ def _signed_by(
 
 
 def test_a02_certificates_that_this_ca_did_not_sign_get_nowhere(
-    coordinator: Coordinator, admin: Enrolled, tmp_path: Path
+    coordinator: CoordinatorServer, admin: Enrolled, tmp_path: Path
 ) -> None:
     """Refused in the handshake, below where a code can travel; an honest caller is served all the while."""
     for what, stranger in strangers(tmp_path, coordinator).items():
@@ -214,7 +214,7 @@ def test_a02_certificates_that_this_ca_did_not_sign_get_nowhere(
         assert operator(coordinator.link, admin).WhoAmI(api.WhoAmIRequest(), timeout=5).name == "admin"
 
 
-def test_a02_no_certificate_and_the_wrong_role_get_nowhere(coordinator: Coordinator, admin: Enrolled) -> None:
+def test_a02_no_certificate_and_the_wrong_role_get_nowhere(coordinator: CoordinatorServer, admin: Enrolled) -> None:
     plain = grpc.ssl_channel_credentials(admin.ca_pem)
     options = channel_options(LINK_BYTES, server_name=dns_of(REGION, Role.COORDINATOR, "coordinator"))
     with grpc.secure_channel(coordinator.link, plain, options) as opened, pytest.raises(grpc.RpcError):
@@ -230,7 +230,7 @@ def test_a02_no_certificate_and_the_wrong_role_get_nowhere(coordinator: Coordina
     assert denied.code is Code.ROLE_DENIED
 
 
-def test_a_node_speaks_for_itself_only(coordinator: Coordinator) -> None:
+def test_a_node_speaks_for_itself_only(coordinator: CoordinatorServer) -> None:
     agent = coordinator.certificate(Role.AGENT, "honest")
     for lie in (hello("other"), hello("honest", Role.GATEWAY), hello("honest", region="us")):
         with channel(coordinator.link, agent) as opened:
@@ -241,7 +241,7 @@ def test_a_node_speaks_for_itself_only(coordinator: Coordinator) -> None:
 # A06
 
 
-def test_a06_one_of_a_hundred_redemptions_at_once_succeeds(coordinator: Coordinator, admin: Enrolled) -> None:
+def test_a06_one_of_a_hundred_redemptions_at_once_succeeds(coordinator: CoordinatorServer, admin: Enrolled) -> None:
     """A hundred machines, each on a connection of its own as `join` makes it."""
     text = token(coordinator, admin, "agent", "edge-1")
     ready = threading.Barrier(100)
@@ -267,7 +267,7 @@ def test_a06_one_of_a_hundred_redemptions_at_once_succeeds(coordinator: Coordina
 
 
 def test_a06_on_one_connection_no_more_calls_at_once_than_it_may_have(
-    coordinator: Coordinator, admin: Enrolled
+    coordinator: CoordinatorServer, admin: Enrolled
 ) -> None:
     """A flood over one connection: the server refuses streams beyond its limit, unread, and still redeems once."""
     text = token(coordinator, admin, "agent", "edge-8")
@@ -284,7 +284,9 @@ def test_a06_on_one_connection_no_more_calls_at_once_than_it_may_have(
     assert refused_redemption(coordinator, text, "edge-8") is Code.TOKEN_USED
 
 
-def test_a06_used_expired_foreign_and_guessed_tokens(coordinator: Coordinator, admin: Enrolled, tmp_path: Path) -> None:
+def test_a06_used_expired_foreign_and_guessed_tokens(
+    coordinator: CoordinatorServer, admin: Enrolled, tmp_path: Path
+) -> None:
     used = token(coordinator, admin, "agent", "edge-2")
     wait_until(lambda: redeem(coordinator.enrol, used, "edge-2"), 60, "the address may try again")
     assert refused_redemption(coordinator, used, "edge-2") is Code.TOKEN_USED
@@ -302,11 +304,12 @@ def test_a06_used_expired_foreign_and_guessed_tokens(coordinator: Coordinator, a
     with enrolment(coordinator, admin) as opened:
         request = enrolment_pb2.RedeemRequest(token=foreign, csr_pem=request_pem(new_key(), "x").decode(), name="x")
         assert (
-            answered(lambda: enrolment_pb2_grpc.EnrolmentStub(opened).Redeem(request, timeout=10)) is Code.TOKEN_INVALID
+            code_beyond_overload(lambda: enrolment_pb2_grpc.EnrolmentStub(opened).Redeem(request, timeout=10))
+            is Code.TOKEN_INVALID
         )
 
 
-def test_a06_an_unbound_token_takes_no_name_that_is_taken(coordinator: Coordinator, admin: Enrolled) -> None:
+def test_a06_an_unbound_token_takes_no_name_that_is_taken(coordinator: CoordinatorServer, admin: Enrolled) -> None:
     redeem_when_allowed(coordinator, token(coordinator, admin, "agent", "mine"), "mine")
     free = token(coordinator, admin, "agent")
     assert refused_redemption(coordinator, free, "mine") is Code.CONFLICT
@@ -314,13 +317,15 @@ def test_a06_an_unbound_token_takes_no_name_that_is_taken(coordinator: Coordinat
 
 
 @pytest.mark.parametrize("role", ["tenant", "bearer"])
-def test_a06_no_token_lets_its_holder_choose_a_tenant(coordinator: Coordinator, admin: Enrolled, role: str) -> None:
+def test_a06_no_token_lets_its_holder_choose_a_tenant(
+    coordinator: CoordinatorServer, admin: Enrolled, role: str
+) -> None:
     request = api.CreateTokenRequest(role=role, valid_s=60.0)
     stub = operator(coordinator.link, admin)
-    assert answered(lambda: stub.CreateToken(request, timeout=10)) is Code.FIELD_MISSING
+    assert code_beyond_overload(lambda: stub.CreateToken(request, timeout=10)) is Code.FIELD_MISSING
 
 
-def test_a06_guessing_is_slowed_down_and_leaves_one_trace(coordinator: Coordinator, admin: Enrolled) -> None:
+def test_a06_guessing_is_slowed_down_and_leaves_one_trace(coordinator: CoordinatorServer, admin: Enrolled) -> None:
     """Thousands of guesses: none gets in, few reach the store, one audit entry tells of them."""
     parsed = parse_join_token(token(coordinator, admin, "agent", "prize"))
     before = audit_entries(coordinator, admin)
@@ -342,12 +347,12 @@ def test_a06_guessing_is_slowed_down_and_leaves_one_trace(coordinator: Coordinat
     record("A06", "P", len(codes), redeemed=0, looked_up=codes.count(Code.TOKEN_INVALID), audit_entries=entries)
 
 
-def audit_entries(coordinator: Coordinator, admin: Enrolled) -> int:
-    (name,) = audited(coordinator, admin)
+def audit_entries(coordinator: CoordinatorServer, admin: Enrolled) -> int:
+    (name,) = audit_checks(coordinator, admin)
     return int(name.split()[0])
 
 
-def enrolment(coordinator: Coordinator, admin: Enrolled) -> grpc.Channel:
+def enrolment(coordinator: CoordinatorServer, admin: Enrolled) -> grpc.Channel:
     server = dns_of(REGION, Role.COORDINATOR, "coordinator")
     options = channel_options(ENROL_BYTES, server_name=server)
     return grpc.secure_channel(coordinator.enrol, grpc.ssl_channel_credentials(admin.ca_pem), options)
@@ -360,7 +365,7 @@ def _outcome(call: Callable[[], Any]) -> Any:
         return refusal_of(error)
 
 
-def answered(call: Callable[[], Any]) -> Code:
+def code_beyond_overload(call: Callable[[], Any]) -> Code:
     """The code of a refusal, once the address may be answered at all."""
 
     def attempt() -> Code | None:
@@ -372,7 +377,7 @@ def answered(call: Callable[[], Any]) -> Code:
     return code
 
 
-def refused_redemption(coordinator: Coordinator, text: str, name: str) -> Code:
+def refused_redemption(coordinator: CoordinatorServer, text: str, name: str) -> Code:
     """The code, once the address may be answered at all."""
 
     def attempt() -> Code | None:
@@ -387,7 +392,7 @@ def refused_redemption(coordinator: Coordinator, text: str, name: str) -> Code:
     return code
 
 
-def redeem_when_allowed(coordinator: Coordinator, text: str, name: str) -> Enrolled:
+def redeem_when_allowed(coordinator: CoordinatorServer, text: str, name: str) -> Enrolled:
     return wait_until(lambda: redeem(coordinator.enrol, text, name), 60, "a redemption beyond OVERLOADED")
 
 
@@ -445,14 +450,14 @@ def _mixed(one: bytes, other: bytes) -> bytes:
 
 
 def test_a07_a_request_that_asks_for_more_is_denied_and_does_not_burn_the_token(
-    coordinator: Coordinator, admin: Enrolled
+    coordinator: CoordinatorServer, admin: Enrolled
 ) -> None:
     text = token(coordinator, admin, "agent", "edge-7", valid_s=300)
     with enrolment(coordinator, admin) as opened:
         stub = enrolment_pb2_grpc.EnrolmentStub(opened)
         for what, csr in greedy().items():
             request = enrolment_pb2.RedeemRequest(token=text, csr_pem=csr.decode(), name="edge-7")
-            assert answered(partial(stub.Redeem, request, timeout=10)) is Code.CSR_DENIED, what
+            assert code_beyond_overload(partial(stub.Redeem, request, timeout=10)) is Code.CSR_DENIED, what
     enrolled = redeem_when_allowed(coordinator, text, "edge-7")
     certificate = x509.load_pem_x509_certificate(enrolled.certificate_pem)
     assert identity_of_pem(enrolled.certificate_pem).uri == f"shoal://{REGION}/agent/edge-7"
@@ -466,19 +471,19 @@ def test_a07_a_request_that_asks_for_more_is_denied_and_does_not_burn_the_token(
 # A14
 
 
-def test_a14_a_message_over_the_limit_by_a_byte_is_refused(coordinator: Coordinator, admin: Enrolled) -> None:
+def test_a14_a_message_over_the_limit_by_a_byte_is_refused(coordinator: CoordinatorServer, admin: Enrolled) -> None:
     """The limit is on what grpc would have to hold: one byte less passes, and is then refused for what it says."""
     with channel(coordinator.link, admin, max_bytes=UNLIMITED) as opened:
         stub = operator_pb2_grpc.OperatorStub(opened)
 
-        def sized(total: int) -> api.GetRequest:
+        def request_of_size(total: int) -> api.GetRequest:
             request = api.GetRequest(kind="x")
             request.kind = "x" * (total - (request.ByteSize() + 3 - 1))
             while request.ByteSize() < total:
                 request.kind += "x"
             return request
 
-        fits, over = sized(LINK_BYTES), sized(LINK_BYTES + 1)
+        fits, over = request_of_size(LINK_BYTES), request_of_size(LINK_BYTES + 1)
         assert (fits.ByteSize(), over.ByteSize()) == (LINK_BYTES, LINK_BYTES + 1)
         assert refusal(lambda: stub.Get(fits, timeout=20)).code is Code.KIND_UNKNOWN
         assert refusal(lambda: stub.Get(over, timeout=20)).code is Code.TOO_LARGE
@@ -491,7 +496,7 @@ def test_a14_a_message_over_the_limit_by_a_byte_is_refused(coordinator: Coordina
 
 
 def test_a14_compressed_a_thousand_to_one_is_refused_by_what_it_becomes(
-    coordinator: Coordinator, admin: Enrolled
+    coordinator: CoordinatorServer, admin: Enrolled
 ) -> None:
     with channel(coordinator.link, admin, max_bytes=UNLIMITED) as opened:
         before = resident(coordinator)
@@ -507,7 +512,7 @@ def test_a14_compressed_a_thousand_to_one_is_refused_by_what_it_becomes(
     "method", ["Operator/Get", "AgentLink/Session", "Artifacts/Push", "Enrolment/Redeem"], ids=lambda m: m.split("/")[0]
 )
 def test_a14_four_gigabytes_declared_and_ten_bytes_sent_cost_nothing(
-    coordinator: Coordinator, admin: Enrolled, tmp_path: Path, method: str
+    coordinator: CoordinatorServer, admin: Enrolled, tmp_path: Path, method: str
 ) -> None:
     before = resident(coordinator)
     context = ssl.create_default_context(cadata=admin.ca_pem.decode())
@@ -528,7 +533,7 @@ def test_a14_four_gigabytes_declared_and_ten_bytes_sent_cost_nothing(
     record("A14", "P", 1, listener=method, declared="4 GiB", grown_mib=grown // 2**20)
 
 
-def test_a14_at_the_enrolment_port_one_byte_more_is_too_large(coordinator: Coordinator, admin: Enrolled) -> None:
+def test_a14_at_the_enrolment_port_one_byte_more_is_too_large(coordinator: CoordinatorServer, admin: Enrolled) -> None:
     """Before anybody is known: what fits is read and refused for what it says, what is over is not read."""
     before = resident(coordinator)
     server = dns_of(REGION, Role.COORDINATOR, "coordinator")
@@ -536,16 +541,16 @@ def test_a14_at_the_enrolment_port_one_byte_more_is_too_large(coordinator: Coord
     with grpc.secure_channel(coordinator.enrol, grpc.ssl_channel_credentials(admin.ca_pem), options) as opened:
         stub = enrolment_pb2_grpc.EnrolmentStub(opened)
 
-        def sized(total: int) -> enrolment_pb2.RedeemRequest:
+        def request_of_size(total: int) -> enrolment_pb2.RedeemRequest:
             request = enrolment_pb2.RedeemRequest(token="t", name="edge-9", csr_pem="x" * 1000)
             request.csr_pem += "x" * (total - request.ByteSize())
             return enrolment_pb2.RedeemRequest(
                 token="t", name="edge-9", csr_pem=request.csr_pem[: len(request.csr_pem) - (request.ByteSize() - total)]
             )
 
-        fits, over = sized(ENROL_BYTES), sized(ENROL_BYTES + 1)
+        fits, over = request_of_size(ENROL_BYTES), request_of_size(ENROL_BYTES + 1)
         assert (fits.ByteSize(), over.ByteSize()) == (ENROL_BYTES, ENROL_BYTES + 1)
-        assert answered(partial(stub.Redeem, fits, timeout=20)) is Code.TOKEN_INVALID
+        assert code_beyond_overload(partial(stub.Redeem, fits, timeout=20)) is Code.TOKEN_INVALID
         assert refusal(lambda: stub.Redeem(over, timeout=20)).code is Code.TOO_LARGE
         bomb = enrolment_pb2.RedeemRequest(token="t", name="edge-9", csr_pem="x" * (64 * 2**20))
         for _ in range(3):
@@ -556,7 +561,7 @@ def test_a14_at_the_enrolment_port_one_byte_more_is_too_large(coordinator: Coord
     record("A14", "P", 5, listener="enrolment", cap_bytes=ENROL_BYTES, grown_mib=grown // 2**20)
 
 
-def test_a14_more_than_was_announced_is_not_kept(coordinator: Coordinator, admin: Enrolled) -> None:
+def test_a14_more_than_was_announced_is_not_kept(coordinator: CoordinatorServer, admin: Enrolled) -> None:
     """A push of one byte more than its head says, and one whose chunk is larger than a message may be."""
     content = b"x" * 1000
     with channel(coordinator.link, admin, max_bytes=UNLIMITED) as opened:
@@ -578,13 +583,13 @@ def test_a14_more_than_was_announced_is_not_kept(coordinator: Coordinator, admin
 
 
 def test_a34_a_refused_model_leaves_one_counter_and_one_audit_entry(
-    coordinator: Coordinator, admin: Enrolled, tmp_path: Path
+    coordinator: CoordinatorServer, admin: Enrolled, tmp_path: Path
 ) -> None:
     """Ten pushes of a model with foreign operators, over the wire: nothing stays, nobody is told more than why."""
     node = helper.make_node("RunShell", ["x"], ["y"], domain="com.evil")
-    made = crafted.model([node], [crafted.tensor("x", [1])], [crafted.tensor("y", [1])], domains={"com.evil": 1})
+    made = synthetic.model([node], [synthetic.tensor("x", [1])], [synthetic.tensor("y", [1])], domains={"com.evil": 1})
     content, tries = made.SerializeToString(), 10
-    head = artifacts_pb2.PushHead(name="evil", size=len(content), digest=crafted.digest_of(content))
+    head = artifacts_pb2.PushHead(name="evil", size=len(content), digest=synthetic.digest_of(content))
     pusher = coordinator.certificate(Role.OPERATOR, "pusher")
     entries = audit_entries(coordinator, admin)
     stored = stored_keys(coordinator, admin)
@@ -604,7 +609,7 @@ def test_a34_a_refused_model_leaves_one_counter_and_one_audit_entry(
     record("A34", "P", tries, audit_entries=1, stored=0)
 
 
-def stored_keys(coordinator: Coordinator, admin: Enrolled) -> tuple[list[str], list[str]]:
+def stored_keys(coordinator: CoordinatorServer, admin: Enrolled) -> tuple[list[str], list[str]]:
     """Models and events that an operator can see."""
     events = operator(coordinator.link, admin).Events(api.EventsRequest(), timeout=10)
     with channel(coordinator.link, admin) as opened:
@@ -612,7 +617,7 @@ def stored_keys(coordinator: Coordinator, admin: Enrolled) -> tuple[list[str], l
     return [model.digest for model in listed.models], [event.code for event in events]
 
 
-def scrape(coordinator: Coordinator, admin: Enrolled, folder: Path) -> str:
+def scrape(coordinator: CoordinatorServer, admin: Enrolled, folder: Path) -> str:
     (folder / "cert.pem").write_bytes(admin.certificate_pem)
     (folder / "key.pem").write_bytes(admin.key_pem)
     context = ssl.create_default_context(cadata=admin.ca_pem.decode())
@@ -621,7 +626,9 @@ def scrape(coordinator: Coordinator, admin: Enrolled, folder: Path) -> str:
         return str(answer.read().decode())
 
 
-def test_a14_a_model_that_claims_more_than_it_sends_leaves_nothing(coordinator: Coordinator, admin: Enrolled) -> None:
+def test_a14_a_model_that_claims_more_than_it_sends_leaves_nothing(
+    coordinator: CoordinatorServer, admin: Enrolled
+) -> None:
     with channel(coordinator.link, admin) as opened:
         stub = artifacts_pb2_grpc.ArtifactsStub(opened)
         digest = "sha256:" + "0" * 64
@@ -638,7 +645,7 @@ def test_a14_a_model_that_claims_more_than_it_sends_leaves_nothing(coordinator: 
     assert not left
 
 
-def resident(coordinator: Coordinator) -> int:
+def resident(coordinator: CoordinatorServer) -> int:
     assert coordinator.process is not None
     status = Path(f"/proc/{coordinator.process.pid}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))

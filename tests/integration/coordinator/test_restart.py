@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from harness.coordinator import REGION, Coordinator, operator, operator_of
+from harness.cluster.coordinator import REGION, CoordinatorServer, operator, operator_of
 from harness.wait import wait_until
 from shoal.types.codes import Code
 from shoal.v1 import operator_pb2 as api
@@ -22,29 +22,29 @@ POLICY = "apiVersion: shoal/v1\nkind: Policy\nmetadata: {{name: {name}}}\nspec: 
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
-    running = Coordinator(tmp_path)
+def coordinator(tmp_path: Path) -> Iterator[CoordinatorServer]:
+    running = CoordinatorServer(tmp_path)
     yield running
     running.end()
 
 
-def admin(coordinator: Coordinator) -> Enrolled:
+def admin(coordinator: CoordinatorServer) -> Enrolled:
     return operator_of(REGION, Path(coordinator.ready["operator_dir"]))
 
 
-def apply(coordinator: Coordinator, name: str) -> int:
+def apply(coordinator: CoordinatorServer, name: str) -> int:
     document = api.Document(name=f"{name}.yaml", text=POLICY.format(name=name))
     reply = operator(coordinator.link, admin(coordinator)).Apply(api.ApplyRequest(documents=[document]), timeout=10)
     assert not reply.problems
     return int(reply.revision)
 
 
-def policies(coordinator: Coordinator) -> list[str]:
+def policies(coordinator: CoordinatorServer) -> list[str]:
     reply = operator(coordinator.link, admin(coordinator)).Get(api.GetRequest(kind="policies"), timeout=10)
     return [document.name for document in reply.documents]
 
 
-def takes_writes(coordinator: Coordinator) -> bool:
+def takes_writes(coordinator: CoordinatorServer) -> bool:
     """As it says to Prometheus, and to `shoal doctor`, which agree."""
     stub = operator(coordinator.link, admin(coordinator))
     told = stub.GetDiagnostics(api.GetDiagnosticsRequest(), timeout=10).metrics
@@ -54,12 +54,12 @@ def takes_writes(coordinator: Coordinator) -> bool:
     return writable
 
 
-def codes(coordinator: Coordinator) -> list[str]:
+def codes(coordinator: CoordinatorServer) -> list[str]:
     stub = operator(coordinator.link, admin(coordinator))
     return [event.code for event in stub.Events(api.EventsRequest(), timeout=10)]
 
 
-def test_f06_every_acknowledged_write_survives_sigkill(coordinator: Coordinator) -> None:
+def test_f06_every_acknowledged_write_survives_sigkill(coordinator: CoordinatorServer) -> None:
     """6 kills, each right after an acknowledgement; history, CA and addresses stay."""
     coordinator.start()
     stub = operator(coordinator.link, admin(coordinator))
@@ -78,7 +78,7 @@ def test_f06_every_acknowledged_write_survives_sigkill(coordinator: Coordinator)
     assert [check.name for check in checks if not check.ok] == ["a gateway answers"], "there is none in this test"
 
 
-def test_f15_a_damaged_store_is_restored_loudly_and_opens_a_new_history(coordinator: Coordinator) -> None:
+def test_f15_a_damaged_store_is_restored_loudly_and_opens_a_new_history(coordinator: CoordinatorServer) -> None:
     coordinator.start(flags=["--backup-every", "0.2"])
     apply(coordinator, "kept")
     before = operator(coordinator.link, admin(coordinator)).WhoAmI(api.WhoAmIRequest(), timeout=5).history
@@ -98,7 +98,7 @@ def test_f15_a_damaged_store_is_restored_loudly_and_opens_a_new_history(coordina
     assert (coordinator.data / "store" / "state.db.corrupt-1").exists()
 
 
-def test_f15_without_a_copy_it_refuses_to_start_and_says_why(coordinator: Coordinator) -> None:
+def test_f15_without_a_copy_it_refuses_to_start_and_says_why(coordinator: CoordinatorServer) -> None:
     coordinator.start(flags=["--backup-every", "3600"])
     coordinator.end(signal.SIGKILL)
     shutil.rmtree(coordinator.data / "store" / "backups", ignore_errors=True)
@@ -109,7 +109,7 @@ def test_f15_without_a_copy_it_refuses_to_start_and_says_why(coordinator: Coordi
     assert "Traceback" not in coordinator.log.read_text()
 
 
-def test_f15_a_lost_ca_is_never_replaced_silently(coordinator: Coordinator) -> None:
+def test_f15_a_lost_ca_is_never_replaced_silently(coordinator: CoordinatorServer) -> None:
     coordinator.start()
     assert coordinator.end() == 0
     shutil.rmtree(coordinator.data / "ca")
@@ -118,10 +118,10 @@ def test_f15_a_lost_ca_is_never_replaced_silently(coordinator: Coordinator) -> N
     assert not (coordinator.data / "ca").exists()
 
 
-def test_a_second_coordinator_on_the_same_directory_is_refused(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a_second_coordinator_on_the_same_directory_is_refused(coordinator: CoordinatorServer, tmp_path: Path) -> None:
     coordinator.start()
     (tmp_path / "second").mkdir()
-    second = Coordinator(tmp_path / "second")
+    second = CoordinatorServer(tmp_path / "second")
     (tmp_path / "second" / "data").symlink_to(coordinator.data)
     assert second.refuses_to_start() == 1
     assert Code.STORE_UNAVAILABLE in second.log.read_text()
@@ -159,7 +159,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_f13_on_a_full_disk_writes_are_refused_reads_and_deletes_go_on(
-    coordinator: Coordinator, small_disk: Path
+    coordinator: CoordinatorServer, small_disk: Path
 ) -> None:
     coordinator.data.symlink_to(small_disk)
     coordinator.start(flags=["--backup-every", "3600"])

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import store_writer
-from harness.disk import Chance, Platter, compile_disk, environment, operations
+from harness.faults import store_writer
+from harness.faults.disk import PowerCutDisk, SeededRng, compile_disk, operations, trace_environment
+from harness.faults.store_writer import RESERVE_BYTES, content, open_authority, states
 from harness.report import record
-from harness.store_writer import RESERVE_BYTES, content, open_authority, states
 from shoal.coordinator.ports import Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, ShoalError
@@ -29,7 +29,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_writer(*arguments: str, environment: dict[str, str]) -> str:
-    command = [sys.executable, "-m", "harness.store_writer", *arguments]
+    command = [sys.executable, "-m", "harness.faults.store_writer", *arguments]
     done = subprocess.run(
         command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
     )
@@ -42,14 +42,14 @@ async def test_f14_no_acknowledged_write_is_lost_to_a_power_cut(tmp_path: Path, 
     root = (tmp_path / "disk").resolve()
     root.mkdir()
     trace = tmp_path / "trace"
-    run_writer("write", str(root), str(COMMITS), environment=environment(library, root, trace))
+    run_writer("write", str(root), str(COMMITS), environment=trace_environment(library, root, trace))
     steps = list(operations(trace.read_bytes()))
     flushes = sum(step.kind == "s" for step in steps)
     assert flushes > COMMITS, "a commit that is not flushed is no commit"
     expected = states(COMMITS)
-    chance = Chance(14)
+    chance = SeededRng(14)
     cuts = sorted(chance.below(len(steps)) for _ in range(CUTS))
-    platter, acknowledged, fingerprint, lost = Platter(root), 0, "", list[str]()
+    platter, acknowledged, fingerprint, lost = PowerCutDisk(root), 0, "", list[str]()
     done = 0
     for number, cut in enumerate(cuts):
         for step in steps[done:cut]:
@@ -60,7 +60,7 @@ async def test_f14_no_acknowledged_write_is_lost_to_a_power_cut(tmp_path: Path, 
                 fingerprint, acknowledged = (text, 0) if not fingerprint else (fingerprint, int(text) + 1)
         done = cut
         found = tmp_path / f"cut-{number}"
-        platter.cut(found, Chance(number))
+        platter.cut_power(found, SeededRng(number))
         lost += [f"cut {number}: {what}" for what in await missing(found, fingerprint, acknowledged, expected)]
         shutil.rmtree(found)
     assert not lost, lost[:5]
@@ -88,7 +88,7 @@ async def missing(root: Path, fingerprint: str, acknowledged: int, expected: lis
 def test_f13_a_full_disk_refuses_writes_whole_and_lets_deletes_go_on(tmp_path: Path, library: Path) -> None:
     root = (tmp_path / "disk").resolve()
     root.mkdir()
-    report = json.loads(run_writer("fill", str(root), str(library), environment=environment(library, root)))
+    report = json.loads(run_writer("fill", str(root), str(library), environment=trace_environment(library, root)))
     assert report["refused"] >= 10, "the disk was never full: this run shows nothing"
     assert report["kept"] >= 10, "the disk was always full: this run shows nothing"
     assert report["deletes"] == report["refused"] + report["kept"], report
@@ -98,7 +98,7 @@ def test_f13_a_full_disk_refuses_writes_whole_and_lets_deletes_go_on(tmp_path: P
     record("F13", "P", report["refused"] + report["kept"], **figures)
 
 
-async def filled(directory: Path) -> dict[str, bytes]:
+async def make_filled_store(directory: Path) -> dict[str, bytes]:
     """A store with a copy of everything in it, closed."""
     store = await SqliteStore.open(directory, reserve_bytes=0)
     for number in range(30):
@@ -109,7 +109,7 @@ async def filled(directory: Path) -> dict[str, bytes]:
     return kept
 
 
-def damage(path: Path, kind: int, chance: Chance) -> None:
+def damage(path: Path, kind: int, chance: SeededRng) -> None:
     """One of: bits of live bytes flipped, a page of zeros, cut short, emptied, another file, gone."""
     data = bytearray(path.read_bytes())
     live = [at for at in range(len(data)) if data[at]]
@@ -135,13 +135,13 @@ def damage(path: Path, kind: int, chance: Chance) -> None:
 async def test_f15_a_damaged_store_is_found_set_aside_and_restored(tmp_path: Path) -> None:
     """100 damages: found, or without effect on what is read; the damaged file is kept; the copy takes its place."""
     original = tmp_path / "original"
-    kept = await filled(original)
+    kept = await make_filled_store(original)
     outcomes = {"found": 0, "harmless": 0}
     for number in range(DAMAGES):
         directory = tmp_path / f"damaged-{number}"
         shutil.copytree(original, directory)
         kind = number % 6
-        damage(directory / "state.db", kind, Chance(number))
+        damage(directory / "state.db", kind, SeededRng(number))
         damaged = (directory / "state.db").read_bytes() if kind != 5 else b""
         store = await SqliteStore.open(directory, reserve_bytes=RESERVE_BYTES)
         assert await content(store) == kept, f"damage {number} of kind {kind} went unseen"
@@ -168,11 +168,11 @@ async def test_f15_commits_behind_a_damaged_frame_of_the_wal_are_not_forgotten_s
 ) -> None:
     root = (tmp_path / "disk").resolve()
     root.mkdir()
-    run_writer("write", str(root), "45", environment=environment(library, root))
+    run_writer("write", str(root), "45", environment=trace_environment(library, root))
     wal = root / "store" / "state.db-wal"
     size = wal.stat().st_size
     assert size > 4096 * 8
-    chance = Chance(15)
+    chance = SeededRng(15)
     for number in range(20):
         directory = tmp_path / f"damaged-{number}"
         shutil.copytree(root / "store", directory)
@@ -186,9 +186,9 @@ async def test_f15_commits_behind_a_damaged_frame_of_the_wal_are_not_forgotten_s
 
 
 async def test_f15_without_a_copy_the_store_refuses_and_says_what_to_do(tmp_path: Path) -> None:
-    await filled(tmp_path)
+    await make_filled_store(tmp_path)
     shutil.rmtree(tmp_path / "backups")
-    damage(tmp_path / "state.db", 4, Chance(0))
+    damage(tmp_path / "state.db", 4, SeededRng(0))
     for _ in range(2):
         with pytest.raises(ShoalError) as refused:
             await SqliteStore.open(tmp_path)
@@ -209,8 +209,8 @@ async def test_f15_a_damaged_copy_is_passed_over_for_an_older_one(tmp_path: Path
     await store.commit(Transaction({"a": b"2"}))
     newer = await store.backup()
     await store.close()
-    damage(newer, 2, Chance(3))
-    damage(tmp_path / "state.db", 3, Chance(0))
+    damage(newer, 2, SeededRng(3))
+    damage(tmp_path / "state.db", 3, SeededRng(0))
     store = await SqliteStore.open(tmp_path, reserve_bytes=0)
     assert await content(store) == {"a": b"1"}
     assert store.recovery is not None

@@ -19,13 +19,13 @@ import psutil
 import pytest
 from onnx import TensorProto, helper
 
-from harness.crafted import model as onnx_model
-from harness.crafted import tensor
-from harness.frames import mutated
-from harness.http2 import declare_4_gib
-from harness.node import Node
-from harness.oip import Client, Failed, GrpcClient, RestClient, Tensor, read_response
-from harness.pki import Authority
+from harness.attacks.frame_fuzzer import mutate
+from harness.clients.http2 import declare_4_gib
+from harness.clients.oip import GrpcClient, InferenceError, OipClient, RestClient, Tensor, read_response
+from harness.cluster.dataplane_node import DataPlaneNode
+from harness.crypto.pki import Authority
+from harness.models.synthetic import model as onnx_model
+from harness.models.synthetic import tensor
 from harness.report import record
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.transport import MAX_MESSAGE
@@ -40,7 +40,9 @@ from shoal.wire.limits import INFER_BYTES
 SEED = 43
 REQUESTS = 5000
 """At each of the two front ends."""
-ALLOWED = frozenset({Code.INVALID_ARGUMENT, Code.TOO_LARGE, Code.MODEL_NOT_FOUND, Code.UNIMPLEMENTED})
+ALLOWED = frozenset(
+    {Code.INVALID_ARGUMENT, Code.FIELD_TOO_MANY, Code.TOO_LARGE, Code.MODEL_NOT_FOUND, Code.UNIMPLEMENTED}
+)
 MEMORY_GROWTH = 256 * 2**20
 Make = oip.ModelInferRequest
 Rng = np.random.Generator
@@ -67,11 +69,11 @@ def three_inputs() -> bytes:
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
+async def node(tmp_path: Path) -> AsyncIterator[DataPlaneNode]:
     authority = Authority(tmp_path / "ca", "west", SystemClock().wall())
     model = tmp_path / "model.onnx"
     model.write_bytes(three_inputs())
-    made = Node("n1", authority, tmp_path / "n1")
+    made = DataPlaneNode("n1", authority, tmp_path / "n1")
     try:
         await made.start()
         await made.load("a1", WorkloadKey("acme", "three"), model)
@@ -82,7 +84,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 @pytest.fixture
-def tenant(node: Node) -> Any:
+def tenant(node: DataPlaneNode) -> Any:
     return node.authority.issue(Role.TENANT, "acme")
 
 
@@ -259,13 +261,13 @@ class Tally:
         self.codes: Counter[str] = Counter()
         self.wrong: list[str] = []
 
-    def answered(self, label: str, fits: bool | None) -> None:
+    def count_answer(self, label: str, fits: bool | None) -> None:
         """fits: whether the answer is right; None where nobody knows what was asked."""
         self.codes["OK"] += 1
         if label not in ("sound", "scrambled") or fits is False:
             self.wrong.append(f"{label}: answered")
 
-    def refused(self, label: str, error: Failed) -> None:
+    def count_refusal(self, label: str, error: InferenceError) -> None:
         self.codes[error.code or str(error.status)] += 1
         # too large for the transport, or no message at all: said by gRPC itself
         own = not error.code and error.status in ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")
@@ -282,18 +284,18 @@ async def grpc_fuzz(client: GrpcClient, tally: Tally, rng: Rng) -> None:
     if draw < 0.1:
         label, data = "sound", message.SerializeToString()
     elif draw < 0.3:
-        label, data = "scrambled", mutated(message.SerializeToString(), rng)
+        label, data = "scrambled", mutate(message.SerializeToString(), rng)
     else:
         wrong = pick(rng, WRONGS)
         wrong(message, rng)
         label, data = wrong.__name__, message.SerializeToString()
     try:
         answer = oip.ModelInferResponse.FromString(await client.call("ModelInfer", data))
-    except Failed as error:
-        tally.refused(label, error)
+    except InferenceError as error:
+        tally.count_refusal(label, error)
         return
     outputs = {t.name: raw for t, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)}
-    tally.answered(label, outputs == right(inputs) if label == "sound" else None)
+    tally.count_answer(label, outputs == right(inputs) if label == "sound" else None)
 
 
 def rest_body(rng: Rng) -> tuple[str, bytes, dict[str, str], bytes | None]:
@@ -313,7 +315,7 @@ def rest_body(rng: Rng) -> tuple[str, bytes, dict[str, str], bytes | None]:
     if draw < 0.1:
         return "sound", json.dumps(document).encode(), headers, np.maximum(np.array(f, "<f4"), 0).tobytes()
     if draw < 0.3:
-        return "scrambled", mutated(json.dumps(document).encode(), rng), headers, None
+        return "scrambled", mutate(json.dumps(document).encode(), rng), headers, None
     label = str(
         pick(
             rng,
@@ -370,7 +372,7 @@ class KeptConnection:
         if self._streams is None:
             self._streams = await self._client.connect()
         reader, writer = self._streams
-        writer.write(self._client.bytes_of("POST", "/v2/models/three/infer", body, headers))
+        writer.write(self._client.request_bytes("POST", "/v2/models/three/infer", body, headers))
         async with asyncio.timeout(20):
             response = await read_response(reader)
         if response.headers.get("connection") == "close":
@@ -389,22 +391,24 @@ async def rest_fuzz(connection: KeptConnection, tally: Tally, rng: Rng) -> None:
     if response.status == 200:
         found = {o["name"]: o["data"] for o in response.json()["outputs"]}
         fits = None if wanted is None else np.array(found["f_out"], "<f4").tobytes() == wanted
-        tally.answered(label, fits)
+        tally.count_answer(label, fits)
     else:
-        tally.refused(label, Failed(response.status, response.headers["shoal-code"], "", response.body.decode()))
+        tally.count_refusal(
+            label, InferenceError(response.status, response.headers["shoal-code"], "", response.body.decode())
+        )
 
 
-def resident(node: Node) -> int:
+def resident(node: DataPlaneNode) -> int:
     """Bytes of front and worker."""
-    record = json.loads(Path(node.local("a1").socket).with_suffix(".json").read_text())
+    record = json.loads(Path(node.local_worker("a1").socket).with_suffix(".json").read_text())
     assert node.front.pid is not None
     return sum(psutil.Process(pid).memory_info().rss for pid in (node.front.pid, record["pid"]))
 
 
-async def test_a43_ten_thousand_fuzzed_requests(node: Node, tenant: Any) -> None:
-    front, worker = node.front.pid, node.local("a1")
-    clients = [node.grpc(tenant) for _ in range(2)]
-    connections = [KeptConnection(node.rest(tenant)) for _ in range(4)]
+async def test_a43_ten_thousand_fuzzed_requests(node: DataPlaneNode, tenant: Any) -> None:
+    front, worker = node.front.pid, node.local_worker("a1")
+    clients = [node.grpc_client(tenant) for _ in range(2)]
+    connections = [KeptConnection(node.rest_client(tenant)) for _ in range(4)]
     grpc_tally, rest_tally = Tally(), Tally()
     before = resident(node)
 
@@ -427,7 +431,7 @@ async def test_a43_ten_thousand_fuzzed_requests(node: Node, tenant: Any) -> None
             assert tally.codes["OK"] >= REQUESTS // 20, "sound requests among them were answered"
             assert tally.codes[Code.INVALID_ARGUMENT] >= REQUESTS // 2
             assert tally.codes[Code.TOO_LARGE] > 0
-        assert (node.front.pid, node.local("a1"), node.exits) == (front, worker, []), "nothing died"
+        assert (node.front.pid, node.local_worker("a1"), node.exits) == (front, worker, []), "nothing died"
         grown = resident(node) - before
         assert grown < MEMORY_GROWTH, f"{grown / 2**20:.0f} MiB more than before"
         answered = {"grpc_answered": grpc_tally.codes["OK"], "rest_answered": rest_tally.codes["OK"]}
@@ -449,32 +453,34 @@ def floats(rows: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("way", ["grpc", "token", "rest"])
-async def test_a14_the_cap_is_met_and_not_passed(node: Node, tenant: Any, way: str) -> None:
+async def test_a14_the_cap_is_met_and_not_passed(node: DataPlaneNode, tenant: Any, way: str) -> None:
     if way == "token":
         bearer = Credential("acme", hashlib.sha256(b"bearer").hexdigest(), Wall(SystemClock().wall() + 3600))
         await node.configure(credentials=(bearer,))
-        client: Client = node.token(tenant.authority.read_bytes(), "bearer")
+        client: OipClient = node.token_client(tenant.authority.read_bytes(), "bearer")
     else:
-        client = node.grpc(tenant) if way == "grpc" else node.rest(tenant)
+        client = node.grpc_client(tenant) if way == "grpc" else node.rest_client(tenant)
     full = INFER_BYTES // 16
     answer = await client.infer("three", floats(full), timeout=60)
     assert len(answer.outputs[0].raw) == INFER_BYTES
-    with pytest.raises(Failed) as failed:
+    with pytest.raises(InferenceError) as failed:
         await client.infer("three", floats(full + 1), timeout=60)
     assert failed.value.code == Code.TOO_LARGE
     assert failed.value.status in ("RESOURCE_EXHAUSTED", 413)
     one_more = Tensor("f", "UINT8", (INFER_BYTES + 1,), bytes(INFER_BYTES + 1))
-    with pytest.raises(Failed) as by_one:
+    with pytest.raises(InferenceError) as by_one:
         await client.infer("three", (one_more,), timeout=60)
     assert by_one.value.code == Code.TOO_LARGE
     await client.close()
     record("A14", "P", 3, listener=f"data, {way}", cap_bytes=INFER_BYTES)
 
 
-async def test_a14_declared_sizes_are_refused_before_anything_is_allocated(node: Node, tenant: Any) -> None:
+async def test_a14_declared_sizes_are_refused_before_anything_is_allocated(node: DataPlaneNode, tenant: Any) -> None:
     before = resident(node)
-    rest = node.rest(tenant)
-    head = rest.bytes_of("POST", "/v2/models/three/infer").replace(b"content-length: 0", b"content-length: 4294967296")
+    rest = node.rest_client(tenant)
+    head = rest.request_bytes("POST", "/v2/models/three/infer").replace(
+        b"content-length: 0", b"content-length: 4294967296"
+    )
     response = await rest.exchange(head + b"0123456789")
     assert (response.status, response.json()["code"]) == (413, Code.TOO_LARGE)
     over = head.replace(b"4294967296", str(MAX_MESSAGE + 1).encode())
@@ -490,5 +496,5 @@ async def test_a14_declared_sizes_are_refused_before_anything_is_allocated(node:
     grown = resident(node) - before
     assert grown < 32 * 2**20
     record("A14", "P", 3, listener="data, gRPC and REST", declared="4 GiB", grown_mib=grown // 2**20)
-    with pytest.raises(Failed):
-        await node.grpc(tenant).infer("three", (), timeout=5)
+    with pytest.raises(InferenceError):
+        await node.grpc_client(tenant).infer("three", (), timeout=5)

@@ -4,19 +4,19 @@ so, and nothing has to be done afterwards."""
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 from integration.dataplane.test_faults import KEY, ask, load
 
-from harness.crafted import relu
-from harness.history import History
-from harness.node import Node
-from harness.oip import Failed, GrpcClient, Tensor
-from harness.pki import Authority, Files
+from harness.clients.oip import GrpcClient, InferenceError, Tensor
+from harness.cluster.dataplane_node import DataPlaneNode
+from harness.crypto.pki import Authority, CertificateFiles
+from harness.faults.descriptor_limit import are_descriptors_used_up, descriptor_limit
+from harness.measure.history import CallHistory
+from harness.models.synthetic import relu
 from harness.report import record
-from harness.shortage import no_descriptors
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.types.codes import Code
@@ -30,6 +30,7 @@ SPARE = 8
 STRANGERS = 32
 """At each of two ports."""
 REQUESTS, RATE = 400, 100.0
+FILLS_S = 10.0
 RECOVERS_S = 10.0
 
 
@@ -39,8 +40,8 @@ async def test_f48_descriptors_of_a_front_are_used_up(tmp_path: Path, entry: str
     authority = Authority(tmp_path / "ca", "west", SystemClock().wall())
     model = tmp_path / "relu.onnx"
     model.write_bytes(relu().SerializeToString())
-    gateway = Node("g1", authority, tmp_path / "g1", Role.GATEWAY)
-    one, two = (Node(name, authority, tmp_path / name) for name in ("n1", "n2"))
+    gateway = DataPlaneNode("g1", authority, tmp_path / "g1", Role.GATEWAY)
+    one, two = (DataPlaneNode(name, authority, tmp_path / name) for name in ("n1", "n2"))
     nodes = (gateway, one, two) if entry == "gateway" else (one,)
     files = authority.issue(Role.TENANT, KEY.tenant)
     front, last = nodes[0], nodes[-1]
@@ -56,24 +57,23 @@ async def test_f48_descriptors_of_a_front_are_used_up(tmp_path: Path, entry: str
                 Route(UNMET, 1, (two.endpoint("a2", at=gateway),)),
             )
             await gateway.configure(ways)
-        client, pid = front.grpc(files), front.front.pid
+        client, pid = front.grpc_client(files), front.front.pid
         assert pid is not None
-        await ask(client, History(), 1)
+        await ask(client, CallHistory(), 1)
         refused: list[str] = []
 
         async def strike() -> None:
-            with no_descriptors(pid, SPARE):
-                async with strangers(front, files) as shut_out:
-                    assert shut_out, "there were enough"
-                    refused.extend([await told(client) for _ in range(5)])
+            with descriptor_limit(pid, SPARE):
+                async with strangers(front, files):
+                    refused.extend([await infer_code(client) for _ in range(5)])
 
         verdict = await load([client], REQUESTS, RATE, REQUESTS // 4, strike)
         print(verdict)
-        assert (verdict.lost, verdict.violations, verdict.answered) == (0, (), REQUESTS), verdict
+        assert (verdict.lost_count, verdict.violations, verdict.answered) == (0, (), REQUESTS), verdict
         assert set(refused) == {Code.OVERLOADED}, refused
         freed = asyncio.get_running_loop().time()
-        newcomer = front.grpc(files)
-        await until(lambda: served(newcomer), RECOVERS_S, "somebody new is served, by a replica not met before")
+        newcomer = front.grpc_client(files)
+        await until(lambda: is_served(newcomer), RECOVERS_S, "somebody new is served, by a replica not met before")
         recovered_s = asyncio.get_running_loop().time() - freed
         assert (front.front.pid, front.front.restarts) == (pid, 0)
         record(
@@ -87,40 +87,49 @@ async def test_f48_descriptors_of_a_front_are_used_up(tmp_path: Path, entry: str
         await asyncio.gather(*(node.stop() for node in nodes))
 
 
-async def told(client: GrpcClient) -> str:
+async def infer_code(client: GrpcClient) -> str:
     """By a workload whose replica has not been met yet: the code, or the bare status."""
     try:
         await client.infer(UNMET.name, (Tensor("x", "FP32", (1, 4), bytes(16)),))
-    except Failed as error:
+    except InferenceError as error:
         return error.code or str(error.status)
     return "answered"
 
 
-async def served(client: GrpcClient) -> bool:
-    return await told(client) == "answered"
+async def is_served(client: GrpcClient) -> bool:
+    return await infer_code(client) == "answered"
 
 
 @asynccontextmanager
-async def strangers(node: Node, files: Files) -> AsyncIterator[list[str]]:
-    """Many at both front ends, who stay; why those that could not come in were shut out."""
+async def strangers(node: DataPlaneNode, files: CertificateFiles) -> AsyncIterator[None]:
+    """Many at both ports, once they have all that the front can open. Who gets in stays, and the others go on waiting,
+    so that what the front closes is taken again."""
     trust = ssl.create_default_context(cafile=files.authority)
     trust.load_cert_chain(files.certificate, files.key)
     trust.set_alpn_protocols(["h2", "http/1.1"])
-    inside: list[asyncio.StreamWriter] = []
-    shut_out: list[str] = []
+    pid = node.front.pid
+    assert pid is not None
 
-    async def come(port: int) -> None:
-        try:
-            async with asyncio.timeout(1.0):
-                _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust, server_hostname="localhost")
-            inside.append(writer)
-        except OSError as refused:
-            shut_out.append(type(refused).__name__)
+    async def keep_connecting(port: int) -> None:
+        while True:
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", port, ssl=trust, server_hostname="localhost"
+                )
+                try:
+                    await reader.read()
+                finally:
+                    writer.transport.abort()
+
+    async def are_inside() -> bool:
+        return are_descriptors_used_up(pid)
 
     ports = (node.front.config.grpc_port, node.front.config.rest_port)
-    await asyncio.gather(*(come(port) for port in ports for _ in range(STRANGERS)))
+    waiting = [asyncio.create_task(keep_connecting(port)) for port in ports for _ in range(STRANGERS)]
     try:
-        yield shut_out
+        await until(are_inside, FILLS_S, "strangers have all descriptors")
+        yield
     finally:
-        for writer in inside:
-            writer.transport.abort()
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

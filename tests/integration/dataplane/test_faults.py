@@ -19,18 +19,18 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.crafted import relu
-from harness.history import History, Outcome, Verdict, judge
-from harness.node import FRONT, Node
-from harness.oip import Failed, GrpcClient, Tensor
-from harness.pki import Authority, Files
+from harness.clients.oip import GrpcClient, InferenceError, Tensor
+from harness.cluster.dataplane_node import FRONT, DataPlaneNode
+from harness.crypto.pki import Authority, CertificateFiles
+from harness.measure.history import CallHistory, CallOutcome, HistoryVerdict, check_histories
+from harness.models.synthetic import relu
 from harness.ports import free_ports
 from harness.report import record
 from harness.wait import until
 from shoal.agent.clock import SystemClock
-from shoal.agent.core.routing import Limits
-from shoal.agent.dataplane.forward import SILENT_S
+from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.dataplane.process import FrontProcess
+from shoal.agent.dataplane.upstream import SILENT_S
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
@@ -58,10 +58,12 @@ def relu_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def pair(tmp_path: Path, authority: Authority, relu_file: Path) -> AsyncIterator[tuple[Node, Node, Node]]:
+async def pair(
+    tmp_path: Path, authority: Authority, relu_file: Path
+) -> AsyncIterator[tuple[DataPlaneNode, DataPlaneNode, DataPlaneNode]]:
     """A gateway and two agents with a replica each."""
-    gateway = Node("g1", authority, tmp_path / "g1", Role.GATEWAY)
-    one, two = (Node(name, authority, tmp_path / name) for name in ("n1", "n2"))
+    gateway = DataPlaneNode("g1", authority, tmp_path / "g1", Role.GATEWAY)
+    one, two = (DataPlaneNode(name, authority, tmp_path / name) for name in ("n1", "n2"))
     nodes = (gateway, one, two)
     try:
         await asyncio.gather(*(node.start() for node in nodes))
@@ -79,24 +81,24 @@ def answer_of(asked: Hashable) -> Hashable:
     return struct.pack("<4f", 0.0, asked, asked + 0.5, 0.0)
 
 
-async def ask(client: GrpcClient, history: History, number: int, timeout: float = 15.0) -> None:
+async def ask(client: GrpcClient, history: CallHistory, number: int, timeout: float = 15.0) -> None:
     clock = asyncio.get_running_loop().time
     call = history.begin(number, clock())
     x = Tensor("x", "FP32", (1, 4), struct.pack("<4f", -number, number, number + 0.5, 0.0))
     try:
         answer = await client.infer("relu", (x,), timeout=timeout)
-        history.end(call, Outcome.OK, answer.outputs[0].raw, clock())
-    except Failed as error:
+        history.end(call, CallOutcome.OK, answer.outputs[0].raw, clock())
+    except InferenceError as error:
         told = error.code or error.status not in _NEVER_AGAIN
-        history.end(call, Outcome.REFUSED if told else Outcome.UNKNOWN, error.code or error.status, clock())
+        history.end(call, CallOutcome.REFUSED if told else CallOutcome.UNKNOWN, error.code or error.status, clock())
 
 
 async def load(
     clients: list[GrpcClient], count: int, rate: float, at: int, strike: Callable[[], Awaitable[None]]
-) -> Verdict:
+) -> HistoryVerdict:
     """`count` requests, `rate` a second whatever the answers do, at most `AT_ONCE` in flight; `strike` after `at`."""
     loop = asyncio.get_running_loop()
-    history = History()
+    history = CallHistory()
     room = asyncio.Semaphore(AT_ONCE)
     start = loop.time()
 
@@ -118,15 +120,15 @@ async def load(
         loop.call_at(start + number / rate, fire, number)
     await fired.wait()
     await asyncio.gather(*tasks)
-    return judge([history], answer_of)
+    return check_histories([history], answer_of)
 
 
-def pid_of(node: Node, assignment: str) -> int:
-    record = json.loads(Path(node.local(assignment).socket).with_suffix(".json").read_text())
+def pid_of(node: DataPlaneNode, assignment: str) -> int:
+    record = json.loads(Path(node.local_worker(assignment).socket).with_suffix(".json").read_text())
     return int(record["pid"])
 
 
-async def connected(node: Node, client: GrpcClient, *assignments: str) -> None:
+async def wait_all_served(node: DataPlaneNode, client: GrpcClient, *assignments: str) -> None:
     """Each of these workers has answered something."""
     warm = Tensor("x", "FP32", (1, 4), struct.pack("<4f", 9, 9, 9, 9))
 
@@ -137,11 +139,11 @@ async def connected(node: Node, client: GrpcClient, *assignments: str) -> None:
     await until(all_served, 20, "every worker has answered")
 
 
-async def in_flight(node: Node, assignment: str) -> int:
+async def outstanding_requests(node: DataPlaneNode, assignment: str) -> int:
     return dict((await node.front.stats()).in_flight).get(assignment, 0)
 
 
-async def kill_with_requests_inside(node: Node, assignment: str) -> None:
+async def kill_with_requests_inside(node: DataPlaneNode, assignment: str) -> None:
     """SIGKILL, once a request is seen to wait in that worker: it is paused first, so that the blow cannot miss.
 
     More than one need not come: the front prefers the replica that has less to do.
@@ -154,23 +156,25 @@ async def kill_with_requests_inside(node: Node, assignment: str) -> None:
     await until(lambda: [e for e in node.exits[before:] if e.assignment == assignment], 10, f"{assignment} to exit")
 
 
-async def _more(node: Node, assignment: str, at_least: int) -> bool:
-    return await in_flight(node, assignment) >= at_least
+async def _more(node: DataPlaneNode, assignment: str, at_least: int) -> bool:
+    return await outstanding_requests(node, assignment) >= at_least
 
 
-async def double(tmp_path: Path, authority: Authority, relu_file: Path) -> Node:
-    node = Node("n1", authority, tmp_path / "n1")
+async def double(tmp_path: Path, authority: Authority, relu_file: Path) -> DataPlaneNode:
+    node = DataPlaneNode("n1", authority, tmp_path / "n1")
     await node.start()
     await asyncio.gather(node.load("a1", KEY, relu_file), node.load("a2", KEY, relu_file))
     await node.configure(both(node))
     return node
 
 
-def both(node: Node) -> list[Route]:
+def both(node: DataPlaneNode) -> list[Route]:
     return [Route(KEY, 1, (node.endpoint("a1"), node.endpoint("a2")))]
 
 
-async def f01(node: Node, clients: list[GrpcClient], relu_file: Path, count: int, rate: float) -> Verdict:
+async def f01(
+    node: DataPlaneNode, clients: list[GrpcClient], relu_file: Path, count: int, rate: float
+) -> HistoryVerdict:
     """One of two local replicas dies under load, and comes back before the load ends."""
 
     async def strike() -> None:
@@ -184,13 +188,13 @@ async def f01(node: Node, clients: list[GrpcClient], relu_file: Path, count: int
 async def test_f01_one_of_two_replicas_killed_under_load(tmp_path: Path, authority: Authority, relu_file: Path) -> None:
     tenant = authority.issue(Role.TENANT, "acme")
     node = await double(tmp_path, authority, relu_file)
-    clients = [node.grpc(tenant) for _ in range(2)]
+    clients = [node.grpc_client(tenant) for _ in range(2)]
     try:
         sent, slowest = 0, 0.0
         for _ in range(RUNS):
             verdict = await f01(node, clients, relu_file, REQUESTS, RATE)
             print(verdict)
-            assert (verdict.lost, verdict.violations) == (0, ()), verdict
+            assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
             sent, slowest = sent + verdict.sent, max(slowest, verdict.slowest_s)
         assert len(node.exits) == RUNS
         assert not any(exit_.own_fault for exit_ in node.exits), "a kill from outside is nobody's fault here"
@@ -210,13 +214,13 @@ async def test_f01_one_of_two_replicas_killed_under_load(tmp_path: Path, authori
 async def test_f01_ten_runs_of_5000(tmp_path: Path, authority: Authority, relu_file: Path) -> None:
     tenant = authority.issue(Role.TENANT, "acme")
     node = await double(tmp_path, authority, relu_file)
-    clients = [node.grpc(tenant) for _ in range(2)]
+    clients = [node.grpc_client(tenant) for _ in range(2)]
     try:
         worst = 0.0
         for run in range(10):
             verdict = await f01(node, clients, relu_file, 5000, 500.0)
             print(run, verdict)
-            assert (verdict.lost, verdict.violations) == (0, ()), verdict
+            assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
             worst = max(worst, verdict.slowest_s)
         record("F01", "P", 10, sent=50_000, rate=500, lost=0, slowest_s=round(worst, 3))
     finally:
@@ -225,16 +229,18 @@ async def test_f01_ten_runs_of_5000(tmp_path: Path, authority: Authority, relu_f
         await node.stop()
 
 
-async def _served(node: Node, assignment: str) -> int:
+async def _served(node: DataPlaneNode, assignment: str) -> int:
     assert node.workers is not None
     found = {stats.assignment: sum(s.requests for s in stats.served) for stats in await node.workers.stats()}
     return found.get(assignment, 0)
 
 
-async def test_f01_an_agent_dies_whole_behind_a_gateway(pair: tuple[Node, Node, Node], authority: Authority) -> None:
+async def test_f01_an_agent_dies_whole_behind_a_gateway(
+    pair: tuple[DataPlaneNode, DataPlaneNode, DataPlaneNode], authority: Authority
+) -> None:
     """Front and worker at once: what was in flight there is answered by the other agent."""
     gateway, one, _ = pair
-    client = gateway.grpc(authority.issue(Role.TENANT, "acme"))
+    client = gateway.grpc_client(authority.issue(Role.TENANT, "acme"))
 
     async def strike() -> None:
         front, worker = one.front.pid, pid_of(one, "a1")
@@ -248,7 +254,7 @@ async def test_f01_an_agent_dies_whole_behind_a_gateway(pair: tuple[Node, Node, 
 
     verdict = await load([client], 600, 150.0, 200, strike)
     print(verdict)
-    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
     (ingress,) = (await gateway.front.stats()).ingress
     assert ingress.retried >= 1
     assert (ingress.answered, ingress.lost) == (600, 0)
@@ -256,7 +262,7 @@ async def test_f01_an_agent_dies_whole_behind_a_gateway(pair: tuple[Node, Node, 
     await client.close()
 
 
-async def client_waits(gateway: Node) -> bool:
+async def client_waits(gateway: DataPlaneNode) -> bool:
     (ingress,) = (await gateway.front.stats()).ingress
     return ingress.requests - ingress.answered - ingress.refused - ingress.lost >= 2
 
@@ -268,30 +274,30 @@ def _zombie(pid: int) -> bool:
 async def test_f02_the_only_replica_fails_its_requests_retryably_and_serves_when_reloaded(
     tmp_path: Path, authority: Authority, relu_file: Path
 ) -> None:
-    node = Node("n1", authority, tmp_path / "n1")
+    node = DataPlaneNode("n1", authority, tmp_path / "n1")
     client: GrpcClient | None = None
     try:
         await node.start()
         await node.load("a1", KEY, relu_file)
         await node.configure()
-        client = node.grpc(authority.issue(Role.TENANT, "acme"))
-        await connected(node, client, "a1")
+        client = node.grpc_client(authority.issue(Role.TENANT, "acme"))
+        await wait_all_served(node, client, "a1")
         (before,) = (await node.front.stats()).ingress
-        history = History()
+        history = CallHistory()
         pid = pid_of(node, "a1")
         os.kill(pid, signal.SIGSTOP)
         waiting = [asyncio.create_task(ask(client, history, number)) for number in range(1, 6)]
         await until(lambda: _more(node, "a1", 5), 10, "requests inside")
         os.kill(pid, signal.SIGKILL)
         await asyncio.gather(*waiting)
-        assert {done.detail for done in history.done} == {Code.WORKER_CRASHED}
+        assert {done.detail for done in history.completed} == {Code.WORKER_CRASHED}
         await until(lambda: node.exits, 10, "seen to exit")
         await node.load("a1", KEY, relu_file)
         await node.configure()
-        again = History()
+        again = CallHistory()
         await ask(client, again, 7)
-        verdict = judge([again], answer_of)
-        assert (verdict.lost, verdict.violations) == (0, ()), verdict
+        verdict = check_histories([again], answer_of)
+        assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
         (after,) = (await node.front.stats()).ingress
         assert (after.requests - before.requests, after.answered - before.answered, after.lost) == (6, 1, 5)
         record("F02", "P", 1, in_flight_refused=5, others_refused=0)
@@ -305,10 +311,10 @@ async def test_a_request_that_two_workers_died_of_is_refused_for_a_while(
     tmp_path: Path, authority: Authority, relu_file: Path
 ) -> None:
     node = await double(tmp_path, authority, relu_file)
-    client = node.grpc(authority.issue(Role.TENANT, "acme"))
+    client = node.grpc_client(authority.issue(Role.TENANT, "acme"))
     x = Tensor("x", "FP32", (1, 4), bytes(16))
     try:
-        await connected(node, client, "a1", "a2")
+        await wait_all_served(node, client, "a1", "a2")
         pids = {name: pid_of(node, name) for name in ("a1", "a2")}
         for pid in pids.values():
             os.kill(pid, signal.SIGSTOP)
@@ -316,10 +322,10 @@ async def test_a_request_that_two_workers_died_of_is_refused_for_a_while(
         for _ in range(2):
             holder = await until(lambda: _holder(node, pids), 10, "inside a worker")
             os.kill(pids.pop(holder), signal.SIGKILL)
-        with pytest.raises(Failed) as crashed:
+        with pytest.raises(InferenceError) as crashed:
             await call
         assert crashed.value.code == Code.REQUEST_CRASHED_WORKER
-        with pytest.raises(Failed) as refused:
+        with pytest.raises(InferenceError) as refused:
             await client.infer("relu", (x,))
         assert refused.value.code == Code.REQUEST_CRASHED_WORKER
         assert int(refused.value.retry_after_ms) > 1000
@@ -328,14 +334,14 @@ async def test_a_request_that_two_workers_died_of_is_refused_for_a_while(
         await node.configure([Route(KEY, 2, (node.endpoint("a1"),))])
         other = Tensor("x", "FP32", (1, 4), struct.pack("<4f", 1, 2, 3, 4))
         assert (await client.infer("relu", (other,))).outputs[0].raw == other.raw
-        with pytest.raises(Failed):
+        with pytest.raises(InferenceError):
             await client.infer("relu", (x,))
     finally:
         await client.close()
         await node.stop()
 
 
-async def _holder(node: Node, pids: dict[str, int]) -> str:
+async def _holder(node: DataPlaneNode, pids: dict[str, int]) -> str:
     inside = dict((await node.front.stats()).in_flight)
     return next((name for name in pids if inside.get(name)), "")
 
@@ -343,7 +349,7 @@ async def _holder(node: Node, pids: dict[str, int]) -> str:
 async def test_a_killed_front_comes_back_on_its_ports_with_its_routes(
     tmp_path: Path, authority: Authority, relu_file: Path
 ) -> None:
-    node = Node("n1", authority, tmp_path / "n1")
+    node = DataPlaneNode("n1", authority, tmp_path / "n1")
     tenant = authority.issue(Role.TENANT, "acme")
     try:
         await node.start()
@@ -355,10 +361,10 @@ async def test_a_killed_front_comes_back_on_its_ports_with_its_routes(
         wrong: list[str] = []
 
         async def answers() -> bool:
-            client = node.grpc(tenant)
+            client = node.grpc_client(tenant)
             try:
                 await client.infer("relu", (Tensor("x", "FP32", (1, 4), bytes(16)),), timeout=2)
-            except Failed as error:
+            except InferenceError as error:
                 wrong.extend([str(error)] if error.code else [])
                 return False
             finally:
@@ -378,7 +384,7 @@ async def test_a_front_that_cannot_be_started_is_tried_again(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its machine has no process left for it, once at first and once for the next one."""
-    node = Node("n1", authority, tmp_path / "n1")
+    node = DataPlaneNode("n1", authority, tmp_path / "n1")
     start, short = subprocess.Popen, [True]
 
     def starts(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
@@ -406,24 +412,24 @@ async def test_a_front_that_cannot_be_started_is_tried_again(
 async def test_f03_a_next_supervisor_adopts_the_front_which_served_meanwhile(
     tmp_path: Path, authority: Authority, relu_file: Path
 ) -> None:
-    node = Node("n1", authority, tmp_path / "n1")
+    node = DataPlaneNode("n1", authority, tmp_path / "n1")
     client: GrpcClient | None = None
     try:
         await node.start()
         await node.load("a1", KEY, relu_file)
         await node.configure()
-        client = node.grpc(authority.issue(Role.TENANT, "acme"))
+        client = node.grpc_client(authority.issue(Role.TENANT, "acme"))
         first = node.front
         pid = first.pid
         await first.close(keep=True)
-        history = History()
+        history = CallHistory()
         await ask(client, history, 1)
         node.front = FrontProcess(node.config, FRONT, SystemClock())
         await node.front.start()
         await node.configure()
         await ask(client, history, 2)
-        verdict = judge([history], answer_of)
-        assert (verdict.lost, verdict.violations) == (0, ()), verdict
+        verdict = check_histories([history], answer_of)
+        assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
         assert (node.front.pid, node.front.restarts) == (pid, 0)
         assert node.front.config == first.config
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -440,17 +446,17 @@ async def test_f03_a_next_supervisor_adopts_the_front_which_served_meanwhile(
 async def test_an_adopted_front_that_ends_before_anything_was_configured_is_followed_by_one_that_answers(
     tmp_path: Path, authority: Authority
 ) -> None:
-    node = Node("n1", authority, tmp_path / "n1")
+    node = DataPlaneNode("n1", authority, tmp_path / "n1")
     try:
         await node.start()
-        assert not node.front.adopted
+        assert not node.front.is_adopted
         await node.front.configure((), ())
         pid = node.front.pid
         assert pid is not None
         await node.front.close(keep=True)
         node.front = FrontProcess(node.config, FRONT, SystemClock())
         await node.front.start()
-        assert node.front.adopted
+        assert node.front.is_adopted
         os.kill(pid, signal.SIGKILL)
 
         async def listens() -> bool:
@@ -460,7 +466,7 @@ async def test_an_adopted_front_that_ends_before_anything_was_configured_is_foll
                 return False
 
         await until(listens, 20, "the new front listens")
-        assert not node.front.adopted
+        assert not node.front.is_adopted
     finally:
         await node.stop()
 
@@ -468,7 +474,7 @@ async def test_an_adopted_front_that_ends_before_anything_was_configured_is_foll
 async def test_what_is_to_be_told_to_a_front_that_is_ended_is_refused(tmp_path: Path, authority: Authority) -> None:
     """A supervisor that is told to stop as its desired set comes configures while it closes. It must end all the same:
     what it does not expect would leave front and workers behind."""
-    node = Node("n1", authority, tmp_path / "n1")
+    node = DataPlaneNode("n1", authority, tmp_path / "n1")
     try:
         await node.start()
         await node.front.configure((), ())
@@ -483,7 +489,7 @@ async def test_what_is_to_be_told_to_a_front_that_is_ended_is_refused(tmp_path: 
 
 
 async def test_an_orphan_ends_itself(tmp_path: Path, authority: Authority) -> None:
-    node = Node("n1", authority, tmp_path / "n1")
+    node = DataPlaneNode("n1", authority, tmp_path / "n1")
     node.config = replace(node.config, orphan_after_s=0.5)
     node.front = FrontProcess(node.config, FRONT, SystemClock())
     await node.start()
@@ -499,8 +505,8 @@ async def test_draining_replicas_get_nothing_new_and_finish_what_they_have(
     tmp_path: Path, authority: Authority, relu_file: Path
 ) -> None:
     node = await double(tmp_path, authority, relu_file)
-    client = node.grpc(authority.issue(Role.TENANT, "acme"))
-    history = History()
+    client = node.grpc_client(authority.issue(Role.TENANT, "acme"))
+    history = CallHistory()
     try:
         pid, loop = pid_of(node, "a1"), asyncio.get_running_loop()
         goes_on_at = loop.time() + SILENT_S / 2  # before the front takes it for one that hangs
@@ -508,7 +514,7 @@ async def test_draining_replicas_get_nothing_new_and_finish_what_they_have(
         waiting = [asyncio.create_task(ask(client, history, number)) for number in range(1, 9)]
         await until(lambda: _more(node, "a1", 1), 10, "requests inside")
         draining = replace(node.endpoint("a1"), state=EndpointState.DRAINING)
-        locals_ = (node.local("a2"),)
+        locals_ = (node.local_worker("a2"),)
         await node.front.configure((Route(KEY, 2, (draining, node.endpoint("a2"))),), (), locals_)
         asked = 0
         while asked == 0 or loop.time() < goes_on_at:
@@ -516,8 +522,8 @@ async def test_draining_replicas_get_nothing_new_and_finish_what_they_have(
             asked += 1
         os.kill(pid, signal.SIGCONT)
         await asyncio.gather(*waiting)
-        verdict = judge([history], answer_of)
-        assert (verdict.lost, verdict.violations) == (0, ()), verdict
+        verdict = check_histories([history], answer_of)
+        assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
         assert await _served(node, "a1") <= 8
         assert await _served(node, "a1") + await _served(node, "a2") == 8 + asked
     finally:
@@ -526,39 +532,39 @@ async def test_draining_replicas_get_nothing_new_and_finish_what_they_have(
 
 
 async def test_only_the_named_peer_is_believed_and_only_peers_forward(
-    pair: tuple[Node, Node, Node], authority: Authority
+    pair: tuple[DataPlaneNode, DataPlaneNode, DataPlaneNode], authority: Authority
 ) -> None:
     gateway, one, two = pair
     tenant = authority.issue(Role.TENANT, "acme")
-    client = gateway.grpc(tenant)
-    history = History()
+    client = gateway.grpc_client(tenant)
+    history = CallHistory()
     try:
         posing = replace(one.endpoint("a1", at=gateway), node="n9")
         await gateway.configure([Route(KEY, 2, (posing, two.endpoint("a2", at=gateway)))])
         for number in range(1, 21):
             await ask(client, history, number)
-        verdict = judge([history], answer_of)
-        assert (verdict.lost, verdict.violations) == (0, ()), verdict
+        verdict = check_histories([history], answer_of)
+        assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
         assert await _served(one, "a1") == 0
         assert await _served(two, "a2") == 20
 
         x = Tensor("x", "FP32", (1, 4), bytes(16))
         await gateway.configure([Route(KEY, 3, (posing,))])
-        with pytest.raises(Failed) as nobody:
+        with pytest.raises(InferenceError) as nobody:
             await client.infer("relu", (x,))
         assert (nobody.value.status, nobody.value.code) == ("UNAVAILABLE", Code.REPLICA_UNREACHABLE)
 
         said = {"shoal-tenant": "acme", "shoal-origin": "g1", "shoal-hop": "1"}
-        peer = gateway.grpc(authority.issue(Role.GATEWAY, "g2"))
-        with pytest.raises(Failed) as twice:
-            await peer.infer("relu", (x,), said=said)
+        peer = gateway.grpc_client(authority.issue(Role.GATEWAY, "g2"))
+        with pytest.raises(InferenceError) as twice:
+            await peer.infer("relu", (x,), extra_metadata=said)
         assert twice.value.code == Code.MODEL_NOT_READY, "what was forwarded once is served here or not at all"
-        with pytest.raises(Failed) as own:
+        with pytest.raises(InferenceError) as own:
             await peer.infer("relu", (x,))
         assert own.value.code == Code.ROLE_DENIED
         await peer.close()
-        forward = one.grpc(authority.issue(Role.GATEWAY, "g2"))
-        await forward.infer("relu", (x,), said=said)
+        forward = one.grpc_client(authority.issue(Role.GATEWAY, "g2"))
+        await forward.infer("relu", (x,), extra_metadata=said)
         assert (await one.front.stats()).ingress == (), "counted where it entered, not where it was forwarded to"
         await forward.close()
     finally:
@@ -568,7 +574,7 @@ async def test_only_the_named_peer_is_believed_and_only_peers_forward(
 async def test_identities_end_on_open_connections_and_tokens_count(
     tmp_path: Path, authority: Authority, relu_file: Path
 ) -> None:
-    node = Node("n1", authority, tmp_path / "n1")
+    node = DataPlaneNode("n1", authority, tmp_path / "n1")
     x = Tensor("x", "FP32", (1, 4), bytes(16))
     clients = []
     try:
@@ -577,34 +583,34 @@ async def test_identities_end_on_open_connections_and_tokens_count(
         wall = SystemClock().wall()
         digest = hashlib.sha256(b"good").hexdigest()
         await node.configure(credentials=(Credential("acme", digest, Wall(wall + 3600)),))
-        brief = node.grpc(authority.issue(Role.TENANT, "acme", valid_s=3.0))
+        brief = node.grpc_client(authority.issue(Role.TENANT, "acme", valid_s=3.0))
         clients.append(brief)
         await brief.infer("relu", (x,))
 
-        async def expired() -> bool:
+        async def is_expired() -> bool:
             try:
                 await brief.infer("relu", (x,))
-            except Failed as error:
+            except InferenceError as error:
                 return (error.status, error.code) == ("UNAUTHENTICATED", Code.CERT_EXPIRED)
             return False
 
-        await until(expired, 10, "CERT_EXPIRED on the open connection", every_s=0.1)
+        await until(is_expired, 10, "CERT_EXPIRED on the open connection", every_s=0.1)
         root = authority.certificate.read_bytes()
-        good, bad = node.token(root, "good"), node.token(root, "bad")
+        good, bad = node.token_client(root, "good"), node.token_client(root, "bad")
         clients += [good, bad]
         assert (await good.infer("relu", (x,))).outputs[0].raw == x.raw
-        assert (await node.rest(bearer="good").infer("relu", (x,))).outputs[0].raw == x.raw
-        for attempt in (bad, node.rest(bearer="bad")):
-            with pytest.raises(Failed) as refused:
+        assert (await node.rest_client(bearer="good").infer("relu", (x,))).outputs[0].raw == x.raw
+        for attempt in (bad, node.rest_client(bearer="bad")):
+            with pytest.raises(InferenceError) as refused:
                 await attempt.infer("relu", (x,))
             assert refused.value.code == Code.TOKEN_INVALID
-        stranger = node.grpc(authority.issue(Role.TENANT, "other"))
+        stranger = node.grpc_client(authority.issue(Role.TENANT, "other"))
         clients.append(stranger)
-        with pytest.raises(Failed) as hidden:
+        with pytest.raises(InferenceError) as hidden:
             await stranger.infer("relu", (x,))
         assert hidden.value.code == Code.MODEL_NOT_FOUND, "another tenant's workload is not even there"
         await node.configure()
-        with pytest.raises(Failed) as gone:
+        with pytest.raises(InferenceError) as gone:
             await good.infer("relu", (x,))
         assert gone.value.code == Code.TOKEN_INVALID, "a token that was taken back counts no more"
     finally:
@@ -616,7 +622,7 @@ async def test_identities_end_on_open_connections_and_tokens_count(
 async def test_what_cannot_wait_is_told_when_to_come_back(
     tmp_path: Path, authority: Authority, relu_file: Path
 ) -> None:
-    node = Node("n1", authority, tmp_path / "n1", limits=Limits(per_replica=4))
+    node = DataPlaneNode("n1", authority, tmp_path / "n1", limits=AdmissionLimits(per_replica=4))
     (metrics_port,) = free_ports(1)
     node.config = replace(node.config, metrics_port=metrics_port)
     node.front = FrontProcess(node.config, FRONT, SystemClock())
@@ -626,16 +632,16 @@ async def test_what_cannot_wait_is_told_when_to_come_back(
         await node.start()
         await node.load("a1", KEY, relu_file)
         await node.configure()
-        client = node.grpc(authority.issue(Role.TENANT, "acme"))
-        await connected(node, client, "a1")
+        client = node.grpc_client(authority.issue(Role.TENANT, "acme"))
+        await wait_all_served(node, client, "a1")
         pid = pid_of(node, "a1")
         os.kill(pid, signal.SIGSTOP)
-        history = History()
+        history = CallHistory()
         waiting = [asyncio.create_task(ask(client, history, number)) for number in range(1, 5)]
         await until(lambda: _more(node, "a1", 4), 10, "the queue is full")
         x = Tensor("x", "FP32", (1, 4), bytes(16))
-        for way in (client, node.rest(authority.issue(Role.TENANT, "acme"))):
-            with pytest.raises(Failed) as full:
+        for way in (client, node.rest_client(authority.issue(Role.TENANT, "acme"))):
+            with pytest.raises(InferenceError) as full:
                 await way.infer("relu", (x,), timeout=5)
             assert (full.value.status, full.value.code) in {("UNAVAILABLE", Code.OVERLOADED), (503, Code.OVERLOADED)}
             assert int(full.value.retry_after_ms) > 0
@@ -644,8 +650,8 @@ async def test_what_cannot_wait_is_told_when_to_come_back(
         assert "shoal_front_in_flight 4.0" in text
         os.kill(pid, signal.SIGCONT)
         await asyncio.gather(*waiting)
-        verdict = judge([history], answer_of)
-        assert (verdict.lost, verdict.violations) == (0, ()), verdict
+        verdict = check_histories([history], answer_of)
+        assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
         (ingress,) = (await node.front.stats()).ingress
         assert (ingress.refused, ingress.lost) == (2, 0)
         assert ingress.requests == ingress.answered + 2
@@ -655,7 +661,7 @@ async def test_what_cannot_wait_is_told_when_to_come_back(
         await node.stop()
 
 
-def scrape(port: int, files: Files) -> str:
+def scrape(port: int, files: CertificateFiles) -> str:
     """The metrics page, which asks for a certificate."""
     strict = ssl.create_default_context(cafile=str(files.authority))
     with pytest.raises((ssl.SSLError, OSError)):

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import onnx_models
-from harness.node import CPU, Node
-from harness.pki import Authority
-from harness.samples import verification
+from harness.builders.agent_values import verification
+from harness.cluster.dataplane_node import CPU, DataPlaneNode
+from harness.crypto.pki import Authority
+from harness.models import engine_cases
 from shoal.agent.clock import SystemClock
-from shoal.agent.ports import Witness
+from shoal.agent.ports import VerificationSource
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.coordinator.core.graph import profile_of
 from shoal.coordinator.core.migration.tolerance import default
@@ -30,7 +30,7 @@ from shoal.types.workload import WorkloadKey
 
 pytestmark = pytest.mark.long
 PYTHON = Path(__file__).resolve().parents[3] / ".venv-openvino" / "bin" / "python"
-NO_SPARE = PoolOptions(spare=False)
+NO_SPARE = PoolOptions(keep_spare=False)
 OPENVINO = replace(CPU, provider="OpenVINOExecutionProvider")
 
 
@@ -43,17 +43,20 @@ async def test_a_move_to_another_runtime_shows_its_drift_and_a_wrong_one_is_refu
     assert (await asked_it.communicate())[0].decode().strip() == OPENVINO.provider
 
     authority = Authority(tmp_path / "ca", "eu", SystemClock().wall())
-    old, new = Node("old", authority, tmp_path / "old"), Node("new", authority, tmp_path / "new", device=OPENVINO)
-    models = {"text": onnx_models.recogniser().read_bytes(), "files": onnx_models.magika().read_bytes()}
+    old, new = (
+        DataPlaneNode("old", authority, tmp_path / "old"),
+        DataPlaneNode("new", authority, tmp_path / "new", device=OPENVINO),
+    )
+    models = {"text": engine_cases.recogniser().read_bytes(), "files": engine_cases.magika().read_bytes()}
     works = {name: work(right) for name, right in models.items()}
     try:
         await asyncio.gather(old.start(), new.start())
         await new.configure()
         for name, right in models.items():
             (tmp_path / name).write_bytes(right)
-            (tmp_path / f"{name}-wrong").write_bytes(onnx_models.perturbed(right, 0.1))
+            (tmp_path / f"{name}-wrong").write_bytes(engine_cases.perturb_weights(right, 0.1))
             await old.load(name, WorkloadKey("acme", name), tmp_path / name, work=works[name])
-        await old.configure(witnesses=tuple(Witness(name, (Verifier("m-1", "new"),)) for name in models))
+        await old.configure(witnesses=tuple(VerificationSource(name, (Verifier("m-1", "new"),)) for name in models))
         monkeypatch.setattr(sys, "executable", str(PYTHON))  # of the new node's workers
         for name in models:
             found = {}
@@ -64,7 +67,7 @@ async def test_a_move_to_another_runtime_shows_its_drift_and_a_wrong_one_is_refu
                 address = f"127.0.0.1:{old.front.config.grpc_port}"
                 asked = verification(source=name, source_node="old", source_address=address, samples=16)
                 asked = replace(asked, tolerances=default("fp32", "fp32"))
-                found[what] = await new.front.verify(new.local(replica), asked, "")
+                found[what] = await new.front.verify(new.local_worker(replica), asked, "")
             same, wrong = found.values()
             drift = {drift.metric: drift.worst for drift in same.drifts}
             print(
@@ -95,6 +98,6 @@ async def test_the_processor_is_measured_through_it(tmp_path: Path, monkeypatch:
 
 
 def work(right: bytes) -> Work:
-    profile = profile_of(right, onnx_models.digest(right))
+    profile = profile_of(right, engine_cases.digest(right))
     assert isinstance(profile, ModelProfile)
     return work_of(profile)

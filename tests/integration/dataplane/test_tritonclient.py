@@ -1,6 +1,7 @@
 """An unmodified tritonclient against real fronts and workers: the same bits as ONNX Runtime in process.
 
-Over gRPC and HTTP, binary and JSON, at the agent that has the workers and through a gateway that has none.
+Over gRPC and HTTP, binary and JSON, plain and compressed, at the agent that has the workers and through a gateway that
+has none.
 """
 
 import asyncio
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import triton
-from harness.node import Node
-from harness.pki import Authority
+from harness.clients import triton
+from harness.cluster.dataplane_node import DataPlaneNode
+from harness.crypto.pki import Authority
 from shoal.agent.clock import SystemClock
 from shoal.types.device import Role
 from shoal.types.route import Route
@@ -24,11 +25,11 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> triton.Suite:
 
 
 @pytest.fixture
-async def region(tmp_path: Path, suite: triton.Suite) -> AsyncIterator[tuple[Authority, Node, Node]]:
+async def region(tmp_path: Path, suite: triton.Suite) -> AsyncIterator[tuple[Authority, DataPlaneNode, DataPlaneNode]]:
     """An agent with a worker for each model, and a gateway."""
     authority = Authority(tmp_path / "ca", "west", SystemClock().wall())
-    agent = Node("n1", authority, tmp_path / "n1")
-    gateway = Node("g1", authority, tmp_path / "g1", Role.GATEWAY)
+    agent = DataPlaneNode("n1", authority, tmp_path / "n1")
+    gateway = DataPlaneNode("g1", authority, tmp_path / "g1", Role.GATEWAY)
     try:
         await asyncio.gather(agent.start(), gateway.start())
         for name, path in suite.models.items():
@@ -46,7 +47,11 @@ async def region(tmp_path: Path, suite: triton.Suite) -> AsyncIterator[tuple[Aut
 @pytest.mark.parametrize("way", ["agent", "gateway"])
 @pytest.mark.parametrize("transport", ["grpc", "http"])
 async def test_same_bits_metadata_and_errors(
-    region: tuple[Authority, Node, Node], suite: triton.Suite, transport: str, way: str, tmp_path: Path
+    region: tuple[Authority, DataPlaneNode, DataPlaneNode],
+    suite: triton.Suite,
+    transport: str,
+    way: str,
+    tmp_path: Path,
 ) -> None:
     authority, agent, gateway = region
     config = (agent if way == "agent" else gateway).front.config
@@ -63,4 +68,4 @@ async def test_same_bits_metadata_and_errors(
         certificate=str(tenant.certificate),
         key=str(tenant.key),
     )
-    triton.check(found, asked, suite, transport)
+    triton.check_answers(found, asked, suite, transport)

@@ -14,13 +14,13 @@ import onnxruntime
 import pytest
 import pytest_asyncio
 
-from harness import onnx_models
-from harness.node import Node
-from harness.oip import Tensor
-from harness.pki import Authority, Files
-from harness.samples import verification
+from harness.builders.agent_values import verification
+from harness.clients.oip import Tensor
+from harness.cluster.dataplane_node import DataPlaneNode
+from harness.crypto.pki import Authority, CertificateFiles
+from harness.models import engine_cases
 from shoal.agent.clock import SystemClock
-from shoal.agent.ports import Recorded, Witness
+from shoal.agent.ports import ReferenceRecording, VerificationSource
 from shoal.coordinator.core.graph import profile_of
 from shoal.coordinator.core.migration.tolerance import default
 from shoal.coordinator.core.prediction.demand import work_of
@@ -41,7 +41,7 @@ TEXT, FILES = "a-text", "a-files"
 """Sources of the real models: PP-OCR's recogniser of text, and magika, which tells types of files."""
 WORK = Work(shapes={"x": (4, 16)})
 NAMED = (Verifier("m-1", "new"),)
-RIGHT = onnx_models.dense()
+RIGHT = engine_cases.dense()
 
 
 @dataclass
@@ -50,15 +50,15 @@ class Pair:
 
     folder: Path
     authority: Authority
-    old: Node
-    new: Node
+    old: DataPlaneNode
+    new: DataPlaneNode
     loaded: list[str] = field(default_factory=list)
 
-    async def witness(self, *verifiers: Verifier, capture: int = 0, revoked: tuple[str, ...] = ()) -> None:
-        witnesses = (Witness(SOURCE, verifiers, capture),) if verifiers or capture else ()
+    async def configure_source(self, *verifiers: Verifier, capture: int = 0, revoked: tuple[str, ...] = ()) -> None:
+        witnesses = (VerificationSource(SOURCE, verifiers, capture),) if verifiers or capture else ()
         await self.old.configure(witnesses=witnesses, revoked=revoked)
 
-    def asked(self, **changes: Any) -> Verification:
+    def make_verification(self, **changes: Any) -> Verification:
         address = f"127.0.0.1:{self.old.front.config.grpc_port}"
         return replace(verification(source=SOURCE, source_node="old", source_address=address), **changes)
 
@@ -74,13 +74,13 @@ class Pair:
         """Of a fresh worker with this model. file: with samples. Raises ShoalError."""
         name = await self.load(model, work=work)
         try:
-            return await self.new.front.verify(self.new.local(name), self.asked(**changes), file)
+            return await self.new.front.verify(self.new.local_worker(name), self.make_verification(**changes), file)
         finally:
             assert self.new.workers is not None
             await self.new.workers.stop(name)
             self.new.models.pop(name, None)
 
-    async def call(self, files: Files, method: str, message: Any) -> bytes:
+    async def call(self, files: CertificateFiles, method: str, message: Any) -> bytes:
         """One call to the old node's front with those files. Raises grpc.aio.AioRpcError."""
         credentials = grpc.ssl_channel_credentials(
             self.old.files.authority.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes()
@@ -90,7 +90,7 @@ class Pair:
             call = channel.unary_unary(f"/shoal.v1.Witness/{method}", None, None)
             return bytes(await call(message.SerializeToString(), timeout=5))
 
-    async def denied(self, files: Files, migration: str = "m-1", assignment: str = SOURCE) -> set[str]:
+    async def denied_codes(self, files: CertificateFiles, migration: str = "m-1", assignment: str = SOURCE) -> set[str]:
         """Codes of what these files may not see: both methods."""
         found = set()
         for method, message in (
@@ -107,7 +107,7 @@ class Pair:
 async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
     folder = tmp_path_factory.mktemp("verification")
     authority = Authority(folder / "ca", "eu", SystemClock().wall())
-    old, new = (Node(name, authority, folder / name) for name in ("old", "new"))
+    old, new = (DataPlaneNode(name, authority, folder / name) for name in ("old", "new"))
     model = folder / "right.onnx"
     model.write_bytes(RIGHT)
     try:
@@ -115,14 +115,14 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
         await old.load(SOURCE, KEY, model, work=WORK)
         made = Pair(folder, authority, old, new)
         await new.configure()
-        await made.witness(*NAMED)
+        await made.configure_source(*NAMED)
         yield made
     finally:
         await asyncio.gather(old.stop(), new.stop())
 
 
 async def test_the_same_model_passes_and_the_source_counts_none_of_it(pair: Pair) -> None:
-    await pair.witness(*NAMED)
+    await pair.configure_source(*NAMED)
     verdict = await pair.verify()
     assert verdict.passed, verdict.reason
     assert (verdict.samples, verdict.inputs, verdict.migration) == (8, InputsFrom.GENERATED, "m-1")
@@ -137,16 +137,16 @@ async def test_the_same_model_passes_and_the_source_counts_none_of_it(pair: Pair
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        (onnx_models.dense(noise=0.05), "y: max_rel"),
-        (onnx_models.dense(seed=2), "best: "),
-        (onnx_models.dense(kind="FP16"), "y: max_rel"),
-        (onnx_models.dense(activation="Abs"), "y: max_rel"),
-        (onnx_models.add_one(), "it answers what the other refuses"),
+        (engine_cases.dense(noise=0.05), "y: max_rel"),
+        (engine_cases.dense(seed=2), "best: "),
+        (engine_cases.dense(kind="FP16"), "y: max_rel"),
+        (engine_cases.dense(activation="Abs"), "y: max_rel"),
+        (engine_cases.add_one(), "it answers what the other refuses"),
     ],
     ids=["noise", "weights", "precision", "operator", "signature"],
 )
 async def test_what_answers_otherwise_is_refused(pair: Pair, wrong: bytes, reason: str) -> None:
-    await pair.witness(*NAMED)
+    await pair.configure_source(*NAMED)
     tight = tuple(replace(each, bound=1e-4) if each.bound < 0.5 else each for each in verification().tolerances)
     verdict = await pair.verify(wrong, tolerances=tight)
     assert (verdict.passed, verdict.code) == (False, Code.VERIFY_FAILED)
@@ -154,25 +154,25 @@ async def test_what_answers_otherwise_is_refused(pair: Pair, wrong: bytes, reaso
 
 
 async def test_captured_inputs_are_used_with_consent_and_forgotten_without(pair: Pair) -> None:
-    client = pair.old.grpc(pair.authority.issue(Role.TENANT, KEY.tenant))
+    client = pair.old.grpc_client(pair.authority.issue(Role.TENANT, KEY.tenant))
     rows = [np.full((2, 16), number, np.float32).tobytes() for number in range(1, 6)]
 
     async def ask() -> None:
         for row in rows:
             await client.infer("dense", [Tensor("x", "FP32", (2, 16), row)], request_id="secret-name")
 
-    async def captured() -> list[bytes]:
+    async def fetch_captured() -> list[bytes]:
         message = witness_pb2.CapturedRequest(migration="m-1", assignment=SOURCE, count=9)
         return list(witness_pb2.CapturedReply.FromString(await pair.call(pair.new.files, "Captured", message)).requests)
 
     try:
-        await pair.witness(*NAMED)
+        await pair.configure_source(*NAMED)
         await ask()
-        assert await captured() == [], "without consent nothing is kept"
-        await pair.witness(*NAMED, capture=3)
-        assert await captured() == [], "nor what came before the consent"
+        assert await fetch_captured() == [], "without consent nothing is kept"
+        await pair.configure_source(*NAMED, capture=3)
+        assert await fetch_captured() == [], "nor what came before the consent"
         await ask()
-        kept = await captured()
+        kept = await fetch_captured()
         assert len(kept) == 3
         assert all(row in one for row, one in zip(rows[-3:], kept, strict=True)), "the newest, in their order"
         assert not any(b"secret-name" in one or b"dense" in one for one in kept)
@@ -180,16 +180,16 @@ async def test_captured_inputs_are_used_with_consent_and_forgotten_without(pair:
         assert (verdict.passed, verdict.inputs, verdict.samples) == (True, InputsFrom.CAPTURED, 3)
         verdict = await pair.verify(inputs=InputsFrom.CAPTURED, samples=8)
         assert (verdict.passed, verdict.inputs) == (True, InputsFrom.GENERATED), "some had to be made up"
-        await pair.witness(*NAMED)
-        assert await captured() == []
-        await pair.witness(*NAMED, capture=3)
-        assert await captured() == [], "gone with the consent"
+        await pair.configure_source(*NAMED)
+        assert await fetch_captured() == []
+        await pair.configure_source(*NAMED, capture=3)
+        assert await fetch_captured() == [], "gone with the consent"
     finally:
         await client.close()
 
 
 async def test_the_workloads_own_samples_are_used_and_their_answers_against_a_reference(pair: Pair) -> None:
-    await pair.witness(*NAMED)
+    await pair.configure_source(*NAMED)
     x = np.random.default_rng(3).standard_normal((8, 2, 16)).astype(np.float32)
     session = onnxruntime.InferenceSession(RIGHT, providers=["CPUExecutionProvider"])
     answers = [session.run(None, {"x": one}) for one in x]
@@ -200,7 +200,7 @@ async def test_the_workloads_own_samples_are_used_and_their_answers_against_a_re
 
     def of(name: str) -> dict[str, Any]:
         path = pair.folder / f"{name}.npz"
-        return {"file": str(path), "inputs": InputsFrom.SAMPLES, "pack": onnx_models.digest(path.read_bytes())}
+        return {"file": str(path), "inputs": InputsFrom.SAMPLES, "pack": engine_cases.digest(path.read_bytes())}
 
     for name, against, passed in (
         ("inputs", Against.SOURCE, True),
@@ -222,67 +222,67 @@ async def test_the_workloads_own_samples_are_used_and_their_answers_against_a_re
 
 
 async def test_what_one_replica_answered_is_what_others_are_judged_by(pair: Pair) -> None:
-    async def recorded(model: bytes, file: str = "", work: Work = WORK, **changes: Any) -> Recorded:
+    async def record_model(model: bytes, file: str = "", work: Work = WORK, **changes: Any) -> ReferenceRecording:
         name = await pair.load(model, work=work)
-        asked = pair.asked(against=Against.REFERENCE, recording=Recording.HERE, **changes)
+        asked = pair.make_verification(against=Against.REFERENCE, recording=Recording.HERE, **changes)
         try:
-            return await pair.new.front.record(pair.new.local(name), asked, file)
+            return await pair.new.front.record(pair.new.local_worker(name), asked, file)
         finally:
             assert pair.new.workers is not None
             await pair.new.workers.stop(name)
             pair.new.models.pop(name, None)
 
-    first, again = await recorded(RIGHT), await recorded(RIGHT, migration="m-2")
+    first, again = await record_model(RIGHT), await record_model(RIGHT, migration="m-2")
     assert (first.verdict.passed, first.verdict.recorded, first.verdict.samples) == (True, True, 8), first.verdict
     assert first.content == again.content, "the same model draws the same inputs, whoever asks"
     path = pair.folder / "recorded.npz"
     path.write_bytes(first.content)
-    assert first.verdict.pack == onnx_models.digest(first.content)
+    assert first.verdict.pack == engine_cases.digest(first.content)
     terms: dict[str, Any] = {"file": str(path), "pack": first.verdict.pack, "inputs": InputsFrom.SAMPLES}
-    for model, passed in ((RIGHT, True), (onnx_models.dense(noise=0.05), False)):
+    for model, passed in ((RIGHT, True), (engine_cases.dense(noise=0.05), False)):
         verdict = await pair.verify(model, against=Against.REFERENCE, **terms)
         assert (verdict.passed, verdict.pack, verdict.recorded) == (passed, first.verdict.pack, False), verdict
     inputs = np.load(path)
     np.savez(pair.folder / "asked.npz", x=2 * inputs["x"])
     asked = pair.folder / "asked.npz"
-    own = await recorded(
-        RIGHT, str(asked), inputs=InputsFrom.SAMPLES, pack=onnx_models.digest(asked.read_bytes()), migration="m-3"
+    own = await record_model(
+        RIGHT, str(asked), inputs=InputsFrom.SAMPLES, pack=engine_cases.digest(asked.read_bytes()), migration="m-3"
     )
     assert (own.verdict.passed, own.verdict.inputs) == (True, InputsFrom.SAMPLES)
     assert np.array_equal(np.load(io.BytesIO(own.content))["x"], 2 * inputs["x"])
-    uneven = await recorded(onnx_models.fill(), work=Work(shapes={"x": (1,)}))
+    uneven = await record_model(engine_cases.fill(), work=Work(shapes={"x": (1,)}))
     assert (uneven.content, uneven.verdict.code) == (b"", Code.VERIFY_IMPOSSIBLE)
     assert "shapes" in uneven.verdict.reason
-    large = await recorded(onnx_models.heavy(10), work=Work(shapes={"x": (1,)}))
+    large = await record_model(engine_cases.heavy(10), work=Work(shapes={"x": (1,)}))
     assert (large.content, large.verdict.code) == (b"", Code.VERIFY_IMPOSSIBLE)
     assert "take more than" in large.verdict.reason
 
 
 async def test_only_who_the_region_named_is_answered(pair: Pair) -> None:
-    await pair.witness(*NAMED, capture=8)
+    await pair.configure_source(*NAMED, capture=8)
     issue = pair.authority.issue
     for role, name in ((Role.AGENT, "rogue"), (Role.AGENT, "old")):
-        assert await pair.denied(issue(role, name)) == {"ROLE_DENIED"}
+        assert await pair.denied_codes(issue(role, name)) == {"ROLE_DENIED"}
     for role in (Role.TENANT, Role.GATEWAY, Role.OPERATOR, Role.COORDINATOR):
-        assert await pair.denied(issue(role, "new")) == {"ROLE_DENIED"}, role
-    assert await pair.denied(pair.new.files, migration="m-2") == {"ROLE_DENIED"}
-    assert await pair.denied(pair.new.files, assignment="a-other") == {"ROLE_DENIED"}
-    await pair.witness(capture=8)
-    assert await pair.denied(pair.new.files) == {"ROLE_DENIED"}, "its move is over"
+        assert await pair.denied_codes(issue(role, "new")) == {"ROLE_DENIED"}, role
+    assert await pair.denied_codes(pair.new.files, migration="m-2") == {"ROLE_DENIED"}
+    assert await pair.denied_codes(pair.new.files, assignment="a-other") == {"ROLE_DENIED"}
+    await pair.configure_source(capture=8)
+    assert await pair.denied_codes(pair.new.files) == {"ROLE_DENIED"}, "its move is over"
 
 
 async def test_a_revoked_verifier_is_refused(pair: Pair) -> None:
     serial = identity_of_pem(pair.new.files.certificate.read_bytes()).serial
-    await pair.witness(*NAMED, revoked=(serial,))
-    assert await pair.denied(pair.new.files) == {"CERT_REVOKED"}
+    await pair.configure_source(*NAMED, revoked=(serial,))
+    assert await pair.denied_codes(pair.new.files) == {"CERT_REVOKED"}
 
 
 async def test_without_an_answer_there_is_no_verdict(pair: Pair) -> None:
-    await pair.witness()
+    await pair.configure_source()
     with pytest.raises(ShoalError) as caught:
         await pair.verify()
     assert caught.value.code is Code.ROLE_DENIED
-    await pair.witness(*NAMED)
+    await pair.configure_source(*NAMED)
     with pytest.raises(ShoalError) as caught:
         await pair.verify(source_address="127.0.0.1:1")
     assert caught.value.code is Code.REPLICA_UNREACHABLE
@@ -292,7 +292,7 @@ async def test_without_an_answer_there_is_no_verdict(pair: Pair) -> None:
 
 
 def work_of_model(content: bytes) -> Work:
-    profile = profile_of(content, onnx_models.digest(content))
+    profile = profile_of(content, engine_cases.digest(content))
     assert isinstance(profile, ModelProfile), profile
     return work_of(profile)
 
@@ -306,15 +306,15 @@ async def test_twenty_targets_that_are_wrong_on_purpose_are_refused_and_right_on
     readings: dict[str, float] = {}
     witnesses, moves = [], ("m-1", "m-2", "m-3")
     for name, path, wrongs in (
-        (TEXT, onnx_models.recogniser(), onnx_models.wrong_readers),
-        (FILES, onnx_models.magika(), onnx_models.wrong_sorters),
+        (TEXT, engine_cases.recogniser(), engine_cases.wrong_recognisers),
+        (FILES, engine_cases.magika(), engine_cases.wrong_classifiers),
     ):
         right = path.read_bytes()
         work = work_of_model(right)
         source = pair.folder / name
         source.write_bytes(right)
         await pair.old.load(name, WorkloadKey("acme", name), source, work=work)
-        witnesses.append(Witness(name, tuple(Verifier(migration, "new") for migration in moves)))
+        witnesses.append(VerificationSource(name, tuple(Verifier(migration, "new") for migration in moves)))
         await pair.old.configure(witnesses=tuple(witnesses))
         terms: dict[str, Any] = {"source": name, "tolerances": default("fp32", "fp32"), "work": work}
         for migration in moves:  # other inputs each time

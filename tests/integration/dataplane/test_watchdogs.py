@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from integration.dataplane.test_faults import pid_of
 
-from harness import onnx_models
-from harness.contention import slowed_by_others
-from harness.node import Node
-from harness.oip import Failed, GrpcClient, Tensor
-from harness.pki import Authority
+from harness.clients.oip import GrpcClient, InferenceError, Tensor
+from harness.cluster.dataplane_node import DataPlaneNode
+from harness.crypto.pki import Authority
+from harness.measure.contention import startup_slowdown_s
+from harness.models import engine_cases
 from harness.report import record
 from harness.wait import until
 from shoal.agent.clock import SystemClock
@@ -37,18 +37,18 @@ def tensor(name: str, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 
 
 @asynccontextmanager
-async def replicas(count: int, folder: Path, model: bytes) -> AsyncIterator[tuple[Node, GrpcClient]]:
+async def replicas(count: int, folder: Path, model: bytes) -> AsyncIterator[tuple[DataPlaneNode, GrpcClient]]:
     authority = Authority(folder / "ca", "west", SystemClock().wall())
     file = folder / "model.onnx"
     file.write_bytes(model)
-    node = Node("n1", authority, folder / "n1")
+    node = DataPlaneNode("n1", authority, folder / "n1")
     client: GrpcClient | None = None
     try:
         await node.start()
         for number in range(count):
             await node.load(f"a{number + 1}", KEY, file)
         await use(node, *node.models)
-        client = node.grpc(authority.issue(Role.TENANT, "acme"))
+        client = node.grpc_client(authority.issue(Role.TENANT, "acme"))
         yield node, client
     finally:
         if client is not None:
@@ -56,17 +56,17 @@ async def replicas(count: int, folder: Path, model: bytes) -> AsyncIterator[tupl
         await node.stop()
 
 
-async def use(node: Node, *names: str) -> None:
+async def use(node: DataPlaneNode, *names: str) -> None:
     await node.configure([Route(KEY, 1, tuple(node.endpoint(name) for name in names))])
 
 
-async def timed(client: GrpcClient, *inputs: Tensor, request_id: str = "") -> tuple[float, str]:
+async def timed_infer(client: GrpcClient, *inputs: Tensor, request_id: str = "") -> tuple[float, str]:
     """Seconds, and the code that it ended with, empty when it was answered."""
     clock = SystemClock()
     start = clock.now()
     try:
         await client.infer("model", inputs, timeout=20.0, request_id=request_id)
-    except Failed as failed:
+    except InferenceError as failed:
         return clock.now() - start, failed.code
     return clock.now() - start, ""
 
@@ -76,16 +76,16 @@ def trips(count: int) -> tuple[Tensor, Tensor]:
 
 
 async def test_f38_a_run_without_end_is_told_to_terminate_and_costs_no_worker(tmp_path: Path) -> None:
-    async with replicas(2, tmp_path, onnx_models.loop(-1)) as (node, client):
+    async with replicas(2, tmp_path, engine_cases.loop(-1)) as (node, client):
         workers = [pid_of(node, name) for name in ("a1", "a2")]
         (away, code), others = await asyncio.gather(
-            timed(client, *trips(2**60)), asyncio.gather(*(timed(client, *trips(n)) for n in range(1, 9)))
+            timed_infer(client, *trips(2**60)), asyncio.gather(*(timed_infer(client, *trips(n)) for n in range(1, 9)))
         )
         assert code == Code.REQUEST_CRASHED_WORKER
         assert [code for _, code in others] == [""] * 8
-        slowed = slowed_by_others()
+        slowed = startup_slowdown_s()
         assert away - slowed <= 2 * WITHIN_S, "one replica after the other"
-        again, code = await timed(client, *trips(2**60), request_id="another")
+        again, code = await timed_infer(client, *trips(2**60), request_id="another")
         assert (code, again < 1.0) == (Code.REQUEST_CRASHED_WORKER, True), "refused before it meets a worker"
         assert [pid_of(node, name) for name in ("a1", "a2")] == workers
         assert not node.exits
@@ -93,29 +93,29 @@ async def test_f38_a_run_without_end_is_told_to_terminate_and_costs_no_worker(tm
 
 
 async def test_f38_an_operator_that_does_not_return_is_killed_and_its_neighbours_go_elsewhere(tmp_path: Path) -> None:
-    async with replicas(3, tmp_path, onnx_models.square()) as (node, client):
+    async with replicas(3, tmp_path, engine_cases.square()) as (node, client):
         small, huge = (tensor("n", np.array([n, n], np.int64)) for n in (2, 8000))
-        stuck = asyncio.create_task(timed(client, huge))
+        stuck = asyncio.create_task(timed_infer(client, huge))
         await until(lambda: _inside(node), 5.0, "it to be inside")
-        others = await asyncio.gather(*(timed(client, small) for _ in range(8)))
+        others = await asyncio.gather(*(timed_infer(client, small) for _ in range(8)))
         assert [code for _, code in others] == [""] * 8
         away, code = await stuck
         assert code == Code.REQUEST_CRASHED_WORKER
-        assert away - slowed_by_others() <= 2 * WITHIN_S + 0.5
+        assert away - startup_slowdown_s() <= 2 * WITHIN_S + 0.5
         await until(lambda: len(node.exits) == 2, 5.0, "both workers to end")
         assert {each.refusal.code for each in node.exits} == {Code.WORKER_STUCK}
         record("F38", "P", 1, what="one operator", two_replicas_s=round(away, 2), worst_other_s=_worst(others))
 
 
 async def test_f38_a_stopped_worker_is_left_within_two_seconds(tmp_path: Path) -> None:
-    async with replicas(2, tmp_path, onnx_models.loop(-1)) as (node, client):
+    async with replicas(2, tmp_path, engine_cases.loop(-1)) as (node, client):
         for n in range(1, 21):
-            await timed(client, *trips(n))
+            await timed_infer(client, *trips(n))
         os.kill(pid_of(node, "a1"), signal.SIGSTOP)
-        found = await asyncio.gather(*(timed(client, *trips(n)) for n in range(1, 33)))
-        found += [await timed(client, *trips(n)) for n in range(33, 65)]
+        found = await asyncio.gather(*(timed_infer(client, *trips(n)) for n in range(1, 33)))
+        found += [await timed_infer(client, *trips(n)) for n in range(33, 65)]
         assert [code for _, code in found] == [""] * 64
-        assert max(away for away, _ in found) - slowed_by_others() <= WITHIN_S
+        assert max(away for away, _ in found) - startup_slowdown_s() <= WITHIN_S
         assert max(away for away, _ in found) > 0.5, "some of them met the stopped worker"
         record("F38", "P", 1, what="stopped", requests=64, lost=0, worst_s=_worst(found))
 
@@ -124,7 +124,7 @@ def _worst(found: list[tuple[float, str]]) -> float:
     return round(max(away for away, _ in found), 2)
 
 
-async def _inside(node: Node) -> bool:
+async def _inside(node: DataPlaneNode) -> bool:
     return any(count for _, count in (await node.front.stats()).in_flight)
 
 
@@ -136,7 +136,7 @@ def sound(n: int) -> tuple[Tensor, Tensor]:
     return tensor("x", np.array([n], np.int32)), tensor("d", np.array([1], np.int32))
 
 
-async def reload(node: Node, model: Path, known: Callable[[], int], before: int) -> None:
+async def reload(node: DataPlaneNode, model: Path, known: Callable[[], int], before: int) -> None:
     """What a supervisor does: the assignment whose worker ended gets another."""
     await until(lambda: known() > before, 5.0, "the worker's end")
     name = node.exits[-1].assignment
@@ -145,20 +145,20 @@ async def reload(node: Node, model: Path, known: Callable[[], int], before: int)
 
 @pytest.mark.parametrize("beside", [0, 6])
 async def test_f40_a_query_of_death_costs_two_workers_and_is_then_refused(tmp_path: Path, beside: int) -> None:
-    async with replicas(2, tmp_path, onnx_models.divide()) as (node, client):
+    async with replicas(2, tmp_path, engine_cases.divide()) as (node, client):
         stop = asyncio.Event()
         codes: list[str] = []
 
         async def go_on(n: int) -> None:
             while not stop.is_set():
-                codes.append((await timed(client, *sound(n)))[1])
+                codes.append((await timed_infer(client, *sound(n)))[1])
 
         loading = [asyncio.create_task(go_on(n)) for n in range(beside)]
         await until(lambda: len(codes) > 20 * beside - 1, 5.0, "load")
-        _, code = await timed(client, *QUERY_OF_DEATH)
+        _, code = await timed_infer(client, *QUERY_OF_DEATH)
         assert code == Code.REQUEST_CRASHED_WORKER
         for number in range(5):
-            away, code = await timed(client, *QUERY_OF_DEATH, request_id=f"try-{number}")
+            away, code = await timed_infer(client, *QUERY_OF_DEATH, request_id=f"try-{number}")
             assert (code, away < 1.0) == (Code.REQUEST_CRASHED_WORKER, True)
         stop.set()
         await asyncio.gather(*loading)
@@ -168,12 +168,12 @@ async def test_f40_a_query_of_death_costs_two_workers_and_is_then_refused(tmp_pa
 
 async def test_f40_sent_again_and_again_it_still_costs_two_workers(tmp_path: Path) -> None:
     """Only one replica at a time, brought back after each crash: no retry, so each crash ends another call."""
-    async with replicas(2, tmp_path, onnx_models.divide()) as (node, client):
+    async with replicas(2, tmp_path, engine_cases.divide()) as (node, client):
         await use(node, "a1")
         told = []
         for number in range(6):
             before = len(node.exits)
-            _, code = await timed(client, *QUERY_OF_DEATH, request_id=f"try-{number}")
+            _, code = await timed_infer(client, *QUERY_OF_DEATH, request_id=f"try-{number}")
             told.append(code)
             if code == Code.WORKER_CRASHED:
                 await reload(node, tmp_path / "model.onnx", lambda: len(node.exits), before)
@@ -181,5 +181,5 @@ async def test_f40_sent_again_and_again_it_still_costs_two_workers(tmp_path: Pat
         assert told == [Code.WORKER_CRASHED, *[Code.REQUEST_CRASHED_WORKER] * 5]
         await until(lambda: len(node.exits) == 2, 5.0, "the second worker's end")
         await use(node, "a1", "a2")
-        assert (await timed(client, *sound(7)))[1] == "", "who sends something else is served"
+        assert (await timed_infer(client, *sound(7)))[1] == "", "who sends something else is served"
         record("F40", "P", 1, sent=6, workers_lost=2)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.apart import ApartStack, apart
-from harness.stack import documents, on_nodes, policy, workload
+from harness.cluster.netns_stack import NetnsStack, netns_region
+from harness.cluster.stack import documents, on_nodes, policy, workload
 
 PAIR = ("plain-cpu", "edge-npu")
 SKEW_S = 600
@@ -13,22 +13,22 @@ SKEW_S = 600
 
 
 @pytest.fixture(scope="package")
-def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApartStack]:
+def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetnsStack]:
     """Three agents; `pair` runs in two replicas on two of them, `third` is free for a replacement."""
     ahead_s = {PAIR[0]: -SKEW_S, PAIR[1]: SKEW_S}
-    with apart(tmp_path_factory.mktemp("apart"), 3, ahead_s) as found:
+    with netns_region(tmp_path_factory.mktemp("apart"), 3, ahead_s) as found:
         found.apply(documents(policy("two", on_nodes(PAIR, 2)), workload("pair", "relu", "two")))
-        found.serves("pair", 2)
+        found.wait_serving("pair", 2)
         yield found
 
 
 @pytest.fixture
-def region(island: ApartStack) -> Iterator[ApartStack]:
+def region(island: NetnsStack) -> Iterator[NetnsStack]:
     """Whole before and after, whatever a test that failed has left of networks and clocks."""
-    island.whole()
+    island.wait_steady()
     right = {name: clock.ahead_s for name, clock in island.clocks.items()}
     yield island
     island.net.heal()
     for name, clock in island.clocks.items():
         clock.jump(right[name])
-    island.whole()
+    island.wait_steady()

@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from harness.apart import ApartStack
+from harness.cluster.netns_stack import NetnsStack
+from harness.cluster.stack import WAIT_TIMEOUT_S, InferenceLoad, documents, on_nodes, policy, workload
 from harness.report import record
-from harness.stack import PATIENCE_S, Load, documents, on_nodes, policy, workload
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 
@@ -27,19 +27,19 @@ ATTEMPTS = 4
         ("100 times slower", 0.1, 0.002, 60.0),
     ],
 )
-def test_f31_slow_disk(region: ApartStack, what: str, flush_s: float, write_s: float, at_most_s: float) -> None:
+def test_f31_slow_disk(region: NetnsStack, what: str, flush_s: float, write_s: float, at_most_s: float) -> None:
     """at_most_s: then the disks are good again: it takes about a dozen flushes for another replica to serve."""
     last = region.events()[-1].sequence
     ratios: list[float] = []
     host = region.net.address("gateway")
-    with Load(region.port("gateway", "grpc"), region.client_files, "pair", host=host) as load:
+    with InferenceLoad(region.port("gateway", "grpc"), region.client_files, "pair", host=host) as load:
         while len(ratios) < ATTEMPTS and (not ratios or min(ratios) > WORSE_AT_MOST):
             calm = _p99_while_placing(region, load, f"calm-{len(ratios)}", nullcontext())
             disks = region.slow_disks(flush_s=flush_s, write_s=write_s)
             ratios.append(_p99_while_placing(region, load, f"slow-{len(ratios)}", disks, flush_s, at_most_s) / calm)
     verdict = load.verdict()
-    region.forget(*(f"{phase}-{number}" for phase in ("calm", "slow") for number in range(len(ratios))))
-    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+    region.delete_workloads(*(f"{phase}-{number}" for phase in ("calm", "slow") for number in range(len(ratios))))
+    assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
     silent = [event for event in region.events(last) if event.code in ("NODE_SUSPECT", "NODE_LOST")]
     assert [(event.code, event.node, event.message) for event in silent] == []
     assert min(ratios) <= WORSE_AT_MOST
@@ -50,12 +50,12 @@ def test_f31_slow_disk(region: ApartStack, what: str, flush_s: float, write_s: f
 
 
 def _p99_while_placing(
-    region: ApartStack,
-    load: Load,
+    region: NetnsStack,
+    load: InferenceLoad,
     name: str,
     disks: AbstractContextManager[None],
     flush_s: float = 0.0,
-    at_most_s: float = PATIENCE_S,
+    at_most_s: float = WAIT_TIMEOUT_S,
 ) -> float:
     """Seconds, of `load`'s answers while there is something to write for the coordinator and for every agent, and
     another worker starts: what that costs on this machine is no fault of the disks. It serves when this returns."""
@@ -65,9 +65,9 @@ def _p99_while_placing(
         region.apply(documents(policy("slow", on_nodes(["cloud-gpu"])), workload(name, "relu", "slow")))
         assert clock.now() - since >= flush_s, "the disk was slow"
         wait_until(
-            lambda: region.serving(name) or clock.now() - since >= at_most_s, PATIENCE_S + at_most_s, "it to serve"
+            lambda: region.serving(name) or clock.now() - since >= at_most_s, WAIT_TIMEOUT_S + at_most_s, "it to serve"
         )
         load.wait_for(1, after_s=max(0.0, since + PHASE_S - clock.now()))
         spent = sorted(load.latencies(since, clock.now()))
-    region.serves(name)
+    region.wait_serving(name)
     return spent[int(0.99 * len(spent))]

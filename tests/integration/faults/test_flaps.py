@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.apart import ApartStack
-from harness.netns import HERE
+from harness.cluster.netns_stack import NetnsStack
+from harness.cluster.stack import InferenceLoad, documents, policy, workload
+from harness.faults.netns import TEST_MACHINE
 from harness.report import record
-from harness.stack import Load, documents, policy, workload
 from harness.wait import wait_until
 
 pytestmark = pytest.mark.alone
@@ -37,7 +37,7 @@ SCALED = Scale(1.0, 0.5, 4.0, "{heartbeat: 250ms, lost_after: 2500ms}")
 @pytest.mark.parametrize(
     "scale", [SCALED, pytest.param(AS_SHIPPED, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 )
-def test_f19_ten_flaps_and_a_long_cut(region: ApartStack, scale: Scale) -> None:
+def test_f19_ten_flaps_and_a_long_cut(region: NetnsStack, scale: Scale) -> None:
     """`moving` may be replaced elsewhere when its node is gone; `pair` has its other replica."""
     beat = policy("beat", f"  partition: {scale.partition}\n  require: {{where: \"node.name == '{NODE}'\"}}\n")
     region.apply(documents(beat, workload("paced", "relu", "beat")))
@@ -48,27 +48,27 @@ def test_f19_ten_flaps_and_a_long_cut(region: ApartStack, scale: Scale) -> None:
         )
     )
     try:
-        region.serves("paced")
-        region.serves("moving")
+        region.wait_serving("paced")
+        region.wait_serving("moving")
         workers, last = region.workers(), region.events()[-1].sequence
         with _load(region, "gateway", "pair") as far, _load(region, NODE, "paced") as near:
             dropped = 0
             for seconds in (*[scale.flap] * FLAPS, scale.for_good):
-                cut = region.net.cut_off(NODE, but=HERE)
+                cut = region.net.isolate(NODE, but=TEST_MACHINE)
                 near.wait_for(1, after_s=seconds)
-                dropped += region.net.dropped(*cut)
+                dropped += region.net.packets_dropped(*cut)
                 region.net.heal()
                 far.wait_for(1, after_s=scale.up)
             assert dropped > 0
             changes = _codes(region, last, "NODE_LOST")
-            wait_until(region.is_whole, 60.0, "the region to be whole")
+            wait_until(region.is_steady, 60.0, "the region to be whole")
             far.wait_for(20)
         verdicts = far.verdict(), near.verdict()
         for verdict in verdicts:
-            assert (verdict.lost, verdict.violations) == (0, ()), f"{verdict}; {_story(region, last)}"
+            assert (verdict.lost_count, verdict.violations) == (0, ()), f"{verdict}; {_event_lines(region, last)}"
         assert "NODE_LOST" in changes, "the long cut was long"
         silent = {event.node for event in region.events(last) if event.code in ("NODE_SUSPECT", "NODE_LOST")}
-        assert silent == {NODE}, _story(region, last)
+        assert silent == {NODE}, _event_lines(region, last)
         left = region.workers()
         kept = {name: process for name, process in workers.items() if name in left}
         assert kept == {name: left[name] for name in kept}, "no replica was restarted"
@@ -82,16 +82,16 @@ def test_f19_ten_flaps_and_a_long_cut(region: ApartStack, scale: Scale) -> None:
         )  # fmt: skip
     finally:
         region.net.heal()
-        region.forget("paced", "moving")
+        region.delete_workloads("paced", "moving")
 
 
-def _load(region: ApartStack, at: str, name: str) -> Load:
-    return Load(region.port(at, "grpc"), region.client_files, name, clients=2, host=region.net.address(at))
+def _load(region: NetnsStack, at: str, name: str) -> InferenceLoad:
+    return InferenceLoad(region.port(at, "grpc"), region.client_files, name, clients=2, host=region.net.address(at))
 
 
-def _story(region: ApartStack, since: int) -> list[str]:
+def _event_lines(region: NetnsStack, since: int) -> list[str]:
     return [f"{event.at:.2f} {event.code} {event.node} {event.message}" for event in region.events(since)]
 
 
-def _codes(region: ApartStack, since: int, *wanted: str) -> list[str]:
+def _codes(region: NetnsStack, since: int, *wanted: str) -> list[str]:
     return [event.code for event in region.events(since) if event.code in wanted]

@@ -5,10 +5,10 @@ An hour is scaled to seconds, with beats and `lost_after` a quarter as long.
 
 import pytest
 
-from harness.apart import ApartStack
-from harness.netns import HERE
+from harness.cluster.netns_stack import NetnsStack
+from harness.cluster.stack import InferenceLoad, documents, policy, workload
+from harness.faults.netns import TEST_MACHINE
 from harness.report import record
-from harness.stack import Load, documents, policy, workload
 from harness.wait import wait_until
 
 pytestmark = pytest.mark.alone
@@ -20,22 +20,22 @@ SPEC = """  partition: {heartbeat: 250ms, lost_after: 2500ms}
 """
 
 
-def test_f20_cut_off_for_long_and_back(region: ApartStack) -> None:
+def test_f20_cut_off_for_long_and_back(region: NetnsStack) -> None:
     """The island serves on; when it is back one replica stays and the other drains, under its clients' requests."""
     region.apply(documents(policy("away", SPEC), workload("held", "relu", "away")))
     try:
-        (home,) = region.serves("held")
+        (home,) = region.wait_serving("held")
         last = region.events()[-1].sequence
         port, host = region.port(home.node, "grpc"), region.net.address(home.node)
-        with Load(port, region.client_files, "held", clients=2, host=host) as island:
-            cut = region.net.cut_off(home.node, but=HERE)
+        with InferenceLoad(port, region.client_files, "held", clients=2, host=host) as island:
+            cut = region.net.isolate(home.node, but=TEST_MACHINE)
             wait_until(lambda: region.liveness(home.node) == "lost", 30.0, "it to be given up")
             (other,) = wait_until(lambda: region.serving("held"), 30.0, "a replacement")
             island.wait_for(20, after_s=AWAY_S)
-            dropped = region.net.dropped(*cut)
+            dropped = region.net.packets_dropped(*cut)
             region.net.heal()
             wait_until(lambda: region.liveness(home.node) == "ready", 30.0, "it to be back")
-            (left,) = region.serves("held")
+            (left,) = region.wait_serving("held")
             both = {home.assignment.id, other.assignment.id}
             wait_until(lambda: region.workers().keys() & both == {left.assignment.id}, 30.0, "one of the two to stay")
             island.wait_for(20)
@@ -43,7 +43,7 @@ def test_f20_cut_off_for_long_and_back(region: ApartStack) -> None:
         events = [event for event in region.events(last) if event.workload.name == "held"]
         assert dropped > 0
         assert other.node != home.node
-        assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+        assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
         assert [event.node for event in events if event.code == "ASSIGNED"] == [other.node], "replaced once"
         assert region.doctor() == []
         record(
@@ -53,4 +53,4 @@ def test_f20_cut_off_for_long_and_back(region: ApartStack) -> None:
         )  # fmt: skip
     finally:
         region.net.heal()
-        region.forget("held")
+        region.delete_workloads("held")

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from harness.apart import ApartStack
-from harness.netns import Network
+from harness.cluster.netns_stack import NetnsStack
+from harness.cluster.stack import InferenceLoad, documents, policy, workload
+from harness.faults.netns import NetnsNetwork
 from harness.report import record
-from harness.stack import Load, documents, policy, workload
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.types.codes import Code
@@ -31,21 +31,21 @@ TICK_S = 0.35
 
 
 @contextmanager
-def gateway_load(region: ApartStack, name: str, clients: int = 4) -> Iterator[Load]:
+def gateway_load(region: NetnsStack, name: str, clients: int = 4) -> Iterator[InferenceLoad]:
     host = region.net.address("gateway")
-    with Load(region.port("gateway", "grpc"), region.client_files, name, clients, host=host) as load:
+    with InferenceLoad(region.port("gateway", "grpc"), region.client_files, name, clients, host=host) as load:
         yield load
 
 
-def test_f04_whole_node_gone_without_a_reset(region: ApartStack) -> None:
+def test_f04_whole_node_gone_without_a_reset(region: NetnsStack) -> None:
     """Suspect in time, and replaced where another device fits; the old one is sold to nobody meanwhile."""
     clock = SystemClock()
     region.apply(documents(policy("any", "  optimize: {latency: 1.0}\n"), workload("single", "relu", "any")))
-    (placed,) = region.serves("single")
+    (placed,) = region.wait_serving("single")
     last = region.events()[-1].sequence
     try:
         with gateway_load(region, "single") as load:
-            cut = region.net.cut_off(placed.node)
+            cut = region.net.isolate(placed.node)
             at = clock.now()
             wait_until(lambda: region.liveness(placed.node) == "suspect", 20.0, "it to be suspect")
             suspect_s = clock.now() - at
@@ -54,7 +54,7 @@ def test_f04_whole_node_gone_without_a_reset(region: ApartStack) -> None:
             )
             replaced_s = clock.now() - at - suspect_s
             load.wait_for(40)
-            assert region.net.dropped(*cut) > 0
+            assert region.net.packets_dropped(*cut) > 0
         verdict = load.verdict()
         assert verdict.violations == (), str(verdict)
         assert suspect_s <= SUSPECT_WITHIN_S + TICK_S
@@ -67,22 +67,22 @@ def test_f04_whole_node_gone_without_a_reset(region: ApartStack) -> None:
         assert [check for check in region.doctor() if not any(each in check for each in of_the_cut)] == []
         record(
             "F04", "P", 1, suspect_s=round(suspect_s, 2), in_service_after_suspect_s=round(replaced_s, 2),
-            sent=verdict.sent, answered=verdict.answered, packets_dropped=region.net.dropped(*cut),
+            sent=verdict.sent, answered=verdict.answered, packets_dropped=region.net.packets_dropped(*cut),
         )  # fmt: skip
     finally:
         region.net.heal()
-        region.forget("single")
+        region.delete_workloads("single")
 
 
 @pytest.mark.long
-def test_f04_whole_node_gone_without_a_reset_and_another_stands_by(region: ApartStack) -> None:
+def test_f04_whole_node_gone_without_a_reset_and_another_stands_by(region: NetnsStack) -> None:
     """Requests go to the standby before anybody is suspect; once it is, the standby is the active one."""
     kept = policy("kept", "  require: {availability: {standby: warm}}\n  optimize: {latency: 1.0}\n")
     region.apply(documents(kept, workload("single", "relu", "kept")))
-    placed = next(row for row in region.serves("single", 2) if not row.assignment.standby)
+    placed = next(row for row in region.wait_serving("single", 2) if not row.assignment.standby)
     try:
         with gateway_load(region, "single") as load:
-            cut, at = region.net.cut_off(placed.node), load.now()
+            cut, at = region.net.isolate(placed.node), load.now()
             wait_until(lambda: region.liveness(placed.node) == "suspect", 20.0, "it to be suspect")
             suspect_s = load.now() - at
             wait_until(
@@ -94,31 +94,31 @@ def test_f04_whole_node_gone_without_a_reset_and_another_stands_by(region: Apart
             )
             promoted_s = load.now() - at - suspect_s
             load.wait_for(40)
-            assert region.net.dropped(*cut) > 0
+            assert region.net.packets_dropped(*cut) > 0
         verdict = load.verdict()
-        assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+        assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
         assert suspect_s <= SUSPECT_WITHIN_S + TICK_S
         assert promoted_s <= STANDBY_WITHIN_S
-        silent_s = load.silence_s(at)
+        silent_s = load.longest_gap_s(at)
         assert silent_s <= DATA_WITHIN_S + TICK_S
         record(
             "F04", "P", 1, standby="warm", suspect_s=round(suspect_s, 2), active_after_suspect_s=round(promoted_s, 2),
-            silent_s=round(silent_s, 2), sent=verdict.sent, lost=verdict.lost,
+            silent_s=round(silent_s, 2), sent=verdict.sent, lost=verdict.lost_count,
         )  # fmt: skip
     finally:
         region.net.heal()
-        region.forget("single")
+        region.delete_workloads("single")
 
 
-def test_f18_half_open_way_to_a_replica(region: ApartStack) -> None:
+def test_f18_half_open_way_to_a_replica(region: NetnsStack) -> None:
     """A request that is inside when the way breaks moves on within a second; so does one that meets the broken way."""
     with gateway_load(region, "pair") as load:
-        cut = region.net.cut_off("edge-npu")
+        cut = region.net.isolate("edge-npu")
         load.wait_for(200)
-        dropped = region.net.dropped(*cut)
+        dropped = region.net.packets_dropped(*cut)
     verdict = load.verdict()
     assert dropped > 0
-    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+    assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
     assert verdict.slowest_s <= DATA_WITHIN_S + TICK_S, str(verdict)
     record(
         "F18",
@@ -132,30 +132,30 @@ def test_f18_half_open_way_to_a_replica(region: ApartStack) -> None:
     )
 
 
-def test_f18_half_open_link(region: ApartStack) -> None:
+def test_f18_half_open_link(region: NetnsStack) -> None:
     """Both ends find out, whichever direction is dead. One direction each, three machines at once."""
     clock, net = SystemClock(), region.net
-    before = {node: len(region.logged(node, "link_down")) for node in DEAD_WAYS}
+    before = {node: len(region.log_lines(node, "link_down")) for node in DEAD_WAYS}
     cuts = {
-        node: net.cut_off(node) if way == "both" else _one_way(net, node, way == "up")
+        node: net.isolate(node) if way == "both" else _one_way(net, node, way == "up")
         for node, way in DEAD_WAYS.items()
     }
     at = clock.now()
     found_s = dict[str, float]()
 
-    def all_found() -> bool:
+    def have_all_noticed() -> bool:
         for node, count in before.items():
-            if node not in found_s and len(region.logged(node, "link_down")) > count:
+            if node not in found_s and len(region.log_lines(node, "link_down")) > count:
                 found_s[node] = clock.now() - at
         return len(found_s) == len(DEAD_WAYS)
 
-    wait_until(all_found, 20.0, "the agents to give their links up")
+    wait_until(have_all_noticed, 20.0, "the agents to give their links up")
     for node in DEAD_WAYS:
-        assert net.dropped(*cuts[node]) > 0
+        assert net.packets_dropped(*cuts[node]) > 0
         wait_until(lambda node=node: region.liveness(node) == "suspect", 20.0, "the coordinator to miss it")  # type: ignore[misc]
     net.heal()
     healed = clock.now()
-    wait_until(region.is_whole, 30.0, "the links again")
+    wait_until(region.is_steady, 30.0, "the links again")
     back_s = round(clock.now() - healed, 2)
     assert max(found_s.values()) <= LINK_WITHIN_S + TICK_S, found_s
     told = {DEAD_WAYS[node]: round(seconds, 2) for node, seconds in found_s.items()}
@@ -163,7 +163,7 @@ def test_f18_half_open_link(region: ApartStack) -> None:
 
 
 @pytest.mark.parametrize("where", ["coordinator", "peers"])
-def test_f22_asymmetric_cut(region: ApartStack, where: str) -> None:
+def test_f22_asymmetric_cut(region: NetnsStack, where: str) -> None:
     """One direction only, each on a machine of its own; or two machines that do not see each other while both see the
     coordinator: at most one change of state a window, and at most one replacement."""
     net = region.net
@@ -174,16 +174,16 @@ def test_f22_asymmetric_cut(region: ApartStack, where: str) -> None:
         else:
             cuts = *_one_way(net, "edge-npu", True), *_one_way(net, "cloud-gpu", False)
         load.wait_for(40, after_s=PartitionRule().lost_after_s / (5 if where == "peers" else 2))
-        dropped = [net.dropped(cut) for cut in cuts]
+        dropped = [net.packets_dropped(cut) for cut in cuts]
         net.heal()
         load.wait_for(40)
     verdict = load.verdict()
-    region.whole()
+    region.wait_steady()
     events = region.events(last)
     changes = Counter(event.node for event in events if event.code in ("NODE_SUSPECT", "NODE_LOST", "NODE_READY"))
     assigned = [event for event in events if event.code == "ASSIGNED"]
     assert min(dropped) > 0
-    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+    assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
     assert set(changes) <= (set() if where == "peers" else {"edge-npu", "cloud-gpu"})
     assert set(changes.values()) <= {2}, "away once, back once"
     assert len(assigned) <= len(changes)
@@ -194,5 +194,5 @@ def test_f22_asymmetric_cut(region: ApartStack, where: str) -> None:
     )  # fmt: skip
 
 
-def _one_way(net: Network, node: str, up: bool) -> tuple[str, ...]:
+def _one_way(net: NetnsNetwork, node: str, up: bool) -> tuple[str, ...]:
     return (net.cut(node, "coordinator") if up else net.cut("coordinator", node),)

@@ -10,14 +10,14 @@ from typing import Any
 
 import grpc
 import pytest
-from unit.coordinator.core.federation.members import advertisement, capacity, member
-from unit.coordinator.core.negotiation.trades import award, notice, renewal, solicitation
 
-from harness.coordinator import Coordinator
-from harness.federation import NAME, Federated, federated
+from harness.builders.federation_members import advertisement, capacity, member
+from harness.builders.negotiation import award, notice, renewal, solicitation
+from harness.cluster.coordinator import CoordinatorServer
+from harness.cluster.federation import NAME, FederationProcesses, federation_of
 from harness.report import record
 from harness.wait import wait_until
-from shoal.coordinator.clock import SystemClock
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.types.agreement import Delivered, Release, ReportContent
 from shoal.types.codes import Code
 from shoal.types.device import Role
@@ -25,7 +25,7 @@ from shoal.types.offer import Decline
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import federation_pb2, federation_pb2_grpc, operator_pb2
-from shoal.wire import nouns, said
+from shoal.wire import nouns, signed_envelope
 from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, channel_options
@@ -47,25 +47,25 @@ PEER: Mapping[str, set[Role]] = {
 
 
 @pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federated]:
-    with federated(tmp_path_factory.mktemp("federation"), "alpha", "beta", "mallory") as found:
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FederationProcesses]:
+    with federation_of(tmp_path_factory.mktemp("federation"), "alpha", "beta", "mallory") as found:
         for region in found.regions:
             found.join(region)
-        found.wait_for_everybody()
+        found.wait_all_known()
         yield found
 
 
-def coordinator_of(region: Coordinator) -> Enrolled:
+def coordinator_of(region: CoordinatorServer) -> Enrolled:
     """What its process holds too."""
     return region.certificate(Role.COORDINATOR, "coordinator")
 
 
-def signer(region: Coordinator, *, named: str = "") -> said.Signer:
+def signer(region: CoordinatorServer, *, named: str = "") -> signed_envelope.RegionSigner:
     own = coordinator_of(region)
-    return said.Signer(named or region.region, own.certificate_pem, own.key_pem)
+    return signed_envelope.RegionSigner(named or region.region, own.certificate_pem, own.key_pem)
 
 
-def dial(address: str, caller: Enrolled, server: Coordinator) -> grpc.Channel:
+def dial(address: str, caller: Enrolled, server: CoordinatorServer) -> grpc.Channel:
     """Its caller is `caller`; the server must be of `server`'s CA and name."""
     role = Role.FEDERATION if server.role == "federation" else Role.COORDINATOR
     name = dns_of(server.region, role, str(role))
@@ -75,26 +75,26 @@ def dial(address: str, caller: Enrolled, server: Coordinator) -> grpc.Channel:
     return grpc.secure_channel(address, credentials, channel_options(LINK_BYTES, server_name=name))
 
 
-def peers(regions: Federated, caller: Enrolled, to: str) -> Any:
-    view = regions.shown(to)
+def peers(regions: FederationProcesses, caller: Enrolled, to: str) -> Any:
+    view = regions.federation_view(to)
     assert view is not None
     address = next(one.address for one in view.members if one.region == to)
     return federation_pb2_grpc.PeerStub(dial(address, caller, regions.regions[to]))
 
 
-def service(regions: Federated, caller: Enrolled) -> Any:
+def service(regions: FederationProcesses, caller: Enrolled) -> Any:
     return federation_pb2_grpc.FederationStub(dial(regions.federation.link, caller, regions.federation))
 
 
-def refused(call: Callable[..., object], *arguments: object, **more: object) -> Code:
+def refusal_code(call: Callable[..., object], *arguments: object, **more: object) -> Code:
     with pytest.raises(grpc.RpcError) as error:
         call(*arguments, timeout=CALL_S, **more)
     return refusal_of(error.value).code
 
 
-def test_every_region_knows_every_other_its_distance_and_what_it_has(regions: Federated) -> None:
+def test_every_region_knows_every_other_its_distance_and_what_it_has(regions: FederationProcesses) -> None:
     for region in regions.regions:
-        view = regions.shown(region)
+        view = regions.federation_view(region)
         assert view is not None
         assert view.federation == NAME
         assert [one.region for one in view.members] == ["alpha", "beta", "mallory"]
@@ -104,37 +104,45 @@ def test_every_region_knows_every_other_its_distance_and_what_it_has(regions: Fe
     assert [one.region for one in listed.members] == ["alpha", "beta", "mallory"]
 
 
-def test_a_federation_has_a_log_of_its_own_and_of_no_node(regions: Federated) -> None:
+def test_a_federation_has_a_log_of_its_own_and_of_no_node(regions: FederationProcesses) -> None:
     operator = regions.operator()
     pages = operator.Logs(operator_pb2.LogsRequest(lines=1), timeout=CALL_S)
     assert sum(len(page.lines) for page in pages) == 1
     asked = operator_pb2.LogsRequest(node="edge-1", lines=5)
-    assert refused(lambda request, timeout: list(operator.Logs(request, timeout=timeout)), asked) is Code.NODE_UNKNOWN
+    assert (
+        refusal_code(lambda request, timeout: list(operator.Logs(request, timeout=timeout)), asked) is Code.NODE_UNKNOWN
+    )
 
 
-def test_a_token_is_for_one_region_and_once(regions: Federated) -> None:
+def test_a_token_is_for_one_region_and_once(regions: FederationProcesses) -> None:
     token = regions.token("beta")
     stub = regions.operator("alpha")
     join = operator_pb2.JoinFederationRequest(address=regions.federation.enrol, token=token)
-    assert refused(stub.JoinFederation, join) is Code.CONFLICT, "it is a member already"
+    assert refusal_code(stub.JoinFederation, join) is Code.CONFLICT, "it is a member already"
     forged = token[:-4] + "AAAA"
     for text, code in ((token, Code.TOKEN_INVALID), (forged, Code.TOKEN_INVALID), ("nonsense", Code.TOKEN_INVALID)):
-        assert refused(join_as, regions, "mallory", text) is code
+        assert refusal_code(join_as, regions, "mallory", text) is code
     assert join_as(regions, "beta", token).federation == NAME, "a member may join again, with the same CA"
     assert join_as(regions, "beta", token).federation == NAME, "the reply may have been lost"
     named = regions.token("nobody")
-    assert refused(join_as, regions, "beta", named) is Code.TOKEN_INVALID
+    assert refusal_code(join_as, regions, "beta", named) is Code.TOKEN_INVALID
     taken = regions.token()
-    assert refused(join_as, regions, "beta", taken, roots_of="mallory") is Code.CERT_UNTRUSTED
-    assert refused(join_as, regions, "mallory", taken, name="beta") is Code.REGION_MISMATCH
+    assert refusal_code(join_as, regions, "beta", taken, roots_of="mallory") is Code.CERT_UNTRUSTED
+    assert refusal_code(join_as, regions, "mallory", taken, name="beta") is Code.REGION_MISMATCH
 
 
 def join_as(
-    regions: Federated, region: str, token: str, *, name: str = "", roots_of: str = "", timeout: float = CALL_S
+    regions: FederationProcesses,
+    region: str,
+    token: str,
+    *,
+    name: str = "",
+    roots_of: str = "",
+    timeout: float = CALL_S,
 ) -> federation_pb2.JoinReply:
     """As the coordinator of `region` would."""
     process = regions.regions[region]
-    view = regions.shown(region)
+    view = regions.federation_view(region)
     assert view is not None
     own = next(one for one in view.members if one.region == region)
     request = federation_pb2.JoinRequest(
@@ -142,7 +150,7 @@ def join_as(
         region=name or region,
         address=own.address,
         roots=[regions.regions[roots_of or region].certificate(Role.VIEWER, "any").ca_pem.decode()],
-        proof=signer(process).say_bytes(said.JOIN, token.encode(), NAME),
+        proof=signer(process).sign_bytes(signed_envelope.JOIN, token.encode(), NAME),
     )
     ca = regions.federation.certificate(Role.VIEWER, "any").ca_pem
     options = channel_options(ENROL_BYTES, server_name=dns_of(NAME, Role.FEDERATION, "federation"))
@@ -151,14 +159,14 @@ def join_as(
         return reply
 
 
-def test_what_a_region_solicits_is_answered_by_who_may_have_it(regions: Federated) -> None:
+def test_what_a_region_solicits_is_answered_by_who_may_have_it(regions: FederationProcesses) -> None:
     """Over the federation, and directly where it is not there. Nobody has a gateway, or works for others."""
     alpha, mallory = regions.regions["alpha"], regions.regions["mallory"]
     told = advertisement("mallory", future(), lease_s=20.0)
     lies = service(regions, coordinator_of(mallory))
-    lies.Advertise(signer(mallory).say(told, NAME), timeout=CALL_S)
+    lies.Advertise(signer(mallory).sign(told, NAME), timeout=CALL_S)
     asked = solicitation("s-alpha", origin="alpha")
-    message = signer(alpha).say(asked, said.ANYONE)
+    message = signer(alpha).sign(asked, signed_envelope.ANYONE)
     reply = service(regions, coordinator_of(alpha)).Solicit(message, timeout=CALL_S)
     answers = [*reply.answers, peers(regions, coordinator_of(alpha), "beta").Bid(message, timeout=CALL_S)]
     assert [each.by for each in answers] == ["mallory", "beta"]
@@ -167,24 +175,28 @@ def test_what_a_region_solicits_is_answered_by_who_may_have_it(regions: Federate
         return (regions.regions[region].certificate(Role.VIEWER, "any").ca_pem.decode(),)
 
     for each in answers:
-        heard = said.hear(each, Decline, to="alpha", roots_of=roots_of, wall=SystemClock().wall())
+        heard = signed_envelope.verify_envelope(
+            each, Decline, to="alpha", roots_of=roots_of, wall=CoordinatorClock().wall()
+        )
         assert heard.solicitation == "s-alpha"
         assert heard.refusal.code in (Code.NODE_NOT_READY, Code.TRADE_DENIED)
 
 
 def future() -> int:
     """A number that the region's own process does not reach while this test runs."""
-    return int(SystemClock().wall() * 1000) + 10**9
+    return int(CoordinatorClock().wall() * 1000) + 10**9
 
 
-def test_a21_what_is_said_in_another_regions_name(regions: Federated) -> None:
+def test_a21_what_is_said_in_another_regions_name(regions: FederationProcesses) -> None:
     mallory, alpha = regions.regions["mallory"], regions.regions["alpha"]
     own, names = coordinator_of(mallory), 0
     to_beta, to_federation = peers(regions, own, "beta"), service(regions, own)
     forged = mallory.authority()
     forged.region = "alpha"
-    minted = forged.enrol_self(Role.COORDINATOR, "coordinator", lifetime_s=Seconds(600.0), wall=SystemClock().wall())
-    as_alpha = said.Signer("alpha", minted.certificate_pem, minted.key_pem)
+    minted = forged.enrol_self(
+        Role.COORDINATOR, "coordinator", lifetime_s=Seconds(600.0), wall=CoordinatorClock().wall()
+    )
+    as_alpha = signed_envelope.RegionSigner("alpha", minted.certificate_pem, minted.key_pem)
 
     direct = {
         "Award": replace(award(), origin="alpha"),
@@ -194,13 +206,13 @@ def test_a21_what_is_said_in_another_regions_name(regions: Federated) -> None:
         "Bid": solicitation(origin="alpha"),
     }
     for method, noun in direct.items():
-        call, to = getattr(to_beta, method), said.ANYONE if method == "Bid" else "beta"
-        renamed = signer(mallory).say(noun, to)
+        call, to = getattr(to_beta, method), signed_envelope.ANYONE if method == "Bid" else "beta"
+        renamed = signer(mallory).sign(noun, to)
         renamed.by = "alpha"
-        inside = signer(mallory).say(noun, to)
-        genuine, minted_ = signer(alpha).say(noun, to), as_alpha.say(noun, to)
+        inside = signer(mallory).sign(noun, to)
+        genuine, minted_ = signer(alpha).sign(noun, to), as_alpha.sign(noun, to)
         for message in (renamed, genuine, minted_, *([inside] if method != "Renew" else [])):
-            assert refused(call, message) is (Code.REGION_MISMATCH), method
+            assert refusal_code(call, message) is (Code.REGION_MISMATCH), method
             names += 1
     upwards: dict[str, object] = {
         "Advertise": advertisement("alpha", future()),
@@ -208,29 +220,29 @@ def test_a21_what_is_said_in_another_regions_name(regions: Federated) -> None:
         "Update": member("alpha", address="mallory:1", roots=(mallory.authority().roots[0],)),
     }
     for method, noun in upwards.items():
-        call, to = getattr(to_federation, method), said.ANYONE if method == "Solicit" else NAME
-        renamed = signer(mallory).say(noun, to)
+        call, to = getattr(to_federation, method), signed_envelope.ANYONE if method == "Solicit" else NAME
+        renamed = signer(mallory).sign(noun, to)
         renamed.by = "alpha"
-        for message in (renamed, signer(mallory).say(noun, to), signer(alpha).say(noun, to)):
-            assert refused(call, message) is (Code.REGION_MISMATCH), method
+        for message in (renamed, signer(mallory).sign(noun, to), signer(alpha).sign(noun, to)):
+            assert refusal_code(call, message) is (Code.REGION_MISMATCH), method
             names += 1
     # A certificate of mallory's making that says `alpha` shakes hands: its CA is a member's. Its calls are judged.
     for stub in (peers(regions, minted, "beta"), service(regions, minted)):
         call = stub.Award if hasattr(stub, "Award") else stub.Advertise
-        message = as_alpha.say(award(), "beta")
-        assert refused(call, message) is Code.CERT_UNTRUSTED
+        message = as_alpha.sign(award(), "beta")
+        assert refusal_code(call, message) is Code.CERT_UNTRUSTED
         names += 1
-    view = regions.shown("beta")
+    view = regions.federation_view("beta")
     assert view is not None
     assert next(one.address for one in view.members if one.region == "alpha") != "mallory:1"
     record("A21", "P", names)
 
 
-def test_a24_advertisements_that_cannot_be(regions: Federated) -> None:
+def test_a24_advertisements_that_cannot_be(regions: FederationProcesses) -> None:
     mallory = regions.regions["mallory"]
     stub, says = service(regions, coordinator_of(mallory)), signer(mallory)
     good = advertisement("mallory", future(), lease_s=3.0, classes=(capacity(device_class="honest"),))
-    stub.Advertise(says.say(good, NAME), timeout=CALL_S)
+    stub.Advertise(says.sign(good, NAME), timeout=CALL_S)
     absurd: dict[str, Any] = {
         "1e12 GPUs": {"classes": (capacity(devices=10**12),)},
         "negative price": {"classes": (capacity(cost_usd_per_h=-1.0),)},
@@ -242,9 +254,9 @@ def test_a24_advertisements_that_cannot_be(regions: Federated) -> None:
     }
     for name, changes in absurd.items():
         told = advertisement("mallory", good.sequence + 1, **changes)
-        assert refused(stub.Advertise, says.say(told, NAME)) is Code.ADVERT_INVALID, name
+        assert refusal_code(stub.Advertise, says.sign(told, NAME)) is Code.ADVERT_INVALID, name
     older = replace(good, sequence=good.sequence - 1)
-    assert refused(stub.Advertise, says.say(older, NAME)) is Code.REPLAYED
+    assert refusal_code(stub.Advertise, says.sign(older, NAME)) is Code.REPLAYED
 
     def counts() -> list[str]:
         view = regions.operator().GetFederation(operator_pb2.GetFederationRequest(), timeout=CALL_S).federation
@@ -255,22 +267,24 @@ def test_a24_advertisements_that_cannot_be(regions: Federated) -> None:
     record("A24", "P", len(absurd) + 1)
 
 
-def test_a27_bytes_are_lent_by_agreement_alone(regions: Federated) -> None:
+def test_a27_bytes_are_lent_by_agreement_alone(regions: FederationProcesses) -> None:
     alpha = regions.regions["alpha"]
     asked = federation_pb2.PeerFetch(agreement="a-guess", digest="sha256:" + "0" * 64)
     stub = peers(regions, coordinator_of(alpha), "beta")
-    assert refused(lambda asked, timeout: list(stub.Fetch(asked, timeout=timeout)), asked) is Code.AGREEMENT_UNKNOWN
+    assert (
+        refusal_code(lambda asked, timeout: list(stub.Fetch(asked, timeout=timeout)), asked) is Code.AGREEMENT_UNKNOWN
+    )
     record("A27", "P", 1, what="fetch without an agreement")
 
 
-def test_a27_the_region_and_its_tenant_need_a_right_each(regions: Federated) -> None:
+def test_a27_the_region_and_its_tenant_need_a_right_each(regions: FederationProcesses) -> None:
     """What beta's document says, as mallory finds out who asks for one tenant with another's right."""
     mallory, beta = regions.regions["mallory"], regions.operator("beta")
     stub, says = peers(regions, coordinator_of(mallory), "beta"), signer(mallory)
 
     def code(tenant: str, number: int) -> Code:
         asked = solicitation(f"s-{tenant}-{number}", origin="mallory", workload=WorkloadKey(tenant, "ocr"))
-        reply = stub.Bid(says.say(asked, said.ANYONE), timeout=CALL_S)
+        reply = stub.Bid(says.sign(asked, signed_envelope.ANYONE), timeout=CALL_S)
         return nouns.decode(Decline, reply.content).refusal.code
 
     assert [code(tenant, 1) for tenant in ("shop", "bank")] == [Code.TRADE_DENIED] * 2
@@ -284,20 +298,20 @@ def test_a27_the_region_and_its_tenant_need_a_right_each(regions: Federated) -> 
     record("A27", "P", 6, what="solicited for a tenant without the right")
 
 
-def test_a_record_of_ones_own_is_answered(regions: Federated) -> None:
+def test_a_record_of_ones_own_is_answered(regions: FederationProcesses) -> None:
     mallory = regions.regions["mallory"]
     stub, says = service(regions, coordinator_of(mallory)), signer(mallory)
     praise = ReportContent((Delivered("mallory", "a", Seconds(1.0), Seconds(0.1), 100, False),), ())
-    assert stub.Report(says.say(praise, NAME), timeout=CALL_S).next_sequence >= 1
+    assert stub.Report(says.sign(praise, NAME), timeout=CALL_S).next_sequence >= 1
 
 
-def test_a03_every_role_of_every_region_calls_every_method(regions: Federated) -> None:
+def test_a03_every_role_of_every_region_calls_every_method(regions: FederationProcesses) -> None:
     """On the ports where several regions' certificates shake hands: a member's, the federation's, the port's own."""
     methods = federation_pb2.DESCRIPTOR.services_by_name
     assert {method.name for method in methods["Federation"].methods} == FEDERATION.keys()
     assert {method.name for method in methods["Peer"].methods} == PEER.keys()
     assert {method.name for method in methods["Joining"].methods} == {"Join"}
-    view, asked = regions.shown("beta"), 0
+    view, asked = regions.federation_view("beta"), 0
     assert view is not None
     beta = next(one.address for one in view.members if one.region == "beta")
     ports = (
@@ -332,29 +346,29 @@ def answer(opened: grpc.Channel, method: str) -> Code:
     return refusal_of(error.value).code
 
 
-def test_a_member_that_restarts_is_a_member_still_wherever_it_listens_now(regions: Federated) -> None:
+def test_a_member_that_restarts_is_a_member_still_wherever_it_listens_now(regions: FederationProcesses) -> None:
     alpha = regions.regions["alpha"]
-    view = regions.shown("beta")
+    view = regions.federation_view("beta")
     assert view is not None
     before = next(one.address for one in view.members if one.region == "alpha")
     alpha.end()
     alpha.start(flags=("--peers", "127.0.0.1:0"))
 
-    def moved() -> bool:
-        known = regions.shown("beta")
+    def has_moved() -> bool:
+        known = regions.federation_view("beta")
         assert known is not None
         return any(one.region == "alpha" and one.address != before and one.rtt_s > 0 for one in known.members)
 
-    wait_until(moved, 30, "beta measures alpha where it is now")
+    wait_until(has_moved, 30, "beta measures alpha where it is now")
 
 
-def test_who_leaves_is_trusted_no_more_and_may_come_again(regions: Federated) -> None:
+def test_who_leaves_is_trusted_no_more_and_may_come_again(regions: FederationProcesses) -> None:
     operator = regions.operator("mallory")
     operator.LeaveFederation(operator_pb2.LeaveFederationRequest(), timeout=CALL_S)
-    assert regions.shown("mallory") is None
-    asked = signer(regions.regions["mallory"]).say(solicitation(origin="mallory"), said.ANYONE)
+    assert regions.federation_view("mallory") is None
+    asked = signer(regions.regions["mallory"]).sign(solicitation(origin="mallory"), signed_envelope.ANYONE)
     stub = service(regions, coordinator_of(regions.regions["mallory"]))
-    assert refused(stub.Solicit, asked) in (
+    assert refusal_code(stub.Solicit, asked) in (
         Code.REGION_UNKNOWN,
         Code.COORDINATOR_UNREACHABLE,  # it does not even shake hands
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.stack import PATIENCE_S, Load, documents, policy, region, workload
+from harness.cluster.stack import WAIT_TIMEOUT_S, InferenceLoad, documents, policy, region, workload
 from harness.wait import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
@@ -20,10 +20,10 @@ def test_leaving_ends_agreements_in_good_order_and_loses_nothing(tmp_path: Path)
             with stack.api() as api:
                 return any(row.service == "ready" for row in api.get("agreements").agreements)
 
-        wait_until(runs_away, PATIENCE_S, "the cheaper region to run it", every_s=0.2)
-        with Load(stack.port("gateway", "grpc"), stack.client_files, "moves") as load:
+        wait_until(runs_away, WAIT_TIMEOUT_S, "the cheaper region to run it", every_s=0.2)
+        with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, "moves") as load:
             load.wait_for(100)
-            wait_until(lambda: not stack.placements("moves"), PATIENCE_S, "home to be rid of it", every_s=0.2)
+            wait_until(lambda: not stack.placements("moves"), WAIT_TIMEOUT_S, "home to be rid of it", every_s=0.2)
             explained = stack.shoal("explain", "moves").stdout
             assert "DELEGATED to home-2 under agreement" in explained
             assert " of 0 placed" not in explained
@@ -35,7 +35,7 @@ def test_leaving_ends_agreements_in_good_order_and_loses_nothing(tmp_path: Path)
             assert said.rstrip().endswith("left")
             load.wait_for(100)
         verdict = load.verdict()
-        assert (verdict.lost, verdict.violations) == (0, ()), verdict
+        assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
         codes = [event.code for event in stack.events() if event.workload.name == "moves"]
         assert "BREACHED" not in codes
         assert codes.index("NOTICED") < codes.index("ENDED")

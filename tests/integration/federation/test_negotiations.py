@@ -21,18 +21,18 @@ from typing import Any
 
 import pytest
 
-from harness.crafted import relu
-from harness.ends import End, Ends
+from harness.cluster.delegation import FAR, HOME, NEAR, in_regions, wait_all_acquainted
+from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack, region
+from harness.fakes.link_peers import LinkPeer, LinkPeers
+from harness.models.synthetic import relu
 from harness.report import record
-from harness.stack import PATIENCE_S, Stack, region
-from harness.trades import FAR, HOME, NEAR, in_regions, wait_whole
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
-from shoal.simulator.trade_judge import LAST, Ledgers
+from shoal.simulator.checkers.federation import FINAL_ENTRIES, LedgerChecker
 from shoal.types.agreement import Award
 from shoal.types.chain import LedgerEntry
 from shoal.v1 import federation_pb2, operator_pb2
-from shoal.wire import nouns, said
+from shoal.wire import nouns, signed_envelope
 from shoal.wire.enrol import redeem
 
 REGIONS = (HOME, NEAR, FAR)
@@ -51,7 +51,7 @@ REST_S = 150.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class LedgerRecord:
     """An event for the simulator's judge of ledgers."""
 
     at: float
@@ -60,41 +60,41 @@ class Said:
 
 
 @dataclass
-class Battle:
+class NegotiationRun:
     """One piece. outages: by member, from when to when it could not act."""
 
-    stack: Stack
-    chance: Random
+    stack: DevStack
+    rng: Random
     outages: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    struck: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
-    def trouble(self) -> Iterator[None]:
+    def inject_faults(self) -> Iterator[None]:
         """One to three of them are killed or cut off meanwhile, one after the other, each for a moment."""
         strikes = [
-            (self.chance.choice((SERVICE, *map(self.coordinator, REGIONS))), *self.chance.choice(STRIKES),
-             self.chance.uniform(0.0, 0.7), self.chance.uniform(0.2, 3.0))
-            for _ in range(self.chance.choice((1, 2, 3)))
+            (self.rng.choice((SERVICE, *map(self.coordinator, REGIONS))), *self.rng.choice(STRIKES),
+             self.rng.uniform(0.0, 0.7), self.rng.uniform(0.2, 3.0))
+            for _ in range(self.rng.choice((1, 2, 3)))
         ]  # fmt: skip
         with ThreadPoolExecutor(1) as beside:
             struck = [beside.submit(self._strike, *each) for each in strikes]
             yield
             for each in struck:
                 each.result()
-        wait_whole(self.stack)
+        wait_all_acquainted(self.stack)
 
     def _strike(self, name: str, verb: str, end: str, after_s: float, for_s: float) -> None:
         clock = SystemClock()
         passes(after_s)
         began = clock.wall()
-        self.stack.control.hurt(name, verb)
+        self.stack.control.break_member(name, verb)
         passes(for_s)
-        self.stack.control.hurt(name, end)
-        self.struck[f"{verb} {'federation' if name == SERVICE else 'coordinator'}"] += 1
+        self.stack.control.break_member(name, end)
+        self.faults[f"{verb} {'federation' if name == SERVICE else 'coordinator'}"] += 1
         self.outages.setdefault(name, []).append((began, clock.wall()))
 
     def coordinator(self, name: str) -> str:
-        return self.stack.info.stack.of(name).coordinator.name
+        return self.stack.info.stack.for_region(name).coordinator.name
 
     def out_s(self, name: str, since: float, until: float) -> float:
         """For how much of that time a region's coordinator, or the federation, was away; its start counts too."""
@@ -108,48 +108,55 @@ def passes(seconds: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
     """Each region has the model, and one node more than `dev up` gives it, which alone takes work."""
     with region(tmp_path_factory.mktemp("negotiations"), 1, regions=3, federation=1) as found:
         path = found.folder / "relu.onnx"
         path.write_bytes(relu().SerializeToString())
-        ends = list[End]()
+        ends = list[LinkPeer]()
         for name in REGIONS:
-            of = found.info.stack.of(name)
+            of = found.info.stack.for_region(name)
             with found.api(name) as api:
                 api.push(path, "relu")
                 for member in of.agents:
                     api.cordon(member.name, cordoned=True)
-                token = api.create_token("agent", "swift", 300.0).token
+                token = api.create_token("agent", "swift", 300.0, {"entry": "*"}).token
             folder = found.folder / f"swift-{name}"
             redeem(of.coordinator.addresses["enrol"], token, "swift").write(folder)
-            ends.append(End(folder, name, "swift", of.coordinator.addresses["link"]))
-        with Ends(ends).live() as alive:
-            wait_until(alive.connected, 60, "the regions to have a node that is ready at once")
+            ends.append(LinkPeer(folder, name, "swift", of.coordinator.addresses["link"]))
+        with LinkPeers(ends).live() as alive:
+            wait_until(alive.are_connected, 60, "the regions to have a node that is ready at once")
             yield found
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("piece", range(PIECES), ids=lambda piece: f"piece-{piece}")
-def test_f44_negotiations_of_real_processes_under_kills_and_cuts(stack: Stack, piece: int) -> None:
-    battle, clock = Battle(stack, Random(f"negotiations {piece}")), SystemClock()
+def test_f44_negotiations_of_real_processes_under_kills_and_cuts(stack: DevStack, piece: int) -> None:
+    battle, clock = NegotiationRun(stack, Random(f"negotiations {piece}")), SystemClock()
     began, granted = clock.now(), 0
     before = {name: len(ledger(stack, name)) for name in REGIONS}
     for batch in range(BATCHES):
-        wanted = draw(battle.chance, f"n{piece}-{batch}")
-        with battle.trouble():
+        wanted = draw_workloads(battle.rng, f"n{piece}-{batch}")
+        with battle.inject_faults():
             for name, (origin, where) in wanted.items():
                 ask(partial(stack.apply, in_regions(name, *where), origin))
-        wait_until(partial(agreed, stack, wanted), REST_S, "an agreement for each", every_s=0.3)
+        wait_until(partial(are_all_agreed, stack, wanted), REST_S, "an agreement for each", every_s=0.3)
         granted += len(wanted)
-        with battle.trouble() if battle.chance.random() < 0.5 else nullcontext():
+        with battle.inject_faults() if battle.rng.random() < 0.5 else nullcontext():
             for name, (origin, _) in wanted.items():
-                ask(partial(taken_back, stack, name, origin))
+                ask(partial(delete_if_present, stack, name, origin))
         wait_until(lambda: not any(in_force(stack).values()), REST_S, "every agreement to be over", every_s=0.3)
-    wait_until(lambda: not open_holds(written(stack, before)), HOLD_S + SLACK_S, "every hold to be over", every_s=0.5)
-    fresh = written(stack, before)
-    violations = [*stories(stack), *awarded_twice(fresh), *one_sided(battle, fresh), *outlived(battle, fresh)]
+    wait_until(
+        lambda: not open_holds(new_entries(stack, before)), HOLD_S + SLACK_S, "every hold to be over", every_s=0.5
+    )
+    fresh = new_entries(stack, before)
+    violations = [
+        *describe_migrations(stack),
+        *awarded_twice(fresh),
+        *one_sided(battle, fresh),
+        *overdue_holds(battle, fresh),
+    ]
     assert violations == []
     for name in REGIONS:
         with stack.api(name) as api:
@@ -157,32 +164,32 @@ def test_f44_negotiations_of_real_processes_under_kills_and_cuts(stack: Stack, p
         assert wrong == [], name
     said_of = Counter(f"{entry.what} {entry.code}".strip() for entries in fresh.values() for entry in entries)
     record(
-        "F44", "P", granted, piece=piece, struck=dict(sorted(battle.struck.items())),
+        "F44", "P", granted, piece=piece, struck=dict(sorted(battle.faults.items())),
         entries=dict(sorted(said_of.items())), took_s=round(clock.now() - began, 1),
     )  # fmt: skip
 
 
-def draw(chance: Random, prefix: str) -> dict[str, tuple[str, tuple[str, ...]]]:
+def draw_workloads(rng: Random, prefix: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Workloads: whose each is, and where it may run."""
     wanted = {}
     for number in range(TOGETHER):
-        origin, *others = chance.sample(REGIONS, 3)
-        wanted[f"{prefix}-{number}"] = (origin, tuple(others[: chance.choice((1, 2))]))
+        origin, *others = rng.sample(REGIONS, 3)
+        wanted[f"{prefix}-{number}"] = (origin, tuple(others[: rng.choice((1, 2))]))
     return wanted
 
 
 def ask(call: Callable[[], object]) -> None:
     """Of a coordinator that may be away: until it has done it."""
-    wait_until(lambda: call() or True, PATIENCE_S, "the coordinator to answer", every_s=0.1)
+    wait_until(lambda: call() or True, WAIT_TIMEOUT_S, "the coordinator to answer", every_s=0.1)
 
 
-def taken_back(stack: Stack, name: str, origin: str) -> None:
+def delete_if_present(stack: DevStack, name: str, origin: str) -> None:
     with stack.api(origin) as api:
         if name in [view.workload.name for view in api.get("workloads").workloads if view.state != "deleting"]:
             api.delete("workload", name)
 
 
-def in_force(stack: Stack) -> dict[str, dict[str, operator_pb2.AgreementView]]:
+def in_force(stack: DevStack) -> dict[str, dict[str, operator_pb2.AgreementView]]:
     """By region and side, what it holds to be agreed."""
     found: dict[str, dict[str, operator_pb2.AgreementView]] = {}
     for name in REGIONS:
@@ -192,7 +199,7 @@ def in_force(stack: Stack) -> dict[str, dict[str, operator_pb2.AgreementView]]:
     return found
 
 
-def agreed(stack: Stack, wanted: Collection[str]) -> bool:
+def are_all_agreed(stack: DevStack, wanted: Collection[str]) -> bool:
     """Whether each is in force by one agreement, which both sides know, and nothing else is."""
     views = in_force(stack)
     own, theirs = dict[str, list[str]](), dict[str, list[str]]()
@@ -205,35 +212,35 @@ def agreed(stack: Stack, wanted: Collection[str]) -> bool:
     return own == theirs and own.keys() == {*wanted} and all(len(each) == 1 for each in own.values())
 
 
-def written(stack: Stack, before: Mapping[str, int]) -> dict[str, list[LedgerEntry]]:
+def new_entries(stack: DevStack, before: Mapping[str, int]) -> dict[str, list[LedgerEntry]]:
     """By region, what its ledger says since it had so many entries."""
     return {name: ledger(stack, name)[count:] for name, count in before.items()}
 
 
-def ledger(stack: Stack, name: str) -> list[LedgerEntry]:
+def ledger(stack: DevStack, name: str) -> list[LedgerEntry]:
     with stack.api(name) as api:
         return [nouns.from_wire(LedgerEntry, entry) for entry in api.get("ledger").ledger]
 
 
-def stories(stack: Stack) -> list[str]:
+def describe_migrations(stack: DevStack) -> list[str]:
     """Each ledger is one chain, what it has of another region that region signed, and both sides tell one story."""
-    judge, found = Ledgers(), list[str | None]()
+    judge, found = LedgerChecker(), list[str | None]()
     for name in REGIONS:
         entries = ledger(stack, name)
         for entry in entries:
             if entry.evidence:
                 evidence = b64decode(entry.evidence)
                 message = federation_pb2.Said.FromString(evidence)
-                said.check(message, message.kind, to=message.to, roots_of=roots_of(stack), wall=entry.at)
+                signed_envelope.check(message, message.kind, to=message.to, roots_of=roots_of(stack), wall=entry.at)
                 assert message.by == entry.counterpart, entry
-                judge.take(Said(entry.at, "said", {"said": hashlib.sha256(evidence).hexdigest()[:12]}))
+                judge.check(LedgerRecord(entry.at, "said", {"said": hashlib.sha256(evidence).hexdigest()[:12]}))
         facts = {"region": name, "entries": [asdict(entry) for entry in entries]}
-        found.append(judge.take(Said(0.0, "ledger", facts)))
-    found.append(judge.take(Said(0.0, "story.ends", {})))
+        found.append(judge.check(LedgerRecord(0.0, "ledger", facts)))
+    found.append(judge.check(LedgerRecord(0.0, "story.ends", {})))
     return [each for each in found if each]
 
 
-def roots_of(stack: Stack) -> said.RootsOf:
+def roots_of(stack: DevStack) -> signed_envelope.RootsOf:
     return lambda name: ((stack.folder / f"swift-{name}" / "ca.pem").read_text(),)
 
 
@@ -251,12 +258,12 @@ def awarded_twice(ledgers: Mapping[str, list[LedgerEntry]]) -> list[str]:
                 if workload in waiting:
                     found.append(f"{name} awarded {workload} as {entry.agreement}, and as {waiting[workload]} before")
                 waiting[workload] = entry.agreement
-            elif entry.what in (*LAST, "noticed") and waiting.get(workload) == entry.agreement:
+            elif entry.what in (*FINAL_ENTRIES, "noticed") and waiting.get(workload) == entry.agreement:
                 del waiting[workload]
     return found
 
 
-def one_sided(battle: Battle, ledgers: Mapping[str, list[LedgerEntry]]) -> list[str]:
+def one_sided(battle: NegotiationRun, ledgers: Mapping[str, list[LedgerEntry]]) -> list[str]:
     """Agreements that one side held longer than a lease after they were over for the other; granted twice."""
     over, granted = dict[tuple[str, str], float](), Counter[tuple[str, str]]()
     sides = dict[str, set[str]]()
@@ -265,7 +272,7 @@ def one_sided(battle: Battle, ledgers: Mapping[str, list[LedgerEntry]]) -> list[
             if entry.what in ("granted", "awarded"):
                 sides.setdefault(entry.agreement, set()).add(name)
                 granted[name, entry.agreement] += entry.what == "granted"
-            if entry.what in LAST and entry.agreement in sides:
+            if entry.what in FINAL_ENTRIES and entry.agreement in sides:
                 over.setdefault((entry.agreement, name), entry.at)
     found = [f"{name} granted {agreement} {count} times" for (name, agreement), count in granted.items() if count > 1]
     for agreement, both in sorted(sides.items()):
@@ -283,7 +290,7 @@ def one_sided(battle: Battle, ledgers: Mapping[str, list[LedgerEntry]]) -> list[
 
 def holds(entries: list[LedgerEntry]) -> Iterator[tuple[LedgerEntry, LedgerEntry | None]]:
     """Each hold, and what ended it."""
-    ended = {entry.agreement: entry for entry in entries if entry.what in LAST}
+    ended = {entry.agreement: entry for entry in entries if entry.what in FINAL_ENTRIES}
     bids = {}
     for entry in entries:
         if entry.what == "granted" and entry.evidence:
@@ -299,7 +306,7 @@ def open_holds(ledgers: Mapping[str, list[LedgerEntry]]) -> list[str]:
     return [f"{name} holds {bid.agreement}" for name, own in ledgers.items() for bid, end in holds(own) if end is None]
 
 
-def outlived(battle: Battle, ledgers: Mapping[str, list[LedgerEntry]]) -> list[str]:
+def overdue_holds(battle: NegotiationRun, ledgers: Mapping[str, list[LedgerEntry]]) -> list[str]:
     """Holds that outlived their time; a coordinator that was away ends them when it is back."""
     return [
         f"{name} held {bid.agreement} for {end.at - bid.at:.1f} s"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.blow import Blow
+from harness.cluster.delegation import HOME, NEAR, agreements, wait_all_acquainted, wait_delegated
+from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack, InferenceLoad, documents, policy, region, workload
+from harness.faults.migration_fault import MigrationFault
 from harness.report import record
-from harness.stack import PATIENCE_S, Load, Stack, documents, policy, region, workload
-from harness.trades import HOME, NEAR, agreements, delegated, wait_whole
 from harness.wait import wait_until
 from shoal.types.codes import ShoalError
 from shoal.v1 import operator_pb2
@@ -39,7 +39,7 @@ ENDS_S = 240.0
 INSIST_S = 120.0
 
 
-def moved(stack: Stack, to: str) -> operator_pb2.MigrationView:
+def migrate_and_wait(stack: DevStack, to: str) -> operator_pb2.MigrationView:
     """Runs that move to its end."""
     with stack.api() as api:
         begun = api.migrate("default", NAME, to, "")
@@ -48,10 +48,10 @@ def moved(stack: Stack, to: str) -> operator_pb2.MigrationView:
             listed = [one for one in api.get("migrations").migrations if one.id == begun.id]
             return [one for one in listed if one.stage in ("done", "aborted")]
 
-        return wait_until(over, PATIENCE_S, f"{begun.id} to be over", every_s=0.2)[0]
+        return wait_until(over, WAIT_TIMEOUT_S, f"{begun.id} to be over", every_s=0.2)[0]
 
 
-def by_itself(stack: Stack, cause: str) -> operator_pb2.MigrationView:
+def by_itself(stack: DevStack, cause: str) -> operator_pb2.MigrationView:
     """The move that nobody asked for by name, once it is over."""
 
     def over() -> list[operator_pb2.MigrationView]:
@@ -59,7 +59,7 @@ def by_itself(stack: Stack, cause: str) -> operator_pb2.MigrationView:
             listed = [one for one in api.get("migrations").migrations if one.cause == cause]
         return [one for one in listed if one.stage in ("done", "aborted")]
 
-    return wait_until(over, 2 * PATIENCE_S, f"a move for {cause} to be over", every_s=0.5)[0]
+    return wait_until(over, 2 * WAIT_TIMEOUT_S, f"a move for {cause} to be over", every_s=0.5)[0]
 
 
 def test_home_again_by_itself_when_home_can(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_home_again_by_itself_when_home_can(tmp_path: Path) -> None:
         agent = stack.info.stack.agents[0].name
         stack.shoal("cordon", agent)
         stack.apply(documents(policy(NAME, MAY_GO + AS_HELD), workload(NAME, "relu", NAME)))
-        delegated(stack, NAME)
-        with Load(stack.port("gateway", "grpc"), stack.client_files, NAME) as load:
+        wait_delegated(stack, NAME)
+        with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, NAME) as load:
             load.wait_for(50)
             stack.shoal("uncordon", agent)
             back = by_itself(stack, "failback")
@@ -77,33 +77,33 @@ def test_home_again_by_itself_when_home_can(tmp_path: Path) -> None:
         verdict = load.verdict()
         assert back.stage == "done", back
         assert back.verdict.passed
-        assert (verdict.lost, verdict.violations) == (0, ()), verdict
-        assert len(stack.serves(NAME)) == 1
+        assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
+        assert len(stack.wait_serving(NAME)) == 1
         print(verdict)  # sent, lost, the slowest: what the guide tells
 
 
 def test_there_and_back_by_hand_under_load(tmp_path: Path) -> None:
     with region(tmp_path, 1, regions=2, federation=1) as stack:
         stack.apply(documents(policy(NAME, MAY_GO + AS_HELD), workload(NAME, "relu", NAME)))
-        stack.serves(NAME)
-        with Load(stack.port("gateway", "grpc"), stack.client_files, NAME) as load:
+        stack.wait_serving(NAME)
+        with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, NAME) as load:
             load.wait_for(50)
-            there = moved(stack, NEAR)
+            there = migrate_and_wait(stack, NEAR)
             assert there.stage == "done", there
-            wait_until(lambda: not stack.placements(NAME), PATIENCE_S, "home to be rid of it", every_s=0.2)
+            wait_until(lambda: not stack.placements(NAME), WAIT_TIMEOUT_S, "home to be rid of it", every_s=0.2)
             load.wait_for(50)
-            back = moved(stack, HOME)
+            back = migrate_and_wait(stack, HOME)
             assert back.stage == "done", back
             load.wait_for(50)
         verdict = load.verdict()
-        assert (verdict.lost, verdict.violations) == (0, ()), verdict
+        assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
         for move in (there, back):
             stages = [one.stage for one in move.stages]
             assert [one for one in stages if one == "shifting"] == ["shifting"] * 3, stages
             assert move.verdict.passed
             assert move.verdict.samples == 8
             assert [reading.passed for reading in move.readings] == [True] * 3
-        assert len(stack.serves(NAME)) == 1
+        assert len(stack.wait_serving(NAME)) == 1
         print(verdict)  # sent, lost, the slowest: what the guide tells
         with stack.api() as api:
             assert not [row for row in api.get("agreements").agreements if row.state == "active"]
@@ -113,47 +113,53 @@ def test_there_and_back_by_hand_under_load(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
     """Two regions of an agent each, and their federation."""
     with region(tmp_path_factory.mktemp("pair"), 1, regions=2, federation=1) as stack:
         yield stack
 
 
 @pytest.fixture
-def leaving(pair: Stack) -> Iterator[Stack]:
+def leaving(pair: DevStack) -> Iterator[DevStack]:
     """With a workload that home serves; both regions are whole again when it is gone."""
     pair.apply(documents(policy(NAME, MAY_GO + AS_HELD), workload(NAME, "relu", NAME)))
-    pair.serves(NAME)
+    pair.wait_serving(NAME)
     yield pair
-    for member in ("gateway", "coordinator", pair.info.stack.of(NEAR).agents[0].name):
-        pair.control.hurt(member, "resume")
-    wait_until(lambda: _stage(pair, "") is not None, PATIENCE_S, "home's coordinator to answer")
-    wait_until(pair.all_heard, PATIENCE_S, "every node to be heard")
-    pair.forget(NAME)
-    wait_until(lambda: not _left(pair), 2 * PATIENCE_S, "nothing of it to be left in either region", every_s=0.5)
-    wait_until(lambda: not pair.doctor(), PATIENCE_S, "home to be whole", every_s=0.5)
-    wait_whole(pair)
+    for member in ("gateway", "coordinator", pair.info.stack.for_region(NEAR).agents[0].name):
+        pair.control.break_member(member, "resume")
+    wait_until(lambda: _stage(pair, "") is not None, WAIT_TIMEOUT_S, "home's coordinator to answer")
+    wait_until(pair.are_nodes_current, WAIT_TIMEOUT_S, "every node to be heard")
+    pair.delete_workloads(NAME)
+    wait_until(
+        lambda: not _leftovers(pair), 2 * WAIT_TIMEOUT_S, "nothing of it to be left in either region", every_s=0.5
+    )
+    wait_until(lambda: not pair.doctor(), WAIT_TIMEOUT_S, "home to be whole", every_s=0.5)
+    wait_all_acquainted(pair)
 
 
 @pytest.mark.parametrize(("state", "victim"), CELLS)
-def test_f05_killed_on_the_way_to_another_region(leaving: Stack, state: str, victim: str) -> None:
+def test_f05_killed_on_the_way_to_another_region(leaving: DevStack, state: str, victim: str) -> None:
     """Home's gateway, its coordinator, or all that the other region runs it with: the move ends, and whoever asks again
     is answered. When a state is shorter than the way of the blow, it falls in the next."""
     stack = leaving
-    (home,), (near,) = (stack.info.stack.of(name).agents for name in (HOME, NEAR))
+    (home,), (near,) = (stack.info.stack.for_region(name).agents for name in (HOME, NEAR))
     who = near.name if victim == "delegate" else victim
-    load = Load(
-        stack.port("gateway", "grpc"), stack.client_files, NAME, clients=2, others=(stack.port(home.name, "grpc"),),
-        insist_s=INSIST_S,
-    )  # fmt: skip
+    load = InferenceLoad(
+        stack.port("gateway", "grpc"),
+        stack.client_files,
+        NAME,
+        clients=2,
+        other_ports=(stack.port(home.name, "grpc"),),
+        retry_for_s=INSIST_S,
+    )
     with load:
-        with Blow(stack, who, NAME, ORDER[ORDER.index(state) :]) as blow:
+        with MigrationFault(stack, who, NAME, ORDER[ORDER.index(state) :]) as blow:
             with stack.api() as api:
                 api.migrate("default", NAME, NEAR, "")
             blow.wait(ENDS_S)
         if state in ("verifying", "shifting"):
             load.wait_for(10)  # home serves; while it drains, the other region alone does
-        stack.control.hurt(who, "resume")
+        stack.control.break_member(who, "resume")
         hurt = load.now()
         over = ("done", "aborted")
         wait_until(lambda: _stage(stack, blow.migration) in over, ENDS_S, f"an end, {victim} killed at {state}")
@@ -164,15 +170,15 @@ def test_f05_killed_on_the_way_to_another_region(leaving: Stack, state: str, vic
     code = ended.reason.code if ended.stage == "aborted" else ""
     assert ended.stage == "done" or code, ended
     verdict = load.verdict()
-    assert (verdict.lost, verdict.violations) == (0, ()), f"{verdict}, {ended}"
+    assert (verdict.lost_count, verdict.violations) == (0, ()), f"{verdict}, {ended}"
     record(
         "F05", "P", 1, between="regions", aimed=state, state=blow.state_of(ended), victim=victim,
         struck=len(blow.pids), ended_s=round(ended_s, 1), ended=f"{ended.stage} {code}".strip(), sent=verdict.sent,
-        lost=0, asked_again=len(load.broken), slowest_s=round(verdict.slowest_s, 3),
+        lost=0, asked_again=len(load.failed_attempts), slowest_s=round(verdict.slowest_s, 3),
     )  # fmt: skip
 
 
-def _stage(stack: Stack, migration: str) -> str | None:
+def _stage(stack: DevStack, migration: str) -> str | None:
     """None while no coordinator answers. Of no migration: empty."""
     try:
         with stack.api() as api:
@@ -181,7 +187,7 @@ def _stage(stack: Stack, migration: str) -> str | None:
         return None
 
 
-def _left(stack: Stack) -> list[str]:
+def _leftovers(stack: DevStack) -> list[str]:
     """What either region still has of the workload."""
     with stack.api(NEAR) as api:
         guests = [row.assignment.id for row in api.get("placements").placements]

@@ -16,13 +16,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from harness.broker import broker, tls
-from harness.coordinator import REGION, Coordinator, channel
-from harness.mqtt import NOT_AUTHORIZED, Closed, Peer
-from harness.node import Node
-from harness.oip import SERVICE, GrpcClient, RestClient
-from harness.pki import Authority, Files
+from harness.clients.mqtt import NOT_AUTHORIZED, Closed, MqttPeer
+from harness.clients.oip import SERVICE, GrpcClient, RestClient
+from harness.cluster.coordinator import REGION, CoordinatorServer, channel
+from harness.cluster.dataplane_node import DataPlaneNode
+from harness.crypto.pki import Authority, CertificateFiles
 from harness.report import record
+from harness.servers.mosquitto import broker, tls
 from shoal.inference import open_inference_pb2
 from shoal.types.codes import Code
 from shoal.types.device import Role
@@ -69,6 +69,7 @@ LINK: Mapping[str, set[Role]] = {
     "Operator/Revoke": WRITERS,
     "Operator/Settle": WRITERS,
     "Operator/Release": WRITERS,
+    "Operator/Label": WRITERS,
     "Operator/ClearModel": WRITERS,
     "Operator/GetAuthority": READERS,
     "Operator/RotateAuthority": WRITERS,
@@ -90,6 +91,8 @@ INFER: Mapping[str, set[Role]] = {
     "ServerMetadata": LOOKERS,
     "ModelReady": LOOKERS,
     "ModelMetadata": LOOKERS,
+    "ModelConfig": LOOKERS,
+    "ModelStatistics": LOOKERS,
     "RepositoryIndex": LOOKERS,
     "RepositoryModelLoad": LOOKERS,
     "RepositoryModelUnload": LOOKERS,
@@ -106,6 +109,8 @@ REST = {
     "ServerMetadata": ("GET", "/v2"),
     "ModelReady": ("GET", "/v2/models/m/ready"),
     "ModelMetadata": ("GET", "/v2/models/m"),
+    "ModelConfig": ("GET", "/v2/models/m/config"),
+    "ModelStatistics": ("GET", "/v2/models/m/stats"),
     "RepositoryIndex": ("POST", "/v2/repository/index"),
     "RepositoryModelLoad": ("POST", "/v2/repository/models/m/load"),
     "RepositoryModelUnload": ("POST", "/v2/repository/models/m/unload"),
@@ -140,7 +145,7 @@ def answer(opened: grpc.Channel, method: str) -> tuple[grpc.StatusCode, Code]:
     return error.value.code(), refusal_of(error.value).code
 
 
-def test_a03_every_role_calls_every_method_of_the_coordinator(coordinator: Coordinator) -> None:
+def test_a03_every_role_calls_every_method_of_the_coordinator(coordinator: CoordinatorServer) -> None:
     let_in = 0
     for role in CALLERS:
         caller = coordinator.certificate(role, "somebody")
@@ -156,7 +161,7 @@ def test_a03_every_role_calls_every_method_of_the_coordinator(coordinator: Coord
     record("A03", "P", len(CALLERS) * len(LINK), listener="link", let_in=let_in)
 
 
-def test_a03_who_shows_no_certificate_or_a_servers_gets_no_connection(coordinator: Coordinator) -> None:
+def test_a03_who_shows_no_certificate_or_a_servers_gets_no_connection(coordinator: CoordinatorServer) -> None:
     servers = coordinator.certificate(Role.BROKER, "broker")
     anonymous = grpc.ssl_channel_credentials(servers.ca_pem)
     shown = grpc.ssl_channel_credentials(servers.ca_pem, servers.key_pem, servers.certificate_pem)
@@ -174,7 +179,7 @@ def test_a03_who_shows_no_certificate_or_a_servers_gets_no_connection(coordinato
             assert answer(opened, f"/shoal.v1.{method}")[1] is not Code.ROLE_DENIED, method
 
 
-def test_a03_every_role_reads_the_metrics(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a03_every_role_reads_the_metrics(coordinator: CoordinatorServer, tmp_path: Path) -> None:
     for role in CALLERS:
         caller = coordinator.certificate(role, "scraper")
         caller.write(tmp_path / role)
@@ -195,14 +200,14 @@ async def test_a03_every_role_calls_every_method_of_a_front_in_both_forms(tmp_pa
     authority = Authority(tmp_path / "ca", "home", time.time())  # noqa: TID251 - the front's own clock
     folder = tmp_path / "node"
     folder.mkdir()
-    node = Node("edge-1", authority, folder)
+    node = DataPlaneNode("edge-1", authority, folder)
     await node.start()
     try:
         await node.configure()
         asked = 0
         for role in CALLERS:
             files = authority.issue(role, "somebody")
-            over_grpc, over_rest = node.grpc(files), node.rest(files)
+            over_grpc, over_rest = node.grpc_client(files), node.rest_client(files)
             for method, may in INFER.items():
                 for said in ({}, FORWARDED):
                     allowed = role in may or (bool(said) and role in NODES)
@@ -232,7 +237,7 @@ async def grpc_code(client: GrpcClient, method: str, said: Mapping[str, str]) ->
     takes a refusal that overtakes a stream's first message for an error of its own."""
     call = client.channel.unary_unary(f"/{SERVICE}/{method}", None, None)
     try:
-        await call(b"", metadata=tuple({**client.said, **said}.items()), timeout=10)
+        await call(b"", metadata=tuple({**client.default_metadata, **said}.items()), timeout=10)
     except grpc.aio.AioRpcError as error:
         return str(refusal_of(error).code)
     return ""
@@ -248,8 +253,8 @@ def test_a03_every_role_at_every_topic(tmp_path: Path) -> None:
     asked = 0
     with broker(tmp_path / "mqtt", authority, nodes=("edge-1", "edge-2")) as served:
 
-        def peer(files: Files, name: str) -> Peer:
-            return Peer(served.port, tls(files), name)
+        def peer(files: CertificateFiles, name: str) -> MqttPeer:
+            return MqttPeer(served.port, tls(files), name)
 
         for role in Role:
             name = "coordinator" if role is Role.COORDINATOR else "edge-1"

@@ -13,13 +13,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from harness.broker import broker, tls
-from harness.coordinator import REGION, Coordinator, channel
-from harness.members import api
-from harness.mqtt import NOT_AUTHORIZED, Peer
-from harness.pki import Authority
+from harness.clients.mqtt import NOT_AUTHORIZED, MqttPeer
+from harness.cluster.agents import api
+from harness.cluster.coordinator import REGION, CoordinatorServer, channel
+from harness.crypto.pki import Authority
 from harness.report import record
-from shoal.coordinator.clock import SystemClock
+from harness.servers.mosquitto import broker, tls
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.types.assignment import Status
 from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
@@ -33,7 +33,7 @@ from shoal.wire.signing import sign
 from shoal.wire.status import refusal_of
 from shoal.wire.topics import DOWN, UP, Channel
 
-CLOCK = SystemClock()
+CLOCK = CoordinatorClock()
 CPU = Device("cpu0", DeviceKind.CPU, "v", "m", "linux", "1", "ort 1", "CPUExecutionProvider", Bytes(2**30))
 
 
@@ -76,7 +76,7 @@ class Session:
 
 
 @contextmanager
-def session(coordinator: Coordinator, caller: Enrolled) -> Iterator[tuple[Session, Welcome]]:
+def session(coordinator: CoordinatorServer, caller: Enrolled) -> Iterator[tuple[Session, Welcome]]:
     with channel(coordinator.link, caller) as opened:
         found = Session(opened)
         found.say(hello(node(caller.name)))
@@ -103,19 +103,19 @@ def receipt(name: str) -> Receipt:
     )  # fmt: skip
 
 
-def signed(of: Receipt, key: Enrolled, name: str) -> Receipts:
+def sign_receipt(of: Receipt, key: Enrolled, name: str) -> Receipts:
     """By `key`, as if by the node `name`."""
     private = load_pem_private_key(key.key_pem, password=None)
     assert isinstance(private, EllipticCurvePrivateKey)
-    return Receipts((nouns.signed(of, sign(private, REGION, name, "receipt", nouns.encode(of))),))
+    return Receipts((nouns.make_signed_receipt(of, sign(private, REGION, name, "receipt", nouns.encode(of))),))
 
 
-def view(coordinator: Coordinator, name: str) -> operator_pb2.NodeView:
+def view(coordinator: CoordinatorServer, name: str) -> operator_pb2.NodeView:
     with api(coordinator) as operator:
         return operator.get("nodes", name).nodes[0]
 
 
-def test_a04_a_hello_of_another_node_role_or_region(coordinator: Coordinator) -> None:
+def test_a04_a_hello_of_another_node_role_or_region(coordinator: CoordinatorServer) -> None:
     caller = coordinator.certificate(Role.AGENT, "node-a")
     lies = (node("node-b"), node("node-a", Role.GATEWAY), node("node-a", region="us"))
     for lie in lies:
@@ -128,25 +128,32 @@ def test_a04_a_hello_of_another_node_role_or_region(coordinator: Coordinator) ->
     record("A04", "P", len(lies), what="hello")
 
 
-def test_a04_what_is_said_of_another_node_counts_for_nobody(coordinator: Coordinator) -> None:
+def test_a04_what_is_said_of_another_node_counts_for_nobody(coordinator: CoordinatorServer) -> None:
     """A node that lies goes on as itself; the one it spoke of is as it was."""
     liar, victim = (coordinator.certificate(Role.AGENT, name) for name in ("liar", "victim"))
     with session(coordinator, victim) as (honest, its), session(coordinator, liar) as (lying, mine):
         honest.say(status("victim", its.epoch, 1))
-        honest.say(signed(receipt("victim"), victim, "victim"))
+        honest.say(sign_receipt(receipt("victim"), victim, "victim"))
         lying.say(status("victim", its.epoch, 2))
         assert lying.is_refused().refusal.code is Code.NODE_MISMATCH
         before = view(coordinator, "victim")
 
         told: dict[str, tuple[FromAgent, Code]] = {
             "another's status under my epoch": (status("victim", mine.epoch, 3), Code.NODE_MISMATCH),
-            "another's receipt, signed by me as me": (signed(receipt("victim"), liar, "liar"), Code.NODE_MISMATCH),
-            "another's receipt, signed by me as it": (
-                signed(receipt("victim"), liar, "victim"), Code.SIGNATURE_INVALID
+            "another's receipt, signed by me as me": (
+                sign_receipt(receipt("victim"), liar, "liar"),
+                Code.NODE_MISMATCH,
             ),
-            "another's receipt and signature": (signed(receipt("victim"), victim, "victim"), Code.SIGNATURE_INVALID),
-            "my receipt, signed by another": (signed(receipt("liar"), victim, "liar"), Code.SIGNATURE_INVALID),
-        }  # fmt: skip
+            "another's receipt, signed by me as it": (
+                sign_receipt(receipt("victim"), liar, "victim"),
+                Code.SIGNATURE_INVALID,
+            ),
+            "another's receipt and signature": (
+                sign_receipt(receipt("victim"), victim, "victim"),
+                Code.SIGNATURE_INVALID,
+            ),
+            "my receipt, signed by another": (sign_receipt(receipt("liar"), victim, "liar"), Code.SIGNATURE_INVALID),
+        }
         for what, (lie, code) in told.items():
             lying.say(lie)
             refused = lying.is_refused()
@@ -156,7 +163,7 @@ def test_a04_what_is_said_of_another_node_counts_for_nobody(coordinator: Coordin
         with api(coordinator) as operator:
             rows = {row.node: row for row in operator.get("devices").devices}
         assert not rows["liar"].HasField("receipt"), "nothing that it said of a receipt was kept"
-        lying.say(signed(receipt("liar"), liar, "liar"))
+        lying.say(sign_receipt(receipt("liar"), liar, "liar"))
         honest.say(status("victim", its.epoch, 2))
     record("A04", "P", len(told) + 1, what="status and receipt")
 
@@ -168,23 +175,23 @@ def test_a04_topics_and_client_ids_of_another_node(tmp_path: Path) -> None:
     with broker(tmp_path / "mqtt", authority, nodes=("edge-1", "edge-2")) as served:
         secrets = tls(authority.issue(Role.AGENT, "edge-2"))
         with (
-            Peer(served.port, tls(authority.issue(Role.COORDINATOR, "coordinator")), "coordinator") as above,
-            Peer(served.port, secrets, "edge-2-17") as victim,
+            MqttPeer(served.port, tls(authority.issue(Role.COORDINATOR, "coordinator")), "coordinator") as above,
+            MqttPeer(served.port, secrets, "edge-2-17") as victim,
         ):
             theirs = [topics.of_node("home", "edge-2", one) for one in DOWN]
             for topic in theirs:
                 assert victim.subscribe(topic) != NOT_AUTHORIZED
             for one in UP:
                 assert above.subscribe(topics.all_nodes("home", one)) != NOT_AUTHORIZED
-            with Peer(served.port, tls(authority.issue(Role.AGENT, "edge-1")), "edge-2-17") as thief:
+            with MqttPeer(served.port, tls(authority.issue(Role.AGENT, "edge-1")), "edge-2-17") as thief:
                 assert victim.ended.wait(5.0), "the broker throws out the first holder of an id"
                 for topic in theirs:
                     assert above.publish(topic, b"secret") in (0, 16)
                     assert thief.subscribe(topic) == NOT_AUTHORIZED
                 for one in Channel:
                     assert thief.publish(topics.of_node("home", "edge-2", one), b"lie") == NOT_AUTHORIZED
-                with Peer(served.port, secrets, "edge-2-18") as back:
+                with MqttPeer(served.port, secrets, "edge-2-18") as back:
                     assert back.publish(topics.of_node("home", "edge-2", Channel.STATUS), b"true") == 0
-                assert above.waits_for(1) == [(topics.of_node("home", "edge-2", Channel.STATUS), b"true")]
+                assert above.wait_received(1) == [(topics.of_node("home", "edge-2", Channel.STATUS), b"true")]
                 assert thief.received == []
     record("A04", "P", len(theirs) + len(Channel), what="topics and client id", delivered=0)

@@ -13,13 +13,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import NameOID
 
-from harness.coordinator import REGION, Coordinator, channel
-from harness.members import Member, api
-from harness.oip import Failed, GrpcClient, RestClient
-from harness.pki import Files
+from harness.clients.oip import GrpcClient, InferenceError, RestClient
+from harness.cluster.agents import AgentProcess, api
+from harness.cluster.coordinator import REGION, CoordinatorServer, channel
+from harness.crypto.pki import CertificateFiles
 from harness.report import record
 from harness.wait import wait_until
-from shoal.coordinator.clock import SystemClock
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.coordinator.identity.roots import Roots
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
@@ -62,9 +62,11 @@ NAMES = ("+", "#", "..", "a/b", "Ann", "ann.", "a%6e", "a\0n", "a\n", " ann", "-
 
 
 @pytest.fixture(scope="module")
-def gateway(coordinator: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[operator_pb2.NodeView]:
+def gateway(
+    coordinator: CoordinatorServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[operator_pb2.NodeView]:
     """A real front of the same region."""
-    member = Member(coordinator, tmp_path_factory.mktemp("gw") / "state", "gw")
+    member = AgentProcess(coordinator, tmp_path_factory.mktemp("gw") / "state", "gw")
     assert member.join().returncode == 0
     member.start()
 
@@ -79,9 +81,9 @@ def gateway(coordinator: Coordinator, tmp_path_factory: pytest.TempPathFactory) 
     member.end()
 
 
-def crafted(coordinator: Coordinator, folder: Path, uris: Sequence[str], common_name: str) -> Enrolled:
+def craft_certificate(coordinator: CoordinatorServer, folder: Path, uris: Sequence[str], common_name: str) -> Enrolled:
     """Signed by the region's CA, as the CA would never do it: whatever the URI names say."""
-    wall = SystemClock().wall()
+    wall = CoordinatorClock().wall()
     root = Roots.open(coordinator.data / "ca", REGION, wall=wall, may_create=False).issuing
     assert root.key is not None
     now = datetime.datetime.fromtimestamp(wall, datetime.UTC)
@@ -105,22 +107,24 @@ def crafted(coordinator: Coordinator, folder: Path, uris: Sequence[str], common_
     return found
 
 
-def files(folder: Path) -> Files:
-    return Files(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
+def files(folder: Path) -> CertificateFiles:
+    return CertificateFiles(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
 
 
 def port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-async def codes(coordinator: Coordinator, gateway: operator_pb2.NodeView, shown: Enrolled, folder: Path) -> list[str]:
+async def codes(
+    coordinator: CoordinatorServer, gateway: operator_pb2.NodeView, shown: Enrolled, folder: Path
+) -> list[str]:
     """What every listener answers to this certificate."""
     found = []
     with channel(coordinator.link, shown) as opened, pytest.raises(grpc.RpcError) as error:
         operator_pb2_grpc.OperatorStub(opened).WhoAmI(operator_pb2.WhoAmIRequest(), timeout=5)
     found.append(str(refusal_of(error.value).code))
     client = GrpcClient(port(gateway.node.grpc_address), shown.ca_pem, files(folder))
-    with pytest.raises(Failed) as failed:
+    with pytest.raises(InferenceError) as failed:
         await client.ready()
     found.append(failed.value.code)
     await client.close()
@@ -128,30 +132,32 @@ async def codes(coordinator: Coordinator, gateway: operator_pb2.NodeView, shown:
     response = await rest.request("GET", "/v2/health/ready")
     found.append(response.json()["code"])
     page = await RestClient(port(coordinator.metrics), shown.ca_pem, files(folder)).request("GET", "/metrics")
-    found.append(page.body.decode().split()[0])
+    found.append(page.body.decode().split()[-1].strip("()"))
     return found
 
 
 async def test_a05_no_listener_takes_a_certificate_whose_name_is_not_ours(
-    coordinator: Coordinator, gateway: operator_pb2.NodeView, tmp_path: Path
+    coordinator: CoordinatorServer, gateway: operator_pb2.NodeView, tmp_path: Path
 ) -> None:
     listeners = 0
     for number, (what, uris) in enumerate(URIS.items()):
         folder = tmp_path / str(number)
-        shown = crafted(coordinator, folder, uris, ANN)
+        shown = craft_certificate(coordinator, folder, uris, ANN)
         answers = await codes(coordinator, gateway, shown, folder)
         assert set(answers) == {Code.CERT_NAME_INVALID}, f"{what}: {answers}"
         listeners = len(answers)
     record("A05", "P", len(URIS) * listeners, certificates=len(URIS), listeners=listeners)
 
 
-def test_a05_the_common_name_says_nothing(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a05_the_common_name_says_nothing(coordinator: CoordinatorServer, tmp_path: Path) -> None:
     """A tenant whose common name is an operator's, and an operator who has a node's."""
-    tenant = crafted(coordinator, tmp_path / "t", [f"shoal://{REGION}/tenant/shop"], f"shoal://{REGION}/operator/ann")
+    tenant = craft_certificate(
+        coordinator, tmp_path / "t", [f"shoal://{REGION}/tenant/shop"], f"shoal://{REGION}/operator/ann"
+    )
     with channel(coordinator.link, tenant) as opened, pytest.raises(grpc.RpcError) as error:
         operator_pb2_grpc.OperatorStub(opened).WhoAmI(operator_pb2.WhoAmIRequest(), timeout=5)
     assert refusal_of(error.value).code is Code.ROLE_DENIED
-    ann = crafted(coordinator, tmp_path / "o", [ANN], "edge-1")
+    ann = craft_certificate(coordinator, tmp_path / "o", [ANN], "edge-1")
     with channel(coordinator.link, ann) as opened:
         said = operator_pb2_grpc.OperatorStub(opened).WhoAmI(operator_pb2.WhoAmIRequest(), timeout=5)
     assert (said.role, said.name) == ("operator", "ann")
@@ -159,7 +165,7 @@ def test_a05_the_common_name_says_nothing(coordinator: Coordinator, tmp_path: Pa
 
 
 async def test_a05_names_that_nobody_may_have(
-    coordinator: Coordinator, gateway: operator_pb2.NodeView, tmp_path: Path
+    coordinator: CoordinatorServer, gateway: operator_pb2.NodeView, tmp_path: Path
 ) -> None:
     """As a token's name, as a joiner's, and as a tenant's in metadata."""
     ca = coordinator.certificate(Role.OPERATOR, "ann")

@@ -12,17 +12,17 @@ from typing import Any
 import grpc
 import pytest
 
-from harness.coordinator import Coordinator, channel
-from harness.members import api
+from harness.cluster.agents import api
+from harness.cluster.coordinator import CoordinatorServer, channel
 from harness.report import record
-from shoal.coordinator.clock import SystemClock
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.types.codes import Code, ShoalError
 from shoal.v1 import operator_pb2, operator_pb2_grpc
 from shoal.wire.enrol import Enrolled, redeem, renew
 from shoal.wire.status import refusal_of
 
 
-def enrolled(coordinator: Coordinator, name: str, folder: Path) -> Enrolled:
+def enrol_operator(coordinator: CoordinatorServer, name: str, folder: Path) -> Enrolled:
     with api(coordinator) as operator:
         token = operator.create_token("operator", name, 60.0).token
     found = redeem(coordinator.enrol, token, name)
@@ -32,10 +32,10 @@ def enrolled(coordinator: Coordinator, name: str, folder: Path) -> Enrolled:
 
 @pytest.mark.alone
 def test_a09_what_is_open_ends_within_a_second_and_nothing_opens_again(
-    coordinator: Coordinator, tmp_path: Path
+    coordinator: CoordinatorServer, tmp_path: Path
 ) -> None:
-    ann, bob = (enrolled(coordinator, name, tmp_path / name) for name in ("ann", "bob"))
-    clock, ended = SystemClock(), threading.Event()
+    ann, bob = (enrol_operator(coordinator, name, tmp_path / name) for name in ("ann", "bob"))
+    clock, ended = CoordinatorClock(), threading.Event()
     told: list[tuple[float, Code]] = []
     with channel(coordinator.link, ann) as opened, channel(coordinator.link, bob) as others:
         stub = operator_pb2_grpc.OperatorStub(opened)
@@ -58,7 +58,7 @@ def test_a09_what_is_open_ends_within_a_second_and_nothing_opens_again(
         follower.start()
         with api(coordinator) as operator:
             asked_at = clock.wall()
-            serials = operator.revoke("ann", role="operator", reason="left")
+            serials = operator.revoke("ann", role="operator", reason="left").serials
             assert len(serials) == 1
             assert ended.wait(5.0)
             ((closed_at, code),) = told

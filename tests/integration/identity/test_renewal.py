@@ -14,35 +14,37 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from harness.coordinator import REGION, Coordinator, channel
-from harness.members import Member, api
+from harness.cluster.agents import AgentProcess, api
+from harness.cluster.coordinator import REGION, CoordinatorServer, channel
 from harness.report import record
 from harness.wait import wait_until
-from shoal.coordinator.clock import SystemClock
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
 from shoal.v1 import enrolment_pb2, enrolment_pb2_grpc, operator_pb2, operator_pb2_grpc
-from shoal.wire.enrol import Enrolled, belong, complete, new_key, redeem, renew, request_pem
+from shoal.wire.enrol import Enrolled, is_matching_pair, new_key, recover_write, redeem, renew, request_pem
 from shoal.wire.identity import dns_of, identity_of_pem
 from shoal.wire.limits import ENROL_BYTES
 from shoal.wire.signing import sign
 from shoal.wire.status import refusal_of
-from shoal.wire.undated import undated_channel
+from shoal.wire.tls_ignoring_dates import channel_ignoring_dates
 
 DAY_S = 86400.0
 
 
-def held(coordinator: Coordinator, folder: Path, name: str, *, ago_s: float, role: Role = Role.AGENT) -> Enrolled:
+def issue_ending(
+    coordinator: CoordinatorServer, folder: Path, name: str, *, ago_s: float, role: Role = Role.AGENT
+) -> Enrolled:
     """Files in `folder` of a certificate that ended `ago_s` ago (negative: that is good so much longer)."""
-    wall = SystemClock().wall()
+    wall = CoordinatorClock().wall()
     issued = coordinator.certificate(role, name, valid_s=60.0, wall=Wall(wall - ago_s - 60.0))
     issued.write(folder)
     return issued
 
 
-def denied(ask: Callable[[], object]) -> ShoalError:
+def renewal_denial(ask: Callable[[], object]) -> ShoalError:
     with pytest.raises(ShoalError) as error:
         ask()
     assert error.value.code is Code.RENEW_DENIED, str(error.value)
@@ -54,19 +56,19 @@ def denied(ask: Callable[[], object]) -> ShoalError:
 
 @pytest.mark.parametrize("days", [0.0, 30.0])
 def test_f29_a_node_whose_certificate_ended_while_it_was_away_comes_back_by_itself(
-    coordinator: Coordinator, tmp_path: Path, days: float
+    coordinator: CoordinatorServer, tmp_path: Path, days: float
 ) -> None:
     """Its files are those of somebody who was cut off for so long; nobody touches the device."""
-    member = Member(coordinator, tmp_path / "gw", f"gw-{days:.0f}")
-    member.belong()
-    old = held(coordinator, member.identity, member.name, ago_s=days * DAY_S + 60.0, role=Role.GATEWAY)
+    member = AgentProcess(coordinator, tmp_path / "gw", f"gw-{days:.0f}")
+    member.write_membership()
+    old = issue_ending(coordinator, member.identity, member.name, ago_s=days * DAY_S + 60.0, role=Role.GATEWAY)
     member.start()
     try:
-        booted = member.until_said("booted")["timestamp"]
-        up = member.until_said("link_up")["timestamp"]
+        booted = member.wait_logged("booted")["timestamp"]
+        up = member.wait_logged("link_up")["timestamp"]
         fresh = (member.identity / "cert.pem").read_bytes()
         assert identity_of_pem(fresh).serial != identity_of_pem(old.certificate_pem).serial
-        assert belong(fresh, (member.identity / "key.pem").read_bytes())
+        assert is_matching_pair(fresh, (member.identity / "key.pem").read_bytes())
         took_s = _seconds(up) - _seconds(booted)
         assert took_s <= 5.0
         record("F29", "P", 1, days_away=days, back_after_s=round(took_s, 2), hands_on_the_device=0)
@@ -76,17 +78,17 @@ def test_f29_a_node_whose_certificate_ended_while_it_was_away_comes_back_by_itse
 
 def test_a_running_agent_renews_at_two_thirds_and_its_listeners_show_the_new_certificate(tmp_path: Path) -> None:
     """Certificates of nine seconds: two renewals, no restart of anything, and the link is there again at once."""
-    region = Coordinator(tmp_path / "c")
+    region = CoordinatorServer(tmp_path / "c")
     (tmp_path / "c").mkdir()
     region.start(flags=("--node-lifetime", "9"))
-    member = Member(region, tmp_path / "gw", "gw")
+    member = AgentProcess(region, tmp_path / "gw", "gw")
     try:
         assert member.join().returncode == 0
         member.start()
-        member.until_said("renewed", 2)
-        member.until_said("link_up", 3)
+        member.wait_logged("renewed", 2)
+        member.wait_logged("link_up", 3)
 
-        def shown() -> bool:
+        def shows_new_serial() -> bool:
             serial = identity_of_pem((member.identity / "cert.pem").read_bytes()).serial
             with api(region) as operator:
                 node = operator.get("nodes", "gw").nodes[0].node
@@ -94,9 +96,9 @@ def test_a_running_agent_renews_at_two_thirds_and_its_listeners_show_the_new_cer
             pem = ssl.get_server_certificate((host, int(port)))
             return identity_of_pem(pem.encode()).serial == serial
 
-        wait_until(shown, 10.0, "the front to show the new certificate")
-        assert len(member.said("booted")) == 1
-        assert not member.said("front_restarts")
+        wait_until(shows_new_serial, 10.0, "the front to show the new certificate")
+        assert len(member.log_lines("booted")) == 1
+        assert not member.log_lines("front_restarts")
     finally:
         member.end()
         region.end()
@@ -115,7 +117,9 @@ def _key(enrolled: Enrolled) -> EllipticCurvePrivateKey:
 # A12
 
 
-def test_a12_what_may_renew_does_and_its_old_certificate_still_may(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a12_what_may_renew_does_and_its_old_certificate_still_may(
+    coordinator: CoordinatorServer, tmp_path: Path
+) -> None:
     """A reply that was lost must not lock anybody out."""
     folder = tmp_path / "n"
     with api(coordinator) as operator:
@@ -126,34 +130,34 @@ def test_a12_what_may_renew_does_and_its_old_certificate_still_may(coordinator: 
     assert len({identity_of_pem(each.certificate_pem).serial for each in (first, second)}) == 2
 
 
-def test_a12_past_its_grace(coordinator: Coordinator, tmp_path: Path) -> None:
-    held(coordinator, tmp_path / "late", "late", ago_s=91 * DAY_S)
-    denied(lambda: renew(coordinator.enrol, tmp_path / "late"))
-    held(coordinator, tmp_path / "in-time", "in-time", ago_s=89 * DAY_S)
+def test_a12_past_its_grace(coordinator: CoordinatorServer, tmp_path: Path) -> None:
+    issue_ending(coordinator, tmp_path / "late", "late", ago_s=91 * DAY_S)
+    renewal_denial(lambda: renew(coordinator.enrol, tmp_path / "late"))
+    issue_ending(coordinator, tmp_path / "in-time", "in-time", ago_s=89 * DAY_S)
     assert identity_of_pem(renew(coordinator.enrol, tmp_path / "in-time").certificate_pem).name == "in-time"
 
 
-def test_a12_after_revocation(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a12_after_revocation(coordinator: CoordinatorServer, tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     with api(coordinator) as operator:
         redeem(coordinator.enrol, operator.create_token("agent", "gone", 60.0).token, "gone").write(folder)
         renew(coordinator.enrol, folder).write(folder)
-        assert len(operator.revoke("gone", reason="a test")) == 2, "the one before it could be shown as well"
-        denied(lambda: renew(coordinator.enrol, folder))
+        assert len(operator.revoke("gone", reason="a test").serials) == 2, "the one before it could be shown as well"
+        renewal_denial(lambda: renew(coordinator.enrol, folder))
         again = redeem(coordinator.enrol, operator.create_token("agent", "gone", 60.0).token, "gone")
         again.write(tmp_path / "again")
     assert renew(coordinator.enrol, tmp_path / "again").name == "gone", "a new token begins anew"
-    denied(lambda: renew(coordinator.enrol, folder))
+    renewal_denial(lambda: renew(coordinator.enrol, folder))
 
 
-def test_a12_for_another_key_name_or_region_and_twice(coordinator: Coordinator, tmp_path: Path) -> None:
-    mine = held(coordinator, tmp_path / "mine", "mine", ago_s=60.0)
-    other = held(coordinator, tmp_path / "other", "other", ago_s=60.0)
-    foreign = FileAuthority.open(tmp_path / "ca", REGION, wall=SystemClock().wall(), may_create=True)
-    forged = foreign.enrol_self(Role.AGENT, "mine", lifetime_s=Seconds(60.0), wall=SystemClock().wall())
+def test_a12_for_another_key_name_or_region_and_twice(coordinator: CoordinatorServer, tmp_path: Path) -> None:
+    mine = issue_ending(coordinator, tmp_path / "mine", "mine", ago_s=60.0)
+    other = issue_ending(coordinator, tmp_path / "other", "other", ago_s=60.0)
+    foreign = FileAuthority.open(tmp_path / "ca", REGION, wall=CoordinatorClock().wall(), may_create=True)
+    forged = foreign.enrol_self(Role.AGENT, "mine", lifetime_s=Seconds(60.0), wall=CoordinatorClock().wall())
     coordinators = coordinator.certificate(Role.COORDINATOR, "coordinator")
     csr = request_pem(new_key(), "")
-    with undated_channel(
+    with channel_ignoring_dates(
         coordinator.enrol, mine.ca_pem, dns_of(REGION, Role.COORDINATOR, "coordinator"), ENROL_BYTES
     ) as opened:
         stub = enrolment_pb2_grpc.EnrolmentStub(opened)
@@ -188,8 +192,8 @@ def test_a12_for_another_key_name_or_region_and_twice(coordinator: Coordinator, 
     record("A12", "P", len(refused) + 1)
 
 
-def test_a12_an_expired_certificate_may_do_nothing_else(coordinator: Coordinator, tmp_path: Path) -> None:
-    old = held(coordinator, tmp_path / "op", "ann", ago_s=60.0, role=Role.OPERATOR)
+def test_a12_an_expired_certificate_may_do_nothing_else(coordinator: CoordinatorServer, tmp_path: Path) -> None:
+    old = issue_ending(coordinator, tmp_path / "op", "ann", ago_s=60.0, role=Role.OPERATOR)
     with channel(coordinator.link, old) as opened, pytest.raises(grpc.RpcError):
         operator_pb2_grpc.OperatorStub(opened).WhoAmI(operator_pb2.WhoAmIRequest(), timeout=3)
     renew(coordinator.enrol, tmp_path / "op").write(tmp_path / "op")
@@ -203,10 +207,10 @@ def test_a12_an_expired_certificate_may_do_nothing_else(coordinator: Coordinator
     assert said.name == "ann"
 
 
-def test_a12_in_a_flood(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a12_in_a_flood(coordinator: CoordinatorServer, tmp_path: Path) -> None:
     """Whoever holds a key does not gather certificates with it; others are served meanwhile."""
-    held(coordinator, tmp_path / "eager", "eager", ago_s=-30.0)
-    held(coordinator, tmp_path / "calm", "calm", ago_s=-30.0)
+    issue_ending(coordinator, tmp_path / "eager", "eager", ago_s=-30.0)
+    issue_ending(coordinator, tmp_path / "calm", "calm", ago_s=-30.0)
 
     def one(_: int) -> Code | None:
         try:
@@ -220,21 +224,21 @@ def test_a12_in_a_flood(coordinator: Coordinator, tmp_path: Path) -> None:
     assert codes.count(None) <= 6
     assert set(codes) <= {None, Code.RENEW_DENIED, Code.CONFLICT}
 
-    def served() -> bool:
+    def is_renewed() -> bool:
         return renew(coordinator.enrol, tmp_path / "calm").name == "calm"
 
-    wait_until(served, 10.0, "another identity of the same address to be served")
+    wait_until(is_renewed, 10.0, "another identity of the same address to be served")
     record("A12", "P", 16, certificates=codes.count(None))
 
 
-def test_a_write_of_the_files_that_was_cut_off_is_ended(coordinator: Coordinator, tmp_path: Path) -> None:
-    mine = held(coordinator, tmp_path / "n", "cut-off", ago_s=-30.0)
+def test_a_write_of_the_files_that_was_cut_off_is_ended(coordinator: CoordinatorServer, tmp_path: Path) -> None:
+    mine = issue_ending(coordinator, tmp_path / "n", "cut-off", ago_s=-30.0)
     fresh = renew(coordinator.enrol, tmp_path / "n")
     fresh.write(tmp_path / "other")
     pending = {"key.pem": fresh.key_pem, "ca.pem": fresh.ca_pem, "cert.pem": fresh.certificate_pem}
     (tmp_path / "n" / "pending.json").write_text(json.dumps({name: pem.decode() for name, pem in pending.items()}))
     (tmp_path / "n" / "key.pem").write_bytes(fresh.key_pem)
-    assert not belong(mine.certificate_pem, (tmp_path / "n" / "key.pem").read_bytes())
-    complete(tmp_path / "n")
+    assert not is_matching_pair(mine.certificate_pem, (tmp_path / "n" / "key.pem").read_bytes())
+    recover_write(tmp_path / "n")
     assert {name: (tmp_path / "n" / name).read_bytes() for name in pending} == pending
     assert not (tmp_path / "n" / "pending.json").exists()

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from integration.agent.region import REGION, Coordinator, Machine, assignment, ready
 
-from harness.crafted import relu
-from harness.oip import Failed, Tensor
-from harness.pki import Authority
+from harness.clients.oip import InferenceError, Tensor
+from harness.cluster.agent_host import REGION, AgentHost, FakeCoordinator, assignment, ready
+from harness.crypto.pki import Authority
+from harness.crypto.signatures import Publisher
+from harness.models.synthetic import relu
 from harness.report import record
-from harness.signatures import Publisher
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.types.assignment import Assignment, Phase
@@ -42,15 +42,15 @@ OLD, NEW, EVIL = MODELS
 
 @dataclass
 class Scene:
-    coordinator: Coordinator
-    machine: Machine
+    coordinator: FakeCoordinator
+    machine: AgentHost
     generation: int = 0
 
     def want(self, *assignments: Assignment) -> None:
         self.generation += 1
         self.coordinator.want(*assignments, generation=self.generation)
 
-    async def refused(self, asked: Assignment, code: Code) -> None:
+    async def wait_refused(self, asked: Assignment, code: Code) -> None:
         """It fails for that reason, and none of its bytes were fetched or lie there."""
         self.want(asked)
         await until(
@@ -61,11 +61,11 @@ class Scene:
         assert self.coordinator.observed[asked.id].code is code
         await until(lambda: any(event.code == code for event in self.coordinator.events), 10.0, f"word of {code}")
 
-    def fetched(self, digest: str) -> bool:
+    def was_fetched(self, digest: str) -> bool:
         return any(found == digest for found, _ in self.coordinator.fetched)
 
 
-def asked(
+def signed_assignment(
     name: str, digest: str, version: int, *, by: Publisher = SHOP, key: Publisher = SHOP, allow: int = 0
 ) -> Assignment:
     bundle = by.sign_digest(digest, model="relu", version=version)
@@ -77,9 +77,9 @@ def asked(
 async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
     folder = tmp_path_factory.mktemp("region")
     authority = Authority(folder / "ca", REGION, SystemClock().wall())
-    coordinator = Coordinator(authority.issue(Role.COORDINATOR, "coordinator"), MODELS)
+    coordinator = FakeCoordinator(authority.issue(Role.COORDINATOR, "coordinator"), MODELS)
     await coordinator.start()
-    machine = Machine(folder / "edge-1", authority, coordinator.address)
+    machine = AgentHost(folder / "edge-1", authority, coordinator.address)
     try:
         await asyncio.to_thread(machine.start)
         yield Scene(coordinator, machine)
@@ -90,37 +90,39 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
 
 async def test_a37_what_the_publisher_did_not_sign_is_not_even_fetched(scene: Scene) -> None:
     """The store's digest was changed: the publisher's signature is of another model, or another's signature came."""
-    swapped = replace(asked("swapped", NEW, 2), model=EVIL, model_bytes=asked("x", EVIL, 2).model_bytes)
-    for bad in (swapped, asked("stolen", EVIL, 2, by=THIEF)):
-        await scene.refused(bad, Code.SIGNATURE_INVALID)
-    assert not scene.fetched(EVIL)
+    swapped = replace(
+        signed_assignment("swapped", NEW, 2), model=EVIL, model_bytes=signed_assignment("x", EVIL, 2).model_bytes
+    )
+    for bad in (swapped, signed_assignment("stolen", EVIL, 2, by=THIEF)):
+        await scene.wait_refused(bad, Code.SIGNATURE_INVALID)
+    assert not scene.was_fetched(EVIL)
     assert not list(scene.machine.folder.glob(f"**/{EVIL.removeprefix('sha256:')}*"))
     record("A37", "P", runs=2)
 
 
 async def test_a38_an_older_version_does_not_come_back_over_a_power_cut(scene: Scene) -> None:
     """A coordinator that was restored from an old copy asks for version 1 of what this device ran as version 2."""
-    scene.want(asked("new", NEW, 2))
+    scene.want(signed_assignment("new", NEW, 2))
     await ready(scene.coordinator, "new")
-    await scene.refused(asked("old", OLD, 1), Code.MODEL_ROLLBACK)
-    assert not scene.fetched(OLD)
+    await scene.wait_refused(signed_assignment("old", OLD, 1), Code.MODEL_ROLLBACK)
+    assert not scene.was_fetched(OLD)
 
     await asyncio.to_thread(scene.machine.lose_power)
-    scene.want(asked("older", OLD, 1), asked("new-again", NEW, 2))
+    scene.want(signed_assignment("older", OLD, 1), signed_assignment("new-again", NEW, 2))
     await asyncio.to_thread(scene.machine.start)
     await ready(scene.coordinator, "new-again")
-    await scene.refused(asked("older", OLD, 1), Code.MODEL_ROLLBACK)
-    assert not scene.fetched(OLD)
+    await scene.wait_refused(signed_assignment("older", OLD, 1), Code.MODEL_ROLLBACK)
+    assert not scene.was_fetched(OLD)
 
-    scene.want(asked("allowed", OLD, 1, allow=1))
+    scene.want(signed_assignment("allowed", OLD, 1, allow=1))
     await ready(scene.coordinator, "allowed")
-    await scene.refused(asked("not-again", OLD, 1), Code.MODEL_ROLLBACK)
+    await scene.wait_refused(signed_assignment("not-again", OLD, 1), Code.MODEL_ROLLBACK)
     record("A38", "P", runs=3)
 
 
 async def test_a38_cut_off_and_without_power_the_signed_model_answers_again(scene: Scene) -> None:
     """The signature and its key lie with the desired set: no coordinator is needed to judge them."""
-    scene.want(asked("island", NEW, 2))
+    scene.want(signed_assignment("island", NEW, 2))
     await ready(scene.coordinator, "island")
     await scene.coordinator.stop()
     await asyncio.to_thread(scene.machine.lose_power)
@@ -131,7 +133,7 @@ async def test_a38_cut_off_and_without_power_the_signed_model_answers_again(scen
     async def answers() -> bool:
         try:
             return bool((await client.infer("island", [x], timeout=2.0)).outputs)
-        except Failed:
+        except InferenceError:
             return False
 
     try:
@@ -147,10 +149,10 @@ async def test_a37_a_device_with_keys_of_its_own_believes_no_coordinator(scene: 
     await asyncio.to_thread(scene.machine.lose_power)
     scene.want()
     await asyncio.to_thread(scene.machine.start, "--publisher-keys", str(tmp_path))
-    await scene.refused(asked("theirs", EVIL, 3, by=THIEF, key=THIEF), Code.SIGNATURE_INVALID)
+    await scene.wait_refused(signed_assignment("theirs", EVIL, 3, by=THIEF, key=THIEF), Code.SIGNATURE_INVALID)
     unsigned = assignment("unsigned", "unsigned", EVIL, len(MODELS[EVIL]))
-    await scene.refused(unsigned, Code.SIGNATURE_REQUIRED)
-    assert not scene.fetched(EVIL)
-    scene.want(asked("ours", NEW, 2))
+    await scene.wait_refused(unsigned, Code.SIGNATURE_REQUIRED)
+    assert not scene.was_fetched(EVIL)
+    scene.want(signed_assignment("ours", NEW, 2))
     await ready(scene.coordinator, "ours")
     record("A37", "P", runs=2)

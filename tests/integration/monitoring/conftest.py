@@ -10,12 +10,12 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from harness.coordinator import Coordinator
-from harness.disk import compile_disk, slow_disk, small_disk
-from harness.pki import Files
-from harness.preload import preloaded
-from harness.prometheus import RULES, Prometheus, config, scraping
-from harness.stack import Stack, region
+from harness.cluster.coordinator import CoordinatorServer
+from harness.cluster.stack import DevStack, region
+from harness.crypto.pki import CertificateFiles
+from harness.faults.disk import compile_disk, slow_disk_environment, small_disk
+from harness.faults.preload import preload_command
+from harness.servers.prometheus import RULES, Prometheus, config, scrape_config
 from harness.wait import wait_until
 from shoal.types.device import Role
 
@@ -30,11 +30,11 @@ DISK: Final = "disk"
 """The keeper's, in its folder."""
 DISK_BYTES: Final = 32 * 2**20
 SLOW: Final = "slow"
-"""Beside it: how slow it is (harness.disk)."""
+"""Beside it: how slow it is (harness.faults.disk)."""
 REACHED_WITHIN_S: Final = 60.0
 
 
-def hurried(text: str) -> str:
+def shorten_rules(text: str) -> str:
     """The rules with shorter ranges, and `for` of 3 s: what they ask and their bounds are as written."""
     told = yaml.safe_load(text)
     for rule in (rule for group in told["groups"] for rule in group["rules"]):
@@ -45,7 +45,7 @@ def hurried(text: str) -> str:
 
 
 @pytest.fixture(scope="package")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
     """`home` and `home-2` with `FLEET` each, in a federation; their state in etcd."""
     folder = tmp_path_factory.mktemp("watched")
     with region(folder, len(FLEET), regions=2, federation=1, store="etcd", fleet=FLEET) as found:
@@ -53,12 +53,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="package")
-def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+def small_disk_coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorServer]:
     """A coordinator of region `eu` on a small disk that can be full or slow; a test starts it anew with the flags that
     it needs."""
     folder = tmp_path_factory.mktemp("keeper").resolve()
     with small_disk(folder / DISK, DISK_BYTES) as disk:
-        found = Coordinator(folder, before=preloaded(slow_disk(compile_disk(folder), disk, folder / SLOW)))
+        found = CoordinatorServer(
+            folder, command_prefix=preload_command(slow_disk_environment(compile_disk(folder), disk, folder / SLOW))
+        )
         found.data.symlink_to(disk)
         found.start(flags=("--archive-dir", str(folder / "archive"), "--archive-every", "3600"))
         yield found
@@ -66,18 +68,22 @@ def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
 
 
 @pytest.fixture(scope="package")
-def prometheus(stack: Stack, keeper: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(
+    stack: DevStack, small_disk_coordinator: CoordinatorServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
     folder: Path = tmp_path_factory.mktemp("prometheus")
-    keeper.certificate(Role.VIEWER, "prometheus", valid_s=3600.0).write(folder / "eu")
+    small_disk_coordinator.certificate(Role.VIEWER, "prometheus", valid_s=3600.0).write(folder / "eu")
     rules = folder / "rules.yml"
-    rules.write_text(hurried(RULES.read_text()))
+    rules.write_text(shorten_rules(RULES.read_text()))
     found = Prometheus(folder)
     try:
         said: dict[str, Any] = config(stack, every_s=EVERY_S, rule_files=[rules])
-        files = Files(*(folder / "eu" / name for name in ("cert.pem", "key.pem", "ca.pem")))
-        said["scrape_configs"].append(scraping("eu", files, [("shoal-coordinator", "keeper", keeper.metrics)]))
+        files = CertificateFiles(*(folder / "eu" / name for name in ("cert.pem", "key.pem", "ca.pem")))
+        said["scrape_configs"].append(
+            scrape_config("eu", files, [("shoal-coordinator", "keeper", small_disk_coordinator.metrics)])
+        )
         found.start(said)
-        wait_until(lambda: found.at("up") and not found.down(), REACHED_WITHIN_S, "every page to be read")
+        wait_until(lambda: found.query("up") and not found.failing_targets(), REACHED_WITHIN_S, "every page to be read")
         yield found
     finally:
         found.end()

@@ -9,15 +9,15 @@ from typing import Final
 import pytest
 from integration.stack.test_sessions import MODEL, WORKLOAD
 
-from harness import speech
-from harness.oip import Failed, GrpcClient, Tensor, step_request
-from harness.prometheus import Prometheus, Query, queries
-from harness.stack import Load, Stack, documents, numbers, on_nodes, policy, workload
-from harness.trades import delegated, forget, in_regions
+from harness.clients.oip import GrpcClient, InferenceError, Tensor, step_request
+from harness.cluster.delegation import delete_delegated, in_regions, wait_delegated
+from harness.cluster.stack import DevStack, InferenceLoad, documents, input_of, on_nodes, policy, workload
+from harness.models import speech
+from harness.servers.prometheus import Prometheus, Query, queries
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
-from shoal.client import Context, Region
-from shoal.devstack.layout import TRADING
+from shoal.client import Context, RegionClient
+from shoal.devstack.layout import TRADE_DOCUMENT
 from shoal.types.codes import ShoalError
 from shoal.wire.enrol import redeem
 
@@ -28,13 +28,15 @@ RATE: Final = "5s"
 """Grafana's `$__rate_interval`: at least four scrapes."""
 MOVED_WITHIN_S: Final = 60.0
 ANSWERED_WITHIN_S: Final = 45.0
-SIGNALS: Final = TRADING.format(region="home").replace("spec: {", "spec: {price: 0.30 USD/h, carbon: 250 gCO2/kWh, ")
+SIGNALS: Final = TRADE_DOCUMENT.format(region="home").replace(
+    "spec: {", "spec: {price: 0.30 USD/h, carbon: 250 gCO2/kWh, "
+)
 BOUND: Final = f"""  require: {{where: "node.name in {list(NODES)}", latency: {{p95: 5s}}}}
 """
 
 
 @contextlib.contextmanager
-def at_work(stack: Stack, prometheus: Prometheus) -> Iterator[None]:
+def at_work(stack: DevStack, prometheus: Prometheus) -> Iterator[None]:
     """A workload at home that moves, one that another region runs, one that waits, one with sessions; a viewer that
     asks for more than it may, a hot device, a region that does not answer when it is asked."""
     with stack.api() as api:
@@ -43,18 +45,18 @@ def at_work(stack: Stack, prometheus: Prometheus) -> Iterator[None]:
     stack.apply(documents(policy("streams", on_nodes(NODES[:1])), WORKLOAD))
     stack.apply(documents(policy("nowhere", on_nodes(["nobody"])), workload("nowhere", "relu", "nowhere")))
     stack.apply(in_regions("away", "home-2"))
-    (placed,) = stack.serves("here")
-    delegated(stack, "away")
-    stack.serves("vad")
+    (placed,) = stack.wait_serving("here")
+    wait_delegated(stack, "away")
+    stack.wait_serving("vad")
     gateway, files = stack.port("gateway", "grpc"), stack.client_files
     with (
-        Load(gateway, files, "here", clients=2, rate=20.0),
-        Load(gateway, files, "away", clients=1, rate=20.0),
+        InferenceLoad(gateway, files, "here", clients=2, rate=20.0),
+        InferenceLoad(gateway, files, "away", clients=1, rate=20.0),
     ):
         asyncio.run(speak(stack))
-        denied(stack)
+        cause_denials(stack)
         assert ask(stack, "nowhere", 1.0)
-        stack.control.hurt("home-2-cloud-gpu", "heat")
+        stack.control.break_member("home-2-cloud-gpu", "heat")
         with stack.api() as api:
             moved = api.migrate("default", "here", NODES[1 - NODES.index(placed.node)])
 
@@ -63,17 +65,17 @@ def at_work(stack: Stack, prometheus: Prometheus) -> Iterator[None]:
                 return one.stage == "done"
 
             wait_until(over, MOVED_WITHIN_S, "the move to be over")
-        stack.control.hurt("home-2-coordinator", "pause")
+        stack.control.break_member("home-2-coordinator", "pause")
         stack.apply(in_regions("later", "home-2"))
         missing = "shoal_coordinator_bids_missing_total"
-        wait_until(lambda: prometheus.at(missing), ANSWERED_WITHIN_S, "an answer that does not come", every_s=0.5)
-        stack.control.hurt("home-2-coordinator", "resume")
+        wait_until(lambda: prometheus.query(missing), ANSWERED_WITHIN_S, "an answer that does not come", every_s=0.5)
+        stack.control.break_member("home-2-coordinator", "resume")
         yield
-        stack.control.hurt("home-2-cloud-gpu", "heal")
-    forget(stack, "here", "away", "later", "nowhere", "vad")
+        stack.control.break_member("home-2-cloud-gpu", "heal")
+    delete_delegated(stack, "here", "away", "later", "nowhere", "vad")
 
 
-async def speak(stack: Stack) -> None:
+async def speak(stack: DevStack) -> None:
     """A few steps of a session that goes on."""
     client = GrpcClient(stack.port("gateway", "grpc"), stack.client_files.authority.read_bytes(), stack.client_files)
     for number, frame in enumerate(speech.frames(0)[:5]):
@@ -82,15 +84,15 @@ async def speak(stack: Stack) -> None:
     await client.close()
 
 
-def ask(stack: Stack, name: str, timeout_s: float = 20.0) -> str:
+def ask(stack: DevStack, name: str, timeout_s: float = 20.0) -> str:
     """The code of the refusal, or nothing."""
 
     async def once() -> str:
         files = stack.client_files
         client = GrpcClient(stack.port("gateway", "grpc"), files.authority.read_bytes(), files)
         try:
-            await client.infer(name, numbers(1), timeout=timeout_s)
-        except Failed as failed:
+            await client.infer(name, input_of(1), timeout=timeout_s)
+        except InferenceError as failed:
             return failed.code or str(failed.status)
         finally:
             await client.close()
@@ -99,20 +101,20 @@ def ask(stack: Stack, name: str, timeout_s: float = 20.0) -> str:
     return asyncio.run(once())
 
 
-def denied(stack: Stack, times: int = 1) -> None:
+def cause_denials(stack: DevStack, times: int = 1) -> None:
     """A viewer asks for tokens."""
     folder = stack.folder / "viewer"
     if not folder.exists():
         with stack.api() as api:
             token = api.create_token("viewer", "onlooker", 300.0).token
-        redeem(stack.info.stack.of("home").at("enrol"), token, "onlooker").write(folder)
-    with Region(Context("viewer", "home", stack.info.operator.address, str(folder))) as viewer:
+        redeem(stack.info.stack.for_region("home").coordinator_addresses("enrol"), token, "onlooker").write(folder)
+    with RegionClient(Context("viewer", "home", stack.info.operator.address, str(folder))) as viewer:
         for _ in range(times):
             with pytest.raises(ShoalError):
                 viewer.create_token("tenant", "mine")
 
 
-def test_every_panel_gets_data(stack: Stack, prometheus: Prometheus) -> None:
+def test_every_panel_gets_data(stack: DevStack, prometheus: Prometheus) -> None:
     """From the first scrape on, as a time series over the time that it would show."""
     clock = SystemClock()
     began = clock.wall()
@@ -126,7 +128,7 @@ def test_every_panel_gets_data(stack: Stack, prometheus: Prometheus) -> None:
             for each in asked
             if not any(
                 math.isfinite(float(value))
-                for series in prometheus.over(each.asked(rate=RATE, span=span), began, now)
+                for series in prometheus.query_range(each.expand(rate=RATE, span=span), began, now)
                 for _, value in series["values"]
             )
         ]

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.stack import Stack, documents, on_nodes, policy, region, workload
+from harness.cluster.stack import DevStack, documents, on_nodes, policy, region, workload
 
 NAME = "steady"
 NODES = ("gateway", "plain-cpu")
 
 
 @pytest.fixture(scope="package")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
     with region(tmp_path_factory.mktemp("mqtt"), 1, "mqtt") as found:
         found.apply(documents(policy(NAME, on_nodes(["plain-cpu"])), workload(NAME, "relu", NAME)))
-        found.serves(NAME)
+        found.wait_serving(NAME)
         yield found

@@ -9,7 +9,7 @@ import pytest
 from integration.mqtt.conftest import NAME, NODES
 
 from harness import report
-from harness.stack import Load, Stack
+from harness.cluster.stack import DevStack, InferenceLoad
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.coordinator.broker import rights
@@ -33,19 +33,19 @@ def corrupt(folder: Path) -> None:
         (folder / name).write_bytes(bytes(range(256)))
 
 
-def sessions(stack: Stack) -> dict[str, int]:
+def sessions(stack: DevStack) -> dict[str, int]:
     """Epochs of the nodes that are ready."""
     with stack.api() as api:
         return {view.node.name: view.epoch for view in api.get("nodes").nodes if view.liveness == "ready"}
 
 
-def reasons(stack: Stack) -> set[str]:
+def reasons(stack: DevStack) -> set[str]:
     """What is told about the nodes that are ready."""
     with stack.api() as api:
         return {view.reason.code for view in api.get("nodes").nodes if view.liveness == "ready"}
 
 
-def carried(stack: Stack) -> bool:
+def is_on_mqtt(stack: DevStack) -> bool:
     """Each node and the coordinator is connected to the broker, nodes to the coordinator not at all."""
     broker, coordinator = stack.port("broker", "mqtt"), stack.port("coordinator", "link")
     for name in ("coordinator", *NODES):
@@ -61,23 +61,23 @@ def carried(stack: Stack) -> bool:
 
 @pytest.mark.parametrize("hurt", [leave, empty, corrupt])
 def test_f17_every_agent_is_back_soon_after_the_broker_and_nothing_was_done_twice(
-    stack: Stack, hurt: Callable[[Path], None]
+    stack: DevStack, hurt: Callable[[Path], None]
 ) -> None:
     folder = stack.control.folder / "broker"
     wait_until(lambda: set(sessions(stack)) == set(NODES), 30.0, "every node to be ready")
-    assert carried(stack)
+    assert is_on_mqtt(stack)
     before, workers = sessions(stack), stack.workers()
-    placed = [row.assignment.id for row in stack.serves(NAME)]
+    placed = [row.assignment.id for row in stack.wait_serving(NAME)]
     last = max((event.sequence for event in stack.events()), default=0)
     clock = SystemClock()
     gateway = stack.port("gateway", "grpc")
-    with Load(gateway, stack.client_files, NAME, clients=2, rate=10.0) as load:
+    with InferenceLoad(gateway, stack.client_files, NAME, clients=2, rate=10.0) as load:
         stack.kill("broker")
         hurt(folder)
         told = {Code.WAITING_FOR_LINK}
         wait_until(lambda: reasons(stack) == told, 5.0, "nodes that are ready still, and why they are not heard")
         load.wait_for(80)  # inference goes on without it, for longer than it takes to be suspected
-        stack.control.hurt("broker", "resume")  # it listens when this returns
+        stack.control.break_member("broker", "resume")  # it listens when this returns
         there = clock.now()
         wait_until(
             lambda: all(sessions(stack).get(name, 0) > epoch for name, epoch in before.items()),
@@ -86,13 +86,13 @@ def test_f17_every_agent_is_back_soon_after_the_broker_and_nothing_was_done_twic
         )
         back_s = clock.now() - there
         load.wait_for(10)
-    assert load.verdict().lost == 0
+    assert load.verdict().lost_count == 0
     assert stack.workers() == workers, "no model was loaded again"
-    assert [row.assignment.id for row in stack.serves(NAME)] == placed
+    assert [row.assignment.id for row in stack.wait_serving(NAME)] == placed
     assert {"BROKER_LOST", "BROKER_BACK"} <= {event.code for event in stack.events(last)}
     decided = [event.code for event in stack.events(last) if event.workload.name == NAME]
     assert decided == [], "nothing was decided anew"
     known = json.loads((folder / "dynamic-security.json").read_text())
     assert {client["username"] for client in known["clients"]} >= set(NODES)
     assert {role["rolename"] for role in known["roles"]} >= {rights.role_of(name) for name in NODES}
-    report.record("F17", "P", 1, **{f"back_s_{hurt.__name__}": round(back_s, 2)}, requests=load.answered())
+    report.record("F17", "P", 1, **{f"back_s_{hurt.__name__}": round(back_s, 2)}, requests=load.answer_count())

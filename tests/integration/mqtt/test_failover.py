@@ -6,10 +6,10 @@ from math import inf
 
 from integration.mqtt.conftest import NAME
 
-from harness.coordinator import Coordinator
-from harness.members import Member
-from harness.proxy import Way, way_beside
-from harness.stack import Load, Stack
+from harness.cluster.agents import AgentProcess
+from harness.cluster.coordinator import CoordinatorServer
+from harness.cluster.stack import DevStack, InferenceLoad
+from harness.faults.tcp_proxy import TcpProxy, tcp_proxy_in_thread
 from harness.wait import wait_until
 
 NODE = "plain-cpu"
@@ -19,44 +19,44 @@ RETURNS_S = 40.0
 
 
 @contextmanager
-def given_both(stack: Stack, way: Way) -> Iterator[Member]:
+def agent_with_both_links(stack: DevStack, proxy: TcpProxy) -> Iterator[AgentProcess]:
     """The stack's agent, started again with both links, gRPC by `way`."""
     stack.kill(NODE)
-    coordinator = Coordinator(stack.folder, enrol=f"127.0.0.1:{stack.port('coordinator', 'enrol')}")
-    flags = ("--coordinator", f"127.0.0.1:{way.port}", "--mqtt", f"127.0.0.1:{stack.port('broker', 'mqtt')}")
-    member = Member(coordinator, stack.control.folder / NODE, NODE, "node", flags=(*flags, "--link", "auto"))
+    coordinator = CoordinatorServer(stack.folder, enrol=f"127.0.0.1:{stack.port('coordinator', 'enrol')}")
+    flags = ("--coordinator", f"127.0.0.1:{proxy.port}", "--mqtt", f"127.0.0.1:{stack.port('broker', 'mqtt')}")
+    member = AgentProcess(coordinator, stack.control.folder / NODE, NODE, "node", flags=(*flags, "--link", "auto"))
     member.start()
     try:
         yield member
     finally:
         member.end()
-        stack.control.hurt(NODE, "resume")
+        stack.control.break_member(NODE, "resume")
 
 
-def came_by(stack: Stack) -> list[str]:
+def session_carriers(stack: DevStack) -> list[str]:
     """The carrier of each session of the node, in order."""
-    return [line["link"] for line in stack.logged("coordinator", "session opened") if line["node"] == NODE]
+    return [line["link"] for line in stack.log_lines("coordinator", "session opened") if line["node"] == NODE]
 
 
-def test_an_agent_leaves_grpc_that_is_cut_for_mqtt_and_returns(stack: Stack) -> None:
-    with way_beside(stack.port("coordinator", "link")) as way, given_both(stack, way) as member:
-        wait_until(lambda: came_by(stack)[-1] == "grpc", 30.0, "its first session by gRPC")
-        placed = [row.assignment.id for row in stack.serves(NAME)]
+def test_an_agent_leaves_grpc_that_is_cut_for_mqtt_and_returns(stack: DevStack) -> None:
+    with tcp_proxy_in_thread(stack.port("coordinator", "link")) as way, agent_with_both_links(stack, way) as member:
+        wait_until(lambda: session_carriers(stack)[-1] == "grpc", 30.0, "its first session by gRPC")
+        placed = [row.assignment.id for row in stack.wait_serving(NAME)]
         workers = stack.workers()
         last = max((event.sequence for event in stack.events()), default=0)
-        with Load(stack.port("gateway", "grpc"), stack.client_files, NAME, clients=2, rate=10.0) as load:
-            way.lives_s = 1.0
-            wait_until(lambda: came_by(stack)[-1] == "mqtt", FALLS_BACK_S, "a session by MQTT")
-            cut = way.cut
+        with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, NAME, clients=2, rate=10.0) as load:
+            way.max_age_s = 1.0
+            wait_until(lambda: session_carriers(stack)[-1] == "mqtt", FALLS_BACK_S, "a session by MQTT")
+            cut = way.reset_count
             assert cut >= 2
             load.wait_for(40)
-            assert came_by(stack)[-1] == "mqtt", "it stays while it is good"
-            way.lives_s = inf
-            wait_until(lambda: came_by(stack)[-1] == "grpc", RETURNS_S, "a session by gRPC again")
+            assert session_carriers(stack)[-1] == "mqtt", "it stays while it is good"
+            way.max_age_s = inf
+            wait_until(lambda: session_carriers(stack)[-1] == "grpc", RETURNS_S, "a session by gRPC again")
             load.wait_for(40)
-        assert way.cut == cut, "nothing was cut since"
-        assert [line["carrier"] for line in member.said("carrier")] == ["mqtt", "grpc"]
-        assert load.verdict().lost == 0
+        assert way.reset_count == cut, "nothing was cut since"
+        assert [line["carrier"] for line in member.log_lines("carrier")] == ["mqtt", "grpc"]
+        assert load.verdict().lost_count == 0
         assert stack.workers() == workers, "no model was loaded again"
-        assert [row.assignment.id for row in stack.serves(NAME)] == placed
+        assert [row.assignment.id for row in stack.wait_serving(NAME)] == placed
         assert [event.code for event in stack.events(last) if event.workload.name == NAME] == []

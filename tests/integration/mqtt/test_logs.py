@@ -5,11 +5,11 @@ import json
 import pytest
 from integration.mqtt.conftest import NODES
 
-from harness.stack import Stack
+from harness.cluster.stack import DevStack
 from shoal.types.codes import Code, ShoalError
 
 
-def test_a_nodes_log_comes_by_the_broker_and_goes_on(stack: Stack) -> None:
+def test_a_nodes_log_comes_by_the_broker_and_goes_on(stack: DevStack) -> None:
     with stack.api() as api:
         for node in NODES:
             told = [json.loads(text) for text in api.logs(node, lines=1000)]

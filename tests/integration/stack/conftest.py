@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.stack import Stack, region
+from harness.cluster.stack import DevStack, region
 
 
 @pytest.fixture(scope="package")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
     """Two agents: `plain-cpu`, and `edge-npu`, which is emulated."""
     with region(tmp_path_factory.mktemp("stack"), 2) as found:
         yield found

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from harness.cluster.stack import DevStack
 from harness.report import record
-from harness.stack import Stack
 from shoal.types.codes import Code, ShoalError
 from shoal.wire.enrol import redeem
 
@@ -23,7 +23,7 @@ ALERT = 0x15
 """First byte of what TLS itself says when it hangs up."""
 
 
-def listeners(stack: Stack) -> dict[str, int]:
+def listeners(stack: DevStack) -> dict[str, int]:
     """Every port that a member was told to listen at, by `NAME.USE`."""
     return {
         f"{member.name}.{use}": int(address.rpartition(":")[2])
@@ -32,12 +32,12 @@ def listeners(stack: Stack) -> dict[str, int]:
     }
 
 
-def client(stack: Stack) -> ssl.SSLContext:
+def client(stack: DevStack) -> ssl.SSLContext:
     """Trusts the region, shows nothing."""
     return ssl.create_default_context(cafile=str(stack.info.operator.ca))
 
 
-def said(connection: socket.socket, words: bytes) -> bytes:
+def exchange(connection: socket.socket, words: bytes) -> bytes:
     """What comes back until the other side closes; nothing where it resets."""
     found = b""
     with contextlib.suppress(ConnectionError, BrokenPipeError, ssl.SSLError):
@@ -48,53 +48,59 @@ def said(connection: socket.socket, words: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def dialled(port: int) -> Iterator[socket.socket]:
+def dial(port: int) -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", port), timeout=CLOSED_WITHIN_S) as connection:
         yield connection
 
 
-def test_a10_no_port_answers_without_tls(stack: Stack) -> None:
+def test_a10_no_port_answers_without_tls(stack: DevStack) -> None:
     found = listeners(stack)
     for name, port in found.items():
         for words in (HTTP, HTTP2):
-            with dialled(port) as plain:
-                answer = said(plain, words)
-            assert answer == b"" or answer[0] == ALERT, f"{name} answers plaintext: {answer[:60]!r}"
+            with dial(port) as plain:
+                answer = exchange(plain, words)
+            told = name.endswith(".rest") and requires_tls(answer)
+            assert told or answer == b"" or answer[0] == ALERT, f"{name} answers plaintext: {answer[:60]!r}"
     record("A10", "P", 2 * len(found), plaintext="refused at every port", ports=len(found))
 
 
-def test_a10_no_port_speaks_tls_1_1(stack: Stack) -> None:
+def requires_tls(answer: bytes) -> bool:
+    """A REST port says in HTTP that it speaks TLS, and ends the connection."""
+    return answer.startswith(b"HTTP/1.1 400 ") and b"connection: close" in answer.lower() and b"TLS_REQUIRED" in answer
+
+
+def test_a10_no_port_speaks_tls_1_1(stack: DevStack) -> None:
     context = client(stack)
     with pytest.deprecated_call():
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     for name, port in listeners(stack).items():
-        with dialled(port) as plain, pytest.raises((ssl.SSLError, ConnectionError)) as refused:
+        with dial(port) as plain, pytest.raises((ssl.SSLError, ConnectionError)) as refused:
             context.wrap_socket(plain, server_hostname="localhost")
         # The server's own alert, not this machine's library, which could not even try.
         assert re.search("protocol version|reset|closed|EOF", str(refused.value), re.IGNORECASE), f"{name}: {refused}"
 
 
-def test_a10_no_port_that_needs_a_certificate_answers_without_one(stack: Stack) -> None:
+def test_a10_no_port_that_needs_a_certificate_answers_without_one(stack: DevStack) -> None:
     for name, port in listeners(stack).items():
         if name.partition(".")[2] not in NEEDS_A_CERTIFICATE:
             continue
         context = client(stack)
         context.set_alpn_protocols(["h2", "http/1.1"])
         for words in (HTTP, HTTP2):
-            with dialled(port) as plain:
+            with dial(port) as plain:
                 answer = b""
                 refused = contextlib.suppress(ssl.SSLError, ConnectionError)
                 with refused, context.wrap_socket(plain, server_hostname="localhost") as secured:
-                    answer = said(secured, words)
+                    answer = exchange(secured, words)
             assert answer == b"", f"{name} answers a stranger: {answer[:60]!r}"
 
 
-def test_a10_ports_that_take_other_credentials_refuse_who_has_none(stack: Stack) -> None:
+def test_a10_ports_that_take_other_credentials_refuse_who_has_none(stack: DevStack) -> None:
     for name, port in listeners(stack).items():
         match name.partition(".")[2]:
             case "rest":
-                with dialled(port) as plain, client(stack).wrap_socket(plain, server_hostname="localhost") as secured:
+                with dial(port) as plain, client(stack).wrap_socket(plain, server_hostname="localhost") as secured:
                     secured.sendall(b"GET /v2/models/relu HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                     assert secured.recv(64).startswith(b"HTTP/1.1 401 "), name
             case "enrol":
@@ -103,7 +109,7 @@ def test_a10_ports_that_take_other_credentials_refuse_who_has_none(stack: Stack)
                 assert refused.value.code is Code.TOKEN_INVALID
 
 
-def test_a10_nothing_else_listens(stack: Stack) -> None:
+def test_a10_nothing_else_listens(stack: DevStack) -> None:
     """Every TCP port that a process of the region opened is one of those above, on loopback."""
     known = set(listeners(stack).values())
     opened: dict[int, str] = {}

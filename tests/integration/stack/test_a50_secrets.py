@@ -21,13 +21,13 @@ import numpy as np
 import psutil
 import pytest
 
-from harness.oip import Failed, GrpcClient, RestClient, Tensor
-from harness.pki import Files
+from harness.clients.oip import GrpcClient, InferenceError, RestClient, Tensor
+from harness.cluster.stack import DevStack, documents, files_of, on_nodes, policy, workload
+from harness.crypto.pki import CertificateFiles
 from harness.report import record
-from harness.stack import Stack, documents, files_of, on_nodes, policy, workload
 from shoal.agent.worker import confinement
-from shoal.client import Inference
-from shoal.devstack.keeper import program_path
+from shoal.client import InferenceClient
+from shoal.devstack.process_supervisor import program_path
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.trace import TraceParent
@@ -47,20 +47,20 @@ PASSPHRASE = "canary-passphrase"
 
 
 @pytest.fixture(scope="module")
-def tenant(stack: Stack) -> Iterator[tuple[Files, str]]:
+def tenant(stack: DevStack) -> Iterator[tuple[CertificateFiles, str]]:
     """Of another name than the workload's owner; a certificate and a bearer token."""
     stack.apply(documents(policy(NAME, on_nodes(["plain-cpu"])), workload(NAME, "relu", NAME)))
-    stack.serves(NAME)
+    stack.wait_serving(NAME)
     yield stack.tenant(OTHER)
-    stack.forget(NAME)
+    stack.delete_workloads(NAME)
 
 
-def gateway(stack: Stack, files: Files | None = None, bearer: str = "") -> GrpcClient:
+def gateway(stack: DevStack, files: CertificateFiles | None = None, bearer: str = "") -> GrpcClient:
     port = stack.port("gateway", "token" if bearer else "grpc")
     return GrpcClient(port, stack.client_files.authority.read_bytes(), files, bearer)
 
 
-async def said_to_clients(stack: Stack, tenant: tuple[Files, str]) -> list[tuple[str, str]]:
+async def collect_client_errors(stack: DevStack, tenant: tuple[CertificateFiles, str]) -> list[tuple[str, str]]:
     """Everything that the gateway's listeners tell whoever is refused, tensors and tokens in hand: (tenant, text)."""
     files, bearer = tenant
     told: list[tuple[str, str]] = []
@@ -74,8 +74,8 @@ async def said_to_clients(stack: Stack, tenant: tuple[Files, str]) -> list[tuple
         (other, NAME, (X,), {"shoal-hop": "1"}), (tokens[0], NAME, (X,), {}), (tokens[1], NAME, (X,), {}),
         (owner, HOSTILE, (X,), {}),
     ):  # fmt: skip
-        with pytest.raises(Failed) as failed:
-            await client.infer(model, tensors, said=more)
+        with pytest.raises(InferenceError) as failed:
+            await client.infer(model, tensors, extra_metadata=more)
         told.append((OTHER if client in (other, tokens[0]) else "default", str(failed.value)))
     for client in (owner, other, *tokens):
         await client.close()
@@ -94,14 +94,14 @@ async def said_to_clients(stack: Stack, tenant: tuple[Files, str]) -> list[tuple
     )
     for rest in (*ways, RestClient(port, authority, stack.client_files)):
         for path in paths:
-            answer = await rest.exchange(rest.bytes_of("POST", path, body))
+            answer = await rest.exchange(rest.request_bytes("POST", path, body))
             assert answer.status >= 400
             assert "x-evil" not in answer.headers
             told.append((OTHER if rest is ways[0] else "default", f"{answer.headers} {answer.body.decode()}"))
     return told
 
 
-def said_by_the_coordinator(stack: Stack, identities: Iterable[Files]) -> list[str]:
+def collect_coordinator_errors(stack: DevStack, identities: Iterable[CertificateFiles]) -> list[str]:
     """To every method of every service, from every role, with nothing and with junk in the message."""
     told = []
     services = [
@@ -128,7 +128,7 @@ def said_by_the_coordinator(stack: Stack, identities: Iterable[Files]) -> list[s
     return told
 
 
-def secrets_of(stack: Stack, tenant: tuple[Files, str]) -> dict[str, bytes]:
+def secrets_of(stack: DevStack, tenant: tuple[CertificateFiles, str]) -> dict[str, bytes]:
     """By where each lives: the middle of every private key, tokens, tensors, nonces."""
     found = {"bearer": tenant[1].encode(), "tensor": TENSOR, "wrong bearer": WRONG_BEARER.encode()}
     found["passphrase"] = PASSPHRASE.encode()
@@ -145,7 +145,7 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
 
 
-def public_surfaces(stack: Stack, tenant: tuple[Files, str]) -> dict[str, bytes]:
+def public_surfaces(stack: DevStack, tenant: tuple[CertificateFiles, str]) -> dict[str, bytes]:
     """Logs, metrics, process lists and environments, events, listings, a trace; errors are added by who calls."""
     found = {f"log {path.name}": path.read_bytes() for path in (stack.control.folder / "logs").iterdir()}
     found |= {f"log {path.name}": path.read_bytes() for path in stack.control.folder.glob("*/run/*.log")}
@@ -157,7 +157,7 @@ def public_surfaces(stack: Stack, tenant: tuple[Files, str]) -> dict[str, bytes]
     with stack.api() as operator:
         for kind in ("nodes", "devices", "workloads", "placements", "tokens"):
             found[f"listing of {kind}"] = str(operator.get(kind)).encode()
-        with Inference(stack.info.operator, f"127.0.0.1:{stack.port('gateway', 'rest')}") as client:
+        with InferenceClient(stack.info.operator, f"127.0.0.1:{stack.port('gateway', 'rest')}") as client:
             client.infer(NAME, {"x": np.frombuffer(TENSOR, np.float32)[None]}, traceparent=str(TRACED))
         found["trace"] = str(operator.trace(TRACED.trace)).encode()
     assert b"shoal.workload" in found["trace"]
@@ -185,9 +185,9 @@ def hits(secrets: dict[str, bytes], surfaces: dict[str, bytes]) -> list[str]:
     ]
 
 
-def test_a50_secrets_stay_where_they_live(stack: Stack, tenant: tuple[Files, str]) -> None:
-    told = [text for _, text in asyncio.run(said_to_clients(stack, tenant))]
-    told += said_by_the_coordinator(stack, (files_of(stack.info.operator), stack.client_files, tenant[0]))
+def test_a50_secrets_stay_where_they_live(stack: DevStack, tenant: tuple[CertificateFiles, str]) -> None:
+    told = [text for _, text in asyncio.run(collect_client_errors(stack, tenant))]
+    told += collect_coordinator_errors(stack, (files_of(stack.info.operator), stack.client_files, tenant[0]))
     signing = stack.folder / "signing.pem"
     key = subprocess.run(
         [*program_path("shoal"), "model", "key", str(signing), "--new"],
@@ -203,7 +203,7 @@ def test_a50_secrets_stay_where_they_live(stack: Stack, tenant: tuple[Files, str
     record("A50", "P", 1, canaries=len(secrets), surfaces=len(surfaces), hits=0)
 
 
-def test_a50_what_holds_a_secret_is_its_owners_alone(stack: Stack, tenant: tuple[Files, str]) -> None:
+def test_a50_what_holds_a_secret_is_its_owners_alone(stack: DevStack, tenant: tuple[CertificateFiles, str]) -> None:
     """Files, and the folders of sockets; and no process leaves a core."""
     secrets = {name: each for name, each in secrets_of(stack, tenant).items() if "tensor" not in name}
     checked = 0
@@ -222,9 +222,9 @@ def test_a50_what_holds_a_secret_is_its_owners_alone(stack: Stack, tenant: tuple
     record("A50", "P", 1, private_files=checked)
 
 
-def test_a50_whoever_speaks_writes_no_line_of_its_own(stack: Stack, tenant: tuple[Files, str]) -> None:
+def test_a50_whoever_speaks_writes_no_line_of_its_own(stack: DevStack, tenant: tuple[CertificateFiles, str]) -> None:
     """Line breaks and terminal sequences in names, headers, documents and messages of agents."""
-    asyncio.run(said_to_clients(stack, tenant))
+    asyncio.run(collect_client_errors(stack, tenant))
     with stack.api() as operator:
         operator.plan([operator_pb2.Document(name=HOSTILE, text=f"kind: {HOSTILE}")])
         for call in (lambda: operator.get(HOSTILE), lambda: operator.revoke(HOSTILE, reason=HOSTILE)):
@@ -240,10 +240,12 @@ def test_a50_whoever_speaks_writes_no_line_of_its_own(stack: Stack, tenant: tupl
     record("A50", "P", 1, log_lines=lines)
 
 
-def test_errors_name_nothing_that_the_caller_did_not_send(stack: Stack, tenant: tuple[Files, str]) -> None:
+def test_errors_name_nothing_that_the_caller_did_not_send(
+    stack: DevStack, tenant: tuple[CertificateFiles, str]
+) -> None:
     """Neither paths nor addresses, keys nor other tenants; codes with a remedy are told, and how often."""
-    told = asyncio.run(said_to_clients(stack, tenant))
-    by_coordinator = said_by_the_coordinator(stack, (files_of(stack.info.operator), stack.client_files, tenant[0]))
+    told = asyncio.run(collect_client_errors(stack, tenant))
+    by_coordinator = collect_coordinator_errors(stack, (files_of(stack.info.operator), stack.client_files, tenant[0]))
     texts = [*by_coordinator, *(text for _, text in told)]
     places = [f"127.0.0.1:{stack.port(name, use)}" for name, use in (("plain-cpu", "grpc"), ("coordinator", "enrol"))]
     for text in texts:
@@ -259,10 +261,10 @@ def test_errors_name_nothing_that_the_caller_did_not_send(stack: Stack, tenant: 
     record("A50", "P", 1, error_texts=len(texts), codes=len(codes))
 
 
-def test_a35_the_doctor_tells_what_workers_cannot_do(stack: Stack) -> None:
+def test_a35_the_doctor_tells_what_workers_cannot_do(stack: DevStack) -> None:
     """Of this very machine, which the tests of captured workers ran on; the agents told their coordinator."""
     told = stack.shoal("doctor", "agent").stdout
-    but = f", but for {'; '.join(lacking)}" if (lacking := confinement.lacking()) else ""
+    but = f", but for {'; '.join(lacking)}" if (lacking := confinement.unsupported_restrictions()) else ""
     for node in ("plain-cpu", "edge-npu"):
         assert f"node {node} confines its workers{but}" in told, told
     record("A35", "P", 1, lacking=len(lacking))

@@ -12,9 +12,9 @@ from itertools import product
 
 import pytest
 
-from harness.blow import Blow
+from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack, InferenceLoad, documents, on_nodes, policy, workload
+from harness.faults.migration_fault import MigrationFault
 from harness.report import record
-from harness.stack import PATIENCE_S, Load, Stack, documents, on_nodes, policy, workload
 from harness.wait import wait_until
 from shoal.types.codes import ShoalError
 from shoal.v1 import operator_pb2
@@ -27,7 +27,7 @@ ENDS_S = 120.0
 INSIST_S = 60.0
 STATES = ("planned", "reserved", "staging", "warming", "verifying", "shifting", "draining", "rolling_back")
 ORDER = (*STATES[:-1], "done", "rolling_back", "aborted")
-VICTIMS = (
+TARGETS = (
     "coordinator",
     *(f"{who}{part}" for who in ("source", "target") for part in ("", "/supervisor", "/front", "/worker")),
     "gateway",
@@ -38,48 +38,52 @@ UNHURRIED = "  migration: {verify: {samples: 24}}\n"
 
 
 @pytest.fixture
-def moving(stack: Stack) -> Iterator[Stack]:
+def migrating_stack(stack: DevStack) -> Iterator[DevStack]:
     stack.apply(documents(policy(NAME, on_nodes(NODES) + UNHURRIED), workload(NAME, "relu", NAME)))
     yield stack
     for member in ("coordinator", "gateway", *NODES):
-        stack.control.hurt(member, "resume")
-    wait_until(stack.all_heard, PATIENCE_S, "every node to be heard")
-    stack.forget(NAME)
-    wait_until(lambda: not stack.doctor(), PATIENCE_S, "the region to be whole")
+        stack.control.break_member(member, "resume")
+    wait_until(stack.are_nodes_current, WAIT_TIMEOUT_S, "every node to be heard")
+    stack.delete_workloads(NAME)
+    wait_until(lambda: not stack.doctor(), WAIT_TIMEOUT_S, "the region to be whole")
 
 
-def seen(stack: Stack, migration: str) -> operator_pb2.MigrationView:
+def migration_view(stack: DevStack, migration: str) -> operator_pb2.MigrationView:
     with stack.api() as api:
         (one,) = api.get("migrations", migration).migrations
     return one
 
 
-CELLS = [pytest.param(*cell, marks=() if cell in ALWAYS else pytest.mark.long) for cell in product(STATES, VICTIMS)]
+CELLS = [pytest.param(*cell, marks=() if cell in ALWAYS else pytest.mark.long) for cell in product(STATES, TARGETS)]
 
 
 @pytest.mark.parametrize(("state", "victim"), CELLS)
-def test_f05_killed_at_a_state_of_a_move(moving: Stack, state: str, victim: str) -> None:
-    stack = moving
-    (placed,) = stack.serves(NAME)
+def test_f05_killed_at_a_state_of_a_move(migrating_stack: DevStack, state: str, victim: str) -> None:
+    stack = migrating_stack
+    (placed,) = stack.wait_serving(NAME)
     source, target = placed.node, NODES[1 - NODES.index(placed.node)]
     who = victim.replace("source", source).replace("target", target)
     ports = tuple(stack.port(name, "grpc") for name in NODES)
-    load = Load(
-        stack.port("gateway", "grpc"), stack.client_files, NAME, clients=2, others=ports, insist_s=INSIST_S
+    load = InferenceLoad(
+        stack.port("gateway", "grpc"), stack.client_files, NAME, clients=2, other_ports=ports, retry_for_s=INSIST_S
     )  # fmt: skip
     with load:
-        with Blow(stack, who, NAME, ORDER[ORDER.index(state) :]) as blow:
+        with MigrationFault(stack, who, NAME, ORDER[ORDER.index(state) :]) as blow:
             with stack.api() as api, suppress(*(ShoalError,) * (victim == "coordinator")):  # which may not answer
                 begun = api.migrate("default", NAME, target)
                 if state == "rolling_back":
-                    wait_until(lambda: seen(stack, begun.id).stage in ORDER[5:], ENDS_S, "it to shift", every_s=0.02)
+                    wait_until(
+                        lambda: migration_view(stack, begun.id).stage in ORDER[5:], ENDS_S, "it to shift", every_s=0.02
+                    )
                     api.cancel_migration(begun.id)
             blow.wait(ENDS_S)
         if victim == "coordinator" or "/" not in victim:
             load.wait_for(10)
-            stack.control.hurt(who, "resume")
+            stack.control.break_member(who, "resume")
         ended = wait_until(
-            lambda: one if (one := _seen_or_none(stack, blow.migration)) and one.stage in ("done", "aborted") else None,
+            lambda: (
+                one if (one := _migration_or_none(stack, blow.migration)) and one.stage in ("done", "aborted") else None
+            ),
             ENDS_S,
             f"the end of the move, {victim} killed at {state}",
         )
@@ -88,23 +92,23 @@ def test_f05_killed_at_a_state_of_a_move(moving: Stack, state: str, victim: str)
     code = ended.reason.code if ended.stage == "aborted" else ""
     assert ended.stage == "done" or code, ended
     verdict = load.verdict()
-    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
-    (left,) = stack.serves(NAME)
+    assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
+    (left,) = stack.wait_serving(NAME)
     wait_until(
         lambda: set(stack.workers()) == {row.assignment.id for row in stack.placements()},
-        PATIENCE_S,
+        WAIT_TIMEOUT_S,
         "no worker to be nobody's",
     )
     record(
         "F05", "P", 1, aimed=state, state=blow.state_of(ended), victim=victim, struck=len(blow.pids),
         ended=f"{ended.stage} {code}".strip(), left_on="target" if left.node == target else "source",
-        sent=verdict.sent, lost=0, asked_again=len(load.broken), slowest_s=round(verdict.slowest_s, 3),
+        sent=verdict.sent, lost=0, asked_again=len(load.failed_attempts), slowest_s=round(verdict.slowest_s, 3),
     )  # fmt: skip
 
 
-def _seen_or_none(stack: Stack, migration: str) -> operator_pb2.MigrationView | None:
+def _migration_or_none(stack: DevStack, migration: str) -> operator_pb2.MigrationView | None:
     """None while no coordinator answers."""
     try:
-        return seen(stack, migration)
+        return migration_view(stack, migration)
     except ShoalError:
         return None

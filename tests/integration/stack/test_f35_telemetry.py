@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from harness.cluster.stack import DevStack, InferenceLoad, documents, on_nodes, policy, workload
 from harness.report import record
-from harness.stack import Load, Stack, documents, on_nodes, policy, workload
 from harness.wait import until, wait_until
 from shoal.agent.clock import SystemClock
-from shoal.agent.link.credentials import Files
+from shoal.agent.link.credentials import CredentialFiles
 from shoal.agent.link.grpc import GrpcLink, GrpcSession
 from shoal.types.assignment import Observed, Status
 from shoal.types.codes import Code
@@ -39,24 +39,24 @@ BEATS = 2
 """Of each lie."""
 
 
-def test_f35_absurd_telemetry_is_refused_and_its_work_stays(stack: Stack) -> None:
+def test_f35_absurd_telemetry_is_refused_and_its_work_stays(stack: DevStack) -> None:
     stack.apply(documents(policy("two", on_nodes(NODES, 2)), workload("told", "relu", "two")))
     try:
-        stack.serves("told", 2)
+        stack.wait_serving("told", 2)
         workers, last = stack.workers(), stack.events()[-1].sequence
-        with Load(stack.port("gateway", "grpc"), stack.client_files, "told") as load:
+        with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, "told") as load:
             before = load.now()
             load.wait_for(60)
             calm = load.latencies(before, load.now())
-            stack.control.hurt(f"{LIAR}/supervisor", "pause")
+            stack.control.break_member(f"{LIAR}/supervisor", "pause")
             codes, heard = asyncio.run(lie(stack, load))
-            stack.control.hurt(f"{LIAR}/supervisor", "resume")
+            stack.control.break_member(f"{LIAR}/supervisor", "resume")
             wait_until(lambda: not view(stack).quarantined, 60.0, "who reports well again to be believed again")
-            stack.serves("told", 2)
+            stack.wait_serving("told", 2)
             load.wait_for(20)
         verdict = load.verdict()
         assert set().union(*codes.values()) <= {Code.TELEMETRY_ABSURD, Code.MESSAGE_INVALID}, codes
-        assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+        assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
         assert stack.workers() == workers, "its work stays"
         told = {event.code for event in stack.events(last) if event.node == LIAR}
         assert "NODE_QUARANTINED" in told, told
@@ -67,15 +67,15 @@ def test_f35_absurd_telemetry_is_refused_and_its_work_stays(stack: Stack) -> Non
             "F35", "P", 1, lies=BEATS * len(LIES), median_ratio=round(worse, 2), sent=verdict.sent, lost=0, restarts=0
         )
     finally:
-        stack.forget("told")
+        stack.delete_workloads("told")
 
 
-def view(stack: Stack) -> operator_pb2.NodeView:
+def view(stack: DevStack) -> operator_pb2.NodeView:
     with stack.api() as api:
         return api.get("nodes", LIAR).nodes[0]
 
 
-async def lie(stack: Stack, load: Load) -> tuple[dict[str, set[Code]], list[float]]:
+async def lie(stack: DevStack, load: InferenceLoad) -> tuple[dict[str, set[Code]], list[float]]:
     """Codes by lie, and how long the region's requests took meanwhile."""
     clock = SystemClock()
     with stack.api() as api:
@@ -83,7 +83,10 @@ async def lie(stack: Stack, load: Load) -> tuple[dict[str, set[Code]], list[floa
         (row,) = [row for row in api.get("placements").placements if row.node == LIAR]
     observed = from_wire(Observed, row.observed)
     link = GrpcLink(
-        Files(stack.control.folder / LIAR / "identity"), stack.info.stack.coordinator.addresses["link"], clock, quiet
+        CredentialFiles(stack.control.folder / LIAR / "identity"),
+        stack.info.stack.coordinator.addresses["link"],
+        clock,
+        quiet,
     )
     session: GrpcSession = await until(
         lambda: link.connect(Hello(node, "nonce-liar", None, 1, clock.wall())), 30.0, "the old session to be over"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from unit.policies.test_mistakes import MARK, MISTAKES
 
+from harness.cluster.stack import DevStack, InferenceLoad, documents, on_nodes, policy, workload
 from harness.report import record
-from harness.stack import Load, Stack, documents, on_nodes, policy, workload
 from shoal.types.codes import Code
 from shoal.v1 import operator_pb2
 
@@ -21,15 +21,15 @@ LEAST = 25
 
 
 @pytest.fixture(scope="module")
-def steady(stack: Stack) -> Iterator[Stack]:
+def steady(stack: DevStack) -> Iterator[DevStack]:
     """A region with one workload that has to go on as it is."""
     stack.apply(documents(policy(STEADY, on_nodes(["plain-cpu"])), workload(STEADY, "relu", STEADY)))
-    stack.serves(STEADY)
+    stack.wait_serving(STEADY)
     yield stack
-    stack.forget(STEADY)
+    stack.delete_workloads(STEADY)
 
 
-def state(stack: Stack) -> dict[str, Any]:
+def state(stack: DevStack) -> dict[str, Any]:
     """What a refused document must not change."""
     with stack.api() as api:
         held = {
@@ -45,7 +45,7 @@ def state(stack: Stack) -> dict[str, Any]:
     return {**held, "workers": stack.workers(), "last event": told[-1]}
 
 
-def placed(text: str) -> tuple[str, int, int]:
+def split_at_mark(text: str) -> tuple[str, int, int]:
     """The text without its mark, and the mark's line and column."""
     before, _, after = text.partition(MARK)
     return before + after, before.count("\n") + 1, len(before) - before.rfind("\n")
@@ -58,18 +58,18 @@ def one_of_each_code() -> list[tuple[str, str, Code]]:
     return [*first.values(), *rest[: max(0, LEAST - len(first))]]
 
 
-def test_mistakes_are_told_apart_and_nothing_is_disturbed(steady: Stack, tmp_path: Path) -> None:
+def test_mistakes_are_told_apart_and_nothing_is_disturbed(steady: DevStack, tmp_path: Path) -> None:
     """One `shoal validate` of them all; 25 by `shoal apply`, each alone; all again as a client that checks nothing."""
     files: dict[str, tuple[Code, int, int]] = {}
     texts: dict[str, str] = {}
     for number, (_, text, code, _) in enumerate(MISTAKES):
         path = str(tmp_path / f"{number:03}.yaml")
-        texts[path], line, column = placed(text)
+        texts[path], line, column = split_at_mark(text)
         files[path] = (code, line, column)
         Path(path).write_text(texts[path])
     chosen = one_of_each_code()
     before = state(steady)
-    with Load(steady.port("gateway", "grpc"), steady.client_files, STEADY, clients=2) as load:
+    with InferenceLoad(steady.port("gateway", "grpc"), steady.client_files, STEADY, clients=2) as load:
         done = steady.shoal("validate", "-o", "json", *files)
         assert done.returncode == 1
         problems = json.loads(done.stdout)["problems"]
@@ -80,12 +80,13 @@ def test_mistakes_are_told_apart_and_nothing_is_disturbed(steady: Stack, tmp_pat
 
         for name, text, code in chosen:
             alone = tmp_path / "alone.yaml"
-            content, line, column = placed(text)
+            content, line, column = split_at_mark(text)
             alone.write_text(content)
             refused = steady.shoal("apply", "-f", str(alone))
             assert (refused.returncode, refused.stdout) == (255, ""), name
             (told,) = refused.stderr.splitlines()
-            assert told.startswith(f"{alone}:{line}:{column}  {code}  "), name
+            assert told.startswith(f"{alone}:{line}:{column}: found: "), name
+            assert told.endswith(f" ({code})"), name
 
         with steady.api() as api:
             for path, text in texts.items():
@@ -95,14 +96,14 @@ def test_mistakes_are_told_apart_and_nothing_is_disturbed(steady: Stack, tmp_pat
                 assert reply.revision == 0
         load.wait_for(20)
     verdict = load.verdict()
-    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+    assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
     assert state(steady) == before
     codes = {code for _, _, code in chosen}
     assert len(chosen) >= LEAST
     assert len(codes) >= 18
     record(
         "issue 3, point 6", "P", 1, mistakes=len(files), by_command_line=len(chosen), codes=len(codes),
-        sent=verdict.sent, lost=verdict.lost,
+        sent=verdict.sent, lost=verdict.lost_count,
     )  # fmt: skip
 
 
@@ -117,7 +118,7 @@ def test_mistakes_are_told_apart_and_nothing_is_disturbed(steady: Stack, tmp_pat
     ],
     ids=lambda value: str(value) if isinstance(value, Code) else "",
 )
-def test_what_only_the_region_can_know(steady: Stack, tmp_path: Path, text: str, code: Code) -> None:
+def test_what_only_the_region_can_know(steady: DevStack, tmp_path: Path, text: str, code: Code) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"this is no model")
     path = tmp_path / "asked.yaml"
     path.write_text(text)
@@ -134,7 +135,7 @@ def test_what_only_the_region_can_know(steady: Stack, tmp_path: Path, text: str,
         assert {(model.name, model.digest) for model in api.models()} == models
 
 
-def test_a_file_with_one_mistake_changes_nothing_of_the_rest(steady: Stack, tmp_path: Path) -> None:
+def test_a_file_with_one_mistake_changes_nothing_of_the_rest(steady: DevStack, tmp_path: Path) -> None:
     """All or nothing: a good document beside a wrong one is not applied."""
     path = tmp_path / "asked.yaml"
     path.write_text(documents(policy("good", "  priority: 5\n"), workload("w", "relu", "nowhere")))
@@ -142,5 +143,6 @@ def test_a_file_with_one_mistake_changes_nothing_of_the_rest(steady: Stack, tmp_
     refused = steady.shoal("apply", "-f", str(path))
     assert refused.returncode == 255
     (told,) = refused.stderr.splitlines()
-    assert told.startswith(f"{path}:12:11  {Code.POLICY_UNKNOWN}  ")
+    assert told.startswith(f"{path}:12:11: found: ")
+    assert told.endswith(f" ({Code.POLICY_UNKNOWN})")
     assert state(steady) == before

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.stack import Stack, documents, on_nodes, policy, workload
+from harness.cluster.stack import DevStack, documents, on_nodes, policy, workload
 from shoal.types.codes import Code
 from shoal.v1 import operator_pb2
 
@@ -17,16 +17,16 @@ NAME = "planned"
 
 
 @pytest.fixture
-def file(stack: Stack, tmp_path: Path) -> Iterator[Path]:
+def file(stack: DevStack, tmp_path: Path) -> Iterator[Path]:
     """Where the test writes what it asks for; afterwards the region has nothing of it."""
     yield tmp_path / "asked.yaml"
-    stack.forget(NAME)
+    stack.delete_workloads(NAME)
     with stack.api() as api:
         if any(document.name == NAME for document in api.get("policies").documents):
             api.delete("policy", NAME)
 
 
-def asked(spec: str) -> str:
+def documents_for(spec: str) -> str:
     return documents(policy(NAME, spec), workload(NAME, "relu", NAME))
 
 
@@ -50,8 +50,8 @@ def table_of(printed: str) -> list[str]:
     return rows
 
 
-def test_diff_candidates_reasons_chosen_hash_and_exit_status(stack: Stack, file: Path) -> None:
-    file.write_text(asked(on_nodes(["plain-cpu"])))
+def test_diff_candidates_reasons_chosen_hash_and_exit_status(stack: DevStack, file: Path) -> None:
+    file.write_text(documents_for(on_nodes(["plain-cpu"])))
     first = stack.shoal("plan", "-f", str(file))
     assert first.returncode == 1, first.stderr
     assert f"+ Policy {NAME}\n" in first.stdout
@@ -72,7 +72,7 @@ def test_diff_candidates_reasons_chosen_hash_and_exit_status(stack: Stack, file:
     applied = stack.shoal("apply", "-f", str(file), "--plan", hash_of(first.stdout), "--wait")
     assert applied.returncode == 0, applied.stderr
     assert applied.stdout.endswith("ready\n")
-    assert [row.node for row in stack.serves(NAME)] == ["plain-cpu"]
+    assert [row.node for row in stack.wait_serving(NAME)] == ["plain-cpu"]
 
     after = stack.shoal("plan", "-f", str(file))
     assert (after.returncode, "nothing to do\n" in after.stdout) == (0, True), after.stdout
@@ -81,15 +81,16 @@ def test_diff_candidates_reasons_chosen_hash_and_exit_status(stack: Stack, file:
     assert drift.returncode == 0
     assert json.loads(drift.stdout)["documents"] == []
 
-    file.write_text(asked("  priority: high\n"))
+    file.write_text(documents_for("  priority: high\n"))
     wrong = stack.shoal("plan", "-f", str(file))
     assert (wrong.returncode, wrong.stdout) == (255, "")
-    assert wrong.stderr.startswith(f"{file}:5:13  {Code.FIELD_INVALID}  ")
+    assert wrong.stderr.startswith(f"{file}:5:13: found: ")
+    assert wrong.stderr.endswith(f" ({Code.FIELD_INVALID})\n")
 
 
-def test_a_stale_plan_is_refused_and_says_what_differs(stack: Stack, file: Path) -> None:
+def test_a_stale_plan_is_refused_and_says_what_differs(stack: DevStack, file: Path) -> None:
     """The hash covers decisions: telemetry does not make it stale, a node that is taken out does."""
-    file.write_text(asked("  optimize: {latency: 1.0}\n"))
+    file.write_text(documents_for("  optimize: {latency: 1.0}\n"))
     shown = hash_of(stack.shoal("plan", "-f", str(file)).stdout)
     with stack.api() as api:
         chosen = next(
@@ -104,7 +105,7 @@ def test_a_stale_plan_is_refused_and_says_what_differs(stack: Stack, file: Path)
         finally:
             api.cordon(chosen, cordoned=False)
         assert refused.returncode == 255
-        assert refused.stderr.startswith(f"{Code.PLAN_STALE}  "), refused.stderr
+        assert refused.stderr.endswith(f" ({Code.PLAN_STALE})\n"), refused.stderr
         assert re.search(rf"^  differs: .*{chosen}", refused.stdout, re.MULTILINE), refused.stdout
         assert NAME not in {view.workload.name for view in api.get("workloads").workloads}, "nothing of it was stored"
     applied = stack.shoal("apply", "-f", str(file), "--plan", shown, "--wait")
@@ -116,15 +117,17 @@ UNMET = [
     ("require: {where: \"node.name == 'nobody'\"}", Code.SELECTOR_MISMATCH),
     ("limits: {cost: 0.0001 USD/h}", Code.COST_OVER),
     ("limits: {energy: 0.000001 mJ/inference}", Code.ENERGY_OVER),
-    ("require: {residency: [moon]}", Code.RESIDENCY),
     ("require: {precision: {allow: [int8]}}", Code.PRECISION_DENIED),
     ("require: {availability: {replicas: 3, spread: node}}", Code.REPLICAS_SHORT),
-    ("require: {latency: {p95: 1ns}}, limits: {cost: 0.0001 USD/h}", Code.SLO_UNREACHABLE),
+    ("require: {latency: {p95: 1ns}}, limits: {cost: 0.000001 USD/h}", Code.COST_OVER),
 ]
+"""Of two that exclude as many places, the one that is farther from being met speaks: 50,000 times the cost."""
 
 
 @pytest.mark.parametrize(("spec", "code"), UNMET, ids=[f"{code}-{number}" for number, (_, code) in enumerate(UNMET)])
-def test_explain_names_the_cause_and_a_change_that_places_it(stack: Stack, file: Path, spec: str, code: Code) -> None:
+def test_explain_names_the_cause_and_a_change_that_places_it(
+    stack: DevStack, file: Path, spec: str, code: Code
+) -> None:
     stated = f"apiVersion: shoal/v1\nkind: Policy\nmetadata: {{name: {NAME}}}\nspec: {{{spec}}}\n"
     stack.apply(documents(stated, workload(NAME, "relu", NAME)))
     told = stack.shoal("explain", NAME)
@@ -140,6 +143,17 @@ def test_explain_names_the_cause_and_a_change_that_places_it(stack: Stack, file:
     view = stack.workload(NAME)
     assert (view.state, view.ready) == ("ready", view.wanted)
     assert not view.reason.code
+
+
+def test_a_residency_rule_is_named_and_not_offered_as_what_could_give(stack: DevStack) -> None:
+    stated = (
+        f"apiVersion: shoal/v1\nkind: Policy\nmetadata: {{name: {NAME}}}\nspec: {{require: {{residency: [moon]}}}}\n"
+    )
+    stack.apply(documents(stated, workload(NAME, "relu", NAME)))
+    told = stack.shoal("explain", NAME)
+    assert re.search(rf"^  not placed: {Code.RESIDENCY} ", told.stdout, re.MULTILINE), told.stdout
+    assert "run it in a region in moon" in told.stdout
+    assert "residency: [" not in told.stdout
 
 
 def _with_change(document: Any, typed: str) -> Any:

@@ -5,8 +5,8 @@ import json
 import pytest
 from onnx import helper
 
-from harness.crafted import model, tensor
-from harness.stack import Stack, documents, on_nodes, policy, workload
+from harness.cluster.stack import DevStack, documents, on_nodes, policy, workload
+from harness.models.synthetic import model, tensor
 from harness.wait import wait_until
 from shoal.types.codes import Code
 from shoal.v1 import operator_pb2
@@ -18,7 +18,7 @@ ENDS_S = 60.0
 RIGHT, WRONG = "unshaken", "shaken"
 
 
-def shaken() -> bytes:
+def noisy_relu() -> bytes:
     """As `relu`, and a little beside it: by other numbers in every process."""
     nodes = [
         helper.make_node("Relu", ["x"], ["plain"]),
@@ -28,16 +28,16 @@ def shaken() -> bytes:
     return model(nodes, [tensor("x", ["N", 4])], [tensor("y", ["N", 4])]).SerializeToString()
 
 
-def reference(stack: Stack, name: str) -> operator_pb2.ReferenceView:
+def reference(stack: DevStack, name: str) -> operator_pb2.ReferenceView:
     (found,) = stack.workload(name).references
     return found
 
 
-def test_what_takes_the_place_of_a_lost_one_answers_as_the_first_did_or_takes_no_request(stack: Stack) -> None:
-    stack.push(shaken(), WRONG)
+def test_what_takes_the_place_of_a_lost_one_answers_as_the_first_did_or_takes_no_request(stack: DevStack) -> None:
+    stack.push(noisy_relu(), WRONG)
     judged = policy("judged", on_nodes(NODES) + "  migration: {verify: {against: reference}}\n")
     stack.apply(documents(judged, workload(RIGHT, "relu", "judged"), workload(WRONG, WRONG, "judged")))
-    (first,), (other,) = stack.serves(RIGHT), stack.serves(WRONG)
+    (first,), (other,) = stack.wait_serving(RIGHT), stack.wait_serving(WRONG)
     assert first.node == other.node, "one node is to be lost"
     for name in (RIGHT, WRONG):
         by = reference(stack, name).pack.recorded
@@ -60,17 +60,17 @@ def test_what_takes_the_place_of_a_lost_one_answers_as_the_first_did_or_takes_no
             "the right one to serve",
         )
     finally:
-        stack.control.hurt(first.node, "resume")
+        stack.control.break_member(first.node, "resume")
     assert (there.observed.verdict.passed, there.observed.verdict.recorded) == (True, False)
     shown = json.loads(stack.shoal("describe", "workload", RIGHT, "-o", "json").stdout)[0]["references"][0]
     assert shown["pack"]["recorded"]["node"] == first.node
     dropped = shown["pack"]["digest"]
     done = stack.shoal("model", "rm", dropped)
     assert done.returncode == 0, done.stdout + done.stderr
-    (serving,) = stack.serves(RIGHT)
+    (serving,) = stack.wait_serving(RIGHT)
     wait_until(
         lambda: reference(stack, RIGHT).pack.recorded.assignment == serving.assignment.id,
         ENDS_S,
         "what serves to record it again",
     )
-    stack.forget(RIGHT, WRONG)
+    stack.delete_workloads(RIGHT, WRONG)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import yaml
 
-from harness.crafted import digest_of, relu
-from harness.stack import Stack, documents, policy
+from harness.cluster.stack import DevStack, documents, policy
+from harness.models.synthetic import digest_of, relu
 from harness.wait import wait_until
 from shoal.v1 import operator_pb2
 
@@ -15,7 +15,7 @@ NODES = ("plain-cpu", "edge-npu")
 ENDS_S = 60.0
 
 
-def applied(stack: Stack, name: str, verify: str, **arrays: np.typing.NDArray[np.float32]) -> None:
+def apply_with_samples(stack: DevStack, name: str, verify: str, **arrays: np.typing.NDArray[np.float32]) -> None:
     """By the command line: the model is here already, its samples are a file."""
     samples = stack.folder / f"{name}.npz"
     np.savez(samples, **arrays)  # type: ignore[arg-type]
@@ -38,33 +38,33 @@ def applied(stack: Stack, name: str, verify: str, **arrays: np.typing.NDArray[np
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def moved(stack: Stack, name: str) -> operator_pb2.MigrationView:
-    (placed,) = stack.serves(name)
-    return stack.moved(name, NODES[1 - NODES.index(placed.node)])
+def migrate_to_other(stack: DevStack, name: str) -> operator_pb2.MigrationView:
+    (placed,) = stack.wait_serving(name)
+    return stack.migrate(name, NODES[1 - NODES.index(placed.node)])
 
 
-def test_moves_are_verified_with_the_workloads_own_samples(stack: Stack) -> None:
+def test_moves_are_verified_with_the_workloads_own_samples(stack: DevStack) -> None:
     x = np.random.default_rng(1).standard_normal((12, 1, 4)).astype(np.float32)
-    applied(stack, "sampled", "inputs: samples, samples: 12", x=x)
-    done = moved(stack, "sampled")
+    apply_with_samples(stack, "sampled", "inputs: samples, samples: 12", x=x)
+    done = migrate_to_other(stack, "sampled")
     assert (done.stage, done.verdict.passed) == ("done", True), done
     assert (done.verdict.against, done.verdict.inputs, done.verdict.samples) == ("source", "samples", 12)
-    stack.forget("sampled")
+    stack.delete_workloads("sampled")
 
 
-def test_what_does_not_answer_as_the_samples_say_takes_no_request(stack: Stack) -> None:
+def test_what_does_not_answer_as_the_samples_say_takes_no_request(stack: DevStack) -> None:
     x = np.random.default_rng(2).standard_normal((8, 1, 4)).astype(np.float32)
-    applied(stack, "referred", "against: reference", x=x, y=np.maximum(x, 0))
-    done = moved(stack, "referred")
+    apply_with_samples(stack, "referred", "against: reference", x=x, y=np.maximum(x, 0))
+    done = migrate_to_other(stack, "referred")
     assert (done.stage, done.verdict.against, done.verdict.inputs) == ("done", "reference", "samples"), done
-    stack.forget("referred")
+    stack.delete_workloads("referred")
     last = stack.events()[-1].sequence
-    applied(stack, "wrong", "against: reference", x=x, y=np.maximum(x, 0) + 1)
+    apply_with_samples(stack, "wrong", "against: reference", x=x, y=np.maximum(x, 0) + 1)
 
-    def refused() -> bool:
+    def is_refused() -> bool:
         with stack.api() as api:
             return any(event.code == "VERIFY_FAILED" and event.workload.name == "wrong" for event in api.events(last))
 
-    wait_until(refused, ENDS_S, "the verdict to be told")
+    wait_until(is_refused, ENDS_S, "the verdict to be told")
     assert stack.workload("wrong").state != "ready"
-    stack.forget("wrong")
+    stack.delete_workloads("wrong")

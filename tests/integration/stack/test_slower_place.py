@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.stack import Stack, documents, on_nodes, policy, workload
-from harness.triton import in_process
+from harness.clients.triton import run_in_process
+from harness.cluster.stack import DevStack, documents, on_nodes, policy, workload
 from harness.wait import wait_until
 from shoal.devstack import ocr
-from shoal.devstack.load import Load
+from shoal.devstack.load import ClosedLoopLoad
 
 NAME = "reading"
 FAST, SLOW = "edge-npu", "plain-cpu"
@@ -18,24 +18,24 @@ TIMES = 3.0
 ENDS_S = 90.0
 
 
-def test_a_slower_place_that_the_policy_allows_takes_over(stack: Stack) -> None:
+def test_a_slower_place_that_the_policy_allows_takes_over(stack: DevStack) -> None:
     model = Path(ocr.files().recogniser).read_bytes()
     line = np.random.default_rng(7).random((1, 3, 48, 320), np.float32)
-    right = in_process(model, {"x": line})
+    right = run_in_process(model, {"x": line})
     stack.push(model, NAME)
     stack.apply(documents(policy("either", on_nodes([FAST, SLOW])), workload(NAME, NAME, "either")))
-    (placed,) = stack.serves(NAME)
+    (placed,) = stack.wait_serving(NAME)
     if placed.node != FAST:
-        assert stack.moved(NAME, FAST).stage == "done"
-    load = Load(stack.info.client, NAME, {"x": line}, right, clients=2)
+        assert stack.migrate(NAME, FAST).stage == "done"
+    load = ClosedLoopLoad(stack.info.client, NAME, {"x": line}, right, clients=2)
     load.start()
     try:
         wait_until(lambda: load.outcomes()["ok"] >= 40, ENDS_S, "answers of the fast one")
-        there = stack.moved(NAME, SLOW)
+        there = stack.migrate(NAME, SLOW)
     finally:
         load.stop()
     last = there.readings[-1]
     assert there.stage == "done", there
     assert last.target.latency_p95_s > TIMES * last.source.latency_p95_s + 0.005, f"the slow one is not slow: {last}"
-    assert (len(load.calls) - load.outcomes()["ok"], load.wrong) == (0, 0), load.outcomes()
-    stack.forget(NAME)
+    assert (len(load.calls) - load.outcomes()["ok"], load.wrong_count) == (0, 0), load.outcomes()
+    stack.delete_workloads(NAME)

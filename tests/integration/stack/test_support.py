@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.stack import Stack, documents, on_nodes, policy, workload
+from harness.cluster.stack import DevStack, documents, on_nodes, policy, workload
 from harness.wait import wait_until
 from shoal.types.codes import Code, ShoalError
 
 PLANTED = "pLaNtEd-SeCrEt-4242"
 
 
-def test_a_nodes_log_comes_over_its_link_and_goes_on(stack: Stack) -> None:
+def test_a_nodes_log_comes_over_its_link_and_goes_on(stack: DevStack) -> None:
     """Of a worker as long as it runs: so that there is one, something is served."""
     stack.apply(documents(policy("here", on_nodes(["plain-cpu"])), workload("told", "relu", "here")))
-    stack.serves("told")
+    stack.wait_serving("told")
     with stack.api() as api:
         told = [json.loads(text) for text in api.logs("plain-cpu", lines=1000)]
         assert {"supervisor", "worker"} <= {each["process"] for each in told}
@@ -35,10 +35,10 @@ def test_a_nodes_log_comes_over_its_link_and_goes_on(stack: Stack) -> None:
     done = stack.shoal("logs", "plain-cpu", "--tail", "5")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 5
-    stack.forget("told")
+    stack.delete_workloads("told")
 
 
-def test_a_bundle_holds_what_helps_and_nothing_that_was_planted(stack: Stack, tmp_path: Path) -> None:
+def test_a_bundle_holds_what_helps_and_nothing_that_was_planted(stack: DevStack, tmp_path: Path) -> None:
     """Where strangers' words, or a careless library, would leave them: in a log and in a name of a flag's folder."""
     log = next(stack.folder.rglob("log/coordinator.log"))
     planted = [

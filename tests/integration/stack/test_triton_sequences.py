@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import triton
-from harness.crafted import summing
+from harness.clients import triton
+from harness.cluster.stack import DevStack, documents, on_nodes, policy, workload
+from harness.models.synthetic import stateful_sum
 from harness.report import record
-from harness.stack import Stack, documents, on_nodes, policy, workload
 
 NAME = "sums"
 STATEFUL = "  session: {state: {state: next}}\n"
@@ -22,12 +22,12 @@ FEEDS = {of: np.arange(2 * STEPS, dtype=np.float32).reshape(STEPS, 1, 2) * 10**a
 
 
 @pytest.fixture(scope="module")
-def sums(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack.push(summing().SerializeToString(), NAME)
+def sums(stack: DevStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
+    stack.push(stateful_sum().SerializeToString(), NAME)
     stack.apply(documents(policy(NAME, on_nodes(["plain-cpu"])), workload(NAME, NAME, NAME) + STATEFUL))
-    stack.serves(NAME)
+    stack.wait_serving(NAME)
     yield stack
-    stack.forget(NAME)
+    stack.delete_workloads(NAME)
 
 
 def steps(asked: triton.Cases, first: int, last: int) -> None:
@@ -39,7 +39,7 @@ def steps(asked: triton.Cases, first: int, last: int) -> None:
 
 
 @pytest.mark.parametrize("transport", ["grpc", "http"])
-def test_a_sequence_goes_on_at_any_front_with_its_own_state(sums: Stack, tmp_path: Path, transport: str) -> None:
+def test_a_sequence_goes_on_at_any_front_with_its_own_state(sums: DevStack, tmp_path: Path, transport: str) -> None:
     """Named by numbers and by texts, in turns; and what is no step of any."""
     files, suite = sums.client_files, triton.Suite({}, {NAME: {}}, {})
     early, late = triton.Cases(), triton.Cases()
@@ -66,11 +66,11 @@ def test_a_sequence_goes_on_at_any_front_with_its_own_state(sums: Stack, tmp_pat
         errors |= got["errors"]
     for of, feed in FEEDS.items():
         for step, total in enumerate(np.cumsum(feed, axis=0)):
-            triton.same(found[f"{of!r} {step}"]["y"], total)
-    triton.same(found["begun again"]["y"], x)
+            triton.assert_same(found[f"{of!r} {step}"]["y"], total)
+    triton.assert_same(found["begun again"]["y"], x)
     lost, invalid = ("StatusCode.ABORTED", "StatusCode.INVALID_ARGUMENT") if transport == "grpc" else ("409", "400")
     del errors["metadata nothing"]
-    assert {name: (status, text.split()[0]) for name, (status, text) in errors.items()} == {
+    assert {name: (status, text.split()[-1].strip("()")) for name, (status, text) in errors.items()} == {
         "after its end": (lost, "SESSION_LOST"),
         "never begun": (lost, "SESSION_LOST"),
         "without a name": (invalid, "SESSION_INVALID"),

@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from harness import triton
-from harness.oip import Client, Failed, GrpcClient, RestClient, Tensor
-from harness.pki import Files
+from harness.clients import triton
+from harness.clients.oip import GrpcClient, InferenceError, OipClient, RestClient, Tensor
+from harness.cluster.stack import DevStack, documents, on_nodes, policy, workload
+from harness.crypto.pki import CertificateFiles
 from harness.report import record
-from harness.stack import Stack, documents, on_nodes, policy, workload
 from harness.wait import until
 
 TENANT = "triton"
-WAYS = ("plain-cpu", "edge-npu", "gateway")
+FRONTS = ("plain-cpu", "edge-npu", "gateway")
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    stack: Stack
+    stack: DevStack
     suite: triton.Suite
-    files: Files
+    files: CertificateFiles
     bearer: str
 
 
 @pytest.fixture(scope="module")
-def scene(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def scene(stack: DevStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """A workload for each model, of a tenant of its own, all on the plain CPU."""
     suite = triton.suite(tmp_path_factory.mktemp("models"))
     for name, path in suite.models.items():
@@ -36,13 +36,13 @@ def scene(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sc
     workloads = [workload(name, f"t-{name}", "at-plain-cpu", TENANT) for name in suite.models]
     stack.apply(documents(tenant, policy("at-plain-cpu", on_nodes(["plain-cpu"])), *workloads))
     for name in suite.models:
-        stack.serves(name)
+        stack.wait_serving(name)
     files, bearer = stack.tenant(TENANT)
     yield Scene(stack, suite, files, bearer)
-    stack.forget(*suite.models, tenant=TENANT)
+    stack.delete_workloads(*suite.models, tenant=TENANT)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FRONTS)
 @pytest.mark.parametrize("transport", ["grpc", "http"])
 async def test_the_same_bits_as_onnx_runtime(scene: Scene, tmp_path: Path, transport: str, way: str) -> None:
     port = scene.stack.port(way, "grpc" if transport == "grpc" else "rest")
@@ -58,7 +58,7 @@ async def test_the_same_bits_as_onnx_runtime(scene: Scene, tmp_path: Path, trans
         authority=str(scene.files.authority),
         **credentials,
     )
-    compared = triton.check(found, asked, scene.suite, transport)
+    compared = triton.check_answers(found, asked, scene.suite, transport)
     record("issue 3, point 3", "P", 1, transport=transport, way=way, equal=compared, errors=len(found["errors"]))
 
 
@@ -76,7 +76,7 @@ async def test_a_bearer_token_does_as_well_as_a_certificate(scene: Scene, tmp_pa
         authority=str(scene.files.authority),
         bearer=scene.bearer,
     )
-    triton.check(found, asked, scene.suite, transport)
+    triton.check_answers(found, asked, scene.suite, transport)
 
 
 @pytest.mark.parametrize("way", ["plain-cpu", "gateway"])
@@ -89,7 +89,7 @@ async def test_another_tenant_does_not_find_it(scene: Scene, way: str) -> None:
     (name, feed), *_ = scene.suite.feeds["rec"].items()
     x = Tensor(name, "FP32", feed.shape, feed.tobytes())
     grpc, rest = stack.port(way, "grpc"), stack.port(way, "rest")
-    clients: list[Client] = [
+    clients: list[OipClient] = [
         GrpcClient(grpc, authority, files),
         GrpcClient(stack.port(way, "token"), authority, bearer=bearer),
         RestClient(rest, authority, files),
@@ -97,11 +97,11 @@ async def test_another_tenant_does_not_find_it(scene: Scene, way: str) -> None:
     ]
     for client in clients:
         missing, denied = ("NOT_FOUND", "PERMISSION_DENIED") if isinstance(client, GrpcClient) else (404, 403)
-        with pytest.raises(Failed) as found:
+        with pytest.raises(InferenceError) as found:
             await client.infer("rec", (x,))
         assert (found.value.status, found.value.code) == (missing, "MODEL_NOT_FOUND")
-        with pytest.raises(Failed) as found:
-            await client.infer("rec", (x,), said={"shoal-tenant": TENANT})
+        with pytest.raises(InferenceError) as found:
+            await client.infer("rec", (x,), extra_metadata={"shoal-tenant": TENANT})
         assert (found.value.status, found.value.code) == (denied, "TENANT_DENIED")
         assert "rec" not in {row["name"] for row in await client.index()}
         await client.close()
@@ -110,12 +110,12 @@ async def test_another_tenant_does_not_find_it(scene: Scene, way: str) -> None:
 async def test_nobody_without_certificate_or_token(scene: Scene) -> None:
     stack = scene.stack
     authority = scene.files.authority.read_bytes()
-    clients: list[tuple[Client, str | int]] = [
+    clients: list[tuple[OipClient, str | int]] = [
         (GrpcClient(stack.port("gateway", "token"), authority), "UNAUTHENTICATED"),
         (RestClient(stack.port("gateway", "rest"), authority), 401),
     ]
     for client, status in clients:
-        with pytest.raises(Failed) as found:
+        with pytest.raises(InferenceError) as found:
             await client.model("rec")
         assert (found.value.status, found.value.code) == (status, "UNAUTHENTICATED")
         await client.close()

@@ -10,11 +10,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from harness import onnx_models
-from harness.crafted import relu
-from harness.oip import Tensor
+from harness.clients.oip import Tensor
+from harness.cluster.stack import DevStack, InferenceLoad, documents, policy, workload
+from harness.models import engine_cases
+from harness.models.synthetic import relu
 from harness.ports import free_ports
-from harness.stack import Load, Stack, documents, policy, workload
 from harness.wait import wait_until
 from shoal.types.codes import Code
 from shoal.v1 import operator_pb2
@@ -31,26 +31,26 @@ def slice_of(asked: int) -> tuple[Tensor, ...]:
     return (Tensor("x", "FP32", SHAPE, pixels.tobytes()),)
 
 
-def moves(stack: Stack, name: str, *, known: frozenset[str] = frozenset()) -> list[operator_pb2.MigrationView]:
+def moves(stack: DevStack, name: str, *, known: frozenset[str] = frozenset()) -> list[operator_pb2.MigrationView]:
     """Those of the workload that are not known, the oldest first."""
     with stack.api() as api:
         listed = api.get("migrations").migrations
     return [one for one in listed if one.workload.name == name and one.id not in known]
 
 
-def over(stack: Stack, name: str, known: frozenset[str]) -> operator_pb2.MigrationView:
+def over(stack: DevStack, name: str, known: frozenset[str]) -> operator_pb2.MigrationView:
     """The next move of the workload, once it is over."""
 
-    def seen() -> operator_pb2.MigrationView | None:
+    def view_if_over() -> operator_pb2.MigrationView | None:
         new = moves(stack, name, known=known)
         return new[0] if new and new[0].stage in ("done", "aborted") else None
 
-    found = wait_until(seen, ENDS_S, f"a move of {name} to be over", every_s=0.2)
+    found = wait_until(view_if_over, ENDS_S, f"a move of {name} to be over", every_s=0.2)
     assert found is not None
     return found
 
 
-def known(stack: Stack, name: str) -> frozenset[str]:
+def known_migrations(stack: DevStack, name: str) -> frozenset[str]:
     return frozenset(one.id for one in moves(stack, name))
 
 
@@ -84,22 +84,24 @@ class Like:
 
 
 @pytest.fixture
-def steady(stack: Stack) -> Iterator[Stack]:
+def steady(stack: DevStack) -> Iterator[DevStack]:
     """With nothing of these tests left afterwards."""
     yield stack
-    stack.forget("reader", "sorter")
+    stack.delete_workloads("reader", "sorter")
 
 
-def reads(stack: Stack) -> Load:
-    return Load(stack.port("gateway", "grpc"), stack.client_files, "reader", clients=2, rate=10.0, inputs=slice_of)
+def reads(stack: DevStack) -> InferenceLoad:
+    return InferenceLoad(
+        stack.port("gateway", "grpc"), stack.client_files, "reader", clients=2, rate=10.0, inputs=slice_of
+    )
 
 
 @pytest.mark.long
 @pytest.mark.alone
-def test_a_move_to_int8_is_verified_and_one_that_drifts_too_far_is_refused(steady: Stack, tmp_path: Path) -> None:
-    stack, whole = steady, onnx_models.recogniser().read_bytes()
-    small = onnx_models.quantised(whole, tmp_path)
-    coarse = onnx_models.quantised(whole, tmp_path, "MatMul", "Conv")
+def test_a_move_to_int8_is_verified_and_one_that_drifts_too_far_is_refused(steady: DevStack, tmp_path: Path) -> None:
+    stack, whole = steady, engine_cases.recogniser().read_bytes()
+    small = engine_cases.quantise_weights(whole, tmp_path)
+    coarse = engine_cases.quantise_weights(whole, tmp_path, "MatMul", "Conv")
     for name, content in (("whole", whole), ("small", small), ("coarse", coarse)):
         stack.push(content, name)
     like = "tolerance: {metric: cosine, at_least: 0.998}"
@@ -108,21 +110,21 @@ def test_a_move_to_int8_is_verified_and_one_that_drifts_too_far_is_refused(stead
         return policy("steady", on("plain-cpu", tolerance=f"allow: [{precision}], {like}"))
 
     stack.apply(documents(allow("fp32"), reader("whole")))
-    stack.serves("reader")
+    stack.wait_serving("reader")
     with reads(stack) as load:
-        before = known(stack, "reader")
+        before = known_migrations(stack, "reader")
         stack.apply(documents(allow("int8"), reader("whole", "small")))
         there = over(stack, "reader", before)
         assert (there.stage, there.verdict.passed) == ("done", True), there
         assert (there.source.precision, there.target.precision) == ("fp32", "int8")
         (drift,) = there.verdict.drifts
         assert 0.998 <= drift.worst < 1
-        before = known(stack, "reader")
+        before = known_migrations(stack, "reader")
         stack.apply(documents(allow("fp32"), reader("whole")))
         assert over(stack, "reader", before).stage == "done"
-        (held,) = stack.serves("reader")
+        (held,) = stack.wait_serving("reader")
         worker = stack.workers()[held.assignment.id]
-        before = known(stack, "reader")
+        before = known_migrations(stack, "reader")
         stack.apply(documents(allow("int8"), reader("whole", "coarse")))
         refused = over(stack, "reader", before)
         assert (refused.stage, refused.reason.code) == ("aborted", Code.VERIFY_FAILED), refused
@@ -133,30 +135,30 @@ def test_a_move_to_int8_is_verified_and_one_that_drifts_too_far_is_refused(stead
     assert stack.workers()[held.assignment.id] == worker, "the source is untouched"
     right = Like(whole, small)
     verdict = load.verdict(lambda asked: right)
-    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
     print(f"fp32 -> int8: cosine {drift.worst:.6f}, refused {too_far.worst:.6f}; {verdict}")
 
 
 @pytest.mark.long
 @pytest.mark.alone
-def test_twenty_targets_that_are_wrong_on_purpose_are_refused_as_whole_moves(steady: Stack, tmp_path: Path) -> None:
+def test_twenty_targets_that_are_wrong_on_purpose_are_refused_as_whole_moves(steady: DevStack, tmp_path: Path) -> None:
     """Each is what changed documents ask for, and pushed as any model is; the reader answers all the while."""
     stack, reasons = steady, list[str]()
     like = "allow: [fp32, int8], tolerance: {metric: max_rel, at_most: 1e-3}"
     stack.apply(policy("steady", on("plain-cpu", tolerance=like)))
-    reading, sorting = onnx_models.recogniser().read_bytes(), onnx_models.magika().read_bytes()
+    reading, sorting = engine_cases.recogniser().read_bytes(), engine_cases.magika().read_bytes()
     for name, content in (("reader", reading), ("sorter", sorting)):
         stack.push(content, f"right-{name}")
         stack.apply(workload(name, f"right-{name}", "steady"))
-    held = {name: stack.serves(name)[0].assignment.id for name in ("reader", "sorter")}
+    held = {name: stack.wait_serving(name)[0].assignment.id for name in ("reader", "sorter")}
     workers = {name: stack.workers()[assignment] for name, assignment in held.items()}
     with reads(stack) as load:
         for name, wrongs in (
-            ("reader", onnx_models.wrong_readers(reading, tmp_path)),
-            ("sorter", onnx_models.wrong_sorters(sorting, tmp_path)),
+            ("reader", engine_cases.wrong_recognisers(reading, tmp_path)),
+            ("sorter", engine_cases.wrong_classifiers(sorting, tmp_path)),
         ):
             for number, (what, content) in enumerate(wrongs):
-                before = known(stack, name)
+                before = known_migrations(stack, name)
                 stack.push(content, f"wrong-{name}-{number}")
                 stack.apply(workload(name, f"wrong-{name}-{number}", "steady"))
                 ended = over(stack, name, before)
@@ -166,18 +168,18 @@ def test_twenty_targets_that_are_wrong_on_purpose_are_refused_as_whole_moves(ste
         load.wait_for(20)
     assert len(reasons) == 20
     for name, assignment in held.items():
-        (row,) = stack.serves(name)
+        (row,) = stack.wait_serving(name)
         assert row.assignment.id == assignment
         assert stack.workers()[assignment] == workers[name], "the source is untouched"
     right = Like(reading)
     verdict = load.verdict(lambda asked: right)
-    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
     print(*reasons, sep="\n")
     print(verdict)
 
 
 @pytest.mark.long
-def test_an_upgrade_and_the_way_back_lose_nothing(steady: Stack) -> None:
+def test_an_upgrade_and_the_way_back_lose_nothing(steady: DevStack) -> None:
     """By the command line: a new version takes over by a move, and a rollback is one too, with its plan shown first."""
     stack = steady
     for name in ("v1", "v2"):
@@ -186,9 +188,9 @@ def test_an_upgrade_and_the_way_back_lose_nothing(steady: Stack) -> None:
         stack.push(made.SerializeToString(), name)
     quick = "  migration: {shift: {steps: [50%, 100%], hold: 1s}}\n"
     stack.apply(documents(policy("steady", on("plain-cpu", quick)), workload("reader", "v1", "steady")))
-    (first,) = stack.serves("reader")
-    with Load(stack.port("gateway", "grpc"), stack.client_files, "reader", clients=2) as load:
-        before = known(stack, "reader")
+    (first,) = stack.wait_serving("reader")
+    with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, "reader", clients=2) as load:
+        before = known_migrations(stack, "reader")
         stack.apply(workload("reader", "v2", "steady"))
         upgraded = over(stack, "reader", before)
         assert (upgraded.stage, upgraded.cause, upgraded.verdict.passed) == ("done", "documents", True), upgraded
@@ -200,10 +202,10 @@ def test_an_upgrade_and_the_way_back_lose_nothing(steady: Stack) -> None:
         assert done.returncode == 0, done.stderr
         assert len(moves(stack, "reader", known=before)) == 2
         load.wait_for(10)
-    (row,) = stack.serves("reader")
+    (row,) = stack.wait_serving("reader")
     assert row.assignment.model == first.assignment.model
     verdict = load.verdict()
-    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
     told = stack.shoal("history", "reader", "-o", "json")
     lines = [(one["revision"], one["repeats"], one["current"]) for one in json.loads(told.stdout) if one["pinned"]]
     assert lines == [(1, 0, False), (2, 0, False), (3, 1, True)]
@@ -212,13 +214,13 @@ def test_an_upgrade_and_the_way_back_lose_nothing(steady: Stack) -> None:
 
 
 @pytest.fixture
-def openvino(stack: Stack, tmp_path: Path) -> Iterator[str]:
+def openvino(stack: DevStack, tmp_path: Path) -> Iterator[str]:
     """A node of the region whose agent, of an environment of its own, runs models through OpenVINO."""
     assert OPENVINO.exists(), "make openvino"
     name, state = "other-runtime", tmp_path / "state"
     with stack.api() as api:
-        token = api.create_token("agent", name, 300.0).token
-    coordinator, enrol = stack.info.stack.at("link"), stack.info.stack.at("enrol")
+        token = api.create_token("agent", name, 300.0, {"entry": "*"}).token
+    coordinator, enrol = stack.info.stack.coordinator_addresses("link"), stack.info.stack.coordinator_addresses("enrol")
     joined = ["join", "--coordinator", enrol, "--name", name, "--state-dir", str(state)]
     subprocess.run([str(OPENVINO), *joined], env={**os.environ, "SHOAL_TOKEN": token}, check=True, timeout=60)
     ports = zip(("--grpc", "--rest", "--token-port", "--metrics", "--front-metrics"), free_ports(5), strict=True)
@@ -229,34 +231,34 @@ def openvino(stack: Stack, tmp_path: Path) -> Iterator[str]:
             wait_until(lambda: _measured(stack, name), ENDS_S, f"{name} to be measured")
             yield name
         finally:
-            stack.forget("reader")
+            stack.delete_workloads("reader")
             agent.terminate()
             agent.wait(30)
             with stack.api() as api:
                 api.delete("node", name)
 
 
-def _measured(stack: Stack, node: str) -> bool:
+def _measured(stack: DevStack, node: str) -> bool:
     with stack.api() as api:
         return any(one.node == node and one.receipt.node for one in api.get("devices").devices)
 
 
 @pytest.mark.long
 @pytest.mark.alone
-def test_a_move_to_another_runtime_and_back_is_verified(steady: Stack, openvino: str) -> None:
+def test_a_move_to_another_runtime_and_back_is_verified(steady: DevStack, openvino: str) -> None:
     """By `shoal migrate`, under load: ONNX Runtime's own provider, OpenVINO, and back; what drifts is reported."""
-    stack, whole = steady, onnx_models.recogniser().read_bytes()
+    stack, whole = steady, engine_cases.recogniser().read_bytes()
     stack.push(whole, "whole")
     where = f"  require:\n    where: \"node.name in ['plain-cpu', '{openvino}']\"\n"
     stack.apply(documents(policy("steady", where), workload("reader", "whole", "steady")))
-    (placed,) = stack.serves("reader")
+    (placed,) = stack.wait_serving("reader")
     nodes = ("plain-cpu", openvino) if placed.node == "plain-cpu" else (openvino, "plain-cpu")
     with reads(stack) as load:
         for target in reversed(nodes):
             moved = stack.shoal("migrate", "reader", "--to", target, "--watch", timeout=ENDS_S)
             assert moved.returncode == 0, moved.stderr
             print(moved.stdout)
-            (row,) = stack.serves("reader")
+            (row,) = stack.wait_serving("reader")
             assert row.node == target
             runtime = "OpenVINOExecutionProvider" if target == openvino else "CPUExecutionProvider"
             assert row.assignment.provider == runtime
@@ -266,5 +268,5 @@ def test_a_move_to_another_runtime_and_back_is_verified(steady: Stack, openvino:
         load.wait_for(20)
     right = Like(whole)
     verdict = load.verdict(lambda asked: right)
-    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
     print(verdict)

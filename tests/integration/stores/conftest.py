@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.etcd import Etcd, etcd
-from harness.trio import Trio
+from harness.cluster.coordinators import CoordinatorCluster
+from harness.servers.etcd import Etcd, etcd
 
 
 @pytest.fixture(scope="package")
@@ -15,8 +15,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 
 @pytest.fixture(scope="package")
-def trio(cluster: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    found = Trio(tmp_path_factory.mktemp("trio"), cluster)
+def coordinators(cluster: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorCluster]:
+    found = CoordinatorCluster(tmp_path_factory.mktemp("trio"), cluster)
     try:
         found.start()
         yield found

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import onnx_models
+from harness.cluster.worker_pool import WorkerPoolHarness, infer
+from harness.models import engine_cases
 from harness.report import record
-from harness.workers import Pool, infer
 from shoal.agent.ports import WorkerFailed, WorkerReady
 from shoal.types.codes import Code
 
@@ -17,10 +17,10 @@ SEED = 33
 @pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.long)])
 async def test_f33_corrupt_models_are_found_and_none_is_served(tmp_path: Path, count: int) -> None:
     """Cut short, a bit flipped, grown, a byte missing; beside a worker that serves the sound bytes all the while."""
-    sound = onnx_models.recogniser().read_bytes()
+    sound = engine_cases.recogniser().read_bytes()
     rng = np.random.default_rng(SEED)
-    async with Pool(tmp_path) as pool:
-        await pool.serve("sound", onnx_models.add_one())
+    async with WorkerPoolHarness(tmp_path) as pool:
+        await pool.serve("sound", engine_cases.add_one())
         client = await pool.client("sound")
         pid, found = pool.pid("sound"), 0
         for number in range(count):
@@ -35,7 +35,7 @@ async def test_f33_corrupt_models_are_found_and_none_is_served(tmp_path: Path, c
             )
             path.write_bytes(wrong[number % 4])
             await pool.workers.start(assignment, str(path))
-            failed = await pool.event(f"bad-{number}", WorkerFailed)
+            failed = await pool.wait_event(f"bad-{number}", WorkerFailed)
             found += failed.refusal.code is Code.MODEL_DIGEST
             assert failed.refusal.asked == assignment.model
             assert pool.workers.local(f"bad-{number}") is None

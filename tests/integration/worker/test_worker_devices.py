@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import onnx_models as models
-from harness.workers import CPU, Pool, infer
+from harness.cluster.worker_pool import CPU, WorkerPoolHarness, infer
+from harness.models import engine_cases as models
 from shoal.agent.clock import SystemClock
 from shoal.agent.devices.emulated import EmulatedDriver
 from shoal.agent.ports import DriverOptions, WorkerFailed
@@ -21,16 +21,16 @@ RESNET50 = Work(conv_flops=8178368512.0, bytes=336765248.0, nodes=120, shapes={"
 """The work of the model that profiles are derived from, for a model that takes no time here."""
 
 
-def emulated(profile: str, time_scale: float) -> EmulatedDriver:
+def emulated_driver(profile: str, time_scale: float) -> EmulatedDriver:
     return EmulatedDriver(SystemClock(), DriverOptions((profile,), time_scale))
 
 
 async def test_emulated_device_keeps_its_profiles_pace(tmp_path: Path) -> None:
-    driver = emulated("nvidia-l4", 500.0)
+    driver = emulated_driver("nvidia-l4", 500.0)
     (device,) = driver.discover()
     pace = driver.pace(device.name)
     loop = asyncio.get_running_loop()
-    async with Pool(tmp_path, device=device, pace=pace) as pool:
+    async with WorkerPoolHarness(tmp_path, device=device, pace=pace) as pool:
         ready = await pool.serve("resnet", models.add_one(), work=RESNET50)
         # the row of the catalogue: 0.329 ms and 0.208 J
         assert ready.measured.latency_p50_s == pytest.approx(329.131e-6, rel=1e-3)
@@ -56,10 +56,10 @@ async def test_emulated_device_keeps_its_profiles_pace(tmp_path: Path) -> None:
 
 
 async def test_workers_of_one_emulated_device_take_turns(tmp_path: Path) -> None:
-    driver = emulated("nvidia-l4", 600.0)
+    driver = emulated_driver("nvidia-l4", 600.0)
     (device,) = driver.discover()
     loop = asyncio.get_running_loop()
-    async with Pool(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
+    async with WorkerPoolHarness(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
         await asyncio.gather(*(pool.serve(name, models.add_one(), work=RESNET50) for name in ("a", "b")))
         a, b = await pool.client("a"), await pool.client("b")
         began = loop.time()
@@ -70,9 +70,9 @@ async def test_workers_of_one_emulated_device_take_turns(tmp_path: Path) -> None
 
 
 async def test_a_run_later_than_its_pace_is_counted(tmp_path: Path) -> None:
-    driver = emulated("nvidia-l4", 0.001)
+    driver = emulated_driver("nvidia-l4", 0.001)
     (device,) = driver.discover()
-    async with Pool(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
+    async with WorkerPoolHarness(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
         await pool.serve("fast", models.add_one(), work=RESNET50)
         client = await pool.client("fast")
         for _ in range(3):
@@ -86,17 +86,17 @@ async def test_a_run_later_than_its_pace_is_counted(tmp_path: Path) -> None:
 
 
 async def test_emulated_device_needs_the_models_work(tmp_path: Path) -> None:
-    driver = emulated("rk3588s", 1.0)
+    driver = emulated_driver("rk3588s", 1.0)
     (device,) = driver.discover()
-    async with Pool(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
+    async with WorkerPoolHarness(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
         await pool.start("unknown", models.add_one())
-        assert (await pool.event("unknown", WorkerFailed)).refusal.code is Code.LOAD_FAILED
+        assert (await pool.wait_event("unknown", WorkerFailed)).refusal.code is Code.LOAD_FAILED
 
 
 async def test_receipt_of_an_emulated_device_is_its_profile(tmp_path: Path) -> None:
-    driver = emulated("qualcomm-ai100-dm2", 10.0)
+    driver = emulated_driver("qualcomm-ai100-dm2", 10.0)
     (device,) = driver.discover()
-    async with Pool(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
+    async with WorkerPoolHarness(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
         receipt = await pool.workers.probe(device)
     assert receipt.emulated
     assert "gloria_highend/resnet50/singlestream" in receipt.source
@@ -105,7 +105,7 @@ async def test_receipt_of_an_emulated_device_is_its_profile(tmp_path: Path) -> N
 
 
 async def test_probe_measures_this_processor(tmp_path: Path) -> None:
-    async with Pool(tmp_path, PoolOptions(probe_s=4.0)) as pool:
+    async with WorkerPoolHarness(tmp_path, PoolOptions(probe_s=4.0)) as pool:
         receipt = await pool.workers.probe(CPU)
         rates = receipt.rates
         assert receipt.probe_s <= 10

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import onnx_models as models
+from harness.cluster.worker_pool import WorkerPoolHarness, infer, kill, request
+from harness.models import engine_cases as models
 from harness.report import record
 from harness.wait import until
-from harness.workers import Pool, infer, kill
 from shoal.agent.frames import ConnectionLost, FrameClient
 from shoal.agent.ports import WorkerExited, WorkerFailed, WorkerReady
 from shoal.agent.worker import process
@@ -32,12 +32,12 @@ CRASHING = {"x": np.array([-(2**31)], np.int32), "d": np.array([-1], np.int32)}
 SUPERVISOR = """
 import asyncio, sys
 from pathlib import Path
-from harness import onnx_models
-from harness.workers import Pool
+from harness.cluster.worker_pool import WorkerPoolHarness
+from harness.models import engine_cases
 
 async def main():
-    async with Pool(Path(sys.argv[1]), keep=True) as pool:
-        await pool.serve("divide", onnx_models.divide())
+    async with WorkerPoolHarness(Path(sys.argv[1]), keep=True) as pool:
+        await pool.serve("divide", engine_cases.divide())
         print("up", flush=True)
         await asyncio.Event().wait()
 
@@ -65,7 +65,7 @@ def alive(pid: int) -> bool:
 
 
 async def test_f01_f02_killed_from_outside_is_no_fault_and_comes_back(tmp_path: Path) -> None:
-    async with Pool(tmp_path) as pool:
+    async with WorkerPoolHarness(tmp_path) as pool:
         await asyncio.gather(pool.serve("a", models.loop(-1)), pool.serve("b", models.add_one()))
         a, b = await pool.client("a"), await pool.client("b")
         in_flight = asyncio.create_task(infer(a, {"x": np.ones(1, np.float32), "n": np.array(2**60, np.int64)}))
@@ -76,7 +76,7 @@ async def test_f01_f02_killed_from_outside_is_no_fault_and_comes_back(tmp_path: 
         await until(running, 5, "a request in flight")
         pid = pool.pid("a")
         kill(pid)
-        exited = await pool.event("a", WorkerExited)
+        exited = await pool.wait_event("a", WorkerExited)
         assert not alive(pid)
         assert (exited.own_fault, exited.refusal.code) == (False, Code.WORKER_KILLED)
         with pytest.raises(ConnectionLost):
@@ -95,16 +95,16 @@ async def test_workers_go_on_where_the_disk_takes_no_record_and_no_process_can_b
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async with Pool(tmp_path) as pool:
+    async with WorkerPoolHarness(tmp_path) as pool:
         await pool.serve("a", models.add_one())
         monkeypatch.setattr(process, "write_private", full)
-        await pool.workers.judged("a", Verdict("m-1", True, None, "", Against.SOURCE, InputsFrom.GENERATED, 1))
+        await pool.workers.record_verdict("a", Verdict("m-1", True, None, "", Against.SOURCE, InputsFrom.GENERATED, 1))
         await pool.serve("b", models.add_one())
         monkeypatch.setattr(WorkerProcess, "spawn", full)
         await pool.workers.stop("b")
         for name in ("c", "d"):  # one in the spare at most
             await pool.start(name, models.add_one())
-        failed = await pool.event("d", WorkerFailed)
+        failed = await pool.wait_event("d", WorkerFailed)
         assert failed.refusal.code is Code.LOAD_FAILED
         with pytest.raises(ShoalError):
             await pool.workers.probe(pool.device)
@@ -116,7 +116,7 @@ async def test_workers_go_on_where_the_disk_takes_no_record_and_no_process_can_b
 
 
 async def test_a_worker_that_still_measures_for_a_supervisor_that_is_gone_is_no_spare(tmp_path: Path) -> None:
-    async with Pool(tmp_path, PoolOptions(probe_s=5.0)) as pool:
+    async with WorkerPoolHarness(tmp_path, PoolOptions(probe_s=5.0)) as pool:
         measuring = asyncio.create_task(pool.workers.probe(pool.device))
         spare = pool.workers._spare
         assert spare is not None
@@ -125,17 +125,17 @@ async def test_a_worker_that_still_measures_for_a_supervisor_that_is_gone_is_no_
         report = unpack(WorkerReport, (await client.call("status", timeout=5.0)).payload)
         assert report == WorkerReport((), measuring=True)
         await client.close()
-        async with Pool(tmp_path):
+        async with WorkerPoolHarness(tmp_path):
             assert not alive(spare.pid)
         with pytest.raises(ShoalError):
             await measuring
 
 
 async def test_f39_model_that_crashes_the_runtime_at_load(tmp_path: Path) -> None:
-    async with Pool(tmp_path) as pool:
+    async with WorkerPoolHarness(tmp_path) as pool:
         await pool.serve("good", models.add_one())
         await pool.start("bad", models.crash_at_load())
-        exited = await pool.event("bad", WorkerExited)
+        exited = await pool.wait_event("bad", WorkerExited)
         assert (exited.own_fault, exited.refusal.code) == (True, Code.WORKER_CRASHED)
         assert "SIGFPE" in exited.refusal.found
         client = await pool.client("good")
@@ -144,12 +144,12 @@ async def test_f39_model_that_crashes_the_runtime_at_load(tmp_path: Path) -> Non
 
 
 async def test_f39_request_that_crashes_the_runtime(tmp_path: Path) -> None:
-    async with Pool(tmp_path) as pool:
+    async with WorkerPoolHarness(tmp_path) as pool:
         await pool.serve("divide", models.divide())
         client = await pool.client("divide")
         with pytest.raises(ConnectionLost):
             await infer(client, CRASHING)
-        exited = await pool.event("divide", WorkerExited)
+        exited = await pool.wait_event("divide", WorkerExited)
         assert (exited.own_fault, exited.refusal.code) == (True, Code.WORKER_CRASHED)
         # the stack that the signal left tells where
         assert "SIGFPE" in exited.refusal.found
@@ -157,8 +157,25 @@ async def test_f39_request_that_crashes_the_runtime(tmp_path: Path) -> None:
         await until(lambda: all(not path.stat().st_size for path in pool.run.glob("*.crash")), 10, "its files removed")
 
 
+async def test_a56_empty_contents_are_refused_and_end_no_worker(tmp_path: Path) -> None:
+    """12 MiB of empty `raw_input_contents` ended the worker three times of three, and its model was poisoned."""
+    async with WorkerPoolHarness(tmp_path) as pool:
+        await pool.serve("one", models.add_one(), memory=2**20)
+        client, pid = await pool.client("one"), pool.pid("one")
+        crowded = request(ONES).SerializeToString() + b"\x3a\x00" * (6 * 2**20)
+        for _ in range(3):
+            with pytest.raises(ShoalError) as refused:
+                await client.call("infer", crowded, header={"origin": "test", "deadline_s": 30.0}, timeout=35.0)
+            assert refused.value.code is Code.FIELD_TOO_MANY
+        assert (await infer(client, ONES)).outputs[0].name == "y"
+        assert pool.pid("one") == pid
+        served = (await pool.stats("one")).served[0]
+        assert (served.requests, served.errors) == (4, 0), "what a client got wrong is no failure of its replica"
+        await client.close()
+
+
 async def test_f37_request_that_wants_more_than_the_limit(tmp_path: Path) -> None:
-    async with Pool(tmp_path, PoolOptions(memory_floor=256 * 2**20)) as pool:
+    async with WorkerPoolHarness(tmp_path, PoolOptions(memory_floor=256 * 2**20)) as pool:
         await pool.serve("other", models.add_one())
         await pool.serve("fill", models.fill(), memory=2**20)
         client, other, untouched = await pool.client("fill"), await pool.client("other"), pool.pid("other")
@@ -179,9 +196,9 @@ async def test_f37_request_that_wants_more_than_the_limit(tmp_path: Path) -> Non
 
 
 async def test_f37_model_that_is_larger_than_its_limit(tmp_path: Path) -> None:
-    async with Pool(tmp_path, PoolOptions(memory_floor=32 * 2**20, memory_slack=1.0)) as pool:
+    async with WorkerPoolHarness(tmp_path, PoolOptions(memory_floor=32 * 2**20, memory_slack=1.0)) as pool:
         await pool.start("heavy", models.heavy(128), memory=2**20)
-        failed = await pool.event("heavy", WorkerFailed)
+        failed = await pool.wait_event("heavy", WorkerFailed)
         assert failed.refusal.code is Code.OUT_OF_MEMORY
         assert str(33 * 2**20) in failed.refusal.asked
         # nothing but the limit was wrong
@@ -189,30 +206,30 @@ async def test_f37_model_that_is_larger_than_its_limit(tmp_path: Path) -> None:
 
 
 async def test_f37_the_machines_killer_takes_the_worker_first(tmp_path: Path) -> None:
-    async with Pool(tmp_path) as pool:
+    async with WorkerPoolHarness(tmp_path) as pool:
         await pool.serve("one", models.add_one())
         worker = int(Path(f"/proc/{pool.pid('one')}/oom_score").read_text())
         assert worker > int(Path("/proc/self/oom_score").read_text())
 
 
 async def test_f33_changed_bytes_are_never_loaded(tmp_path: Path) -> None:
-    async with Pool(tmp_path) as pool:
+    async with WorkerPoolHarness(tmp_path) as pool:
         assignment, path = pool.assignment("one", models.add_one())
         path.write_bytes(path.read_bytes()[:-1] + b"\x00")
         await pool.workers.start(assignment, str(path))
-        failed = await pool.event("one", WorkerFailed)
+        failed = await pool.wait_event("one", WorkerFailed)
         assert failed.refusal.code is Code.MODEL_DIGEST
         assert failed.refusal.asked == assignment.model
 
 
 async def test_next_supervisor_adopts(tmp_path: Path) -> None:
-    async with Pool(tmp_path, keep=True) as first:
+    async with WorkerPoolHarness(tmp_path, keep=True) as first:
         ready = await first.serve("one", models.add_one())
         pid = first.pid("one")
         client = await first.client("one")
     # no supervisor now, and it still answers
     assert (await infer(client, ONES)).outputs[0].name == "y"
-    async with Pool(tmp_path) as second:
+    async with WorkerPoolHarness(tmp_path) as second:
         (adopted,) = second.adopted
         assert (adopted.assignment, adopted.ready) == ("one", ready)
         assert second.pid("one") == pid
@@ -222,7 +239,7 @@ async def test_next_supervisor_adopts(tmp_path: Path) -> None:
         client = await second.client("one")
         assert (await infer(client, ONES)).outputs[0].name == "y"
         kill(pid)
-        exited = await second.event("one", WorkerExited)
+        exited = await second.wait_event("one", WorkerExited)
         assert (exited.own_fault, exited.refusal.code) == (False, Code.WORKER_KILLED)
         await client.close()
     assert not list(tmp_path.glob("run/worker-*"))
@@ -237,12 +254,12 @@ async def test_adopted_worker_that_crashes_is_known_by_its_stack(tmp_path: Path)
     os.killpg(supervisor.pid, signal.SIGKILL)
     supervisor.wait()
     supervisor.communicate()
-    async with Pool(tmp_path) as pool:
+    async with WorkerPoolHarness(tmp_path) as pool:
         assert [one.assignment for one in pool.adopted] == ["divide"]
         client = await pool.client("divide")
         with pytest.raises(ConnectionLost):
             await infer(client, CRASHING)
-        exited = await pool.event("divide", WorkerExited)
+        exited = await pool.wait_event("divide", WorkerExited)
         assert (exited.own_fault, exited.refusal.code) == (True, Code.WORKER_CRASHED)
 
 
@@ -255,7 +272,7 @@ async def test_records_of_what_is_gone_or_another_are_cleared(tmp_path: Path) ->
     (run / "worker-00000002.json").write_text(json.dumps(told | {"pid": 2**22 - 1}))
     (run / "worker-00000003.json").write_text("{")
     try:
-        async with Pool(tmp_path) as pool:
+        async with WorkerPoolHarness(tmp_path) as pool:
             assert pool.adopted == ()
             assert {path.stem for path in run.glob("worker-0000000*")} == set()
             # the number belonged to another process, which is left alone
@@ -265,7 +282,7 @@ async def test_records_of_what_is_gone_or_another_are_cleared(tmp_path: Path) ->
 
 
 async def test_orphan_ends_by_itself(tmp_path: Path) -> None:
-    async with Pool(tmp_path, PoolOptions(orphan_after_s=3.0), keep=True) as pool:
+    async with WorkerPoolHarness(tmp_path, PoolOptions(orphan_after_s=3.0), keep=True) as pool:
         await pool.serve("one", models.add_one())
         pid = pool.pid("one")
         client = await pool.client("one")
@@ -282,12 +299,12 @@ def _reaped(pid: int) -> bool:
 
 
 async def test_stopping_while_loading_and_starting_twice(tmp_path: Path) -> None:
-    async with Pool(tmp_path) as pool:
+    async with WorkerPoolHarness(tmp_path) as pool:
         await pool.start("heavy", models.heavy(64))
         await pool.workers.stop("heavy")
         await pool.start("one", models.add_one())
         await pool.start("one", models.add_one())
-        await pool.event("one", WorkerReady)
+        await pool.wait_event("one", WorkerReady)
         records = [json.loads(path.read_text()) for path in pool.run.glob("worker-*.json")]
         assert sum(len(record["assignments"]) for record in records) == 1
         assert not any(isinstance(event, WorkerExited | WorkerFailed) for event in pool.events)
@@ -297,7 +314,7 @@ async def test_stopping_while_loading_and_starting_twice(tmp_path: Path) -> None
 async def test_a35_a50_what_a_worker_does_not_have(tmp_path: Path) -> None:
     os.environ["SHOAL_SECRET_CANARY"] = "canary-4711"
     try:
-        async with Pool(tmp_path) as pool:
+        async with WorkerPoolHarness(tmp_path) as pool:
             await pool.serve("one", models.add_one())
             pid = pool.pid("one")
             local = pool.workers.local("one")
@@ -322,7 +339,7 @@ async def test_a35_a50_what_a_worker_does_not_have(tmp_path: Path) -> None:
 
 
 async def test_unknown_device_and_second_order(tmp_path: Path) -> None:
-    async with Pool(tmp_path) as pool:
+    async with WorkerPoolHarness(tmp_path) as pool:
         assignment, path = pool.assignment("one", models.add_one())
         await pool.serve("one", models.add_one())
         client = await pool.client("one")
@@ -333,7 +350,7 @@ async def test_unknown_device_and_second_order(tmp_path: Path) -> None:
             await client.call("probe", b"{}")
         assert busy.value.code is Code.CONFLICT
         await pool.workers.start(replace(assignment, id="two", device="gpu9"), str(path))
-        assert (await pool.event("two", WorkerFailed)).refusal.code is Code.DEVICE_LOST
+        assert (await pool.wait_event("two", WorkerFailed)).refusal.code is Code.DEVICE_LOST
         metadata = await client.call("metadata")
         assert b'"x"' in metadata.payload
         await client.close()

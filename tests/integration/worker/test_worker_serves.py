@@ -11,9 +11,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from harness import onnx_models as models
+from harness.cluster.worker_pool import WorkerPoolHarness, infer, request
+from harness.models import engine_cases as models
 from harness.wait import until
-from harness.workers import Pool, infer, request
 from shoal.agent.ports import WorkerFailed, WorkerReady
 from shoal.agent.worker.pool import PoolOptions
 from shoal.inference import open_inference_pb2 as oip
@@ -26,8 +26,8 @@ PLAIN = tuple(kind for kind in models.KINDS if kind != "BF16")
 
 
 @pytest.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
-    async with Pool(tmp_path, PoolOptions(queue=4)) as opened:
+async def pool(tmp_path: Path) -> AsyncIterator[WorkerPoolHarness]:
+    async with WorkerPoolHarness(tmp_path, PoolOptions(queue=4)) as opened:
         yield opened
 
 
@@ -53,7 +53,7 @@ def extremes(kind: str) -> Any:
     return array.reshape(2, 3)
 
 
-async def test_every_datatype_bit_for_bit(pool: Pool) -> None:
+async def test_every_datatype_bit_for_bit(pool: WorkerPoolHarness) -> None:
     data = models.identity(PLAIN)
     ready = await pool.serve("all", data)
     assert ready.inputs == tuple(TensorSpec(f"x_{kind}", kind, (-1, 3)) for kind in PLAIN)
@@ -71,7 +71,7 @@ async def test_every_datatype_bit_for_bit(pool: Pool) -> None:
     await client.close()
 
 
-async def test_typed_contents_equal_raw_ones(pool: Pool) -> None:
+async def test_typed_contents_equal_raw_ones(pool: WorkerPoolHarness) -> None:
     kinds = tuple(kind for kind in PLAIN if kind != "FP16")
     await pool.serve("typed", models.identity(kinds))
     feeds = {f"x_{kind}": extremes(kind) for kind in kinds}
@@ -81,7 +81,7 @@ async def test_typed_contents_equal_raw_ones(pool: Pool) -> None:
     await client.close()
 
 
-async def test_bfloat16_goes_through_io_binding(pool: Pool) -> None:
+async def test_bfloat16_goes_through_io_binding(pool: WorkerPoolHarness) -> None:
     await pool.serve("bf16", models.identity(("BF16", "FP32")))
     feeds = {"x_BF16": extremes("BF16"), "x_FP32": extremes("FP32")}
     client = await pool.client("bf16")
@@ -92,7 +92,7 @@ async def test_bfloat16_goes_through_io_binding(pool: Pool) -> None:
     await client.close()
 
 
-async def test_pp_ocr_recognition_and_magika_bit_for_bit(pool: Pool) -> None:
+async def test_pp_ocr_recognition_and_magika_bit_for_bit(pool: WorkerPoolHarness) -> None:
     rec, magika = models.recogniser().read_bytes(), models.magika().read_bytes()
     await asyncio.gather(
         pool.serve("rec", rec, memory=300 * 2**20, work=Work(nodes=1, shapes={"x": (1, 3, 48, 320)})),
@@ -109,7 +109,7 @@ async def test_pp_ocr_recognition_and_magika_bit_for_bit(pool: Pool) -> None:
         await client.close()
 
 
-async def test_what_was_measured(pool: Pool) -> None:
+async def test_what_was_measured(pool: WorkerPoolHarness) -> None:
     data = models.recogniser().read_bytes()
     ready = await pool.serve("rec", data, work=Work(nodes=1, shapes={"x": (1, 3, 48, 320)}))
     measured = ready.measured
@@ -122,7 +122,7 @@ async def test_what_was_measured(pool: Pool) -> None:
     assert measured.joules == pytest.approx(7.65 * measured.latency_p50_s, rel=1)
 
 
-async def test_service_is_metered_by_origin(pool: Pool) -> None:
+async def test_service_is_metered_by_origin(pool: WorkerPoolHarness) -> None:
     await pool.serve("one", models.add_one())
     client = await pool.client("one")
     for _ in range(3):
@@ -137,7 +137,7 @@ async def test_service_is_metered_by_origin(pool: Pool) -> None:
     await client.close()
 
 
-async def test_bad_requests_leave_the_worker_well(pool: Pool) -> None:
+async def test_bad_requests_leave_the_worker_well(pool: WorkerPoolHarness) -> None:
     await pool.serve("one", models.add_one())
     client = await pool.client("one")
     good = request({"x": np.ones(4, np.float32)})
@@ -163,7 +163,7 @@ async def test_bad_requests_leave_the_worker_well(pool: Pool) -> None:
     await client.close()
 
 
-async def test_deadline_ends_the_run_and_the_queue_is_bounded(pool: Pool) -> None:
+async def test_deadline_ends_the_run_and_the_queue_is_bounded(pool: WorkerPoolHarness) -> None:
     await pool.serve("loop", models.loop(-1))
     client = await pool.client("loop")
     slow: dict[str, Any] = {"x": np.ones(1, np.float32), "n": np.array(2**60, np.int64)}
@@ -194,26 +194,26 @@ async def test_deadline_ends_the_run_and_the_queue_is_bounded(pool: Pool) -> Non
 
 
 async def test_warm_up_that_never_ends_is_stopped(tmp_path: Path) -> None:
-    async with Pool(tmp_path, PoolOptions(warm_up_s=0.5)) as pool:
+    async with WorkerPoolHarness(tmp_path, PoolOptions(warm_up_s=0.5)) as pool:
         await pool.start("endless", models.loop(2**60))
-        failed = await pool.event("endless", WorkerFailed)
+        failed = await pool.wait_event("endless", WorkerFailed)
         assert failed.refusal.code is Code.WARMUP_FAILED
         assert pool.workers.local("endless") is None
 
 
-async def test_models_that_cannot_be_loaded(pool: Pool) -> None:
+async def test_models_that_cannot_be_loaded(pool: WorkerPoolHarness) -> None:
     for name, data, code in (
         ("junk", b"this is no model", Code.LOAD_FAILED),
         ("mixed", models.identity(("BF16", "BYTES")), Code.MODEL_INVALID),
     ):
         await pool.start(name, data)
-        failed = await pool.event(name, WorkerFailed)
+        failed = await pool.wait_event(name, WorkerFailed)
         assert failed.refusal.code is code
         assert failed.refusal.remedy
     await pool.serve("after", models.add_one())
 
 
-async def test_weights_outside_the_verified_bytes_are_never_read(pool: Pool, tmp_path: Path) -> None:
+async def test_weights_outside_the_verified_bytes_are_never_read(pool: WorkerPoolHarness, tmp_path: Path) -> None:
     import onnx
     from onnx.external_data_helper import set_external_data
 
@@ -223,11 +223,11 @@ async def test_weights_outside_the_verified_bytes_are_never_read(pool: Pool, tmp
     set_external_data(weights, str((tmp_path / "weights.bin").relative_to("/")))
     weights.ClearField("raw_data")
     await pool.start("outside", loaded.SerializeToString())
-    failed = await pool.event("outside", WorkerFailed)
+    failed = await pool.wait_event("outside", WorkerFailed)
     assert failed.refusal.code is Code.LOAD_FAILED
 
 
-async def test_readiness_is_told_step_by_step(pool: Pool) -> None:
+async def test_readiness_is_told_step_by_step(pool: WorkerPoolHarness) -> None:
     await pool.serve("one", models.add_one())
     phases = [getattr(event, "phase", None) for event in pool.events]
     assert phases == ["loading", "warming"]

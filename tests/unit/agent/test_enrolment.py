@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shoal.agent.identity.enrolment import is_member
-from shoal.agent.main.options import config, parser
+from shoal.agent.main.options import make_config, parser
 
 
 def test_a_machine_is_a_member_from_its_certificate_on_until_its_region_refuses_it(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_machine_is_a_member_from_its_certificate_on_until_its_region_refuses_
 def test_a_service_manager_says_by_variables_with_which_token_and_name_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("ENROL", "coordinator:7444"), ("TOKEN_FILE", "/run/secrets/token"), ("NAME", "kiosk-7")):
         monkeypatch.setenv(f"SHOAL_{name}", value)
-    found = config(parser().parse_args(["run"]))
+    found = make_config(parser().parse_args(["run"]))
     assert (found.enrol, found.token_file, found.name) == ("coordinator:7444", Path("/run/secrets/token"), "kiosk-7")
-    plain = config(parser().parse_args(["run", "--name", "other"]))
+    plain = make_config(parser().parse_args(["run", "--name", "other"]))
     assert plain.name == "other", "the command line wins"

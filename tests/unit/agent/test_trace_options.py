@@ -5,8 +5,8 @@ import pytest
 from shoal.agent.main import options
 
 
-def asked(*flags: str) -> tuple[str, float]:
-    config = options.config(options.parser().parse_args(["run", *flags]))
+def parse_flags(*flags: str) -> tuple[str, float]:
+    config = options.make_config(options.parser().parse_args(["run", *flags]))
     return config.otlp, config.trace_ratio
 
 
@@ -22,21 +22,21 @@ def _nothing_around(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_off_unless_asked_for() -> None:
-    assert asked() == ("", 0.0)
-    assert asked("--trace-ratio", "0.5") == ("", 0.5)
+    assert parse_flags() == ("", 0.0)
+    assert parse_flags("--trace-ratio", "0.5") == ("", 0.5)
 
 
 def test_a_collector_brings_a_share_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked("--otlp", "http://a:1") == ("http://a:1", 0.01)
+    assert parse_flags("--otlp", "http://a:1") == ("http://a:1", 0.01)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://b:1")
-    assert asked() == ("http://b:1", 0.01)
+    assert parse_flags() == ("http://b:1", 0.01)
     monkeypatch.setenv("SHOAL_OTLP", "http://c:1")
     monkeypatch.setenv("SHOAL_TRACE_RATIO", "0")
-    assert asked() == ("http://c:1", 0.0)
-    assert asked("--otlp", "http://d:1", "--trace-ratio", "1") == ("http://d:1", 1.0)
+    assert parse_flags() == ("http://c:1", 0.0)
+    assert parse_flags("--otlp", "http://d:1", "--trace-ratio", "1") == ("http://d:1", 1.0)
 
 
 @pytest.mark.parametrize("ratio", ["2", "-0.1", "nan", "many"])
 def test_a_share_is_between_none_and_all(ratio: str) -> None:
     with pytest.raises(SystemExit):
-        asked("--trace-ratio", ratio)
+        parse_flags("--trace-ratio", ratio)

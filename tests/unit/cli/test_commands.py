@@ -1,7 +1,9 @@
 """Commands that need no server: exit statuses, messages, files."""
 
+import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +12,11 @@ import pytest
 
 from shoal.cli.main import shoal
 from shoal.client import Context, Contexts
+from shoal.client.region import digest_of
 from shoal.devstack import layout
 from shoal.devstack.scale import Rate, time_scale
 from shoal.types.codes import Code, ShoalError
+from shoal.wire.limits import MODEL_BYTES
 
 
 def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
@@ -26,7 +30,8 @@ def test_a_mistake_is_placed_and_the_status_is_1(tmp_path: Path) -> None:
     file.write_text("apiVersion: shoal/v1\nkind: Policy\nmetadata: {name: x}\nspec:\n  optimise: {energy: 1}\n")
     done = run("validate", str(file), home=tmp_path)
     assert done.returncode == 1
-    assert f"{file}:5:3  FIELD_UNKNOWN" in done.stdout
+    assert f"{file}:5:3: found: " in done.stdout
+    assert "(FIELD_UNKNOWN)" in done.stdout
     assert "optimize" in done.stdout
     data = json.loads(run("validate", str(file), "-o", "json", home=tmp_path).stdout)
     assert data["valid"] is False
@@ -51,24 +56,108 @@ def test_a_mistake_is_placed_and_the_status_is_1(tmp_path: Path) -> None:
 def test_errors_are_one_coded_line(arguments: tuple[str, ...], code: str, tmp_path: Path) -> None:
     done = run(*arguments, home=tmp_path)
     assert done.returncode == 255
-    assert done.stderr.startswith(f"{code}  ")
+    assert done.stderr.startswith("found: ")
+    assert done.stderr.endswith(f" ({code})\n")
     assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [("get", "gnomes"), ("dance",), ("apply",), ("plan", "--nope")])
-def test_a_wrong_command_line_is_coded_too(arguments: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("get", "gnomes"),
+        ("dance",),
+        ("apply",),
+        ("plan", "--nope"),
+        ("delete",),
+        ("delete", "workload"),
+        ("delete", "workload", "reader", "-f", "reader.yaml"),
+        ("migrate", "reader"),
+        ("events", "--limit", "some"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_has_a_code_of_its_own(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """It is no field of a document that is wrong."""
     done = run(*arguments, home=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("FIELD_INVALID  ")
+    assert done.stderr.endswith(" (USAGE)\n")
+    assert len(done.stderr.splitlines()) == 1
+    assert f"shoal {arguments[0] if arguments != ('dance',) else '--help'}" in done.stderr
     assert "--help" in done.stderr
+
+
+def test_shoal_alone_lists_every_verb_under_a_heading(tmp_path: Path) -> None:
+    done = run(home=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Examples:" in done.stdout
+    for name in shoal.commands:
+        assert len(re.findall(rf"^  {name} ", done.stdout, re.MULTILINE)) == 1, name
+    assert run("--help", home=tmp_path).stdout == done.stdout
+    group = run("dev", home=tmp_path)
+    assert (group.returncode, group.stderr) == (0, "")
+    assert "status" in group.stdout
+
+
+def test_the_version_is_told_without_a_region(tmp_path: Path) -> None:
+    done = run("version", home=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"shoal +\d+\.\d+\.\d+\S*\n", done.stdout)
+    told = json.loads(run("version", "-o", "json", home=tmp_path).stdout)
+    assert (told["client"], told["region"]) == (done.stdout.split()[1], None)
 
 
 def test_a_file_without_documents_is_no_valid_one(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     done = run("validate", str(tmp_path / "empty.yaml"), home=tmp_path)
     assert done.returncode == 255
-    assert done.stderr.startswith("FIELD_MISSING  ")
+    assert done.stderr.endswith(" (FIELD_MISSING)\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "YAML_INVALID"),
+        (b"\x08\x07\x12\x00\x00ONNX", "YAML_INVALID"),
+        (b"a: " + b"x" * (1 << 20), "YAML_TOO_LARGE"),
+    ],
+    ids=["bytes", "no text", "large"],
+)
+def test_a_file_that_is_no_text_is_named_with_a_code(content: bytes, code: str, tmp_path: Path) -> None:
+    """Alone, and in a folder beside a sound one."""
+    folder = tmp_path / "all"
+    folder.mkdir()
+    (folder / "sub.yaml").mkdir()
+    (folder / "good.yaml").write_text("apiVersion: shoal/v1\nkind: Policy\nmetadata: {name: mild}\n")
+    (folder / "bad.yaml").write_bytes(content)
+    for named in (folder / "bad.yaml", folder):
+        done = run("validate", str(named), home=tmp_path)
+        assert (done.returncode, done.stderr) == (1, "")
+        (said,) = done.stdout.splitlines()
+        assert said.startswith(f"{folder / 'bad.yaml'}:1:")
+        assert said.endswith(f"({code})")
+    assert run("apply", "-f", str(folder), home=tmp_path).stderr.startswith(f"{folder / 'bad.yaml'}:1:")
+
+
+def test_a_model_beyond_the_limit_is_refused_before_its_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file without blocks: not even hashed."""
+    path = tmp_path / "large.onnx"
+    with path.open("wb") as file:
+        file.truncate(MODEL_BYTES + 1)
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(ShoalError) as refused:
+        digest_of(path)
+    assert refused.value.code is Code.MODEL_TOO_LARGE
+    assert str(path) in refused.value.refusal.found
+    with pytest.raises(ShoalError):
+        digest_of(path, 10)
+    monkeypatch.undo()
+    (tmp_path / "small").write_bytes(b"12345678901")
+    with pytest.raises(ShoalError):
+        digest_of(tmp_path / "small", 10)
+    assert digest_of(tmp_path / "small", 11)[1] == 11
 
 
 def test_every_verb_has_help() -> None:
@@ -98,19 +187,19 @@ def test_a_broken_context_file_says_so(tmp_path: Path) -> None:
 
 
 def test_the_scale_lets_the_host_meet_the_fastest_device() -> None:
-    host = Rate(50e9, emulated=False)
+    host = Rate(50e9, is_emulated=False)
     assert time_scale([host], 2) == 1.0
-    scale = time_scale([host, Rate(25e12, emulated=True), Rate(1e12, emulated=True)], 2)
+    scale = time_scale([host, Rate(25e12, is_emulated=True), Rate(1e12, is_emulated=True)], 2)
     assert scale >= 25e12 / 50e9
-    crowd = [Rate(25e12, emulated=True)] * 8
+    crowd = [Rate(25e12, is_emulated=True)] * 8
     assert time_scale([host, *crowd], 2) >= 4 * 25e12 / 50e9
     with pytest.raises(ValueError, match="host"):
-        time_scale([Rate(1e12, emulated=True)], 2)
+        time_scale([Rate(1e12, is_emulated=True)], 2)
 
 
 def test_a_stack_is_the_same_when_read_back(tmp_path: Path) -> None:
-    ports = {name: 20_000 + index for index, name in enumerate(layout.needed_ports(layout.Asked(agents=6)))}
-    stack = layout.compose(layout.Asked(agents=6), ports)
+    ports = {name: 20_000 + index for index, name in enumerate(layout.port_names(layout.StackOptions(agents=6)))}
+    stack = layout.compose(layout.StackOptions(agents=6), ports)
     layout.save(tmp_path, stack)
     assert layout.load(tmp_path) == stack
     assert [agent.name for agent in stack.agents][-2:] == ["plain-cpu-2", "plain-cpu-3"]
@@ -118,16 +207,16 @@ def test_a_stack_is_the_same_when_read_back(tmp_path: Path) -> None:
 
 
 def test_regions_of_one_stack_have_members_and_ports_of_their_own() -> None:
-    asked = layout.Asked(agents=2, link="mqtt", regions=3, federation=1)
-    names = layout.needed_ports(asked)
+    asked = layout.StackOptions(agents=2, link="mqtt", regions=3, federation=1)
+    names = layout.port_names(asked)
     stack = layout.compose(asked, {name: 20_000 + index for index, name in enumerate(names)})
-    assert layout.Asked.of(stack) == asked
+    assert layout.StackOptions.from_stack(stack) == asked
     assert stack.regions == ("home", "home-2", "home-3")
     assert len({member.name for member in stack.members}) == len(stack.members)
-    assert [member.name for member in stack.of("home").members] == [
+    assert [member.name for member in stack.for_region("home").members] == [
         "broker", "coordinator", "gateway", "plain-cpu", "edge-npu",
     ]  # fmt: skip
-    second = stack.of("home-2")
+    second = stack.for_region("home-2")
     assert second.coordinator.name == "home-2-coordinator"
     assert second.coordinator.addresses.keys() >= {"link", "models", "peers"}
     assert [member.role for member in stack.federation] == ["federation"]
@@ -135,9 +224,24 @@ def test_regions_of_one_stack_have_members_and_ports_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [layout.Asked(regions=0), layout.Asked(federation=2), layout.Asked(coordinators=3), layout.Asked(agents=65)],
+    [
+        layout.StackOptions(regions=0),
+        layout.StackOptions(federation=2),
+        layout.StackOptions(coordinators=3),
+        layout.StackOptions(agents=65),
+    ],
 )
-def test_a_stack_that_is_not_to_be_had(asked: layout.Asked) -> None:
+def test_a_stack_that_is_not_to_be_had(asked: layout.StackOptions) -> None:
     with pytest.raises(ShoalError) as refused:
-        layout.needed_ports(asked)
+        layout.port_names(asked)
     assert refused.value.refusal.remedy
+
+
+def test_an_error_of_a_command_that_was_asked_for_json_is_json(tmp_path: Path) -> None:
+    for words in (["-o", "json"], ["-ojson"], ["--output=json"]):
+        done = run("get", "nodes", *words, home=tmp_path)
+        assert done.returncode == 255
+        error = json.loads(done.stderr)["error"]
+        assert error["code"] == "CONTEXT_UNKNOWN"
+        assert error["found"] == "no context is in use"
+        assert set(error) == {"code", "found", "wanted", "try"}

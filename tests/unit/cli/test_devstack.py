@@ -2,18 +2,25 @@
 
 import datetime
 import fcntl
-from collections.abc import Callable
+import shutil
+import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from shoal.cli.commands.dev import show_up
 from shoal.client import Context, Contexts
 from shoal.devstack import broker, compose, etcd, layout
-from shoal.devstack.control import Control
-from shoal.devstack.keeper import Keeper
+from shoal.devstack.control import Control, RunningStack, _free_ports
+from shoal.devstack.demo import Demo
+from shoal.devstack.load import ClosedLoopLoad, LoadCall
+from shoal.devstack.process_supervisor import ProcessSupervisor
 from shoal.types.codes import Code, ShoalError
-from shoal.wire.enrol import belong
+from shoal.v1 import operator_pb2
+from shoal.wire.enrol import is_matching_pair
 
 Say = Callable[[str], None]
 
@@ -24,7 +31,7 @@ def test_a_second_start_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     with (control.folder / "up.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(ShoalError) as refused:
-            control.up(layout.Asked(agents=1), lambda text: None)
+            control.up(layout.StackOptions(agents=1), lambda text: None)
     assert refused.value.code is Code.CONFLICT
     assert [path.name for path in control.folder.iterdir()] == ["up.lock"], "nothing was begun"
 
@@ -41,10 +48,61 @@ def test_what_fails_on_the_way_up_is_taken_down_again(tmp_path: Path, name: str)
             (control.folder / "gateway").write_text("")
 
     with pytest.raises(ShoalError):
-        control.up(layout.Asked(agents=1), say)
+        control.up(layout.StackOptions(agents=1), say)
     assert [text.split()[0] for text in said] == ["coordinator", "gateway"]
     assert not control.running()
     assert not (control.folder / "keeper.sock").exists()
+
+
+def stopped_stack(folder: Path, contexts: Contexts) -> Control:
+    """A stack that ran there once."""
+    asked = layout.StackOptions(agents=2)
+    control = Control(folder, contexts)
+    names = layout.port_names(asked)
+    layout.save(folder, layout.compose(asked, dict(zip(names, _free_ports(len(names)), strict=True))))
+    return control
+
+
+def test_a_start_beside_another_stack_says_what_is_in_the_way_and_spares_it(tmp_path: Path) -> None:
+    """Its data are somebody's: no advice ends them, and its contexts stay."""
+    contexts = Contexts(tmp_path / "home")
+    control = stopped_stack(tmp_path / "dev", contexts)
+    (tmp_path / "dev-2").mkdir()
+    contexts.save(Context("dev", "home", "127.0.0.1:1", str(tmp_path / "elsewhere" / "coordinator" / "operator")))
+    with pytest.raises(ShoalError) as refused:
+        control.up(layout.StackOptions(agents=4), lambda text: None)
+    assert refused.value.code is Code.CONFLICT
+    refusal = refused.value.refusal
+    assert "with 2 agents" in refusal.found
+    assert "purge" not in str(refusal)
+    assert f"--data-dir {tmp_path / 'dev-3'}" in refusal.remedy
+    assert (tmp_path / "dev" / "stack.json").exists()
+    assert [each.name for each in contexts.all()] == ["dev"], "another stack's"
+
+
+def test_a_port_that_another_program_took_is_named(tmp_path: Path) -> None:
+    control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
+    taken = layout.load(control.folder).gateways[0].addresses["rest"]
+    host, _, port = taken.rpartition(":")
+    with socket.socket() as other:
+        other.bind((host, int(port)))
+        other.listen()
+        with pytest.raises(ShoalError) as refused:
+            control.up(layout.StackOptions(agents=2), lambda text: None)
+    assert refused.value.code is Code.CONFLICT
+    assert f"{taken}, the rest port of gateway" in refused.value.refusal.found
+    assert "--data-dir" in refused.value.refusal.remedy
+
+
+def test_what_is_up_tells_where_devices_join(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
+    stack = layout.load(control.folder)
+    files = Context("dev", "home", stack.coordinator_addresses("link"), str(tmp_path / "dev" / "client"))
+    show_up(RunningStack(stack, control.folder, files, files, tmp_path / "bearer"))
+    said = capsys.readouterr().out
+    enrolment = stack.coordinator_addresses("enrol")
+    assert f"enrolment {enrolment}: shoal-agent join --coordinator {enrolment}" in said
+    assert f"link      {stack.coordinator_addresses('link')}" in said
 
 
 def test_mqtt_links_without_mosquitto_say_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,47 +110,71 @@ def test_mqtt_links_without_mosquitto_say_how_to_install_it(tmp_path: Path, monk
     monkeypatch.setattr(broker, "SBIN", str(tmp_path))
     control = Control(tmp_path / "dev", Contexts(tmp_path / "home"))
     with pytest.raises(ShoalError) as refused:
-        control.up(layout.Asked(agents=1, link="mqtt"), lambda text: None)
+        control.up(layout.StackOptions(agents=1, link="mqtt"), lambda text: None)
     assert refused.value.refusal.code is Code.NOT_FOUND
     assert "apt-get install mosquitto" in refused.value.refusal.remedy
     assert [path.name for path in control.folder.iterdir()] == ["up.lock"], "nothing was begun"
 
 
 def test_etcd_of_one_stack_is_three_members_that_its_coordinators_know(tmp_path: Path) -> None:
-    asked = layout.Asked(agents=1, federation=3, store="etcd")
-    stack = layout.compose(asked, {name: 20_000 + index for index, name in enumerate(layout.needed_ports(asked))})
-    assert layout.Asked.of(stack) == asked
+    asked = layout.StackOptions(agents=1, federation=3, store="etcd")
+    stack = layout.compose(asked, {name: 20_000 + index for index, name in enumerate(layout.port_names(asked))})
+    assert layout.StackOptions.from_stack(stack) == asked
     assert [member.name for member in stack.members[:6]] == [
         "etcd-1", "etcd-2", "etcd-3", "federation-1", "federation-2", "federation-3",
     ]  # fmt: skip
     now = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
-    etcd.prepare(tmp_path, now)
-    files = {path.name: path.read_bytes() for path in (tmp_path / etcd.FILES).iterdir()}
-    ca, client, member = (
-        x509.load_pem_x509_certificate(files[name]) for name in ("ca.pem", "cert.pem", "member-cert.pem")
-    )
-    client.verify_directly_issued_by(ca)
-    member.verify_directly_issued_by(ca)
-    assert belong(files["cert.pem"], files["key.pem"])
-    etcd.prepare(tmp_path, now)
-    assert {path.name: path.read_bytes() for path in (tmp_path / etcd.FILES).iterdir()} == files, "made once"
-    flags = etcd.flags(tmp_path, stack)
-    endpoints = flags[flags.index("--etcd-endpoints") + 1].split(",")
-    assert endpoints == [layout.road(each.addresses["client"]) for each in stack.etcd]
-    assert etcd.flags(tmp_path, stack.of("home")) == []
+    assert etcd.scopes_of(stack) == ("federation/federation", "region/home")
+    folder = etcd.prepare(tmp_path, now, etcd.scopes_of(stack))
+    files = contents(folder)
+    assert {name.parent.name for name in files} == {
+        "authority", "member", "root", "federation-federation", "region-home"
+    }  # fmt: skip
+    assert [name for name in files if name.name == "ca-key.pem"] == [folder / "authority" / "ca-key.pem"]
+    assert [name for name in files if name.name == "member-key.pem"] == [folder / "member" / "member-key.pem"]
+    etcd.prepare(tmp_path, now, etcd.scopes_of(stack))
+    assert contents(folder) == files, "made once"
+    etcd.prepare(tmp_path, now, (*etcd.scopes_of(stack), "region/new"))
+    assert {**contents(folder), **files} == contents(folder), "what is missing is made"
+    assert (folder / "region-new" / "key.pem").exists()
+    for name, member in (("region-home", stack.coordinator), ("federation-federation", stack.federation[0])):
+        flags = etcd.store_flags(tmp_path, stack, member)
+        endpoints = flags[flags.index("--etcd-endpoints") + 1].split(",")
+        assert endpoints == [layout.relay_address(each.addresses["client"]) for each in stack.etcd]
+        assert flags[flags.index("--etcd-key") + 1] == str(folder / name / "key.pem")
+    assert etcd.store_flags(tmp_path, stack.for_region("home"), stack.coordinator) == []
+    users = etcd.users_command(tmp_path, stack)
+    assert users[:5] == ["etcd-users", "--scope", "federation/federation", "--scope", "region/home"]
+    assert users[users.index("--etcd-key") + 1] == str(folder / "root" / "key.pem")
+    assert "--peer-cert-allowed-cn member-etcd" in " ".join(etcd.command(tmp_path, stack, stack.etcd[0]))
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*.pem"))}
+
+
+def test_the_certificates_of_etcd_are_made_again_where_the_ca_is_another(tmp_path: Path) -> None:
+    now = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
+    folder = etcd.prepare(tmp_path, now, ["region/home"])
+    before = contents(folder)
+    shutil.rmtree(folder / "authority")
+    etcd.prepare(tmp_path, now, ["region/home"])
+    after = contents(folder)
+    assert {*after} == {*before}
+    assert all(after[path] != before[path] for path in before)
 
 
 def test_several_coordinators_are_told_of_each_other_and_agents_of_all(tmp_path: Path) -> None:
-    asked = layout.Asked(agents=1, regions=2, store="etcd", coordinators=3)
-    stack = layout.compose(asked, {name: 20_000 + index for index, name in enumerate(layout.needed_ports(asked))})
-    assert layout.Asked.of(stack) == asked
+    asked = layout.StackOptions(agents=1, regions=2, store="etcd", coordinators=3)
+    stack = layout.compose(asked, {name: 20_000 + index for index, name in enumerate(layout.port_names(asked))})
+    assert layout.StackOptions.from_stack(stack) == asked
     assert stack.regions == ("home", "home-2")
-    home, other = stack.of("home"), stack.of("home-2")
+    home, other = stack.for_region("home"), stack.for_region("home-2")
     assert [member.name for member in home.coordinators] == ["coordinator-1", "coordinator-2", "coordinator-3"]
     assert [member.name for member in other.coordinators] == ["home-2-coordinator"]
     layout.save(tmp_path, stack)
-    keeper = Keeper(tmp_path, stack)
-    roads = ",".join(layout.road(member.addresses["link"]) for member in home.coordinators)
+    keeper = ProcessSupervisor(tmp_path, stack)
+    roads = ",".join(layout.relay_address(member.addresses["link"]) for member in home.coordinators)
     commands = [keeper.command(member) for member in home.coordinators]
     assert {value_of(command, "--links") for command in commands} == {roads}
     assert {value_of(command, "--shared-dir") for command in commands} == {str(tmp_path / "home-shared")}
@@ -109,19 +191,57 @@ def test_etcd_that_is_not_installed_says_how_to_install_it(tmp_path: Path, monke
     monkeypatch.setenv("PATH", str(tmp_path))
     control = Control(tmp_path / "dev", Contexts(tmp_path / "home"))
     with pytest.raises(ShoalError) as refused:
-        control.up(layout.Asked(agents=1, store="etcd"), lambda text: None)
+        control.up(layout.StackOptions(agents=1, store="etcd"), lambda text: None)
     assert refused.value.refusal.code is Code.NOT_FOUND
     assert "apt-get install etcd-server" in refused.value.refusal.remedy
     assert [path.name for path in control.folder.iterdir()] == ["up.lock"], "nothing was begun"
 
 
 def test_etcd_members_are_dialled_by_the_names_that_their_certificate_has(tmp_path: Path) -> None:
-    etcd.prepare(tmp_path, datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC), ("etcd-1", "10.0.0.1"))
-    for name in ("member-cert.pem", "cert.pem"):
-        certificate = x509.load_pem_x509_certificate((tmp_path / etcd.FILES / name).read_bytes())
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        assert names.get_values_for_type(x509.DNSName) == ["localhost", "etcd-1"]
-        assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
+    now = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
+    folder = etcd.prepare(tmp_path, now, ["region/home"], ("etcd-1", "10.0.0.1"))
+    certificate = x509.load_pem_x509_certificate((folder / "member" / "member-cert.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "etcd-1"]
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
+
+
+@pytest.mark.parametrize(("name", "user"), [("region-home", "region-home"), ("root", "root")])
+def test_a_certificate_of_a_user_of_etcd_is_no_member_s_and_no_server_s(tmp_path: Path, name: str, user: str) -> None:
+    """It was both: whoever held a coordinator's could answer for etcd, and join it."""
+    folder = etcd.prepare(tmp_path, datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC), ["region/home"], ("etcd-1",))
+    pem = {path.name: path.read_bytes() for path in (folder / name).iterdir()}
+    ca, certificate = (x509.load_pem_x509_certificate(pem[each]) for each in ("ca.pem", "cert.pem"))
+    certificate.verify_directly_issued_by(ca)
+    assert is_matching_pair(pem["cert.pem"], pem["key.pem"])
+    assert certificate.subject.rfc4514_string() == f"CN={user}"
+    assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert [*uses] == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    with pytest.raises(x509.ExtensionNotFound):
+        certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+
+
+def test_all_files_of_etcd_but_the_ca_s_are_given_to_the_user_of_the_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: set[Path] = set()
+
+    def chown(path: Path, user: int, group: int) -> None:
+        assert (user, group) == (10001, 10001)
+        given.add(path)
+
+    monkeypatch.setattr(shutil, "chown", chown)
+    arguments = ["etcd", "--out", str(tmp_path), "--host", "etcd-1", "--scope", "region/edge", "--owner", "10001"]
+    compose.compose(arguments, standalone_mode=False)
+    folder = tmp_path / etcd.FILES
+    owned = {"member", "root", "region-edge"}
+    assert given == {path for name in owned for path in (folder / name, *(folder / name).iterdir())}
+    assert {(folder / name).stat().st_mode & 0o777 for name in owned} == {0o700}
+    for wrong in ("edge", "root/edge", "region/", "region/Edge", "region/../root"):
+        with pytest.raises(ShoalError) as refused:
+            compose.compose([*arguments, "--scope", wrong], standalone_mode=False)
+        assert refused.value.code in (Code.FIELD_INVALID, Code.NAME_INVALID)
 
 
 def test_contexts_are_found_where_their_folder_was_moved(tmp_path: Path) -> None:
@@ -152,7 +272,43 @@ def test_what_is_mounted_says_which_containers_there_are(tmp_path: Path) -> None
         ("federation", "federation", "federation"),
     ]
     assert found[1].operator.address == "edge-coordinator:7443"
-    assert compose.outside("edge", "127.0.0.1:7100")["rest"] == "127.0.0.1:7104"
+    assert compose.published_addresses("edge", "127.0.0.1:7100")["rest"] == "127.0.0.1:7104"
     with pytest.raises(ShoalError) as wrong:
-        compose.outside("edge", "7100")
+        compose.published_addresses("edge", "7100")
     assert wrong.value.code is Code.FIELD_INVALID
+
+
+class Silent:
+    """A narrator that keeps what it is told to say."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def section(self, title: str) -> None: ...
+    def plan(self, plan: operator_pb2.PlanReply) -> None: ...
+    def placements(self, rows: Sequence[operator_pb2.PlacementView]) -> None: ...
+    def migration(self, migration: operator_pb2.MigrationView) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("outcome", "lost"),
+    [("OVERLOADED", 0), ("INVALID_ARGUMENT", 0), ("DEADLINE_EXCEEDED", 0), ("REPLICA_UNREACHABLE", 1), ("INTERNAL", 1)],
+)
+def test_the_demo_counts_as_lost_what_gateways_do(tmp_path: Path, outcome: str, lost: int) -> None:
+    """No refusal, and no deadline that the client had set itself; but either is an answer that is missing."""
+    load = ClosedLoopLoad(Context("dev", "home", "127.0.0.1:1", str(tmp_path)), "reader", {}, {})
+    load.calls = [LoadCall(0.0, 0.1, "ok"), LoadCall(0.1, 0.1, "ok"), LoadCall(0.2, 0.1, outcome)]
+    told = Silent()
+    demo = Demo(Control(tmp_path / "dev", Contexts(tmp_path / "home")), told)
+    demo._show_migration(
+        operator_pb2.MigrationView(stage="done", stages=[operator_pb2.MigrationStage(stage="done")]), load
+    )
+    said = f"requests while it moved: 3 sent, 2 answered, {1 - lost} refused or given up, {lost} lost"
+    assert said in told.said
+    assert demo.report.migration["lost"] == lost
+    checks = {check.name: check.ok for check in demo.report.checks}
+    assert checks["no request was lost by the move"] is (lost == 0)
+    assert checks["every request was answered meanwhile"] is False

@@ -2,17 +2,19 @@
 
 import json
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
 
-from shoal.cli.commands.apply import finish
-from shoal.cli.commands.migrate import drain, follow, migrate, relieved
+from shoal.cli.commands.apply import report_apply, workloads_to_await
+from shoal.cli.commands.delete import delete
+from shoal.cli.commands.migrate import drain, follow, migrate, wait_standbys_replaced
 from shoal.cli.render.migrations import show_migration, stage_line
 from shoal.cli.render.output import line
 from shoal.cli.render.resources import show
-from shoal.client import Region
+from shoal.client import RegionClient
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import nouns_pb2, operator_pb2
 
@@ -25,7 +27,7 @@ class Listed:
         for one in (one for answer in answers for one in answer):
             self._answers.setdefault(one.id, []).append(one)
 
-    def look(self, kind: str, name: str) -> operator_pb2.GetReply:
+    def poll(self, kind: str, name: str) -> operator_pb2.GetReply:
         assert kind == "migrations"
         if name not in self._answers:
             raise refuse(Code.NOT_FOUND, f"migrations '{name}'", "one that is listed", "")
@@ -36,7 +38,7 @@ class Listed:
 class Ready:
     """A region in which everything applied is ready."""
 
-    def look(self, kind: str) -> operator_pb2.GetReply:
+    def poll(self, kind: str) -> operator_pb2.GetReply:
         return operator_pb2.GetReply()
 
 
@@ -46,14 +48,14 @@ def view(name: str, stage: str) -> operator_pb2.MigrationView:
 
 def test_it_returns_when_all_are_over() -> None:
     api = Listed((view("m-1", "staging"), view("m-2", "done")), (view("m-1", "aborted"), view("m-2", "done")))
-    ended = follow(cast(Region, api), [view("m-1", "planned"), view("m-2", "planned")], line)
+    ended = follow(cast(RegionClient, api), [view("m-1", "planned"), view("m-2", "planned")], line)
     assert [one.stage for one in ended] == ["aborted", "done"]
 
 
 def test_one_that_is_listed_no_more_ends_the_watch() -> None:
     api = Listed((view("m-other", "done"),))
     with pytest.raises(ShoalError) as caught:
-        follow(cast(Region, api), [view("m-1", "planned")], line)
+        follow(cast(RegionClient, api), [view("m-1", "planned")], line)
     assert caught.value.code is Code.MIGRATION_UNKNOWN
 
 
@@ -73,7 +75,7 @@ class Relieved:
     def __init__(self) -> None:
         self.looks = 0
 
-    def look(self, kind: str) -> operator_pb2.GetReply:
+    def poll(self, kind: str) -> operator_pb2.GetReply:
         assert kind == "placements"
         self.looks += 1
         found = operator_pb2.GetReply()
@@ -88,9 +90,9 @@ def test_a_drain_waits_for_what_stands_by() -> None:
     unmoved.unmoved.add(assignment="a-spare").reason.code = Code.WAITING_FOR_REPLACEMENT
     unmoved.unmoved.add(assignment="a-loading").reason.code = Code.MODEL_NOT_READY
     api = Relieved()
-    left = relieved(cast(Region, api), unmoved.unmoved)
+    left = wait_standbys_replaced(cast(RegionClient, api), unmoved.unmoved)
     assert ([each.assignment for each in left], api.looks) == (["a-loading"], 3)
-    assert relieved(cast(Region, api), left) == left
+    assert wait_standbys_replaced(cast(RegionClient, api), left) == left
     assert api.looks == 3, "nothing to wait for"
 
 
@@ -98,7 +100,7 @@ def test_a_drain_waits_for_what_stands_by() -> None:
 def test_for_programs_stdout_is_the_outcome_alone(command: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     told = [operator_pb2.MigrationStage(stage="planned"), operator_pb2.MigrationStage(stage="done", note="all of it")]
     api = Drained((operator_pb2.MigrationView(id="m-1", stage="done", stages=told),))
-    monkeypatch.setattr("shoal.cli.commands.migrate.connected", lambda *_: nullcontext(api))
+    monkeypatch.setattr("shoal.cli.commands.migrate.connect", lambda *_: nullcontext(api))
     answer = CliRunner().invoke(command[0], [*command[1:], "--watch", "-o", "json"])
     assert answer.exit_code == 0, answer.output
     found = json.loads(answer.stdout)
@@ -109,18 +111,144 @@ def test_for_programs_stdout_is_the_outcome_alone(command: list[Any], monkeypatc
 
 def test_ready_is_said_beside_what_programs_read(capsys: pytest.CaptureFixture[str]) -> None:
     reply = operator_pb2.ApplyReply(revision=3)
-    finish(cast(Region, Ready()), reply, "", wait=True, timeout_s=1, output="json")
+    report_apply(cast(RegionClient, Ready()), reply, "", [], wait=True, timeout_s=1, output="json")
     said = capsys.readouterr()
     assert (json.loads(said.out)["revision"], said.err) == (3, "ready\n")
-    finish(cast(Region, Ready()), reply, "", wait=True, timeout_s=1, output="table")
+    report_apply(cast(RegionClient, Ready()), reply, "", [], wait=True, timeout_s=1, output="table")
     said = capsys.readouterr()
     assert said.out.endswith("ready\n")
+
+
+def waiting(name: str, state: str = "pending", **more: Any) -> operator_pb2.WorkloadView:
+    key = nouns_pb2.WorkloadKey(tenant="default", name=name)
+    reason = nouns_pb2.Refusal(code=more.pop("code", ""), found=more.pop("found", ""))
+    return operator_pb2.WorkloadView(workload=key, state=state, wanted=1, reason=reason, **more)
+
+
+class Looks:
+    """A region whose workloads are these, look by look; the last ones stay."""
+
+    def __init__(self, *looks: tuple[operator_pb2.WorkloadView, ...]) -> None:
+        self._looks = list(looks)
+
+    def poll(self, kind: str) -> operator_pb2.GetReply:
+        if kind != "workloads":
+            return operator_pb2.GetReply()
+        return operator_pb2.GetReply(workloads=self._looks.pop(0) if len(self._looks) > 1 else self._looks[0])
+
+
+def plan_of(*workloads: tuple[str, str], changed: str = "") -> operator_pb2.ApplyReply:
+    """workloads: (name, policy)."""
+    plans = [
+        operator_pb2.WorkloadPlan(workload=nouns_pb2.WorkloadKey(tenant="default", name=name), policy=policy)
+        for name, policy in workloads
+    ]
+    documents = [operator_pb2.DocumentChange(sign="~", kind="Policy", name=changed)] if changed else []
+    return operator_pb2.ApplyReply(revision=1, plan=operator_pb2.PlanReply(workloads=plans, documents=documents))
+
+
+def test_an_apply_waits_for_its_own_workloads_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Another that has waited for a device for days holds nobody up."""
+    stuck = waiting("other", code="NO_CANDIDATE")
+    region = Looks((stuck, waiting("reader", "ready")))
+    reply = plan_of(("other", ""), ("reader", ""))
+    report_apply(
+        cast(RegionClient, region), reply, "", [("default", "reader")], wait=True, timeout_s=0.2, output="table"
+    )
+    assert capsys.readouterr().out.endswith("ready\n")
+
+
+def test_a_policy_alone_is_waited_for_by_those_that_it_changes() -> None:
+    reply = plan_of(("other", "quick"), ("reader", "mild"), changed="mild")
+    assert workloads_to_await(reply, []) == [("default", "reader")]
+    assert workloads_to_await(plan_of(("reader", "mild")), []) == []
+
+
+def test_an_apply_says_what_it_waits_for_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    fetching = [
+        waiting("reader", "progressing", code="WAITING_FOR_FETCH", found=f"{done} MiB of 9 MiB") for done in (1, 2, 3)
+    ]
+    loading = waiting("reader", "progressing", code="WAITING_FOR_LOAD", found="by CPUExecutionProvider")
+    region = Looks(*((each,) for each in (*fetching, loading, waiting("reader", "ready"))))
+    mine = [("default", "reader")]
+    report_apply(cast(RegionClient, region), plan_of(("reader", "")), "", mine, wait=True, timeout_s=5, output="table")
+    said = [each for each in capsys.readouterr().out.splitlines() if each.startswith("waiting: ")]
+    assert said == [
+        "waiting: default/reader is progressing, 0 of 1 ready: WAITING_FOR_FETCH 1 MiB of 9 MiB",
+        "waiting: default/reader is progressing, 0 of 1 ready: WAITING_FOR_LOAD by CPUExecutionProvider",
+    ]
+
+
+def test_an_apply_ends_at_a_final_failure_with_its_code() -> None:
+    final = waiting("reader", code="OP_UNSUPPORTED", found="no kernel for NonZero", final=True)
+    mine, reply = [("default", "reader")], plan_of(("reader", ""))
+    with pytest.raises(ShoalError) as caught:
+        report_apply(cast(RegionClient, Looks((final,))), reply, "", mine, wait=True, timeout_s=60, output="json")
+    assert caught.value.code is Code.OP_UNSUPPORTED
+    assert "no kernel for NonZero" in caught.value.refusal.found
+    passing = waiting("reader", code="MEMORY_SHORT")
+    with pytest.raises(ShoalError) as late:
+        report_apply(cast(RegionClient, Looks((passing,))), reply, "", mine, wait=True, timeout_s=0.2, output="json")
+    assert late.value.code is Code.DEADLINE_EXCEEDED
+
+
+def test_a_watch_says_why_a_move_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    def at(stage: str, code: str = "", found: str = "") -> operator_pb2.MigrationView:
+        stages = [operator_pb2.MigrationStage(stage=stage)]
+        why = nouns_pb2.Refusal(code=code, found=found)
+        return operator_pb2.MigrationView(id="m-1", stage=stage, stages=stages, reason=why)
+
+    waits = [(at("planned", "WAITING_FOR_TURN", f"{count} before it"),) for count in (2, 1)]
+    api = Listed(*waits, (at("planned", "NO_ROOM_FOR_BOTH", "3 MiB free"),), (at("done"),))
+    follow(cast(RegionClient, api), [at("planned", "WAITING_FOR_TURN", "3 before it")], line)
+    assert capsys.readouterr().out.splitlines() == [
+        "m-1  planned",
+        "m-1  waits: WAITING_FOR_TURN 3 before it",
+        "m-1  waits: NO_ROOM_FOR_BOTH 3 MiB free",
+    ]
+
+
+class Deletes:
+    """A region that refuses to delete `held`."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, str]] = []
+
+    def delete(self, kind: str, name: str, tenant: str = "") -> None:
+        self.asked.append((kind, name, tenant))
+        if name == "held":
+            raise refuse(Code.IN_USE, "policy held is used by default/other")
+
+
+def test_several_names_are_deleted_and_one_refusal_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Deletes()
+    monkeypatch.setattr("shoal.cli.commands.delete.connect", lambda *_: nullcontext(api))
+    answer = CliRunner().invoke(delete, ["policy", "held", "mild", "mild"])
+    assert answer.exit_code == 255
+    assert answer.stdout == "deleted policy mild\n"
+    assert answer.stderr == "found: policy held is used by default/other (IN_USE)\n"
+    assert api.asked == [("policy", "held", ""), ("policy", "mild", "")]
+
+
+def test_a_file_s_documents_are_deleted_who_uses_another_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    head = "apiVersion: shoal/v1\n"
+    (tmp_path / "all.yaml").write_text(
+        f"{head}kind: Tenant\nmetadata: {{name: shop}}\n---\n"
+        f"{head}kind: Policy\nmetadata: {{name: mild}}\n---\n"
+        f"{head}kind: Workload\nmetadata: {{name: reader, tenant: shop}}\n"
+        "spec: {model: {source: ocr}, policy: mild}\n"
+    )
+    api = Deletes()
+    monkeypatch.setattr("shoal.cli.commands.delete.connect", lambda *_: nullcontext(api))
+    answer = CliRunner().invoke(delete, ["-f", str(tmp_path)])
+    assert answer.exit_code == 0, answer.output
+    assert api.asked == [("workload", "reader", "shop"), ("policy", "mild", ""), ("tenant", "shop", "")]
 
 
 def test_what_differs_is_said_beside_what_programs_read(capsys: pytest.CaptureFixture[str]) -> None:
     reply = operator_pb2.ApplyReply(stale=["reader goes elsewhere"])
     with pytest.raises(ShoalError) as caught:
-        finish(cast(Region, Ready()), reply, "abc", wait=False, timeout_s=1, output="json")
+        report_apply(cast(RegionClient, Ready()), reply, "abc", [], wait=False, timeout_s=1, output="json")
     assert caught.value.code is Code.PLAN_STALE
     said = capsys.readouterr()
     assert json.loads(said.out)["stale"] == ["reader goes elsewhere"]
@@ -163,10 +291,26 @@ def test_what_is_expected_between_regions_is_shown_beside_what_came(capsys: pyte
     assert "2KiB" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("passed", "outcome", "word"),
+    [(False, "not judged", "not judged"), (True, "passed", "yes"), (False, "failed", "no"), (True, "", "yes")],
+)
+def test_a_step_without_a_request_is_shown_as_not_judged(
+    capsys: pytest.CaptureFixture[str], outcome: str, word: str, *, passed: bool
+) -> None:
+    """The last: of a coordinator that does not say."""
+    move = view("m-1", "done")
+    move.stages.add(stage="planned", at=1.8e9)
+    move.readings.add(share=0.25, held_s=2.0, passed=passed, outcome=outcome)
+    show_migration(move)
+    (row,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("25%")]
+    assert row.rstrip().endswith(f" {word}")
+
+
 def test_a_move_is_taken_back_by_its_name_alone() -> None:
     asked = CliRunner().invoke(migrate, ["reader", "--cancel", "m-1", "--replica", "a-1"])
-    assert isinstance(asked.exception, ShoalError)
-    assert asked.exception.code is Code.FIELD_INVALID
+    assert asked.exit_code == 2
+    assert "--replica goes with --to" in asked.stderr
 
 
 def test_it_says_by_which_reference_a_replica_was_judged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shoal.cli.redact import REDACTED, redacted, redacted_flags
+from shoal.cli.redact import REDACTED, redact, redact_flags
 from shoal.wire.token import JoinToken
 
 JOIN = JoinToken("eu", "ab" * 32, "c2VjcmV0LW9mLTIwLWJ5dGVz").text
@@ -31,15 +31,15 @@ PLANTED = "pLaNtEd-SeCrEt-4242"
     ],
 )
 def test_a_planted_secret_is_gone(text: str) -> None:
-    assert PLANTED not in redacted(text)
-    assert REDACTED in redacted(text)
-    assert redacted(redacted(text)) == redacted(text)
+    assert PLANTED not in redact(text)
+    assert REDACTED in redact(text)
+    assert redact(redact(text)) == redact(text)
 
 
 def test_tokens_and_keys_as_they_are_made_are_gone() -> None:
-    assert JOIN.rpartition(".")[2] not in redacted(f"shoal-agent join {JOIN}")
+    assert JOIN.rpartition(".")[2] not in redact(f"shoal-agent join {JOIN}")
     web = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl"
-    assert web not in redacted(f"said {web} to it")
+    assert web not in redact(f"said {web} to it")
 
 
 def test_what_is_no_secret_stays() -> None:
@@ -50,9 +50,9 @@ def test_what_is_no_secret_stays() -> None:
         'shoal_coordinator_enrolment_refused_total{code="TOKEN_USED"} 3.0',
         "https://feeds.example/price?zone=FR",
     ):
-        assert redacted(text) == text
+        assert redact(text) == text
 
 
 def test_a_flag_is_judged_by_its_name_and_a_file_by_its_content_never() -> None:
     flags = {"etcd_password": "abc", "backup_key_file": "/etc/shoal/backup-key", "link": "127.0.0.1:7443"}
-    assert redacted_flags(flags) == {**flags, "etcd_password": REDACTED}
+    assert redact_flags(flags) == {**flags, "etcd_password": REDACTED}

@@ -9,6 +9,7 @@ from shoal.cli.render import move as moves
 from shoal.cli.render import plan as plans
 from shoal.cli.render import resources
 from shoal.cli.render.data import as_data
+from shoal.types.migration import UPGRADE_REMEDY
 from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -44,7 +45,7 @@ def example_plan() -> operator_pb2.PlanReply:
     terms = [operator_pb2.ScoreTerm(name="energy", weight=1, value=0.02, unit="J", normalised=0.0)]
     return operator_pb2.PlanReply(
         documents=[
-            operator_pb2.DocumentChange(sign="~", kind="Policy", name="mild", lines=["- replicas: 1", "+ replicas: 2"])
+            operator_pb2.DocumentChange(sign="~", kind="Policy", name="mild", lines=["~ replicas: 1 -> 2"])
         ],
         workloads=[
             operator_pb2.WorkloadPlan(
@@ -110,6 +111,21 @@ def test_placements_say_what_is_emulated(request: pytest.FixtureRequest, capsys:
     )
     resources.show("placements", [row], wide=False)
     agrees("placements.txt", capsys.readouterr().out, request)
+
+
+def test_a_placement_says_why_it_stays_although_another_place_is_better(capsys: pytest.CaptureFixture[str]) -> None:
+    row = operator_pb2.PlacementView(
+        assignment=nouns_pb2.Assignment(workload=nouns_pb2.WorkloadKey(tenant="default", name="reader"), device="npu0"),
+        node="edge-npu", observed=nouns_pb2.Observed(phase="ready"), routed=True,
+        stays="stays: migration.when is not set, though cloud-gpu/gpu0 is better",
+    )  # fmt: skip
+    resources.show("placements", [row], wide=False)
+    assert (
+        capsys.readouterr().out.rstrip().endswith("stays: migration.when is not set, though cloud-gpu/gpu0 is better")
+    )
+    row.observed.code = "WORKER_CRASHED"
+    resources.show("placements", [row], wide=False)
+    assert "stays" not in capsys.readouterr().out
 
 
 def signals() -> list[operator_pb2.SignalView]:
@@ -240,3 +256,25 @@ def test_can_move(capsys: pytest.CaptureFixture[str], request: pytest.FixtureReq
     )  # fmt: skip
     moves.show_prospect(reply, "edge-npu", wide=False)
     agrees("can-move.txt", capsys.readouterr().out, request)
+
+
+def test_a_plan_says_that_another_model_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = example_plan()
+    plan.workloads[0].compared_with.append("sha256:0123")
+    plans.show_plan(plan, wide=False)
+    said = capsys.readouterr().out
+    assert "compared before it takes requests, with what serves: sha256:0123" in said
+    remedy = f"answers that differ are refused (VERIFY_FAILED); {UPGRADE_REMEDY}"
+    assert remedy in " ".join(said.split()), "as the refusal says after it"
+
+
+def test_f50_nodes_say_that_a_front_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = nouns_pb2.Version(generation=3)
+    rows = [
+        operator_pb2.NodeView(node=nouns_pb2.Node(name=name), liveness="ready", observed=seen, front_ready=ready)
+        for name, ready in (("up", True), ("hung", False))
+    ]
+    resources.show("nodes", rows, wide=False)
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
+    assert "ready, front down" in lines["hung"]
+    assert "front down" not in lines["up"]

@@ -7,33 +7,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.cli import rollout
-from shoal.cli.commands.upgrade import RECOUNT_S, Tally, leaving
+from shoal.cli.commands.upgrade import RECOUNT_S, RequestTally, drain_progress
 from shoal.cli.rollout import (
-    Admit,
-    Asked,
-    Change,
-    Drain,
-    Empty,
-    Hook,
-    Install,
-    Leaving,
-    Over,
-    Part,
-    Seen,
-    Service,
-    Watch,
+    AdmitNodes,
+    DrainNodes,
+    DrainProgress,
+    DrainStage,
+    FinishedStage,
+    InstallHook,
+    InstallStage,
+    InstallVersion,
+    RolloutObservation,
+    RolloutOptions,
+    RolloutPart,
+    ServiceCounts,
+    WatchStage,
 )
 from shoal.types.codes import Code
 from shoal.v1 import nouns_pb2, operator_pb2
 
 OLD, NEW = "0.1.0", "0.2.0"
-ASKED = Asked(NEW, share=0.2, hold_s=30.0, within_s=100.0)
+ASKED = RolloutOptions(NEW, share=0.2, hold_s=30.0, within_s=100.0)
 
 
-def agents(count: int, **more: int) -> dict[str, Part]:
+def agents(count: int, **more: int) -> dict[str, RolloutPart]:
     """more: replicas, by name."""
     names = [f"n{number:02}" for number in range(count)]
-    return {name: Part(name, OLD, True, replicas=more.get(name, 1)) for name in names}
+    return {name: RolloutPart(name, OLD, True, replicas=more.get(name, 1)) for name in names}
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Fleet:
     """Empties, installs and serves as told, a second a look. stuck, broken, never: of these nodes a drain leaves
     something, the command fails, the new version does not come back."""
 
-    parts: dict[str, Part]
+    parts: dict[str, RolloutPart]
     stuck: frozenset[str] = frozenset()
     broken: frozenset[str] = frozenset()
     never: frozenset[str] = frozenset()
@@ -50,47 +50,49 @@ class Fleet:
     cordoned: set[str] = field(default_factory=set)
     installed: list[str] = field(default_factory=list)
     at_once: int = 0
-    hooks: dict[str, Hook] = field(default_factory=dict)
-    service: Service = field(default_factory=Service)
+    hooks: dict[str, InstallHook] = field(default_factory=dict)
+    service: ServiceCounts = field(default_factory=ServiceCounts)
     to: str = NEW
     now: float = 0.0
 
-    def look(self) -> Seen:
+    def look(self) -> RolloutObservation:
         self.now += 1
         failing = any(part.version == self.failing_with for part in self.parts.values())
-        self.service = Service(self.service.requests + 10, self.service.failed + failing, {"default/w": 0.01})
-        leaving = {name: Leaving(0, ("w-1 stays: NO_CANDIDATE",)) for name in self.stuck}
+        self.service = ServiceCounts(self.service.requests + 10, self.service.failed + failing, {"default/w": 0.01})
+        leaving = {name: DrainProgress(0, ("w-1 stays: NO_CANDIDATE",)) for name in self.stuck}
         ready = frozenset(part.name for part in self.parts.values() if part.ready)
-        return Seen(tuple(self.parts.values()), ready, self.service, frozenset(), leaving, dict(self.hooks))
+        return RolloutObservation(
+            tuple(self.parts.values()), ready, self.service, frozenset(), leaving, dict(self.hooks)
+        )
 
-    def perform(self, effect: rollout.Effect) -> None:
+    def perform(self, effect: rollout.RolloutEffect) -> None:
         match effect:
-            case Drain(names):
+            case DrainNodes(names):
                 self.cordoned |= set(names)
                 for name in set(names) - self.stuck:
                     self.parts[name] = replace(self.parts[name], replicas=0)
-            case Install(names):
+            case InstallVersion(names):
                 self.installed += names
                 self.at_once = max(self.at_once, len(names))
                 for name in names:
-                    self.hooks[name] = Hook(True, "status 1: no such image" if name in self.broken else "")
+                    self.hooks[name] = InstallHook(True, "status 1: no such image" if name in self.broken else "")
                     version = self.parts[name].version if name in self.broken | self.never else self.to
                     ready = name not in self.never
                     self.parts[name] = replace(self.parts[name], version=version, ready=ready)
-            case Admit(names):
+            case AdmitNodes(names):
                 self.cordoned -= set(names)
 
-    def run(self, asked: Asked = ASKED, looks: int = 10_000) -> Over:
+    def run(self, asked: RolloutOptions = ASKED, looks: int = 10_000) -> FinishedStage:
         """As the command does; it dies after so many looks."""
         self.to = asked.version
-        course, effects = rollout.begun(self.look(), asked, self.now)
+        course, effects = rollout.begin(self.look(), asked, self.now)
         for _ in range(looks):
             for effect in effects:
                 self.perform(effect)
-            if isinstance(course.stage, Over):
+            if isinstance(course.stage, FinishedStage):
                 return course.stage
             course, effects = rollout.step(course, self.look(), asked, self.now)
-        return Over(("cut off",))
+        return FinishedStage(("cut off",))
 
 
 def test_one_alone_then_a_share_at_a_time_the_emptiest_first() -> None:
@@ -100,7 +102,7 @@ def test_one_alone_then_a_share_at_a_time_the_emptiest_first() -> None:
     assert [len(wave) for wave in planned] == [1, 2, 2, 2, 2, 1]
     assert planned[-1] == ("n03",)
     fleet = Fleet(parts)
-    assert fleet.run() == Over()
+    assert fleet.run() == FinishedStage()
     assert fleet.installed == [name for wave in planned for name in wave]
     assert {part.version for part in fleet.parts.values()} == {NEW}
     assert not fleet.cordoned
@@ -108,11 +110,11 @@ def test_one_alone_then_a_share_at_a_time_the_emptiest_first() -> None:
 
 
 def test_gateways_go_last_and_never_most_of_them_at_once() -> None:
-    gateways = {name: Part(name, OLD, True, rank=1, drains=False) for name in ("g1", "g2", "g3")}
+    gateways = {name: RolloutPart(name, OLD, True, rank=1, drains=False) for name in ("g1", "g2", "g3")}
     planned = rollout.waves({**gateways, **agents(2)}.values(), replace(ASKED, share=1.0))
     assert planned == (("n00",), ("n01",), ("g1",), ("g2",), ("g3",))
     fleet = Fleet({**gateways, **agents(2)})
-    assert fleet.run() == Over()
+    assert fleet.run() == FinishedStage()
     assert fleet.installed[2:] == ["g1", "g2", "g3"]
 
 
@@ -121,7 +123,7 @@ def test_wherever_it_dies_the_same_command_goes_on(count: int, share: float, loo
     fleet = Fleet(agents(count))
     asked = replace(ASKED, share=share, hold_s=3.0)
     fleet.run(asked, looks)
-    assert fleet.run(asked) == Over()
+    assert fleet.run(asked) == FinishedStage()
     assert {part.version for part in fleet.parts.values()} == {NEW}
     assert not fleet.cordoned
     assert fleet.at_once <= max(1, count // 2)
@@ -136,13 +138,13 @@ def test_a_version_that_fails_requests_halts_at_the_first_node() -> None:
     assert f"--to {OLD}" in over.refusal.remedy
     assert len(fleet.installed) == 1
     back = Fleet(fleet.parts, failing_with=NEW)
-    assert back.run(replace(ASKED, version=OLD)) == Over(), "the way back is the same way"
+    assert back.run(replace(ASKED, version=OLD)) == FinishedStage(), "the way back is the same way"
     assert len(back.installed) == 1
 
 
 def test_what_failed_before_is_not_held_against_it() -> None:
     fleet = Fleet(agents(4), failing_with=OLD)
-    assert fleet.run() == Over()
+    assert fleet.run() == FinishedStage()
 
 
 def test_a_node_that_cannot_be_emptied_halts_and_is_left_as_it_was() -> None:
@@ -154,7 +156,7 @@ def test_a_node_that_cannot_be_emptied_halts_and_is_left_as_it_was() -> None:
     assert "--in-place" in over.refusal.remedy
     assert not fleet.installed
     assert not fleet.cordoned
-    assert fleet.run(replace(ASKED, in_place=True)) == Over()
+    assert fleet.run(replace(ASKED, in_place=True)) == FinishedStage()
 
 
 @pytest.mark.parametrize(
@@ -178,30 +180,30 @@ def test_a_node_that_does_not_come_back_halts_and_gets_no_work(fault: str, code:
 def test_a_node_that_is_not_there_is_left_and_told() -> None:
     parts = agents(3)
     parts["n01"] = replace(parts["n01"], ready=False)
-    assert Fleet(parts).run() == Over(("n01",))
+    assert Fleet(parts).run() == FinishedStage(("n01",))
 
 
 def test_who_comes_back_late_with_the_version_may_work_again_too() -> None:
-    late = Part("late", NEW, False)
-    course, effects = rollout.begun(Seen((Part("n1", NEW, True), late)), ASKED, 0.0)
-    assert effects == (Admit(("n1",)),)
-    back = Seen((Part("n1", NEW, True), replace(late, ready=True)), service=Service())
+    late = RolloutPart("late", NEW, False)
+    course, effects = rollout.begin(RolloutObservation((RolloutPart("n1", NEW, True), late)), ASKED, 0.0)
+    assert effects == (AdmitNodes(("n1",)),)
+    back = RolloutObservation((RolloutPart("n1", NEW, True), replace(late, ready=True)), service=ServiceCounts())
     course, effects = rollout.step(course, back, ASKED, ASKED.hold_s)
-    assert (course.stage, effects) == (Over(), (Admit(("n1", "late")),))
+    assert (course.stage, effects) == (FinishedStage(), (AdmitNodes(("n1", "late")),))
 
 
 def test_nothing_is_done_where_all_run_it() -> None:
     fleet = Fleet({name: replace(part, version=NEW) for name, part in agents(3).items()}, cordoned={"n01"})
-    assert fleet.run() == Over()
+    assert fleet.run() == FinishedStage()
     assert not fleet.installed
     assert not fleet.cordoned
 
 
-BEFORE = rollout.Before(
+BEFORE = rollout.RolloutBaseline(
     (OLD,), frozenset({"n00", "n01"}), frozenset({"old"}), 0.0, {"default/w": 0.010, "default/idle": 0.0}
 )
-WATCH = Watch(("n00",), 10.0, Service(100, 0))
-WELL = Seen((), BEFORE.nodes, Service(200, 0, {"default/w": 0.012, "default/idle": 0.5}))
+WATCH = WatchStage(("n00",), 10.0, ServiceCounts(100, 0))
+WELL = RolloutObservation((), BEFORE.nodes, ServiceCounts(200, 0, {"default/w": 0.012, "default/idle": 0.5}))
 
 
 @pytest.mark.parametrize(
@@ -210,89 +212,96 @@ WELL = Seen((), BEFORE.nodes, Service(200, 0, {"default/w": 0.012, "default/idle
         (WELL, "", False),
         (replace(WELL, nodes=frozenset({"n00"})), "not ready any more: n01", True),
         (replace(WELL, wrong=frozenset({"old", "invariant I1: x"})), "shoal doctor: invariant I1: x", True),
-        (replace(WELL, service=Service(200, 2, {})), "2 of 100 requests failed", False),
-        (replace(WELL, service=Service(200, 1, {})), "", False),
-        (replace(WELL, service=Service(110, 9, {})), "", False),
-        (replace(WELL, service=Service(200, 0, {"default/w": 0.026})), "default/w: p95 26.0 ms", True),
+        (replace(WELL, service=ServiceCounts(200, 2, {})), "2 of 100 requests failed", False),
+        (replace(WELL, service=ServiceCounts(200, 1, {})), "", False),
+        (replace(WELL, service=ServiceCounts(110, 9, {})), "", False),
+        (replace(WELL, service=ServiceCounts(200, 0, {"default/w": 0.026})), "default/w: p95 26.0 ms", True),
     ],
 )
-def test_the_guards(seen: Seen, found: str, passing: bool) -> None:
-    refusal, may_pass = rollout.judge(BEFORE, WATCH, seen, ASKED)
+def test_the_guards(seen: RolloutObservation, found: str, passing: bool) -> None:
+    refusal, may_pass = rollout.find_regression(BEFORE, WATCH, seen, ASKED)
     assert (refusal.found if refusal is not None else "") == found
     assert may_pass == passing
 
 
 def test_what_passes_is_given_time_and_then_halts() -> None:
-    course = rollout.Course(WATCH, BEFORE)
-    late = replace(WELL, nodes=frozenset({"n00"}), parts=(Part("n00", NEW, True), Part("n01", OLD, True)))
+    course = rollout.RolloutState(WATCH, BEFORE)
+    late = replace(WELL, nodes=frozenset({"n00"}), parts=(RolloutPart("n00", NEW, True), RolloutPart("n01", OLD, True)))
     assert rollout.step(course, late, ASKED, 10.0) == (course, ())
     after, _ = rollout.step(course, late, ASKED, 10.0 + rollout.GRACE_S)
-    assert isinstance(after.stage, Over)
+    assert isinstance(after.stage, FinishedStage)
     assert after.stage.refusal is not None
     after, effects = rollout.step(course, replace(late, nodes=BEFORE.nodes), ASKED, 11.0)
-    assert after.stage == Empty(("n01",), 111.0, Service(200, 0, WELL.service.p95_s if WELL.service else {}))
-    assert effects == (Drain(("n01",)),)
+    assert after.stage == DrainStage(("n01",), 111.0, ServiceCounts(200, 0, WELL.service.p95_s if WELL.service else {}))
+    assert effects == (DrainNodes(("n01",)),)
 
 
 def test_what_was_stopped_with_its_node_has_to_serve_again_and_is_judged_from_then() -> None:
     """--in-place: requests failed while it was stopped; that much was asked for."""
     asked = replace(ASKED, in_place=True)
-    course = rollout.Course(Empty(("n00",), 100.0, Service(100, 0)), BEFORE)
-    full = (Part("n00", OLD, True, replicas=1), Part("n01", NEW, True))
-    stuck = Seen(full, BEFORE.nodes, Service(100, 0), leaving={"n00": Leaving(0, ("w-1 stays: NO_ROOM_FOR_BOTH",))})
+    course = rollout.RolloutState(DrainStage(("n00",), 100.0, ServiceCounts(100, 0)), BEFORE)
+    full = (RolloutPart("n00", OLD, True, replicas=1), RolloutPart("n01", NEW, True))
+    stuck = RolloutObservation(
+        full, BEFORE.nodes, ServiceCounts(100, 0), leaving={"n00": DrainProgress(0, ("w-1 stays: NO_ROOM_FOR_BOTH",))}
+    )
     course, effects = rollout.step(course, stuck, asked, 50.0)
-    assert effects == (Install(("n00",)),)
+    assert effects == (InstallVersion(("n00",)),)
 
-    def seen(requests: int, failed: int, loading: int = 0) -> Seen:
-        parts = (Part("n00", NEW, True, replicas=1, loading=loading), full[1])
-        return Seen(parts, BEFORE.nodes, Service(requests, failed), hooks={"n00": Hook(ended=True)})
+    def rollout_state(requests: int, failed: int, loading: int = 0) -> RolloutObservation:
+        parts = (RolloutPart("n00", NEW, True, replicas=1, loading=loading), full[1])
+        return RolloutObservation(
+            parts, BEFORE.nodes, ServiceCounts(requests, failed), hooks={"n00": InstallHook(is_done=True)}
+        )
 
-    course, effects = rollout.step(course, seen(140, 40, loading=1), asked, 60.0)
-    assert (isinstance(course.stage, Change), effects) == (True, ())
-    late, _ = rollout.step(course, seen(140, 40, loading=1), asked, 150.0)
-    assert isinstance(late.stage, Over)
+    course, effects = rollout.step(course, rollout_state(140, 40, loading=1), asked, 60.0)
+    assert (isinstance(course.stage, InstallStage), effects) == (True, ())
+    late, _ = rollout.step(course, rollout_state(140, 40, loading=1), asked, 150.0)
+    assert isinstance(late.stage, FinishedStage)
     assert late.stage.refusal is not None
     assert late.stage.refusal.found == "n00 has 1 replicas that do not serve"
-    course, _ = rollout.step(course, seen(150, 50), asked, 61.0)
-    course, effects = rollout.step(course, seen(160, 55), asked, 61.0 + rollout.SETTLE_S)
-    assert (course.stage, effects) == (Watch(("n00",), 66.0 + asked.hold_s, Service(160, 55)), (Admit(("n00",)),))
-    well, _ = rollout.step(course, seen(260, 55), asked, 66.0 + asked.hold_s)
-    assert well.stage == Over()
-    ill, _ = rollout.step(course, seen(260, 65), asked, 66.0 + asked.hold_s)
-    assert isinstance(ill.stage, Over)
+    course, _ = rollout.step(course, rollout_state(150, 50), asked, 61.0)
+    course, effects = rollout.step(course, rollout_state(160, 55), asked, 61.0 + rollout.SETTLE_S)
+    assert (course.stage, effects) == (
+        WatchStage(("n00",), 66.0 + asked.hold_s, ServiceCounts(160, 55)),
+        (AdmitNodes(("n00",)),),
+    )
+    well, _ = rollout.step(course, rollout_state(260, 55), asked, 66.0 + asked.hold_s)
+    assert well.stage == FinishedStage()
+    ill, _ = rollout.step(course, rollout_state(260, 65), asked, 66.0 + asked.hold_s)
+    assert isinstance(ill.stage, FinishedStage)
     assert ill.stage.refusal is not None
     assert ill.stage.refusal.code is Code.GUARD_TRIPPED
 
 
 def test_while_no_coordinator_answers_nothing_is_judged() -> None:
-    course = rollout.Course(WATCH, BEFORE)
-    blind = Seen((Part("c1:1", NEW, True, drains=False),))
+    course = rollout.RolloutState(WATCH, BEFORE)
+    blind = RolloutObservation((RolloutPart("c1:1", NEW, True, drains=False),))
     assert rollout.step(course, blind, ASKED, 50.0) == (course, ())
     after, _ = rollout.step(course, blind, ASKED, 10.0 + ASKED.within_s)
-    assert isinstance(after.stage, Over)
+    assert isinstance(after.stage, FinishedStage)
     assert after.stage.refusal is not None
     assert after.stage.refusal.code is Code.COORDINATOR_UNREACHABLE
 
 
 def test_while_no_coordinator_answers_nobody_counts_as_empty() -> None:
-    course = rollout.Course(Empty(("n00",), 100.0, Service()), BEFORE)
-    assert rollout.step(course, Seen(()), ASKED, 50.0) == (course, ())
-    after, effects = rollout.step(course, Seen(()), ASKED, 100.0)
-    assert isinstance(after.stage, Over)
+    course = rollout.RolloutState(DrainStage(("n00",), 100.0, ServiceCounts()), BEFORE)
+    assert rollout.step(course, RolloutObservation(()), ASKED, 50.0) == (course, ())
+    after, effects = rollout.step(course, RolloutObservation(()), ASKED, 100.0)
+    assert isinstance(after.stage, FinishedStage)
     assert effects == ()
 
 
 def test_coordinators_go_one_at_a_time_the_leader_last_and_are_not_drained() -> None:
-    parts = tuple(Part(f"c{n}:1", OLD, True, rank=int(n == 1), drains=False) for n in (1, 2, 3))
+    parts = tuple(RolloutPart(f"c{n}:1", OLD, True, rank=int(n == 1), drains=False) for n in (1, 2, 3))
     one = replace(ASKED, share=0.0)
     assert rollout.waves(parts, one) == (("c2:1",), ("c3:1",), ("c1:1",))
-    course = rollout.Course(Watch((), 0.0, Service()))
-    after, effects = rollout.step(course, Seen(parts, service=Service()), one, 1.0)
-    assert isinstance(after.stage, Change)
-    assert effects == (Install(("c2:1",)),)
+    course = rollout.RolloutState(WatchStage((), 0.0, ServiceCounts()))
+    after, effects = rollout.step(course, RolloutObservation(parts, service=ServiceCounts()), one, 1.0)
+    assert isinstance(after.stage, InstallStage)
+    assert effects == (InstallVersion(("c2:1",)),)
 
 
-def counted(requests: int, lost: int = 0, **others: int) -> list[operator_pb2.WorkloadView]:
+def workload_views(requests: int, lost: int = 0, **others: int) -> list[operator_pb2.WorkloadView]:
     """At n00; others: requests, by node."""
     key = nouns_pb2.WorkloadKey(tenant="default", name="w")
     ingress = [nouns_pb2.Ingress(workload=key, origin="n00", requests=requests, lost=lost)]
@@ -301,18 +310,20 @@ def counted(requests: int, lost: int = 0, **others: int) -> list[operator_pb2.Wo
 
 
 def test_counts_that_begin_anew_or_come_late_are_no_requests() -> None:
-    tally, epochs = Tally(), {"n00": 1, "n01": 1}
-    assert tally.add(counted(5000, 40), (), epochs, 0.0) == Service(0, 0, {})
-    assert tally.add(counted(5010, 40), (), epochs, RECOUNT_S).requests == 10
-    assert tally.add(counted(5020, 41), (), epochs, RECOUNT_S + 1) == Service(20, 1, {})
+    tally, epochs = RequestTally(), {"n00": 1, "n01": 1}
+    assert tally.add(workload_views(5000, 40), (), epochs, 0.0) == ServiceCounts(0, 0, {})
+    assert tally.add(workload_views(5010, 40), (), epochs, RECOUNT_S).requests == 10
+    assert tally.add(workload_views(5020, 41), (), epochs, RECOUNT_S + 1) == ServiceCounts(20, 1, {})
     again = {"n00": 2, "n01": 1}
-    assert tally.add(counted(2000, 1), (), again, 10.0) == Service(20, 1, {}), "a front began anew"
-    assert tally.add([], (), {"n00": 3, "n01": 2}, 20.0) == Service(20, 1, {}), "another coordinator"
-    assert tally.add(counted(9000, 50), (), {"n00": 3, "n01": 2}, 20.5) == Service(20, 1, {}), "which hears of it late"
-    assert tally.add(counted(9010, 50), (), {"n00": 3, "n01": 2}, 20.0 + RECOUNT_S) == Service(30, 1, {})
+    assert tally.add(workload_views(2000, 1), (), again, 10.0) == ServiceCounts(20, 1, {}), "a front began anew"
+    assert tally.add([], (), {"n00": 3, "n01": 2}, 20.0) == ServiceCounts(20, 1, {}), "another coordinator"
+    assert tally.add(workload_views(9000, 50), (), {"n00": 3, "n01": 2}, 20.5) == ServiceCounts(20, 1, {}), (
+        "which hears of it late"
+    )
+    assert tally.add(workload_views(9010, 50), (), {"n00": 3, "n01": 2}, 20.0 + RECOUNT_S) == ServiceCounts(30, 1, {})
 
 
-def planned(assignment: str, code: str, found: str = "") -> operator_pb2.MigrationView:
+def planned_migration(assignment: str, code: str, found: str = "") -> operator_pb2.MigrationView:
     return operator_pb2.MigrationView(
         stage="planned",
         source=operator_pb2.MigrationPlace(assignment=assignment),
@@ -322,33 +333,38 @@ def planned(assignment: str, code: str, found: str = "") -> operator_pb2.Migrati
 
 def test_a_move_without_a_place_is_what_stays_and_one_that_waits_its_turn_is_under_way() -> None:
     going = operator_pb2.MigrationView(stage="shifting", source=operator_pb2.MigrationPlace(assignment="w-1"))
-    turn, none = planned("w-2", Code.WAITING_FOR_TURN), planned("w-3", Code.NO_ROOM_FOR_BOTH, "edge-npu is full")
+    turn, none = (
+        planned_migration("w-2", Code.WAITING_FOR_TURN),
+        planned_migration("w-3", Code.NO_ROOM_FOR_BOTH, "edge-npu is full"),
+    )
     held = operator_pb2.UnmovedReplica(assignment="w-4", reason=nouns_pb2.Refusal(code=Code.CONFLICT, found="starting"))
     standby = operator_pb2.UnmovedReplica(assignment="w-5", reason=nouns_pb2.Refusal(code=Code.WAITING_FOR_REPLACEMENT))
-    assert leaving([going, turn], [standby]) == Leaving(2, ())
-    assert leaving([none], [standby, held]) == Leaving(
+    assert drain_progress([going, turn], [standby]) == DrainProgress(2, ())
+    assert drain_progress([none], [standby, held]) == DrainProgress(
         0, ("w-3 stays: NO_ROOM_FOR_BOTH edge-npu is full", "w-4 stays: CONFLICT starting")
     )
 
 
 def test_what_cannot_leave_at_once_is_given_time() -> None:
-    parts = (Part("n00", OLD, True, replicas=1), Part("n01", OLD, True))
-    course = rollout.Course(Empty(("n00",), 100.0, Service()), BEFORE)
-    stuck = Seen(parts, service=Service(), leaving={"n00": Leaving(0, ("w-1 stays: NO_ROOM_FOR_BOTH",))})
+    parts = (RolloutPart("n00", OLD, True, replicas=1), RolloutPart("n01", OLD, True))
+    course = rollout.RolloutState(DrainStage(("n00",), 100.0, ServiceCounts()), BEFORE)
+    stuck = RolloutObservation(
+        parts, service=ServiceCounts(), leaving={"n00": DrainProgress(0, ("w-1 stays: NO_ROOM_FOR_BOTH",))}
+    )
     assert rollout.step(course, stuck, ASKED, rollout.GRACE_S - 0.1) == (course, ())
     after, effects = rollout.step(course, stuck, ASKED, rollout.GRACE_S)
-    assert isinstance(after.stage, Over)
-    assert effects == (Admit(("n00",)),)
-    moving = replace(stuck, leaving={"n00": Leaving(1, stuck.leaving["n00"].stays)})
+    assert isinstance(after.stage, FinishedStage)
+    assert effects == (AdmitNodes(("n00",)),)
+    moving = replace(stuck, leaving={"n00": DrainProgress(1, stuck.leaving["n00"].stuck)})
     assert rollout.step(course, moving, ASKED, 99.0) == (course, ()), "something goes yet"
 
 
 def test_while_some_node_calls_again_the_others_count() -> None:
-    tally = Tally()
+    tally = RequestTally()
     for look in range(20):
-        counts = counted(5000 + 10 * look, n01=70 + look, us=900 + look)
+        counts = workload_views(5000 + 10 * look, n01=70 + look, us=900 + look)
         tally.add(counts, (), {"n00": 1, "n01": 1 + look}, RECOUNT_S * look)
-    busy = tally.add(counted(5190, n01=89, us=919), (), {"n00": 1, "n01": 20}, RECOUNT_S * 19)
+    busy = tally.add(workload_views(5190, n01=89, us=919), (), {"n00": 1, "n01": 20}, RECOUNT_S * 19)
     assert busy.requests == 190, "but for those of who calls, and of another region by whichever gateway"
-    quiet = tally.add(counted(5190, n01=90, us=920), (), {"n00": 1, "n01": 20}, RECOUNT_S * 20)
+    quiet = tally.add(workload_views(5190, n01=90, us=920), (), {"n00": 1, "n01": 20}, RECOUNT_S * 20)
     assert quiet.requests == 190 + 1 + 1

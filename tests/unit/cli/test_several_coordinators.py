@@ -6,39 +6,39 @@ from pathlib import Path
 
 import pytest
 
-from harness.pki import Authority
-from harness.seats import Seat, seats
-from shoal.cli.options import connected
-from shoal.client import Context, Contexts, Region, region
+from harness.crypto.pki import Authority
+from harness.servers.api_stub import ApiStub, api_stubs
+from shoal.cli.options import connect
+from shoal.client import Context, Contexts, RegionClient, region
 from shoal.coordinator.api.authorise import RULES
-from shoal.coordinator.clock import SystemClock
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.v1 import operator_pb2
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Iterator[list[Seat]]:
+def three(tmp_path: Path) -> Iterator[list[ApiStub]]:
     """The second one leads."""
-    with seats(Authority(tmp_path / "pki", "eu", SystemClock().wall()), tmp_path / "ann") as found:
+    with api_stubs(Authority(tmp_path / "pki", "eu", CoordinatorClock().wall()), tmp_path / "ann") as found:
         yield found
 
 
-def elect(coordinators: list[Seat], leader: Seat) -> None:
+def elect(coordinators: list[ApiStub], leader: ApiStub) -> None:
     for each in coordinators:
         each.leader = leader.address
 
 
 @pytest.fixture
-def context(tmp_path: Path, three: list[Seat]) -> Context:
+def context(tmp_path: Path, three: list[ApiStub]) -> Context:
     """Knows one that follows."""
     return Context("eu", "eu", three[0].address, str(tmp_path / "ann"))
 
 
 def test_who_asks_a_follower_is_answered_by_the_leader_and_goes_there_from_then_on(
-    context: Context, three: list[Seat]
+    context: Context, three: list[ApiStub]
 ) -> None:
-    with Region(context) as api:
+    with RegionClient(context) as api:
         assert api.get("regions").regions[0].leader == three[1].address
         assert api.create_token("agent", "a").id == three[1].address
         assert api.address == three[1].address
@@ -48,38 +48,38 @@ def test_who_asks_a_follower_is_answered_by_the_leader_and_goes_there_from_then_
         }  # fmt: skip
 
 
-def test_one_that_is_gone_is_passed_over_and_the_next_leader_is_found(context: Context, three: list[Seat]) -> None:
+def test_one_that_is_gone_is_passed_over_and_the_next_leader_is_found(context: Context, three: list[ApiStub]) -> None:
     first, second, third = three
     first.server.stop(None).wait()
-    with Region(replace(context, address=",".join(first.all))) as api:
+    with RegionClient(replace(context, address=",".join(first.coordinators))) as api:
         assert api.address == second.address
         second.server.stop(None).wait()
         elect(three, third)
         assert api.create_token("agent", "a").id == third.address, "it was never sent to the one that is gone"
-        assert third.made == ["a"]
+        assert third.created_tokens == ["a"]
 
 
-def test_of_two_that_believe_to_lead_the_one_that_was_elected_last_does(context: Context, three: list[Seat]) -> None:
+def test_of_two_that_believe_to_lead_the_one_that_was_elected_last_does(context: Context, three: list[ApiStub]) -> None:
     three[2].leader, three[2].term = three[2].address, 2
-    with Region(replace(context, address=",".join(three[0].all))) as api:
+    with RegionClient(replace(context, address=",".join(three[0].coordinators))) as api:
         assert api.address == three[2].address
 
 
-def test_a_write_without_an_answer_is_not_made_again_a_read_is(context: Context, three: list[Seat]) -> None:
+def test_a_write_without_an_answer_is_not_made_again_a_read_is(context: Context, three: list[ApiStub]) -> None:
     leader = three[1]
-    leader.lost = 1
-    with Region(replace(context, address=",".join(leader.all))) as api:
+    leader.lost_writes = 1
+    with RegionClient(replace(context, address=",".join(leader.coordinators))) as api:
         with pytest.raises(ShoalError) as unknown:
             api.create_token("agent", "a")
         assert unknown.value.code is Code.COORDINATOR_UNREACHABLE
         assert api.create_token("agent", "b").id == leader.address
-    assert leader.made == ["a", "b"]
+    assert leader.created_tokens == ["a", "b"]
 
 
-def test_events_go_on_where_they_were_when_their_coordinator_is_lost(context: Context, three: list[Seat]) -> None:
+def test_events_go_on_where_they_were_when_their_coordinator_is_lost(context: Context, three: list[ApiStub]) -> None:
     leader = three[1]
-    leader.lost = 1
-    with Region(replace(context, address=",".join(leader.all))) as api:
+    leader.lost_writes = 1
+    with RegionClient(replace(context, address=",".join(leader.coordinators))) as api:
         events = api.events(follow=True)
         seen = [next(events), next(events)]
         elect(three, three[2])
@@ -91,10 +91,10 @@ def test_events_go_on_where_they_were_when_their_coordinator_is_lost(context: Co
 
 def test_what_may_be_asked_again_is_what_viewers_may_ask() -> None:
     viewers = {method.rpartition("/")[2] for method, roles in RULES.items() if Role.VIEWER in roles}
-    assert viewers - {"Events"} == region.READS, "events go on by their number"
+    assert viewers - {"Events"} == region.READ_ONLY_METHODS, "events go on by their number"
 
 
-class Away(Region):
+class Away(RegionClient):
     """A region whose only coordinator is not there for the first few asks."""
 
     def __init__(self, asks: int) -> None:
@@ -111,19 +111,19 @@ def test_who_looks_until_something_has_come_about_outlasts_the_absence_of_the_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     api = Away(2)
-    assert api.look("workloads") == operator_pb2.GetReply()
+    assert api.poll("workloads") == operator_pb2.GetReply()
     assert api.asks == 0
-    monkeypatch.setattr(region, "ABSENT_S", -1.0)
+    monkeypatch.setattr(region, "RESTART_TIMEOUT_S", -1.0)
     with pytest.raises(ShoalError) as too_long:
-        Away(2).look("workloads")
+        Away(2).poll("workloads")
     assert too_long.value.code is Code.COORDINATOR_UNREACHABLE
 
 
-def test_nobody_leads_for_a_while(context: Context, three: list[Seat], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region, "LEADERLESS_S", 0.5)
+def test_nobody_leads_for_a_while(context: Context, three: list[ApiStub], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region, "ELECTION_TIMEOUT_S", 0.5)
     for each in three:
         each.leader = ""
-    with Region(context) as api:
+    with RegionClient(context) as api:
         with pytest.raises(ShoalError) as nobody:
             api.get("regions")
         assert nobody.value.code is Code.NOT_LEADER
@@ -132,12 +132,12 @@ def test_nobody_leads_for_a_while(context: Context, three: list[Seat], monkeypat
 
 
 def test_the_command_lines_context_remembers_who_led(
-    context: Context, three: list[Seat], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: Context, three: list[ApiStub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "home"))
     Contexts().save(context)
-    with connected("eu", "") as api:
+    with connect("eu", "") as api:
         api.get("regions")
     assert Contexts().get("eu").address == f"{three[1].address},{three[0].address}"
-    with connected("eu", "") as api:
+    with connect("eu", "") as api:
         assert api.address == three[1].address

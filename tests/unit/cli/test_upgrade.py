@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from shoal.cli.commands import upgrade
-from shoal.cli.rollout import Asked, Over
-from shoal.client import Region
+from shoal.cli.rollout import FinishedStage, RolloutOptions
+from shoal.client import RegionClient
 from shoal.types.codes import Code
 from shoal.v1 import nouns_pb2, operator_pb2
 
@@ -28,7 +28,7 @@ class Slow:
     def pass_(self, seconds: float) -> None:
         self.now += seconds
 
-    def installed(self, said: str) -> None:
+    def record_install(self, said: str) -> None:
         name, _, what = said.partition(": ")
         if what.startswith("install "):
             self.versions[name] = NEW
@@ -62,14 +62,14 @@ def test_what_doctor_said_before_is_asked_before_whenever_the_watch_ends(
 ) -> None:
     slow = Slow()
     monkeypatch.setattr(upgrade, "time", SimpleNamespace(sleep=slow.pass_, monotonic=lambda: slow.now))
-    region = cast(Region, slow)
-    asked = Asked(NEW, hold_s=hold_s)
-    shell = upgrade._Shell(region, "agent", asked, "", tmp_path / "kept.json", slow.installed)
-    assert shell.run() == Over()
+    region = cast(RegionClient, slow)
+    asked = RolloutOptions(NEW, hold_s=hold_s)
+    shell = upgrade._UpgradeDriver(region, "agent", asked, "", tmp_path / "kept.json", slow.record_install)
+    assert shell.run() == FinishedStage()
     assert slow.examined == 3, "before, and after each wave"
     assert set(slow.versions.values()) == {NEW}
 
 
 def test_a_command_that_fails_says_so_in_whatever_letters() -> None:
     said: Any = "import sys; sys.stderr.buffer.write(b'pas trouv\\xe9'); sys.exit(3)"
-    assert upgrade._executed([sys.executable, "-c", said], 20.0) == "status 3: pas trouv\N{REPLACEMENT CHARACTER}"
+    assert upgrade._run_install([sys.executable, "-c", said], 20.0) == "status 3: pas trouv\N{REPLACEMENT CHARACTER}"

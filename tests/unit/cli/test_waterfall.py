@@ -40,8 +40,8 @@ def test_each_span_once_beneath_its_parent_by_when_it_began() -> None:
     assert [row.label for row in drawn] == ["request", "├ attempt", "└ attempt", "  └ request", "    └ run"]
     assert [row.where for row in drawn][-2:] == ["away/gw-2/front", "away/box/worker"]
     assert [(row.begin, row.end) for row in drawn] == [(0, 1), (0, 0.125), (0.125, 1), (0.25, 0.875), (0.5, 0.75)]
-    assert [row.told for row in drawn] == ["acme/reader", "REPLICA_UNREACHABLE  n-9", "away", "", ""]
-    assert rows(REQUEST, wide=True)[0].told == "attempts=2  workload=acme/reader"
+    assert [row.details for row in drawn] == ["acme/reader", "REPLICA_UNREACHABLE  n-9", "away", "", ""]
+    assert rows(REQUEST, wide=True)[0].details == "attempts=2  workload=acme/reader"
 
 
 def test_the_picture(capsys: pytest.CaptureFixture[str]) -> None:

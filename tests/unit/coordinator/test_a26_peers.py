@@ -7,8 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from harness.pki import Authority
-from shoal.coordinator.clock import SystemClock
+from harness.crypto.pki import Authority
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.peers.grpc import stub_of
 from shoal.types.codes import Code, ShoalError
@@ -23,7 +23,7 @@ HANDSHAKE = b"\x16\x03"
 
 @pytest.fixture
 def authorities(tmp_path: Path) -> tuple[Authority, Authority]:
-    wall = SystemClock().wall()
+    wall = CoordinatorClock().wall()
     return Authority(tmp_path / "own", "own", wall), Authority(tmp_path / "other", "other", wall)
 
 
@@ -34,7 +34,7 @@ def caller(own: Authority) -> Channels:
     return Channels(lambda: enrolled)
 
 
-async def called(channels: Channels, member: Member) -> grpc.StatusCode:
+async def measure_error(channels: Channels, member: Member) -> grpc.StatusCode:
     call = stub_of(channels, member).Measure(federation_pb2.MeasureRequest(), timeout=2.0)
     with pytest.raises(grpc.RpcError) as failed:
         await call
@@ -57,7 +57,7 @@ async def test_a26_a_server_inside_hears_nothing_but_the_beginning_of_a_handshak
     channels = caller(own)
     port = server.sockets[0].getsockname()[1]
     member = Member("other", f"127.0.0.1:{port}", (other.certificate.read_text(),), "")
-    assert await called(channels, member) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    assert await measure_error(channels, member) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     await channels.close()
     server.close()
     assert heard.startswith(HANDSHAKE)
@@ -84,7 +84,7 @@ async def test_a26_our_certificate_is_shown_to_that_region_alone(authorities: tu
     channels = caller(own)
     port = server.sockets[0].getsockname()[1]
     member = Member("other", f"127.0.0.1:{port}", (other.certificate.read_text(),), "")
-    assert await called(channels, member) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    assert await measure_error(channels, member) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     await channels.close()
     server.close()
     assert met == []

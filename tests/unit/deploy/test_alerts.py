@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from harness.prometheus import RULES, is_made, program, rules
+from harness.servers.prometheus import RULES, is_exported, program, rules
 
 ROOT: Final = Path(__file__).parents[3]
 TESTS: Final = ROOT / "deploy" / "prometheus" / "tests" / "shoal.yml"
@@ -42,4 +42,4 @@ def test_every_alert_has_a_run_book() -> None:
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
 def test_every_metric_that_an_alert_asks_for_is_one_of_ours(rule: dict[str, Any]) -> None:
     for metric in set(re.findall(r"\bshoal_\w+", rule["expr"])):
-        assert is_made(metric), metric
+        assert is_exported(metric), metric

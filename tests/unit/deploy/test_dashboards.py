@@ -11,13 +11,13 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from harness.prometheus import DEPLOY, dashboards, is_made, program, queries
+from harness.servers.prometheus import DEPLOY, dashboards, is_exported, program, queries
 
 GRAFANA: Final = DEPLOY / "grafana"
 BOARDS: Final = dashboards()
 
 
-def shown(board: dict[str, Any]) -> list[dict[str, Any]]:
+def visible_panels(board: dict[str, Any]) -> list[dict[str, Any]]:
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
@@ -36,7 +36,7 @@ def test_every_reference_of_a_dashboard_resolves(name: str) -> None:
     known = {"type": "prometheus", "uid": "${datasource}"}
     assert all(each["datasource"] == known for each in variables.values() if each["type"] == "query")
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    for panel in shown(board):
+    for panel in visible_panels(board):
         assert panel["type"] in ("timeseries", "stat")
         assert panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"]
@@ -64,7 +64,7 @@ def test_panels_do_not_lie_over_each_other(name: str) -> None:
 def test_every_query_is_one_and_asks_for_metrics_that_are_ours(tmp_path: Path) -> None:
     asked = queries()
     recorded = [
-        {"record": f"q:{number}", "expr": each.asked(rate="1m", span="1h")} for number, each in enumerate(asked)
+        {"record": f"q:{number}", "expr": each.expand(rate="1m", span="1h")} for number, each in enumerate(asked)
     ]
     path = tmp_path / "queries.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": recorded}]}))
@@ -73,7 +73,7 @@ def test_every_query_is_one_and_asks_for_metrics_that_are_ours(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stdout + done.stderr
     metrics = {metric for each in asked for metric in re.findall(r"\bshoal_\w+", each.expr)}
-    assert not [metric for metric in metrics if not is_made(metric)]
+    assert not [metric for metric in metrics if not is_exported(metric)]
 
 
 def test_grafana_is_given_the_folders_that_it_is_told_of() -> None:

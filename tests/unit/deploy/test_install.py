@@ -27,10 +27,12 @@ def machine(folder: Path, *, memory_mb: int = 4096, files: Mapping[str, str] | N
     return folder
 
 
-def install(*arguments: str, facts: Path, machine_name: str = "x86_64") -> subprocess.CompletedProcess[str]:
+def install(
+    *arguments: str, facts: Path, machine_name: str = "x86_64", script: Path = SCRIPT
+) -> subprocess.CompletedProcess[str]:
     """Nothing is changed."""
     return subprocess.run(
-        ["sh", str(SCRIPT), "--dry-run", *arguments],
+        ["sh", str(script), "--dry-run", *arguments],
         env={
             **os.environ,
             "SHOAL_FACTS": str(facts),
@@ -101,15 +103,39 @@ def test_it_knows_the_board_and_says_what_of_it_is_used(tmp_path: Path, files: M
 def test_it_refuses_with_a_code_and_a_remedy(tmp_path: Path, arguments: tuple[str, ...], code: Code) -> None:
     done = install(*arguments, facts=machine(tmp_path))
     assert done.returncode == 1, done.stdout
-    assert done.stderr.startswith(f"{code}  "), done.stderr
-    assert len(done.stderr.strip().split("  ")) == 4
+    assert re.fullmatch(rf"found: .+; wanted: .+; try: .+ \({code}\)\n", done.stderr), done.stderr
+
+
+def test_no_index_is_asked_for_a_package_of_ours(tmp_path: Path) -> None:
+    """There they are somebody else's: wheels alone, or sources by their path, else nothing."""
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    script = shutil.copy(SCRIPT, alone / "install.sh")
+    shutil.copytree(SCRIPT.parent / "systemd", alone / "systemd")
+    facts = machine(tmp_path / "machine")
+    refused = install(*JOINS, facts=facts, script=Path(script))
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("found: neither wheels nor Shoal's sources"), refused.stderr
+    assert refused.stderr.rstrip().endswith(f"({Code.NOT_FOUND})"), refused.stderr
+    assert "pip" not in refused.stdout
+
+    (alone / "wheels").mkdir()
+    (alone / "wheels" / "shoal_agent-0.1.0-py3-none-any.whl").touch()
+    (asked,) = re.findall(r"^.*pip install.*$", install(*JOINS, facts=facts, script=Path(script)).stdout, re.MULTILINE)
+    assert f"--no-index --find-links {alone / 'wheels'} shoal-agent[cpu]" in asked
+
+    (beside,) = re.findall(r"^.*pip install.*$", install(*JOINS, facts=facts).stdout, re.MULTILINE)
+    assert f"--constraint {ROOT}/constraints.txt {ROOT}/protos {ROOT}/agents[cpu]" in beside
+    assert " shoal-agent" not in beside
 
 
 def test_it_refuses_a_machine_that_will_not_do(tmp_path: Path) -> None:
     small = install(*JOINS, facts=machine(tmp_path, memory_mb=256))
-    assert small.stderr.startswith(f"{Code.MEMORY_SHORT}  256 MB of memory")
+    assert small.stderr.startswith("found: 256 MB of memory")
+    assert small.stderr.endswith(f"({Code.MEMORY_SHORT})\n")
     strange = install(*JOINS, facts=machine(tmp_path), machine_name="armv7l")
-    assert strange.stderr.startswith(f"{Code.NOT_SUPPORTED_YET}  a processor armv7l")
+    assert strange.stderr.startswith("found: a processor armv7l")
+    assert strange.stderr.endswith(f"({Code.NOT_SUPPORTED_YET})\n")
 
 
 @pytest.mark.parametrize("arguments", [("--nonsense",), ("--enrol",), ("--part", "x"), ("--role", "x")])
@@ -128,7 +154,8 @@ def test_python_is_looked_at_and_not_only_found(tmp_path: Path) -> None:
     old.write_text("#!/bin/sh\ncase $1 in --version) echo Python 3.10.12 ;; *) exit 1 ;; esac\n")
     old.chmod(0o755)
     done = install(*JOINS, "--python", str(old), facts=machine(tmp_path))
-    assert done.stderr.startswith(f"{Code.NOT_FOUND}  {old}: Python 3.10.12  Python 3.11 or newer")
+    assert done.stderr.startswith(f"found: {old}: Python 3.10.12; wanted: Python 3.11 or newer")
+    assert done.stderr.endswith(f"({Code.NOT_FOUND})\n")
     bare = tmp_path / "python3"
     bare.write_text("#!/bin/sh\necho venv\n")  # as Debian's without python3-venv
     bare.chmod(0o755)

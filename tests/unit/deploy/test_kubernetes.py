@@ -18,6 +18,7 @@ from kubernetes_validate import utils
 
 from shoal.agent.main import options as agent
 from shoal.coordinator.main import options as coordinator
+from shoal.devstack import etcd
 
 ROOT: Final = Path(__file__).parents[3]
 FOLDER: Final = ROOT / "deploy" / "kubernetes"
@@ -33,7 +34,7 @@ utils.schema_contents = functools.cache(utils.schema_contents)  # each call woul
 
 
 @functools.cache
-def built(overlay: Path) -> tuple[Manifest, ...]:
+def kustomize_build(overlay: Path) -> tuple[Manifest, ...]:
     beside = Path(sys.executable).with_name("kubectl")
     program = str(beside) if beside.exists() else shutil.which("kubectl")
     assert program is not None, "kubectl is missing: `make packages` installs one"
@@ -45,7 +46,7 @@ def built(overlay: Path) -> tuple[Manifest, ...]:
 
 @pytest.fixture(params=OVERLAYS, ids=lambda path: path.name)
 def manifests(request: pytest.FixtureRequest) -> tuple[Manifest, ...]:
-    return built(request.param)
+    return kustomize_build(request.param)
 
 
 def pods(manifests: tuple[Manifest, ...]) -> Iterator[tuple[Manifest, Manifest]]:
@@ -53,6 +54,12 @@ def pods(manifests: tuple[Manifest, ...]) -> Iterator[tuple[Manifest, Manifest]]
     for manifest in manifests:
         if manifest["kind"] in ("StatefulSet", "DaemonSet", "Deployment"):
             yield manifest, manifest["spec"]["template"]["spec"]
+
+
+def jobs(manifests: tuple[Manifest, ...]) -> Iterator[tuple[Manifest, Manifest]]:
+    """(what makes it, its spec): pods that end when their work is done."""
+    for manifest in of_kind(manifests, "Job"):
+        yield manifest, manifest["spec"]["template"]["spec"]
 
 
 def containers(pod: Manifest) -> list[Manifest]:
@@ -103,7 +110,7 @@ def test_everything_but_the_namespaces_is_in_one_that_is_made(manifests: tuple[M
 def test_every_pod_is_as_the_restricted_standard_wants_it_but_for_what_the_agents_say(
     manifests: tuple[Manifest, ...],
 ) -> None:
-    for maker, pod in pods(manifests):
+    for maker, pod in (*pods(manifests), *jobs(manifests)):
         name = maker["metadata"]["name"]
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] == USER
@@ -120,14 +127,15 @@ def test_every_pod_is_as_the_restricted_standard_wants_it_but_for_what_the_agent
             assert context.get("runAsUser", USER) == (0 if is_root else USER)
             assert container["resources"]["requests"]["memory"]
             assert container["resources"]["limits"]["memory"]
-        for container in pod["containers"]:
+        for container in pod["containers"] if maker["kind"] != "Job" else ():
             assert {"startupProbe", "readinessProbe", "livenessProbe"} <= {*container}
 
 
 def test_images_are_those_that_we_build(manifests: tuple[Manifest, ...]) -> None:
     dockerfile = (ROOT / "deploy" / "images" / "Dockerfile").read_text()
     targets = {f"shoal/{name}" for name in re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE)}
-    used = {container["image"] for _, pod in pods(manifests) for container in containers(pod)}
+    made = (*pods(manifests), *jobs(manifests))
+    used = {container["image"] for _, pod in made for container in containers(pod)}
     assert used <= targets & {f"shoal/{name}" for name in _images()}
     assert re.search(rf"useradd --uid {USER} ", dockerfile)
 
@@ -175,10 +183,68 @@ def test_programs_take_the_values_that_they_are_given(
                 case "shoal/agent":
                     for name, value in given.items():
                         monkeypatch.setenv(name, value)
-                    config = agent.config(agent.parser().parse_args(["run"]))
+                    config = agent.make_config(agent.parser().parse_args(["run"]))
                     assert config.enrol
                     assert config.token_file is not None
                     assert config.grpc.port == 8001
+
+
+def test_no_container_that_serves_sees_the_tokens_of_others(manifests: tuple[Manifest, ...]) -> None:
+    """What a stranger's model could read of a pod must not let it join as another node."""
+    found = 0
+    for _, pod in pods(manifests):
+        secrets = {
+            each["name"]
+            for each in pod.get("volumes", ())
+            if each.get("secret", {}).get("secretName", "").endswith("-tokens")
+        }
+        for container in pod["containers"]:
+            mounted = {each["name"] for each in container.get("volumeMounts", ())}
+            assert not secrets & mounted, container["name"]
+        for container in pod.get("initContainers", ()):
+            if secrets & {each["name"] for each in container["volumeMounts"]}:
+                found += 1
+                assert "/run/shoal/token/token" in container["command"][-1]
+        if secrets:
+            (server,) = pod["containers"]
+            given = {each["name"]: each.get("value") for each in server["env"]}
+            assert given["SHOAL_TOKEN_FILE"] == "/run/shoal/token/token"
+    assert found >= 2, "gateways and agents"
+
+
+def test_a_coordinator_holds_the_certificate_of_its_own_user_of_etcd_and_no_member_takes_it_for_another() -> None:
+    """What is in which Secret: the guide."""
+    manifests = kustomize_build(FOLDER / "overlays" / "two-regions")
+    shown = {
+        (maker["metadata"]["namespace"], container["name"]): {
+            each["secret"]["secretName"] for each in pod.get("volumes", ()) if "secret" in each
+        }
+        for maker, pod in (*pods(manifests), *jobs(manifests))
+        for container in pod["containers"]
+    }
+    assert shown["shoal-etcd", "etcd"] == {"etcd-member"}
+    assert shown["shoal-etcd", "etcd-users"] == {"etcd-root"}
+    on_etcd = {space for (space, _), secrets in shown.items() if "etcd-client" in secrets}
+    assert on_etcd == {"shoal-east", "shoal-west"}
+    assert {name for name, secrets in shown.items() if secrets & {"etcd-member", "etcd-root"}} == {
+        ("shoal-etcd", "etcd"), ("shoal-etcd", "etcd-users"),
+    }  # fmt: skip
+    guide = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
+    for name in ("etcd-member --from-file=secrets/etcd/member", "etcd-root --from-file=secrets/etcd/root"):
+        assert f"secret generic {name}\n" in guide
+    assert "-n shoal-$region create secret generic etcd-client --from-file=secrets/etcd/region-$region" in guide
+    (member,) = (pod["containers"][0] for maker, pod in pods(manifests) if maker["metadata"]["name"] == "etcd")
+    given = {each["name"]: each.get("value") for each in member["env"]}
+    assert (given["ETCD_PEER_CLIENT_CERT_AUTH"], given["ETCD_CLIENT_CERT_AUTH"]) == ("true", "true")
+    assert given["ETCD_PEER_CERT_ALLOWED_CN"] == etcd.MEMBER_NAME
+    (users,) = (pod["containers"][0] for _, pod in jobs(manifests))
+    variables = {each["name"]: each["value"] for each in users["env"]}
+    read = coordinator.parser_of(variables).parse_args(users["args"])
+    regions = [
+        each["data"]["SHOAL_REGION"] for each in of_kind(manifests, "ConfigMap") if "SHOAL_REGION" in each["data"]
+    ]
+    of_regions = [f"region/{name}" for name in regions if f"shoal-{name}" in on_etcd]
+    assert coordinator.scopes_of(read) == tuple(sorted(of_regions))
 
 
 def test_ports_that_programs_listen_on_are_those_of_containers_probes_and_services(
@@ -198,7 +264,9 @@ def test_ports_that_programs_listen_on_are_those_of_containers_probes_and_servic
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                 asked = container[probe].get("httpGet") or container[probe].get("tcpSocket") or {}
                 assert "exec" in container[probe] or asked["port"] in named
-                assert "httpGet" not in container[probe] or asked["scheme"] == "HTTPS"
+                # over plain HTTP only where nothing else is served, and not to clients
+                plain = asked.get("scheme", "HTTP") == "HTTP" and "httpGet" in container[probe]
+                assert not plain or asked["port"] == "health"
     for service in of_kind(manifests, "Service"):
         selector = service["spec"]["selector"]
         served = ports[service["metadata"]["namespace"], _component({"metadata": {"labels": selector}})]
@@ -245,7 +313,7 @@ def test_an_address_inside_leads_to_a_pod_that_is_there(manifests: tuple[Manifes
 def test_no_secret_is_in_the_tree_and_each_that_is_asked_for_is_in_the_guide(manifests: tuple[Manifest, ...]) -> None:
     assert not of_kind(manifests, "Secret")
     guide = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
-    for _, pod in pods(manifests):
+    for _, pod in (*pods(manifests), *jobs(manifests)):
         for volume in pod.get("volumes", ()):
             if "secret" in volume:
                 assert f"secret generic {volume['secret']['secretName']}" in guide

@@ -85,7 +85,7 @@ def test_a46_aliases_within_the_limits_are_values() -> None:
     assert plain(root) == {"a": {"b": 1}, "c": {"b": 1}}
 
 
-def coded(problems: tuple[Problem, ...]) -> bool:
+def have_codes(problems: tuple[Problem, ...]) -> bool:
     return all(one.refusal.code in Code and one.line >= 1 and one.column >= 1 for one in problems)
 
 
@@ -104,7 +104,7 @@ WORDS = st.sampled_from(
 @given(st.one_of(st.text(max_size=300), st.binary(max_size=300), st.lists(WORDS, max_size=60).map("".join)))
 def test_a46_any_text_is_loaded_or_refused_with_codes(text: str | bytes) -> None:
     loaded = load([("any.yaml", text)])
-    assert coded(loaded.problems)
+    assert have_codes(loaded.problems)
 
 
 VALUES = st.recursive(
@@ -138,7 +138,7 @@ PARTS = [
 def test_a46_any_document_is_loaded_or_refused_with_codes(kind: str, spec: object, metadata: object) -> None:
     document = {"apiVersion": "shoal/v1", "kind": kind, "metadata": metadata, "spec": spec}
     loaded = load([("any.yaml", yaml.safe_dump(document, allow_unicode=True))])
-    assert coded(loaded.problems)
+    assert have_codes(loaded.problems)
     assert loaded.problems or loaded.documents
 
 

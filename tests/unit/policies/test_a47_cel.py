@@ -119,7 +119,7 @@ PIECES = st.sampled_from(
 @settings(max_examples=400, deadline=None)
 @given(st.one_of(st.lists(PIECES, max_size=30).map("".join), st.text(max_size=80)))
 def test_a47_any_text_is_compiled_or_refused_with_a_place(text: str) -> None:
-    expression = compiled(text)
+    expression = compile_or_error(text)
     if isinstance(expression, Expression):
         assert expression.constant in {True, False, None}
     else:
@@ -128,7 +128,7 @@ def test_a47_any_text_is_compiled_or_refused_with_a_place(text: str) -> None:
         assert expression.column >= 1
 
 
-def compiled(text: str) -> Expression | ExpressionError:
+def compile_or_error(text: str) -> Expression | ExpressionError:
     try:
         return Expression.compile(text)
     except ExpressionError as error:

@@ -406,7 +406,7 @@ def test_mistake_has_code_place_and_remedy(text: str, code: Code, remedy: str) -
     assert remedy in problem.refusal.remedy
     assert problem.refusal.found
     assert problem.refusal.asked
-    assert re.fullmatch(rf"file\.yaml:{line}:{column}  {code}  .+", str(problem), re.DOTALL)
+    assert re.fullmatch(rf"file\.yaml:{line}:{column}: found: .+ \({code}\)", str(problem), re.DOTALL)
 
 
 def test_enough_different_mistakes() -> None:
@@ -455,7 +455,7 @@ def test_a_variant_that_its_policy_never_allows() -> None:
 
 
 def test_sample_inputs_need_samples() -> None:
-    from shoal.policies.check import check_pair
+    from shoal.policies.check import check_with_policy
     from shoal.policies.kinds import Policy, Workload
 
     head = {"apiVersion": "shoal/v1", "metadata": {"name": "x"}}
@@ -464,11 +464,11 @@ def test_sample_inputs_need_samples() -> None:
     )
     for samples, codes in (({}, [Code.FIELD_MISSING]), ({"samples": "./a.npz"}, [])):
         one = Workload.model_validate({**head, "kind": "Workload", "spec": {"model": {"source": "a", **samples}}})
-        assert [refusal.code for _, refusal in check_pair(one, verifying)] == codes
+        assert [refusal.code for _, refusal in check_with_policy(one, verifying)] == codes
 
 
 def test_captured_inputs_need_consent() -> None:
-    from shoal.policies.check import check_pair
+    from shoal.policies.check import check_with_policy
     from shoal.policies.kinds import Policy, Workload
 
     head = {"apiVersion": "shoal/v1", "metadata": {"name": "x"}}
@@ -478,4 +478,4 @@ def test_captured_inputs_need_consent() -> None:
     for consent, codes in ((False, [Code.CONSENT_MISSING]), (True, [])):
         spec = {"model": {"source": "a"}, "capture": {"consent": consent}}
         one = Workload.model_validate({**head, "kind": "Workload", "spec": spec})
-        assert [refusal.code for _, refusal in check_pair(one, verifying)] == codes
+        assert [refusal.code for _, refusal in check_with_policy(one, verifying)] == codes

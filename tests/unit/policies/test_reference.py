@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shoal.policies import load
-from shoal.policies.check import CONSUMERS, Later, Live
-from shoal.policies.fields import leaves
+from shoal.policies.check import CONSUMERS, ActiveField, PlannedField
+from shoal.policies.fields import leaf_fields
 from shoal.policies.kinds import KINDS
 from shoal.policies.reference import reference
 from shoal.policies.schema import schema
@@ -22,23 +22,23 @@ LIVE = [
     (f"{kind}.{field}", entry)
     for kind, fields in CONSUMERS.items()
     for field, entry in fields.items()
-    if isinstance(entry, Live)
+    if isinstance(entry, ActiveField)
 ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_table_equals_models(kind: str) -> None:
-    fields = [".".join(path) for path, _ in leaves(KINDS[kind])]
+    fields = [".".join(path) for path, _ in leaf_fields(KINDS[kind])]
     assert sorted(fields) == sorted(CONSUMERS[kind])
     assert len(fields) == len(set(fields))
 
 
 @pytest.mark.parametrize(("field", "live"), LIVE, ids=[field for field, _ in LIVE])
-def test_the_consumer_reads_the_field(field: str, live: Live) -> None:
+def test_the_consumer_reads_the_field(field: str, live: ActiveField) -> None:
     words = _words(live.consumer)
     assert words, f"{live.consumer} is not there"
-    if live.reads:
-        assert live.reads in words, f"{live.consumer} does not read {live.reads}, so {field} must be refused"
+    if live.read_as:
+        assert live.read_as in words, f"{live.consumer} does not read {live.read_as}, so {field} must be refused"
     else:
         assert live.only or live.consumer.startswith("shoal.policies") or live.note
     never = [code for code in live.codes if code.name not in _words("shoal.coordinator") | _words("shoal.policies")]
@@ -73,7 +73,7 @@ def test_the_page_names_every_field_and_tells_which_are_refused() -> None:
     for fields in CONSUMERS.values():
         for field, entry in fields.items():
             row = next(line for line in rows if line.startswith(f"| `{field}` |"))
-            assert ("NOT_SUPPORTED_YET" in row) == isinstance(entry, Later) or field in {"kind", "apiVersion"}
+            assert ("NOT_SUPPORTED_YET" in row) == isinstance(entry, PlannedField) or field in {"kind", "apiVersion"}
 
 
 def test_schema_knows_the_fields_and_takes_no_null() -> None:

@@ -24,18 +24,18 @@ from shoal.policies import (
 )
 from shoal.types import units
 from shoal.types.codes import Code, ShoalError
-from shoal.types.migration import Metric, MigrationRule, Tolerance, Window
+from shoal.types.migration import Metric, MigrationRule, MigrationWindow, Tolerance
 from shoal.types.units import parse_quantity, show_quantity
 from shoal.types.workload import (
-    Delegation,
     DelegationMode,
+    DelegationRule,
     Limits,
     ModelRef,
     PartitionRule,
     Quota,
     Spread,
     Standby,
-    Trade,
+    TradeRule,
     Traffic,
     Weights,
     WorkloadKey,
@@ -146,7 +146,7 @@ def test_a_policy_says_how_a_replica_moves() -> None:
         max_concurrent=2,
         gain=0.25,
         cooldown_s=units.Seconds(60.0),
-        windows=(Window((2, 4, 5, 6), 20 * 60, 6 * 60, "Europe/Paris"),),
+        windows=(MigrationWindow((2, 4, 5, 6), 20 * 60, 6 * 60, "Europe/Paris"),),
     )
 
 
@@ -170,7 +170,7 @@ FEDERATED = POLICY.replace("  priority: 7", "  federation: {%s}\n  priority: 7")
 REGION = "apiVersion: shoal/v1\nkind: Region\nmetadata: {name: r}\nspec: %s\n"
 
 
-def parsed(text: str) -> Any:
+def parse(text: str) -> Any:
     """What the types say of it, whatever acts on its fields in this release."""
     return read(safe_load(text))
 
@@ -179,25 +179,25 @@ def parsed(text: str) -> Any:
     ("typed", "delegation"),
     [
         ("delegate: when-better, margin: 15%, to: [eu-*, us-1], term: 1h",
-         Delegation(DelegationMode.WHEN_BETTER, 0.15, ("eu-*", "us-1"), units.Seconds(3600.0))),
-        ("delegate: when-infeasible", Delegation(DelegationMode.WHEN_INFEASIBLE)),
-        ("delegate: never", Delegation()),
+         DelegationRule(DelegationMode.WHEN_BETTER, 0.15, ("eu-*", "us-1"), units.Seconds(3600.0))),
+        ("delegate: when-infeasible", DelegationRule(DelegationMode.WHEN_INFEASIBLE)),
+        ("delegate: never", DelegationRule()),
     ],
 )  # fmt: skip
-def test_delegation_is_as_typed(typed: str, delegation: Delegation) -> None:
-    intent = resolve(only(WORKLOAD), parsed(FEDERATED % typed), revision=1, digests=DIGESTS)
+def test_delegation_is_as_typed(typed: str, delegation: DelegationRule) -> None:
+    intent = resolve(only(WORKLOAD), parse(FEDERATED % typed), revision=1, digests=DIGESTS)
     assert intent.delegation == delegation
 
 
 def test_without_a_word_nothing_is_delegated_and_nobody_traded_with() -> None:
-    assert resolve(only(WORKLOAD), only(POLICY), revision=1, digests=DIGESTS).delegation == Delegation()
-    assert Delegation().mode is DelegationMode.NEVER
+    assert resolve(only(WORKLOAD), only(POLICY), revision=1, digests=DIGESTS).delegation == DelegationRule()
+    assert DelegationRule().mode is DelegationMode.NEVER
     assert trades(only(REGION % "{price: 1 USD/h}")) == ()
 
 
 def test_trades_keep_their_order() -> None:
     spec = '{trade: [{with: "eu-*", tenants: [shop], hold_share: 5%}, {with: "*"}]}'
-    assert trades(parsed(REGION % spec)) == (Trade("eu-*", ("shop",), 0.05), Trade("*", ("*",), 0.2))
+    assert trades(parse(REGION % spec)) == (TradeRule("eu-*", ("shop",), 0.05), TradeRule("*", ("*",), 0.2))
 
 
 def test_quota() -> None:

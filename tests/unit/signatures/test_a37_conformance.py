@@ -15,11 +15,11 @@ import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
+from harness.crypto.signatures import FILES, PRESENT, Publisher, envelope, sign_statement, statement
 from harness.report import record
-from harness.signatures import FILES, PRESENT, Publisher, envelope, resigned, statement
+from shoal.artifacts import signature_bundle as bundles
 from shoal.types.codes import Code, ShoalError
-from shoal.types.signature import PublisherKey, Signed, SignedFile, parse_key
-from shoal.wire import bundle as bundles
+from shoal.types.signature import PublisherKey, SignedFile, VerifiedSignature, parse_key
 
 Json = dict[str, Any]
 SIGNATURES = Path(__file__).parents[2] / "data" / "signatures"
@@ -28,10 +28,10 @@ P256, P384, P521 = (Publisher(ec.generate_private_key(curve())) for curve in (ec
 ED25519 = Publisher(ed25519.Ed25519PrivateKey.generate())
 STRANGER = Publisher(ec.generate_private_key(ec.SECP256R1()), "stranger")
 GOOD = P256.sign(FILES)
-NOTHING = base64.b64encode(P256.made(b"")).decode()
+NOTHING = base64.b64encode(P256.sign_bytes(b"")).decode()
 
 
-def refused(content: bytes, *keys: PublisherKey, most: int = bundles.BUNDLE_BYTES) -> str:
+def verify_refusal(content: bytes, *keys: PublisherKey, most: int = bundles.BUNDLE_BYTES) -> str:
     with pytest.raises(ShoalError) as caught:
         bundles.verify(content, keys or (P256.key,), most=most)
     assert caught.value.code is Code.SIGNATURE_INVALID
@@ -41,18 +41,18 @@ def refused(content: bytes, *keys: PublisherKey, most: int = bundles.BUNDLE_BYTE
     return str(caught.value.refusal)
 
 
-def changed(change: Callable[[Json], Any]) -> bytes:
+def change_bundle(change: Callable[[Json], Any]) -> bytes:
     """The good bundle with its outside changed; the signature stays."""
     found: Json = json.loads(GOOD)
     change(found)
     return json.dumps(found).encode()
 
 
-def stated(change: Callable[[Json], Any]) -> bytes:
+def change_statement(change: Callable[[Json], Any]) -> bytes:
     """The good bundle with its statement changed, and signed again."""
     found = statement(GOOD)
     change(found)
-    return resigned(found, P256)
+    return sign_statement(found, P256)
 
 
 @pytest.mark.parametrize("publisher", [P256, P384, P521, ED25519], ids=["p256", "p384", "p521", "ed25519"])
@@ -76,7 +76,7 @@ ACCEPTED: Mapping[str, Callable[[Json], Any]] = {
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=str)
 def test_a37_what_older_and_other_signers_write_is_accepted(case: str) -> None:
-    key, _ = bundles.verify(changed(ACCEPTED[case]), [P256.key])
+    key, _ = bundles.verify(change_bundle(ACCEPTED[case]), [P256.key])
     assert key == P256.key
 
 
@@ -92,7 +92,7 @@ ACCEPTED_STATEMENTS: Mapping[str, Callable[[Json], Any]] = {
 
 @pytest.mark.parametrize("case", ACCEPTED_STATEMENTS, ids=str)
 def test_a37_fields_that_others_may_add_change_nothing(case: str) -> None:
-    _, signed = bundles.verify(stated(ACCEPTED_STATEMENTS[case]), [P256.key])
+    _, signed = bundles.verify(change_statement(ACCEPTED_STATEMENTS[case]), [P256.key])
     bundles.check_files(signed, PRESENT)
 
 
@@ -122,7 +122,7 @@ REFUSED: Mapping[str, Callable[[Json], Any]] = {
     "empty signature": lambda b: envelope(b)["signatures"][0].update(sig=""),
     "signature cut": lambda b: envelope(b)["signatures"][0].update(sig=envelope(b)["signatures"][0]["sig"][:40]),
     "signature of nothing": lambda b: envelope(b)["signatures"][0].update(
-        sig=base64.b64encode(P256.made(b"")).decode()
+        sig=base64.b64encode(P256.sign_bytes(b"")).decode()
     ),
     "keyid that is a list": lambda b: envelope(b)["signatures"][0].update(keyid=[]),
     "unknown field of the envelope": lambda b: envelope(b).update(payload2="x"),
@@ -132,7 +132,7 @@ REFUSED: Mapping[str, Callable[[Json], Any]] = {
 
 @pytest.mark.parametrize("case", REFUSED, ids=str)
 def test_a37_a_changed_bundle_is_refused(case: str) -> None:
-    refused(changed(REFUSED[case]))
+    verify_refusal(change_bundle(REFUSED[case]))
 
 
 REFUSED_STATEMENTS: Mapping[str, Callable[[Json], Any]] = {
@@ -186,7 +186,7 @@ REFUSED_STATEMENTS: Mapping[str, Callable[[Json], Any]] = {
 
 @pytest.mark.parametrize("case", REFUSED_STATEMENTS, ids=str)
 def test_a37_a_statement_that_breaks_a_rule_is_refused_though_it_is_signed(case: str) -> None:
-    refused(stated(REFUSED_STATEMENTS[case]))
+    verify_refusal(change_statement(REFUSED_STATEMENTS[case]))
 
 
 TEXTS: Mapping[str, bytes] = {
@@ -205,18 +205,20 @@ TEXTS: Mapping[str, bytes] = {
 
 @pytest.mark.parametrize("case", TEXTS, ids=str)
 def test_a37_a_text_that_is_no_bundle_is_refused(case: str) -> None:
-    refused(TEXTS[case])
+    verify_refusal(TEXTS[case])
 
 
 def test_a37_the_payload_type_is_part_of_what_is_signed() -> None:
     payload = json.dumps(statement(GOOD)).encode()
     other = "application/octet-stream"
-    refused(bundles.enclose(payload, P256.made(bundles.encoding(other, payload)), P256.key, other))
-    refused(bundles.enclose(payload, P256.made(bundles.encoding(other, payload)), P256.key))
+    verify_refusal(
+        bundles.enclose(payload, P256.sign_bytes(bundles.pre_auth_encoding(other, payload)), P256.key, other)
+    )
+    verify_refusal(bundles.enclose(payload, P256.sign_bytes(bundles.pre_auth_encoding(other, payload)), P256.key))
 
 
 def test_a37_another_key_or_none_is_refused() -> None:
-    assert "stranger" in refused(GOOD, STRANGER.key)
+    assert "stranger" in verify_refusal(GOOD, STRANGER.key)
     with pytest.raises(ShoalError):
         bundles.verify(GOOD, [])
 
@@ -224,27 +226,31 @@ def test_a37_another_key_or_none_is_refused() -> None:
 def test_a37_a_signature_under_anothers_hint_is_refused() -> None:
     """The stranger signs and says that the publisher did."""
     payload = json.dumps(statement(GOOD)).encode()
-    refused(bundles.enclose(payload, STRANGER.made(bundles.encoding(bundles.PAYLOAD_TYPE, payload)), P256.key))
+    verify_refusal(
+        bundles.enclose(
+            payload, STRANGER.sign_bytes(bundles.pre_auth_encoding(bundles.PAYLOAD_TYPE, payload)), P256.key
+        )
+    )
 
 
 def test_a37_another_algorithm_on_the_same_key_is_refused() -> None:
     """ECDSA with the wrong hash for its curve, and RSA-style confusion by a key of another kind."""
     payload = json.dumps(statement(GOOD)).encode()
-    content = bundles.encoding(bundles.PAYLOAD_TYPE, payload)
-    assert isinstance(P256.private, ec.EllipticCurvePrivateKey)
-    weak = P256.private.sign(content, ec.ECDSA(hashes.SHA512()))
-    refused(bundles.enclose(payload, weak, P256.key))
-    refused(bundles.enclose(payload, ED25519.made(content), P256.key), P256.key, ED25519.key)
+    content = bundles.pre_auth_encoding(bundles.PAYLOAD_TYPE, payload)
+    assert isinstance(P256.private_key, ec.EllipticCurvePrivateKey)
+    weak = P256.private_key.sign(content, ec.ECDSA(hashes.SHA512()))
+    verify_refusal(bundles.enclose(payload, weak, P256.key))
+    verify_refusal(bundles.enclose(payload, ED25519.sign_bytes(content), P256.key), P256.key, ED25519.key)
 
 
 def test_a37_the_payload_of_another_bundle_under_this_signature_is_refused() -> None:
     other = P256.sign([SignedFile("model.onnx", "ef" * 32)])
     mixed = json.loads(GOOD)
     mixed["dsseEnvelope"]["payload"] = json.loads(other)["dsseEnvelope"]["payload"]
-    refused(json.dumps(mixed).encode())
+    verify_refusal(json.dumps(mixed).encode())
 
 
-def meaning(content: bytes) -> Signed | Code:
+def meaning(content: bytes) -> VerifiedSignature | Code:
     try:
         return bundles.verify(content, [P256.key])[1]
     except ShoalError as error:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from harness.signatures import Publisher
+from harness.crypto.signatures import Publisher
 from shoal.cli.main import shoal
 from shoal.types.codes import Code, ShoalError
 
@@ -23,7 +23,7 @@ def run(*arguments: str | Path, secret: str | None = None) -> str:
     return done.output
 
 
-def refused(*arguments: str | Path) -> Code:
+def refusal_code(*arguments: str | Path) -> Code:
     with pytest.raises(ShoalError) as caught:
         run(*arguments)
     assert caught.value.refusal.remedy
@@ -46,7 +46,7 @@ def write(folder: Path, files: Mapping[str, bytes]) -> Path:
     return folder
 
 
-def listed(signature: Path) -> list[str]:
+def file_names(signature: Path) -> list[str]:
     payload = json.loads(base64.b64decode(json.loads(signature.read_bytes())["dsseEnvelope"]["payload"]))
     return [each["name"] for each in payload["predicate"]["resources"]]
 
@@ -81,7 +81,7 @@ def test_a37_a_directory_is_signed_and_verified(case: str, tmp_path: Path, keys:
     files, names = TREES[case]
     model, signature = write(tmp_path / "model", files), tmp_path / "model.sig"
     run("sign", model, "--key", keys[0], "--ignore", "cache")
-    assert listed(signature) == names
+    assert file_names(signature) == names
     run("verify", model, "--key", keys[1])
 
 
@@ -89,7 +89,7 @@ def test_a37_a_file_is_signed_under_its_own_name(tmp_path: Path, keys: tuple[Pat
     model = tmp_path / "Receipt Text.onnx"
     model.write_bytes(b"model")
     run("sign", model, "--key", keys[0], "--version", "3", "--expires", "2999-12-31")
-    assert listed(tmp_path / "Receipt Text.onnx.sig") == ["Receipt Text.onnx"]
+    assert file_names(tmp_path / "Receipt Text.onnx.sig") == ["Receipt Text.onnx"]
     told = json.loads(run("verify", model, "--key", keys[1], "-o", "json"))
     assert (told["key"], told["model"], told["version"]) == ("public", "receipt-text", 3)
     assert told["expires"] == "3000-01-01 00:00:00Z"
@@ -99,7 +99,7 @@ def test_a37_a_signature_inside_the_model_does_not_sign_itself(tmp_path: Path, k
     model = write(tmp_path / "model", {"model.onnx": b"1", "old.bin": b"2"})
     for _ in range(2):
         run("sign", model, "--key", keys[0], "-s", model / "model.sig")
-        assert listed(model / "model.sig") == ["model.onnx", "old.bin"]
+        assert file_names(model / "model.sig") == ["model.onnx", "old.bin"]
         run("verify", model, "--key", keys[1], "-s", model / "model.sig")
 
 
@@ -126,18 +126,18 @@ def test_a37_each_curve_signs_and_verifies(curve: type[ec.EllipticCurve], tmp_pa
 def test_a_private_key_may_have_a_passphrase(tmp_path: Path) -> None:
     publisher = Publisher(ec.generate_private_key(ec.SECP256R1()))
     (tmp_path / "k.pem").write_bytes(
-        publisher.private.private_bytes(
+        publisher.private_key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.BestAvailableEncryption(b"secret"),
         )
     )
     model = write(tmp_path / "model", {"model.onnx": b"1"})
-    assert refused("sign", model, "--key", tmp_path / "k.pem") is Code.FIELD_INVALID
+    assert refusal_code("sign", model, "--key", tmp_path / "k.pem") is Code.FIELD_INVALID
     run("sign", model, "--key", tmp_path / "k.pem", secret="secret")
     run("key", tmp_path / "new.pem", "--new", secret="secret")
     assert b"ENCRYPTED" in (tmp_path / "new.pem").read_bytes(), "whoever gives a passphrase means it"
-    assert refused("sign", model, "--key", tmp_path / "new.pem") is Code.FIELD_INVALID
+    assert refusal_code("sign", model, "--key", tmp_path / "new.pem") is Code.FIELD_INVALID
     run("sign", model, "--key", tmp_path / "new.pem", secret="secret")
 
 
@@ -161,7 +161,7 @@ def test_a37_a_directory_that_changed_since_is_refused(case: str, tmp_path: Path
     if gone:
         (model / gone).unlink()
     options = ["--ignore-unsigned-files"] if others_allowed else []
-    assert refused("verify", model, "--key", keys[1], *options) is Code.SIGNATURE_INVALID
+    assert refusal_code("verify", model, "--key", keys[1], *options) is Code.SIGNATURE_INVALID
 
 
 def test_a37_files_beside_the_signed_ones_may_be_allowed(tmp_path: Path, keys: tuple[Path, Path]) -> None:
@@ -177,19 +177,19 @@ def test_a37_links_are_neither_signed_nor_verified(target: str, tmp_path: Path, 
     (tmp_path / "outside.bin").write_bytes(b"3")
     run("sign", model, "--key", keys[0], "-s", tmp_path / "before.sig")
     (model / "link").symlink_to(target)
-    assert refused("sign", model, "--key", keys[0]) is Code.MODEL_PATH
-    assert refused("verify", model, "--key", keys[1], "-s", tmp_path / "before.sig") is Code.MODEL_PATH
+    assert refusal_code("sign", model, "--key", keys[0]) is Code.MODEL_PATH
+    assert refusal_code("verify", model, "--key", keys[1], "-s", tmp_path / "before.sig") is Code.MODEL_PATH
 
 
 def test_a37_another_key_an_expired_signature_and_no_signature_are_refused(
     tmp_path: Path, keys: tuple[Path, Path]
 ) -> None:
     model = write(tmp_path / "model", {"model.onnx": b"1"})
-    assert refused("verify", model, "--key", keys[1]) is Code.SOURCE_UNREACHABLE
+    assert refusal_code("verify", model, "--key", keys[1]) is Code.SOURCE_UNREACHABLE
     run("sign", model, "--key", keys[0], "--expires", "2020-01-01")
-    assert refused("verify", model, "--key", keys[1]) is Code.SIGNATURE_EXPIRED
+    assert refusal_code("verify", model, "--key", keys[1]) is Code.SIGNATURE_EXPIRED
     (tmp_path / "other.pem").write_text(Publisher(ec.generate_private_key(ec.SECP256R1())).key.pem)
-    assert refused("verify", model, "--key", tmp_path / "other.pem") is Code.SIGNATURE_INVALID
+    assert refusal_code("verify", model, "--key", tmp_path / "other.pem") is Code.SIGNATURE_INVALID
 
 
 @pytest.mark.parametrize("files", [{}, {".gitignore": b"1"}])
@@ -199,12 +199,12 @@ def test_a37_a_model_without_files_is_not_signed(
     model = tmp_path / "model"
     model.mkdir()
     write(model, files)
-    assert refused("sign", model, "--key", keys[0]) is Code.SOURCE_UNREACHABLE
+    assert refusal_code("sign", model, "--key", keys[0]) is Code.SOURCE_UNREACHABLE
 
 
 def test_a_new_key_overwrites_nothing_and_is_its_owners_alone(tmp_path: Path, keys: tuple[Path, Path]) -> None:
     assert keys[0].stat().st_mode & 0o777 == 0o600
-    assert refused("key", keys[0], "--new") is Code.CONFLICT
-    assert refused("key", tmp_path / "nowhere" / "k.pem", "--new") is Code.SOURCE_UNREACHABLE
-    assert refused("key", tmp_path / "nothing.pem") is Code.SOURCE_UNREACHABLE
-    assert refused("sign", tmp_path / "nothing", "--key", keys[0]) is Code.SOURCE_UNREACHABLE
+    assert refusal_code("key", keys[0], "--new") is Code.CONFLICT
+    assert refusal_code("key", tmp_path / "nowhere" / "k.pem", "--new") is Code.SOURCE_UNREACHABLE
+    assert refusal_code("key", tmp_path / "nothing.pem") is Code.SOURCE_UNREACHABLE
+    assert refusal_code("sign", tmp_path / "nothing", "--key", keys[0]) is Code.SOURCE_UNREACHABLE

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from contract.agent.test_journal import Heard
+from contract.agent.test_journal import RecordingLog
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from harness.samples import assignment
-from harness.signatures import FILES, Publisher
-from shoal.agent.cache.publishers import Publishers, load_keys
+from harness.builders.agent_values import assignment
+from harness.crypto.signatures import FILES, Publisher
+from shoal.agent.cache.publishers import SignatureVerifier, load_keys
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, ShoalError
 from shoal.types.signature import PublisherKey, SignedModel
@@ -20,18 +20,18 @@ OTHER = Publisher(ec.generate_private_key(ec.SECP256R1()), "other")
 OLD, NEW = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
 
-def asked(
+def signed_assignment(
     digest: str = OLD, bundle: bytes | None = None, *, version: int = 0, by: Publisher = SHOP, allow: int = 0
 ) -> Assignment:
     made = by.sign_digest(digest, model="ocr", version=version) if bundle is None else bundle
     return replace(assignment(), model=digest, signed=SignedModel(made, (SHOP.key,), allow))
 
 
-def device(folder: Path, *own: PublisherKey) -> Publishers:
-    return Publishers(folder / "publishers.json", own, Heard())
+def device(folder: Path, *own: PublisherKey) -> SignatureVerifier:
+    return SignatureVerifier(folder / "publishers.json", own, RecordingLog())
 
 
-def code(publishers: Publishers, assigned: Assignment) -> Code | None:
+def code(publishers: SignatureVerifier, assigned: Assignment) -> Code | None:
     try:
         publishers.check(assigned)
     except ShoalError as error:
@@ -40,11 +40,11 @@ def code(publishers: Publishers, assigned: Assignment) -> Code | None:
 
 
 BAD = {
-    "by another key": asked(by=OTHER),
-    "of another model": asked(OLD, SHOP.sign_digest(NEW)),
-    "over more files": asked(OLD, SHOP.sign(FILES)),
-    "empty": asked(OLD, b""),
-    "junk": asked(OLD, b"{}"),
+    "by another key": signed_assignment(by=OTHER),
+    "of another model": signed_assignment(OLD, SHOP.sign_digest(NEW)),
+    "over more files": signed_assignment(OLD, SHOP.sign(FILES)),
+    "empty": signed_assignment(OLD, b""),
+    "junk": signed_assignment(OLD, b"{}"),
     "no key counts": replace(assignment(), signed=SignedModel(SHOP.sign_digest(OLD), ())),
 }
 
@@ -61,15 +61,15 @@ def test_a_model_that_needs_no_signature_is_not_judged(tmp_path: Path) -> None:
 
 def test_a38_an_older_version_does_not_come_back_to_a_device(tmp_path: Path) -> None:
     """Whatever the coordinator's store says: the device remembers, over restarts."""
-    assert code(device(tmp_path), asked(OLD, version=1)) is None
-    assert code(device(tmp_path), asked(NEW, version=2)) is None
-    for older in (asked(OLD, version=1), asked(OLD, version=0)):
+    assert code(device(tmp_path), signed_assignment(OLD, version=1)) is None
+    assert code(device(tmp_path), signed_assignment(NEW, version=2)) is None
+    for older in (signed_assignment(OLD, version=1), signed_assignment(OLD, version=0)):
         assert code(device(tmp_path), older) is Code.MODEL_ROLLBACK
-    assert code(device(tmp_path), asked(OLD, version=1, allow=2)) is Code.MODEL_ROLLBACK
-    assert code(device(tmp_path), asked(OLD, version=0, allow=0)) is Code.MODEL_ROLLBACK
-    assert code(device(tmp_path), asked(OLD, version=1, allow=1)) is None
-    assert code(device(tmp_path), asked(OLD, version=1)) is Code.MODEL_ROLLBACK
-    assert code(device(tmp_path), asked(NEW, version=2)) is None
+    assert code(device(tmp_path), signed_assignment(OLD, version=1, allow=2)) is Code.MODEL_ROLLBACK
+    assert code(device(tmp_path), signed_assignment(OLD, version=0, allow=0)) is Code.MODEL_ROLLBACK
+    assert code(device(tmp_path), signed_assignment(OLD, version=1, allow=1)) is None
+    assert code(device(tmp_path), signed_assignment(OLD, version=1)) is Code.MODEL_ROLLBACK
+    assert code(device(tmp_path), signed_assignment(NEW, version=2)) is None
 
 
 def test_a38_each_key_has_versions_of_its_own(tmp_path: Path) -> None:
@@ -77,19 +77,19 @@ def test_a38_each_key_has_versions_of_its_own(tmp_path: Path) -> None:
     both = (SHOP.key, OTHER.key)
     theirs = SignedModel(OTHER.sign_digest(NEW, model="ocr", version=9), both)
     assert code(publishers, replace(assignment(), model=NEW, signed=theirs)) is None
-    assert code(publishers, asked(OLD, version=1)) is None
+    assert code(publishers, signed_assignment(OLD, version=1)) is None
 
 
 def test_a_version_that_cannot_be_remembered_is_not_loaded(tmp_path: Path) -> None:
-    publishers = Publishers(tmp_path / "gone" / "publishers.json", (), Heard())
-    assert code(publishers, asked(version=1)) is Code.DISK_FULL
-    assert code(publishers, asked(version=0)) is None
+    publishers = SignatureVerifier(tmp_path / "gone" / "publishers.json", (), RecordingLog())
+    assert code(publishers, signed_assignment(version=1)) is Code.DISK_FULL
+    assert code(publishers, signed_assignment(version=0)) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"line": "many"}', b"null"])
 def test_a_memory_that_is_corrupt_is_set_aside_and_serving_goes_on(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "publishers.json").write_bytes(content)
-    assert code(device(tmp_path), asked(version=3)) is None
+    assert code(device(tmp_path), signed_assignment(version=3)) is None
     assert (tmp_path / "publishers.json.corrupt").read_bytes() == content
     assert list(json.loads((tmp_path / "publishers.json").read_bytes()).values()) == [3]
 
@@ -104,7 +104,7 @@ def test_a_device_with_keys_of_its_own_loads_nothing_else(tmp_path: Path) -> Non
     assert code(publishers, assignment()) is Code.SIGNATURE_REQUIRED
     thief = SignedModel(OTHER.sign_digest(OLD), (OTHER.key,))
     assert code(publishers, replace(assignment(), model=OLD, signed=thief)) is Code.SIGNATURE_INVALID
-    assert code(publishers, asked()) is None
+    assert code(publishers, signed_assignment()) is None
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", SHOP.pem])

@@ -4,11 +4,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from harness.signatures import Publisher
+from harness.crypto.signatures import Publisher
+from shoal.artifacts import signature_bundle as bundles
 from shoal.types.codes import Code, ShoalError
-from shoal.types.signature import PublisherKey, Signed, SignedFile, parse_key, rollback
+from shoal.types.signature import PublisherKey, SignedFile, VerifiedSignature, check_rollback, parse_key
 from shoal.types.units import Wall
-from shoal.wire import bundle as bundles
 
 ED25519 = Publisher(ed25519.Ed25519PrivateKey.generate())
 
@@ -64,7 +64,7 @@ def test_a_bundle_says_its_model_version_and_end() -> None:
         [ED25519.key],
     )
     assert (signed.model, signed.version, signed.expires_at) == ("reader", 7, 1_800_000_000.0)
-    assert signed.line == f"{ED25519.key.fingerprint}/reader"
+    assert signed.lineage == f"{ED25519.key.fingerprint}/reader"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_bundle_says_its_model_version_and_end() -> None:
 def test_a38_an_older_version_is_refused_unless_it_is_allowed(
     version: int, newest: int, allowed: tuple[int, ...], may: bool
 ) -> None:
-    signed = Signed("f" * 64, "reader", version, None, (SignedFile("m", "ab" * 32),))
-    refusal = rollback(signed, newest, frozenset(allowed))
+    signed = VerifiedSignature("f" * 64, "reader", version, None, (SignedFile("m", "ab" * 32),))
+    refusal = check_rollback(signed, newest, frozenset(allowed))
     assert (refusal is None) is may
     assert refusal is None or (refusal.code is Code.MODEL_ROLLBACK and f"--allow {version}" in refusal.remedy)

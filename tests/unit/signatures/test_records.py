@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.samples import assignment
+from harness.builders.agent_values import assignment
 from shoal.agent.worker.messages import pack, unpack
 from shoal.types.assignment import Assignment
 from shoal.types.codes import ShoalError

@@ -7,10 +7,17 @@ from dataclasses import replace
 import pytest
 from unit.simulator.test_network import SENT, Heard, hello, status
 
-from shoal.simulator.broker import BROKER, SILENT_BEATS, Broker, BrokerLink, BrokerLinks, BrokerSession
-from shoal.simulator.loop import VirtualLoop, run
-from shoal.simulator.network import COORDINATOR, KEEPALIVE_S, Network
-from shoal.simulator.world import Process, World
+from shoal.simulator.parts.broker import (
+    BROKER,
+    MAX_MISSED_HEARTBEATS,
+    SimBroker,
+    SimBrokerLink,
+    SimBrokerLinks,
+    SimBrokerSession,
+)
+from shoal.simulator.parts.network import COORDINATOR, KEEPALIVE_S, SimNetwork
+from shoal.simulator.world.loop import VirtualLoop, run
+from shoal.simulator.world.world import SimProcess, SimWorld
 from shoal.types.assignment import DesiredSet, Version
 from shoal.types.codes import Code, ShoalError
 from shoal.types.units import Seconds
@@ -23,10 +30,10 @@ class Noted(Heard):
         super().__init__()
         self.blind_to: list[tuple[str, ...]] = []
 
-    async def blinded(self, nodes: Collection[str]) -> None:
+    async def on_link_lost(self, nodes: Collection[str]) -> None:
         self.blind_to.append(tuple(nodes))
 
-    async def sighted(self) -> None:
+    async def on_link_restored(self) -> None:
         self.blind_to.clear()
 
 
@@ -34,20 +41,20 @@ class Line:
     """One agent, a broker and a coordinator."""
 
     def __init__(self, loop: VirtualLoop) -> None:
-        self.world = World(loop, 3)
-        self.network = Network(self.world)
-        self.broker = Broker(self.network)
+        self.world = SimWorld(loop, 3)
+        self.network = SimNetwork(self.world)
+        self.broker = SimBroker(self.network)
         self.heard = Noted()
-        self.client = Process(self.world, "agent-a")
-        self.server = Process(self.world, COORDINATOR)
-        self.links = BrokerLinks(self.server, self.broker)
+        self.client = SimProcess(self.world, "agent-a")
+        self.server = SimProcess(self.world, COORDINATOR)
+        self.links = SimBrokerLinks(self.server, self.broker)
         self.links.serve(self.heard)
 
-    async def connect(self, nonce: str = "nonce") -> BrokerSession:
-        return await BrokerLink(self.client, self.broker, "a", "a").connect(replace(hello(), nonce=nonce))
+    async def connect(self, nonce: str = "nonce") -> SimBrokerSession:
+        return await SimBrokerLink(self.client, self.broker, "a", "a").connect(replace(hello(), nonce=nonce))
 
 
-def desired(generation: int) -> DesiredSet:
+def desired_set(generation: int) -> DesiredSet:
     return DesiredSet("a", Version("h", 1, generation), (), (), (), (), Seconds(1.0))
 
 
@@ -59,7 +66,7 @@ def tell(story: Callable[[Line], Awaitable[None]]) -> None:
 
 
 def test_statuses_count_once_and_in_order_however_often_they_come() -> None:
-    async def story(line: Line) -> None:
+    async def scenario(line: Line) -> None:
         session = await line.connect()
         line.network.path(BROKER, COORDINATOR).duplicate = 0.5
         for number in range(SENT):
@@ -68,27 +75,27 @@ def test_statuses_count_once_and_in_order_however_often_they_come() -> None:
         await asyncio.sleep(10.0)
         assert line.heard.sequences == list(range(SENT))
 
-    tell(story)
+    tell(scenario)
 
 
 def test_the_newest_desired_set_is_kept_for_who_comes_late() -> None:
-    async def story(line: Line) -> None:
+    async def scenario(line: Line) -> None:
         first = await line.connect()
         for generation in (1, 2):
-            await line.links.send("a", desired(generation))
+            await line.links.send("a", desired_set(generation))
         await asyncio.sleep(1.0)
-        assert await first.receive() == desired(2), "one slot: the newest"
+        assert await first.receive() == desired_set(2), "one slot: the newest"
         await first.close()
         second = await line.connect("another")
-        assert await second.receive() == desired(2), "nobody sent it again"
+        assert await second.receive() == desired_set(2), "nobody sent it again"
 
-    tell(story)
+    tell(scenario)
 
 
 def test_a_broker_that_dies_ends_every_session_and_may_forget() -> None:
-    async def story(line: Line) -> None:
+    async def scenario(line: Line) -> None:
         session = await line.connect()
-        await line.links.send("a", desired(1))
+        await line.links.send("a", desired_set(1))
         await asyncio.sleep(1.0)
         line.broker.die(forgets=True)
         await session.receive()
@@ -108,12 +115,12 @@ def test_a_broker_that_dies_ends_every_session_and_may_forget() -> None:
         assert not waiting.done(), "what it kept is gone"
         waiting.cancel()
 
-    tell(story)
+    tell(scenario)
 
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_the_last_will_of_an_agent_ends_its_session(cut: bool) -> None:
-    async def story(line: Line) -> None:
+    async def scenario(line: Line) -> None:
         await line.connect()
         line.network.path("a", COORDINATOR).cut = cut
         line.client.die()
@@ -122,24 +129,24 @@ def test_the_last_will_of_an_agent_ends_its_session(cut: bool) -> None:
         await asyncio.sleep(3 * KEEPALIVE_S)
         assert line.heard.closed_epochs == [7]
 
-    tell(story)
+    tell(scenario)
 
 
 def test_a_coordinator_that_falls_silent_or_leaves_is_missed() -> None:
-    async def story(line: Line) -> None:
+    async def scenario(line: Line) -> None:
         session = await line.connect()
         line.network.path(COORDINATOR, BROKER).cut = True
         began = line.world.now()
         with pytest.raises(ShoalError) as ended:
             await session.receive()
         assert ended.value.code is Code.COORDINATOR_UNREACHABLE
-        assert line.world.now() - began <= SILENT_BEATS + 1.0
+        assert line.world.now() - began <= MAX_MISSED_HEARTBEATS + 1.0
 
-    tell(story)
+    tell(scenario)
 
 
 def test_a_hello_is_answered_once_and_by_nobody_when_the_coordinator_is_gone() -> None:
-    async def story(line: Line) -> None:
+    async def scenario(line: Line) -> None:
         await line.connect()
         with pytest.raises(ShoalError):
             await line.connect()
@@ -149,4 +156,4 @@ def test_a_hello_is_answered_once_and_by_nobody_when_the_coordinator_is_gone() -
             await line.connect()
         assert line.world.now() - began <= 6.0
 
-    tell(story)
+    tell(scenario)

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from shoal.coordinator.ports import StaleRevision, Transaction
-from shoal.simulator.disk import Disk
-from shoal.simulator.loop import VirtualLoop, run
-from shoal.simulator.storage import Journal, Store, format_store, frame, unframe
-from shoal.simulator.world import Process, World
+from shoal.simulator.parts.storage import SimAgentJournal, SimStore, format_store, frame, unframe
+from shoal.simulator.world.disk import SimDisk
+from shoal.simulator.world.loop import VirtualLoop, run
+from shoal.simulator.world.world import SimProcess, SimWorld
 from shoal.types.assignment import DesiredSet, Version
 from shoal.types.codes import Code, ShoalError
 from shoal.types.units import Seconds
@@ -18,8 +18,8 @@ def test_a_power_cut_keeps_what_was_flushed_and_may_tear_the_rest() -> None:
     async def main(loop: VirtualLoop) -> set[bytes]:
         left = set()
         for seed in range(60):
-            world = World(loop, seed)
-            process, disk = Process(world, "p"), Disk(world, "d")
+            world = SimWorld(loop, seed)
+            process, disk = SimProcess(world, "p"), SimDisk(world, "d")
             disk.append(process, "log", b"flushed.")
             await disk.flush(process, "log")
             await disk.flush_names(process)
@@ -38,8 +38,8 @@ def test_a_file_whose_name_was_not_flushed_may_vanish() -> None:
     async def main(loop: VirtualLoop) -> set[bytes | None]:
         left = set()
         for seed in range(20):
-            world = World(loop, seed)
-            process, disk = Process(world, "p"), Disk(world, "d")
+            world = SimWorld(loop, seed)
+            process, disk = SimProcess(world, "p"), SimDisk(world, "d")
             disk.append(process, "new", b"x")
             await disk.flush(process, "new")
             disk.power_cut()
@@ -51,8 +51,8 @@ def test_a_file_whose_name_was_not_flushed_may_vanish() -> None:
 
 def test_a_full_disk_writes_nothing() -> None:
     async def main(loop: VirtualLoop) -> None:
-        world = World(loop, 1)
-        process, disk = Process(world, "p"), Disk(world, "d")
+        world = SimWorld(loop, 1)
+        process, disk = SimProcess(world, "p"), SimDisk(world, "d")
         disk.full = True
         with pytest.raises(ShoalError) as refused:
             disk.append(process, "log", b"x")
@@ -73,15 +73,15 @@ def test_the_store_keeps_every_acknowledged_commit_over_300_power_cuts() -> None
     async def main(loop: VirtualLoop) -> int:
         found_unacknowledged = 0
         for seed in range(300):
-            world = World(loop, seed)
-            disk = Disk(world, "d")
-            await format_store(Process(world, "setup"), disk)
-            process = Process(world, "p")
-            process.fuse = world.chance.whole(1, 60)
-            store = Store(world, process, disk)
+            world = SimWorld(loop, seed)
+            disk = SimDisk(world, "d")
+            await format_store(SimProcess(world, "setup"), disk)
+            process = SimProcess(world, "p")
+            process.steps_to_live = world.rng.randint(1, 60)
+            store = SimStore(world, process, disk)
             acknowledged: list[int] = []
 
-            async def write(store: Store = store, acknowledged: list[int] = acknowledged) -> None:
+            async def write(store: SimStore = store, acknowledged: list[int] = acknowledged) -> None:
                 for number in range(20):
                     await store.commit(Transaction({f"k{number}": b"v"}))
                     acknowledged.append(number)
@@ -90,7 +90,7 @@ def test_the_store_keeps_every_acknowledged_commit_over_300_power_cuts() -> None
             await asyncio.sleep(1.0)
             process.die()
             disk.power_cut()
-            kept = Store(world, Process(world, "q"), disk).contents()
+            kept = SimStore(world, SimProcess(world, "q"), disk).contents()
             assert kept.keys() >= {f"k{number}" for number in acknowledged}, seed
             found_unacknowledged += len(kept) - len(acknowledged)
         return found_unacknowledged
@@ -100,11 +100,11 @@ def test_the_store_keeps_every_acknowledged_commit_over_300_power_cuts() -> None
 
 def test_the_store_compares_and_sets_and_watches() -> None:
     async def main(loop: VirtualLoop) -> None:
-        world = World(loop, 1)
-        disk = Disk(world, "d")
-        process = Process(world, "p")
+        world = SimWorld(loop, 1)
+        disk = SimDisk(world, "d")
+        process = SimProcess(world, "p")
         await format_store(process, disk)
-        store = Store(world, process, disk)
+        store = SimStore(world, process, disk)
         first = await store.commit(Transaction({"a/1": b"x", "b/1": b"y"}, expect={"a/1": 0}))
         with pytest.raises(StaleRevision):
             await store.commit(Transaction({"a/1": b"z"}, expect={"a/1": 0}))
@@ -124,14 +124,14 @@ def test_the_journal_never_loads_less_than_it_saved() -> None:
     async def main(loop: VirtualLoop) -> set[int]:
         outcomes = set()
         for seed in range(200):
-            world = World(loop, seed)
-            disk = Disk(world, "d")
-            process = Process(world, "p")
-            process.fuse = world.chance.whole(1, 60)
-            journal = Journal(world, process, disk, "edge-1")
+            world = SimWorld(loop, seed)
+            disk = SimDisk(world, "d")
+            process = SimProcess(world, "p")
+            process.steps_to_live = world.rng.randint(1, 60)
+            journal = SimAgentJournal(world, process, disk, "edge-1")
             saved = [0]
 
-            async def write(journal: Journal = journal, saved: list[int] = saved) -> None:
+            async def write(journal: SimAgentJournal = journal, saved: list[int] = saved) -> None:
                 for generation in range(1, 12):
                     version = Version("h", 1, generation)
                     await journal.save(DesiredSet("edge-1", version, (), (), (), (), Seconds(1.0)))
@@ -141,7 +141,7 @@ def test_the_journal_never_loads_less_than_it_saved() -> None:
             await asyncio.sleep(1.0)
             process.die()
             disk.power_cut()
-            loaded = await Journal(world, Process(world, "q"), disk, "edge-1").load()
+            loaded = await SimAgentJournal(world, SimProcess(world, "q"), disk, "edge-1").load()
             generation = 0 if loaded is None else loaded.version.generation
             assert generation in (saved[-1], saved[-1] + 1), seed
             outcomes.add(generation - saved[-1])

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from shoal.simulator.loop import Deadlock, EscapedSimulation, Livelock, VirtualLoop, run
+from shoal.simulator.world.loop import Deadlock, EscapedSimulation, Livelock, VirtualLoop, run
 
 
 def test_an_hour_passes_at_once() -> None:

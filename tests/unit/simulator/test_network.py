@@ -5,9 +5,9 @@ from collections.abc import Collection
 
 import pytest
 
-from shoal.simulator.loop import VirtualLoop, run
-from shoal.simulator.network import COORDINATOR, Link, Network, Session
-from shoal.simulator.world import Process, World
+from shoal.simulator.parts.network import COORDINATOR, SimLink, SimLinkSession, SimNetwork
+from shoal.simulator.world.loop import VirtualLoop, run
+from shoal.simulator.world.world import SimProcess, SimWorld
 from shoal.types.assignment import Status
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Node, Role
@@ -24,23 +24,23 @@ class Heard:
         self.sequences: list[int] = []
         self.closed_epochs: list[int] = []
 
-    async def opened(self, node: str, role: Role, hello: Hello, *, peer: str = "") -> Welcome | Refusal:
+    async def on_hello(self, node: str, role: Role, hello: Hello, *, peer: str = "") -> Welcome | Refusal:
         return Welcome(7, hello.nonce, "h", 1, Seconds(1.0), Wall(0.0))
 
-    def heard(self, node: str, epoch: int, status: Status) -> Refusal | None:
+    def on_status(self, node: str, epoch: int, status: Status) -> Refusal | None:
         self.sequences.append(status.sequence)
         return None
 
-    async def received(self, node: str, epoch: int, message: Reported | Hello) -> Refusal | None:
+    async def on_message(self, node: str, epoch: int, message: Reported | Hello) -> Refusal | None:
         raise AssertionError(message)
 
-    async def blinded(self, nodes: Collection[str]) -> None:
+    async def on_link_lost(self, nodes: Collection[str]) -> None:
         raise AssertionError(nodes)
 
-    async def sighted(self) -> None:
+    async def on_link_restored(self) -> None:
         raise AssertionError
 
-    async def closed(self, node: str, epoch: int) -> None:
+    async def on_close(self, node: str, epoch: int) -> None:
         self.closed_epochs.append(epoch)
 
 
@@ -57,16 +57,16 @@ def status(sequence: int) -> Status:
 
 class Line:
     def __init__(self, loop: VirtualLoop, seed: int, *, datagrams: bool) -> None:
-        self.world = World(loop, seed)
-        self.network = Network(self.world, datagrams=datagrams)
+        self.world = SimWorld(loop, seed)
+        self.network = SimNetwork(self.world, datagrams=datagrams)
         self.heard = Heard()
-        self.server = Process(self.world, COORDINATOR)
-        self.client = Process(self.world, "agent-a")
+        self.server = SimProcess(self.world, COORDINATOR)
+        self.client = SimProcess(self.world, "agent-a")
         self.network.listen(self.server, self.heard)
         self.path = self.network.path("a", COORDINATOR)
 
-    async def connect(self) -> Session:
-        return await Link(self.client, self.network, "a", "a").connect(hello())
+    async def connect(self) -> SimLinkSession:
+        return await SimLink(self.client, self.network, "a", "a").connect(hello())
 
 
 def test_a_stream_loses_and_reorders_nothing_over_loss_and_a_short_cut() -> None:
@@ -80,7 +80,7 @@ def test_a_stream_loses_and_reorders_nothing_over_loss_and_a_short_cut() -> None
             await asyncio.sleep(0.05)
             if number == 19:
                 line.path.cut = False
-                line.network.healed()
+                line.network.retransmit_all()
         await asyncio.sleep(5.0)
         assert line.heard.sequences == list(range(SENT))
 

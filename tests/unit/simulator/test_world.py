@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from shoal.simulator.loop import VirtualLoop, run
-from shoal.simulator.world import Dead, Process, World
+from shoal.simulator.world.loop import VirtualLoop, run
+from shoal.simulator.world.world import ProcessDead, SimProcess, SimWorld
 
 
-def in_world(main: Callable[[World], Coroutine[Any, Any, None]], seed: int = 1) -> World:
-    worlds: list[World] = []
+def in_world(main: Callable[[SimWorld], Coroutine[Any, Any, None]], seed: int = 1) -> SimWorld:
+    worlds: list[SimWorld] = []
 
     async def start(loop: VirtualLoop) -> None:
-        worlds.append(World(loop, seed))
+        worlds.append(SimWorld(loop, seed))
         await main(worlds[0])
 
     run(start)
@@ -22,7 +22,7 @@ def in_world(main: Callable[[World], Coroutine[Any, Any, None]], seed: int = 1) 
 
 
 def test_death_ends_every_task_of_a_process_and_no_other() -> None:
-    async def main(world: World) -> None:
+    async def main(world: SimWorld) -> None:
         ended: list[str] = []
 
         async def work(name: str) -> None:
@@ -32,24 +32,24 @@ def test_death_ends_every_task_of_a_process_and_no_other() -> None:
             finally:
                 ended.append(name)
 
-        victim, other = Process(world, "victim"), Process(world, "other")
+        victim, other = SimProcess(world, "victim"), SimProcess(world, "other")
         victim.spawn(work("victim"), "work")
         other.spawn(work("other"), "work")
         await asyncio.sleep(1.0)
         victim.die()
         await asyncio.sleep(1.0)
         assert ended == ["victim"]
-        with pytest.raises(Dead):
+        with pytest.raises(ProcessDead):
             victim.gate("anything")
 
     in_world(main)
 
 
 def test_an_armed_process_dies_at_that_very_step() -> None:
-    async def main(world: World) -> None:
+    async def main(world: SimWorld) -> None:
         done: list[int] = []
-        process = Process(world, "victim")
-        process.fuse = 3
+        process = SimProcess(world, "victim")
+        process.steps_to_live = 3
 
         async def work() -> None:
             for number in range(10):
@@ -66,11 +66,11 @@ def test_an_armed_process_dies_at_that_very_step() -> None:
 
 
 def test_a_process_that_fails_by_itself_fails_the_run() -> None:
-    async def main(world: World) -> None:
+    async def main(world: SimWorld) -> None:
         async def work() -> None:
             raise ZeroDivisionError
 
-        process = Process(world, "victim")
+        process = SimProcess(world, "victim")
         process.spawn(work(), "work")
         await asyncio.sleep(1.0)
         assert not process.alive

@@ -3,16 +3,45 @@
 import re
 from pathlib import Path
 
-from harness.pki import Authority
-from shoal.agent.dataplane import intake, rest, tracing
-from shoal.agent.worker.groups import IDLE_BYTES, MOST_TASKS
+from harness.crypto.pki import Authority
+from shoal.agent.core.routing import AdmissionLimits
+from shoal.agent.dataplane import (
+    forward_auth,
+    grpc,
+    health,
+    json_tensors,
+    memory,
+    request,
+    rest,
+    sessions,
+    stream_resets,
+    tensors,
+    tracing,
+    verification_source,
+)
+from shoal.agent.dataplane import ingress_admission as ingress
+from shoal.agent.dataplane.front import FrontSettings
+from shoal.agent.dataplane.transport import MAX_REQUEST_ID
+from shoal.agent.worker import parsing
+from shoal.agent.worker.cgroups import IDLE_BYTES, MAX_TASKS
+from shoal.agent.worker.pool import PoolOptions
 from shoal.agent.worker.service import MAX_RUN_S
+from shoal.coordinator.api import compute_pool
 from shoal.coordinator.api.authorise import MESSAGE_S
+from shoal.coordinator.broker import config
+from shoal.coordinator.controllers.fleet import controller
+from shoal.coordinator.controllers.log import events
 from shoal.coordinator.core.federation.rules import REGIONS_MOST
-from shoal.coordinator.link.grpc import HELLO_S, MOST_INVALID
+from shoal.coordinator.core.fleet import labels
+from shoal.coordinator.core.graph.rules import RULES
+from shoal.coordinator.link import rate_limiter
+from shoal.coordinator.link.grpc import HELLO_S, MAX_INVALID
+from shoal.coordinator.main import watchdog
+from shoal.host import metrics_page
+from shoal.policies.documents import MAX_TOTAL_NODES
 from shoal.types.offer import Directory, Member
-from shoal.wire import limits
-from shoal.wire.nouns import to_wire
+from shoal.wire import limits, request_limits
+from shoal.wire.nouns import MAX_ITEMS_BY_FIELD, to_wire
 
 DOCS = Path(__file__).parents[3] / "docs"
 MIB = 2**20
@@ -25,39 +54,132 @@ def rows() -> dict[str, tuple[str, str]]:
     return {what: (limit, then) for what, limit, then in found if what not in ("what", "---")}
 
 
+def test_a_worker_takes_what_a_front_lets_wait_for_it() -> None:
+    assert PoolOptions().queue == AdmissionLimits().per_replica
+
+
 def test_the_reference_of_limits_is_true() -> None:
     said = {what: limit for what, (limit, _) in rows().items()}
-    assert MESSAGE_S == HELLO_S == intake.GRACE_S
+    assert RULES.max_size_bytes == limits.MODEL_BYTES
+    assert MESSAGE_S == HELLO_S == ingress.GRACE_S
+    assert sessions.COMMIT_LIMITS == verification_source.LIMITS
+    assert "status 27" in rows()["silence of a coordinator's event loop"][1]
+    assert int(watchdog.END_SIGNAL) == 27
     assert said == {
         "inference request or answer, expanded": f"{limits.INFER_BYTES // MIB} MiB",
         "message on a link or of an operator": f"{limits.LINK_BYTES // MIB} MiB",
+        "model, samples, as one file": f"2 GiB less {2**31 - limits.MODEL_BYTES} byte, {limits.PACK_BYTES // MIB} MiB",
         "message where tokens are redeemed": f"{limits.ENROL_BYTES // 2**10} KiB",
         "TLS and HTTP/2 handshake": f"{limits.HANDSHAKE_S:g} s",
         "one message of a call, an upload's next chunk, a session's hello": f"{MESSAGE_S:g} s",
         "connections at `--link`, at `--enrol`, at each gRPC port of a front": (
             f"{limits.LINK_CONNECTIONS:,}, {limits.ENROL_CONNECTIONS:,}, {limits.DATA_CONNECTIONS:,}"
         ),
-        "connections at `--rest`, and of one address there": (
+        "connections at `--rest`, and of one address there (of IPv6: of one /64)": (
             f"{rest.MAX_CONNECTIONS:,}, {rest.MAX_CONNECTIONS_PER_ADDRESS}"
         ),
+        "silence at `--rest`: before the first request, between two": (
+            f"{rest.HEAD_TIMEOUT_S:g} s, {rest.IDLE_TIMEOUT_S:g} s"
+        ),
+        "connections at `--health`, and how long one lasts": f"{health.MAX_CONNECTIONS}, {health.TIMEOUT_S:g} s",
+        "connections at a metrics port, of one address there, and how long one lasts": (
+            f"{metrics_page.MAX_CONNECTIONS}, {metrics_page.MAX_CONNECTIONS_PER_ADDRESS}, {metrics_page.TIMEOUT_S:g} s"
+        ),
+        "`shoal-request-id`": f"{MAX_REQUEST_ID} characters of printable ASCII",
+        "JSON of a REST request beside `data` of its tensors, and strings or values in it": (
+            f"{json_tensors.MAX_HEAD_BYTES // MIB} MiB, {json_tensors.MAX_HEAD_VALUES:,}"
+        ),
+        "one string in JSON": f"{json_tensors.MAX_STRING_BYTES // MIB} MiB",
+        "a request at its worker, before it is parsed: tensors beyond the model's signature, parameters, strings": (
+            f"{parsing.SPARE_ELEMENTS:,}, {parsing.MAX_PARAMETERS:,}, {parsing.MAX_STRINGS:,}"
+        ),
+        "an answer as JSON": f"{tensors.MAX_JSON_BYTES // MIB} MiB",
+        "body of a REST request that carries no tensors": f"{rest.SMALL_BYTES // 2**10} KiB",
         "streams of one connection at `--enrol`": f"{limits.ENROL_STREAMS}",
-        "calls of one caller at a front, and streams": f"{intake.CALLS_PER_CALLER}, {intake.STREAMS_PER_CALLER}",
+        "fields of one inference request, before it is parsed": (
+            f"{request.MAX_FIELDS:,}; {request.MAX_TENSORS:,} inputs, requested outputs and raw contents, each; "
+            f"{request.MAX_PARAMETERS:,} parameters; {request.MAX_STRINGS:,} strings in typed contents"
+        ),
+        "an inference request beside its tensors' contents": f"{request.MAX_HEAD // MIB} MiB",
+        "fields of a session that another agent hands over, before it is parsed": (
+            f"{sessions.OFFER_LIMITS.fields:,}; {request.MAX_TENSORS:,} tensors of state"
+        ),
+        "fields of what another agent asks for a verification, or to let go of a session": (
+            f"{verification_source.LIMITS.fields}"
+        ),
+        "silence of a coordinator's event loop": f"{watchdog.LIMIT_S:g} s",
+        "calls of all callers at a port of a front; without credentials, and of one address": (
+            f"{ingress.CALLS:,}; {ingress.ANONYMOUS_CALLS}, {ingress.ANONYMOUS_PER_ADDRESS}"
+        ),
+        "calls that wait to be taken up at a gRPC port of a front": f"{grpc.MAX_PENDING:,} (13 KB each)",
+        "calls of one client connection that it resets before their messages arrive": (
+            f"half of at least {stream_resets.STREAMS}"
+        ),
+        "request of any gRPC method but an inference, and time for it and for its answer": (
+            f"{ingress.SMALL_BYTES // 2**10} KiB, {ingress.SMALL_S:g} s"
+        ),
+        "the next message of a stream": f"{ingress.STREAM_S:g} s",
+        "first messages of a caller at once, until one has arrived": (
+            f"1, and one more each {'second' if ingress.FIRST_READ_SPACING_S == 1 else ingress.FIRST_READ_SPACING_S}"
+        ),
+        # HTTP/2's own (RFC 9113) and gRPC's: no constant of ours
+        "bytes of one gRPC stream at a front: before its message is read, under way while it is read": (
+            "64 KiB, 1 MiB more"
+        ),
+        "silence before a metrics port's handshake": f"{metrics_page.HANDSHAKE_S:g} s",
+        "memory of messages at a front, two copies of each (a request and its answer)": (
+            f"half the process's memory limit less {memory.BASELINE_BYTES // MIB} MiB, "
+            f"{memory.MIN_BUDGET_BYTES // MIB} MiB to {memory.MAX_BUDGET_BYTES // MIB:,} MiB; "
+            "of one tenant half of that"
+        ),
+        "calls of a port that wait for news (health), of all callers and of one": (
+            f"{ingress.WATCHES:,}, {ingress.WATCHES_PER_CALLER}"
+        ),
+        "calls of one caller at a front, and streams": f"{ingress.CALLS_PER_CALLER}, {ingress.STREAMS_PER_CALLER}",
+        "requests that wait at a front: for each replica, for a gateway of another region, of one tenant": (
+            f"{AdmissionLimits().per_replica:,}, {AdmissionLimits().per_way:,}, {AdmissionLimits().per_tenant:,}; "
+            "fewer where the answer would come after the deadline, as measured "
+            f"({FrontSettings('', '').timeout_s:g} s where a request names none)"
+        ),
         "messages on their way in, of one caller and of all": (
-            f"{intake.PLACES_PER_CALLER}, {intake.PLACES}; with a crowd waiting each has {intake.GRACE_S:g} s; "
+            f"{ingress.READ_SLOTS_PER_CALLER}, {ingress.READ_SLOTS}; "
+            f"with a crowd waiting each has {ingress.GRACE_S:g} s; "
             "the caller with fewest is next"
         ),
-        "answers that one caller does not read": f"{intake.BYTES_PER_CALLER // MIB} MiB",
+        "answers that one caller does not read": f"{ingress.BYTES_PER_CALLER // MIB} MiB",
+        "messages of one node on its link, at once and a second": f"{rate_limiter.BURST}, {rate_limiter.RATE_PER_S:g}",
+        "entries of the event log that one node may cause, at once and a second, and that are kept of it": (
+            f"{controller.EVENT_BURST}, {controller.EVENTS_PER_S:g}, {events.NODE_EVENTS_KEPT}"
+        ),
+        "events, log lines, observed replicas in one message of a node": (
+            f"{MAX_ITEMS_BY_FIELD['NodeEvents.events']}, {MAX_ITEMS_BY_FIELD['LogLines.lines']:,}, "
+            f"{MAX_ITEMS_BY_FIELD['Status.observed']:,}"
+        ),
+        "labels of one node, and characters of a value": f"{labels.MAX_LABELS}, {labels.MAX_VALUE_LENGTH}",
+        "forwards of one front that are remembered": f"{forward_auth.MAX_STAMPS:,}",
+        "bytes at the broker: on their way to a client, waiting for it, of its heap": (
+            f"{config.INFLIGHT_BYTES // MIB} MiB, {config.QUEUED_BYTES // MIB} MiB, {config.MEMORY_BYTES // MIB} MiB"
+        ),
         "requests traced at a front in a second, and spans that it keeps": (
-            f"{tracing.TRACED_A_SECOND}, {tracing.KEPT:,}"
+            f"{tracing.MAX_TRACES_PER_S}, {tracing.MAX_KEPT_SPANS:,}"
         ),
         "deadline of a request, whatever it says": f"{MAX_RUN_S:g} s",
-        "unreadable messages of a session on the link": f"{MOST_INVALID}",
+        "fields of one request of an operator, an agent, a region, a stranger, before it is parsed": (
+            f"{request_limits.SMALL.fields}; of a plan {request_limits.PLAN.fields:,} ({request_limits.MAX_TEXTS:,} "
+            f"texts, {request_limits.MAX_SOURCES:,} model sources); of an agent's message "
+            f"{request_limits.SESSION.fields:,}; of what regions sign {request_limits.ENVELOPE_CONTENT.fields:,}"
+        ),
+        "YAML values of one plan, in all its texts": f"{MAX_TOTAL_NODES:,}",
+        "requests of one caller that the coordinator computes, and of all at once": (
+            f"{compute_pool.MAX_REQUESTS_PER_CALLER}, {compute_pool.THREADS}; one at a time of each"
+        ),
+        "unreadable messages of a session on the link": f"{MAX_INVALID}",
     }
 
 
 def test_the_guide_says_what_a_worker_may_take() -> None:
     text = (DOCS / "guides/hardening.md").read_text()
-    assert f"its models' and {IDLE_BYTES // MIB} MiB; {MOST_TASKS:,} processes and threads" in text
+    assert f"its models' and {IDLE_BYTES // MIB} MiB; {MAX_TASKS:,} processes and threads" in text
 
 
 def test_who_joins_can_be_told_of_as_many_regions_as_there_may_be(tmp_path: Path) -> None:

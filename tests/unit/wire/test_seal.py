@@ -7,12 +7,21 @@ from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.pki import Authority
+from harness.crypto.pki import Authority
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.wire.limits import LINK_BYTES
-from shoal.wire.seal import Ephemeral, Opener, Sealer, SessionKey, Signature, Unsealed, open_signed, sign
+from shoal.wire.seal import (
+    Ephemeral,
+    Opener,
+    Sealer,
+    SessionKey,
+    SigningIdentity,
+    Unsealed,
+    sign,
+    verify_signed_message,
+)
 from shoal.wire.topics import Channel
 from shoal.wire.trust import check_certificate
 
@@ -28,9 +37,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def signer(authority: Authority) -> Signature:
+def signer(authority: Authority) -> SigningIdentity:
     certificate, key, _ = authority.issue(Role.AGENT, "edge-1").read()
-    return Signature.of_pem(key, certificate)
+    return SigningIdentity.from_pem(key, certificate)
 
 
 class Trusting:
@@ -50,15 +59,15 @@ def outcome(opener: Opener, data: bytes) -> Unsealed | Code:
         return error.code
 
 
-def refused(channel: Channel, data: bytes, opener: Opener) -> Code:
+def refusal_code(channel: Channel, data: bytes, opener: Opener) -> Code:
     with pytest.raises(ShoalError) as caught:
         opener.open(channel, data)
     return caught.value.code
 
 
-def test_signed_content_comes_back_with_its_signer(authority: Authority, signer: Signature) -> None:
+def test_signed_content_comes_back_with_its_signer(authority: Authority, signer: SigningIdentity) -> None:
     data = sign(signer, REGION, "edge-1", Channel.HELLO, CONTENT)
-    content, certificate = open_signed(data, Trusting(authority), REGION, "edge-1", Channel.HELLO)
+    content, certificate = verify_signed_message(data, Trusting(authority), REGION, "edge-1", Channel.HELLO)
     assert content == CONTENT
     assert certificate == x509.load_der_x509_certificate(signer.certificate)
 
@@ -68,20 +77,20 @@ def test_signed_content_comes_back_with_its_signer(authority: Authority, signer:
     [("us", "edge-1", Channel.HELLO), (REGION, "edge-2", Channel.HELLO), (REGION, "edge-1", Channel.ONLINE)],
 )
 def test_a11_signed_content_cannot_be_moved(
-    authority: Authority, signer: Signature, region: str, node: str, channel: Channel
+    authority: Authority, signer: SigningIdentity, region: str, node: str, channel: Channel
 ) -> None:
     data = sign(signer, REGION, "edge-1", Channel.HELLO, CONTENT)
     with pytest.raises(ShoalError) as caught:
-        open_signed(data, Trusting(authority), region, node, channel)
+        verify_signed_message(data, Trusting(authority), region, node, channel)
     assert caught.value.code is Code.SIGNATURE_INVALID
 
 
 def test_a02_a_signer_of_another_authority(authority: Authority, tmp_path: Path) -> None:
     other = Authority(tmp_path, REGION, WALL)
     certificate, key, _ = other.issue(Role.AGENT, "edge-1").read()
-    data = sign(Signature.of_pem(key, certificate), REGION, "edge-1", Channel.HELLO, CONTENT)
+    data = sign(SigningIdentity.from_pem(key, certificate), REGION, "edge-1", Channel.HELLO, CONTENT)
     with pytest.raises(ShoalError) as caught:
-        open_signed(data, Trusting(authority), REGION, "edge-1", Channel.HELLO)
+        verify_signed_message(data, Trusting(authority), REGION, "edge-1", Channel.HELLO)
     assert caught.value.code is Code.CERT_UNTRUSTED
 
 
@@ -98,21 +107,23 @@ def test_a_signer_that_may_not_sign_here(
     authority: Authority, role: Role, region: str, later_s: float, code: Code
 ) -> None:
     certificate, key, _ = authority.issue(role, "edge-1", region=region).read()
-    data = sign(Signature.of_pem(key, certificate), REGION, "edge-1", Channel.HELLO, CONTENT)
+    data = sign(SigningIdentity.from_pem(key, certificate), REGION, "edge-1", Channel.HELLO, CONTENT)
     with pytest.raises(ShoalError) as caught:
-        open_signed(data, Trusting(authority, wall=Wall(WALL + later_s)), REGION, "edge-1", Channel.HELLO)
+        verify_signed_message(data, Trusting(authority, wall=Wall(WALL + later_s)), REGION, "edge-1", Channel.HELLO)
     assert caught.value.code is code
 
 
 @settings(max_examples=300, deadline=None)
 @given(position=st.integers(0, 2**20))
-def test_a11_any_bit_of_a_signed_message(authority: Authority, signer: Signature, position: int) -> None:
+def test_a11_any_bit_of_a_signed_message(authority: Authority, signer: SigningIdentity, position: int) -> None:
     """Dropped; or, where a bit of a certificate's encoding means nothing, just what was sent by whom it was sent."""
     message = bytearray(sign(signer, REGION, "edge-1", Channel.HELLO, CONTENT))
     bit = position % (len(message) * 8)
     message[bit // 8] ^= 1 << bit % 8
     try:
-        content, certificate = open_signed(bytes(message), Trusting(authority), REGION, "edge-1", Channel.HELLO)
+        content, certificate = verify_signed_message(
+            bytes(message), Trusting(authority), REGION, "edge-1", Channel.HELLO
+        )
     except ShoalError:
         return
     assert content == CONTENT
@@ -167,18 +178,21 @@ def test_a11_any_bit_of_a_sealed_message(data: st.DataObject, last: bool) -> Non
 
 def test_a11_a_sealed_message_cannot_be_moved() -> None:
     sealed = Sealer(KEY).seal(Channel.STATUS, CONTENT)
-    assert refused(Channel.CAPABILITY, sealed, Opener(KEY)) is Code.SIGNATURE_INVALID
+    assert refusal_code(Channel.CAPABILITY, sealed, Opener(KEY)) is Code.SIGNATURE_INVALID
     for other in (SessionKey(KEY.key, "us", "edge-1", 7), SessionKey(KEY.key, REGION, "edge-2", 7)):
-        assert refused(Channel.STATUS, sealed, Opener(other)) is Code.SIGNATURE_INVALID
-    assert refused(Channel.STATUS, sealed, Opener(SessionKey(b"o" * 32, REGION, "edge-1", 7))) is Code.SIGNATURE_INVALID
-    assert refused(Channel.STATUS, sealed, Opener(SessionKey(KEY.key, REGION, "edge-1", 8))) is Code.EPOCH_STALE
+        assert refusal_code(Channel.STATUS, sealed, Opener(other)) is Code.SIGNATURE_INVALID
+    assert (
+        refusal_code(Channel.STATUS, sealed, Opener(SessionKey(b"o" * 32, REGION, "edge-1", 7)))
+        is Code.SIGNATURE_INVALID
+    )
+    assert refusal_code(Channel.STATUS, sealed, Opener(SessionKey(KEY.key, REGION, "edge-1", 8))) is Code.EPOCH_STALE
 
 
 def test_a_refused_message_does_not_hide_the_real_one() -> None:
     sealer, opener = Sealer(KEY), Opener(KEY)
     forged = Sealer(SessionKey(b"o" * 32, REGION, "edge-1", 7))
     for _ in range(5):
-        assert refused(Channel.STATUS, forged.seal(Channel.STATUS, b"junk"), opener) is Code.SIGNATURE_INVALID
+        assert refusal_code(Channel.STATUS, forged.seal(Channel.STATUS, b"junk"), opener) is Code.SIGNATURE_INVALID
     assert opener.open(Channel.STATUS, sealer.seal(Channel.STATUS, CONTENT)).content == CONTENT
 
 
@@ -187,12 +201,12 @@ def test_a14_one_byte_too_many() -> None:
     with pytest.raises(ShoalError) as caught:
         Sealer(KEY).seal(Channel.STATUS, bytes(LINK_BYTES + 1))
     assert caught.value.code is Code.TOO_LARGE
-    assert refused(Channel.STATUS, bytes(LINK_BYTES + 5000), Opener(KEY)) is Code.TOO_LARGE
+    assert refusal_code(Channel.STATUS, bytes(LINK_BYTES + 5000), Opener(KEY)) is Code.TOO_LARGE
 
 
 @given(st.binary(max_size=300))
 def test_bytes_that_are_no_message(junk: bytes) -> None:
-    assert refused(Channel.STATUS, junk, Opener(KEY)) in (
+    assert refusal_code(Channel.STATUS, junk, Opener(KEY)) in (
         Code.MESSAGE_INVALID,
         Code.EPOCH_STALE,
         Code.SIGNATURE_INVALID,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.types.link import SpansFound
-from shoal.types.trace import Span, SpanKind, TraceParent, read_traceparent, span_of, stretch, trace_of
+from shoal.types.trace import Span, SpanKind, TraceParent, coordinator_span, parse_traceparent, span_id_of, trace_id_of
 from shoal.types.units import Seconds, Wall
 from shoal.wire import nouns
 
@@ -22,7 +22,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     ],
 )
 def test_a_traceparent_is_read_as_the_standard_says(text: str, sampled: bool) -> None:
-    assert read_traceparent(text) == TraceParent(TRACE, SPAN, sampled)
+    assert parse_traceparent(text) == TraceParent(TRACE, SPAN, sampled)
 
 
 @pytest.mark.parametrize(
@@ -42,29 +42,40 @@ def test_a_traceparent_is_read_as_the_standard_says(text: str, sampled: bool) ->
     ],
 )
 def test_what_is_no_traceparent_says_nothing(text: str) -> None:
-    assert read_traceparent(text) is None
+    assert parse_traceparent(text) is None
 
 
 @given(st.text(max_size=140))
 def test_no_text_is_too_strange_for_it(text: str) -> None:
-    found = read_traceparent(text)
-    assert found is None or read_traceparent(str(found)) == found
+    found = parse_traceparent(text)
+    assert found is None or parse_traceparent(str(found)) == found
 
 
 def test_ids_follow_from_names_alone() -> None:
-    assert read_traceparent(str(TraceParent(TRACE, SPAN, sampled=True))) == TraceParent(TRACE, SPAN, True)
-    assert trace_of("migration", "eu", "m-1") == trace_of("migration", "eu", "m-1")
+    assert parse_traceparent(str(TraceParent(TRACE, SPAN, sampled=True))) == TraceParent(TRACE, SPAN, True)
+    assert trace_id_of("migration", "eu", "m-1") == trace_id_of("migration", "eu", "m-1")
     assert (
-        len({trace_of("migration", "eu", "m-1"), trace_of("migration", "e", "um-1"), trace_of("m", "eu", "m-1")}) == 3
+        len(
+            {
+                trace_id_of("migration", "eu", "m-1"),
+                trace_id_of("migration", "e", "um-1"),
+                trace_id_of("m", "eu", "m-1"),
+            }
+        )
+        == 3
     )
-    assert span_of(TRACE, "a") != span_of(TRACE, "b")
-    assert (len(trace_of("x")), len(span_of(TRACE, "x"))) == (32, 16)
+    assert span_id_of(TRACE, "a") != span_id_of(TRACE, "b")
+    assert (len(trace_id_of("x")), len(span_id_of(TRACE, "x"))) == (32, 16)
 
 
 def test_spans_travel_whole() -> None:
-    told = stretch(TRACE, SPAN, "", "migration", "eu", Wall(1.7e9), Wall(1.7e9 + 2.5), {"shoal.to": "b/cpu"}, "X")
+    told = coordinator_span(
+        TRACE, SPAN, "", "migration", "eu", Wall(1.7e9), Wall(1.7e9 + 2.5), {"shoal.to": "b/cpu"}, "X"
+    )
     open_ = Span(TRACE, SPAN, SPAN, "run", SpanKind.INTERNAL, "eu", "n", "worker", Wall(1.0), Seconds(0.5), open=True)
     found = SpansFound(7, (told, open_))
     assert nouns.decode(SpansFound, nouns.encode(found)) == found
-    assert told.ended == Wall(1.7e9 + 2.5)
-    assert stretch(TRACE, SPAN, "", "x", "eu", Wall(9.0), Wall(8.0), {}).seconds == 0.0, "a clock that was set back"
+    assert told.end_time == Wall(1.7e9 + 2.5)
+    assert coordinator_span(TRACE, SPAN, "", "x", "eu", Wall(9.0), Wall(8.0), {}).seconds == 0.0, (
+        "a clock that was set back"
+    )

@@ -1,7 +1,7 @@
-"""The Cache port on a directory: model bytes by digest, fetched resumably, checked while they are written.
+"""`ports.ModelCache` in a folder: model bytes by digest, fetched resumably and verified while they are written.
 
-`HEX` is a whole model, `HEX.part` one on its way, `HEX.corrupt` one that turned out wrong (kept until space is needed).
-A whole model came into its name by a rename after its SHA-256 matched and its bytes were flushed.
+`HEX` is a whole model, `HEX.part` an incomplete one, `HEX.corrupt` one that failed verification (kept until space is
+needed). A whole model gets its name by a rename, after its SHA-256 matched and its bytes were flushed.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
-from shoal.agent.cache.publishers import Publishers
+from shoal.agent.cache.publishers import SignatureVerifier
 from shoal.agent.ports import Log
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, ShoalError, refuse
@@ -29,7 +29,7 @@ _READ_BYTES: Final = 2**20
 
 
 class Fetch(Protocol):
-    """Where bytes come from."""
+    """Source of model bytes."""
 
     def __call__(self, digest: str, offset: int) -> AsyncGenerator[bytes, None]:
         """The model's bytes from `offset` on. Raises ShoalError(FETCH_FAILED | MODEL_UNKNOWN | ...)."""
@@ -37,24 +37,25 @@ class Fetch(Protocol):
 
 
 class DirectoryCache:
-    """One owner at a time; disk work runs in threads, so that a slow disk does not hold up the link."""
+    """One owner at a time. Disk work runs in threads, so that a slow disk does not hold up the link."""
 
     def __init__(
         self,
         folder: Path,
         fetch: Fetch,
-        publishers: Publishers,
+        signatures: SignatureVerifier,
         log: Log,
         *,
         quota: Bytes,
         low_water: Bytes = Bytes(64 * 2**20),
     ) -> None:
-        """quota: for all bytes here. low_water: what a fetch leaves free on the disk, for the rest of the machine."""
+        """`quota`: bytes of all files here. `low_water`: bytes that a fetch leaves free on the disk for the rest of the
+        machine."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
         self._fetch = fetch
-        self._publishers = publishers
-        self._judging = asyncio.Lock()
+        self._signatures = signatures
+        self._admission_lock = asyncio.Lock()
         self._log = log
         self._quota = quota
         self._low_water = low_water
@@ -62,26 +63,26 @@ class DirectoryCache:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def admit(self, asked: Assignment) -> None:
-        async with self._judging:
-            await asyncio.to_thread(self._publishers.check, asked)
+        async with self._admission_lock:
+            await asyncio.to_thread(self._signatures.check, asked)
 
     async def ensure(self, digest: str, size: Bytes) -> str:
-        name = _name(digest)
+        name = _file_name(digest)
         async with self._locks[name]:
             whole = self._folder / name
             try:
-                if await asyncio.to_thread(_holds, whole, size):
+                if await asyncio.to_thread(_is_complete, whole, size):
                     return str(whole)
                 await asyncio.to_thread(whole.unlink, missing_ok=True)
                 await self._download(digest, whole, size)
             except OSError as cause:
                 if cause.errno in _NO_SPACE:
-                    raise _full(f"{show_bytes(size)} for {digest:.19}") from cause
+                    raise _disk_full_error(f"{show_bytes(size)} for {digest:.19}") from cause
                 raise refuse(Code.FETCH_FAILED, f"{cause.strerror}", "a writable cache", "look at the disk") from cause
             return str(whole)
 
     async def discard(self, digest: str) -> None:
-        whole = self._folder / _name(digest)
+        whole = self._folder / _file_name(digest)
         if await asyncio.to_thread(whole.exists):
             try:
                 await asyncio.to_thread(whole.replace, whole.with_name(f"{whole.name}.corrupt"))
@@ -90,7 +91,7 @@ class DirectoryCache:
             self._log("model_set_aside", error=True, code=Code.MODEL_DIGEST, digest=digest)
 
     async def collect(self, pinned: frozenset[str]) -> tuple[str, ...]:
-        self._pinned = frozenset(_name(digest) for digest in pinned)
+        self._pinned = frozenset(_file_name(digest) for digest in pinned)
         try:
             return await asyncio.to_thread(self._evict, 0)
         except OSError as error:
@@ -99,7 +100,7 @@ class DirectoryCache:
 
     async def _download(self, digest: str, whole: Path, size: Bytes) -> None:
         part = whole.with_name(f"{whole.name}.part")
-        have, sha = await asyncio.to_thread(_resume, part, size)
+        have, sha = await asyncio.to_thread(_read_partial, part, size)
         await asyncio.to_thread(self._make_room, size - have, digest)
         file = await asyncio.to_thread(part.open, "ab")
         try:
@@ -124,67 +125,71 @@ class DirectoryCache:
         self._log("model_fetched", digest=digest, bytes=size)
 
     def _make_room(self, needed: int, digest: str) -> None:
-        """Raises DISK_FULL where evicting what may go is not enough."""
+        """Raises DISK_FULL if evicting everything that may be evicted is not enough."""
         self._evict(needed)
         total = sum(size for _, size, _ in self._files())
         if total + needed > self._quota:
-            raise _full(f"{show_bytes(needed)} more in a cache of {show_bytes(self._quota)} for {digest:.19}")
+            raise _disk_full_error(
+                f"{show_bytes(needed)} more in a cache of {show_bytes(self._quota)} for {digest:.19}"
+            )
         free = shutil.disk_usage(self._folder).free
         if needed + self._low_water > free:
-            raise _full(f"{show_bytes(needed)} with {show_bytes(free)} free for {digest:.19}")
+            raise _disk_full_error(f"{show_bytes(needed)} with {show_bytes(free)} free for {digest:.19}")
 
     def _evict(self, needed: int) -> tuple[str, ...]:
-        """Until `needed` more bytes fit quota and disk, least recently used first. Before the first `collect` it is not
-        known what is pinned, so nothing goes."""
+        """Evict files, least recently used first, until `needed` more bytes fit quota and disk.
+
+        Evicts nothing before the first `collect`, because until then the pinned digests are unknown.
+        """
         if self._pinned is None:
             return ()
         files = sorted(self._files())
-        over = max(
+        excess = max(
             sum(size for _, size, _ in files) + needed - self._quota,
             needed + self._low_water - shutil.disk_usage(self._folder).free,
         )
-        gone: list[str] = []
+        evicted: list[str] = []
         for _, size, path in files:
-            if over <= 0:
+            if excess <= 0:
                 break
             if path.name.removesuffix(".part") in self._pinned:
                 continue
             path.unlink(missing_ok=True)
-            over -= size
-            gone.append(f"sha256:{path.stem}")
-        return tuple(gone)
+            excess -= size
+            evicted.append(f"sha256:{path.stem}")
+        return tuple(evicted)
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """(last used, bytes, path) of everything that is ours."""
+        """(last use, bytes, path) of every file of the cache."""
         found = []
         for path in self._folder.iterdir():
             if _FILE.fullmatch(path.name):
-                with suppress(FileNotFoundError):  # one that was fetched meanwhile has another name
+                with suppress(FileNotFoundError):  # a fetch that ended meanwhile has renamed its file
                     stat = path.stat()
                     found.append((stat.st_mtime, stat.st_size, path))
         return found
 
 
-def _name(digest: str) -> str:
+def _file_name(digest: str) -> str:
     match = _DIGEST.fullmatch(digest)
     if match is None:
         raise refuse(Code.MODEL_UNKNOWN, f"{digest!r:.80}", "sha256:HEX", "assign a model by its digest")
     return match[1]
 
 
-def _holds(whole: Path, size: Bytes) -> bool:
-    """Whether all bytes are there; marks them used. The worker hashes the very bytes that it loads."""
+def _is_complete(whole: Path, size: Bytes) -> bool:
+    """Whether all bytes are there. Also marks them as used. The worker hashes the very bytes that it loads."""
     try:
         if whole.stat().st_size != size:
             return False
     except FileNotFoundError:
         return False
-    with suppress(OSError):  # a disk that takes no writes any more still holds them
+    with suppress(OSError):  # a disk that fails writes still holds the bytes
         os.utime(whole)
     return True
 
 
-def _resume(part: Path, size: Bytes) -> "tuple[int, hashlib._Hash]":
+def _read_partial(part: Path, size: Bytes) -> "tuple[int, hashlib._Hash]":
     """Bytes that an earlier fetch left, and their hash so far."""
     sha = hashlib.sha256()
     have = 0
@@ -220,7 +225,7 @@ def _publish(part: Path, whole: Path) -> None:
         os.close(descriptor)
 
 
-def _full(asked: str) -> ShoalError:
+def _disk_full_error(asked: str) -> ShoalError:
     return refuse(
         Code.DISK_FULL, "no room in the model cache", asked, "free space, raise --cache-quota, or unassign a model"
     )

@@ -1,9 +1,11 @@
-"""Whether a publisher signed a model, judged on the device, and what is remembered so that no old version comes back.
+"""Verifies publishers' signatures on the device, and remembers versions, so that no model is rolled back.
 
-The keys that count are those that the assignment brings from the region's policy, and where the device has keys of its
-own (`--publisher-keys`) one of these as well: then it loads nothing that they did not sign, whatever the region says.
-The newest version of each line (key and model) lies in one small file, written before the model is loaded. When a
-signature ends is for the coordinator to judge: a device may be cut off with a clock that is years wrong.
+The accepted keys are those that the assignment carries from the region's policy. If the device has keys of its own
+(`--publisher-keys`), one of these must have signed as well: then the device loads nothing that they did not sign,
+whatever the region says.
+
+The newest version of each line (key and model) is kept in one small file, written before the model is loaded. The
+coordinator decides when a signature expires, because a device may be cut off with a clock that is years wrong.
 """
 
 import json
@@ -11,89 +13,91 @@ from pathlib import Path
 from typing import Final
 
 from shoal.agent.ports import Log
+from shoal.artifacts import signature_bundle as bundles
+from shoal.host.private_files import write_private
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.signature import PublisherKey, Signed, parse_key, rollback
-from shoal.wire import bundle as bundles
-from shoal.wire.private import write_private
+from shoal.types.signature import PublisherKey, VerifiedSignature, check_rollback, parse_key
 
 _SUFFIX: Final = ".pem"
 
 
-class Publishers:
+class SignatureVerifier:
     """Blocking, for one caller at a time."""
 
-    def __init__(self, memory: Path, own: tuple[PublisherKey, ...], log: Log) -> None:
-        """memory: the file of newest versions. own: the device's own keys; none: the region's word is enough."""
-        self._memory = memory
-        self._own = own
+    def __init__(self, versions_file: Path, device_keys: tuple[PublisherKey, ...], log: Log) -> None:
+        """`versions_file`: the file of newest versions. `device_keys`: the device's own keys; empty: the region's keys
+        suffice."""
+        self._versions_file = versions_file
+        self._device_keys = device_keys
         self._log = log
-        self._newest: dict[str, int] | None = None
+        self._newest_versions: dict[str, int] | None = None
 
     def check(self, asked: Assignment) -> None:
         """Raises ShoalError(SIGNATURE_REQUIRED | SIGNATURE_INVALID | MODEL_ROLLBACK | DISK_FULL)."""
         if asked.signed is None:
-            if self._own:
+            if self._device_keys:
                 raise refuse(
                     Code.SIGNATURE_REQUIRED,
                     f"{asked.workload} brings no signature",
-                    f"one by {', '.join(key.name for key in self._own)}: this device has keys of its own",
+                    f"one by {', '.join(key.name for key in self._device_keys)}: this device has keys of its own",
                     "ask for a signature in the workload's policy (require.trust.signed_model)",
                 )
             return
-        signed = self._verified(asked, asked.signed.keys)
-        if self._own:
-            self._verified(asked, self._own)
-        newest = self._remembered().get(signed.line, 0)
+        signed = self._verify(asked, asked.signed.keys)
+        if self._device_keys:
+            self._verify(asked, self._device_keys)
+        newest = self._load_versions().get(signed.lineage, 0)
         allowed = frozenset({asked.signed.allow_version} - {0})
-        if (refusal := rollback(signed, newest, allowed)) is not None:
+        if (refusal := check_rollback(signed, newest, allowed)) is not None:
             raise ShoalError(refusal)
         if signed.version > newest:
-            self._remember(signed)
+            self._record_version(signed)
 
-    def _verified(self, asked: Assignment, keys: tuple[PublisherKey, ...]) -> Signed:
+    def _verify(self, asked: Assignment, keys: tuple[PublisherKey, ...]) -> VerifiedSignature:
         assert asked.signed is not None
         _, signed = bundles.verify(asked.signed.bundle, keys)
         bundles.check_file(signed, asked.model)
         return signed
 
-    def _remembered(self) -> dict[str, int]:
-        if self._newest is None:
-            self._newest = self._read()
-        return self._newest
+    def _load_versions(self) -> dict[str, int]:
+        if self._newest_versions is None:
+            self._newest_versions = self._read_versions()
+        return self._newest_versions
 
-    def _read(self) -> dict[str, int]:
-        """What an earlier process wrote. A file that is not that is set aside: serving goes before remembering."""
+    def _read_versions(self) -> dict[str, int]:
+        """The versions that an earlier process wrote. An unreadable file is moved aside, because serving matters more
+        than rollback protection."""
         try:
-            found = json.loads(self._memory.read_bytes())
+            found = json.loads(self._versions_file.read_bytes())
             return {str(line): int(version) for line, version in found.items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, AttributeError, TypeError) as cause:
             self._log("versions_forgotten", error=True, code=Code.STATE_CORRUPT, found=f"{cause!r:.200}")
             try:
-                self._memory.replace(self._memory.with_name(f"{self._memory.name}.corrupt"))
+                self._versions_file.replace(self._versions_file.with_name(f"{self._versions_file.name}.corrupt"))
             except OSError:
                 pass
             return {}
 
-    def _remember(self, signed: Signed) -> None:
-        after = {**self._remembered(), signed.line: signed.version}
+    def _record_version(self, signed: VerifiedSignature) -> None:
+        after = {**self._load_versions(), signed.lineage: signed.version}
         try:
-            write_private(self._memory, json.dumps(after, sort_keys=True).encode())
+            write_private(self._versions_file, json.dumps(after, sort_keys=True).encode())
         except OSError as cause:
             raise refuse(
                 Code.DISK_FULL,
-                f"{self._memory}: {cause.strerror}",
+                f"{self._versions_file}: {cause.strerror}",
                 f"{signed.model} version {signed.version} remembered before it is loaded",
                 "free some space on the device",
             ) from cause
-        self._newest = after
+        self._newest_versions = after
         self._log("version_remembered", model=signed.model, version=signed.version, key=signed.fingerprint)
 
 
 def load_keys(folder: Path) -> tuple[PublisherKey, ...]:
-    """The device's own keys: each NAME.pem of a folder. Raises ShoalError(FIELD_INVALID)."""
+    """The device's own keys: each NAME.pem in a folder. Raises ShoalError(FIELD_INVALID)."""
     try:
         found = tuple(
             PublisherKey(path.stem, parse_key(path.read_text()))
@@ -101,12 +105,12 @@ def load_keys(folder: Path) -> tuple[PublisherKey, ...]:
             if path.suffix == _SUFFIX
         )
     except (OSError, UnicodeDecodeError) as cause:
-        raise _no_keys(folder, f"{cause}") from cause
+        raise _keys_error(folder, f"{cause}") from cause
     if not found:
-        raise _no_keys(folder, "no file NAME.pem")
+        raise _keys_error(folder, "no file NAME.pem")
     return found
 
 
-def _no_keys(folder: Path, found: str) -> ShoalError:
+def _keys_error(folder: Path, found: str) -> ShoalError:
     asked = "a folder of public keys, NAME.pem each"
     return refuse(Code.FIELD_INVALID, f"{folder}: {found}", asked, "`shoal model key FILE.pem --pem` prints one")

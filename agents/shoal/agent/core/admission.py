@@ -1,4 +1,4 @@
-"""The last look before a load: does the device have the memory now, whatever the books say."""
+"""The last check before a load: does the device have the memory now, whatever the allocations say."""
 
 from collections.abc import Iterable
 
@@ -9,22 +9,27 @@ from shoal.types.device import Reading
 from shoal.types.units import show_bytes
 
 
-def admit(asked: Assignment, reading: Reading | None, states: Iterable[machine.State]) -> Refusal | None:
-    """None, or MEMORY_SHORT. reading: of the assignment's device, just taken; None where it cannot be read.
+def admit(assignment: Assignment, reading: Reading | None, states: Iterable[machine.State]) -> Refusal | None:
+    """Return None, or why the assignment must not load now: MEMORY_SHORT or DEVICE_LOST.
 
-    What other assignments are loading right now on the device is not yet in its free memory, so it is set aside.
+    `reading` is of the assignment's device, just taken; None where the device cannot be read. Memory that other
+    assignments on the device are loading into is not yet in its free bytes, so it is subtracted.
     """
     if reading is None:
-        return Refusal(Code.DEVICE_LOST, f"{asked.device} does not answer", "a device to load on", "check its driver")
+        return Refusal(
+            Code.DEVICE_LOST, f"{assignment.device} does not answer", "a device to load on", "check its driver"
+        )
     loading = sum(
-        state.asked.memory_bytes
+        state.assignment.memory_bytes
         for state in states
         if isinstance(state, machine.Loading | machine.Warming)
-        and state.asked.device == asked.device
-        and state.asked.id != asked.id
+        and state.assignment.device == assignment.device
+        and state.assignment.id != assignment.id
     )
     free = reading.free_bytes - loading
-    if asked.memory_bytes <= free:
+    if assignment.memory_bytes <= free:
         return None
-    found = f"{show_bytes(max(0, free))} free on {asked.device}"
-    return Refusal(Code.MEMORY_SHORT, found, show_bytes(asked.memory_bytes), "free memory or choose another device")
+    found = f"{show_bytes(max(0, free))} free on {assignment.device}"
+    return Refusal(
+        Code.MEMORY_SHORT, found, show_bytes(assignment.memory_bytes), "free memory or choose another device"
+    )

@@ -1,4 +1,4 @@
-"""A streaming histogram of seconds: constant memory, quantiles to within 2.5 %, exact counts."""
+"""A streaming histogram of seconds: constant memory, quantiles within 2.5 %, exact counts."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from shoal.types.latency import Counts, bucket_of, quantile
 
 
 class Histogram:
-    """By the buckets of `shoal.types.latency`."""
+    """Counts values in the buckets of `shoal.types.latency`."""
 
     def __init__(self, seconds: Iterable[float] = ()) -> None:
         self._counts: dict[int, int] = {}
@@ -16,7 +16,7 @@ class Histogram:
 
     @classmethod
     def of(cls, parts: Iterable["Histogram"]) -> "Histogram":
-        """What they hold together."""
+        """The sum of several histograms."""
         found = cls()
         for part in parts:
             found.count += part.count
@@ -34,5 +34,5 @@ class Histogram:
         return tuple(self._counts.get(at, 0) for at in range(max(self._counts, default=-1) + 1))
 
     def quantile(self, share: float) -> float:
-        """Seconds below which `share` of the values lie; NaN when there are none. `share` in 0..1."""
+        """Seconds below which `share` (0..1) of the values lie; NaN when there are none."""
         return quantile(sorted(self._counts.items()), self.count, share)

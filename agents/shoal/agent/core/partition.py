@@ -1,4 +1,4 @@
-"""Cut off from the coordinator: what may go on, what may start, and until when."""
+"""What a node that is cut off from its coordinator may keep running, may start, and until when."""
 
 from dataclasses import dataclass
 
@@ -13,28 +13,28 @@ class Linked:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """since: the last word from the coordinator, or this process's start when there was none."""
+    """No session with the coordinator. `since` is its last message, or this process's start if there was none."""
 
     since: Elapsed
 
 
-Sight = Linked | CutOff
+LinkState = Linked | CutOff
 
 
-def may_run(asked: Assignment, sight: Sight, now: Elapsed, *, running: bool) -> bool:
-    """Whether `asked` may go on (running) or be started from the persisted set (not running)."""
-    match sight:
+def may_run(assignment: Assignment, link_state: LinkState, now: Elapsed, *, running: bool) -> bool:
+    """Whether `assignment` may continue (`running`) or be started from the persisted set (not `running`)."""
+    match link_state:
         case Linked():
             return True
         case CutOff(since):
-            rule = asked.partition
+            rule = assignment.partition
             allowed = running or rule.cold_boot_serve
             return allowed and (rule.serve_s is None or now < since + rule.serve_s)
 
 
-def ends_at(assignments: tuple[Assignment, ...], sight: Sight, now: Elapsed) -> Elapsed | None:
-    """When the next of them must stop for being cut off too long."""
-    match sight:
+def next_serve_deadline(assignments: tuple[Assignment, ...], link_state: LinkState, now: Elapsed) -> Elapsed | None:
+    """When the next assignment must stop because the node was cut off too long; None for no such time."""
+    match link_state:
         case Linked():
             return None
         case CutOff(since):

@@ -1,4 +1,4 @@
-"""Desired x running: what to begin, resume, drain and forget; which bytes to keep."""
+"""Compare the desired set with what runs: what to begin, resume, drain and forget, and which bytes to keep."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,20 +8,23 @@ from shoal.types.assignment import Assignment, DesiredSet
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """begin: unknown here. resume: known, with the terms of now. drain: ids not wanted (any more). forget: ids that are
-    neither wanted nor there."""
+class ReconcilePlan:
+    """What to do so that the running assignments match the desired ones."""
 
+    # Assignments that are not known here.
     begin: tuple[Assignment, ...]
+    # Known assignments whose terms changed, or that were gone or draining.
     resume: tuple[Assignment, ...]
+    # Ids that are running and are not desired, desired as draining, or desired with another model or device.
     drain: tuple[str, ...]
+    # Ids that are neither desired nor running.
     forget: tuple[str, ...]
 
 
-def plan(wanted: tuple[Assignment, ...], running: Mapping[str, machine.State]) -> Plan:
-    """Level-based: the same inputs give the same plan, and carrying it out leaves nothing to do but `forget`.
+def plan(wanted: tuple[Assignment, ...], running: Mapping[str, machine.State]) -> ReconcilePlan:
+    """Level-based: the same inputs give the same plan, and after performing it only `forget` is left.
 
-    An id whose model or device changed (against its contract) is drained first and begun again once it is gone.
+    An id whose model or device changed (against its contract) is drained first, and begun again once it is gone.
     """
     begin: list[Assignment] = []
     resume: list[Assignment] = []
@@ -31,23 +34,25 @@ def plan(wanted: tuple[Assignment, ...], running: Mapping[str, machine.State]) -
         if state is None:
             if not asked.draining:
                 begin.append(asked)
-        elif asked.draining or not (isinstance(state, machine.Gone) or _same_meaning(state.asked, asked)):
+        elif asked.draining or not (isinstance(state, machine.Gone) or _is_same_replica(state.assignment, asked)):
             drain.append(asked.id)
-        elif state.asked != asked or isinstance(state, machine.Gone | machine.Draining):
+        elif state.assignment != asked or isinstance(state, machine.Gone | machine.Draining):
             resume.append(asked)
     named = {asked.id for asked in wanted}
     unwanted = {name: state for name, state in running.items() if name not in named}
     drain += [name for name, state in unwanted.items() if not isinstance(state, machine.Gone)]
     forget = tuple(name for name, state in unwanted.items() if isinstance(state, machine.Gone))
-    return Plan(tuple(begin), tuple(resume), tuple(name for name in drain if not _ending(running[name])), forget)
+    return ReconcilePlan(
+        tuple(begin), tuple(resume), tuple(name for name in drain if not _is_ending(running[name])), forget
+    )
 
 
-def _ending(state: machine.State) -> bool:
-    """One that drains to be staged goes on to its end only when that is not wanted any more."""
-    return isinstance(state, machine.Gone) or (isinstance(state, machine.Draining) and not state.asked.staged)
+def _is_ending(state: machine.State) -> bool:
+    """Whether a drain need not be requested. One that drains to be staged is drained further if it is not desired."""
+    return isinstance(state, machine.Gone) or (isinstance(state, machine.Draining) and not state.assignment.staged)
 
 
-def _same_meaning(held: Assignment, asked: Assignment) -> bool:
+def _is_same_replica(held: Assignment, asked: Assignment) -> bool:
     return (held.workload, held.model, held.device, held.provider, held.precision) == (
         asked.workload,
         asked.model,
@@ -57,9 +62,9 @@ def _same_meaning(held: Assignment, asked: Assignment) -> bool:
     )
 
 
-def pinned(desired: DesiredSet | None, running: Mapping[str, machine.State]) -> frozenset[str]:
-    """Digests that the cache must keep: asked for, assigned, or in use."""
-    held = [state.asked for state in running.values() if not isinstance(state, machine.Gone)]
+def pinned_digests(desired: DesiredSet | None, running: Mapping[str, machine.State]) -> frozenset[str]:
+    """Digests that the cache must keep: pinned by the desired set, assigned, or in use."""
+    held = [state.assignment for state in running.values() if not isinstance(state, machine.Gone)]
     wanted = [*held, *(desired.assignments if desired is not None else ())]
     packs = {asked.verification.pack for asked in wanted if asked.verification is not None and asked.verification.pack}
     pins = desired.pins if desired is not None else ()

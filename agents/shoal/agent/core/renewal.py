@@ -6,41 +6,45 @@ from shoal.agent.core.backoff import delay
 from shoal.types.codes import Code
 from shoal.types.units import Seconds, Wall
 
-SHARE = 2 / 3
-"""Of a certificate's life; the rest is for what may go wrong."""
+RENEWAL_SHARE = 2 / 3
+"""Share of a certificate's life after which it is renewed; the rest is a reserve for failures."""
 SPREAD = 0.05
-"""Of its life: nodes that joined together do not renew together."""
-FOLLOW_S = 10.0
-"""Within which a fleet's nodes turn to another CA, one after another."""
-ANSWERED_CAP_S = 300.0
+"""Share of its life by which renewals are spread: nodes that joined together do not renew together."""
+CA_SWITCH_S = 10.0
+"""Seconds over which the nodes of a fleet change to another CA."""
+DENIED_CAP_S = 300.0
 VALID_CAP_S = 60.0
-LATE_CAP_S = 3.0
-"""The longest waits between two tries: after a refusal, while the certificate is good, and once it has ended."""
+EXPIRED_CAP_S = 3.0
+"""Longest waits between two tries, seconds: after a denial, while the certificate is valid, and once it has expired."""
 
 
 def due_at(issued: Wall, ends: Wall, node: str) -> Wall:
-    """issued: when it was made, which is later than the date that it begins with."""
+    """When to renew. `issued` is when the certificate was made, which is later than its not-before date."""
     life = ends - issued
-    return Wall(issued + life * (SHARE - SPREAD * _share(node)))
+    return Wall(issued + life * (RENEWAL_SHARE - SPREAD * _share(node)))
 
 
-def is_past(offered_ends: Wall, held_ends: Wall, now: Wall) -> bool:
-    """Whether a certificate that is offered has ended already, while the one that is held has not.
+def is_offer_expired(offered_ends: Wall, held_ends: Wall, now: Wall) -> bool:
+    """Whether an offered certificate has expired while the held one has not.
 
-    Who issued it has a clock that is behind. Ours may be behind as well, but is ahead of the truth only where it was so
-    when the one that is held was issued; and then that one has ended too."""
+    Then the issuer's clock is behind. Ours may be behind as well. Ours can be ahead of true time only if it was ahead
+    when the held certificate was issued; then that one would have expired too.
+    """
     return offered_ends <= now < held_ends
 
 
-def follow_after(node: str) -> Seconds:
-    """Seconds to wait before turning to another CA."""
-    return Seconds(FOLLOW_S * _share(node))
+def ca_switch_delay(node: str) -> Seconds:
+    """Seconds to wait before changing to another CA."""
+    return Seconds(CA_SWITCH_S * _share(node))
 
 
-def retry_after(node: str, attempt: int, refused: Code, *, ended: bool) -> Seconds:
-    """Seconds before try number `attempt`, from 0. A coordinator that is out of reach costs one connection to find out
-    so, and whoever comes back to it with an ended certificate shall not wait."""
-    cap = ANSWERED_CAP_S if refused is Code.RENEW_DENIED else LATE_CAP_S if ended else VALID_CAP_S
+def retry_after(node: str, attempt: int, refused: Code, *, expired: bool) -> Seconds:
+    """Seconds before try number `attempt`, counted from 0.
+
+    With an expired certificate the wait is short: a try against an unreachable coordinator costs only one connection,
+    and the node should return as soon as the coordinator does.
+    """
+    cap = DENIED_CAP_S if refused is Code.RENEW_DENIED else EXPIRED_CAP_S if expired else VALID_CAP_S
     return delay(node, attempt, base_s=1.0, cap_s=cap)
 
 

@@ -1,7 +1,8 @@
-"""Where a request goes: which replica next, what a failure means, and what is turned away before it waits.
+"""Routing of requests: which replica is next, what a failure means, and what is refused before it waits.
 
-Everything here is a function of values. The front keeps one `Health` for each replica it sends to and one `Tries` for
-each request; it asks `admit` once, then `choose` and `judge` until the request is answered or given up.
+Everything here is a function of values. The front keeps one `ReplicaHealth` for each replica it sends to and one
+`AttemptHistory` for each request. It calls `admit` once, then `choose` and `decide_retry` until the request is answered
+or given up.
 """
 
 import hashlib
@@ -20,107 +21,132 @@ from shoal.types.units import Bytes, Elapsed, Seconds
 EJECT_BASE_S: Final = 0.25
 EJECT_CAP_S: Final = 10.0
 LATE_LIMIT: Final = 3
-"""Deadlines missed in a row after which a replica counts as failed: one that hangs refuses nothing."""
+"""Deadlines missed in a row after which a replica counts as failed, because one that hangs refuses nothing."""
+HANG_S: Final = 1.5
+HANG_FACTOR: Final = 4.0
+"""A missed deadline counts against the replica only after both HANG_S seconds and HANG_FACTOR times its usual latency.
+A worker gives one run the same time (`shoal.agent.worker.run_timeouts`). Clients choose deadlines, so shorter ones say
+nothing about the replica.
+"""
 SERVICE_SHARE: Final = 0.2
 """Weight of the newest request in the moving estimate of a replica's service time."""
-APART_SHARE: Final = 0.05
-"""As small in that of how far answers are apart: over a long road they come in bunches."""
-APART_CAP_S: Final = 0.1
-"""Answers are never taken to be further apart: a pause of hours says nothing about the load that comes after it."""
-LEAST_APART_S: Final = 1e-4
-"""Nor closer: several may come within one tick of the clock."""
+ANSWER_INTERVAL_SHARE: Final = 0.05
+"""Weight of the newest answer in the estimate of the answer interval. It is small because answers over a long RTT
+arrive in bursts."""
+ANSWER_INTERVAL_CAP_S: Final = 0.1
+"""Upper bound of a measured interval: a pause of hours says nothing about the load that follows it."""
+MIN_ANSWER_INTERVAL_S: Final = 1e-4
+"""Lower bound of the estimate: several answers may arrive within one tick of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
-    """How one replica has behaved towards this front.
+class ReplicaHealth:
+    """How one replica has behaved towards this front."""
 
-    outstanding: requests sent and not yet ended. failures: in a row. service_s: estimated seconds of work for one
-    request, None before the first answer. road_s: there and back, without work. answered_at: the newest answer.
-    apart_s: estimated seconds from one answer to the next.
-    """
-
+    # Requests sent to it and not yet ended.
     outstanding: int = 0
+    # Failures in a row that count against it.
     failures: int = 0
-    late: int = 0
+    # Deadlines it missed in a row.
+    late_count: int = 0
+    # When its ejection ends, elapsed clock; None where it is not ejected.
     ejected_until: Elapsed | None = None
+    # Estimated seconds of work for one request, without the RTT; None before the first answer.
     service_s: Seconds | None = None
-    road_s: Seconds = Seconds(0.0)
+    # RTT to the replica in seconds; 0 for a local one.
+    rtt_s: Seconds = Seconds(0.0)
+    # When its newest answer arrived, elapsed clock; None before the first.
     answered_at: Elapsed | None = None
-    apart_s: Seconds = Seconds(APART_CAP_S)
+    # Estimated seconds from one answer to the next.
+    answer_interval_s: Seconds = Seconds(ANSWER_INTERVAL_CAP_S)
 
 
-class Fault(Enum):
-    """Whose fault an attempt's failure is."""
+class AttemptFault(Enum):
+    """What a failed attempt is attributed to."""
 
     REQUEST = auto()
-    """The request's own: it goes to the caller."""
+    """The request itself: the error goes to the caller."""
     BUSY = auto()
-    """The replica is well and has no room: another may have."""
+    """The replica is healthy and has no room; another replica may have."""
     LATE = auto()
-    """The deadline passed while the replica had it."""
+    """The deadline passed after the replica had the request for longer than it should need."""
+    CALLER = auto()
+    """The deadline passed before an answer was due; it says nothing about the replica."""
     REPLICA = auto()
-    """The replica refused it, or the way there broke."""
+    """The replica refused the request, or the connection to it failed."""
     CRASH = auto()
-    """The worker died with this request inside, or ran it without end."""
+    """The worker died while it ran this request, or never finished it."""
 
 
-class Next(Enum):
-    """What becomes of a request after a failed attempt."""
+class RetryDecision(Enum):
+    """What to do with a request after a failed attempt."""
 
-    DELIVER = auto()
+    RETURN_ERROR = auto()
     RETRY = auto()
-    CONDEMN = auto()
-    """It crashed two workers: REQUEST_CRASHED_WORKER."""
+    BLOCK = auto()
+    """It crashed two workers: answer REQUEST_CRASHED_WORKER."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tries:
-    """What one request has been through. crashed_with: digests of what else was in flight where it first crashed, as
-    far as that was not answered since."""
+class AttemptHistory:
+    """The attempts of one request so far."""
 
+    # Assignments that it was sent to.
     tried: frozenset[str] = frozenset()
-    crashed_with: frozenset[bytes] | None = None
+    # Digests of the other requests that were in flight at its first crash, less those answered since; None before a
+    # crash.
+    colocated_at_crash: frozenset[bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How much may wait at one front. per_replica: requests of a workload for each replica that takes requests; as many
-    as a worker's queue takes. Those on a long road to it are besides, up to per_way in all.
-    per_way: for each gateway on the way to another region: how many replicas there are behind it is not known here.
+class AdmissionLimits:
+    """How much may wait at one front.
+
+    A request is refused first if it would not be answered by its deadline. These limits bound what waits where no
+    deadline is near, so that a client may send thousands of requests at once.
     """
 
-    per_replica: int = 128
-    per_way: int = 512
-    per_tenant: int = 1024
+    # Requests of a workload for each replica that takes requests: as many as a worker's queue takes. Requests in
+    # transit over a long RTT come on top, up to per_way in all. A waiting request costs a front some 20 KB beside its
+    # bytes.
+    per_replica: int = 1024
+    # Requests of a workload for each gateway to another region; the number of replicas behind it is unknown here.
+    per_way: int = 2048
+    # Requests of one tenant, or of one region's guests, all workloads together.
+    per_tenant: int = 4096
+    # Bytes of all waiting requests together.
     total_bytes: int = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What is inside the front now, the asking request not included."""
+class FrontLoad:
+    """What is inside the front now, without the request to admit."""
 
+    # Requests of the same workload.
     workload: int
+    # Requests of the same tenant, or of the same region's guests.
     tenant: int
+    # Bytes of all requests.
     total_bytes: Bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
-    """A request turned away before it waited. retry_after_s: when there may be room."""
+class AdmissionRefusal:
+    """Why a request is refused before it waits. `retry_after_s` is when there may be room; None where that
+    is unknown."""
 
     refusal: Refusal
     retry_after_s: Seconds | None = None
 
 
-WELL: Final = Health()
+HEALTHY: Final = ReplicaHealth()
 
-_FAULTS: Final[dict[Fault, frozenset[Code]]] = {
-    Fault.BUSY: frozenset({Code.OVERLOADED, Code.OUT_OF_MEMORY}),
-    Fault.LATE: frozenset({Code.DEADLINE_EXCEEDED}),
-    Fault.CRASH: frozenset({Code.WORKER_CRASHED, Code.WORKER_STUCK}),
-    # What a peer says about us or about its routes is no business of the caller's: another replica may answer.
-    Fault.REPLICA: frozenset(
+_FAULTS: Final[dict[AttemptFault, frozenset[Code]]] = {
+    AttemptFault.BUSY: frozenset({Code.OVERLOADED, Code.OUT_OF_MEMORY}),
+    AttemptFault.LATE: frozenset({Code.DEADLINE_EXCEEDED}),
+    AttemptFault.CRASH: frozenset({Code.WORKER_CRASHED, Code.WORKER_STUCK}),
+    # A peer's error about this node or about its own routes does not concern the caller: another replica may answer.
+    AttemptFault.REPLICA: frozenset(
         {
             Code.REPLICA_UNREACHABLE,
             Code.MODEL_NOT_READY,
@@ -130,6 +156,7 @@ _FAULTS: Final[dict[Fault, frozenset[Code]]] = {
             Code.UNAUTHENTICATED,
             Code.ROLE_DENIED,
             Code.TENANT_DENIED,
+            Code.FORWARD_DENIED,
             Code.REGION_MISMATCH,
             Code.CERT_EXPIRED,
             Code.CERT_NOT_YET_VALID,
@@ -144,28 +171,56 @@ _FAULTS: Final[dict[Fault, frozenset[Code]]] = {
 _FAULT_OF: Final = {code: fault for fault, codes in _FAULTS.items() for code in codes}
 
 
-def fault_of(code: Code) -> Fault:
-    """Of what an endpoint answered, or failed to."""
-    return _FAULT_OF.get(code, Fault.REQUEST)
+def fault_of(code: Code) -> AttemptFault:
+    """What the code of a failed attempt is attributed to."""
+    return _FAULT_OF.get(code, AttemptFault.REQUEST)
+
+
+def fault_of_attempt(
+    code: Code, health: ReplicaHealth, ahead: int, waited_s: Seconds, default_timeout_s: Seconds, now: Elapsed
+) -> AttemptFault:
+    """As `fault_of`, for an attempt that failed after `waited_s`.
+
+    A missed deadline is the caller's choice (CALLER) if the replica answered another request meanwhile. It also is if
+    the replica had less than HANG_S seconds or less than HANG_FACTOR times its usual latency. `default_timeout_s`, the
+    front's own limit for requests without a deadline, always suffices: of a replica that never answered nothing shorter
+    is known.
+
+    `health` is the replica's, now; `ahead` is as in `record_answer`.
+    """
+    fault = fault_of(code)
+    if fault is not AttemptFault.LATE:
+        return fault
+    if health.answered_at is not None and health.answered_at > now - waited_s:
+        return AttemptFault.CALLER
+    usual_s = math.inf if health.service_s is None else health.rtt_s + health.service_s * (ahead + 1)
+    is_due = waited_s >= min(default_timeout_s, max(HANG_S, HANG_FACTOR * usual_s))
+    return AttemptFault.LATE if is_due else AttemptFault.CALLER
 
 
 def candidates(
-    route: Route, health: Mapping[str, Health], here: AbstractSet[str], now: Elapsed
+    route: Route, health: Mapping[str, ReplicaHealth], here: AbstractSet[str], now: Elapsed
 ) -> tuple[Endpoint, ...]:
-    """Endpoints that may take something new: those that stand by only while no other takes requests. here: assignments
-    with a local worker that takes requests."""
+    """Endpoints that may take a new request; standby ones only while no other can.
+
+    `here` are the assignments with a local worker that takes requests.
+    """
     at_work = _in_state(EndpointState.READY, route, here)
-    if any(_takes(health.get(endpoint.assignment, WELL), now) for endpoint in at_work):
+    if any(_may_take(health.get(endpoint.assignment, HEALTHY), now) for endpoint in at_work):
         return at_work
     return (*at_work, *_in_state(EndpointState.STANDBY, route, here))
 
 
-def arrived(listed: Iterable[Endpoint], workers: Collection[str]) -> tuple[Endpoint, ...]:
-    """Where a request goes that another front of the region sent to this node: to the workers that this node's own
-    table lists, by its weights, so that a move between two devices of a node is shared as it says. Where the table
-    lists none that takes requests, the sender's is newer: then to any.
+def local_endpoints(listed: Iterable[Endpoint], workers: Collection[str]) -> tuple[Endpoint, ...]:
+    """Endpoints for a request that another front of the region sent to this node.
 
-    listed: the workload's endpoints here. workers: assignments of its workers that take requests."""
+    These are the workers in this node's own route, by its weights. So a migration between two devices of the node
+    splits traffic as the route says. If the route lists none that takes requests, the sender's route is newer: then any
+    worker may take it.
+
+    `listed` are the workload's endpoints in this node's route; `workers` are assignments of its workers that take
+    requests.
+    """
     by_name = {endpoint.assignment: endpoint for endpoint in listed if endpoint.kind is EndpointKind.LOCAL}
     open_here = (EndpointState.READY, EndpointState.STANDBY)
     known = [by_name[name] for name in workers if name in by_name]
@@ -177,26 +232,27 @@ def arrived(listed: Iterable[Endpoint], workers: Collection[str]) -> tuple[Endpo
 
 def choose(
     route: Route,
-    health: Mapping[str, Health],
+    health: Mapping[str, ReplicaHealth],
     here: AbstractSet[str],
     tried: AbstractSet[str],
     session: str,
     now: Elapsed,
     seed: int,
-    opening: AbstractSet[str] = frozenset(),
+    connecting: AbstractSet[str] = frozenset(),
 ) -> Endpoint | Refusal:
-    """The endpoint for the next attempt, never a draining or a tried one; a refusal when none is left.
+    """Return the endpoint for the next attempt, never a draining or a tried one; a refusal when none is left.
 
-    A replica drawn by weight gets the request if it is idle, else the one whose outstanding requests are least for its
-    weight. So a light load is shared by weights (what a step of a migration counts on), a heavy one by how fast the
-    replicas are. An ejected replica gets nothing until its time is over, then one request at a time, unless nothing
-    else is left; those that stand by take over for as long as all others are ejected. session: requests of one session
-    meet one replica, as long as it takes requests. opening: replicas to which the way is not open yet; they get nothing
-    while another takes requests.
+    - A replica is drawn by weight. It gets the request if it is idle; else the replica with the fewest
+      outstanding requests for its weight does. So a light load follows the weights (a step of a migration
+      relies on that), and a heavy one follows the replicas' speed.
+    - An ejected replica gets nothing until its ejection ends, then one request at a time, unless nothing else
+      is left. Standby replicas take over while all others are ejected.
+    - `session`: requests of one session go to one replica while it takes requests.
+    - `connecting`: replicas whose connection is not open yet; they get nothing while another takes requests.
     """
     open_to_new = candidates(route, health, here, now)
     if not open_to_new:
-        return _nowhere(route)
+        return _no_replica(route)
     untried = [endpoint for endpoint in open_to_new if endpoint.assignment not in tried]
     if not untried:
         return Refusal(
@@ -205,114 +261,129 @@ def choose(
             "one that answers",
             "retry later",
         )
-    taking = [e for e in untried if _takes(health.get(e.assignment, WELL), now)]
-    usable = [e for e in taking if e.assignment not in opening] or taking or untried
+    taking = [e for e in untried if _may_take(health.get(e.assignment, HEALTHY), now)]
+    usable = [e for e in taking if e.assignment not in connecting] or taking or untried
     if len(usable) == 1:
         return usable[0]
     if session:
-        return max(usable, key=lambda e: -e.weight / math.log(_unit(f"{session}/{e.assignment}")))
-    drawn = _drawn(usable, _unit(f"{seed}/{len(tried)}"))
-    if health.get(drawn.assignment, WELL).outstanding == 0:
+        return max(usable, key=lambda e: -e.weight / math.log(_unit_hash(f"{session}/{e.assignment}")))
+    drawn = _pick_by_weight(usable, _unit_hash(f"{seed}/{len(tried)}"))
+    if health.get(drawn.assignment, HEALTHY).outstanding == 0:
         return drawn
-    return min(usable, key=lambda e: (_crowd(e, health), e is not drawn))
+    return min(usable, key=lambda e: (_load_per_weight(e, health), e is not drawn))
 
 
-def ready(route: Route, health: Mapping[str, Health], here: AbstractSet[str], now: Elapsed) -> bool:
+def has_ready_replica(route: Route, health: Mapping[str, ReplicaHealth], here: AbstractSet[str], now: Elapsed) -> bool:
     """Whether some replica takes requests and is not ejected."""
-    states = (health.get(endpoint.assignment, WELL) for endpoint in candidates(route, health, here, now))
+    states = (health.get(endpoint.assignment, HEALTHY) for endpoint in candidates(route, health, here, now))
     return any(state.ejected_until is None or now >= state.ejected_until for state in states)
 
 
-def judge(fault: Fault, tries: Tries, *, idempotent: bool, sent: bool) -> Next:
-    """After an attempt failed, `tries` as before it. sent: the replica may have begun to work on it."""
-    if fault in (Fault.REQUEST, Fault.LATE):
-        return Next.DELIVER
-    if fault is Fault.CRASH and tries.crashed_with is not None:
-        return Next.CONDEMN
-    if sent and not idempotent and fault is not Fault.BUSY:
-        return Next.DELIVER
-    return Next.RETRY
+def decide_retry(fault: AttemptFault, history: AttemptHistory, *, idempotent: bool, was_sent: bool) -> RetryDecision:
+    """What to do after an attempt failed.
+
+    `history` is from before the attempt. `was_sent` is True if the replica may have begun to run the request.
+    """
+    if fault in (AttemptFault.REQUEST, AttemptFault.LATE, AttemptFault.CALLER):
+        return RetryDecision.RETURN_ERROR
+    if fault is AttemptFault.CRASH and history.colocated_at_crash is not None:
+        return RetryDecision.BLOCK
+    if was_sent and not idempotent and fault is not AttemptFault.BUSY:
+        return RetryDecision.RETURN_ERROR
+    return RetryDecision.RETRY
 
 
-def blamed(tries: Tries, crashed_with: frozenset[bytes]) -> bool:
-    """Whether this very request is to blame for two crashes: only if what else was in flight differs, or nothing was.
+def is_to_blame(history: AttemptHistory, colocated: frozenset[bytes]) -> bool:
+    """Whether this request is to blame for two crashes: only if the others in flight differ, or there were none.
 
-    tries: before the second crash. crashed_with: the others' digests at the second."""
-    return tries.crashed_with is not None and (tries.crashed_with != crashed_with or not crashed_with)
+    `history` is from before the second crash; `colocated` are the digests of the others in flight at the second.
+    """
+    return history.colocated_at_crash is not None and (history.colocated_at_crash != colocated or not colocated)
 
 
-def sent(health: Health) -> Health:
+def record_sent(health: ReplicaHealth) -> ReplicaHealth:
     return replace(health, outstanding=health.outstanding + 1)
 
 
-def withdrawn(health: Health) -> Health:
-    """The caller went away; nothing was learnt about the replica."""
+def record_withdrawn(health: ReplicaHealth) -> ReplicaHealth:
+    """The caller cancelled; this says nothing about the replica."""
     return replace(health, outstanding=health.outstanding - 1)
 
 
-def answered(health: Health, latency_s: Seconds, ahead: int, now: Elapsed, road_s: Seconds = Seconds(0.0)) -> Health:
-    """ahead: what was outstanding there when the request was sent. A replica that works on one request at a time, or
-    shares itself among all, took (latency - road) / (ahead + 1) for each; more than that as far as they were on the
-    road."""
-    newest = max(latency_s - road_s, 0.0) / (ahead + 1)
-    apart = APART_CAP_S if health.answered_at is None else min(now - health.answered_at, APART_CAP_S)
-    return Health(
+def record_answer(
+    health: ReplicaHealth, latency_s: Seconds, ahead: int, now: Elapsed, rtt_s: Seconds = Seconds(0.0)
+) -> ReplicaHealth:
+    """Update the estimates after an answer.
+
+    `ahead` is the number of requests outstanding at the replica when this one was sent. A replica that runs one request
+    at a time, or shares itself among all, took (latency - RTT) / (ahead + 1) for each. Requests that were still in
+    transit make that an underestimate.
+    """
+    newest = max(latency_s - rtt_s, 0.0) / (ahead + 1)
+    apart = (
+        ANSWER_INTERVAL_CAP_S if health.answered_at is None else min(now - health.answered_at, ANSWER_INTERVAL_CAP_S)
+    )
+    return ReplicaHealth(
         outstanding=health.outstanding - 1,
-        service_s=Seconds(newest if health.service_s is None else _moved(health.service_s, newest, SERVICE_SHARE)),
-        road_s=road_s,
+        service_s=Seconds(newest if health.service_s is None else _ewma(health.service_s, newest, SERVICE_SHARE)),
+        rtt_s=rtt_s,
         answered_at=now,
-        apart_s=Seconds(_moved(health.apart_s, apart, APART_SHARE)),
+        answer_interval_s=Seconds(_ewma(health.answer_interval_s, apart, ANSWER_INTERVAL_SHARE)),
     )
 
 
-def failed(health: Health, name: str, fault: Fault, now: Elapsed) -> Health:
-    """name: of the replica; spreads the times at which fronts probe it back."""
-    over = withdrawn(health)
+def record_failure(health: ReplicaHealth, name: str, fault: AttemptFault, now: Elapsed) -> ReplicaHealth:
+    """Count a failed attempt. `name` is the replica's; it spreads the times at which fronts retry an ejected one."""
+    over = record_withdrawn(health)
     match fault:
-        case Fault.REQUEST | Fault.BUSY:
-            return replace(over, failures=0, late=0, ejected_until=None)
-        case Fault.LATE if health.late + 1 < LATE_LIMIT:
-            return replace(over, late=health.late + 1)
-        case Fault.LATE | Fault.REPLICA | Fault.CRASH:
+        case AttemptFault.REQUEST | AttemptFault.BUSY:
+            return replace(over, failures=0, late_count=0, ejected_until=None)
+        case AttemptFault.CALLER:
+            return over
+        case AttemptFault.LATE if health.late_count + 1 < LATE_LIMIT:
+            return replace(over, late_count=health.late_count + 1)
+        case AttemptFault.LATE | AttemptFault.REPLICA | AttemptFault.CRASH:
             if health.ejected_until is not None and now < health.ejected_until:
-                return over  # one of those in flight when it was ejected: no second failure
+                return over  # it was in flight when the replica was ejected, so it is the same failure
             until = now + delay(name, health.failures, base_s=EJECT_BASE_S, cap_s=EJECT_CAP_S)
-            return replace(over, failures=health.failures + 1, late=0, ejected_until=Elapsed(until))
+            return replace(over, failures=health.failures + 1, late_count=0, ejected_until=Elapsed(until))
 
 
 def admit(
     route: Route,
-    health: Mapping[str, Health],
+    health: Mapping[str, ReplicaHealth],
     here: AbstractSet[str],
-    load: Load,
-    left_s: Seconds,
+    load: FrontLoad,
+    remaining_s: Seconds,
     size: Bytes,
-    limits: Limits,
+    limits: AdmissionLimits,
     now: Elapsed,
-) -> Turned | None:
-    """None, or why the request may not even wait: nobody serves it, no room, or no replica answers within `left_s`."""
+) -> AdmissionRefusal | None:
+    """None, or why the request may not wait: no replica, no room, or no answer expected within `remaining_s`."""
     replicas = candidates(route, health, here, now)
     if not replicas:
-        return Turned(_nowhere(route), Seconds(1.0))
-    waits = [_wait(health.get(replica.assignment, WELL)) for replica in replicas]
+        return AdmissionRefusal(_no_replica(route), Seconds(1.0))
+    waits = [_expected_wait(health.get(replica.assignment, HEALTHY)) for replica in replicas]
     soonest = min(waits)
-    room = sum(_room(each, health.get(each.assignment, WELL), limits) for each in replicas)
+    room = sum(_room(each, health.get(each.assignment, HEALTHY), limits) for each in replicas)
     if load.workload >= room:
-        return _overloaded(f"{load.workload} requests of {route.workload} wait", f"at most {room}", soonest)
+        return _refuse_overload(f"{load.workload} requests of {route.workload} wait", f"at most {room}", soonest)
     if load.tenant >= limits.per_tenant:
-        return _overloaded(f"{load.tenant} requests of the tenant wait", f"at most {limits.per_tenant}", soonest)
+        return _refuse_overload(f"{load.tenant} requests of the tenant wait", f"at most {limits.per_tenant}", soonest)
     if load.total_bytes > 0 and load.total_bytes + size > limits.total_bytes:
-        return _overloaded(f"{load.total_bytes} bytes wait", f"at most {limits.total_bytes}", soonest)
-    if soonest > left_s:
-        return _overloaded(f"an answer would take {soonest:.3f}s", f"within {left_s:.3f}s", soonest - left_s)
+        return _refuse_overload(f"{load.total_bytes} bytes wait", f"at most {limits.total_bytes}", soonest)
+    if soonest > remaining_s:
+        return _refuse_overload(
+            f"an answer would take {soonest:.3f}s", f"within {remaining_s:.3f}s", soonest - remaining_s
+        )
     return None
 
 
 _T = TypeVar("_T")
 
 
-class _Remembered(Generic[_T]):
-    """Something about each of a bounded number of requests, by digest, for a while; the oldest go first."""
+class _DigestCache(Generic[_T]):
+    """A bounded map from a request's digest to a value that expires; the oldest entries are evicted first."""
 
     def __init__(self, keep_s: float = 60.0, size: int = 1024) -> None:
         self._keep_s = keep_s
@@ -336,31 +407,33 @@ class _Remembered(Generic[_T]):
         return found
 
 
-class Condemned(_Remembered[None]):
-    """Requests that crashed two workers, refused until their time is over."""
+class BlockedRequests(_DigestCache[None]):
+    """Requests that crashed two workers; they are refused until their entry expires."""
 
     def add(self, digest: bytes, now: Elapsed) -> None:
         self._put(digest, None, now)
 
-    def left_s(self, digest: bytes, now: Elapsed) -> Seconds | None:
+    def remaining_s(self, digest: bytes, now: Elapsed) -> Seconds | None:
         """Seconds for which it is still refused; None when it is not."""
         found = self._get(digest, now)
         return None if found is None else Seconds(found[0] - now)
 
 
-class Suspects(_Remembered[frozenset[bytes]]):
-    """Requests that were in flight at a crash, until they are answered: whoever sends one again does not begin anew."""
+class SuspectedRequests(_DigestCache[frozenset[bytes]]):
+    """Requests that were in flight at a crash, until they are answered. A client that sends one again does not reset
+    it."""
 
-    def add(self, digest: bytes, crashed_with: frozenset[bytes], now: Elapsed) -> None:
-        """crashed_with: digests of what else was in flight there."""
-        self._put(digest, crashed_with, now)
+    def add(self, digest: bytes, colocated: frozenset[bytes], now: Elapsed) -> None:
+        """`colocated` are the digests of the other requests that were in flight there."""
+        self._put(digest, colocated, now)
 
-    def crashed_with(self, digest: bytes, now: Elapsed) -> frozenset[bytes] | None:
+    def colocated_at_crash(self, digest: bytes, now: Elapsed) -> frozenset[bytes] | None:
         found = self._get(digest, now)
         return None if found is None else found[1]
 
-    def answered(self, digest: bytes) -> None:
-        """It is innocent, and no excuse for those that were in flight with it."""
+    def clear(self, digest: bytes) -> None:
+        """The request was answered, so it did not cause the crash. Remove it from the lists of the requests in flight
+        with it."""
         self._known.pop(digest, None)
         self._known = {each: (until, others - {digest}) for each, (until, others) in self._known.items()}
 
@@ -375,36 +448,40 @@ def _in_state(state: EndpointState, route: Route, here: AbstractSet[str]) -> tup
     )
 
 
-def _takes(health: Health, now: Elapsed) -> bool:
+def _may_take(health: ReplicaHealth, now: Elapsed) -> bool:
     if health.ejected_until is None:
         return True
     return now >= health.ejected_until and health.outstanding == 0
 
 
-def _room(endpoint: Endpoint, health: Health, limits: Limits) -> int:
-    """On the road are as many as are answered in the time that it takes (Little's law)."""
+def _room(endpoint: Endpoint, health: ReplicaHealth, limits: AdmissionLimits) -> int:
+    """Requests that may wait for one endpoint.
+
+    Requests in transit come on top: as many as are answered within one RTT (Little's law).
+    """
     if endpoint.kind is EndpointKind.GATEWAY:
         return limits.per_way
-    on_the_road = math.floor(health.road_s / max(health.apart_s, LEAST_APART_S))
+    on_the_road = math.floor(health.rtt_s / max(health.answer_interval_s, MIN_ANSWER_INTERVAL_S))
     return max(limits.per_replica, min(limits.per_way, limits.per_replica + on_the_road))
 
 
-def _moved(known: float, newest: float, share: float) -> float:
+def _ewma(known: float, newest: float, share: float) -> float:
     return known + share * (newest - known)
 
 
-def _crowd(endpoint: Endpoint, health: Mapping[str, Health]) -> float:
-    return (health.get(endpoint.assignment, WELL).outstanding + 1) / endpoint.weight
+def _load_per_weight(endpoint: Endpoint, health: Mapping[str, ReplicaHealth]) -> float:
+    return (health.get(endpoint.assignment, HEALTHY).outstanding + 1) / endpoint.weight
 
 
-def _wait(health: Health) -> Seconds:
-    """Until a request sent now would be answered. An idle replica is always tried: an old estimate may be wrong."""
+def _expected_wait(health: ReplicaHealth) -> Seconds:
+    """Seconds until a request sent now would be answered. An idle replica is always tried: an old estimate may be
+    wrong."""
     if health.outstanding == 0 or health.service_s is None:
         return Seconds(0.0)
-    return Seconds(health.road_s + health.service_s * (health.outstanding + 1))
+    return Seconds(health.rtt_s + health.service_s * (health.outstanding + 1))
 
 
-def _drawn(endpoints: Sequence[Endpoint], unit: float) -> Endpoint:
+def _pick_by_weight(endpoints: Sequence[Endpoint], unit: float) -> Endpoint:
     left = unit * sum(endpoint.weight for endpoint in endpoints)
     for endpoint in endpoints:
         left -= endpoint.weight
@@ -413,13 +490,13 @@ def _drawn(endpoints: Sequence[Endpoint], unit: float) -> Endpoint:
     return endpoints[-1]
 
 
-def _unit(text: str) -> float:
+def _unit_hash(text: str) -> float:
     """A number in (0, 1) that depends on `text` alone."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") + 0.5) / 2**64
 
 
-def _nowhere(route: Route) -> Refusal:
+def _no_replica(route: Route) -> Refusal:
     found = route.pending_reason or (
         f"every replica of {route.workload} is draining or still loading"
         if route.endpoints
@@ -433,6 +510,6 @@ def _nowhere(route: Route) -> Refusal:
     )
 
 
-def _overloaded(found: str, asked: str, retry_after_s: float) -> Turned:
+def _refuse_overload(found: str, asked: str, retry_after_s: float) -> AdmissionRefusal:
     refusal = Refusal(Code.OVERLOADED, found, asked, "retry after the time given, or ask for more replicas")
-    return Turned(refusal, Seconds(max(0.01, retry_after_s)))
+    return AdmissionRefusal(refusal, Seconds(max(0.01, retry_after_s)))

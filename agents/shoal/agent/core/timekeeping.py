@@ -1,8 +1,8 @@
-"""What time it is, where dates must be judged: the machine's clock when it was last trusted, and elapsed time since.
+"""The time by which dates are judged: the machine's clock when it was last trusted, plus elapsed time.
 
-The machine's clock is a claim. It is followed while it stays near what elapsed time says; when it jumps, the agent goes
-on from what it believed, tells it, and believes the new time once two sources that do not depend on each other say the
-same, or an operator does. The clock that jumped is one of them: somebody has set it.
+The machine's clock is only a claim. It is followed while it stays near what elapsed time predicts. When it jumps, the
+agent continues from its own time and reports the jump. It accepts the new time once two independent sources agree on
+it, or an operator confirms it. The clock that jumped is one of the sources, because somebody has set it.
 """
 
 from collections.abc import Mapping
@@ -13,81 +13,89 @@ from shoal.types.units import Elapsed, Seconds, Wall
 
 ALLOWANCE_S: Final = 30.0
 DRIFT: Final = 5e-4
-"""Seconds a second: the fastest that time services turn a clock without a step."""
+"""Seconds per second: the fastest that time services adjust a clock without a step."""
 OPERATOR: Final = "operator"
 MACHINE: Final = "machine"
-CONFIRMING: Final = 2
+REQUIRED_SOURCES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
-    """At `at` it was `wall`."""
+class ClockAnchor:
+    """The wall time at one moment of the elapsed clock."""
 
     at: Elapsed
     wall: Wall
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What the next run must know. boot: the system's id of this boot. ticks: seconds since that boot.
+class SavedClock:
+    """Clock state that the next run of the agent needs."""
 
-    elapsed, wall: both as of then. heard: the coordinator's last word; None when there never was one. cut_wall: what
-    time it was then, for a node that is cut off; None while it is linked.
-    """
-
+    # The system's id of the boot at which this was saved; empty where it has none.
     boot: str
+    # Seconds since that boot.
     ticks: Seconds
+    # The agent's elapsed clock when this was saved.
     elapsed: Elapsed
+    # The trusted wall time when this was saved.
     wall: Wall
-    heard: Elapsed | None = None
-    cut_wall: Wall | None = None
+    # Elapsed time of the coordinator's last message; None before the first.
+    last_contact: Elapsed | None = None
+    # For a node that is cut off, the wall time when that began; None while it is linked.
+    cutoff_wall: Wall | None = None
 
 
-def resume(kept: Kept | None, boot: str, ticks: Seconds) -> Elapsed:
-    """The elapsed clock at the start of a run: within one boot exact, after another what the machine was up since. The
-    time for which it was off is not counted: nothing that can be trusted has measured it."""
-    if kept is None:
-        return Elapsed(0.0)
-    same = boot == kept.boot != "" and ticks >= kept.ticks
-    return Elapsed(kept.elapsed + (ticks - kept.ticks if same else ticks))
+def resume_elapsed(saved: SavedClock | None, boot: str, ticks: Seconds) -> Elapsed:
+    """The elapsed clock at the start of a run.
 
-
-def first(kept: Kept | None, boot: str, now: Elapsed, machine: Wall, least: Wall) -> Anchor:
-    """What to believe at the start of a run. least: it cannot be earlier (when this node's certificate was issued).
-
-    The machine's clock, unless it is behind what was already seen, or has jumped within one boot.
+    It is exact within one boot. After another boot it adds the machine's uptime only: nothing that can be trusted has
+    measured how long the machine was off.
     """
-    if kept is None:
-        return Anchor(now, max(machine, least))
-    expected = Wall(kept.wall + (now - kept.elapsed))
+    if saved is None:
+        return Elapsed(0.0)
+    same = boot == saved.boot != "" and ticks >= saved.ticks
+    return Elapsed(saved.elapsed + (ticks - saved.ticks if same else ticks))
+
+
+def initial_anchor(saved: SavedClock | None, boot: str, now: Elapsed, machine: Wall, least: Wall) -> ClockAnchor:
+    """The anchor at the start of a run: the machine's clock, unless that is behind what was already seen or has jumped
+    within one boot.
+
+    `least` is a lower bound: when this node's certificate was issued.
+    """
+    if saved is None:
+        return ClockAnchor(now, max(machine, least))
+    expected = Wall(saved.wall + (now - saved.elapsed))
     behind = machine < expected - ALLOWANCE_S
-    jumped = boot == kept.boot != "" and machine > expected + ALLOWANCE_S
-    return Anchor(now, max(expected if behind or jumped else machine, kept.wall, least))
+    jumped = boot == saved.boot != "" and machine > expected + ALLOWANCE_S
+    return ClockAnchor(now, max(expected if behind or jumped else machine, saved.wall, least))
 
 
-def believed(anchor: Anchor, machine: Wall, now: Elapsed) -> Wall:
-    """The machine's time while it is near the anchor's, else the anchor's; never before the anchor."""
-    return max(_expected(anchor, now) if jump(anchor, machine, now) else machine, anchor.wall)
+def trusted_wall(anchor: ClockAnchor, machine: Wall, now: Elapsed) -> Wall:
+    """The machine's time while it is near what the anchor predicts, else the prediction; never before the anchor."""
+    return max(_expected_wall(anchor, now) if clock_jump(anchor, machine, now) else machine, anchor.wall)
 
 
-def jump(anchor: Anchor, machine: Wall, now: Elapsed) -> Seconds | None:
-    """How far the machine's clock is from what it should be, where that is beyond the allowance."""
-    difference = machine - _expected(anchor, now)
+def clock_jump(anchor: ClockAnchor, machine: Wall, now: Elapsed) -> Seconds | None:
+    """Machine's clock minus the predicted time, seconds; None where it is within the allowance."""
+    difference = machine - _expected_wall(anchor, now)
     allowed = ALLOWANCE_S + DRIFT * (now - anchor.at)
     return Seconds(difference) if abs(difference) > allowed else None
 
 
-def told(claims: Mapping[str, Anchor], anchor: Anchor, now: Elapsed) -> Anchor | None:
-    """The anchor to go on from, once enough of the claims (by their source, each its newest) contradict this one and
-    agree; None while they do not. An operator is enough alone."""
+def next_anchor(claims: Mapping[str, ClockAnchor], anchor: ClockAnchor, now: Elapsed) -> ClockAnchor | None:
+    """The anchor to continue from once enough claims contradict the current one and agree; None until then.
+
+    `claims` holds the newest claim of each source. An operator's claim is enough alone.
+    """
     if OPERATOR in claims:
-        return Anchor(now, _expected(claims[OPERATOR], now))
-    said = sorted(_expected(claim, now) for claim in claims.values())
-    for earliest, latest in zip(said, said[CONFIRMING - 1 :], strict=False):
-        if latest - earliest <= ALLOWANCE_S and jump(anchor, earliest, now):
-            return Anchor(now, earliest)
+        return ClockAnchor(now, _expected_wall(claims[OPERATOR], now))
+    said = sorted(_expected_wall(claim, now) for claim in claims.values())
+    for earliest, latest in zip(said, said[REQUIRED_SOURCES - 1 :], strict=False):
+        if latest - earliest <= ALLOWANCE_S and clock_jump(anchor, earliest, now):
+            return ClockAnchor(now, earliest)
     return None
 
 
-def _expected(anchor: Anchor, now: Elapsed) -> Wall:
+def _expected_wall(anchor: ClockAnchor, now: Elapsed) -> Wall:
     return Wall(anchor.wall + (now - anchor.at))

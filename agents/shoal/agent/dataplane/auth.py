@@ -1,19 +1,21 @@
-"""Who a caller is, and as which tenant: judged for each call, so that what runs out ends on open connections too."""
+"""Who a caller is, and for which tenant. Checked on every call, so that expiry and revocation also end access on open
+connections."""
 
 import hashlib
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.agent.dataplane.transport import Call
-from shoal.types.agreement import GUESTS
+from shoal.agent.dataplane.forward_auth import ForwardAuth
+from shoal.agent.dataplane.transport import InboundCall
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.wire.identity import Identity, check_name, check_validity, require
 
-NOBODY: Final[Mapping[str, PeerTrust]] = {}
+NO_PEERS: Final[Mapping[str, PeerTrust]] = {}
 DEFAULT_TENANT: Final = "default"
 INFER_ROLES: Final = frozenset({Role.TENANT, Role.OPERATOR, Role.AGENT, Role.GATEWAY})
 READ_ROLES: Final = INFER_ROLES | {Role.VIEWER, Role.COORDINATOR}
@@ -23,23 +25,34 @@ _CHOOSE_TENANT: Final = frozenset({Role.OPERATOR, Role.VIEWER, Role.COORDINATOR}
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """hop: 1 when another front forwards, and the request may go on to no other but as `front` allows.
+    """The authenticated caller of one request."""
 
-    region: of a gateway of another region, "" of our own. agreement: of a guest's request, which names what is asked
-    for: what another region calls its workload is no business of ours.
-    """
-
+    # Tenant that the request counts for; GUEST_TENANT for a request of another region.
     tenant: str
+    # Role in the caller's certificate; TENANT for a bearer token.
     role: Role
+    # Name in the caller's certificate, or the token's tenant.
     name: str
+    # 1 when another front forwards the request; then it may go on only as `front` allows. Else 0.
     hop: int
+    # Name under which the request's ingress is counted: the front or region where it entered.
     origin: str
+    # Region of a gateway of another region; empty for this region.
     region: str = ""
+    # Agreement of a guest's request. It selects what is asked for, because the workload names of another region mean
+    # nothing here. Empty otherwise.
     agreement: str = ""
+    # The one workload that the forwarding front signed the request for; empty where any is allowed.
+    workload: str = ""
 
     @property
-    def enters(self) -> bool:
-        """Whether the request enters the region here; else another front's ingress has counted it already."""
+    def is_forwarded(self) -> bool:
+        """Whether another front of this region forwarded the request here."""
+        return self.hop == 1 and not self.region
+
+    @property
+    def is_ingress(self) -> bool:
+        """Whether the request enters the region here; otherwise another front has already counted its ingress."""
         return self.hop == 0 or bool(self.region)
 
 
@@ -51,26 +64,28 @@ def by_digest(credentials: Iterable[Credential]) -> dict[str, Credential]:
 
 
 def caller_of(
-    call: Call,
+    call: InboundCall,
     credentials: Credentials,
     region: str,
     origin: str,
     wall: Wall,
     roles: frozenset[Role] = INFER_ROLES,
     revoked: Container[str] = (),
-    peers: Mapping[str, PeerTrust] = NOBODY,
+    peers: Mapping[str, PeerTrust] = NO_PEERS,
 ) -> Caller:
-    """origin: of requests that enter here. revoked: serials. peers: other regions, by name. A certificate counts before
-    a token.
+    """Authenticate a call. A certificate takes precedence over a token.
 
-    Raises ShoalError(UNAUTHENTICATED | CERT_EXPIRED | CERT_REVOKED | CERT_NOT_YET_VALID | REGION_MISMATCH |
-    ROLE_DENIED | TENANT_DENIED | NAME_INVALID | TOKEN_INVALID | TOKEN_EXPIRED | AGREEMENT_UNKNOWN)."""
-    if call.identity is not None and (refusal := refused(call.identity.serial, revoked)) is not None:
+    `origin` is the origin of requests that enter here. `revoked` are serials. `peers` are other regions, by name.
+
+    Raises ShoalError(UNAUTHENTICATED | CERT_EXPIRED | CERT_REVOKED | CERT_NOT_YET_VALID | REGION_MISMATCH | ROLE_DENIED
+    | TENANT_DENIED | NAME_INVALID | TOKEN_INVALID | TOKEN_EXPIRED | AGREEMENT_UNKNOWN).
+    """
+    if call.identity is not None and (refusal := check_revoked(call.identity.serial, revoked)) is not None:
         raise ShoalError(refusal)
     if call.identity is not None:
         peer = peers.get(call.identity.region) if call.identity.region != region else None
         if peer is not None:
-            return _of_another_region(call, call.identity, peer, wall)
+            return _by_peer_gateway(call, call.identity, peer, wall)
         return _by_certificate(call, call.identity, region, origin, wall, roles)
     if call.bearer:
         return _by_token(call, credentials, origin, wall)
@@ -82,19 +97,31 @@ def caller_of(
     )
 
 
-def agent_of(call: Call, region: str, revoked: Container[str], wall: Wall) -> Identity:
-    """The agent of this region that calls for itself: what agents ask of each other. Raises ShoalError."""
+def agent_of(
+    call: InboundCall,
+    region: str,
+    revoked: Container[str],
+    wall: Wall,
+    forwards: ForwardAuth | None = None,
+    method: str = "",
+) -> Identity:
+    """Authenticate an agent of this region that calls for itself, for requests between agents.
+
+    `forwards` checks the proof of listed agents for `method`. Raises ShoalError.
+    """
     identity = call.identity
     if identity is None:
         raise refuse(Code.UNAUTHENTICATED, "no client certificate", "an agent's of this region", "use the agent's")
-    refusal = refused(identity.serial, revoked) or check_validity(identity, wall)
+    refusal = check_revoked(identity.serial, revoked) or check_validity(identity, wall)
     if refusal is not None:
         raise ShoalError(refusal)
     require(identity, region=region, roles=frozenset({Role.AGENT}))
+    if forwards is not None and method:
+        forwards.check_own(call, identity.name, method)
     return identity
 
 
-def refused(serial: str, revoked: Container[str]) -> Refusal | None:
+def check_revoked(serial: str, revoked: Container[str]) -> Refusal | None:
     if serial not in revoked:
         return None
     return Refusal(
@@ -102,9 +129,9 @@ def refused(serial: str, revoked: Container[str]) -> Refusal | None:
     )
 
 
-def _of_another_region(call: Call, identity: Identity, peer: PeerTrust, wall: Wall) -> Caller:
+def _by_peer_gateway(call: InboundCall, identity: Identity, peer: PeerTrust, wall: Wall) -> Caller:
     """A gateway that an agreement names, with a request under an agreement that its region has here."""
-    invalid = refused(identity.serial, peer.revoked) or check_validity(identity, wall)
+    invalid = check_revoked(identity.serial, peer.revoked) or check_validity(identity, wall)
     if invalid is not None:
         raise ShoalError(invalid)
     if identity.role is not Role.GATEWAY or identity.name not in peer.gateways or call.hop != 1:
@@ -121,11 +148,11 @@ def _of_another_region(call: Call, identity: Identity, peer: PeerTrust, wall: Wa
             "one that is in force",
             "serve it at home, or solicit again",
         )
-    return Caller(GUESTS, identity.role, identity.name, 1, peer.region, peer.region, call.agreement)
+    return Caller(GUEST_TENANT, identity.role, identity.name, 1, peer.region, peer.region, call.agreement)
 
 
 def _by_certificate(
-    call: Call, identity: Identity, region: str, origin: str, wall: Wall, roles: frozenset[Role]
+    call: InboundCall, identity: Identity, region: str, origin: str, wall: Wall, roles: frozenset[Role]
 ) -> Caller:
     invalid = check_validity(identity, wall)
     if invalid is not None:
@@ -141,15 +168,15 @@ def _by_certificate(
             )
         check_name(call.tenant, "tenant")
         check_name(call.origin, "origin")
-        agreement = check_name(call.agreement, "agreement") if call.tenant == GUESTS else ""
+        agreement = check_name(call.agreement, "agreement") if call.tenant == GUEST_TENANT else ""
         return Caller(call.tenant, identity.role, identity.name, 1, call.origin, agreement=agreement)
     if identity.role in _CHOOSE_TENANT:
         tenant = check_name(call.tenant, "tenant") if call.tenant else DEFAULT_TENANT
         return Caller(tenant, identity.role, identity.name, 0, origin)
-    return Caller(_own(call, identity.name), identity.role, identity.name, 0, origin)
+    return Caller(_check_tenant(call, identity.name), identity.role, identity.name, 0, origin)
 
 
-def _by_token(call: Call, credentials: Credentials, origin: str, wall: Wall) -> Caller:
+def _by_token(call: InboundCall, credentials: Credentials, origin: str, wall: Wall) -> Caller:
     credential = credentials.get(hashlib.sha256(call.bearer.encode()).hexdigest())
     if credential is None:
         raise refuse(
@@ -165,11 +192,11 @@ def _by_token(call: Call, credentials: Credentials, origin: str, wall: Wall) -> 
             "a valid token",
             "make a new one: shoal token create --role bearer --name TENANT",
         )
-    return Caller(_own(call, credential.tenant), Role.TENANT, credential.tenant, 0, origin)
+    return Caller(_check_tenant(call, credential.tenant), Role.TENANT, credential.tenant, 0, origin)
 
 
-def _own(call: Call, tenant: str) -> str:
-    if tenant == GUESTS or (call.tenant and call.tenant != tenant):
+def _check_tenant(call: InboundCall, tenant: str) -> str:
+    if tenant == GUEST_TENANT or (call.tenant and call.tenant != tenant):
         raise refuse(
             Code.TENANT_DENIED,
             f"tenant {tenant} asks as {call.tenant!r:.80}",

@@ -1,7 +1,8 @@
-"""What supervisor and front say to each other, and its form in a frame.
+"""Messages between supervisor and front, and how they are packed into frames.
 
-Kinds that a front answers: `configure` (a Configuration), `verify` (an Order; a Verdict), `record` (an Order;
-Recorded), `stats` (FrontStats), `spans` (SpansAsked; SpansFound), `lease` (until when), `drain`, `stop`.
+Kinds that a front answers: `configure` (a ServingConfig), `verify` (a VerificationOrder; answers a Verdict), `record`
+(a VerificationOrder; answers a ReferenceRecording), `stats` (FrontStats), `spans` (SpansAsked; answers SpansFound),
+`lease` (its end and claim), `drain`, `stop`.
 """
 
 import base64
@@ -10,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from shoal.agent.core.routing import Limits
-from shoal.agent.frames import Message
-from shoal.agent.ports import FrontStats, Keeper, LocalWorker, Recorded, Witness
-from shoal.types.assignment import Credential, Crossing, Ingress, PeerTrust
+from shoal.agent.core.routing import AdmissionLimits
+from shoal.agent.frames import FrameMessage
+from shoal.agent.ports import FrontStats, LocalWorker, ReferenceRecording, StatefulReplica, VerificationSource
+from shoal.types.assignment import Credential, Crossing, Forwarding, Ingress, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.migration import Giver, Handover, Verdict, Verification, Verifier
 from shoal.types.route import Route
@@ -24,41 +25,61 @@ from shoal.wire import nouns
 SOCKET: Final = "front.sock"
 RECORD: Final = "front.json"
 LOCK: Final = "front.lock"
-_OF_PEERS: Final = ("roots", "gateways", "agreements", "revoked")
+_PEER_TUPLES: Final = ("roots", "gateways", "agreements", "revoked")
 
 
 @dataclass(frozen=True, slots=True)
 class FrontConfig:
-    """How a front is started; for as long as it lives.
+    """Configuration of a front process, fixed for its lifetime."""
 
-    node, region: of this agent, as in its certificate. host: address to listen on. The ports are real ones (the
-    supervisor has reserved them). run_dir: where its socket, lock and record lie (0700). metrics_port: None for no
-    endpoint of its own. orphan_after_s: it ends when no supervisor has been connected for so long. trace_ratio: share
-    of the requests that enter here that are traced; otlp: the collector that their spans are sent to, "" for none.
-    """
-
+    # Name of this agent, as in its certificate.
     node: str
+    # Region of this agent, as in its certificate.
     region: str
+    # Address that the three ports listen on.
     host: str
+    # Port for gRPC with mTLS: clients, other fronts, and requests between agents.
     grpc_port: int
+    # Port for gRPC over TLS, for clients with a bearer token.
     token_port: int
+    # Port for REST over TLS.
     rest_port: int
+    # Path of this agent's certificate with chain, PEM.
     certificate: str
+    # Path of the certificate's private key, PEM.
     key: str
+    # Path of the region's CA certificates, PEM.
     authority: str
+    # Directory of the front's socket, lock and record; mode 0700.
     run_dir: str
+    # Port of its metrics endpoint; None for no endpoint of its own.
     metrics_port: int | None = None
+    # Seconds without a connected supervisor after which the front exits.
     orphan_after_s: float = 60.0
+    # Deadline of a request whose caller sets none, seconds.
     timeout_s: float = 60.0
+    # Longest time for the calls inside to end when the front stops, seconds.
     drain_s: float = 10.0
-    limits: Limits = field(default_factory=Limits)
+    # What may wait at this front.
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
+    # Share of the requests entering here that are traced, 0 to 1.
     trace_ratio: float = 0.0
+    # OTLP collector that spans are sent to; empty for none.
     otlp: str = ""
+    # Address that `health_port` listens on.
+    health_host: str = ""
+    # Port of the health check for probes, plain HTTP; None for none.
+    health_port: int | None = None
+    # Path of the X25519 private key that authenticates its forwards; empty: it signs none.
+    forward_key: str = ""
+    # Memory limit of this process in bytes, where it is below the limits of machine and control groups; 0 for those
+    # alone.
+    memory_bytes: int = 0
 
-    def socket(self) -> Path:
+    def socket_path(self) -> Path:
         return Path(self.run_dir) / SOCKET
 
-    def record(self) -> Path:
+    def record_path(self) -> Path:
         return Path(self.run_dir) / RECORD
 
     def dump(self) -> str:
@@ -69,122 +90,145 @@ class FrontConfig:
         """Raises ShoalError(STATE_CORRUPT)."""
         try:
             fields = json.loads(text)
-            return FrontConfig(**{**fields, "limits": Limits(**fields["limits"])})
+            return FrontConfig(**{**fields, "limits": AdmissionLimits(**fields["limits"])})
         except (ValueError, TypeError, KeyError) as error:
             raise refuse(Code.STATE_CORRUPT, f"a front's configuration: {error}", "", "restart the agent") from error
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
-    """What the data plane serves, whole. revoked: serials of certificates that are refused. peers: other regions."""
+class ServingConfig:
+    """The complete serving configuration of the data plane."""
 
+    # All routes.
     routes: tuple[Route, ...] = ()
+    # Bearer tokens of tenants, by their SHA-256.
     credentials: tuple[Credential, ...] = ()
+    # Workers of this node that take requests.
     workers: tuple[LocalWorker, ...] = ()
-    revoked: tuple[str, ...] = ()
+    # Serials (decimal) of revoked certificates of this region.
+    revoked_serials: tuple[str, ...] = ()
+    # Other regions that this gateway exchanges requests with.
     peers: tuple[PeerTrust, ...] = ()
-    witnesses: tuple[Witness, ...] = ()
-    keepers: tuple[Keeper, ...] = ()
+    # Replicas here whose answers or captured requests a verifier may read.
+    verification_sources: tuple[VerificationSource, ...] = ()
+    # Replicas here that keep sessions, whether or not their worker runs.
+    stateful_replicas: tuple[StatefulReplica, ...] = ()
+    # Which fronts may forward here; None where the coordinator does not say, then every front may.
+    forwarding: Forwarding | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """To compare what a worker answers with what `asked` names, or to record it. pack: as the Front port says."""
+class VerificationOrder:
+    """Order to verify a worker, or to record its answers. `pack` is as in the Front port."""
 
     worker: LocalWorker
-    asked: Verification
+    verification: Verification
     pack: str
 
 
-def pack_order(order: Order) -> bytes:
-    asked = base64.b64encode(nouns.encode(order.asked)).decode()
+def pack_order(order: VerificationOrder) -> bytes:
+    asked = base64.b64encode(nouns.encode(order.verification)).decode()
     return json.dumps({"worker": asdict(order.worker), "asked": asked, "pack": order.pack}).encode()
 
 
-def unpack_order(payload: bytes) -> Order:
+def unpack_order(payload: bytes) -> VerificationOrder:
     """Raises ShoalError(MESSAGE_INVALID)."""
     try:
         said = json.loads(payload)
         asked = nouns.decode(Verification, base64.b64decode(said["asked"]))
-        return Order(_worker(said["worker"]), asked, str(said["pack"]))
+        return VerificationOrder(_local_worker(said["worker"]), asked, str(said["pack"]))
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("order to verify", error) from error
 
 
-def pack_recorded(recorded: Recorded) -> Message:
-    verdict = base64.b64encode(nouns.encode(recorded.verdict)).decode()
-    return Message("recorded", {"verdict": verdict}, recorded.content)
+def pack_recording(recording: ReferenceRecording) -> FrameMessage:
+    verdict = base64.b64encode(nouns.encode(recording.verdict)).decode()
+    return FrameMessage("recorded", {"verdict": verdict}, recording.content)
 
 
-def unpack_recorded(message: Message) -> Recorded:
+def unpack_recording(message: FrameMessage) -> ReferenceRecording:
     """Raises ShoalError(MESSAGE_INVALID)."""
     try:
         verdict = nouns.decode(Verdict, base64.b64decode(message.header["verdict"]))
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("verdict of a recording", error) from error
-    return Recorded(verdict, message.payload)
+    return ReferenceRecording(verdict, message.payload)
 
 
-def pack(configuration: Configuration) -> bytes:
+def pack(configuration: ServingConfig) -> bytes:
     return json.dumps(
         {
             "routes": [base64.b64encode(nouns.encode(route)).decode() for route in configuration.routes],
             "credentials": [asdict(credential) for credential in configuration.credentials],
             "workers": [asdict(worker) for worker in configuration.workers],
-            "revoked": configuration.revoked,
+            "revoked": configuration.revoked_serials,
             "peers": [asdict(peer) for peer in configuration.peers],
-            "witnesses": [asdict(witness) for witness in configuration.witnesses],
-            "keepers": [asdict(keeper) for keeper in configuration.keepers],
+            "witnesses": [asdict(witness) for witness in configuration.verification_sources],
+            "keepers": [asdict(keeper) for keeper in configuration.stateful_replicas],
+            "forwarding": _encode_forwarding(configuration.forwarding),
         }
     ).encode()
 
 
-def unpack(payload: bytes) -> Configuration:
+def unpack(payload: bytes) -> ServingConfig:
     """Raises ShoalError(MESSAGE_INVALID)."""
     try:
         said = json.loads(payload)
-        return Configuration(
+        return ServingConfig(
             routes=tuple(nouns.decode(Route, base64.b64decode(route)) for route in said["routes"]),
             credentials=tuple(
                 Credential(str(each["tenant"]), str(each["token_sha256"]), Wall(float(each["expires_at"])))
                 for each in said["credentials"]
             ),
-            workers=tuple(_worker(each) for each in said["workers"]),
-            revoked=tuple(map(str, said["revoked"])),
+            workers=tuple(_local_worker(each) for each in said["workers"]),
+            revoked_serials=tuple(map(str, said["revoked"])),
             peers=tuple(
-                PeerTrust(str(each["region"]), *(tuple(map(str, each[name])) for name in _OF_PEERS))
+                PeerTrust(str(each["region"]), *(tuple(map(str, each[name])) for name in _PEER_TUPLES))
                 for each in said["peers"]
             ),
-            witnesses=tuple(
-                Witness(str(each["assignment"]), tuple(Verifier(**one) for one in each["verifiers"]), each["capture"])
+            verification_sources=tuple(
+                VerificationSource(
+                    str(each["assignment"]), tuple(Verifier(**one) for one in each["verifiers"]), each["capture"]
+                )
                 for each in said["witnesses"]
             ),
-            keepers=tuple(map(_keeper, said["keepers"])),
+            stateful_replicas=tuple(map(_stateful_replica, said["keepers"])),
+            forwarding=_decode_forwarding(said.get("forwarding")),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("configuration", error) from error
 
 
-def _keeper(said: dict[str, Any]) -> Keeper:
+def _encode_forwarding(forwarding: Forwarding | None) -> str | None:
+    return None if forwarding is None else base64.b64encode(nouns.encode(forwarding)).decode()
+
+
+def _decode_forwarding(said: str | None) -> Forwarding | None:
+    """None also from an older supervisor, which does not send it."""
+    return None if said is None else nouns.decode(Forwarding, base64.b64decode(said))
+
+
+def _stateful_replica(said: dict[str, Any]) -> StatefulReplica:
     handover = Handover(**said["handover"]) if said["handover"] is not None else None
     givers = tuple(Giver(**one) for one in said["givers"])
     session = {str(name): str(output) for name, output in said["session"].items()}
-    return Keeper(str(said["assignment"]), WorkloadKey(*said["workload"]), session, handover, givers)
+    return StatefulReplica(str(said["assignment"]), WorkloadKey(*said["workload"]), session, handover, givers)
 
 
-def _worker(said: dict[str, Any]) -> LocalWorker:
+def _local_worker(said: dict[str, Any]) -> LocalWorker:
     return LocalWorker(said["assignment"], WorkloadKey(*said["workload"]), said["socket"], said["nonce"])
 
 
-def pack_lease(until: Elapsed) -> bytes:
-    """until: on the machine's own scale."""
-    return json.dumps({"until": until}).encode()
+def pack_lease(until: Elapsed, claim: str) -> bytes:
+    """`until` is on the machine's own elapsed clock (`MachineClock.ticks`), not on the supervisor's."""
+    return json.dumps({"until": until, "claim": claim}).encode()
 
 
-def unpack_lease(payload: bytes) -> Elapsed:
-    """Raises ShoalError(MESSAGE_INVALID)."""
+def unpack_lease(payload: bytes) -> tuple[Elapsed, str]:
+    """(until, claim). Raises ShoalError(MESSAGE_INVALID)."""
     try:
-        return Elapsed(float(json.loads(payload)["until"]))
+        lease = json.loads(payload)
+        return Elapsed(float(lease["until"])), str(lease.get("claim", ""))
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("lease", error) from error
 
@@ -194,7 +238,7 @@ def pack_stats(stats: FrontStats) -> bytes:
 
 
 def unpack_stats(payload: bytes) -> FrontStats:
-    """What an older front does not say yet is as by default. Raises ShoalError(MESSAGE_INVALID)."""
+    """Fields that an older front does not send get their defaults. Raises ShoalError(MESSAGE_INVALID)."""
     try:
         said: dict[str, Any] = json.loads(payload)
         return FrontStats(
@@ -205,6 +249,7 @@ def unpack_stats(payload: bytes) -> FrontStats:
                 Crossing(**{**each, "latencies": tuple(each.get("latencies", ()))}) for each in said["crossings"]
             ),
             sessions=tuple((str(name), int(count)) for name, count in said["sessions"]),
+            denied=tuple((str(name), int(count)) for name, count in said.get("denied", ())),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("statistics", error) from error

@@ -1,10 +1,10 @@
-"""What the front does with a call: who asks, what for, where to, and again elsewhere when that fails.
+"""What the front does with a call: authenticate, route, attempt, and retry on another replica.
 
-`DataPlane` is the `Service` behind every transport. Decisions are `core.routing`'s; the ways to replicas `forward`'s.
+`DataPlane` is the `InferenceService` behind every transport. Decisions are made by `core.routing`; connections to
+replicas are in `upstream`.
 """
 
 import asyncio
-import hashlib
 import itertools
 import secrets
 from collections import Counter, defaultdict
@@ -19,83 +19,108 @@ import structlog
 from structlog.contextvars import bind_contextvars, reset_contextvars
 
 from shoal.agent.core import routing
-from shoal.agent.core.routing import WELL, Condemned, Fault, Health, Limits, Load, Next, Suspects, Tries
-from shoal.agent.core.sequences import Key, Step
+from shoal.agent.core.routing import (
+    HEALTHY,
+    AdmissionLimits,
+    AttemptFault,
+    AttemptHistory,
+    BlockedRequests,
+    FrontLoad,
+    ReplicaHealth,
+    RetryDecision,
+    SuspectedRequests,
+)
+from shoal.agent.core.sequences import SequenceKey, SessionStep
 from shoal.agent.dataplane import request as reading
-from shoal.agent.dataplane.auth import INFER_ROLES, READ_ROLES, Caller, Credentials, by_digest, caller_of, refused
-from shoal.agent.dataplane.forward import AttemptFailed, Errand, Peers, Workers
-from shoal.agent.dataplane.metering import Meter
-from shoal.agent.dataplane.pins import Pins, Search, at_home
-from shoal.agent.dataplane.sessions import Sessions, digest
-from shoal.agent.dataplane.state import hide
+from shoal.agent.dataplane.auth import INFER_ROLES, READ_ROLES, Caller, Credentials, by_digest, caller_of, check_revoked
+from shoal.agent.dataplane.forward_auth import ForwardAuth, extras_of
+from shoal.agent.dataplane.metering import RequestMeter
+from shoal.agent.dataplane.session_affinity import SessionAffinity, SessionSearch, local_endpoint
+from shoal.agent.dataplane.session_state import hide_state
+from shoal.agent.dataplane.sessions import FrontSessions, digest
 from shoal.agent.dataplane.tracing import Trace, Tracer
-from shoal.agent.dataplane.transport import MAX_MESSAGE, Call, Refused
-from shoal.agent.dataplane.witness import Captures
-from shoal.agent.ports import Clock, FrontStats, Keeper, LocalWorker
+from shoal.agent.dataplane.transport import MAX_MESSAGE, MAX_REQUEST_ID, CallRefused, InboundCall, is_request_id
+from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
+from shoal.agent.dataplane.verification_source import RequestCaptures
+from shoal.agent.ports import AgentClock, FrontStats, LocalWorker, StatefulReplica
 from shoal.inference import open_inference_pb2 as oip
-from shoal.types.agreement import GUESTS, home_side
-from shoal.types.assignment import Credential, PeerTrust
+from shoal.types.agreement import GUEST_TENANT, local_traffic_key
+from shoal.types.assignment import Credential, Forwarding, PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind, Route
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
+from shoal.types.workload import SERVED_VERSION as VERSION
 from shoal.types.workload import WorkloadKey
 
-VERSION: Final = "1"
-"""A workload shows one version to clients, whichever revision serves it."""
 METADATA_TIMEOUT_S: Final = Seconds(10.0)
 MAX_LOGGED_REFUSALS: Final = 20
-"""Refused requests logged a second; more are only counted."""
+"""Refused requests logged per second; more are only counted."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """origin: the name under which requests that enter here are counted. timeouts: without a deadline, and at most."""
+class FrontSettings:
+    """Settings of the data plane."""
 
+    # Region of this agent.
     region: str
+    # Name under which requests that enter here are counted: the node's.
     origin: str
+    # Deadline of a request whose caller sets none, seconds.
     timeout_s: float = 60.0
+    # Longest deadline that a caller may set, seconds.
     max_timeout_s: float = 300.0
-    limits: Limits = field(default_factory=Limits)
+    # What may wait at this front.
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
 
 
 @dataclass(eq=False)
-class _Flight:
-    """One request inside. crowd: what was in flight at its replica when that crashed, itself included. suspicion: what
-    was known of it at that moment, before the crowd's own crash was. step: where its workload has state. trace: None of
-    nearly all."""
+class _InFlightRequest:
+    """One request inside the front."""
 
+    # Its workload.
     key: WorkloadKey
+    # Its authenticated caller.
     caller: Caller
+    # Request id for logs and forwards.
     id: str
+    # Session id; empty without one.
     session: str
+    # The serialized request.
     request: bytes
-    arrived: Elapsed
-    expires: Elapsed
-    step: Step | None = None
+    # When it arrived, elapsed clock.
+    arrived_at: Elapsed
+    # Its deadline, elapsed clock.
+    expires_at: Elapsed
+    # Its step, if its workload is stateful; else None.
+    step: SessionStep | None = None
+    # Its trace; None for nearly all requests.
     trace: Trace | None = None
+    # Attempts so far.
     attempts: int = 0
-    crowd: tuple["_Flight", ...] = ()
-    suspicion: frozenset[bytes] | None = None
+    # Requests in flight at its replica when that crashed, with itself; empty without a crash in this attempt.
+    colocated: tuple["_InFlightRequest", ...] = ()
+    # Digests of those in flight with it at an earlier crash, as known just before this one; None without one.
+    prior_crash: frozenset[bytes] | None = None
+    # True if `expires_at` is what its caller asked for, and not this front's limit.
+    has_caller_deadline: bool = False
 
     @property
     def payer(self) -> str:
-        """Whose share of the front it takes: one region's guests do not stand before another's."""
+        """Whose share of the front it uses. Guests count by region, so that one region's guests do not delay
+        another's."""
         tenant = self.key.tenant
-        return f"{tenant}/{self.caller.origin}" if tenant == GUESTS else tenant
+        return f"{tenant}/{self.caller.origin}" if tenant == GUEST_TENANT else tenant
 
     @cached_property
     def digest(self) -> bytes:
-        """Of what the model sees: who sends the same again under another id sends the same."""
-        message = oip.ModelInferRequest.FromString(self.request)
-        message.id = ""
-        content = f"{self.key}\0".encode() + message.SerializeToString(deterministic=True)
-        return hashlib.sha256(content).digest()
+        """Digest of what the model sees: the same for a repeated request, whatever its id."""
+        return reading.fingerprint(self.request, str(self.key))
 
-    def others(self) -> frozenset[bytes]:
-        return frozenset(flight.digest for flight in self.crowd if flight is not self)
+    def colocated_digests(self) -> frozenset[bytes]:
+        return frozenset(flight.digest for flight in self.colocated if flight is not self)
 
 
 class DataPlane:
@@ -103,64 +128,81 @@ class DataPlane:
 
     def __init__(
         self,
-        settings: Settings,
-        clock: Clock,
-        workers: Workers,
-        peers: Peers,
+        settings: FrontSettings,
+        clock: AgentClock,
+        workers: WorkerClients,
+        peers: PeerClients,
         dates_at: Callable[[], Wall] | None = None,
-        captures: Captures | None = None,
-        sessions: Sessions | None = None,
+        captures: RequestCaptures | None = None,
+        sessions: FrontSessions | None = None,
         tracer: Tracer | None = None,
+        forward_auth: ForwardAuth | None = None,
     ) -> None:
-        """dates_at: the moment at which who calls must be valid; by default now. captures: what keeps requests that
-        workers here answered, where that is consented to. sessions: that this front has; by default none. tracer: by
-        default one that traces what operators ask for, and tells nobody."""
+        """Optional parts have defaults.
+
+        - `dates_at`: the time at which a caller's certificate must be valid; by default now.
+        - `captures`: keeps requests that workers here answered, where the workload consents.
+        - `sessions`: the sessions of this front; by default none.
+        - `tracer`: by default one that traces what operators ask for, and exports nothing.
+        - `forward_auth`: who may forward here; by default everybody.
+        """
         self._dates_at = dates_at or clock.wall
+        self._forward_auth = forward_auth or ForwardAuth(settings.region, settings.origin, b"", self._dates_at)
+        self._denied: Counter[str] = Counter()
+        """Refused forwards, by the front that sent them."""
         self._settings = settings
         self._clock = clock
         self._workers = workers
         self._peers = peers
-        self._captures = captures or Captures()
-        self._sessions = sessions or Sessions(settings.region, settings.origin, clock, workers, peers, self._dates_at)
+        self._captures = captures or RequestCaptures()
+        self._sessions = sessions or FrontSessions(
+            settings.region, settings.origin, clock, workers, peers, self._dates_at
+        )
         self._tracer = tracer or Tracer(settings.region, settings.origin, clock)
-        self._pins = Pins()
-        self._meter = Meter()
+        self._affinity = SessionAffinity()
+        self._meter = RequestMeter()
         self._routes: Mapping[WorkloadKey, Route] = {}
-        self._forwarded: Mapping[WorkloadKey, Route] = {}
-        """What a request may still meet that another front of the region sent here."""
+        self._forward_routes: Mapping[WorkloadKey, Route] = {}
+        """Routes of requests that another front of the region forwarded here."""
         self._agreements: Mapping[WorkloadKey, str] = {}
-        """Of workloads that another region serves, beside this one or alone."""
-        self._guests: Mapping[WorkloadKey, Route] = {}
-        """What a request of another region may meet."""
+        """Agreements of workloads that another region serves, with this region or alone."""
+        self._guest_routes: Mapping[WorkloadKey, Route] = {}
+        """Routes of requests of other regions."""
         self._peers_of: Mapping[str, PeerTrust] = {}
         self._credentials: Credentials = {}
         self._revoked: frozenset[str] = frozenset()
-        self._known: dict[str, LocalWorker] = {}
-        self._health: dict[str, Health] = {}
-        self._at: defaultdict[str, set[_Flight]] = defaultdict(set)
-        self._condemned = Condemned()
-        self._suspects = Suspects()
-        self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Of suspects, by replica: two of them there, and another crash would not tell who is to blame."""
-        self._inside: Counter[WorkloadKey] = Counter()
-        self._of_payer: Counter[str] = Counter()
+        self._known_workers: dict[str, LocalWorker] = {}
+        self._health: dict[str, ReplicaHealth] = {}
+        self._in_flight_at: defaultdict[str, set[_InFlightRequest]] = defaultdict(set)
+        self._blocked = BlockedRequests()
+        self._suspects = SuspectedRequests()
+        self._suspect_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Locks for suspected requests, by replica: with two of them there, another crash would not show which one is
+        to blame."""
+        self._workload_counts: Counter[WorkloadKey] = Counter()
+        self._payer_counts: Counter[str] = Counter()
         self._bytes = 0
         self._ids = itertools.count(1)
-        self._run = secrets.token_hex(4)
+        self._run_id = secrets.token_hex(4)
         self._logged: tuple[int, int] = (0, 0)
         self._configured = False
         self._draining = False
+        self._change = asyncio.Event()
 
     @property
-    def meter(self) -> Meter:
+    def meter(self) -> RequestMeter:
         return self._meter
 
     @property
-    def in_flight(self) -> int:
-        return self._inside.total()
+    def is_ready(self) -> bool:
+        return self._is_serving()
 
     @property
-    def ejected(self) -> int:
+    def in_flight(self) -> int:
+        return self._workload_counts.total()
+
+    @property
+    def ejected_count(self) -> int:
         now = self._clock.now()
         return sum(each.ejected_until is not None and now < each.ejected_until for each in self._health.values())
 
@@ -171,91 +213,129 @@ class DataPlane:
         workers: tuple[LocalWorker, ...],
         revoked: tuple[str, ...] = (),
         peers: tuple[PeerTrust, ...] = (),
-        keepers: tuple[Keeper, ...] = (),
+        stateful_replicas: tuple[StatefulReplica, ...] = (),
+        forwarding: Forwarding | None = None,
     ) -> None:
-        """The whole truth, each time. A worker that was started anew is judged anew."""
+        """Apply a complete configuration. A worker that was restarted starts with fresh health."""
+        before = self._readiness()
+        self._forward_auth.configure(forwarding)
         self._peers_of = {peer.region: peer for peer in peers}
         self._routes = {route.workload: route for route in routes}
         self._credentials = by_digest(credentials)
         self._revoked = frozenset(revoked)
         for worker in workers:
-            if self._known.get(worker.assignment) not in (None, worker) and worker.assignment in self._health:
-                self._health[worker.assignment] = Health(outstanding=self._health[worker.assignment].outstanding)
-        self._known = {worker.assignment: worker for worker in workers}
-        self._forwarded = _forwarded(routes, workers)
-        self._guests = _inside(routes)
+            if self._known_workers.get(worker.assignment) not in (None, worker) and worker.assignment in self._health:
+                self._health[worker.assignment] = ReplicaHealth(outstanding=self._health[worker.assignment].outstanding)
+        self._known_workers = {worker.assignment: worker for worker in workers}
+        self._forward_routes = _forward_routes(routes, workers)
+        self._guest_routes = _guest_routes(routes)
         self._workers.configure(workers)
         listed = frozenset(endpoint.assignment for route in routes for endpoint in route.endpoints)
-        self._sessions.configure(keepers, workers, revoked, listed)
+        self._sessions.configure(stateful_replicas, workers, revoked, listed)
         self._peers.configure(endpoint for route in routes for endpoint in route.endpoints)
         self._agreements = {
             route.workload: endpoint.agreement for route in routes for endpoint in route.endpoints if endpoint.region
         }
-        out = {name for agreement in self._agreements.values() for name in (agreement, home_side(agreement))}
-        self._meter.forget(out | {agreement for peer in peers for agreement in peer.agreements})
-        named = listed | self._known.keys()
+        out = {name for agreement in self._agreements.values() for name in (agreement, local_traffic_key(agreement))}
+        self._meter.keep_agreements(out | {agreement for peer in peers for agreement in peer.agreements})
+        named = listed | self._known_workers.keys()
         self._health = {
             name: health for name, health in self._health.items() if name in named or health.outstanding > 0
         }
         self._configured = True
+        if self._readiness() != before:
+            self._announce()
 
     def drain(self) -> None:
-        """From now on not ready, so that whoever balances over fronts looks elsewhere; calls are still answered."""
+        """Become not ready, so that load balancers choose another front; calls are still answered."""
         self._draining = True
+        self._announce()
+
+    def _readiness(self) -> tuple[object, ...]:
+        """Everything that the result of `server_ready` depends on."""
+        return self._is_serving(), self._credentials, self._revoked, self._peers_of
+
+    def _announce(self) -> None:
+        past, self._change = self._change, asyncio.Event()
+        past.set()
 
     def stats(self) -> FrontStats:
-        flights = tuple((name, self._health.get(name, WELL).outstanding) for name in self._known)
+        flights = tuple((name, self._health.get(name, HEALTHY).outstanding) for name in self._known_workers)
         return FrontStats(
-            self._ready(), self._meter.ingress(), flights, self._meter.crossings(), self._sessions.counts()
+            self._is_serving(),
+            self._meter.ingress(),
+            flights,
+            self._meter.crossings(),
+            self._sessions.counts(),
+            tuple(sorted(self._denied.items())),
         )
 
-    # the service
+    # InferenceService
 
     def live(self) -> bool:
         return True
 
-    def admit(self, call: Call) -> None:
-        self._caller(call)
+    @property
+    def change(self) -> asyncio.Event:
+        return self._change
 
-    def server_ready(self, call: Call) -> bool:
-        self._reader(call)
-        return self._ready()
+    def admit(self, call: InboundCall) -> str:
+        try:
+            caller = self._caller(call)
+        except ShoalError as error:
+            if error.code is Code.FORWARD_DENIED:
+                self._meter.codes[error.code] += 1
+                self._log_refusal(self._request_name(call), "", error)
+            raise
+        return f"{caller.tenant}/{caller.origin}" if caller.tenant == GUEST_TENANT else caller.tenant
 
-    def server_metadata(self, call: Call) -> oip.ServerMetadataResponse:
-        self._reader(call)
+    def server_ready(self, call: InboundCall) -> bool:
+        self._read_caller(call)
+        return self._is_serving()
+
+    def server_metadata(self, call: InboundCall) -> oip.ServerMetadataResponse:
+        self._read_caller(call)
         return oip.ServerMetadataResponse(
-            name="shoal", version="2", extensions=["binary_tensor_data", "model_repository", "parameters", "sequence"]
-        )
+            name="shoal",
+            version="2",
+            extensions=[
+                "binary_tensor_data", "model_configuration", "model_repository", "parameters", "sequence", "statistics"
+            ],
+        )  # fmt: skip
 
-    def index(self, call: Call, *, ready_only: bool) -> oip.RepositoryIndexResponse:
-        caller = self._reader(call)
+    def index(self, call: InboundCall, *, ready_only: bool) -> oip.RepositoryIndexResponse:
+        caller = self._read_caller(call)
         found = oip.RepositoryIndexResponse()
         for key, route in sorted(self._routes.items()):
-            if key.tenant != caller.tenant or (caller.agreement and key.name != caller.agreement):
+            only = caller.agreement or caller.workload
+            if key.tenant != caller.tenant or (only and key.name != only):
                 continue
             ready = self._has_replica(route)
             if ready:
                 found.models.add(name=key.name, version=VERSION, state="READY")
             elif not ready_only:
-                reason = self._why_not(route)
+                reason = self._unavailable_reason(route)
                 found.models.add(name=key.name, version=VERSION, state="UNAVAILABLE", reason=reason)
         return found
 
-    def model_ready(self, call: Call, name: str, version: str) -> bool:
-        return self._has_replica(self._route(self._reader(call), name, version))
+    def model_ready(self, call: InboundCall, name: str, version: str) -> bool:
+        return self._has_replica(self._route(self._read_caller(call), name, version))
 
-    async def model_metadata(self, call: Call, name: str, version: str) -> oip.ModelMetadataResponse:
-        caller = self._reader(call)
+    async def model_metadata(self, call: InboundCall, name: str, version: str) -> oip.ModelMetadataResponse:
+        caller = self._read_caller(call)
         route = self._route(caller, name, version)
-        left = METADATA_TIMEOUT_S if call.left_s is None else min(call.left_s, METADATA_TIMEOUT_S)
-        errand = Errand(caller.tenant, caller.origin, self._name(call), Seconds(left), caller.agreement)
+        left = METADATA_TIMEOUT_S if call.remaining_s is None else min(call.remaining_s, METADATA_TIMEOUT_S)
+        errand = CallContext(
+            *(caller.tenant, caller.origin, self._request_name(call), Seconds(left), caller.agreement),
+            workload=route.workload.name,
+        )
         tried: frozenset[str] = frozenset()
         failure: ShoalError | None = None
         while isinstance(picked := self._choose(route, tried, "", next(self._ids)), Endpoint):
             try:
                 if picked.kind is EndpointKind.LOCAL:
                     said = await self._workers.metadata(picked.assignment, errand)
-                    hide(said, self._sessions.session_of(picked.assignment))
+                    hide_state(said, self._sessions.session_of(picked.assignment))
                 else:
                     said = await self._peers.metadata(picked, name, errand)
             except AttemptFailed as error:
@@ -267,186 +347,233 @@ class DataPlane:
             return said
         raise failure or ShoalError(picked)
 
-    async def infer(self, call: Call, request: bytes) -> bytes:
+    async def model_config(self, call: InboundCall, name: str, version: str) -> oip.ModelConfigResponse:
+        metadata = await self.model_metadata(call, name, version)
+        config = oip.ModelConfig(
+            name=name, platform="onnxruntime_onnx", backend="onnxruntime", default_model_filename="model.onnx"
+        )
+        for each in metadata.inputs:
+            config.input.add(name=each.name, data_type=_data_type(each.datatype), dims=each.shape)
+        for each in metadata.outputs:
+            config.output.add(name=each.name, data_type=_data_type(each.datatype), dims=each.shape)
+        return oip.ModelConfigResponse(config=config)
+
+    def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
+        """Statistics of the requests that entered the region here, as in all counters by workload."""
+        caller = self._read_caller(call)
+        if name:
+            keys = [self._route(caller, name, version).workload]
+        else:
+            keys = sorted(key for key in self._routes if key.tenant == caller.tenant and not caller.agreement)
+        found = oip.ModelStatisticsResponse()
+        for key in keys:
+            totals = self._meter.totals(key)
+            stats = found.model_stats.add(
+                name=key.name, version=VERSION, inference_count=totals.answered, execution_count=totals.answered
+            )
+            if totals.newest_at is not None:
+                stats.last_inference = int(totals.newest_at * 1000)
+            stats.inference_stats.success.count = totals.answered
+            stats.inference_stats.success.ns = round(totals.seconds * 1e9)
+            stats.inference_stats.fail.count = totals.failed
+        return found
+
+    async def infer(self, call: InboundCall, request: bytes) -> bytes:
         try:
             caller = self._caller(call)
-            asked = reading.read(request)
+            asked = reading.parse_request(request)
+            self._consume_forward(call, caller)
             route = self._route(caller, asked.model, asked.version)
             if route.stateful and not asked.session:
                 raise _no_sequence()
         except ShoalError as error:
             self._meter.codes[error.code] += 1
-            self._log_refusal(self._name(call), "", error)
+            self._log_refusal(self._request_name(call), "", error)
             raise
-        flight = self._flight(call, caller, asked, route, request)
-        if caller.enters:
-            self._meter.entered(flight.key, caller.origin)
+        flight = self._make_request(call, caller, asked, route, request)
+        if caller.is_ingress:
+            self._meter.record_entry(flight.key, caller.origin)
         code: Code | None = Code.CANCELLED
         logged = bind_contextvars(trace_id=flight.trace.id) if flight.trace is not None else None
         try:
-            with self._inside_for(route, flight):
+            with self._hold_room(route, flight):
                 answer = await self._answer(route, flight)
             code = None
-            return answer
+            return answer + _FINAL if asked.wants_final else answer
         except ShoalError as error:
             code = error.code
             self._log_refusal(flight.id, str(flight.key), error)
             raise
         finally:
-            self._note(flight, code)
+            self._record_outcome(flight, code)
             if logged is not None:
                 reset_contextvars(**logged)
 
     # one request
 
-    def _note(self, flight: _Flight, code: Code | None) -> None:
-        """code: of the refusal it ended with, None when it was answered."""
+    def _record_outcome(self, flight: _InFlightRequest, code: Code | None) -> None:
+        """`code` is of the refusal that it ended with; None when it was answered."""
         if code is not None:
             self._meter.codes[code] += 1
         caller = flight.caller
         if flight.trace is not None:
             flight.trace.end(caller, str(flight.key), flight.id, flight.attempts, code)
-        if not caller.enters:
+        if not caller.is_ingress:
             return
-        seconds = Seconds(self._clock.now() - flight.arrived)
+        seconds = Seconds(self._clock.now() - flight.arrived_at)
         if code is not None:
-            self._meter.ended(flight.key, caller.origin, flight.attempts, code)
+            self._meter.record_failure(
+                flight.key, caller.origin, flight.attempts, code, caller_deadline=flight.has_caller_deadline
+            )
         else:
-            self._meter.answered(flight.key, caller.origin, flight.attempts, seconds)
+            self._meter.record_answer(flight.key, caller.origin, flight.attempts, seconds, self._clock.wall())
         if caller.region:
-            self._meter.crossed(caller.agreement, caller.region, routing.fault_of(code) if code else seconds)
+            self._meter.record_crossing(caller.agreement, caller.region, code or seconds)
 
-    async def _answer(self, route: Route, flight: _Flight) -> bytes:
-        """Raises ShoalError: the last attempt's, once no other is left to make."""
+    async def _answer(self, route: Route, flight: _InFlightRequest) -> bytes:
+        """Raises ShoalError: the last attempt's, once no other replica is left."""
         if flight.step is not None:
             return await self._answer_step(route, flight, flight.step)
-        tries = Tries()
+        tries = AttemptHistory()
         failure: AttemptFailed | None = None
         seed = next(self._ids)
         while True:
             picked = self._pick(route, tries.tried, flight.session, seed)
             if isinstance(picked, Refusal):
-                raise failure or Refused(picked, Seconds(1.0))
-            if flight.expires <= self._clock.now():
-                raise failure or _late()
+                raise failure or CallRefused(picked, Seconds(1.0))
+            if flight.expires_at <= self._clock.now():
+                raise failure or _deadline_exceeded()
             flight.attempts += 1
             try:
-                return await self._attempt_apart(picked, flight, flight.request)
+                return await self._attempt_guarded(picked, flight, flight.request)
             except AttemptFailed as error:
                 failure = error
                 fault = routing.fault_of(error.code)
-                tries = replace(tries, crashed_with=flight.suspicion)
-                match routing.judge(fault, tries, idempotent=not flight.session, sent=error.sent):
-                    case Next.DELIVER:
+                tries = replace(tries, colocated_at_crash=flight.prior_crash)
+                match routing.decide_retry(fault, tries, idempotent=not flight.session, was_sent=error.was_sent):
+                    case RetryDecision.RETURN_ERROR:
                         raise
-                    case Next.CONDEMN:
-                        raise self._condemn(flight, tries) from error
-                    case Next.RETRY:
+                    case RetryDecision.BLOCK:
+                        raise self._block(flight, tries) from error
+                    case RetryDecision.RETRY:
                         tries = replace(tries, tried=tries.tried | {picked.assignment})
 
-    async def _answer_step(self, route: Route, flight: _Flight, step: Step) -> bytes:
-        """At the replica that has the session, wherever it went. Raises ShoalError, soon after no place is left."""
-        key = Key(flight.key, flight.session)
-        if flight.caller.hop:  # who sent it knows where else to ask
-            at = at_home(self._sessions.where(key), self._first_of(route, key))
+    async def _answer_step(self, route: Route, flight: _InFlightRequest, step: SessionStep) -> bytes:
+        """Answer at the replica that has the session, wherever it moved. Raises ShoalError soon after no replica is
+        left."""
+        key = SequenceKey(flight.key, flight.session)
+        if flight.caller.hop:  # the front that forwarded it searches further
+            at = local_endpoint(self._sessions.location(key), self._first_endpoint(route, key))
             return await self._step_at(at, key, step, flight)
-        search = Search(self._pins, key, step, self._clock.now())
+        search = SessionSearch(self._affinity, key, step, self._clock.now())
         while True:
-            picked = search.place(route, self._sessions.where(key), self._first_of(route, key, search.tried))
+            picked = search.next_endpoint(
+                route, self._sessions.location(key), self._first_endpoint(route, key, search.tried)
+            )
             if isinstance(picked, Refusal):
-                raise search.failure or Refused(picked, Seconds(1.0))
-            if flight.expires <= self._clock.now():
-                raise search.failure or _late()
+                raise search.failure or CallRefused(picked, Seconds(1.0))
+            if flight.expires_at <= self._clock.now():
+                raise search.failure or _deadline_exceeded()
             flight.attempts += 1
             try:
                 answer = await self._step_at(picked, key, step, flight)
             except ShoalError as error:
-                wait_s = search.failed(error, picked, self._route_now(route), self._clock.now())
-                await asyncio.sleep(min(wait_s, max(0.0, flight.expires - self._clock.now())))
-                route = self._route_now(route)
+                wait_s = search.on_failure(error, picked, self._current_route(route), self._clock.now())
+                await asyncio.sleep(min(wait_s, max(0.0, flight.expires_at - self._clock.now())))
+                route = self._current_route(route)
             else:
-                search.answered(picked)
+                search.on_answer(picked)
                 return answer
 
-    async def _step_at(self, picked: Endpoint, key: Key, step: Step, flight: _Flight) -> bytes:
+    async def _step_at(self, picked: Endpoint, key: SequenceKey, step: SessionStep, flight: _InFlightRequest) -> bytes:
         if picked.kind is not EndpointKind.LOCAL:
-            left = Seconds(flight.expires - self._clock.now())
+            left = Seconds(flight.expires_at - self._clock.now())
             return await self._attempt(picked, flight, left, flight.request)
 
         async def run(assignment: str, request: bytes) -> bytes:
             try:
-                return await self._attempt_apart(replace(picked, assignment=assignment), flight, request)
+                return await self._attempt_guarded(replace(picked, assignment=assignment), flight, request)
             except AttemptFailed as error:
-                if routing.fault_of(error.code) is Fault.CRASH and flight.suspicion is not None:
-                    raise self._condemn(flight, Tries(crashed_with=flight.suspicion)) from error
+                if routing.fault_of(error.code) is AttemptFault.CRASH and flight.prior_crash is not None:
+                    raise self._block(flight, AttemptHistory(colocated_at_crash=flight.prior_crash)) from error
                 raise
 
-        return await self._sessions.step(key, step, flight.request, picked.assignment, flight.expires, run)
+        return await self._sessions.step(key, step, flight.request, picked.assignment, flight.expires_at, run)
 
-    def _first_of(self, route: Route, key: Key, tried: frozenset[str] = frozenset()) -> Endpoint | Refusal:
-        """Where a new session begins: the same at every front that knows the same route."""
+    def _first_endpoint(
+        self, route: Route, key: SequenceKey, tried: frozenset[str] = frozenset()
+    ) -> Endpoint | Refusal:
+        """Where a new session begins; the same at every front with the same route."""
         return self._choose(route, tried, key.sequence, 0)
 
-    def _route_now(self, route: Route) -> Route:
+    def _current_route(self, route: Route) -> Route:
         return self._routes.get(route.workload, route)
 
-    def _suspicion(self, flight: _Flight) -> frozenset[bytes] | None:
-        """What was in flight with the same request when it met a crash before, in this try or another; None if not."""
-        return self._suspects.crashed_with(flight.digest, self._clock.now()) if self._suspects else None
+    def _prior_crash(self, flight: _InFlightRequest) -> frozenset[bytes] | None:
+        """Digests of the requests in flight with the same request at an earlier crash, in any attempt; None without
+        one."""
+        return self._suspects.colocated_at_crash(flight.digest, self._clock.now()) if self._suspects else None
 
-    def _condemn(self, flight: _Flight, tries: Tries) -> ShoalError:
-        """After its second crash. tries: before it."""
-        if routing.blamed(tries, flight.others()):
-            self._condemned.add(flight.digest, self._clock.now())
-        return ShoalError(_CRASHES)
+    def _block(self, flight: _InFlightRequest, history: AttemptHistory) -> ShoalError:
+        """The refusal after a second crash. `history` is from before it."""
+        if routing.is_to_blame(history, flight.colocated_digests()):
+            self._blocked.add(flight.digest, self._clock.now())
+        return ShoalError(_CRASH_REFUSAL)
 
-    async def _attempt_apart(self, endpoint: Endpoint, flight: _Flight, request: bytes) -> bytes:
-        """As `_attempt`, apart from other suspects if it met a crash before; one that meets its first is one from now
-        on. Raises AttemptFailed, ShoalError(DEADLINE_EXCEEDED)."""
+    async def _attempt_guarded(self, endpoint: Endpoint, flight: _InFlightRequest, request: bytes) -> bytes:
+        """As `_attempt`, but a suspected request runs without other suspects on the replica.
+
+        A request that meets its first crash becomes a suspect. Raises AttemptFailed, ShoalError(DEADLINE_EXCEEDED).
+        """
         try:
-            if self._suspicion(flight) is None:
-                left = Seconds(flight.expires - self._clock.now())
+            if self._prior_crash(flight) is None:
+                left = Seconds(flight.expires_at - self._clock.now())
                 answer = await self._attempt(endpoint, flight, left, request)
             else:
-                answer = await self._attempt_alone(endpoint, flight, request)
+                answer = await self._attempt_exclusively(endpoint, flight, request)
         except AttemptFailed as error:
-            if routing.fault_of(error.code) is Fault.CRASH and flight.suspicion is None:
-                self._suspects.add(flight.digest, flight.others(), self._clock.now())
+            if routing.fault_of(error.code) is AttemptFault.CRASH and flight.prior_crash is None:
+                self._suspects.add(flight.digest, flight.colocated_digests(), self._clock.now())
             raise
         if self._suspects:
-            self._suspects.answered(flight.digest)
+            self._suspects.clear(flight.digest)
         return answer
 
-    async def _attempt_alone(self, endpoint: Endpoint, flight: _Flight, request: bytes) -> bytes:
-        """As `_attempt`, with no other suspect there. Raises AttemptFailed, ShoalError(DEADLINE_EXCEEDED)."""
-        alone = self._alone[endpoint.assignment]
+    async def _attempt_exclusively(self, endpoint: Endpoint, flight: _InFlightRequest, request: bytes) -> bytes:
+        """As `_attempt`, with no other suspect on the replica. Raises AttemptFailed, ShoalError(DEADLINE_EXCEEDED)."""
+        alone = self._suspect_locks[endpoint.assignment]
         try:
-            async with asyncio.timeout(flight.expires - self._clock.now()):
+            async with asyncio.timeout(flight.expires_at - self._clock.now()):
                 await alone.acquire()
         except TimeoutError as error:
-            raise _late() from error
+            raise _deadline_exceeded() from error
         try:
-            return await self._attempt(endpoint, flight, Seconds(flight.expires - self._clock.now()), request)
+            return await self._attempt(endpoint, flight, Seconds(flight.expires_at - self._clock.now()), request)
         finally:
             alone.release()
             if not self._suspects:
-                self._alone.clear()
+                self._suspect_locks.clear()
 
-    async def _attempt(self, endpoint: Endpoint, flight: _Flight, left: Seconds, request: bytes) -> bytes:
-        """One replica, once. request: what it is asked, with its state if it has one. Raises AttemptFailed; what
-        happened is noted in the replica's health."""
+    async def _attempt(
+        self, endpoint: Endpoint, flight: _InFlightRequest, remaining_s: Seconds, request: bytes
+    ) -> bytes:
+        """Send the request to one replica once, and record the outcome in the replica's health.
+
+        `request` is what is sent, with the session's state if it has one. Raises AttemptFailed.
+        """
         name = endpoint.assignment
-        before = self._health.get(name, WELL)
-        self._health[name] = routing.sent(before)
-        self._at[name].add(flight)
-        flight.crowd, flight.suspicion = (), None
+        before = self._health.get(name, HEALTHY)
+        self._health[name] = routing.record_sent(before)
+        self._in_flight_at[name].add(flight)
+        flight.colocated, flight.prior_crash = (), None
         token = flight.step.token if flight.step is not None else ""
         attempt = flight.trace.attempt(endpoint) if flight.trace is not None else None
-        errand = Errand(
-            flight.key.tenant, flight.caller.origin, flight.id, left, flight.caller.agreement, token, attempt
+        errand = CallContext(
+            *(flight.key.tenant, flight.caller.origin, flight.id, remaining_s, flight.caller.agreement, token, attempt),
+            workload=flight.key.name,
         )
         code: Code | None = Code.CANCELLED
-        outcome: Fault | Seconds = Fault.REQUEST
+        outcome: Code | Seconds = Code.CANCELLED
         start = self._clock.now()
         try:
             if endpoint.kind is EndpointKind.LOCAL:
@@ -458,97 +585,107 @@ class DataPlane:
             outcome = seconds = Seconds(now - start)
             code = None
         except AttemptFailed as error:
-            code = error.code
-            outcome = fault = routing.fault_of(code)
-            if fault is Fault.CRASH and not flight.crowd:
-                crowd = tuple(self._at[name])
+            outcome = code = error.code
+            now = self._clock.now()
+            waited, patience = Seconds(now - start), Seconds(self._settings.timeout_s)
+            fault = routing.fault_of_attempt(code, self._health[name], before.outstanding, waited, patience, now)
+            if fault is AttemptFault.CRASH and not flight.colocated:
+                crowd = tuple(self._in_flight_at[name])
                 for each in crowd:
-                    each.crowd, each.suspicion = crowd, self._suspicion(each)
-            self._health[name] = routing.failed(self._health[name], name, fault, self._clock.now())
+                    each.colocated, each.prior_crash = crowd, self._prior_crash(each)
+            self._health[name] = routing.record_failure(self._health[name], name, fault, now)
             raise
         except BaseException:
-            self._health[name] = routing.withdrawn(self._health[name])
+            self._health[name] = routing.record_withdrawn(self._health[name])
             raise
         finally:
-            self._at[name].discard(flight)
-            if not self._at[name]:
-                del self._at[name]
+            self._in_flight_at[name].discard(flight)
+            if not self._in_flight_at[name]:
+                del self._in_flight_at[name]
             if attempt is not None:
                 attempt.end(code)
             if endpoint.region:
-                self._meter.crossed(endpoint.agreement, endpoint.region, outcome)
+                self._meter.record_crossing(endpoint.agreement, endpoint.region, outcome)
             elif flight.key in self._agreements:
-                self._meter.crossed(home_side(self._agreements[flight.key]), self._settings.region, outcome)
-        road = self._peers.road_s(endpoint)
-        self._health[name] = routing.answered(self._health[name], seconds, before.outstanding, now, road)
+                self._meter.record_crossing(
+                    local_traffic_key(self._agreements[flight.key]), self._settings.region, outcome
+                )
+        road = self._peers.rtt_s(endpoint)
+        self._health[name] = routing.record_answer(self._health[name], seconds, before.outstanding, now, road)
         if len(answer) > MAX_MESSAGE:
             raise reading.too_large(f"an answer of {len(answer)} bytes", MAX_MESSAGE)
         return answer
 
     @contextmanager
-    def _inside_for(self, route: Route, flight: _Flight) -> Iterator[None]:
-        """Room for one request while it is inside. Raises Refused when it is turned away."""
-        self._turn_away(route, flight)
+    def _hold_room(self, route: Route, flight: _InFlightRequest) -> Iterator[None]:
+        """Count one request while it is inside. Raises CallRefused when it is not admitted."""
+        self._check_admission(route, flight)
         size = len(flight.request)
-        self._inside[flight.key] += 1
-        self._of_payer[flight.payer] += 1
+        self._workload_counts[flight.key] += 1
+        self._payer_counts[flight.payer] += 1
         self._bytes += size
         try:
             yield
         finally:
-            self._inside[flight.key] -= 1
-            self._of_payer[flight.payer] -= 1
+            self._workload_counts[flight.key] -= 1
+            self._payer_counts[flight.payer] -= 1
             self._bytes -= size
 
-    def _turn_away(self, route: Route, flight: _Flight) -> None:
-        if self._condemned:
-            left = self._condemned.left_s(flight.digest, flight.arrived)
+    def _check_admission(self, route: Route, flight: _InFlightRequest) -> None:
+        if self._blocked:
+            left = self._blocked.remaining_s(flight.digest, flight.arrived_at)
             if left is not None:
-                raise Refused(_CRASHES, left)
-        here: AbstractSet[str] = self._known.keys()
+                raise CallRefused(_CRASH_REFUSAL, left)
+        here: AbstractSet[str] = self._known_workers.keys()
         if flight.step is not None and not flight.step.start:
             if flight.caller.hop:
-                return  # judged where it entered; here it waits for its turn
+                return  # admitted where it entered; here it waits for its turn
             here = here | self._sessions.replicas(flight.key)
             route = replace(route, endpoints=tuple(replace(each, weight=1.0) for each in route.endpoints))
-        load = Load(self._inside[flight.key], self._of_payer[flight.payer], Bytes(self._bytes))
+        load = FrontLoad(self._workload_counts[flight.key], self._payer_counts[flight.payer], Bytes(self._bytes))
         turned = routing.admit(
             route,
             self._health,
             here,
             load,
-            Seconds(flight.expires - flight.arrived),
+            Seconds(flight.expires_at - flight.arrived_at),
             Bytes(len(flight.request)),
             self._settings.limits,
-            flight.arrived,
+            flight.arrived_at,
         )
         if turned is not None:
-            raise Refused(turned.refusal, turned.retry_after_s)
+            raise CallRefused(turned.refusal, turned.retry_after_s)
 
-    def _flight(self, call: Call, caller: Caller, asked: reading.Asked, route: Route, request: bytes) -> _Flight:
+    def _make_request(
+        self, call: InboundCall, caller: Caller, asked: reading.InferRequestHead, route: Route, request: bytes
+    ) -> _InFlightRequest:
         now = self._clock.now()
-        wishes = [left for left in (call.left_s, asked.timeout_s) if left is not None]
+        wishes = [left for left in (call.remaining_s, asked.timeout_s) if left is not None]
         left = min(*wishes, self._settings.max_timeout_s) if wishes else self._settings.timeout_s
-        name = self._name(call) if caller.hop else asked.id[:128] or self._name(call)
+        own_id = asked.id[:MAX_REQUEST_ID]  # it is sent in metadata and written to logs
+        name = own_id if not caller.hop and is_request_id(own_id) else self._request_name(call)
         step = self._step(call, caller, asked, request) if route.stateful and asked.session else None
         trace = self._tracer.begin(caller, call.trace)
-        return _Flight(route.workload, caller, name, asked.session, request, now, Elapsed(now + left), step, trace)
+        return _InFlightRequest(
+            route.workload, caller, name, asked.session, request, now, Elapsed(now + left), step, trace,
+            has_caller_deadline=bool(wishes) and left < self._settings.max_timeout_s,
+        )  # fmt: skip
 
-    def _step(self, call: Call, caller: Caller, asked: reading.Asked, request: bytes) -> Step:
-        """Its token names this very call, at every front that it comes to."""
-        own = f"{self._settings.origin}-{self._run}-{next(self._ids):x}"
+    def _step(self, call: InboundCall, caller: Caller, asked: reading.InferRequestHead, request: bytes) -> SessionStep:
+        """The step that the request asks for. Its token identifies this call at every front that it reaches."""
+        own = f"{self._settings.origin}-{self._run_id}-{next(self._ids):x}"
         token = call.step if caller.hop and call.step else own
-        return Step(token, digest(request), asked.start, asked.end, asked.step)
+        return SessionStep(token, digest(request), asked.start, asked.end, asked.step)
 
-    # who and where
+    # authentication and routing
 
-    def revoked(self, serial: str) -> Refusal | None:
-        """Why a certificate of this serial is refused, if it is."""
-        return refused(serial, self._revoked)
+    def check_revoked(self, serial: str) -> Refusal | None:
+        """Why a certificate of this serial is refused; None if it is not."""
+        return check_revoked(serial, self._revoked)
 
-    def _caller(self, call: Call, roles: frozenset[Role] = INFER_ROLES) -> Caller:
+    def _caller(self, call: InboundCall, roles: frozenset[Role] = INFER_ROLES) -> Caller:
         settings = self._settings
-        return caller_of(
+        caller = caller_of(
             call,
             self._credentials,
             settings.region,
@@ -558,22 +695,50 @@ class DataPlane:
             self._revoked,
             self._peers_of,
         )
+        if not caller.is_forwarded:
+            return caller
+        try:
+            workload = self._forward_auth.check(call, caller.name, extras_of(call.agreement, call.step))
+        except ShoalError:
+            self._denied[caller.name] += 1
+            raise
+        return replace(caller, workload=workload)
 
-    def _reader(self, call: Call) -> Caller:
-        return self._caller(call, READ_ROLES)
+    def _read_caller(self, call: InboundCall) -> Caller:
+        caller = self._caller(call, READ_ROLES)
+        self._consume_forward(call, caller)
+        return caller
+
+    def _consume_forward(self, call: InboundCall, caller: Caller) -> None:
+        """Accept each forward only once. Raises ShoalError(MESSAGE_REPLAYED)."""
+        if caller.is_forwarded:
+            self._forward_auth.consume(call, caller.name)
 
     def _route(self, caller: Caller, name: str, version: str) -> Route:
-        """One that was forwarded inside the region meets a worker of this node, or leaves the region here; one of
-        another region stays in this one. Raises ShoalError(MODEL_NOT_FOUND | MODEL_NOT_READY)."""
+        """The route for a request.
+
+        A request forwarded inside the region goes to a worker of this node or leaves the region here. A request of
+        another region stays in this one. Raises ShoalError(MODEL_NOT_FOUND | MODEL_NOT_READY | TENANT_DENIED |
+        FORWARD_DENIED).
+        """
         key = WorkloadKey(caller.tenant, caller.agreement or name)
+        if caller.is_forwarded:
+            self._check_forward(caller, key)
         if caller.hop:
-            route = (self._guests if caller.region else self._forwarded).get(key)
+            route = (self._guest_routes if caller.region else self._forward_routes).get(key)
             if route is None and self._sessions.replicas(key):
                 return Route(key, 0, (), stateful=True)  # their steps wait for a worker
             if route is None:
                 raise refuse(Code.MODEL_NOT_READY, f"{key} has no worker here", "a ready replica", "retry elsewhere")
             return route
         route = self._routes.get(key)
+        if route is None and not self._forward_auth.may_enter(caller.tenant):
+            raise refuse(
+                Code.TENANT_DENIED,
+                f"clients of tenant {caller.tenant} do not enter at this agent",
+                "one that serves the workload, an entry of the tenant, or a gateway",
+                f"call the region's gateway, or: shoal node label {self._settings.origin} entry={caller.tenant}",
+            )
         if route is None:
             raise refuse(
                 Code.MODEL_NOT_FOUND,
@@ -587,36 +752,54 @@ class DataPlane:
             )
         return route
 
+    def _check_forward(self, caller: Caller, key: WorkloadKey) -> None:
+        """Raises ShoalError(FORWARD_DENIED) if the front may not forward a request for that workload here."""
+        try:
+            if caller.workload and caller.workload != key.name:
+                raise refuse(
+                    Code.FORWARD_DENIED,
+                    f"a request for {key} that {caller.name} signed for {caller.workload!r:.80}",
+                    "the workload that was signed",
+                    "sign what is sent",
+                )
+            self._forward_auth.check_workload(caller.name, key)
+        except ShoalError:
+            self._denied[caller.name] += 1
+            raise
+
     def _pick(self, route: Route, tried: frozenset[str], session: str, seed: int) -> Endpoint | Refusal:
-        """As `_choose`; but who has no session does not wait for a way to open, which takes several round trips, while
-        another replica's is open. A way that is met so begins to open."""
+        """As `_choose`, but avoid a connection that is still opening while another replica's is open.
+
+        Opening takes several round trips. The check starts opening the connection. A request with a session does wait,
+        because it must meet its replica.
+        """
         first = picked = self._choose(route, tried, session, seed)
         opening = frozenset[str]()
-        while not session and isinstance(picked, Endpoint) and self._peers.is_opening(picked):
+        while not session and isinstance(picked, Endpoint) and self._peers.is_connecting(picked):
             if picked.assignment in opening:
-                return first  # all that are left
+                return first  # all that are left are connecting
             opening |= {picked.assignment}
             picked = self._choose(route, tried, session, seed, opening)
         return picked
 
     def _choose(
-        self, route: Route, tried: frozenset[str], session: str, seed: int, opening: frozenset[str] = frozenset()
+        self, route: Route, tried: frozenset[str], session: str, seed: int, connecting: frozenset[str] = frozenset()
     ) -> Endpoint | Refusal:
         now = self._clock.now()
-        return routing.choose(route, self._health, self._known.keys(), tried, session, now, seed, opening)
+        return routing.choose(route, self._health, self._known_workers.keys(), tried, session, now, seed, connecting)
 
     def _has_replica(self, route: Route) -> bool:
-        return routing.ready(route, self._health, self._known.keys(), self._clock.now())
+        return routing.has_ready_replica(route, self._health, self._known_workers.keys(), self._clock.now())
 
-    def _why_not(self, route: Route) -> str:
+    def _unavailable_reason(self, route: Route) -> str:
         picked = self._choose(route, frozenset(), "", 0)
         return str(picked) if isinstance(picked, Refusal) else "no replica answers; they are tried again"
 
-    def _ready(self) -> bool:
+    def _is_serving(self) -> bool:
         return self._configured and not self._draining
 
-    def _name(self, call: Call) -> str:
-        return call.request_id[:128] or f"{self._settings.origin}-{self._run}-{next(self._ids):x}"
+    def _request_name(self, call: InboundCall) -> str:
+        return call.request_id[:MAX_REQUEST_ID] or f"{self._settings.origin}-{self._run_id}-{next(self._ids):x}"
 
     def _log_refusal(self, request: str, workload: str, error: ShoalError) -> None:
         second = int(self._clock.now())
@@ -627,12 +810,22 @@ class DataPlane:
             _log.info("refused", request=request, workload=workload, code=refusal.code, found=refusal.found)
 
 
-_CRASHES: Final = Refusal(
+_CRASH_REFUSAL: Final = Refusal(
     Code.REQUEST_CRASHED_WORKER,
     "two workers ended, or could not end a run, while they had this request",
     "a request that its model survives",
     "change the input; the same bytes are refused for a while",
 )
+
+
+_FINAL: Final = oip.ModelInferResponse(
+    parameters={"triton_final_response": oip.InferParameter(bool_param=True)}
+).SerializeToString()
+"""Appended to a serialized answer, it adds this parameter: fields of a message may come in any order."""
+
+
+def _data_type(datatype: str) -> oip.DataType.ValueType:
+    return oip.DataType.Value("TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}")
 
 
 def _no_sequence() -> ShoalError:
@@ -644,20 +837,23 @@ def _no_sequence() -> ShoalError:
     )
 
 
-def _late() -> ShoalError:
+def _deadline_exceeded() -> ShoalError:
     return refuse(Code.DEADLINE_EXCEEDED, "the request's time is over", "an answer before its deadline", "allow more")
 
 
-def _forwarded(routes: tuple[Route, ...], workers: tuple[LocalWorker, ...]) -> dict[WorkloadKey, Route]:
-    """To this node's workers, and to other regions, whatever share of the workload these take now: who sent the request
-    has looked at that. What this one runs for another goes to no third."""
+def _forward_routes(routes: tuple[Route, ...], workers: tuple[LocalWorker, ...]) -> dict[WorkloadKey, Route]:
+    """Routes of requests forwarded inside the region: to this node's workers, and to other regions.
+
+    The share of traffic that other regions take now is ignored, because the entering front has applied it. A guest
+    workload of another region is not forwarded to a third.
+    """
     listed = {route.workload: route.endpoints for route in routes}
     found: defaultdict[WorkloadKey, list[Endpoint]] = defaultdict(list)
     for key in {worker.workload for worker in workers}:
         own = [worker.assignment for worker in workers if worker.workload == key]
-        found[key] += routing.arrived(listed.get(key, ()), own)
+        found[key] += routing.local_endpoints(listed.get(key, ()), own)
     for route in routes:
-        if route.workload.tenant != GUESTS:
+        if route.workload.tenant != GUEST_TENANT:
             found[route.workload] += [replace(each, weight=1.0) for each in route.endpoints if each.region]
     stateful = {route.workload for route in routes if route.stateful}
     return {
@@ -665,12 +861,12 @@ def _forwarded(routes: tuple[Route, ...], workers: tuple[LocalWorker, ...]) -> d
     }
 
 
-def _inside(routes: tuple[Route, ...]) -> dict[WorkloadKey, Route]:
-    """What is run here for other regions, as far as it is here."""
+def _guest_routes(routes: tuple[Route, ...]) -> dict[WorkloadKey, Route]:
+    """Routes of guest workloads, without gateways: only as far as they run in this region."""
     return {
         route.workload: replace(
             route, endpoints=tuple(each for each in route.endpoints if each.kind is not EndpointKind.GATEWAY)
         )
         for route in routes
-        if route.workload.tenant == GUESTS
+        if route.workload.tenant == GUEST_TENANT
     }

@@ -1,7 +1,7 @@
-"""The front process: transports, the data plane and the control socket, joined.
+"""The front process: transports, data plane and control socket.
 
-It outlives its supervisor: what was configured last is served on, until nobody has been connected to the control socket
-for `orphan_after_s`. `shoal.agent.main` starts it with a clock; nothing here reads one.
+It outlives its supervisor: it serves the last configuration until nobody has been connected to the control socket for
+`orphan_after_s`. `shoal.agent.main` starts it with a clock; nothing here reads one.
 """
 
 import asyncio
@@ -21,44 +21,52 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import FrontConfig
-from shoal.agent.dataplane.forward import SESSIONS, WITNESS, Peers, Workers
-from shoal.agent.dataplane.front import DataPlane, Settings
+from shoal.agent.dataplane.forward_auth import ForwardAuth
+from shoal.agent.dataplane.front import DataPlane, FrontSettings
 from shoal.agent.dataplane.grpc import GrpcTransport, Method
+from shoal.agent.dataplane.health import HealthTransport
+from shoal.agent.dataplane.memory import COPIES, MessageMemory, budget_bytes
 from shoal.agent.dataplane.metering import FrontCollector
 from shoal.agent.dataplane.rest import RestTransport
-from shoal.agent.dataplane.sessions import SessionCollector, Sessions
+from shoal.agent.dataplane.sessions import FrontSessions, SessionCollector
 from shoal.agent.dataplane.tracing import TraceCollector, Tracer
 from shoal.agent.dataplane.transport import TlsFiles, Transport
 from shoal.agent.dataplane.trust import Authorities
-from shoal.agent.dataplane.verify import Verifier
-from shoal.agent.dataplane.witness import Witnesses
-from shoal.agent.frames import FrameServer, Handler, Message, start_time
-from shoal.agent.ports import Clock
+from shoal.agent.dataplane.upstream import SESSIONS_SERVICE, WITNESS_SERVICE, PeerClients, WorkerClients
+from shoal.agent.dataplane.verification_source import VerificationSourceService
+from shoal.agent.dataplane.verify import ReplicaVerifier
+from shoal.agent.frames import FrameMessage, FrameServer, Handler, start_time
+from shoal.agent.ports import AgentClock
+from shoal.host import file_descriptors, gc_freeze, metrics_page
+from shoal.host import memory as machine
+from shoal.host.otlp import Exporter
+from shoal.host.private_files import disable_core_dumps, write_private
 from shoal.types.link import SpansAsked
 from shoal.types.units import Seconds, Wall
-from shoal.wire import descriptors, garbage, nouns, scrape
-from shoal.wire.otlp import Exporter
-from shoal.wire.private import no_dumps, write_private
+from shoal.wire import nouns
+from shoal.wire.metrics_access import RegionMetricsAccess
 
-EXIT_TWIN: Final = 75
-"""Another front holds this agent's run folder."""
+EXIT_ALREADY_RUNNING: Final = 75
+"""Another front holds this agent's run directory."""
 EXIT_PORT: Final = 76
-"""A port is taken by somebody else."""
+"""A port is in use by another process."""
 
 _log = structlog.get_logger(__name__)
 
 
-def run(config_path: Path, nonce: str, clock: Clock, dates_at: Callable[[], Wall]) -> int:
-    """Serves until stopped or orphaned; returns the exit status. config_path: a FrontConfig as JSON. dates_at: the
-    moment at which certificates and tokens must be valid."""
+def run(config_path: Path, nonce: str, clock: AgentClock, dates_at: Callable[[], Wall]) -> int:
+    """Serve until stopped or orphaned; return the exit status.
+
+    `config_path` is a FrontConfig as JSON. `dates_at` gives the time at which certificates and tokens must be valid.
+    """
     config = FrontConfig.load(config_path.read_text())
-    descriptors.raise_limit()
-    no_dumps()
+    file_descriptors.raise_limit()
+    disable_core_dumps()
     with (Path(config.run_dir) / control.LOCK).open("w") as lock:
-        if not _alone(lock):
+        if not _try_lock(lock):
             _log.warning("front_is_running_already", run_dir=config.run_dir)
-            return EXIT_TWIN
-        garbage.set_apart()
+            return EXIT_ALREADY_RUNNING
+        gc_freeze.freeze()
         try:
             asyncio.run(_serve(config, nonce, clock, dates_at))
         except OSError as error:
@@ -67,43 +75,58 @@ def run(config_path: Path, nonce: str, clock: Clock, dates_at: Callable[[], Wall
     return 0
 
 
-async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callable[[], Wall]) -> None:
+async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: Callable[[], Wall]) -> None:
     """Raises OSError."""
     tls = TlsFiles(Path(config.certificate), Path(config.key), Path(config.authority))
     authorities = Authorities(config.region, tls)
-    workers, peers = Workers(), Peers(config.region, tls, authorities)
-    settings = Settings(config.region, config.node, config.timeout_s, limits=config.limits)
-    witnesses = Witnesses(config.region, workers, dates_at)
-    sessions = Sessions(config.region, config.node, clock, workers, peers, dates_at)
-    exporter = Exporter.to(config.otlp)
+    private = Path(config.forward_key).read_bytes() if config.forward_key else b""
+    forwards = ForwardAuth(config.region, config.node, private, dates_at)
+    workers, peers = WorkerClients(), PeerClients(config.region, tls, authorities, forwards)
+    limit = machine.limit_bytes()
+    memory = MessageMemory(budget_bytes(min(limit, config.memory_bytes) if config.memory_bytes else limit))
+    waiting = min(config.limits.total_bytes, memory.budget // COPIES)
+    limits = replace(config.limits, total_bytes=waiting)
+    settings = FrontSettings(config.region, config.node, config.timeout_s, limits=limits)
+    witnesses = VerificationSourceService(config.region, workers, dates_at, forwards)
+    sessions = FrontSessions(config.region, config.node, clock, workers, peers, dates_at, forward_auth=forwards)
+    exporter = Exporter.from_endpoint(config.otlp)
     tracer = Tracer(config.region, config.node, clock, config.trace_ratio, exporter.offer)
-    plane = DataPlane(settings, clock, workers, peers, dates_at, witnesses.captures, sessions, tracer)
-    beside = {WITNESS: _answered_by(witnesses), SESSIONS: _handed_to(sessions)}
-    transports: tuple[Transport, ...] = (
-        GrpcTransport(plane, config.host, config.grpc_port, tls, authorities, beside),
-        GrpcTransport(plane, config.host, config.token_port, tls),
-        RestTransport(plane, config.host, config.rest_port, tls),
+    plane = DataPlane(settings, clock, workers, peers, dates_at, witnesses.captures, sessions, tracer, forwards)
+    beside = {WITNESS_SERVICE: _verification_methods(witnesses), SESSIONS_SERVICE: _session_methods(sessions)}
+    health = (
+        ()
+        if config.health_port is None
+        else (HealthTransport(plane.live, lambda: plane.is_ready, config.health_host, config.health_port),)
     )
-    stages = _Stages()
+    transports: tuple[Transport, ...] = (
+        GrpcTransport(plane, config.host, config.grpc_port, tls, authorities, beside, memory),
+        GrpcTransport(plane, config.host, config.token_port, tls, memory=memory),
+        RestTransport(plane, config.host, config.rest_port, tls, memory),
+        *health,
+    )
+    stages = _Lifecycle()
     server = FrameServer(
-        config.socket(),
+        config.socket_path(),
         nonce,
-        _handlers(plane, witnesses, Verifier(peers, witnesses.captures, clock), authorities, sessions, stages, tracer),
+        _handlers(
+            plane, witnesses, ReplicaVerifier(peers, witnesses.captures, clock), authorities, sessions, stages, tracer
+        ),
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stages.stopped.set)
-    for number in (signal.SIGINT, signal.SIGHUP):  # of the terminal or its end: the supervisor decides
+    for number in (signal.SIGINT, signal.SIGHUP):  # from the terminal, or when it closes: the supervisor decides
         loop.add_signal_handler(number, lambda: None)
     _serve_metrics(config, plane, sessions, clock, TraceCollector(tracer, exporter))
     exporting = asyncio.create_task(exporter.run())
+    watching = asyncio.create_task(memory.watch())
     await server.start()
     _write_record(config, nonce)
-    over = asyncio.create_task(_until_over(stages.stopped, server, config.orphan_after_s))
+    over = asyncio.create_task(_wait_until_over(stages.stopped, server, config.orphan_after_s))
     configured = asyncio.create_task(stages.configured.wait())
     try:
         await asyncio.wait((over, configured), return_when=asyncio.FIRST_COMPLETED)
         if not over.done():
-            # not before: a front that knows no routes yet would say of every workload that there is none
+            # Not earlier: a front without routes would answer MODEL_NOT_FOUND for every workload.
             for transport in transports:
                 await transport.start()
             stages.listening.set()
@@ -115,18 +138,19 @@ async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callab
         over.cancel()
         configured.cancel()
         exporting.cancel()
+        watching.cancel()
         await asyncio.gather(exporting, return_exceptions=True)
         await server.close()
         sessions.close()
         await workers.close()
         await peers.close()
-        config.record().unlink(missing_ok=True)
+        config.record_path().unlink(missing_ok=True)
     sys.stderr.flush()
-    os._exit(0)  # before the transports are collected: their end is not an orderly one (`GrpcTransport.leave`)
+    os._exit(0)  # before the transports are collected: they cannot stop without errors (`GrpcTransport.leave`)
 
 
-class _Stages:
-    """What has come so far."""
+class _Lifecycle:
+    """Events in the life of a front."""
 
     def __init__(self) -> None:
         self.configured = asyncio.Event()
@@ -134,62 +158,75 @@ class _Stages:
         self.stopped = asyncio.Event()
 
 
-def _answered_by(witnesses: Witnesses) -> dict[str, Method]:
+def _verification_methods(witnesses: VerificationSourceService) -> dict[str, Method]:
     return {
-        "Captured": Method(witnesses.admit, witnesses.captured),
+        "Captured": Method(witnesses.admit, witnesses.read_captures),
         "Answer": Method(witnesses.admit, witnesses.answer),
     }
 
 
-def _handed_to(sessions: Sessions) -> dict[str, Method]:
-    return {"Offer": Method(sessions.admit, sessions.offered), "Commit": Method(sessions.admit, sessions.committed)}
+def _session_methods(sessions: FrontSessions) -> dict[str, Method]:
+    return {
+        "Offer": Method(sessions.admit, sessions.on_offer),
+        "Commit": Method(sessions.admit, sessions.on_commit, small=True),
+    }
 
 
 def _handlers(
     plane: DataPlane,
-    witnesses: Witnesses,
-    verifier: Verifier,
+    witnesses: VerificationSourceService,
+    verifier: ReplicaVerifier,
     authorities: Authorities,
-    sessions: Sessions,
-    stages: _Stages,
+    sessions: FrontSessions,
+    stages: _Lifecycle,
     tracer: Tracer,
 ) -> dict[str, Handler]:
-    async def configure(message: Message) -> Message:
+    async def configure(message: FrameMessage) -> FrameMessage:
         said = control.unpack(message.payload)
         authorities.configure(said.peers)
-        witnesses.configure(said.witnesses, said.revoked)
-        plane.configure(said.routes, said.credentials, said.workers, said.revoked, said.peers, said.keepers)
+        witnesses.configure(said.verification_sources, said.revoked_serials)
+        plane.configure(
+            said.routes,
+            said.credentials,
+            said.workers,
+            said.revoked_serials,
+            said.peers,
+            said.stateful_replicas,
+            said.forwarding,
+        )
         stages.configured.set()
         await stages.listening.wait()
-        return Message("configured")
+        return FrameMessage("configured")
 
-    async def stats(_: Message) -> Message:
+    async def stats(_: FrameMessage) -> FrameMessage:
         now = plane.stats()
-        return Message("stats", {}, control.pack_stats(replace(now, ready=now.ready and stages.listening.is_set())))
+        return FrameMessage(
+            "stats", {}, control.pack_stats(replace(now, ready=now.ready and stages.listening.is_set()))
+        )
 
-    async def spans(message: Message) -> Message:
-        return Message("spans", {}, nouns.encode(tracer.found(nouns.decode(SpansAsked, message.payload))))
+    async def spans(message: FrameMessage) -> FrameMessage:
+        return FrameMessage("spans", {}, nouns.encode(tracer.find_spans(nouns.decode(SpansAsked, message.payload))))
 
-    async def lease(message: Message) -> Message:
-        sessions.lease(control.unpack_lease(message.payload))
-        return Message("leased")
+    async def lease(message: FrameMessage) -> FrameMessage:
+        sessions.lease(*control.unpack_lease(message.payload))
+        return FrameMessage("leased")
 
-    async def verify(message: Message) -> Message:
+    async def verify(message: FrameMessage) -> FrameMessage:
         order = control.unpack_order(message.payload)
-        verdict = await verifier.verify(order.worker, order.asked, order.pack)
-        return Message("verdict", {}, nouns.encode(verdict))
+        verdict = await verifier.verify(order.worker, order.verification, order.pack)
+        return FrameMessage("verdict", {}, nouns.encode(verdict))
 
-    async def record(message: Message) -> Message:
+    async def record(message: FrameMessage) -> FrameMessage:
         order = control.unpack_order(message.payload)
-        return control.pack_recorded(await verifier.record(order.worker, order.asked, order.pack))
+        return control.pack_recording(await verifier.record(order.worker, order.verification, order.pack))
 
-    async def drain(_: Message) -> Message:
+    async def drain(_: FrameMessage) -> FrameMessage:
         plane.drain()
-        return Message("draining")
+        return FrameMessage("draining")
 
-    async def stop(_: Message) -> Message:
+    async def stop(_: FrameMessage) -> FrameMessage:
         stages.stopped.set()
-        return Message("stopping")
+        return FrameMessage("stopping")
 
     return {
         "configure": configure,
@@ -203,7 +240,7 @@ def _handlers(
     }
 
 
-async def _until_over(stopped: asyncio.Event, server: FrameServer, orphan_after_s: float) -> None:
+async def _wait_until_over(stopped: asyncio.Event, server: FrameServer, orphan_after_s: float) -> None:
     loop = asyncio.get_running_loop()
     while not stopped.is_set():
         alone = server.empty_since
@@ -214,7 +251,7 @@ async def _until_over(stopped: asyncio.Event, server: FrameServer, orphan_after_
             await asyncio.wait_for(stopped.wait(), min(1.0, orphan_after_s / 4))
 
 
-def _alone(lock: IO[str]) -> bool:
+def _try_lock(lock: IO[str]) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -223,7 +260,10 @@ def _alone(lock: IO[str]) -> bool:
 
 
 def _write_record(config: FrontConfig, nonce: str) -> None:
-    """For a next supervisor, and for people who look for the pid. Secret, for the nonce's sake; replaced as a whole."""
+    """Write the record for the next supervisor and for operators who look for the pid.
+
+    It is private because of the nonce, and replaced atomically.
+    """
     pid = os.getpid()
     record = {
         "pid": pid,
@@ -231,18 +271,18 @@ def _write_record(config: FrontConfig, nonce: str) -> None:
         "nonce": nonce,
         "config": json.loads(config.dump()),
     }
-    write_private(config.record(), json.dumps(record).encode(), durable=False)
+    write_private(config.record_path(), json.dumps(record).encode(), durable=False)
 
 
 def _serve_metrics(
-    config: FrontConfig, plane: DataPlane, sessions: Sessions, clock: Clock, traces: TraceCollector
+    config: FrontConfig, plane: DataPlane, sessions: FrontSessions, clock: AgentClock, traces: TraceCollector
 ) -> None:
     if config.metrics_port is None:
         return
     registry = CollectorRegistry()
-    registry.register(FrontCollector(plane.meter, lambda: plane.in_flight, lambda: plane.ejected))
+    registry.register(FrontCollector(plane.meter, lambda: plane.in_flight, lambda: plane.ejected_count))
     registry.register(SessionCollector(sessions))
     registry.register(traces)
     files = Path(config.certificate), Path(config.key), Path(config.authority)
-    guard = scrape.Guard(config.region, *files, clock.wall, plane.revoked)
-    scrape.serve(make_wsgi_app(registry), config.host, config.metrics_port, guard)
+    guard = RegionMetricsAccess(config.region, *files, clock.wall, plane.check_revoked)
+    metrics_page.serve(make_wsgi_app(registry), config.host, config.metrics_port, guard)

@@ -1,4 +1,4 @@
-"""What entered the region at this front, by workload and origin, and how it ended: demand, and the truth about loss."""
+"""Counts of the requests that entered the region at this front, by workload and origin, and of their outcomes."""
 
 import bisect
 import itertools
@@ -11,41 +11,74 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from shoal.agent.core.histogram import Histogram
-from shoal.agent.core.routing import Fault
+from shoal.agent.core.routing import AttemptFault, fault_of
 from shoal.types.assignment import Crossing, Ingress
-from shoal.types.codes import Code
-from shoal.types.units import Seconds
+from shoal.types.codes import Code, is_lost
+from shoal.types.units import Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
-LOST_CODES: Final = frozenset(
-    {Code.REPLICA_UNREACHABLE, Code.WORKER_CRASHED, Code.REQUEST_CRASHED_WORKER, Code.DEADLINE_EXCEEDED, Code.INTERNAL}
-)
-"""Refusals that leave open whether a replica did the work: the request was sent and has no answer."""
-NEWEST: Final = 256
-"""Answered requests of one agreement that its p95 is of."""
+_RUN_FAILED: Final = frozenset({Code.INTERNAL, Code.RUNTIME_FAILED})
+"""Errors that go back to the caller, because another replica would fail as well, but are not the caller's fault."""
+P95_WINDOW: Final = 256
+"""Newest answered requests of one agreement that its p95 is computed from."""
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 @dataclass(slots=True)
 class _Count:
+    """Counters of one workload and origin."""
+
+    # Requests that entered here.
     requests: int = 0
+    # Requests that were answered.
     answered: int = 0
+    # Requests that took more than one attempt, whatever their outcome.
     retried: int = 0
+    # Requests that were refused, or cancelled by their caller.
     refused: int = 0
+    # Requests that failed after an attempt, not through their caller's fault.
     lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Totals of one workload over all origins."""
+
+    # Requests that were answered.
+    answered: int
+    # Requests without an answer: refused or lost.
+    failed: int
+    # Sum of the seconds from arrival to answer, of those answered.
+    seconds: float
+    # Wall time of the newest answer; None without one.
+    newest_at: Wall | None
 
 
 @dataclass(slots=True)
 class _Latency:
+    # Answers by bucket of _BUCKETS, not cumulative.
     buckets: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
+    # Sum of the seconds of all answers.
     seconds: float = 0.0
+    # Wall time of the newest answer; None without one.
+    newest_at: Wall | None = None
 
 
 @dataclass(slots=True)
-class _Crossed:
+class _CrossRegionCount:
+    """Counters of the requests to or from another region under one agreement."""
+
+    # All requests.
     requests: int = 0
+    # Requests that failed through a fault of the serving side.
     errors: int = 0
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
+    # Requests that failed through their client's fault, or that it cancelled.
+    refused: int = 0
+    # Requests that were not answered by their deadline.
+    late: int = 0
+    # Seconds of the newest answered requests, for the p95.
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=P95_WINDOW))
+    # Seconds of all answered requests.
     latencies: Histogram = field(default_factory=Histogram)
 
     @property
@@ -54,56 +87,78 @@ class _Crossed:
         return Seconds(ordered[(95 * len(ordered) - 1) // 100] if ordered else 0.0)
 
 
-class Meter:
-    """Counts since the front started. requests = answered + refused + lost + those inside; retried: requests that took
-    more than one attempt. A request that its caller gave up counts as refused."""
+class RequestMeter:
+    """Counts since the front started: requests = answered + refused + lost + those in flight."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[WorkloadKey, str], _Count] = {}
         self._latencies: dict[WorkloadKey, _Latency] = {}
-        self._crossed: dict[tuple[str, str], _Crossed] = {}
+        self._cross_region: dict[tuple[str, str], _CrossRegionCount] = {}
         self.codes: Counter[Code] = Counter()
-        """Refusals of all calls, also of those that entered elsewhere or asked for nothing we know."""
+        """Refusals of all calls, also of those that entered elsewhere or named no known workload."""
 
-    def entered(self, workload: WorkloadKey, origin: str) -> None:
+    def record_entry(self, workload: WorkloadKey, origin: str) -> None:
         self._count(workload, origin).requests += 1
 
-    def answered(self, workload: WorkloadKey, origin: str, attempts: int, seconds: Seconds) -> None:
+    def record_answer(self, workload: WorkloadKey, origin: str, attempts: int, seconds: Seconds, at: Wall) -> None:
         count = self._count(workload, origin)
         count.answered += 1
         count.retried += attempts > 1
         latency = self._latencies.setdefault(workload, _Latency())
         latency.buckets[bisect.bisect_left(_BUCKETS, seconds)] += 1
         latency.seconds += seconds
+        latency.newest_at = at
 
-    def ended(self, workload: WorkloadKey, origin: str, attempts: int, code: Code) -> None:
-        """Without an answer. attempts: 0 when it was turned away before it was sent."""
+    def totals(self, workload: WorkloadKey) -> Totals:
+        counts = [count for (key, _), count in self._counts.items() if key == workload]
+        latency = self._latencies.get(workload, _Latency())
+        return Totals(
+            answered=sum(count.answered for count in counts),
+            failed=sum(count.refused + count.lost for count in counts),
+            seconds=latency.seconds,
+            newest_at=latency.newest_at,
+        )
+
+    def record_failure(
+        self, workload: WorkloadKey, origin: str, attempts: int, code: Code, *, caller_deadline: bool = False
+    ) -> None:
+        """A request without an answer. `attempts` is 0 if it was refused before it was sent; `caller_deadline` is True
+        if its caller set the deadline."""
         count = self._count(workload, origin)
         count.retried += attempts > 1
-        if attempts and code in LOST_CODES:
+        if attempts and is_lost(code, own_limit=caller_deadline):
             count.lost += 1
         else:
             count.refused += 1
 
-    def crossed(self, agreement: str, region: str, outcome: Seconds | Fault) -> None:
-        """One request left for that region, or came from it. outcome: until its answer, or whose fault there is none.
-        Given up by its caller counts as the request's own."""
-        count = self._crossed.setdefault((agreement, region), _Crossed())
+    def record_crossing(self, agreement: str, region: str, outcome: Seconds | Code) -> None:
+        """Count one request to or from that region. `outcome` is the seconds to its answer, or why there is none.
+
+        CANCELLED (its caller gave up) counts as the request's own fault.
+        """
+        count = self._cross_region.setdefault((agreement, region), _CrossRegionCount())
         count.requests += 1
-        if not isinstance(outcome, Fault):
+        if not isinstance(outcome, Code):
             count.seconds.append(outcome)
             count.latencies.add(outcome)
-        elif outcome is not Fault.REQUEST:
-            count.errors += 1
+            return
+        fault = fault_of(outcome)
+        count.late += fault is AttemptFault.LATE
+        count.refused += fault is AttemptFault.REQUEST and outcome not in _RUN_FAILED
+        count.errors += outcome in _RUN_FAILED or fault not in (AttemptFault.LATE, AttemptFault.REQUEST)
 
-    def forget(self, agreements: Collection[str]) -> None:
-        """All crossings but of these agreements."""
-        self._crossed = {key: each for key, each in self._crossed.items() if key[0] in agreements}
+    def keep_agreements(self, agreements: Collection[str]) -> None:
+        """Drop the cross-region counts of all other agreements."""
+        self._cross_region = {key: each for key, each in self._cross_region.items() if key[0] in agreements}
 
     def crossings(self) -> tuple[Crossing, ...]:
         return tuple(
-            Crossing(agreement, region, each.requests, each.errors, each.p95_s, each.latencies.counts)
-            for (agreement, region), each in self._crossed.items()
+            Crossing(
+                *(agreement, region, each.requests, each.errors, each.p95_s, each.latencies.counts),
+                refused=each.refused,
+                late=each.late,
+            )
+            for (agreement, region), each in self._cross_region.items()
         )
 
     def ingress(self) -> tuple[Ingress, ...]:
@@ -113,7 +168,7 @@ class Meter:
         )
 
     def latencies(self) -> Iterator[tuple[WorkloadKey, list[tuple[str, float]], float]]:
-        """(workload, cumulative buckets as Prometheus wants them, sum of seconds)."""
+        """(workload, cumulative buckets in the form of Prometheus, sum of seconds)."""
         bounds = (*map(str, _BUCKETS), "+Inf")
         for workload, latency in tuple(self._latencies.items()):
             counts = map(float, itertools.accumulate(latency.buckets))
@@ -124,9 +179,9 @@ class Meter:
 
 
 class FrontCollector(Collector):
-    """`shoal_front_*` of one meter, made when scraped: nothing is paid for it while serving."""
+    """`shoal_front_*` of one meter, built at each scrape so that serving pays nothing for it."""
 
-    def __init__(self, meter: Meter, in_flight: Callable[[], int], ejected: Callable[[], int]) -> None:
+    def __init__(self, meter: RequestMeter, in_flight: Callable[[], int], ejected: Callable[[], int]) -> None:
         self._meter = meter
         self._in_flight = in_flight
         self._ejected = ejected
@@ -162,12 +217,14 @@ class FrontCollector(Collector):
         )
         p95 = GaugeMetricFamily(
             "shoal_front_crossing_p95_seconds",
-            f"of the newest {NEWEST} answered requests of an agreement",
+            f"of the newest {P95_WINDOW} answered requests of an agreement",
             labels=("agreement", "counterpart"),
         )
         for each in self._meter.crossings():
             requests.add_metric((each.agreement, each.region, "all"), each.requests)
             requests.add_metric((each.agreement, each.region, "error"), each.errors)
+            requests.add_metric((each.agreement, each.region, "refused"), each.refused)
+            requests.add_metric((each.agreement, each.region, "late"), each.late)
             p95.add_metric((each.agreement, each.region), each.latency_p95_s)
         yield requests
         yield p95

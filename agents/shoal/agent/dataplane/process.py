@@ -1,4 +1,4 @@
-"""The supervisor's hold on its front process (`ports.Front`): starts or adopts it, restarts it, reserves its ports."""
+"""The supervisor's handle of its front process (`ports.Front`): start or adopt it, restart it, reserve its ports."""
 
 import asyncio
 import json
@@ -15,13 +15,21 @@ from typing import Final, Protocol
 
 import structlog
 
-from shoal.agent import courtesy
+from shoal.agent import scheduling_priority
 from shoal.agent.core.backoff import delay
 from shoal.agent.dataplane import control
-from shoal.agent.dataplane.control import Configuration, FrontConfig, Order
+from shoal.agent.dataplane.control import FrontConfig, ServingConfig, VerificationOrder
 from shoal.agent.frames import FrameClient, start_time
-from shoal.agent.ports import Clock, FrontStats, Keeper, LocalWorker, Recorded, Witness
-from shoal.types.assignment import Credential, PeerTrust
+from shoal.agent.ports import (
+    AgentClock,
+    FrontStats,
+    LocalWorker,
+    ReferenceRecording,
+    StatefulReplica,
+    VerificationSource,
+)
+from shoal.agent.timeouts import TICK_S, start_watchdog, within
+from shoal.types.assignment import Credential, Forwarding, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.link import SpansAsked, SpansFound
 from shoal.types.migration import Verdict, Verification
@@ -32,8 +40,15 @@ from shoal.wire import nouns
 START_TIMEOUT_S: Final = 30.0
 ADOPT_TIMEOUT_S: Final = 5.0
 CALL_TIMEOUT_S: Final = 15.0
-STEADY_S: Final = 10.0
-"""A front that lived for so long is restarted at once; one that did not waits longer each time."""
+STUCK_S: Final = 2.0
+"""A front whose event loop is silent for this long, while it and this process run, is killed and restarted. One request
+costs a loop at most 0.5 s (`tests/unit/agent/dataplane/test_a55_requests.py`), and a start takes 1 to 2 s."""
+SLOW_S: Final = 1.0
+"""A front that is silent for this long is not ready."""
+PROGRESS_CHECK_S: Final = 0.25
+"""Seconds between two progress checks."""
+STABLE_S: Final = 10.0
+"""A front that lived for this long is restarted at once; otherwise the back-off grows with each restart."""
 _RESTART_BASE_S: Final = 0.05
 _RESTART_CAP_S: Final = 5.0
 _POLL_S: Final = 0.02
@@ -42,7 +57,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Process:
-    """One front, ours or adopted. Raises ProcessLookupError when there is none of this pid."""
+    """One front process, started here or adopted. Raises ProcessLookupError when there is none of this pid."""
 
     def __init__(self, pid: int, nonce: str, child: subprocess.Popen[bytes] | None) -> None:
         self.pid = pid
@@ -50,20 +65,27 @@ class _Process:
         self._child = child
         self._pidfd = os.pidfd_open(pid)
         self.gone = asyncio.Event()
-        asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
 
     def signal(self, number: int) -> None:
         if not self.gone.is_set():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
+    def run_delay_s(self) -> float:
+        """Total seconds that its main thread has waited for a CPU; 0 where the kernel does not report it."""
+        try:
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
     def release(self) -> None:
-        """Watched no more; it lives on."""
+        """Stop watching the process; it keeps running."""
         if not self.gone.is_set():
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
 
-    def _exited(self) -> None:
+    def _on_exit(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         if self._child is not None:
@@ -71,38 +93,40 @@ class _Process:
         self.gone.set()
 
 
-class MachineClock(Clock, Protocol):
+class MachineClock(AgentClock, Protocol):
     def ticks(self, at: Elapsed) -> Elapsed:
-        """`at` on the machine's own scale, which the front reads too."""
+        """`at` on the machine's own elapsed clock, which the front reads too."""
         ...
 
 
 class FrontProcess:
-    """Keeps one front running. command: starts `dataplane.main.run`; gets `--config PATH` added, a nonce on its input.
+    """Keeps one front running.
 
-    Ports of 0 in `config` are chosen once and kept; as long as this object lives they are bound (not listening), so
-    that nobody else takes them while a front restarts.
+    `command` starts `dataplane.main.run`; `--config PATH` is added to it, and a nonce is written to its input.
+
+    Ports of 0 in `config` are chosen once and kept. While this object lives they stay bound (not listening), so that no
+    other process takes them while a front restarts.
     """
 
     def __init__(self, config: FrontConfig, command: Sequence[str], clock: MachineClock) -> None:
-        self._asked = config
+        self._requested_config = config
         self._config = config
         self._command = tuple(command)
         self._clock = clock
-        self._reserved: list[socket.socket] = []
-        self._wanted: Configuration | None = None
+        self._reserved_ports: list[socket.socket] = []
+        self._desired_config: ServingConfig | None = None
         self._client: FrameClient | None = None
         self._process: _Process | None = None
         self._up = asyncio.Event()
         self._closed = False
-        self._keeping: asyncio.Task[None] | None = None
-        self.adopted = False
-        """As the port has it."""
+        self._keep_task: asyncio.Task[None] | None = None
+        self.is_adopted = False
+        """As in `ports.Front`."""
         self.restarts = 0
 
     @property
     def config(self) -> FrontConfig:
-        """With the real ports, once started."""
+        """The configuration, with the real ports once started."""
         return self._config
 
     @property
@@ -110,17 +134,18 @@ class FrontProcess:
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> FrontConfig:
-        """Adopts the front of an earlier supervisor if it serves the same configuration, else starts one.
+        """Adopt the front of an earlier supervisor if it serves the same configuration, else start one.
 
-        Raises ShoalError(CONFLICT) when a port is taken by somebody else."""
-        Path(self._asked.run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+        Raises ShoalError(CONFLICT) when a port is in use by another process.
+        """
+        Path(self._requested_config.run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
         adopted = await self._adopt()
-        self.adopted = adopted is not None
+        self.is_adopted = adopted is not None
         if adopted is None:
-            self._config = self._reserve(self._asked)
+            self._config = self._reserve_ports(self._requested_config)
         else:
-            self._reserve(self._config)
-        self._keeping = asyncio.create_task(self._keep(adopted), name="front")
+            self._reserve_ports(self._config)
+        self._keep_task = asyncio.create_task(self._keep_running(adopted), name="front")
         return self._config
 
     async def configure(
@@ -130,64 +155,78 @@ class FrontProcess:
         workers: tuple[LocalWorker, ...] = (),
         revoked: tuple[str, ...] = (),
         peers: tuple[PeerTrust, ...] = (),
-        witnesses: tuple[Witness, ...] = (),
-        keepers: tuple[Keeper, ...] = (),
+        verification_sources: tuple[VerificationSource, ...] = (),
+        stateful_replicas: tuple[StatefulReplica, ...] = (),
+        forwarding: Forwarding | None = None,
     ) -> None:
-        """Raises ShoalError(DEADLINE_EXCEEDED | REPLICA_UNREACHABLE); the configuration counts all the same."""
-        self._wanted = Configuration(routes, credentials, workers, revoked, peers, witnesses, keepers)
-        await self._configure(await self._connected())
+        """Set what the front must serve, also after a restart.
 
-    async def lease(self, seconds: Seconds) -> None:
-        """Raises ShoalError: then what it was told before counts. It ends when said, however late the front hears."""
+        Raises ShoalError(DEADLINE_EXCEEDED | REPLICA_UNREACHABLE); the configuration stays the desired one.
+        """
+        self._desired_config = ServingConfig(
+            routes, credentials, workers, revoked, peers, verification_sources, stateful_replicas, forwarding
+        )
+        await self._configure(await self._wait_until_up())
+
+    async def lease(self, seconds: Seconds, claim: str) -> None:
+        """Extend the lease by `seconds` from now, however late the front receives it.
+
+        Raises ShoalError; then the earlier lease stays in force.
+        """
         until = self._clock.ticks(Elapsed(self._clock.now() + seconds))
-        client = await self._connected()
-        await client.call("lease", control.pack_lease(until), timeout=CALL_TIMEOUT_S)
+        client = await self._wait_until_up()
+        await client.call("lease", control.pack_lease(until, claim), timeout=CALL_TIMEOUT_S)
 
     async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:
-        """Raises ShoalError; no later than `asked.within_s`."""
-        client = await self._connected()
-        order = control.pack_order(Order(worker, asked, pack))
+        """Raises ShoalError, at the latest after `asked.within_s`."""
+        client = await self._wait_until_up()
+        order = control.pack_order(VerificationOrder(worker, asked, pack))
         return nouns.decode(Verdict, (await client.call("verify", order, timeout=asked.within_s)).payload)
 
-    async def record(self, worker: LocalWorker, asked: Verification, pack: str) -> Recorded:
-        """Raises ShoalError; no later than `asked.within_s`."""
-        client = await self._connected()
-        order = control.pack_order(Order(worker, asked, pack))
-        return control.unpack_recorded(await client.call("record", order, timeout=asked.within_s))
+    async def record(self, worker: LocalWorker, asked: Verification, pack: str) -> ReferenceRecording:
+        """Raises ShoalError, at the latest after `asked.within_s`."""
+        client = await self._wait_until_up()
+        order = control.pack_order(VerificationOrder(worker, asked, pack))
+        return control.unpack_recording(await client.call("record", order, timeout=asked.within_s))
 
     async def stats(self) -> FrontStats:
-        """Raises ShoalError while the front is being restarted."""
+        """Raises ShoalError while the front is being restarted, or does not answer."""
         if self._client is None:
-            raise _restarting()
-        return control.unpack_stats((await self._client.call("stats", timeout=CALL_TIMEOUT_S)).payload)
+            raise _restart_error()
+        try:
+            return control.unpack_stats((await within(SLOW_S, self._client.call("stats"))).payload)
+        except TimeoutError as error:
+            raise _stuck_error(SLOW_S) from error
 
     async def spans(self, asked: SpansAsked) -> SpansFound:
         """Raises ShoalError while the front is being restarted."""
         if self._client is None:
-            raise _restarting()
+            raise _restart_error()
         answer = await self._client.call("spans", nouns.encode(asked), timeout=CALL_TIMEOUT_S)
         return nouns.decode(SpansFound, answer.payload)
 
     async def close(self, *, keep: bool) -> None:
-        """keep: the front serves on for the next supervisor; else it drains and ends. What is still to be told to it is
-        refused. Idempotent."""
+        """Release the front for the next supervisor (`keep`), or drain and stop it. Idempotent.
+
+        Calls still waiting for the front are refused.
+        """
         self._closed = True
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._keep_task is not None:
+            self._keep_task.cancel()
+            await asyncio.gather(self._keep_task, return_exceptions=True)
         process, self._process = self._process, None
         client, self._client = self._client, None
         if process is not None and keep:
             process.release()
         elif process is not None:
             process.signal(signal.SIGTERM)
-            await _ended(process, self._config.drain_s + ADOPT_TIMEOUT_S)
+            await _wait_or_kill(process, self._config.drain_s + ADOPT_TIMEOUT_S)
         if client is not None:
             await client.close()
-        while self._reserved:
-            self._reserved.pop().close()
+        while self._reserved_ports:
+            self._reserved_ports.pop().close()
 
-    async def _connected(self) -> FrameClient:
+    async def _wait_until_up(self) -> FrameClient:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self._up.wait()
@@ -200,17 +239,17 @@ class FrontProcess:
             ) from error
 
     async def _configure(self, client: FrameClient) -> None:
-        if self._wanted is not None:
-            await client.call("configure", control.pack(self._wanted), timeout=CALL_TIMEOUT_S)
+        if self._desired_config is not None:
+            await client.call("configure", control.pack(self._desired_config), timeout=CALL_TIMEOUT_S)
 
-    async def _keep(self, process: _Process | None) -> None:
-        """Until cancelled: a front that runs, is connected, and has been told what was last wanted."""
+    async def _keep_running(self, process: _Process | None) -> None:
+        """Keep a front running, connected and configured with what is desired. Runs until cancelled."""
         quick = 0
         while True:
             started = self._clock.now()
             try:
                 self._process = process or self._spawn()
-                await self._attend(self._process)
+                await self._run_once(self._process)
             except ShoalError as error:
                 _log.warning("front_lost", refusal=str(error))
             except OSError as error:
@@ -220,26 +259,53 @@ class FrontProcess:
             if self._process is not None:
                 self._process.signal(signal.SIGKILL)
                 await self._process.gone.wait()
-            quick = 0 if self._clock.now() - started >= STEADY_S else quick + 1
+            quick = 0 if self._clock.now() - started >= STABLE_S else quick + 1
             self.restarts += 1
             _log.warning("front_restarts", pid=self.pid, restarts=self.restarts)
             if quick > 1:
                 await self._clock.sleep(delay("front", quick - 2, base_s=_RESTART_BASE_S, cap_s=_RESTART_CAP_S))
-            if self.adopted and self._wanted is None:
-                self._wanted = Configuration()  # what the one before was told, nobody knows
-            self.adopted, process = False, None
+            if self.is_adopted and self._desired_config is None:
+                self._desired_config = ServingConfig()  # the configuration of the adopted front is unknown
+            self.is_adopted, process = False, None
 
-    async def _attend(self, process: _Process) -> None:
-        """Returns when the process or its connection is over. Raises ShoalError when it does not come up."""
+    async def _run_once(self, process: _Process) -> None:
+        """Return when the process or its connection ends. Raises ShoalError when it does not start."""
         client = await self._connect(process, START_TIMEOUT_S)
         self._client = client
         try:
             await self._configure(client)
             self._up.set()
-            await client.wait_closed()
+            await self._watch(process, client)
         finally:
             if not self._up.is_set():
                 await client.close()
+
+    async def _watch(self, process: _Process, client: FrameClient) -> None:
+        """Return when the connection ends. Raises ShoalError(FRONT_STUCK) when the front makes no progress."""
+        closed = asyncio.ensure_future(client.wait_closed())
+        try:
+            while not closed.done():
+                await self._check_progress(process, client)
+                await asyncio.wait((closed,), timeout=PROGRESS_CHECK_S)
+        finally:
+            closed.cancel()
+
+    async def _check_progress(self, process: _Process, client: FrameClient) -> None:
+        """Return when the front's event loop has answered, or its connection ended.
+
+        Raises ShoalError(FRONT_STUCK) after STUCK_S in which this process ran and the front was not kept from running.
+        """
+        asked = asyncio.ensure_future(client.call("stats"))
+        silent, starved_s = start_watchdog(STUCK_S), process.run_delay_s()
+        try:
+            while not (await asyncio.wait((asked,), timeout=TICK_S))[0]:
+                before_s, starved_s = starved_s, process.run_delay_s()
+                silent = silent.on_tick(asyncio.get_running_loop().time(), starved_s - before_s)
+                if silent.is_expired:
+                    raise _stuck_error(silent.silent_s)
+        finally:
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
 
     async def _connect(self, process: _Process, timeout_s: float) -> FrameClient:
         """Raises the last refusal when the process ends or does not answer in time."""
@@ -247,7 +313,7 @@ class FrontProcess:
         end = loop.time() + timeout_s
         while True:
             try:
-                return await FrameClient.connect(self._config.socket(), process.nonce, peer_pid=process.pid)
+                return await FrameClient.connect(self._config.socket_path(), process.nonce, peer_pid=process.pid)
             except ShoalError:
                 if process.gone.is_set() or loop.time() > end:
                     raise
@@ -255,20 +321,23 @@ class FrontProcess:
                 await asyncio.wait_for(process.gone.wait(), _POLL_S)
 
     def _spawn(self) -> _Process:
-        """A group of its own: what is aimed at the supervisor's does not reach it. In its session, as workers are (see
-        there). The nonce is on no command line. Raises OSError."""
+        """Start a front. Raises OSError.
+
+        It gets its own process group, so that signals to the supervisor's group do not reach it. It stays in the
+        supervisor's session, as workers do (see there). The nonce is not on the command line.
+        """
         nonce = secrets.token_hex(16)
-        path = self._config.record().with_suffix(".config")
-        if not path.exists() or path.read_text() != self._config.dump():  # else a full disk is no hindrance
+        path = self._config.record_path().with_suffix(".config")
+        if not path.exists() or path.read_text() != self._config.dump():  # so that a restart works on a full disk
             path.write_text(self._config.dump())
         child = subprocess.Popen(
             [*self._command, "--config", str(path)],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,  # the supervisor's would be held open after its end
+            stdout=subprocess.DEVNULL,  # else the front would hold the supervisor's open after it ended
             process_group=0,
         )
         try:
-            courtesy.go_first(child.pid)
+            scheduling_priority.restore_child_priority(child.pid)
             assert child.stdin is not None
             with suppress(BrokenPipeError), child.stdin:
                 child.stdin.write(nonce.encode() + b"\n")
@@ -279,9 +348,10 @@ class FrontProcess:
             raise
 
     async def _adopt(self) -> _Process | None:
-        """The recorded front, if it lives, answers to its nonce and serves as asked; else it is ended."""
+        """Return the recorded front if it lives, accepts its nonce and serves the requested configuration; else stop
+        it."""
         try:
-            record = json.loads(self._asked.record().read_text())
+            record = json.loads(self._requested_config.record_path().read_text())
             config = FrontConfig.load(json.dumps(record["config"]))
             if start_time(record["pid"]) != record["start_time"]:
                 return None
@@ -289,7 +359,7 @@ class FrontProcess:
         except (OSError, ValueError, KeyError, ShoalError):
             return None
         self._config = config
-        if _same(self._asked, config):
+        if _is_same(self._requested_config, config):
             try:
                 client = await self._connect(process, ADOPT_TIMEOUT_S)
             except ShoalError as error:
@@ -299,22 +369,25 @@ class FrontProcess:
                 _log.info("front_adopted", pid=process.pid)
                 return process
         process.signal(signal.SIGTERM)
-        await _ended(process, ADOPT_TIMEOUT_S)
+        await _wait_or_kill(process, ADOPT_TIMEOUT_S)
         return None
 
-    def _reserve(self, config: FrontConfig) -> FrontConfig:
+    def _reserve_ports(self, config: FrontConfig) -> FrontConfig:
         """Raises ShoalError(CONFLICT)."""
         ports = {}
-        for name in ("grpc_port", "token_port", "rest_port"):
-            reserved = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET, socket.SOCK_STREAM)
-            self._reserved.append(reserved)
+        hosts: dict[str, str] = dict.fromkeys(("grpc_port", "token_port", "rest_port"), config.host)
+        if config.health_port is not None:
+            hosts["health_port"] = config.health_host
+        for name, host in hosts.items():
+            reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+            self._reserved_ports.append(reserved)
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             try:
-                reserved.bind((config.host, getattr(config, name)))
+                reserved.bind((host, getattr(config, name)))
             except OSError as error:
                 raise refuse(
                     Code.CONFLICT,
-                    f"{config.host}:{getattr(config, name)}: {error.strerror}",
+                    f"{host}:{getattr(config, name)}: {error.strerror}",
                     "a free port",
                     "choose another",
                 ) from error
@@ -322,22 +395,28 @@ class FrontProcess:
         return replace(config, **ports)
 
 
-def _restarting() -> ShoalError:
+def _stuck_error(silent_s: float) -> ShoalError:
+    return refuse(
+        Code.FRONT_STUCK, f"the front is silent for {silent_s:.1f}s", "an answer", "it is ended and started again"
+    )
+
+
+def _restart_error() -> ShoalError:
     return refuse(Code.REPLICA_UNREACHABLE, "the front is being started", "a running front", "retry")
 
 
-def _same(asked: FrontConfig, running: FrontConfig) -> bool:
-    """Whether `running` is what was asked for, where a port of 0 asks for any."""
+def _is_same(asked: FrontConfig, running: FrontConfig) -> bool:
+    """Whether `running` matches `asked`, where a port of 0 matches any."""
     ports = {
         name: getattr(running, name)
-        for name in ("grpc_port", "token_port", "rest_port", "metrics_port")
+        for name in ("grpc_port", "token_port", "rest_port", "metrics_port", "health_port")
         if getattr(asked, name) == 0
     }
     return replace(asked, **ports) == running
 
 
-async def _ended(process: _Process, timeout_s: float) -> None:
-    """Returns when it is gone; killed if it takes too long."""
+async def _wait_or_kill(process: _Process, timeout_s: float) -> None:
+    """Wait until the process ended; kill it after `timeout_s`."""
     with suppress(TimeoutError):
         await asyncio.wait_for(process.gone.wait(), timeout_s)
     process.signal(signal.SIGKILL)

@@ -1,156 +1,258 @@
-"""The protocol's REST form, both ways: JSON tensors and the binary tensor extension to and from the gRPC messages.
+"""Converts the protocol's REST form to and from the gRPC messages: JSON tensors and the binary tensor extension.
 
-Everything becomes a ModelInferRequest with raw contents, so that there is one path for inference. Numbers go through
-`struct`, which refuses what a datatype cannot hold; so a tensor that JSON can carry comes through bit for bit (FP32 and
+Everything becomes a ModelInferRequest with raw contents, so that inference has one path. Numbers are converted by
+`struct`, which refuses what a datatype cannot hold. So a tensor that JSON can carry is preserved bit for bit (FP32 and
 FP16 are exact as decimal doubles). BF16 has no JSON form. NaN and infinities are written as Triton writes them.
 """
 
-import itertools
+import io
 import json
-import struct
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from shoal.agent.dataplane.request import elements, invalid, item_bytes, too_large
+from shoal.agent.dataplane import json_tensors
+from shoal.agent.dataplane.request import (
+    MAX_FIELDS,
+    MAX_PARAMETERS,
+    MAX_RANK,
+    MAX_TENSORS,
+    elements,
+    invalid,
+    item_bytes,
+    too_large,
+)
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, refuse
+from shoal.wire.field_limits import CountLimits, check_counts, fields_of
 from shoal.wire.limits import INFER_BYTES
 
-MAX_OBJECTS_BYTES: Final = 4 * INFER_BYTES
-"""What the objects of a JSON body may take in memory: small text can grow by a factor of twenty."""
-_NUMBER_BYTES: Final = 32
-_NESTED_BYTES: Final = 72
-
-FORMATS: Final[Mapping[str, str]] = {
-    "BOOL": "?",
-    "INT8": "b",
-    "INT16": "h",
-    "INT32": "i",
-    "INT64": "q",
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-    "FP16": "e",
-    "FP32": "f",
-    "FP64": "d",
-}
-_INTEGERS: Final = frozenset({int})
-_NUMBERS: Final = frozenset({int, float})
-_ITEM_TYPES: Final[Mapping[str, frozenset[type]]] = {
-    name: frozenset({bool}) if name == "BOOL" else _NUMBERS if name.startswith("FP") else _INTEGERS for name in FORMATS
-}
-_LENGTH: Final = struct.Struct("<I")
+_T = TypeVar("_T")
+Steps = Generator[None, None, _T]
+"""Work in steps of about a millisecond, with its result."""
+_RAW: Final = bytes((oip.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | 2,))
+_LENGTH_BYTES: Final = 5
+"""Bytes reserved for a length that is not known yet: those of the longest, which every parser accepts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """How the answer's tensors shall travel: `named` outputs as said, all others by `binary`."""
+class OutputFormat:
+    """Which of the answer's tensors are sent as binary data."""
 
+    # Whether outputs that are not in `by_output` are sent as binary data.
     binary: bool
-    named: Mapping[str, bool]
+    # Whether each named output is sent as binary data.
+    by_output: Mapping[str, bool]
 
-    def as_binary(self, name: str) -> bool:
-        return self.named.get(name, self.binary)
+    def is_binary(self, name: str) -> bool:
+        return self.by_output.get(name, self.binary)
 
 
-def request_of(
-    model: str, version: str, body: bytes, header_length: int | None
-) -> tuple[oip.ModelInferRequest, Wanted]:
-    """header_length: of the JSON part, by the binary tensor extension; None when the whole body is JSON.
+def run_steps(steps: Steps[_T]) -> _T:
+    """Run all steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as over:
+            result: _T = over.value
+            return result
 
-    Raises ShoalError(INVALID_ARGUMENT | TOO_LARGE)."""
-    split = len(body) if header_length is None else header_length
-    if not 0 <= split <= len(body):
-        raise invalid(f"Inference-Header-Content-Length {split}", f"at most the body's {len(body)}")
-    document = load_json(body[:split])
-    binary = memoryview(body)[split:]
+
+def convert_request(
+    model: str, version: str, body: bytearray, header_length: int | None
+) -> Steps[tuple[bytes, OutputFormat]]:
+    """A serialized ModelInferRequest.
+
+    `body` is emptied while it is converted. `header_length` is the length of the JSON part in the binary tensor
+    extension; None when the whole body is JSON.
+
+    Raises ShoalError(INVALID_ARGUMENT | TOO_LARGE | FIELD_TOO_MANY).
+    """
+    size = len(body)
+    end = size if header_length is None else header_length
+    if not 0 <= end <= size:
+        raise invalid(f"Inference-Header-Content-Length {end}", f"at most the body's {size}")
+    text = json_tensors.Body(body)
+    split = yield from json_tensors.split(text, end)
+    document = load_json(split.head)
     message = oip.ModelInferRequest(model_name=model, model_version=version, id=_text(document, "id"))
     whole = _object(document, "parameters")
     _put_parameters(message.parameters, whole, leave_out="binary_data_output")
-    expanded, offset = 0, 0
-    for asked in _objects(document, "inputs"):
-        tensor = message.inputs.add(name=_text(asked, "name"), datatype=_text(asked, "datatype"))
-        shape = _shape(asked, tensor.name)
-        tensor.shape.extend(shape)
-        parameters = _object(asked, "parameters")
-        _put_parameters(tensor.parameters, parameters, leave_out="binary_data_size")
-        count = elements(shape, tensor.name)
-        expanded += count * item_bytes(tensor.datatype, tensor.name)
-        if expanded > INFER_BYTES:
-            raise too_large(f"inputs of at least {expanded} bytes")
-        if "binary_data_size" in parameters:
+    asked_inputs = _objects(document, "inputs")
+    shapes = _put_inputs(message, asked_inputs)
+    named = _put_outputs(
+        message, _objects(document, "outputs", required=False), _flag(whole, "binary_data_output", False)
+    )
+    _check_parameters(message)
+    yield
+    made = io.BytesIO()
+    made.write(message.SerializeToString())
+    used, offset = 0, end
+    for asked, tensor, shape in zip(asked_inputs, message.inputs, shapes, strict=True):
+        sent = _object(asked, "parameters").get("binary_data_size")
+        if sent is not None:
             if "data" in asked:
                 raise invalid(f"input {tensor.name!r:.80} both in JSON and binary", "one of them")
-            size = parameters["binary_data_size"]
-            if type(size) is not int or not 0 <= size <= len(binary) - offset:
-                raise invalid(f"binary_data_size {size!r:.80} of input {tensor.name!r:.80}", "bytes that were sent")
-            message.raw_input_contents.append(bytes(binary[offset : offset + size]))
-            offset += size
+            if type(sent) is not int or not 0 <= sent <= size - offset:
+                raise invalid(f"binary_data_size {sent!r:.80} of input {tensor.name!r:.80}", "bytes that were sent")
+            made.write(_RAW + _varint(sent))
+            for start in range(offset, offset + sent, _PIECE):
+                made.write(text.read(start, min(start + _PIECE, offset + sent)))
+                yield
+            offset += sent
         else:
-            message.raw_input_contents.append(_raw(tensor.name, tensor.datatype, shape, count, asked.get("data")))
-    if offset != len(binary):
-        raise invalid(f"{len(binary) - offset} bytes that belong to no input", "binary_data_size of every binary input")
+            span = split.data.get(asked["data"]) if isinstance(asked.get("data"), str) else None
+            if span is None:
+                raise invalid(f"input {tensor.name!r:.80} without data", "`data`, or `binary_data_size` and its bytes")
+            used += 1
+            made.write(_RAW + _varint(0, _LENGTH_BYTES))
+            start = made.tell()
+            yield from json_tensors.pack(text, span, tensor.name, tensor.datatype, shape, math.prod(shape), made)
+            length = made.tell() - start
+            made.seek(start - _LENGTH_BYTES)
+            made.write(_varint(length, _LENGTH_BYTES))
+            made.seek(0, io.SEEK_END)
+    if used != len(split.data):
+        raise invalid("`data` that is no input's", "`data` in the inputs alone")
+    if offset != size:
+        raise invalid(f"{size - offset} bytes that belong to no input", "binary_data_size of every binary input")
+    body.clear()
+    return made.getvalue(), named
+
+
+_PIECE: Final = 2**20
+"""Bytes copied in one step."""
+
+
+def _put_inputs(message: oip.ModelInferRequest, asked: list[Mapping[str, Any]]) -> list[list[int]]:
+    """Add the inputs to the message; return their shapes."""
+    shapes: list[list[int]] = []
+    expanded = 0
+    for each in asked:
+        tensor = message.inputs.add(name=_text(each, "name"), datatype=_text(each, "datatype"))
+        shape = _shape(each, tensor.name)
+        tensor.shape.extend(shape)
+        _put_parameters(tensor.parameters, _object(each, "parameters"), leave_out="binary_data_size")
+        expanded += elements(shape, tensor.name) * item_bytes(tensor.datatype, tensor.name)
+        if expanded > INFER_BYTES:
+            raise too_large(f"inputs of at least {expanded} bytes")
+        shapes.append(shape)
+    return shapes
+
+
+def _put_outputs(message: oip.ModelInferRequest, asked: list[Mapping[str, Any]], default: bool) -> OutputFormat:
     named: dict[str, bool] = {}
-    default = _flag(whole, "binary_data_output", False)
-    for asked in _objects(document, "outputs", required=False):
-        output = message.outputs.add(name=_text(asked, "name"))
-        parameters = _object(asked, "parameters")
+    for each in asked:
+        output = message.outputs.add(name=_text(each, "name"))
+        parameters = _object(each, "parameters")
         named[output.name] = _flag(parameters, "binary_data", default)
         _put_parameters(output.parameters, parameters, leave_out="binary_data")
-    return message, Wanted(default, named)
+    return OutputFormat(default, named)
 
 
-def response_of(response: bytes, wanted: Wanted) -> tuple[bytes, int | None]:
-    """The body, and the length of its JSON part when binary tensors follow it.
+def _check_parameters(message: oip.ModelInferRequest) -> None:
+    tensors: tuple[Any, ...] = (message, *message.inputs, *message.outputs)
+    count = sum(len(tensor.parameters) for tensor in tensors)
+    if count > MAX_PARAMETERS:
+        raise json_tensors.too_many(f"{count} parameters", MAX_PARAMETERS)
 
-    Raises ShoalError(INVALID_ARGUMENT) for a tensor that JSON cannot carry, ShoalError(INTERNAL) for no response."""
-    try:
-        message = oip.ModelInferResponse.FromString(response)
-    except DecodeError as error:
-        raise refuse(
-            Code.INTERNAL, "an answer that is no ModelInferResponse", "", "report this with the log"
-        ) from error
-    if len(message.raw_output_contents) != len(message.outputs):
+
+def _varint(value: int, size: int = 1) -> bytes:
+    """The value in protobuf's encoding of a length, in at least `size` bytes."""
+    found = bytearray()
+    while value > 0x7F or len(found) + 1 < size:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def convert_response(response: bytes, output_format: OutputFormat) -> Steps[tuple[bytes, int | None]]:
+    """(body, length of its JSON part), or (body, None) when no binary tensors follow.
+
+    Raises ShoalError(INVALID_ARGUMENT) for a tensor that JSON cannot carry, ShoalError(TOO_LARGE) for one that takes
+    too much, ShoalError(INTERNAL) for a malformed response.
+    """
+    message, raws = _split_response(response)
+    if len(raws) != len(message.outputs):
         raise refuse(Code.INTERNAL, "an answer without raw contents", "", "report this with the log")
-    binary: list[bytes] = []
-    outputs: list[dict[str, Any]] = []
-    for tensor, raw in zip(message.outputs, message.raw_output_contents, strict=True):
-        shown: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
-        parameters = _get_parameters(tensor.parameters)
-        if wanted.as_binary(tensor.name):
-            parameters["binary_data_size"] = len(raw)
-            binary.append(raw)
-        else:
-            shown["data"] = _data(tensor.name, tensor.datatype, raw)
-        if parameters:
-            shown["parameters"] = parameters
-        outputs.append(shown)
+    yield
     document: dict[str, Any] = {"model_name": message.model_name, "model_version": message.model_version}
     if message.id:
         document["id"] = message.id
     if message.parameters:
         document["parameters"] = _get_parameters(message.parameters)
-    document["outputs"] = outputs
-    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
-    return (b"".join((text, *binary)), len(text)) if binary else (text, None)
+    made = io.BytesIO()
+    made.write(_json(document)[:-1] + b',"outputs":[')
+    binary: list[int] = []
+    for number, tensor in enumerate(message.outputs):
+        shown: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        parameters = _get_parameters(tensor.parameters)
+        raw = raws[number]
+        is_binary = output_format.is_binary(tensor.name)
+        if is_binary:
+            parameters["binary_data_size"] = len(raw)
+            binary.append(number)
+        if parameters:
+            shown["parameters"] = parameters
+        made.write((b"," if number else b"") + _json(shown)[:-1])
+        if not is_binary:
+            made.write(b',"data":[')
+            yield from json_tensors.write_json(tensor.name, tensor.datatype, raw, made, MAX_JSON_BYTES)
+            made.write(b"]")
+        made.write(b"}")
+    made.write(b"]}")
+    length = made.tell()
+    for number in binary:
+        for start in range(0, len(raws[number]), _PIECE):
+            made.write(raws[number][start : start + _PIECE])
+            yield
+    return made.getvalue(), length if binary else None
+
+
+def _split_response(response: bytes) -> tuple[oip.ModelInferResponse, list[memoryview]]:
+    """(answer without its raw contents, these contents without a copy). Raises ShoalError(INTERNAL)."""
+    view = memoryview(response)
+    head: list[memoryview] = []
+    raws: list[memoryview] = []
+    if check_counts(oip.ModelInferResponse.DESCRIPTOR, response, _RESPONSE) is None:
+        for number, start, content, end in fields_of(view, 0, len(view)):
+            if number == oip.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER:
+                raws.append(view[content:end])
+            else:
+                head.append(view[start:end])
+        with suppress(DecodeError):
+            return oip.ModelInferResponse.FromString(b"".join(head)), raws
+    raise refuse(Code.INTERNAL, "an answer that is no ModelInferResponse", "", "report this with the log")
+
+
+_RESPONSE: Final = CountLimits(
+    fields=MAX_FIELDS,
+    repeated=MAX_PARAMETERS,
+    by_field={"inference.ModelInferResponse.InferOutputTensor.shape": MAX_TENSORS * MAX_RANK},
+)
+"""Limits for an answer: a model has no more outputs than a request may ask for."""
+MAX_JSON_BYTES: Final = INFER_BYTES + 2**20
+"""Bytes of an answer in JSON."""
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def load_json(text: bytes) -> Mapping[str, Any]:
-    """An object whose parts would fit `MAX_OBJECTS_BYTES`, judged before anything is built from them.
+    """Parse an object with few values, which are counted before anything is built from them.
 
-    Raises ShoalError(INVALID_ARGUMENT | TOO_LARGE)."""
-    objects = _NUMBER_BYTES * text.count(b",") + _NESTED_BYTES * (text.count(b"[") + text.count(b"{"))
-    if objects > MAX_OBJECTS_BYTES:
-        raise refuse(
-            Code.TOO_LARGE,
-            f"JSON that grows to some {objects} bytes",
-            f"at most {MAX_OBJECTS_BYTES}",
-            "send tensors by the binary tensor extension",
-        )
+    Raises ShoalError(INVALID_ARGUMENT | FIELD_TOO_MANY).
+    """
+    shown = json_tensors.outline(text)
+    values = shown.count(b",") + shown.count(b"[") + shown.count(b"{")
+    if values > json_tensors.MAX_HEAD_VALUES:
+        raise json_tensors.too_many(f"up to {values} values beside `data` of tensors", json_tensors.MAX_HEAD_VALUES)
     try:
         document = json.loads(text, object_pairs_hook=_unique)
     except RecursionError as error:
@@ -167,72 +269,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("a key appears twice")
     return found
-
-
-def _raw(name: str, datatype: str, shape: Sequence[int], count: int, data: Any) -> bytes:
-    """Little-endian bytes of a JSON tensor, flat or nested as its shape."""
-    if not isinstance(data, list):
-        raise invalid(f"input {name!r:.80} without data", "`data`, or `binary_data_size` and its bytes")
-    items = _flat(name, shape, data)
-    if len(items) != count:
-        raise invalid(f"{len(items)} elements of input {name!r:.80}", f"{count}, by its shape")
-    if datatype == "BF16":
-        raise invalid(f"input {name!r:.80}: BF16 in JSON", "the binary tensor extension, which carries it exactly")
-    allowed = frozenset({str}) if datatype == "BYTES" else _ITEM_TYPES[datatype]
-    wrong = set(map(type, items)) - allowed
-    if wrong:
-        kinds = ", ".join(sorted(kind.__name__ for kind in wrong))
-        raise invalid(f"{kinds} in input {name!r:.80}", f"what {datatype} holds")
-    try:
-        if datatype == "BYTES":
-            texts = [item.encode() for item in items]
-            return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))
-        return struct.pack(f"<{count}{FORMATS[datatype]}", *items)
-    except (struct.error, OverflowError, UnicodeEncodeError) as error:
-        raise invalid(f"input {name!r:.80}: {error}"[:300], f"what {datatype} holds") from error
-
-
-def _flat(name: str, shape: Sequence[int], data: list[Any]) -> list[Any]:
-    if len(shape) < 2 or not data or not isinstance(data[0], list):
-        return data
-    items = data
-    if len(items) != shape[0]:
-        raise invalid(f"{len(items)} rows of input {name!r:.80}", f"{shape[0]}, by its shape")
-    for size in shape[1:]:
-        if any(type(item) is not list or len(item) != size for item in items):
-            raise invalid(f"lists of input {name!r:.80} that are not its shape", f"{list(shape)}, or one flat list")
-        items = list(itertools.chain.from_iterable(items))
-    return items
-
-
-def _data(name: str, datatype: str, raw: bytes) -> list[Any]:
-    if datatype == "BYTES":
-        return [_decoded(name, text) for text in _strings(raw)]
-    form = FORMATS.get(datatype)
-    if form is None:
-        raise invalid(f"output {name!r:.80}: {datatype} in JSON", "binary_data: true for this output")
-    size = struct.calcsize(f"<{form}")
-    return list(struct.unpack(f"<{len(raw) // size}{form}", raw))
-
-
-def _strings(raw: bytes) -> list[bytes]:
-    found: list[bytes] = []
-    offset = 0
-    while offset < len(raw):
-        (size,) = _LENGTH.unpack_from(raw, offset)
-        offset += _LENGTH.size
-        found.append(raw[offset : offset + size])
-        offset += size
-    return found
-
-
-def _decoded(name: str, text: bytes) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise invalid(
-            f"output {name!r:.80}: strings that are not UTF-8", "binary_data: true for this output"
-        ) from error
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:
@@ -257,6 +293,8 @@ def _objects(document: Mapping[str, Any], key: str, *, required: bool = True) ->
     value = document.get(key, None if required else [])
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise invalid(f"{key} that are no list of objects", "a list of tensors")
+    if len(value) > MAX_TENSORS:
+        raise json_tensors.too_many(f"{len(value)} {key}", MAX_TENSORS)
     return value
 
 

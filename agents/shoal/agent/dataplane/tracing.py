@@ -1,9 +1,8 @@
-"""Which requests are traced, and what their spans say. Of all others nothing is kept, and nothing allocated.
+"""Which requests are traced, and what their spans contain. An untraced request costs no memory and no allocation.
 
-Who decides: the front where a request enters the region, by chance (`ratio`), or an operator, who asks for it in a
-`traceparent`; the fronts on its way then follow. A tenant decides nothing: its `traceparent` gives a request that is
-traced anyway its trace's id, so that its own spans and these are found together. However many are asked for, there is a
-bound to a second.
+The front where a request enters the region decides, at random (`ratio`) or because an operator asks in a `traceparent`.
+The fronts after it follow. A tenant's `traceparent` decides nothing. It only sets the trace id of a request that is
+traced anyway, so that the tenant's own spans join the trace. The number of traces per second is bounded.
 """
 
 import asyncio
@@ -18,86 +17,92 @@ from prometheus_client.registry import Collector
 
 from shoal.agent.dataplane.auth import Caller
 from shoal.agent.frames import Header
-from shoal.agent.ports import Clock
+from shoal.agent.ports import AgentClock
+from shoal.host.log_files import escape_line
+from shoal.host.otlp import Exporter
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.link import SpansAsked, SpansFound
 from shoal.types.route import Endpoint, EndpointKind
-from shoal.types.trace import Span, SpanKind, TraceParent, read_traceparent
+from shoal.types.trace import Span, SpanKind, TraceParent, parse_traceparent
 from shoal.types.units import Elapsed, Seconds, Wall
-from shoal.wire.logfiles import readable
-from shoal.wire.otlp import Exporter
 
-KEPT: Final = 4096
-"""Spans that are kept here for whoever asks; the oldest go first."""
-ANSWERED: Final = 256
-"""Spans of one trace that are told."""
-TRACED_A_SECOND: Final = 100
-_CHANCES: Final = 2**32
+MAX_KEPT_SPANS: Final = 4096
+"""Spans kept here for queries; the oldest are dropped first."""
+MAX_FOUND_SPANS: Final = 256
+"""Most spans of one trace that a query returns."""
+MAX_TRACES_PER_S: Final = 100
+_RATIO_SCALE: Final = 2**32
 FRONT: Final = "front"
 WORKER: Final = "worker"
 RUN: Final = "run"
 STAGES: Final = ("arrive", "queue", "decode", "wait", RUN, "encode")
-"""Of a request in a worker, in their order. arrive: on its way there; wait: for its turn on the device."""
+"""Stages of a request in a worker, in their order. arrive: in transit to the worker; wait: for its turn on the
+device."""
 
-Told = Callable[[Sequence[Span]], None]
+SpanSink = Callable[[Sequence[Span]], None]
 
 
-def _nobody(_spans: Sequence[Span]) -> None: ...
+def _discard(_spans: Sequence[Span]) -> None: ...
 
 
 class Tracer:
-    """Of one front. ratio: of the requests that enter here; told: each traced request's spans, once it has ended."""
+    """Tracing of one front. `ratio` is the share of requests entering here; `sink` gets the spans of each ended
+    request."""
 
-    def __init__(self, region: str, node: str, clock: Clock, ratio: float = 0.0, told: Told = _nobody) -> None:
+    def __init__(
+        self, region: str, node: str, clock: AgentClock, ratio: float = 0.0, sink: SpanSink = _discard
+    ) -> None:
         self.region = region
         self.node = node
         self.clock = clock
-        self._below = round(ratio * _CHANCES)
-        self._told = told
-        self._kept: deque[Span] = deque(maxlen=KEPT)
+        self._sample_below = round(ratio * _RATIO_SCALE)
+        self._sink = sink
+        self._spans: deque[Span] = deque(maxlen=MAX_KEPT_SPANS)
         self._second = (0, 0)
-        self.traced = 0
-        self.left_out = 0
-        """Requests that were to be traced and came beyond `TRACED_A_SECOND`."""
+        self.traced_count = 0
+        self.left_out_count = 0
+        """Requests that were to be traced and exceeded MAX_TRACES_PER_S."""
 
-    def begin(self, caller: Caller, said: str) -> "Trace | None":
-        """said: the request's `traceparent`, "" without one. None where it is not traced."""
-        if not self._below and not (said and (caller.hop or caller.role is Role.OPERATOR)):
-            return None  # nothing is read that nobody may ask by
-        parent = read_traceparent(said) if said else None
-        if not self._chosen(caller, parent) or not self._has_room():
+    def begin(self, caller: Caller, traceparent: str) -> "Trace | None":
+        """Begin the trace of a request, or return None where it is not traced. `traceparent` is empty without one."""
+        if not self._sample_below and not (traceparent and (caller.hop or caller.role is Role.OPERATOR)):
+            return None  # a `traceparent` without effect is not parsed
+        parent = parse_traceparent(traceparent) if traceparent else None
+        if not self._should_trace(caller, parent) or not self._has_room():
             return None
         return Trace(self, parent)
 
-    def ended(self, spans: Sequence[Span]) -> None:
-        self._kept.extend(spans)
-        self._told(spans)
+    def record_spans(self, spans: Sequence[Span]) -> None:
+        self._spans.extend(spans)
+        self._sink(spans)
 
-    def found(self, asked: SpansAsked) -> SpansFound:
-        return SpansFound(asked.request, tuple(islice((s for s in self._kept if s.trace == asked.trace), ANSWERED)))
+    def find_spans(self, asked: SpansAsked) -> SpansFound:
+        return SpansFound(
+            asked.request, tuple(islice((s for s in self._spans if s.trace == asked.trace), MAX_FOUND_SPANS))
+        )
 
-    def _chosen(self, caller: Caller, parent: TraceParent | None) -> bool:
+    def _should_trace(self, caller: Caller, parent: TraceParent | None) -> bool:
         asked = parent is not None and parent.sampled
         if caller.hop:
-            return asked  # where it entered has judged
+            return asked  # the entering front has decided
         if asked and caller.role is Role.OPERATOR:
             return True
-        return secrets.randbits(32) < self._below
+        return secrets.randbits(32) < self._sample_below
 
     def _has_room(self) -> bool:
         second = int(self.clock.now())
         count = self._second[1] + 1 if self._second[0] == second else 1
         self._second = (second, count)
-        if count > TRACED_A_SECOND:
-            self.left_out += 1
+        if count > MAX_TRACES_PER_S:
+            self.left_out_count += 1
             return False
-        self.traced += 1
+        self.traced_count += 1
         return True
 
 
 class Trace:
-    """One traced request inside this front. Times go by the elapsed clock from the moment it came."""
+    """One traced request inside this front. Times are of the elapsed clock, from the request's arrival."""
 
     def __init__(self, tracer: Tracer, parent: TraceParent | None) -> None:
         self.id = parent.trace if parent is not None else secrets.token_hex(16)
@@ -115,14 +120,15 @@ class Trace:
     def now(self) -> Elapsed:
         return self._tracer.clock.now()
 
-    def attempt(self, endpoint: Endpoint) -> "Attempt":
-        return Attempt(self, endpoint)
+    def attempt(self, endpoint: Endpoint) -> "AttemptSpan":
+        return AttemptSpan(self, endpoint)
 
     def end(self, caller: Caller, workload: str, request: str, attempts: int, code: Code | None) -> None:
-        """request: its id, as its caller says. code: of the refusal it ended with."""
+        """`request` is its id, as its caller sent it. `code` is of the refusal that it ended with; None when it was
+        answered."""
         attributes = {
             "shoal.workload": workload,
-            "shoal.request": readable(request),
+            "shoal.request": escape_line(request),
             "shoal.origin": caller.origin,
             "shoal.attempts": str(attempts),
         }
@@ -131,7 +137,7 @@ class Trace:
         elif caller.hop:
             attributes["shoal.from.node"] = caller.name
         self.add("request", SpanKind.SERVER, self._root, self._parent, self._began, attributes, code)
-        self._tracer.ended(self._spans)
+        self._tracer.record_spans(self._spans)
 
     def add(
         self,
@@ -139,23 +145,23 @@ class Trace:
         kind: SpanKind,
         span: str,
         parent: str,
-        began: Elapsed,
+        began_at: Elapsed,
         attributes: dict[str, str],
         code: Code | None = None,
         *,
         process: str = FRONT,
-        ended: Elapsed | None = None,
+        ended_at: Elapsed | None = None,
     ) -> None:
-        """ended: None for now."""
+        """Add a span. `ended_at` None means now."""
         tracer = self._tracer
-        seconds = Seconds((self.now() if ended is None else ended) - began)
-        at = Wall(self._wall + (began - self._began))
+        seconds = Seconds((self.now() if ended_at is None else ended_at) - began_at)
+        at = Wall(self._wall + (began_at - self._began))
         where = (tracer.region, tracer.node, process)
         self._spans.append(Span(self.id, span, parent, name, kind, *where, at, seconds, attributes, code or ""))
 
 
-class Attempt:
-    """One replica, once, of a traced request."""
+class AttemptSpan:
+    """The span of one attempt on one replica."""
 
     def __init__(self, trace: Trace, endpoint: Endpoint) -> None:
         self._trace = trace
@@ -167,9 +173,11 @@ class Attempt:
     def traceparent(self) -> str:
         return str(TraceParent(self._trace.id, self._span, sampled=True))
 
-    def told(self, header: Header) -> None:
-        """What a worker says of its stages: the moment each ended, by the monotonic clock of all loops of a machine. A
-        worker runs strangers' models: what it cannot have done is left out."""
+    def add_worker_stages(self, header: Header) -> None:
+        """Add spans for the worker's stages, from the end of each on the machine's monotonic clock.
+
+        A worker runs untrusted models, so impossible times are left out.
+        """
         now = self._trace.now()
         offset = now - asyncio.get_running_loop().time()
         began = self._began
@@ -179,7 +187,7 @@ class Attempt:
                 return
             own, batch = secrets.token_hex(8), header["stages"].get("batch")
             about = {"shoal.batch": str(batch)} if name == RUN and isinstance(batch, int) and 0 < batch < 2**31 else {}
-            self._trace.add(name, SpanKind.INTERNAL, own, self._span, began, about, process=WORKER, ended=until)
+            self._trace.add(name, SpanKind.INTERNAL, own, self._span, began, about, process=WORKER, ended_at=until)
             began = until
 
     def end(self, code: Code | None) -> None:
@@ -203,7 +211,7 @@ def _stages(header: Header) -> Iterator[tuple[str, float]]:
 
 
 class TraceCollector(Collector):
-    """`shoal_front_traces` and what became of their spans, made when scraped."""
+    """`shoal_front_traces` and the fate of their spans, built at each scrape."""
 
     def __init__(self, tracer: Tracer, exporter: Exporter) -> None:
         self._tracer = tracer
@@ -211,8 +219,8 @@ class TraceCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         traces = CounterMetricFamily("shoal_front_traces", "requests that were to be traced", labels=("outcome",))
-        traces.add_metric(("traced",), self._tracer.traced)
-        traces.add_metric(("left_out",), self._tracer.left_out)
+        traces.add_metric(("traced",), self._tracer.traced_count)
+        traces.add_metric(("left_out",), self._tracer.left_out_count)
         yield traces
         spans = CounterMetricFamily("shoal_front_spans", "spans for the collector", labels=("outcome",))
         spans.add_metric(("exported",), self._exporter.exported)

@@ -1,24 +1,26 @@
-"""The one interface between what carries the Open Inference Protocol and what answers it.
+"""The interface between the transports of the Open Inference Protocol and the service that answers.
 
-A transport (gRPC, REST) listens, finds out who calls and by when, and gives each call to the `Service`; what the
-service raises becomes the protocol's status. Neither knows the other's insides, and `tests/contract/dataplane` holds
-every transport to this module.
+A transport (gRPC, REST) listens, finds each call's caller and deadline, and passes the call to the `InferenceService`.
+Errors of the service become statuses of the protocol. `tests/contract/dataplane` tests every transport against this
+module.
 """
 
+import asyncio
 import errno
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from shoal.inference import open_inference_pb2 as oip
-from shoal.types.codes import Refusal, ShoalError
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
-from shoal.wire.enrol import belong
+from shoal.wire.enrol import is_matching_pair
 from shoal.wire.identity import Identity
 from shoal.wire.limits import INFER_BYTES
 
 MAX_MESSAGE = INFER_BYTES + 2**20
-"""Largest message taken from the network: the cap on tensors and room for what describes them."""
+"""Largest message accepted from the network: the limit of tensor bytes, and room for their description."""
 
 TENANT_KEY = "shoal-tenant"
 ORIGIN_KEY = "shoal-origin"
@@ -26,28 +28,56 @@ HOP_KEY = "shoal-hop"
 REQUEST_KEY = "shoal-request-id"
 AGREEMENT_KEY = "shoal-agreement"
 STEP_KEY = "shoal-step"
+FORWARD_KEY = "shoal-forward"
 TRACE_KEY = "traceparent"
+
+MAX_REQUEST_ID = 128
+_REQUEST_ID = re.compile(f"[ -~]{{1,{MAX_REQUEST_ID}}}")
+
+
+def is_request_id(text: str) -> bool:
+    """Whether the text may be a request id in headers, metadata and logs: printable ASCII of limited length."""
+    return _REQUEST_ID.fullmatch(text) is not None
+
+
+def check_request_id(text: str) -> str:
+    """Return the id; "" stands for none. Raises ShoalError(INVALID_ARGUMENT)."""
+    if text and not is_request_id(text):
+        asked = f"1 to {MAX_REQUEST_ID} characters of printable ASCII"
+        raise refuse(Code.INVALID_ARGUMENT, f"{REQUEST_KEY} {text!a:.60}", asked, "leave it out, or shorten it")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class InboundCall:
     """What a transport knows of one call.
 
-    identity: of a client certificate that an authority of the very region in its name issued. bearer: the token as
-    sent, "" without one. tenant, origin, hop, request_id, agreement, step, trace (a W3C `traceparent`): as the caller
-    claims them; who may claim what is for the service to judge. left_s: until the caller's deadline, None without one.
+    `tenant`, `origin`, `hop`, `request_id`, `agreement`, `step`, `trace` and `forward` are claims of the caller. The
+    service decides who may claim what.
     """
 
+    # From a client certificate that a CA of the region in its name issued; None without one.
     identity: Identity | None = None
+    # The bearer token as sent; empty without one.
     bearer: str = ""
+    # Tenant to act for; empty where the caller names none.
     tenant: str = ""
+    # Origin under which another front counted the ingress; empty without one.
     origin: str = ""
+    # 1 where another front forwards the request, else 0.
     hop: int = 0
+    # Request id; empty without one.
     request_id: str = ""
-    left_s: Seconds | None = None
+    # Seconds until the caller's deadline; None without one.
+    remaining_s: Seconds | None = None
+    # Agreement of a guest's request; empty without one.
     agreement: str = ""
+    # Token of a forwarded session step; empty without one.
     step: str = ""
+    # W3C `traceparent`; empty without one.
     trace: str = ""
+    # Proof that the front forwards the request (`ForwardAuth.sign`); empty without one.
+    forward: str = ""
 
     @property
     def caller(self) -> str:
@@ -55,8 +85,8 @@ class Call:
         return self.identity.uri if self.identity is not None else self.bearer
 
 
-class Refused(ShoalError):
-    """A refusal that says when to come back."""
+class CallRefused(ShoalError):
+    """A refusal with the time after which to retry."""
 
     def __init__(self, refusal: Refusal, retry_after_s: Seconds | None = None) -> None:
         super().__init__(refusal)
@@ -64,62 +94,92 @@ class Refused(ShoalError):
 
 
 def retry_after_s(error: ShoalError) -> Seconds | None:
-    return error.retry_after_s if isinstance(error, Refused) else None
+    return error.retry_after_s if isinstance(error, CallRefused) else None
 
 
-class Service(Protocol):
-    """What answers. Every method but `live` checks the caller and raises ShoalError (or Refused) otherwise."""
+def drop_tracebacks(error: BaseException) -> None:
+    """Drop the tracebacks of an error that ends a call, and of its causes.
+
+    They are not read, and their frames hold the request. An error and a frame that refers to it form a cycle, and a
+    frame of grpc refers to the error that ends a call. Without this, both stay until the garbage collector runs.
+    """
+    found, seen = [error], set[int]()
+    while found:
+        each = found.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            found += [other for other in (each.__cause__, each.__context__) if other is not None]
+
+
+class InferenceService(Protocol):
+    """Answers the protocol. Every method but `live` authenticates the caller and raises ShoalError (or CallRefused)."""
 
     def live(self) -> bool: ...
 
-    def admit(self, call: Call) -> None:
-        """Returns if this caller may send an inference request: asked before its body is read."""
+    @property
+    def change(self) -> asyncio.Event:
+        """Set, and replaced by a new event, when the result of `server_ready` may have changed for any caller."""
         ...
 
-    def server_ready(self, call: Call) -> bool: ...
+    def admit(self, call: InboundCall) -> str:
+        """The payer of an inference request of this caller, its tenant; called before the body is read."""
+        ...
 
-    def server_metadata(self, call: Call) -> oip.ServerMetadataResponse: ...
+    def server_ready(self, call: InboundCall) -> bool: ...
 
-    def index(self, call: Call, *, ready_only: bool) -> oip.RepositoryIndexResponse: ...
+    def server_metadata(self, call: InboundCall) -> oip.ServerMetadataResponse: ...
 
-    def model_ready(self, call: Call, name: str, version: str) -> bool: ...
+    def index(self, call: InboundCall, *, ready_only: bool) -> oip.RepositoryIndexResponse: ...
 
-    async def model_metadata(self, call: Call, name: str, version: str) -> oip.ModelMetadataResponse: ...
+    def model_ready(self, call: InboundCall, name: str, version: str) -> bool: ...
 
-    async def infer(self, call: Call, request: bytes) -> bytes:
-        """A serialized ModelInferRequest to a serialized ModelInferResponse. Cancelled when the caller is gone."""
+    async def model_metadata(self, call: InboundCall, name: str, version: str) -> oip.ModelMetadataResponse: ...
+
+    async def model_config(self, call: InboundCall, name: str, version: str) -> oip.ModelConfigResponse:
+        """The model's description in Triton's form, from its metadata."""
+        ...
+
+    def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
+        """Counts of what this front answered the caller's tenant; for all its models where `name` is empty."""
+        ...
+
+    async def infer(self, call: InboundCall, request: bytes) -> bytes:
+        """Answer a serialized ModelInferRequest with a serialized ModelInferResponse. Cancelled when the caller
+        disconnects."""
         ...
 
 
 class Transport(Protocol):
     async def start(self) -> int:
-        """Listens; returns the port. Raises OSError."""
+        """Listen; return the port. Raises OSError."""
         ...
 
     async def stop(self, grace_s: Seconds) -> None:
-        """Takes nothing new and returns when the calls inside have ended, or after `grace_s`."""
+        """Accept nothing new, and return when the calls inside have ended, or after `grace_s`."""
         ...
 
     async def leave(self, grace_s: Seconds) -> None:
-        """As `stop`, of a process that ends right after: nobody's call is cancelled by it."""
+        """As `stop`, for a process that exits right after: it cancels no call of a client."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files of this node: its certificate (with chain), its key, and the region's authority.
+    """PEM files of this node: its certificate (with chain), its key, and the region's CAs.
 
-    They are read again when they change, for connections made from then on."""
+    Changed files are read again, for connections opened from then on.
+    """
 
     certificate: Path
     key: Path
     authority: Path
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """(certificate, key, authority). Raises OSError, also while they are half replaced."""
+        """(certificate, key, CAs). Raises OSError, also while the files are only half replaced."""
         certificate, key = self.certificate.read_bytes(), self.key.read_bytes()
         try:
-            whole = belong(certificate, key)
+            whole = is_matching_pair(certificate, key)
         except ValueError as cause:
             raise OSError(errno.EAGAIN, f"{self.certificate.name} or {self.key.name} is unreadable") from cause
         if not whole:
@@ -127,5 +187,5 @@ class TlsFiles:
         return certificate, key, self.authority.read_bytes()
 
     def stamp(self) -> tuple[int, ...]:
-        """Changes when any of the files does. Raises OSError."""
+        """A value that changes when any of the files does. Raises OSError."""
         return tuple(p.stat().st_mtime_ns for p in (self.certificate, self.key, self.authority))

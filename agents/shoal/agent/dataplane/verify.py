@@ -1,9 +1,9 @@
-"""The target's side of a verification: the same inputs to the new replica and to what it takes over from.
+"""The target's side of a verification: the same inputs go to the new replica and to the one that it replaces.
 
-Each input goes to the new one first: what takes a worker down shall not take down the one that serves. Numbers are
-compared in the worker; here is only who is asked for what, and how fast: in between there is room for those who are
-served. What answers in another region is asked as any client of the
-workload asks it, through a gateway of this region: inputs go where its requests may go, and nowhere else.
+Each input goes to the new replica first, so that an input that crashes a worker does not crash the serving one. The
+worker compares the numbers. This module decides who answers which input and how fast, with pauses that leave room for
+clients' requests. A source in another region is called through a gateway of this region, as any client calls it. So
+inputs go only where the workload's requests may go.
 """
 
 import hashlib
@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
 from shoal.agent.core import verification
-from shoal.agent.core.verification import Compared
-from shoal.agent.dataplane.forward import CONNECT_TIMEOUT_S, Errand, Peers
-from shoal.agent.dataplane.witness import Captures
+from shoal.agent.core.verification import InputComparison
+from shoal.agent.dataplane.upstream import CONNECT_TIMEOUT_S, CallContext, PeerClients
+from shoal.agent.dataplane.verification_source import RequestCaptures
 from shoal.agent.frames import ConnectionLost, FrameClient
-from shoal.agent.ports import Clock, LocalWorker, Recorded
+from shoal.agent.ports import AgentClock, LocalWorker, ReferenceRecording
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import LEAST_SAMPLES, Against, Drift, InputsFrom, Verdict, Verification
@@ -30,33 +30,37 @@ from shoal.wire.limits import PACK_BYTES
 Taken = TypeVar("Taken")
 
 ANSWER_S: Final = Seconds(30.0)
-REST_S: Final = Seconds(0.05)
-"""After each comparison, or as long as that took: all at once they would be a burst of load on what serves."""
-REFUSED_AT_MOST: Final = 3
-"""For each input that was answered: inputs that are made up may be none that the model takes."""
+PAUSE_S: Final = Seconds(0.05)
+"""Shortest pause after each comparison; it lasts as long as the comparison took if that is longer. All comparisons at
+once would be a burst of load on the serving replica."""
+MAX_REFUSALS_PER_INPUT: Final = 3
+"""Generated inputs tried for each input to answer, because the model may not accept a generated one."""
 PACK_HEADERS: Final = 2**16
-"""What a pack is larger than its arrays at the most."""
+"""Most bytes by which a pack is larger than its arrays."""
 _ORIGIN: Final = "verification"
 _ABOUT_THE_INPUT: Final = frozenset(
     {Code.INVALID_ARGUMENT, Code.TOO_LARGE, Code.RUNTIME_FAILED, Code.OUT_OF_MEMORY, Code.UNIMPLEMENTED}
 )
 
 
-class Verifier:
-    """peers: the ways to other fronts of the region. captures: what replicas of this node have been asked."""
+class ReplicaVerifier:
+    """Verifies replicas of this node.
 
-    def __init__(self, peers: Peers, captures: Captures, clock: Clock) -> None:
+    `peers` are the connections to other fronts of the region; `captures` are captured requests of this node's replicas.
+    """
+
+    def __init__(self, peers: PeerClients, captures: RequestCaptures, clock: AgentClock) -> None:
         self._peers = peers
         self._captures = captures
         self._clock = clock
 
     async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:
-        """Raises ShoalError where there is no verdict to be had, or not yet."""
+        """Raises ShoalError where there is no verdict, or not yet."""
         async with self._trial(worker, asked, pack) as trial:
             return await trial.run()
 
-    async def record(self, worker: LocalWorker, asked: Verification, pack: str) -> Recorded:
-        """Raises ShoalError where that came to nothing yet."""
+    async def record(self, worker: LocalWorker, asked: Verification, pack: str) -> ReferenceRecording:
+        """Raises ShoalError where the recording failed for now."""
         async with self._trial(worker, asked, pack) as trial:
             return await trial.record()
 
@@ -70,7 +74,7 @@ class Verifier:
 
 
 class _Trial:
-    """One attempt."""
+    """One attempt to verify or record."""
 
     def __init__(
         self,
@@ -78,38 +82,39 @@ class _Trial:
         worker: LocalWorker,
         asked: Verification,
         pack: str,
-        peers: Peers,
-        captures: Captures,
-        clock: Clock,
+        peers: PeerClients,
+        captures: RequestCaptures,
+        clock: AgentClock,
     ) -> None:
         self._client = client
         self._worker = worker
-        self._asked = asked
+        self._verification = asked
         self._pack = pack
         self._peers = peers
         self._captures = captures
         self._clock = clock
         kind = EndpointKind.GATEWAY if asked.agreement else EndpointKind.AGENT
         self._source = Endpoint(asked.source, asked.source_node, kind, asked.source_address, 1.0, EndpointState.READY)
-        self._refused = ""
-        """Why what it is compared with does not answer something that the new one did."""
-        self._most = asked.samples
+        self._last_refusal = ""
+        """Why the source refused an input that the replica answered; when recording, why the replica refused one."""
+        self._max_samples = asked.samples
         self._tolerances = [nouns.to_wire(each) for each in asked.tolerances]
 
     async def run(self) -> Verdict:
-        used, compared, inputs_sha256 = await self._over_inputs(self._compare)
-        if self._refused and not compared:
-            compared.append(Compared((), f"it answers what the other refuses: {self._refused}", 0))
-        return verification.judge(self._asked, used, compared, inputs_sha256)
+        used, compared, inputs_sha256 = await self._for_each_input(self._compare)
+        if self._last_refusal and not compared:
+            compared.append(InputComparison((), f"it answers what the other refuses: {self._last_refusal}", 0))
+        return verification.verdict_of(self._verification, used, compared, inputs_sha256)
 
-    async def record(self) -> Recorded:
-        """What it answers, as a reference. No verdict but that there is one, or why there is none."""
-        used, taken, inputs_sha256 = await self._over_inputs(self._answered)
+    async def record(self) -> ReferenceRecording:
+        """Record the replica's answers as a reference. The verdict only says that there is one, or why there is
+        none."""
+        used, taken, inputs_sha256 = await self._for_each_input(self._answer_sample)
         content, why = b"", ""
-        if self._most < LEAST_SAMPLES:
+        if self._max_samples < LEAST_SAMPLES:
             why = f"{LEAST_SAMPLES} inputs with their answers take more than {PACK_BYTES} bytes"
-        elif len(taken) < self._most:
-            why = f"{len(taken)} inputs of {self._most} were answered: {self._refused}"
+        elif len(taken) < self._max_samples:
+            why = f"{len(taken)} inputs of {self._max_samples} were answered: {self._last_refusal}"
         else:
             try:
                 content = await self._call("record", witness_pb2.Recorded(samples=taken).SerializeToString())
@@ -118,37 +123,39 @@ class _Trial:
                     raise
                 why = error.refusal.found
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}" if content else ""
-        return Recorded(verification.recorded(self._asked, used, len(taken), inputs_sha256, digest, why), content)
+        return ReferenceRecording(
+            verification.recording_verdict(self._verification, used, len(taken), inputs_sha256, digest, why), content
+        )
 
-    async def _over_inputs(
+    async def _for_each_input(
         self, take: Callable[[witness_pb2.Sample], Awaitable[Taken | None]]
     ) -> tuple[InputsFrom, list[Taken], str]:
-        """(where the inputs came from, what `take` made of those that count, their SHA-256)."""
-        asked, used = self._asked, InputsFrom.GENERATED
-        given = await self._given()
+        """(where the inputs came from, results of `take` other than None, SHA-256 of their inputs)."""
+        asked, used = self._verification, InputsFrom.GENERATED
+        given = await self._available_inputs()
         if len(given) >= asked.samples:
-            used = asked.inputs  # else the verdict says that some were made up
+            used = asked.inputs  # else the verdict says that some were generated
         digest, taken, drawn = hashlib.sha256(), list[Taken](), 0
-        while len(taken) < self._most and drawn < REFUSED_AT_MOST * max(asked.samples, 1):
+        while len(taken) < self._max_samples and drawn < MAX_REFUSALS_PER_INPUT * max(asked.samples, 1):
             if given:
                 sample = given.popleft()
             elif asked.against is Against.REFERENCE and asked.recording is None:
                 break
             else:
-                sample, drawn = await self._generated(drawn), drawn + 1
+                sample, drawn = await self._generate_input(drawn), drawn + 1
             began = self._clock.now()
             one = await take(sample)
-            await self._clock.sleep(Seconds(max(REST_S, self._clock.now() - began)))
+            await self._clock.sleep(Seconds(max(PAUSE_S, self._clock.now() - began)))
             if one is not None:
                 taken.append(one)
                 digest.update(hashlib.sha256(sample.request).digest())
         return used, taken, digest.hexdigest()
 
-    async def _given(self) -> deque[witness_pb2.Sample]:
-        """Inputs that need not be made up, as many as are asked for at most."""
-        asked = self._asked
+    async def _available_inputs(self) -> deque[witness_pb2.Sample]:
+        """Inputs that need not be generated, at most as many as requested."""
+        asked = self._verification
         if self._pack:
-            return deque([sample async for sample in self._packed()])
+            return deque([sample async for sample in self._pack_inputs()])
         if asked.inputs is not InputsFrom.CAPTURED or asked.against is not Against.SOURCE:
             return deque()
         if asked.agreement:
@@ -157,56 +164,58 @@ class _Trial:
         request = witness_pb2.CapturedRequest(
             migration=asked.migration, assignment=asked.source, count=asked.samples
         ).SerializeToString()
-        reply = await self._peers.witness(self._source, "Captured", request, ANSWER_S)
+        reply = await self._peers.call_verification_source(self._source, "Captured", request, ANSWER_S)
         requests = witness_pb2.CapturedReply.FromString(reply).requests
         return deque(witness_pb2.Sample(request=each) for each in requests[: asked.samples])
 
-    async def _packed(self) -> AsyncIterator[witness_pb2.Sample]:
-        """Of the pack. Its answers are what counts against a reference, and do not against a source."""
-        referring = self._asked.against is Against.REFERENCE and self._asked.recording is None
-        for index in range(self._asked.samples):
-            header: dict[str, str | int] = {"index": index, "path": self._pack, "digest": self._asked.pack}
+    async def _pack_inputs(self) -> AsyncIterator[witness_pb2.Sample]:
+        """Inputs of the pack. Its answers are used when comparing with a reference, not when comparing with a
+        source."""
+        referring = self._verification.against is Against.REFERENCE and self._verification.recording is None
+        for index in range(self._verification.samples):
+            header: dict[str, str | int] = {"index": index, "path": self._pack, "digest": self._verification.pack}
             found = witness_pb2.Sample.FromString(await self._call("packed", b"", header))
             if not found.request or (referring and not found.response):
                 return
             yield found if referring else witness_pb2.Sample(request=found.request)
 
-    async def _generated(self, index: int) -> witness_pb2.Sample:
-        """The same for the same migration, so that an attempt can be repeated; of a reference, for the same model."""
+    async def _generate_input(self, index: int) -> witness_pb2.Sample:
+        """An input that is the same for the same migration, so that an attempt can be repeated; for a reference, the
+        same for the same model."""
         header: dict[str, str | int] = {"index": index}
-        if self._asked.recording is None:
-            migration = self._asked.migration.encode()
+        if self._verification.recording is None:
+            migration = self._verification.migration.encode()
             header["seed"] = int.from_bytes(hashlib.sha256(migration).digest()[:8], "big")
         return witness_pb2.Sample(request=await self._call("draw", b"", header))
 
-    async def _answered(self, sample: witness_pb2.Sample) -> witness_pb2.Sample | None:
-        """With its answer; None where it refuses this input."""
-        response, why = await self._of_target(sample.request)
+    async def _answer_sample(self, sample: witness_pb2.Sample) -> witness_pb2.Sample | None:
+        """The sample with the replica's answer; None if the replica refuses the input."""
+        response, why = await self._target_answer(sample.request)
         if not response:
-            self._refused = why
+            self._last_refusal = why
             return None
-        self._most = min(self._most, (PACK_BYTES - PACK_HEADERS) // (len(sample.request) + len(response)))
+        self._max_samples = min(self._max_samples, (PACK_BYTES - PACK_HEADERS) // (len(sample.request) + len(response)))
         return witness_pb2.Sample(request=sample.request, response=response)
 
-    async def _compare(self, sample: witness_pb2.Sample) -> Compared | None:
-        """None where what it is compared with does not answer this input either."""
-        got, why = await self._of_target(sample.request)
+    async def _compare(self, sample: witness_pb2.Sample) -> InputComparison | None:
+        """The comparison of both answers; None if the source refuses this input."""
+        got, why = await self._target_answer(sample.request)
         try:
-            expected = sample.response or await self._of_source(sample.request)
+            expected = sample.response or await self._source_answer(sample.request)
         except ShoalError as error:
             if error.code not in _ABOUT_THE_INPUT:
                 raise
-            self._refused = error.refusal.found if got else self._refused
+            self._last_refusal = error.refusal.found if got else self._last_refusal
             return None
         if not got:
-            return Compared((), f"it refuses what the other answers: {why}", 0)
+            return InputComparison((), f"it refuses what the other answers: {why}", 0)
         answers = witness_pb2.Answers(expected=expected, got=got, tolerances=self._tolerances)
         found = witness_pb2.Compared.FromString(await self._call("compare", answers.SerializeToString()))
         drifts = tuple(nouns.from_wire(Drift, each) for each in found.drifts)
-        return Compared(drifts, found.fault, found.elements)
+        return InputComparison(drifts, found.fault, found.elements)
 
-    async def _of_target(self, request: bytes) -> tuple[bytes, str]:
-        """What it answers; where it refuses this input nothing, and why."""
+    async def _target_answer(self, request: bytes) -> tuple[bytes, str]:
+        """(answer of the new replica, ""), or (empty, why it refuses this input)."""
         try:
             return await self._call("answer", request), ""
         except ConnectionLost:
@@ -216,20 +225,22 @@ class _Trial:
                 raise
             return b"", error.refusal.found
 
-    async def _of_source(self, request: bytes) -> bytes:
-        if self._asked.agreement:
-            return await self._of_region(request)
+    async def _source_answer(self, request: bytes) -> bytes:
+        if self._verification.agreement:
+            return await self._region_answer(request)
         asked = witness_pb2.AnswerRequest(
-            migration=self._asked.migration, assignment=self._asked.source, request=request
+            migration=self._verification.migration, assignment=self._verification.source, request=request
         ).SerializeToString()
-        reply = await self._peers.witness(self._source, "Answer", asked, ANSWER_S)
+        reply = await self._peers.call_verification_source(self._source, "Answer", asked, ANSWER_S)
         return witness_pb2.AnswerReply.FromString(reply).response
 
-    async def _of_region(self, request: bytes) -> bytes:
-        """Of whoever serves the workload under the agreement."""
+    async def _region_answer(self, request: bytes) -> bytes:
+        """The answer of the region that serves the workload under the agreement."""
         key, asked = self._worker.workload, oip.ModelInferRequest.FromString(request)
         asked.model_name = key.name
-        errand = Errand(key.tenant, _ORIGIN, f"{_ORIGIN}-{self._asked.migration}", ANSWER_S)
+        errand = CallContext(
+            key.tenant, _ORIGIN, f"{_ORIGIN}-{self._verification.migration}", ANSWER_S, workload=key.name
+        )
         return await self._peers.infer(self._source, asked.SerializeToString(), errand)
 
     async def _call(self, kind: str, payload: bytes, header: dict[str, str | int] | None = None) -> bytes:

@@ -1,11 +1,11 @@
-"""The host's processor, through ONNX Runtime's own provider or, where that is installed, OpenVINO's."""
+"""The host's CPU, through ONNX Runtime's own provider, or through OpenVINO's if that is installed."""
 
 import math
 from pathlib import Path
 
 from shoal.agent.devices.host import Host
 from shoal.agent.devices.runtime import cpu_provider, runtime_version
-from shoal.agent.ports import Clock, DriverOptions, Pace
+from shoal.agent.ports import AgentClock, DriverOptions, EmulatedPace
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, Reading
 from shoal.types.units import Bytes, Elapsed, Seconds, Watts
@@ -14,16 +14,17 @@ NAME = "cpu0"
 
 
 class CpuDriver:
-    """One device for all sockets: the runtime spreads over them. parallelism: processors this process may use."""
+    """One device for all sockets, because the runtime spreads over them. Its parallelism is the number of usable
+    processors."""
 
-    def __init__(self, clock: Clock, options: DriverOptions, root: Path = Path("/")) -> None:
+    def __init__(self, clock: AgentClock, options: DriverOptions, root: Path = Path("/")) -> None:
         self._clock = clock
         self._host = Host(root)
         self._ticks = self._host.busy_and_total()
         self._throttles = self._host.throttle_count()
         self._counters = self._host.energy_counters()
         self._ranges = [_number(counter.with_name("max_energy_range_uj")) for counter in self._counters]
-        self._counted = [_number(counter) for counter in self._counters]
+        self._last_uj = [_number(counter) for counter in self._counters]
         self._energy_j = 0.0
         self._read_at = clock.now()
 
@@ -54,7 +55,7 @@ class CpuDriver:
         return (device,)
 
     def read(self, device: str) -> Reading:
-        """Utilisation, power and throttling are those since the last reading; NaN on the first, or where unknown."""
+        """Utilisation, power and throttling since the last reading. NaN on the first one, or if unknown."""
         if device != NAME:
             raise refuse(Code.DEVICE_LOST, f"no processor {device!r:.80}", NAME, "")
         now = self._clock.now()
@@ -67,27 +68,27 @@ class CpuDriver:
             free_bytes=Bytes(self._host.free_bytes()),
             utilisation=(ticks[0] - last[0]) / passed if passed > 0 else math.nan,
             temperature_c=self._host.temperature_c(),
-            power_w=Watts(self._count_energy(now)),
+            power_w=Watts(self._update_energy(now)),
             energy_j=self._energy_j if self._counters else math.nan,
             taken_at=self._clock.wall(),
             throttled=throttles > before,
         )
 
-    def pace(self, device: str) -> Pace | None:
+    def pace(self, device: str) -> EmulatedPace | None:
         return None
 
-    def rest(self, device: str, asleep: bool) -> Seconds:
+    def set_sleep(self, device: str, asleep: bool) -> Seconds:
         return Seconds(0.0)
 
-    def _count_energy(self, now: Elapsed) -> float:
-        """Adds what the packages used since the last call; their mean watts over that time."""
+    def _update_energy(self, now: Elapsed) -> float:
+        """Add the energy used since the last call. Returns the mean watts over that time."""
         seconds, self._read_at = now - self._read_at, now
         used = 0
         for index, counter in enumerate(self._counters):
             value = _number(counter)
-            step = value - self._counted[index]
+            step = value - self._last_uj[index]
             used += step if step >= 0 else step + self._ranges[index]
-            self._counted[index] = value
+            self._last_uj[index] = value
         self._energy_j += used / 1e6
         return used / 1e6 / seconds if self._counters and seconds > 0 else math.nan
 

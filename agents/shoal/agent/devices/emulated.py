@@ -1,11 +1,12 @@
-"""Emulated devices: the real model runs on this machine's processor, paced and metered by a named profile.
+"""Emulated devices: the real model runs on this machine's CPU, paced and metered by a named profile.
 
-Profiles lie in `profiles/`, written by `agents/derive_profiles.py` from published results, each with its rows named.
-Every answer takes the profile's time x `time_scale`; every figure that is reported (latency, joules) is the device's
-own, that is unscaled, and `Device.time_scale` says how much slower the answers came.
+`agents/derive_profiles.py` writes the profiles in `profiles/` from published results, each with its rows named. Every
+answer takes the profile's time x `time_scale`. Every reported figure (latency, joules) is device time, that is
+unscaled, and `Device.time_scale` says how much slower the answers came.
 
-One whose profile says what it draws at rest can be put to sleep: modelled by `core.rest`, and nothing else sleeps.
-Heat, throttling and vanishing are never modelled: `options.condition` names a file that says them (`condition.py`).
+A device whose profile gives its idle and sleep power can be put to sleep, as `core.device_sleep` models; no other can.
+Heat, throttling and loss of the device are never modelled: the file `options.emulated_state_file` sets them
+(`emulated_state.py`).
 """
 
 import json
@@ -16,32 +17,32 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from shoal.agent.core.rest import Resting
-from shoal.agent.devices.condition import condition_of
+from shoal.agent.core.device_sleep import DeviceSleepState
+from shoal.agent.devices.emulated_state import read_state
 from shoal.agent.devices.host import Host
 from shoal.agent.devices.runtime import runtime_version
-from shoal.agent.ports import Clock, DriverOptions, Pace
+from shoal.agent.ports import AgentClock, DriverOptions, EmulatedPace
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, EnergySource, Reading, Rest
 from shoal.types.receipt import Rates
 from shoal.types.units import SIZE, Bytes, Seconds, Watts, parse_quantity, show_bytes
 
 _PRECISIONS: Final = ("fp32", "fp16", "int8")
-"""The maker's compiler chose the precision for the published result, so the profile's rate stands for any."""
+"""The profile's rate stands for every precision, because the vendor's compiler chose one for the published result."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Emulated:
+class _EmulatedDevice:
     device: Device
-    pace: Pace
+    pace: EmulatedPace
 
 
 class EmulatedDriver:
-    """One device for each entry of `options.emulate`, called as its profile (`-2`, `-3` for more of one)."""
+    """One device per entry of `options.emulate`, named after its profile (`-2`, `-3` for further ones)."""
 
-    def __init__(self, clock: Clock, options: DriverOptions, root: Path = Path("/")) -> None:
-        """Raises ShoalError(FIELD_INVALID) for an unknown profile or a scale that is not above zero; as parse_quantity
-        for a size that is none."""
+    def __init__(self, clock: AgentClock, options: DriverOptions, root: Path = Path("/")) -> None:
+        """Raises ShoalError(FIELD_INVALID) for an unknown profile or an invalid scale, and what parse_quantity raises
+        for an invalid size."""
         if not (math.isfinite(options.time_scale) and options.time_scale > 0):
             raise refuse(
                 Code.FIELD_INVALID, f"time scale {options.time_scale}", "a number above 0", "leave it out for 1"
@@ -52,29 +53,34 @@ class EmulatedDriver:
             )
         self._clock = clock
         self._host = Host(root)
-        self._condition = options.condition
-        self._devices: dict[str, _Emulated] = {}
-        self._resting: dict[str, Resting] = {}
-        entries = [_sized(entry) for entry in options.emulate]
+        self._state_file = options.emulated_state_file
+        self._devices: dict[str, _EmulatedDevice] = {}
+        self._sleep_states: dict[str, DeviceSleepState] = {}
+        entries = [_parse_entry(entry) for entry in options.emulate]
         for number, (profile, memory) in enumerate(entries):
             earlier = [name for name, _ in entries[:number]].count(profile)
             name = f"{profile}-{earlier + 1}" if earlier else profile
-            emulated = self._devices[name] = _emulate(name, _profile(profile), memory, options)
+            emulated = self._devices[name] = _make_device(name, _load_profile(profile), memory, options)
             if (rest := emulated.device.rest) is not None:
-                self._resting[name] = Resting(rest, emulated.pace.active_w, options.time_scale, clock.now())
+                self._sleep_states[name] = DeviceSleepState(
+                    rest, emulated.pace.active_w, options.time_scale, clock.now()
+                )
 
     def discover(self) -> tuple[Device, ...]:
         return tuple(emulated.device for emulated in self._devices.values())
 
     def read(self, device: str) -> Reading:
-        """Free memory: the device's, as far as this machine has it. Heat is as its condition says, use is unknown; so
-        are watts and joules, but of one that can sleep: without what running something takes beyond idling."""
-        emulated, condition = self._of(device), condition_of(self._condition)
+        """Free memory is the device's, limited by this machine's. Temperature comes from the state file; utilisation is
+        unknown.
+
+        Power and energy are known only of a device that can sleep, and exclude what runs take beyond idle power.
+        """
+        emulated, condition = self._device(device), read_state(self._state_file)
         if not condition.answers:
-            raise refuse(Code.DEVICE_LOST, f"{device} does not answer, as {self._condition} says", "one that does", "")
-        now, resting = self._clock.now(), self._resting.get(device)
+            raise refuse(Code.DEVICE_LOST, f"{device} does not answer, as {self._state_file} says", "one that does", "")
+        now, resting = self._clock.now(), self._sleep_states.get(device)
         if resting is not None:
-            resting = self._resting[device] = resting.at(now)
+            resting = self._sleep_states[device] = resting.advance(now)
         return Reading(
             device=device,
             free_bytes=Bytes(min(emulated.device.memory_bytes, self._host.free_bytes())),
@@ -89,40 +95,42 @@ class EmulatedDriver:
             saved_j=resting.saved_j if resting is not None else 0.0,
         )
 
-    def pace(self, device: str) -> Pace | None:
-        return self._of(device).pace
+    def pace(self, device: str) -> EmulatedPace | None:
+        return self._device(device).pace
 
-    def rest(self, device: str, asleep: bool) -> Seconds:
-        resting = self._resting.get(device)
+    def set_sleep(self, device: str, asleep: bool) -> Seconds:
+        resting = self._sleep_states.get(device)
         if resting is None:
             return Seconds(0.0)
         now = self._clock.now()
-        resting = self._resting[device] = resting.asked(asleep, now)
+        resting = self._sleep_states[device] = resting.with_sleep(asleep, now)
         return resting.wakes_in(now)
 
-    def _of(self, device: str) -> _Emulated:
+    def _device(self, device: str) -> _EmulatedDevice:
         if device not in self._devices:
             raise refuse(Code.DEVICE_LOST, f"no emulated device {device!r:.80}", ", ".join(self._devices) or "none", "")
         return self._devices[device]
 
 
 def profiles() -> tuple[str, ...]:
-    """Names of all profiles that can be emulated."""
+    """Names of all profiles."""
     return tuple(
-        sorted(entry.name.removesuffix(".json") for entry in _folder().iterdir() if entry.name.endswith(".json"))
+        sorted(
+            entry.name.removesuffix(".json") for entry in _profiles_folder().iterdir() if entry.name.endswith(".json")
+        )
     )
 
 
-def _sized(entry: str) -> tuple[str, Bytes | None]:
-    """(profile, how much memory if not the profile's) of `PROFILE` or `PROFILE=SIZE`."""
+def _parse_entry(entry: str) -> tuple[str, Bytes | None]:
+    """(profile, memory size or None for the profile's) of `PROFILE` or `PROFILE=SIZE`."""
     profile, equals, size = entry.partition("=")
     return profile, Bytes(int(parse_quantity(size, SIZE))) if equals else None
 
 
-def _emulate(name: str, profile: Mapping[str, Any], size: Bytes | None, options: DriverOptions) -> _Emulated:
+def _make_device(name: str, profile: Mapping[str, Any], size: Bytes | None, options: DriverOptions) -> _EmulatedDevice:
     made_smaller = "" if size is None else f"; with {show_bytes(size)} of memory, as it was started"
     source = f"{profile['name']}: {'; '.join(profile['sources'])}{made_smaller}"
-    rest, time_scale = _rest(profile["rest"], options.wake_scale), options.time_scale
+    rest, time_scale = _sleep_profile(profile["rest"], options.wake_scale), options.time_scale
     rates = Rates(
         matmul_flops=dict.fromkeys(_PRECISIONS, profile["flops_per_s"]),
         conv_flops=dict.fromkeys(_PRECISIONS, profile["flops_per_s"]),
@@ -136,7 +144,9 @@ def _emulate(name: str, profile: Mapping[str, Any], size: Bytes | None, options:
         energy_source=EnergySource.PROFILE,
     )
     memory = size if size is not None else Bytes(profile["memory_bytes"])
-    pace = Pace(profile["name"], source, rates, time_scale, memory, rates.active_w, rates.idle_w)
+    pace = EmulatedPace(
+        profile["name"], source, rates, time_scale, memory, rates.active_w, rates.idle_w, profile["system"]
+    )
     device = Device(
         name=name,
         kind=DeviceKind(profile["kind"]),
@@ -145,7 +155,7 @@ def _emulate(name: str, profile: Mapping[str, Any], size: Bytes | None, options:
         driver="emulated",
         driver_version=profile["name"],
         runtime_version=runtime_version(),
-        # what really runs the model, so that a model which this provider cannot run is known to be so
+        # The provider that really runs the model, so that a model it cannot run is known to be unsupported.
         provider="CPUExecutionProvider",
         memory_bytes=memory,
         parallelism=profile["parallelism"],
@@ -160,10 +170,10 @@ def _emulate(name: str, profile: Mapping[str, Any], size: Bytes | None, options:
         time_scale=time_scale,
         rest=rest,
     )
-    return _Emulated(device, pace)
+    return _EmulatedDevice(device, pace)
 
 
-def _rest(said: Mapping[str, Any] | None, wake_scale: float) -> Rest | None:
+def _sleep_profile(said: Mapping[str, Any] | None, wake_scale: float) -> Rest | None:
     if said is None:
         return None
     wake_s = Seconds(said["wake_s"] * wake_scale)
@@ -171,12 +181,12 @@ def _rest(said: Mapping[str, Any] | None, wake_scale: float) -> Rest | None:
     return Rest(Watts(said["idle_w"]), Watts(said["asleep_w"]), wake_s, said["source"] + scaled)
 
 
-def _profile(name: str) -> Mapping[str, Any]:
+def _load_profile(name: str) -> Mapping[str, Any]:
     if name not in profiles():
         raise refuse(Code.FIELD_INVALID, f"no profile {name!r:.80}", f"one of {', '.join(profiles())}", "see `devices`")
-    found: Mapping[str, Any] = json.loads((_folder() / f"{name}.json").read_text())
+    found: Mapping[str, Any] = json.loads((_profiles_folder() / f"{name}.json").read_text())
     return found
 
 
-def _folder() -> Any:
+def _profiles_folder() -> Any:
     return resources.files("shoal.agent.devices") / "profiles"

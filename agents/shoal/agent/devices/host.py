@@ -1,6 +1,6 @@
-"""The machine as its /proc and /sys say: processors, caches, memory, control groups, heat, energy counters.
+"""The machine as /proc and /sys describe it: processors, caches, memory, cgroups, temperature, energy counters.
 
-All paths are taken below `root`, so that tests can show other machines. What is missing is None, empty or NaN.
+All paths are below `root`, so that tests can describe other machines. A missing value is None, empty or NaN.
 """
 
 import math
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 _UNLIMITED: Final = 2**60
-"""Version 1 groups write a limit of about 2^63 for none."""
+"""cgroup v1 files hold about 2^63 if there is no limit."""
 _ISA: Final = {
     "sse4_2": "sse4.2",
     "avx": "avx",
@@ -32,7 +32,7 @@ _ISA: Final = {
     "sve": "sve",
     "sve2": "sve2",
 }
-"""Flags of /proc/cpuinfo that matter to inference, by their usual names."""
+"""Flags of /proc/cpuinfo that matter to inference, with their usual names."""
 _ARM_MAKERS: Final = {
     "0x41": "Arm",
     "0x48": "HiSilicon",
@@ -46,19 +46,28 @@ _ZONES: Final = ("x86_pkg_temp", "cpu", "soc", "acpitz")
 
 @dataclass(frozen=True, slots=True)
 class Processor:
+    """The machine's processors."""
+
+    # `vendor_id` of x86, or the Arm implementer; "unknown" if neither is known.
     vendor: str
+    # Model name, or the board's name on Arm; "unknown" if neither is known.
     model: str
+    # Instruction set extensions that matter to inference, by the names in _ISA.
     isa: tuple[str, ...]
+    # Logical processors (hardware threads), at least 1.
     threads: int
+    # Physical cores, at least 1.
     cores: int
+    # Sizes like `L1d 32K`, one per level and kind.
     caches: tuple[str, ...]
-    """`L1d 32K`, one of each level and kind."""
+    # NUMA nodes, at least 1.
     numa_nodes: int
+    # Kernel release, as in `uname -r`. Empty if unknown.
     kernel: str
 
 
 class Host:
-    """Reads on every call; nothing is kept but the root."""
+    """Reads the files on every call and caches nothing."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -88,24 +97,25 @@ class Host:
         return self._meminfo("MemTotal")
 
     def limit_bytes(self) -> int:
-        """The machine's memory, or the lowest limit of this process's control groups."""
+        """The machine's memory, or the lowest limit of this process's cgroups if that is less."""
         limits = [group.limit for group in self._memory_groups() if group.limit < _UNLIMITED]
         return min([self.total_bytes(), *limits])
 
     def free_bytes(self) -> int:
-        """What can still be taken: of the machine, and within every control group (whose page cache can be dropped)."""
+        """Bytes that can still be allocated, on the machine and within every cgroup. Page cache that can be dropped
+        counts as free."""
         rooms = [group.limit - group.used for group in self._memory_groups() if group.limit < _UNLIMITED]
         return max(0, min([self._meminfo("MemAvailable"), *rooms]))
 
     def usable_cores(self) -> int:
-        """Processors this process may use: by affinity and by its groups' quota, rounded up; at least 1."""
+        """Processors that this process may use: by affinity and cgroup quota, rounded up; at least 1."""
         present = self.processor().threads
         allowed = len(os.sched_getaffinity(0)) if self._root == Path("/") else present
         quotas = [quota for quota in self._cpu_quotas() if quota > 0]
         return max(1, min([allowed, *(math.ceil(quota) for quota in quotas)]))
 
     def busy_and_total(self) -> tuple[int, int]:
-        """Clock ticks of all processors since boot: busy, and all. (0, 0) where it is not told."""
+        """Clock ticks of all processors since boot: (busy, all). (0, 0) if unknown."""
         line = _text(self._root / "proc/stat").split("\n", 1)[0].split()[1:9]
         if len(line) < 8:
             return 0, 0
@@ -114,7 +124,7 @@ class Host:
         return busy, busy + idle + iowait + steal
 
     def temperature_c(self) -> float:
-        """Of the processor's own zone where there is one, else the hottest of all; NaN where there is none."""
+        """Temperature of the processor's own zone, or else of the hottest zone. NaN if there is none."""
         found: dict[str, float] = {}
         for zone in sorted((self._root / "sys/class/thermal").glob("thermal_zone*")):
             kind = _text(zone / "type").strip()
@@ -128,12 +138,12 @@ class Host:
         return max(found.values(), default=math.nan)
 
     def throttle_count(self) -> int:
-        """How often the processors have slowed down for heat since boot."""
+        """How many times the processors have throttled for heat since boot."""
         pattern = "sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count"
         return sum(int(text) for path in self._root.glob(pattern) if (text := _text(path).strip()).isdigit())
 
     def energy_counters(self) -> tuple[Path, ...]:
-        """RAPL's counter of each package that this process may read; often root alone may."""
+        """RAPL counter of each package that this process may read. On many machines only root may."""
         zones = sorted((self._root / "sys/class/powercap").glob("intel-rapl:[0-9]*"))
         counters = [
             zone / "energy_uj"
@@ -183,9 +193,9 @@ class Host:
         return quotas
 
     def _groups(self, controller: str) -> list[Path]:
-        """This process's group of a version 1 controller (version 2 where empty) and its ancestors.
+        """This process's cgroup of a v1 controller (v2 if `controller` is empty) and its ancestors.
 
-        In a container the path of /proc/self/cgroup is often the host's; then the mount itself is the group.
+        In a container the path in /proc/self/cgroup is often the host's; then the mount itself is the cgroup.
         """
         base = self._root / "sys/fs/cgroup"
         if controller:
@@ -207,6 +217,8 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
+    """Memory of one cgroup in bytes; `used` excludes inactive file cache."""
+
     limit: int
     used: int
 

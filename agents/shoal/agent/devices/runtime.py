@@ -1,4 +1,4 @@
-"""Which ONNX Runtime is installed, without importing it (that is a worker's business)."""
+"""Which ONNX Runtime is installed. Does not import it, because only workers do."""
 
 from importlib import metadata
 
@@ -7,8 +7,11 @@ _DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", _OPENVINO, "onnxruntime-rocm
 
 
 def cpu_provider() -> str:
-    """What runs models on the processor. ONNX Runtime's build with OpenVINO takes the place of the plain one in an
-    environment, so that a node offers its processor, and its memory, once: by the better of the two."""
+    """Execution provider for the CPU.
+
+    ONNX Runtime's build with OpenVINO replaces the plain one in an environment. So a node offers its CPU and memory
+    once, through the better of the two.
+    """
     try:
         metadata.version(_OPENVINO)
     except metadata.PackageNotFoundError:
@@ -17,7 +20,7 @@ def cpu_provider() -> str:
 
 
 def runtime_version() -> str:
-    """`onnxruntime 1.31.1`, or empty when there is none."""
+    """Like `onnxruntime 1.31.1`; empty if none is installed."""
     for name in _DISTRIBUTIONS:
         try:
             return f"onnxruntime {metadata.version(name)}"

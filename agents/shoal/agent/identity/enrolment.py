@@ -1,4 +1,4 @@
-"""Becoming a member of a region, and what a member remembers of it: `identity/` in the state directory."""
+"""Enrolment of a node in a region, and what the node keeps of it: `identity/` in the state directory."""
 
 import fcntl
 import json
@@ -11,45 +11,55 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shoal.agent.identity.membership import EXPELLED
+from shoal.host.private_files import write_private
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Wall
-from shoal.wire.enrol import Enrolled, complete, redeem
+from shoal.wire.enrol import Enrolled, recover_write, redeem
 from shoal.wire.identity import identity_of_pem
-from shoal.wire.private import write_private
 
 _MEMBER = "member.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """As enrolled. coordinator, enrol: host:port of its link and of its enrolment server; mqtt: of the region's broker,
-    empty where there is none."""
+class NodeEnrolment:
+    """Result of the enrolment, as stored in `member.json`."""
 
+    # Name of the node in its region.
     name: str
+    # Name of the region.
     region: str
+    # A value of Role: agent or gateway.
     role: str
+    # host:port of the coordinator's link.
     coordinator: str
+    # Labels given at joining.
     labels: Mapping[str, str]
+    # host:port of the enrolment server, which renews certificates.
     enrol: str = ""
+    # host:port of the region's MQTT broker. Empty: the region has none.
     mqtt: str = ""
 
 
 def is_member(state_dir: Path) -> bool:
-    """Whether this directory holds a certificate, ended or not, that no region has refused."""
+    """Whether this directory holds a certificate, expired or not, that no region has revoked."""
     folder = state_dir / "identity"
-    complete(folder)
+    recover_write(folder)
     return (folder / "cert.pem").exists() and not (folder / EXPELLED).exists()
 
 
-def join(state_dir: Path, coordinator: str, token: str, *, name: str, labels: Mapping[str, str], wall: Wall) -> Member:
-    """Redeems a token and keeps key, certificate and CA in `state_dir`; models cached there stay.
+def join(
+    state_dir: Path, coordinator: str, token: str, *, name: str, labels: Mapping[str, str], wall: Wall
+) -> NodeEnrolment:
+    """Redeem a token and store key, certificate and CA in `state_dir`. Models cached there stay.
 
-    name: empty for the token's, or the host's where the token leaves it open. Raises ShoalError(CONFLICT) when this
-    directory holds a member whose certificate is still good and was not revoked, and what redeeming raises.
+    An empty `name` means the token's, or the host's name if the token leaves it open.
+
+    Raises ShoalError(CONFLICT) if this directory holds a certificate that is valid and not revoked, and what redeeming
+    raises.
     """
     folder = state_dir / "identity"
-    complete(folder)
+    recover_write(folder)
     good = (folder / "cert.pem").exists() and identity_of_pem((folder / "cert.pem").read_bytes()).not_after > wall
     if good and not (folder / EXPELLED).exists():
         raise refuse(
@@ -61,7 +71,7 @@ def join(state_dir: Path, coordinator: str, token: str, *, name: str, labels: Ma
             Code.ROLE_DENIED, f"a token for role {enrolled.role}", "agent or gateway", "make one: shoal token create"
         )
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    member = Member(
+    member = NodeEnrolment(
         enrolled.name,
         enrolled.region,
         enrolled.role,
@@ -72,7 +82,7 @@ def join(state_dir: Path, coordinator: str, token: str, *, name: str, labels: Ma
     )
     folder.mkdir(exist_ok=True, mode=0o700)
     write_private(folder / _MEMBER, json.dumps(asdict(member), indent=1).encode())
-    enrolled.write(folder)  # the certificate comes last: with it the node has joined
+    enrolled.write(folder)  # the certificate is written last: with it the node has joined
     (folder / EXPELLED).unlink(missing_ok=True)
     return member
 
@@ -81,18 +91,18 @@ def _redeem(coordinator: str, token: str, name: str) -> Enrolled:
     try:
         return redeem(coordinator, token, name)
     except ShoalError as error:
-        # A token that is bound to no name does not tell one, and was not used up by asking.
+        # A token without a name was not used up by this attempt.
         if name or error.code is not Code.NAME_INVALID:
             raise
         return redeem(coordinator, token, _host_name())
 
 
-def load(state_dir: Path) -> Member:
+def load(state_dir: Path) -> NodeEnrolment:
     """Raises ShoalError(UNAUTHENTICATED | STATE_CORRUPT)."""
     path = state_dir / "identity" / _MEMBER
-    complete(path.parent)
+    recover_write(path.parent)
     try:
-        return Member(**json.loads(path.read_text()))
+        return NodeEnrolment(**json.loads(path.read_text()))
     except FileNotFoundError as cause:
         raise refuse(
             Code.UNAUTHENTICATED, f"{state_dir} has not joined", "an enrolled node", "run shoal-agent join"
@@ -102,8 +112,8 @@ def load(state_dir: Path) -> Member:
 
 
 @contextmanager
-def alone(state_dir: Path) -> Iterator[None]:
-    """One supervisor a state directory. Raises ShoalError(CONFLICT)."""
+def lock_state_dir(state_dir: Path) -> Iterator[None]:
+    """Allow one supervisor per state directory. Raises ShoalError(CONFLICT)."""
     folder = state_dir / "run"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -121,6 +131,6 @@ def alone(state_dir: Path) -> Iterator[None]:
 
 
 def _host_name() -> str:
-    """This host's name as a node's: lower case, DNS label."""
+    """This host's name as a node name: lower case, one DNS label."""
     label = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")
     return label[:63] or "node"

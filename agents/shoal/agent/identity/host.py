@@ -1,4 +1,4 @@
-"""What this machine is, once a start."""
+"""Facts about this machine, read once per start."""
 
 import platform
 import socket
@@ -16,29 +16,29 @@ def memory() -> Bytes:
 
 
 def memory_limit() -> Bytes:
-    """The cgroup's limit where there is one, else the machine's memory."""
+    """The cgroup's limit if there is one, otherwise the machine's memory."""
     for path in _CGROUP_LIMITS:
         try:
             found = int(Path(path).read_text())
         except (OSError, ValueError):
-            continue  # no such version of cgroups, or `max`
+            continue  # this cgroup version is absent, or the limit is `max`
         return Bytes(min(found, memory()))
     return memory()
 
 
 def boot_id() -> str:
-    """Changes with each start of the machine; empty where the system does not tell."""
+    """Changes at each boot of the machine. Empty if the system does not provide it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
 
 
-def system() -> tuple[str, str]:
-    """(operating system, architecture), as `linux`, `x86_64`."""
+def os_and_architecture() -> tuple[str, str]:
+    """(operating system, architecture), like `linux`, `x86_64`."""
     return platform.system().lower(), platform.machine().lower()
 
 
-def advertised(host: str) -> str:
+def advertise_host(host: str) -> str:
     """The address that peers dial for a listener on `host`."""
     return socket.getfqdn() if host in ("0.0.0.0", "::", "") else host

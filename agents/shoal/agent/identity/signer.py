@@ -1,4 +1,4 @@
-"""The node's key, for what it signs."""
+"""Signs with the node's key."""
 
 from pathlib import Path
 
@@ -11,33 +11,33 @@ from shoal.wire import nouns, signing
 
 
 class KeySigner:
-    """Signs receipts with the key whose certificate the node holds now; a renewed one is taken up by itself."""
+    """Signs receipts with the key of the node's current certificate. Notices a renewed key by itself."""
 
     def __init__(self, key: Path, *, region: str, node: str) -> None:
-        """key: its PEM file. Raises ShoalError(UNAUTHENTICATED) on a key that is not P-256."""
+        """`key` is its PEM file. Raises ShoalError(UNAUTHENTICATED) for a key that is not P-256."""
         self._path = key
         self._region = region
         self._node = node
-        self._stamp = -1
-        self._key = self._newest()
+        self._mtime_ns = -1
+        self._key = self._current_key()
 
     def sign_receipt(self, receipt: Receipt) -> SignedReceipt:
         """Raises ShoalError(UNAUTHENTICATED)."""
         content = nouns.encode(receipt)
-        key = self._newest()
-        return nouns.signed(receipt, signing.sign(key, self._region, self._node, "receipt", content))
+        key = self._current_key()
+        return nouns.make_signed_receipt(receipt, signing.sign(key, self._region, self._node, "receipt", content))
 
-    def _newest(self) -> ec.EllipticCurvePrivateKey:
+    def _current_key(self) -> ec.EllipticCurvePrivateKey:
         try:
             stamp = self._path.stat().st_mtime_ns
-            if stamp != self._stamp:
-                self._key, self._stamp = _load(self._path.read_bytes()), stamp
+            if stamp != self._mtime_ns:
+                self._key, self._mtime_ns = _parse_key(self._path.read_bytes()), stamp
         except OSError as cause:
             raise refuse(Code.UNAUTHENTICATED, f"key.pem: {cause.strerror}", "the node's key", "join again") from cause
         return self._key
 
 
-def _load(key_pem: bytes) -> ec.EllipticCurvePrivateKey:
+def _parse_key(key_pem: bytes) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
     except ValueError as cause:

@@ -1,4 +1,5 @@
-"""The Journal port on a directory: the desired set and the receipts, with space kept free for the next desired set."""
+"""`ports.AgentJournal` in a folder: the desired set and the receipts, with disk space reserved for the next desired
+set."""
 
 import asyncio
 import errno
@@ -18,41 +19,42 @@ from shoal.wire.limits import LINK_BYTES
 
 RESERVE_BYTES: Final = 2 * LINK_BYTES
 SLOTS: Final = ("desired", "receipts", "clock")
-"""All that is kept in slots in the journal's folder."""
-_LEAST_RESERVE: Final = 64 * 2**10
+"""Everything that is kept in slots in the journal's folder."""
+_MIN_RESERVE: Final = 64 * 2**10
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class FileJournal:
-    """`desired`, `receipts` and a reserve in one folder (0700)."""
+    """`desired`, `receipts` and a reserve file in one folder (mode 0700)."""
 
     def __init__(self, folder: Path, log: Log, *, reserve_bytes: int = RESERVE_BYTES) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._log = log
-        self._desired = Slots(folder, "desired", self._corrupt)
-        self._receipts = Slots(folder, "receipts", self._corrupt)
+        self._desired = Slots(folder, "desired", self._on_corrupt)
+        self._receipts = Slots(folder, "receipts", self._on_corrupt)
         self._reserve = folder / "reserve"
         self._reserve_bytes = reserve_bytes
         self._lock = asyncio.Lock()
-        self._keep_reserve()
+        self._allocate_reserve()
 
     async def load(self) -> DesiredSet | None:
-        return await self._locked(self._load)
+        return await self._with_lock(self._load)
 
     async def save(self, desired: DesiredSet) -> None:
-        await self._locked(self._save, nouns.encode(desired))
+        await self._with_lock(self._save, nouns.encode(desired))
 
     async def load_receipts(self) -> tuple[SignedReceipt, ...]:
-        return await self._locked(self._load_receipts)
+        return await self._with_lock(self._load_receipts)
 
     async def save_receipts(self, receipts: tuple[SignedReceipt, ...]) -> None:
         message = link_pb2.Receipts(receipts=[nouns.to_wire(each) for each in receipts])
-        await self._locked(self._save_receipts, message.SerializeToString())
+        await self._with_lock(self._save_receipts, message.SerializeToString())
 
-    async def _locked(self, work: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments) -> Result:
-        """In a thread: a slow disk must not hold up the link. One at a time: a save is not overtaken."""
+    async def _with_lock(self, work: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments) -> Result:
+        """Runs in a thread, because a slow disk must not hold up the link. One at a time, so that no save overtakes
+        another."""
         async with self._lock:
             return await asyncio.to_thread(work, *arguments)
 
@@ -77,18 +79,18 @@ class FileJournal:
             self._desired.save(content)
         except OSError as cause:
             if cause.errno not in _NO_SPACE:
-                raise _failed(cause) from cause
-            self._save_in_reserve(content)
-        self._keep_reserve()
+                raise _disk_error(cause) from cause
+            self._save_into_reserve(content)
+        self._allocate_reserve()
 
-    def _save_in_reserve(self, content: bytes) -> None:
-        """The disk is full: what must not be lost takes the space that was kept for it."""
+    def _save_into_reserve(self, content: bytes) -> None:
+        """The disk is full: save the desired set in the space that the reserve file held."""
         self._log("disk_full", error=True, code=Code.DISK_FULL, remedy="free space in the agent's state directory")
         self._reserve.unlink(missing_ok=True)
         try:
             self._desired.save(content)
         except OSError as cause:
-            raise _failed(cause) from cause
+            raise _disk_error(cause) from cause
 
     def _load_receipts(self) -> tuple[SignedReceipt, ...]:
         content = self._receipts.load()
@@ -101,12 +103,13 @@ class FileJournal:
         try:
             self._receipts.save(content)
         except OSError as cause:
-            raise _failed(cause) from cause
+            raise _disk_error(cause) from cause
 
-    def _keep_reserve(self) -> None:
-        """As much as the disk gives: without it a save on a full disk is refused, and what runs goes on."""
+    def _allocate_reserve(self) -> None:
+        """Reserve as much as the disk allows. Without a reserve, a save on a full disk fails, and what runs keeps
+        running."""
         size = self._reserve_bytes
-        while size >= _LEAST_RESERVE and not self._allocate(size):
+        while size >= _MIN_RESERVE and not self._allocate(size):
             size //= 2
 
     def _allocate(self, size: int) -> bool:
@@ -121,7 +124,7 @@ class FileJournal:
             return False
         return True
 
-    def _corrupt(self, aside: Path) -> None:
+    def _on_corrupt(self, aside: Path) -> None:
         self._log(
             "state_corrupt",
             error=True,
@@ -131,7 +134,7 @@ class FileJournal:
         )
 
 
-def _failed(cause: OSError) -> ShoalError:
+def _disk_error(cause: OSError) -> ShoalError:
     if cause.errno in _NO_SPACE:
         return refuse(
             Code.DISK_FULL, "no space for the agent's state", "room for one desired set", "free space on its disk"

@@ -1,8 +1,8 @@
-"""One value on disk that neither a power cut nor a full disk nor a flipped bit can take away unseen.
+"""One value on disk, safe against power cuts and full disks; a flipped bit does not go unnoticed.
 
-Two slots are written in turn, each with a sequence number and a SHA-256: the older one is replaced (write, flush,
-rename, flush of the directory) while the newer stands, so that there is always a verified copy. What does not verify is
-set aside, never deleted.
+Two slots are written in turn, each with a sequence number and a SHA-256. The older one is replaced (write, flush,
+rename, flush of the folder) while the newer one stays, so that there is always a verified copy. A copy that does not
+verify is moved aside, never deleted.
 """
 
 import contextlib
@@ -17,30 +17,34 @@ from typing import Final
 
 _MAGIC: Final = b"SHOALJ1\n"
 _HEAD: Final = struct.Struct(">8sQQ32s")
-"""magic, sequence, payload bytes, SHA-256 over the head before it and the payload."""
+"""magic, sequence, payload bytes, SHA-256 over the preceding fields and the payload."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
+    """One verified copy: its file, its sequence number, and its content."""
+
     slot: Path
     sequence: int
     content: bytes
 
 
 class Slots:
-    """Blocking; one owner at a time."""
+    """Blocking. One owner at a time."""
 
-    def __init__(self, folder: Path, name: str, set_aside: Callable[[Path], None]) -> None:
-        """set_aside: told where a copy that did not verify has gone."""
+    def __init__(self, folder: Path, name: str, on_corrupt: Callable[[Path], None]) -> None:
+        """`on_corrupt` gets the new path of a copy that did not verify."""
         self._folder = folder
-        self._slots = _paths(folder, name)
-        self._set_aside = set_aside
+        self._slots = _slot_paths(folder, name)
+        self._on_corrupt = on_corrupt
 
     def load(self) -> bytes | None:
-        """The newest verified content; None where there never was any, or none verifies.
+        """The newest verified content. None if there never was any, or no copy verifies.
 
-        On disk when it returns: who wrote it may have been killed before its name was flushed, and what was acted on
-        must not be older after a power cut. A disk that refuses even that is read all the same."""
+        The content is durable when this returns, because its writer may have been killed before the name was flushed.
+        Without that, the state after a power cut could be older than what the agent acted on. If the disk refuses the
+        flush, the content is returned all the same.
+        """
         newest = self._newest()
         if newest is None:
             return None
@@ -49,11 +53,11 @@ class Slots:
         return newest.content
 
     def save(self, content: bytes) -> None:
-        """On disk when it returns; the last content stands when it raises OSError."""
+        """The content is durable when this returns. If it raises OSError, the previous content stays."""
         newest = self._newest()
         slot = next(slot for slot in self._slots if newest is None or slot != newest.slot)
         sequence = newest.sequence + 1 if newest else 1
-        replace_file(slot, _seal(sequence, content))
+        replace_file(slot, _encode(sequence, content))
 
     def _newest(self) -> _Copy | None:
         copies = [copy for slot in self._slots if (copy := self._read(slot)) is not None]
@@ -64,27 +68,27 @@ class Slots:
             data = slot.read_bytes()
         except FileNotFoundError:
             return None
-        copy = _open(slot, data)
+        copy = _decode(slot, data)
         if copy is None:
-            self._set_aside(_put_aside(slot))
+            self._on_corrupt(_move_aside(slot))
         return copy
 
 
 def peek(folder: Path, name: str) -> bytes | None:
-    """The newest verified content, for one who is not the owner; nothing is moved."""
-    copies = (_open(slot, slot.read_bytes()) for slot in _paths(folder, name) if slot.exists())
+    """The newest verified content, for a reader that is not the owner. Moves nothing."""
+    copies = (_decode(slot, slot.read_bytes()) for slot in _slot_paths(folder, name) if slot.exists())
     newest = max((copy for copy in copies if copy is not None), key=lambda copy: copy.sequence, default=None)
     return newest.content if newest else None
 
 
-def unverified(folder: Path, name: str) -> tuple[Path, ...]:
-    """Copies that are there and do not verify; nothing is moved."""
-    there = (slot for slot in _paths(folder, name) if slot.exists())
-    return tuple(slot for slot in there if _open(slot, slot.read_bytes()) is None)
+def corrupt_copies(folder: Path, name: str) -> tuple[Path, ...]:
+    """Copies that exist and do not verify. Moves nothing."""
+    there = (slot for slot in _slot_paths(folder, name) if slot.exists())
+    return tuple(slot for slot in there if _decode(slot, slot.read_bytes()) is None)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """`path` holds all of `content` on disk, or what it held before."""
+    """Replace the content of `path` durably. After a failure `path` holds its previous content."""
     beside = path.with_name(f"{path.name}.new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -106,15 +110,15 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _paths(folder: Path, name: str) -> tuple[Path, Path]:
+def _slot_paths(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.a", folder / f"{name}.b"
 
 
-def _seal(sequence: int, content: bytes) -> bytes:
+def _encode(sequence: int, content: bytes) -> bytes:
     return _HEAD.pack(_MAGIC, sequence, len(content), _digest(sequence, content)) + content
 
 
-def _open(slot: Path, data: bytes) -> _Copy | None:
+def _decode(slot: Path, data: bytes) -> _Copy | None:
     if len(data) < _HEAD.size:
         return None
     magic, sequence, size, digest = _HEAD.unpack_from(data)
@@ -128,7 +132,7 @@ def _digest(sequence: int, content: bytes) -> bytes:
     return hashlib.sha256(struct.pack(">8sQQ", _MAGIC, sequence, len(content)) + content).digest()
 
 
-def _put_aside(slot: Path) -> Path:
+def _move_aside(slot: Path) -> Path:
     taken = (re.fullmatch(rf"{re.escape(slot.name)}\.corrupt-(\d+)", each.name) for each in slot.parent.iterdir())
     number = max((int(match[1]) for match in taken if match), default=0) + 1
     aside = slot.with_name(f"{slot.name}.corrupt-{number}")

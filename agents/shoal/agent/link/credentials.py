@@ -1,4 +1,4 @@
-"""How this node speaks to its coordinator: its files, TLS both ways, and why a handshake failed."""
+"""This node's credentials towards its coordinator: files, mutual TLS, and the cause of a failed handshake."""
 
 import asyncio
 from dataclasses import dataclass
@@ -12,13 +12,15 @@ from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.wire.handshake import check_own, check_peer
 from shoal.wire.identity import Identity, dns_of, identity_of_pem
-from shoal.wire.limits import LINK, Patience, channel_options
+from shoal.wire.limits import LINK, Keepalive, channel_options
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """key.pem, cert.pem and ca.pem as enrolment wrote them; read again for each connection, so that a renewed
-    certificate is used from the next one on."""
+class CredentialFiles:
+    """key.pem, cert.pem and ca.pem as enrolment wrote them.
+
+    They are read again for each connection, so that the next one uses a renewed certificate.
+    """
 
     folder: Path
 
@@ -35,16 +37,16 @@ class Files:
         return self.folder / "ca.pem"
 
     def identity(self) -> Identity:
-        """Raises ShoalError(UNAUTHENTICATED) where there is no certificate."""
+        """Raises ShoalError(UNAUTHENTICATED) if there is no certificate."""
         return identity_of_pem(_read(self.certificate))
 
 
 def coordinator_name(region: str) -> str:
-    """The DNS name that the region's coordinator must show."""
+    """The DNS name that the certificate of the region's coordinator must hold."""
     return dns_of(region, Role.COORDINATOR, "coordinator")
 
 
-def open_channel(files: Files, address: str, max_bytes: int, patience: Patience = LINK) -> grpc.aio.Channel:
+def open_channel(files: CredentialFiles, address: str, max_bytes: int, patience: Keepalive = LINK) -> grpc.aio.Channel:
     """Raises ShoalError(UNAUTHENTICATED)."""
     credentials = grpc.ssl_channel_credentials(
         root_certificates=_read(files.ca),
@@ -52,12 +54,12 @@ def open_channel(files: Files, address: str, max_bytes: int, patience: Patience 
         certificate_chain=_read(files.certificate),
     )
     server_name = coordinator_name(files.identity().region)
-    options = channel_options(max_bytes, server_name=server_name, patience=patience)
+    options = channel_options(max_bytes, server_name=server_name, keepalive=patience)
     return grpc.aio.secure_channel(address, credentials, options)
 
 
-async def check_coordinator(files: Files, address: str, wall: Wall) -> Refusal | None:
-    """What a plain handshake says, made apart from grpc, which says only `unavailable`. None: all is well."""
+async def check_coordinator(files: CredentialFiles, address: str, wall: Wall) -> Refusal | None:
+    """The result of a plain TLS handshake, made without grpc, which reports only `unavailable`. None: it succeeded."""
     try:
         region = files.identity().region
         check_own(files, wall)

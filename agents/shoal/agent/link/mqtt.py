@@ -1,8 +1,10 @@
-"""The Link port over MQTT 5, through a broker that is not trusted.
+"""`ports.CoordinatorLink` over MQTT 5, through an untrusted broker.
 
-A session begins with a signed hello and the coordinator's signed welcome, which agree on a key; from then on status and
-requests are sealed with it. The session is over when the broker is gone, when the coordinator says so or leaves, and
-when the coordinator's signed beat stays out: nothing that a broker keeps or repeats passes for the coordinator's life.
+A session begins with a signed hello and the coordinator's signed welcome, which agree on a key. From then on, status
+and requests are sealed with it.
+
+The session ends when the broker is gone, when the coordinator ends it or leaves, and when the coordinator's signed
+heartbeats stop. A message that the broker keeps or repeats never counts as a sign of life of the coordinator.
 """
 
 import asyncio
@@ -14,8 +16,8 @@ from typing import Final
 import aiomqtt
 from cryptography import x509
 
-from shoal.agent.link.credentials import Files
-from shoal.agent.ports import Clock, LinkRefused, Log
+from shoal.agent.link.credentials import CredentialFiles
+from shoal.agent.ports import AgentClock, LinkRefused, Log
 from shoal.types.assignment import DesiredSet, Version
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
@@ -25,34 +27,35 @@ from shoal.v1 import link_pb2, mqtt_pb2
 from shoal.wire import mqtt, nouns, topics
 from shoal.wire.handshake import check_own
 from shoal.wire.identity import Identity
-from shoal.wire.seal import Ephemeral, Opener, Sealer, SessionKey, Signature, open_signed, parse, sign
+from shoal.wire.seal import Ephemeral, Opener, Sealer, SessionKey, SigningIdentity, parse, sign, verify_signed_message
 from shoal.wire.topics import DOWN, RETAINED, Channel
 from shoal.wire.trust import check_certificate
 
 WELCOME_S: Final = 5.0
-SILENT_BEATS: Final = 3
-KNOCKS_S: Final = (Seconds(0.5), Seconds(1.0))
-"""Between calls in a row at a broker that does not let this node in: rights that it lost it is told again."""
-INBOX: Final = 64
-"""Messages other than the desired set that may wait for the supervisor; the oldest go first."""
+MISSED_HEARTBEATS: Final = 3
+LOGIN_RETRIES_S: Final = (Seconds(0.5), Seconds(1.0))
+"""Seconds between login attempts at a broker that refuses this node: a broker that lost its access rules gets them
+again."""
+MAX_INBOX: Final = 64
+"""Messages other than the desired set that may wait for the supervisor. The oldest are dropped."""
 
 
 class MqttLink:
-    """Connects to one broker: a connection for each session, so that its last will names that session."""
+    """Connects to one broker, with a connection per session, so that its last will names that session."""
 
-    def __init__(self, files: Files, address: str, clock: Clock, log: Log) -> None:
+    def __init__(self, files: CredentialFiles, address: str, clock: AgentClock, log: Log) -> None:
         self._files = files
         self._address = address
         self._clock = clock
         self._log = log
         self._session: MqttSession | None = None
+        # host:port where the coordinator of the last session serves models. Empty before the first session.
         self.models_address = ""
-        """host:port where the coordinator of the last session serves models; empty before the first."""
 
     async def connect(self, hello: Hello) -> "MqttSession":
         identity = self._files.identity()
         check_own(self._files, self._clock.wall())
-        node = _Node(identity, self._files, self._clock)
+        node = _NodeCredentials(identity, self._files, self._clock)
         will = aiomqtt.Will(
             topics.of_node(identity.region, identity.name, Channel.ONLINE),
             node.presence(hello.nonce, online=False),
@@ -71,7 +74,7 @@ class MqttLink:
         return session
 
     async def _open(self, name: str, will: aiomqtt.Will) -> aiomqtt.Client:
-        for wait in KNOCKS_S:
+        for wait in LOGIN_RETRIES_S:
             try:
                 return await mqtt.open_client(self._files, self._address, name, will)
             except ShoalError as error:
@@ -80,22 +83,22 @@ class MqttLink:
             await self._clock.sleep(wait)
         return await mqtt.open_client(self._files, self._address, name, will)
 
-    def renewed(self) -> None:
-        """Ends the open session, so that the next one uses the new files."""
+    def on_certificate_renewed(self) -> None:
+        """End the open session, so that the next one uses the new files."""
         self.end("this node's certificate was renewed")
 
     def end(self, found: str) -> None:
-        """Ends the open session, if there is one."""
+        """End the open session, if there is one."""
         if self._session is not None:
-            self._session.end(_over(found))
+            self._session.end(_end_refusal(found))
 
 
 class MqttSession:
-    """One session. `welcome` is there once `open` has returned."""
+    """One session. `welcome` is set once `open` has returned."""
 
     welcome: Welcome
 
-    def __init__(self, node: "_Node", client: aiomqtt.Client, address: str, hello: Hello, log: Log) -> None:
+    def __init__(self, node: "_NodeCredentials", client: aiomqtt.Client, address: str, hello: Hello, log: Log) -> None:
         self._node = node
         self._client = client
         self._messages: AsyncIterator[aiomqtt.Message] = aiter(client.messages)
@@ -104,40 +107,42 @@ class MqttSession:
         self._log = log
         self._ephemeral = Ephemeral()
         self._presence = mqtt_pb2.RegionPresence()
-        self._heard_at = 0.0
+        self._heartbeat_at = 0.0
         self._sealer: Sealer | None = None
         self._opener: Opener | None = None
         self._models_address = ""
-        self._inbox: deque[ToAgent] = deque(maxlen=INBOX)
+        self._inbox: deque[ToAgent] = deque(maxlen=MAX_INBOX)
         self._desired: DesiredSet | None = None
-        self._ended: Refusal | None = None
-        self._arrived = asyncio.Event()
-        self._reading: asyncio.Task[None] | None = None
+        self._end_reason: Refusal | None = None
+        self._wakeup = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
         self._closed = False
 
     async def open(self) -> str:
-        """Says hello; returns where models are served. Raises LinkRefused, ShoalError(COORDINATOR_UNREACHABLE |
-        TOPIC_DENIED)."""
+        """Send the hello and wait for the welcome. Returns where models are served.
+
+        Raises LinkRefused, ShoalError(COORDINATOR_UNREACHABLE | TOPIC_DENIED).
+        """
         identity = self._node.identity
         down = (topics.of_node(identity.region, identity.name, channel) for channel in DOWN)
         try:
             await mqtt.subscribe(self._client, (topics.region_online(identity.region), *down))
             async with asyncio.timeout(WELCOME_S):
                 while self._sealer is None:
-                    await self._take(await anext(self._messages))
+                    await self._on_message(await anext(self._messages))
             await self._publish(Channel.ONLINE, self._node.presence(self._hello.nonce, online=True))
         except TimeoutError as cause:
             found = "no welcome" if self._presence.presence else "the coordinator is not there"
             raise mqtt.unreachable(self._address, found) from cause
         except (aiomqtt.MqttError, StopAsyncIteration) as cause:
             raise mqtt.unreachable(self._address, cause) from cause
-        self._heard_at = asyncio.get_running_loop().time()
-        self._reading = asyncio.create_task(self._read(), name="mqtt session")
+        self._heartbeat_at = asyncio.get_running_loop().time()
+        self._reader = asyncio.create_task(self._read(), name="mqtt session")
         return self._models_address
 
     async def send(self, message: FromAgent) -> None:
-        if self._ended is not None or self._sealer is None:
-            raise ShoalError(self._ended or _over("it is closed"))
+        if self._end_reason is not None or self._sealer is None:
+            raise ShoalError(self._end_reason or _end_refusal("it is closed"))
         channel = Channel.CAPABILITY if isinstance(message, Receipts) else Channel.STATUS
         content = nouns.from_agent_to_wire(message).SerializeToString()
         try:
@@ -153,83 +158,87 @@ class MqttSession:
             if self._desired is not None:
                 desired, self._desired = self._desired, None
                 return desired
-            if self._ended is not None:
-                raise ShoalError(self._ended)
-            self._arrived.clear()
-            await self._arrived.wait()
+            if self._end_reason is not None:
+                raise ShoalError(self._end_reason)
+            self._wakeup.clear()
+            await self._wakeup.wait()
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        if self._reading is not None:
-            self._reading.cancel()
-        self.end(_over("it is closed"))
+        if self._reader is not None:
+            self._reader.cancel()
+        self.end(_end_refusal("it is closed"))
         if self._sealer is not None:
             try:
                 async with asyncio.timeout(mqtt.CLOSE_S):
                     await self._publish(Channel.ONLINE, self._node.presence(self._hello.nonce, online=False))
             except (aiomqtt.MqttError, TimeoutError):
-                pass  # then the last will says it
+                pass  # the last will says the same
         await mqtt.close_client(self._client)
 
     async def _read(self) -> None:
-        """Until the session is over."""
+        """Handle messages until the session is over."""
         try:
-            while self._ended is None:
-                async with asyncio.timeout_at(self._heard_at + SILENT_BEATS * self._presence.every_s):
+            while self._end_reason is None:
+                async with asyncio.timeout_at(self._heartbeat_at + MISSED_HEARTBEATS * self._presence.every_s):
                     message = await anext(self._messages)
-                await self._take(message)
+                await self._on_message(message)
         except TimeoutError:
-            self.end(_over(f"no beat of the coordinator for {SILENT_BEATS * self._presence.every_s:g}s"))
+            self.end(_end_refusal(f"no beat of the coordinator for {MISSED_HEARTBEATS * self._presence.every_s:g}s"))
         except (aiomqtt.MqttError, StopAsyncIteration) as cause:
             self.end(mqtt.unreachable(self._address, cause).refusal)
         finally:
-            self.end(_over("it is no longer read"))
+            self.end(_end_refusal("it is no longer read"))
 
-    async def _take(self, message: aiomqtt.Message) -> None:
-        """One message from the broker: what is not the coordinator's changes nothing. Raises LinkRefused."""
+    async def _on_message(self, message: aiomqtt.Message) -> None:
+        """Handle one message from the broker. A message that is not from the coordinator changes nothing. Raises
+        LinkRefused."""
         name, payload = message.topic.value, mqtt.payload_of(message)
         try:
             if name == topics.region_online(self._node.identity.region):
-                await self._take_presence(payload)
+                await self._on_presence(payload)
                 return
-            match self._node.channel(name):
+            match self._node.parse_channel(name):
                 case Channel.WELCOME:
-                    self._take_welcome(payload)
+                    self._on_welcome(payload)
                 case Channel.DESIRED:
-                    self._take_desired(payload, retained=message.retain)
+                    self._on_desired_set(payload, retained=message.retain)
                 case _:
-                    self._take_request(payload)
+                    self._on_request(payload)
         except LinkRefused:
             raise
         except ShoalError as error:
             self._log("message_dropped", error=True, topic=name, code=error.code, found=error.refusal.found)
 
-    async def _take_presence(self, payload: bytes) -> None:
-        """The coordinator's beat. An unknown presence in greeting is answered with a hello to it; in a session it means
-        that the coordinator began anew and knows this session no more."""
+    async def _on_presence(self, payload: bytes) -> None:
+        """Handle the coordinator's heartbeat.
+
+        Before the welcome, an unknown presence is answered with a hello. In a session it means that the coordinator
+        restarted its connection and does not know this session.
+        """
         seen = self._presence
-        presence = parse(mqtt_pb2.RegionPresence, self._node.open(payload, Channel.ONLINE, to_all=True))
+        presence = parse(mqtt_pb2.RegionPresence, self._node.verify(payload, Channel.ONLINE, to_all=True))
         if presence.presence == seen.presence:
             if presence.beat <= seen.beat and presence.online:
-                return  # a repeated one is no life
+                return  # a repeated heartbeat is no sign of life
         elif self._sealer is not None and presence.online:
-            self.end(_over("the coordinator has connected anew"))
+            self.end(_end_refusal("the coordinator has connected anew"))
             return
         elif self._sealer is not None:
             return  # an earlier connection of the coordinator has ended
         if not presence.online:
             if self._sealer is not None:
-                self.end(_over("the coordinator has left the broker"))
+                self.end(_end_refusal("the coordinator has left the broker"))
             return
         if not 0.0 < presence.every_s <= WELCOME_S:
             raise refuse(Code.MESSAGE_INVALID, f"a beat every {presence.every_s}s", f"at most {WELCOME_S:g}s")
-        self._presence, self._heard_at = presence, asyncio.get_running_loop().time()
+        self._presence, self._heartbeat_at = presence, asyncio.get_running_loop().time()
         if self._sealer is None and presence.presence != seen.presence:
-            await self._greet()
+            await self._send_hello()
 
-    async def _greet(self) -> None:
+    async def _send_hello(self) -> None:
         opening = mqtt_pb2.Opening(
             hello=nouns.to_wire(self._hello),
             key=self._ephemeral.public,
@@ -238,11 +247,11 @@ class MqttSession:
         )
         await self._publish(Channel.HELLO, self._node.sign(Channel.HELLO, opening.SerializeToString()))
 
-    def _take_welcome(self, payload: bytes) -> None:
-        opened = parse(mqtt_pb2.Opened, self._node.open(payload, Channel.WELCOME))
+    def _on_welcome(self, payload: bytes) -> None:
+        opened = parse(mqtt_pb2.Opened, self._node.verify(payload, Channel.WELCOME))
         if self._sealer is not None:
             if opened.epoch == self.welcome.epoch and opened.answer.HasField("refused"):
-                self.end(_refused(opened.answer).refusal)
+                self.end(_parse_refused(opened.answer).refusal)
             return
         if opened.nonce != self._hello.nonce:
             return  # the answer to another hello of this node
@@ -256,11 +265,11 @@ class MqttSession:
         key = SessionKey(secret, identity.region, identity.name, answer.epoch)
         self.welcome, self._sealer, self._opener = answer, Sealer(key), Opener(key)
         if self._desired is not None and self._desired.version.history != answer.history:
-            self._desired = None  # the broker kept it from a history that has ended
+            self._desired = None  # retained by the broker, from a history that has ended
         self._models_address = opened.models_address
 
-    def _take_desired(self, payload: bytes, *, retained: bool) -> None:
-        desired = nouns.decode(DesiredSet, self._node.open(payload, Channel.DESIRED))
+    def _on_desired_set(self, payload: bytes, *, retained: bool) -> None:
+        desired = nouns.decode(DesiredSet, self._node.verify(payload, Channel.DESIRED))
         if retained and _is_older(desired.version, self._hello.holds):
             raise refuse(
                 Code.GENERATION_STALE,
@@ -270,35 +279,35 @@ class MqttSession:
             )
         if self._desired is None or not _is_older(desired.version, self._desired.version):
             self._desired = desired
-            self._arrived.set()
+            self._wakeup.set()
 
-    def _take_request(self, payload: bytes) -> None:
+    def _on_request(self, payload: bytes) -> None:
         if self._opener is None:
-            return  # kept for an earlier session
+            return  # retained for an earlier session
         unsealed = self._opener.open(Channel.REQUEST, payload)
         message = nouns.to_agent_from_wire(parse(link_pb2.ToAgent, unsealed.content))
         self._inbox.append(message)
-        self._arrived.set()
+        self._wakeup.set()
         if unsealed.last:
-            self.end(message.refusal if isinstance(message, Refused) else _over("the coordinator ended it"))
+            self.end(message.refusal if isinstance(message, Refused) else _end_refusal("the coordinator ended it"))
 
     def end(self, refusal: Refusal) -> None:
-        """Both methods raise it from now on; the first reason stays."""
-        self._ended = self._ended or refusal
-        self._arrived.set()
+        """`send` and `receive` raise `refusal` from now on. The first reason stays."""
+        self._end_reason = self._end_reason or refusal
+        self._wakeup.set()
 
     async def _publish(self, channel: Channel, payload: bytes) -> None:
         topic = topics.of_node(self._node.identity.region, self._node.identity.name, channel)
         await mqtt.publish(self._client, topic, payload, retain=channel in RETAINED)
 
 
-class _Node:
-    """What this node signs with, and whom it believes."""
+class _NodeCredentials:
+    """The key that this node signs with, and the CAs that it trusts."""
 
-    def __init__(self, identity: Identity, files: Files, clock: Clock) -> None:
+    def __init__(self, identity: Identity, files: CredentialFiles, clock: AgentClock) -> None:
         self.identity = identity
         self._clock = clock
-        self._signature = Signature.of_pem(files.key.read_bytes(), files.certificate.read_bytes())
+        self._signature = SigningIdentity.from_pem(files.key.read_bytes(), files.certificate.read_bytes())
         self._authorities = x509.load_pem_x509_certificates(files.ca.read_bytes())
 
     def sign(self, channel: Channel, content: bytes) -> bytes:
@@ -307,39 +316,39 @@ class _Node:
     def presence(self, nonce: str, *, online: bool) -> bytes:
         return self.sign(Channel.ONLINE, mqtt_pb2.Presence(nonce=nonce, online=online).SerializeToString())
 
-    def open(self, payload: bytes, channel: Channel, *, to_all: bool = False) -> bytes:
-        """What the region's coordinator signed for this node, or for all. Raises ShoalError."""
+    def verify(self, payload: bytes, channel: Channel, *, to_all: bool = False) -> bytes:
+        """Content that the region's coordinator signed for this node, or for all nodes. Raises ShoalError."""
         node = "" if to_all else self.identity.name
-        return open_signed(payload, self._is_coordinator, self.identity.region, node, channel)[0]
+        return verify_signed_message(payload, self._check_coordinator, self.identity.region, node, channel)[0]
 
-    def channel(self, name: str) -> Channel:
+    def parse_channel(self, name: str) -> Channel:
         """Raises ShoalError(TOPIC_DENIED | NODE_MISMATCH)."""
         topic = topics.parse(name, self.identity.region, DOWN)
         if topic.node != self.identity.name:
             raise refuse(Code.NODE_MISMATCH, f"a message to {topic.node}", self.identity.name, "look at the broker")
         return topic.channel
 
-    def _is_coordinator(self, certificate: x509.Certificate) -> None:
+    def _check_coordinator(self, certificate: x509.Certificate) -> None:
         roles = frozenset({Role.COORDINATOR})
         check_certificate(
             certificate, self._authorities, region=self.identity.region, roles=roles, wall=self._clock.wall()
         )
 
 
-def _is_older(offered: Version, held: Version | None) -> bool:
+def _is_older(offered: Version, current: Version | None) -> bool:
     return (
-        held is not None
-        and offered.history == held.history
-        and (offered.term, offered.generation) < (held.term, held.generation)
+        current is not None
+        and offered.history == current.history
+        and (offered.term, offered.generation) < (current.term, current.generation)
     )
 
 
-def _refused(answer: link_pb2.ToAgent) -> Refused:
+def _parse_refused(answer: link_pb2.ToAgent) -> Refused:
     message = nouns.to_agent_from_wire(answer)
     if not isinstance(message, Refused):
         raise refuse(Code.MESSAGE_INVALID, type(message).__name__, "a refusal", "update the coordinator")
     return message
 
 
-def _over(found: str) -> Refusal:
+def _end_refusal(found: str) -> Refusal:
     return Refusal(Code.COORDINATOR_UNREACHABLE, found, "a session", "it is tried again")

@@ -1,6 +1,6 @@
 """`shoal-agent join | run | doctor | clock`, and the front process that `run` starts.
 
-The only room that knows ports, core and adapters together; each command imports what it alone needs.
+The only package that knows ports, core and adapters together. Each command imports only what it needs.
 """
 
 import json
@@ -13,27 +13,27 @@ from shoal.types.codes import ShoalError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 for a refusal (printed as `CODE  found  asked  remedy`), 2 for a wrong command line."""
+    """Exit status: 0; 1 for a refusal, printed as `found: ..; wanted: ..; try: .. (CODE)`; 2 for invalid arguments."""
     given = options.parser().parse_args(arguments)
     try:
         match given.command:
             case "join":
                 return _join(given.state_dir, given.coordinator, given.token, given.name, dict(given.label))
             case "run":
-                from shoal.agent.main.stopping import Stop
+                from shoal.agent.main.stop_signals import StopSignals
 
-                stop = Stop()  # before the rest is imported, which takes most of a start
+                stop = StopSignals()  # before the other imports, which take most of a start
                 from shoal.agent.main.run import run
 
-                return run(options.config(given), stop)
+                return run(options.make_config(given), stop)
             case "doctor":
                 from shoal.agent.main.doctor import doctor
 
                 return doctor(given.state_dir, given.coordinator)
             case "clock":
-                from shoal.agent.main.timekeeper import show
+                from shoal.agent.main.timekeeper import show_clock
 
-                return show(given.state_dir / "journal", confirmed=given.confirm)
+                return show_clock(given.state_dir / "journal", confirmed=given.confirm)
             case _:
                 return _front(given.config, given.journal)
     except ShoalError as error:
@@ -54,17 +54,17 @@ def _join(state_dir: Path, coordinator: str, token: str, name: str, labels: dict
 
 
 def _front(config: Path, journal: Path | None) -> int:
-    from shoal.agent.clock import FollowedClock
+    from shoal.agent.clock import FollowerClock
     from shoal.agent.dataplane import main as dataplane
-    from shoal.agent.main.timekeeper import followed
+    from shoal.agent.main.timekeeper import make_front_clock
     from shoal.agent.telemetry.log import FOLDER
-    from shoal.wire import logs
+    from shoal.host import logs
 
-    # config: in `run/` of the state directory.
-    logs.configure(process="front", keep=config.parent.parent / FOLDER / "front.log")
+    # `config` lies in `run/` of the state directory.
+    logs.configure(process="front", log_file=config.parent.parent / FOLDER / "front.log")
     nonce = sys.stdin.readline().strip()
     if journal is None:
-        clock = FollowedClock(lambda: None, "")
+        clock = FollowerClock(lambda: None, "")
         return dataplane.run(config, nonce, clock, clock.wall)
-    kept = followed(journal)
-    return dataplane.run(config, nonce, kept, kept.dates_at)
+    kept = make_front_clock(journal)
+    return dataplane.run(config, nonce, kept, kept.validity_wall)

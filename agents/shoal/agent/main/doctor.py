@@ -1,4 +1,5 @@
-"""`shoal-agent doctor`: this node, part by part; each failure with the line that fixes it. Changes nothing."""
+"""`shoal-agent doctor`: checks this node part by part. Each failure comes with the command that fixes it. Changes
+nothing."""
 
 import asyncio
 import shutil
@@ -10,23 +11,23 @@ from typing import Final
 from shoal.agent.clock import SystemClock
 from shoal.agent.identity import enrolment
 from shoal.agent.journal.files import SLOTS
-from shoal.agent.journal.slots import unverified
-from shoal.agent.link.credentials import Files, check_coordinator
-from shoal.agent.main.drivers import installed
+from shoal.agent.journal.slots import corrupt_copies
+from shoal.agent.link.credentials import CredentialFiles, check_coordinator
+from shoal.agent.main.drivers import load_drivers
 from shoal.agent.ports import DriverOptions
 from shoal.agent.worker import confinement
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import show_bytes
 from shoal.wire.identity import check_validity
 
-LEAST_FREE_BYTES: Final = 256 * 2**20
+MIN_FREE_BYTES: Final = 256 * 2**20
 
 Finding = str | Refusal
-"""What is well, or what is not and what to do."""
+"""What is well, or a refusal that says what is wrong and how to fix it."""
 
 
 def doctor(state_dir: Path, coordinator: str) -> int:
-    """Prints a line a check; 0 when all is well."""
+    """Print one line per check. Returns 0 if all succeed."""
     ill = False
     for name, check in _checks(state_dir, coordinator):
         try:
@@ -39,7 +40,7 @@ def doctor(state_dir: Path, coordinator: str) -> int:
 
 
 def _checks(state_dir: Path, coordinator: str) -> tuple[tuple[str, Callable[[], Finding]], ...]:
-    files, clock = Files(state_dir / "identity"), SystemClock()
+    files, clock = CredentialFiles(state_dir / "identity"), SystemClock()
     return (
         ("enrolment", lambda: _enrolment(state_dir)),
         ("certificate", lambda: _certificate(files, clock)),
@@ -57,13 +58,13 @@ def _enrolment(state_dir: Path) -> Finding:
     return f"{member.role} {member.name} of region {member.region}"
 
 
-def _certificate(files: Files, clock: SystemClock) -> Finding:
+def _certificate(files: CredentialFiles, clock: SystemClock) -> Finding:
     identity = files.identity()
     days = (identity.not_after - clock.wall()) / 86400
     return check_validity(identity, clock.wall()) or f"{identity.uri}, valid for {days:.1f} days"
 
 
-def _key(files: Files) -> Finding:
+def _key(files: CredentialFiles) -> Finding:
     try:
         mode = stat.S_IMODE(files.key.stat().st_mode)
     except OSError as error:
@@ -74,7 +75,7 @@ def _key(files: Files) -> Finding:
 
 
 def _journal(folder: Path) -> Finding:
-    bad = [path.name for name in SLOTS for path in unverified(folder, name)]
+    bad = [path.name for name in SLOTS for path in corrupt_copies(folder, name)]
     if bad:
         return Refusal(
             Code.STATE_CORRUPT,
@@ -87,18 +88,18 @@ def _journal(folder: Path) -> Finding:
 
 def _disk(state_dir: Path) -> Finding:
     free = shutil.disk_usage(state_dir if state_dir.exists() else state_dir.anchor).free
-    if free < LEAST_FREE_BYTES:
+    if free < MIN_FREE_BYTES:
         return Refusal(
             Code.DISK_FULL,
             f"{show_bytes(free)} free",
-            f"at least {show_bytes(LEAST_FREE_BYTES)}",
+            f"at least {show_bytes(MIN_FREE_BYTES)}",
             f"free space for {state_dir}",
         )
     return f"{show_bytes(free)} free"
 
 
 def _sandbox() -> Finding:
-    lacking = confinement.lacking()
+    lacking = confinement.unsupported_restrictions()
     if lacking:
         return Refusal(
             Code.NOT_CONFINED,
@@ -112,15 +113,18 @@ def _sandbox() -> Finding:
 def _devices(clock: SystemClock) -> Finding:
     found = [
         f"{device.name} ({device.model}, {show_bytes(device.memory_bytes)})"
-        for driver in installed(clock, DriverOptions(), cpu=True)
+        for driver in load_drivers(clock, DriverOptions(), cpu=True)
         for device in driver.discover()
     ]
     return ", ".join(found) or Refusal(
-        Code.NO_CANDIDATE, "no device", "a device and its runtime", "pip install 'shoal-agent[cpu]'"
+        Code.NO_CANDIDATE,
+        "no device",
+        "a device and its runtime",
+        "install the extra `cpu` from where the agent came from: docs/guides/devices.md",
     )
 
 
-def _coordinator(files: Files, address: str, clock: SystemClock) -> Finding:
+def _coordinator(files: CredentialFiles, address: str, clock: SystemClock) -> Finding:
     return (
         asyncio.run(check_coordinator(files, address, clock.wall())) or f"{address} answers, each side trusts the other"
     )

@@ -1,4 +1,4 @@
-"""The command line of `shoal-agent` and its SHOAL_* variables, read into one frozen Config."""
+"""The command line of `shoal-agent` and its SHOAL_* variables, parsed into one frozen AgentConfig."""
 
 import argparse
 import math
@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.host import otlp
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.units import SIZE, Bytes, parse_quantity
-from shoal.wire import otlp
+from shoal.types.units import SIZE, Bytes, parse_quantity, show_bytes
 
 ROLES = {"node": Role.AGENT, "gateway": Role.GATEWAY}
 LINKS = ("auto", "grpc", "mqtt")
-DEFAULT_STATE = "~/.local/state/shoal/agent"
+MIN_FRONT_MEMORY = Bytes(256 * 2**20)
+"""Below this, one request of the largest size would not fit (`dataplane.memory`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """host:port as typed; port 0 asks for any free one."""
+class AgentAddress:
+    """host:port as given. Port 0 means any free port."""
 
     host: str
     port: int
@@ -29,39 +30,61 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    """Everything `run` was told. coordinator: host:port of its link, of several with commas; empty for what enrolment
-    named; enrol and mqtt (the region's broker) likewise. link: one of LINKS.
+class AgentConfig:
+    """Configuration of `shoal-agent run`."""
 
-    publisher_keys: folder of the device's own keys, None for none. token_file: a join token for a machine that is no
-    member yet, which joins as `name`; None: it has joined. otlp: the collector that spans are sent to, "" for none;
-    trace_ratio: share of the requests that enter here that are traced.
-    """
-
+    # Node or gateway. A gateway runs no model.
     role: Role
+    # Folder of this node's identity, journal, cache and run files.
     state_dir: Path
+    # host:port of the coordinator's link; several with commas. Empty: the address from enrolment.
     coordinator: str
+    # host:port where certificates are renewed. Empty: the address from enrolment.
     enrol: str
+    # One of LINKS.
     link: str
+    # host:port of the region's MQTT broker. Empty: the address from enrolment, which may be empty too.
     mqtt: str
-    grpc: Address
-    rest: Address
-    token: Address
-    metrics: Address
-    front_metrics: Address
+    # Listens for gRPC requests with a client certificate.
+    grpc: AgentAddress
+    # Listens for REST requests.
+    rest: AgentAddress
+    # Listens for gRPC requests with a bearer token.
+    token: AgentAddress
+    # Listens for Prometheus scrapes of the supervisor, over mTLS.
+    metrics: AgentAddress
+    # Listens for Prometheus scrapes of the front, over mTLS.
+    front_metrics: AgentAddress
+    # Host that peers dial. Empty: the host listened on, or this machine's name.
     advertise: str
+    # Labels of the node by key.
     labels: Mapping[str, str]
+    # Emulated devices, each `PROFILE` or `PROFILE=SIZE`.
     emulate: tuple[str, ...]
+    # False: do not offer the CPU as a device.
     cpu: bool
+    # Factor on the answer times of emulated devices; above 0.
     time_scale: float
+    # Factor on the wake-up times of emulated devices; above 0.
     wake_scale: float
+    # Maximum bytes of models on disk.
     cache_quota: Bytes
+    # Folder of this device's own publisher keys. None: the region's keys suffice.
     publisher_keys: Path | None = None
+    # JSON file with the current state of emulated devices. None: all are healthy.
     emulate_condition: Path | None = None
+    # File with a join token, for a machine that has not joined yet. None: it has joined.
     token_file: Path | None = None
+    # Name to join as. Empty: the token's, or else the host name.
     name: str = ""
+    # URL of the OpenTelemetry collector for spans. Empty: none.
     otlp: str = ""
+    # Share of the requests entering here that are traced, 0 to 1.
     trace_ratio: float = 0.0
+    # Listens for health probes over plain HTTP. None: `rest` alone answers them.
+    health: AgentAddress | None = None
+    # Memory limit of the front process in bytes. 0: the limit of the machine and its cgroups.
+    front_memory: Bytes = Bytes(0)
 
     def __post_init__(self) -> None:
         hosts = {self.grpc.host, self.rest.host, self.token.host, self.front_metrics.host}
@@ -79,7 +102,7 @@ class Config:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Each option may come as SHOAL_NAME too; the command line wins."""
+    """Every option can also be set as SHOAL_NAME. The command line takes precedence."""
     top = argparse.ArgumentParser(prog="shoal-agent", description="Shoal on a device: serve models, tell what it can.")
     commands = top.add_subparsers(dest="command", required=True, metavar="join | run | doctor | clock")
 
@@ -127,6 +150,14 @@ def parser() -> argparse.ArgumentParser:
         help="HOST:PORT for Prometheus of the front process (latencies, refusals by code), mTLS",
     )
     _option(
+        run,
+        "--health",
+        type=_address_or_none,
+        default="",
+        metavar="HOST:PORT",
+        help="/v2/health/live and /v2/health/ready over plain HTTP, for probes; default: on --rest alone",
+    )
+    _option(
         run, "--advertise", default="", help="host that peers dial; default: the one listened on, or this host's name"
     )
     _option(
@@ -154,6 +185,15 @@ def parser() -> argparse.ArgumentParser:
     _option(run, "--cache-quota", type=_size, default="4GiB", help="for model bytes on disk")
     _option(
         run,
+        "--front-memory",
+        type=_front_memory,
+        default="",
+        metavar="SIZE",
+        help="memory limit of the front process, half of which its requests and answers share; default: the "
+        "container's, else the machine's",
+    )
+    _option(
+        run,
         "--publisher-keys",
         type=_path,
         metavar="DIR",
@@ -177,19 +217,36 @@ def parser() -> argparse.ArgumentParser:
     for each in (join, run):
         _option(each, "--name", default="", help="of a node that joins; default: the token's, else its host name")
         each.add_argument(
-            "--label", action="append", default=[], type=_label, metavar="K=V", help="for selectors; repeatable"
+            "--label",
+            action="append",
+            default=[],
+            type=_label,
+            metavar="K=V",
+            help="counts as self.K, or as K where the join token allows it; repeatable",
         )
     doctor = commands.add_parser("doctor", help="check this node, each failure with what fixes it")
     _option(doctor, "--coordinator", default="", help="HOST:PORT of the coordinator's link; default: as told on join")
     clock = commands.add_parser("clock", help="what time this node believes it is")
     clock.add_argument("--confirm", action="store_true", help="say that this machine's clock is right, after a jump")
     for each in (join, run, doctor, clock):
-        _option(each, "--state-dir", type=_path, default=DEFAULT_STATE, help="identity, journal and cache of this node")
+        _option(
+            each,
+            "--state-dir",
+            type=_path,
+            default=str(default_state_dir()),
+            help="identity, journal and cache of this node",
+        )
 
     front = commands.add_parser("front")
     front.add_argument("--config", type=Path, required=True)
     front.add_argument("--journal", type=Path)
     return top
+
+
+def default_state_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """The default of --state-dir: below XDG_STATE_HOME, or below ~/.local/state if that is unset or not absolute."""
+    given = Path(environment.get("XDG_STATE_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".local" / "state") / "shoal" / "agent"
 
 
 def _option(parser: argparse.ArgumentParser, flag: str, **settings: object) -> None:
@@ -201,14 +258,14 @@ def _option(parser: argparse.ArgumentParser, flag: str, **settings: object) -> N
 
 
 def _link(text: str) -> str:
-    """Also of SHOAL_LINK, which argparse's own choices would not judge."""
+    """Also checks SHOAL_LINK, which argparse's own `choices` would not."""
     if text not in LINKS:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not one of {', '.join(LINKS)}")
     return text
 
 
 def _role(text: str) -> Role:
-    """Also of SHOAL_ROLE, which argparse's own choices would not judge."""
+    """Also checks SHOAL_ROLE, which argparse's own `choices` would not."""
     if text not in ROLES:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not one of {', '.join(ROLES)}")
     return ROLES[text]
@@ -228,11 +285,15 @@ def _ratio(text: str) -> float:
     return ratio
 
 
-def _address(text: str) -> Address:
+def _address(text: str) -> AgentAddress:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not HOST:PORT")
-    return Address(host.strip("[]"), int(port))
+    return AgentAddress(host.strip("[]"), int(port))
+
+
+def _address_or_none(text: str) -> AgentAddress | None:
+    return _address(text) if text else None
 
 
 def _size(text: str) -> Bytes:
@@ -240,6 +301,14 @@ def _size(text: str) -> Bytes:
         return Bytes(int(parse_quantity(text, SIZE)))
     except ShoalError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _front_memory(text: str) -> Bytes:
+    """0 for an empty text."""
+    size = _size(text) if text else Bytes(0)
+    if text and size < MIN_FRONT_MEMORY:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is less than {show_bytes(MIN_FRONT_MEMORY)}")
+    return size
 
 
 def _label(text: str) -> tuple[str, str]:
@@ -253,8 +322,8 @@ def _path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
 
-def config(parsed: argparse.Namespace) -> Config:
-    return Config(
+def make_config(parsed: argparse.Namespace) -> AgentConfig:
+    return AgentConfig(
         role=parsed.role,
         state_dir=parsed.state_dir,
         coordinator=parsed.coordinator,
@@ -279,4 +348,6 @@ def config(parsed: argparse.Namespace) -> Config:
         name=parsed.name,
         otlp=parsed.otlp,
         trace_ratio=otlp.ratio_of(parsed.trace_ratio, parsed.otlp),
+        health=parsed.health,
+        front_memory=parsed.front_memory,
     )

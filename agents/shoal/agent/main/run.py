@@ -8,9 +8,11 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from shoal.agent import courtesy
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from shoal.agent import scheduling_priority
 from shoal.agent.cache.directory import DirectoryCache
-from shoal.agent.cache.publishers import Publishers, load_keys
+from shoal.agent.cache.publishers import SignatureVerifier, load_keys
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
@@ -18,43 +20,45 @@ from shoal.agent.identity import enrolment, host
 from shoal.agent.identity.membership import FileMembership
 from shoal.agent.identity.signer import KeySigner
 from shoal.agent.journal.files import FileJournal
-from shoal.agent.link.choice import ChosenLink, ChosenModels, Models
-from shoal.agent.link.credentials import Files, check_coordinator
+from shoal.agent.link.credentials import CredentialFiles, check_coordinator
+from shoal.agent.link.failover import FailoverLink, FailoverModels, ModelTransport
 from shoal.agent.link.grpc import GrpcLink, GrpcModels
 from shoal.agent.link.https import HttpsModels
 from shoal.agent.link.mqtt import MqttLink
-from shoal.agent.main.drivers import installed
-from shoal.agent.main.options import Address, Config
-from shoal.agent.main.stopping import Stop
+from shoal.agent.main.drivers import load_drivers
+from shoal.agent.main.options import AgentAddress, AgentConfig
+from shoal.agent.main.stop_signals import StopSignals
 from shoal.agent.main.timekeeper import Timekeeper
-from shoal.agent.ports import Clock, DriverOptions, Log
-from shoal.agent.supervisor import Settings, Supervisor
+from shoal.agent.ports import AgentClock, DriverOptions, Log
+from shoal.agent.supervisor import Supervisor, SupervisorSettings
 from shoal.agent.telemetry import metrics
-from shoal.agent.telemetry.log import FOLDER, KeptLogs, StructuredLog
+from shoal.agent.telemetry.log import FOLDER, LogFileReader, StructuredLog
 from shoal.agent.worker import confinement
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
+from shoal.host import gc_freeze, logs
+from shoal.host.otlp import collector_of
+from shoal.host.private_files import disable_core_dumps, write_private
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Node, Role
 from shoal.types.units import Seconds
-from shoal.wire import garbage, logs
 from shoal.wire.identity import Identity
-from shoal.wire.otlp import collector_of
-from shoal.wire.private import no_dumps
-from shoal.wire.scrape import Guard
+from shoal.wire.metrics_access import RegionMetricsAccess
 
 FRONT_COMMAND = (sys.executable, "-P", "-m", "shoal.agent.main", "front")
 READY_POLL_S = Seconds(0.05)
+FORWARD_KEY = "forward.key"
+"""File in the identity's folder: the private key with which this node's front signs forwarded requests."""
 
 
-def run(config: Config, stop: Stop) -> int:
+def run(config: AgentConfig, stop: StopSignals) -> int:
     """Raises ShoalError(UNAUTHENTICATED | ROLE_DENIED | CONFLICT | FIELD_INVALID), and what joining raises."""
-    courtesy.go_behind()
-    unconfined = confinement.lacking() if config.role is Role.AGENT else ()
+    scheduling_priority.lower_own_priority()
+    unconfined = confinement.unsupported_restrictions() if config.role is Role.AGENT else ()
     if config.token_file is not None and not enrolment.is_member(config.state_dir):
-        with stop.at_once():
+        with stop.default_handlers():
             _join(config, config.token_file)
     member = enrolment.load(config.state_dir)
-    files = Files(config.identity)
+    files = CredentialFiles(config.identity)
     identity = files.identity()
     if identity.role is not config.role:
         raise refuse(
@@ -64,16 +68,16 @@ def run(config: Config, stop: Stop) -> int:
             "join with a token for it",
         )
     if config.otlp:
-        collector_of(config.otlp)  # else the front would say so, which nobody reads
-    logs.configure(process="supervisor", keep=config.state_dir / FOLDER / "supervisor.log")
-    no_dumps()
-    garbage.set_apart()
-    with enrolment.alone(config.state_dir):
+        collector_of(config.otlp)  # a bad address must fail here: nobody would see the front's error
+    logs.configure(process="supervisor", log_file=config.state_dir / FOLDER / "supervisor.log")
+    disable_core_dumps()
+    gc_freeze.freeze()
+    with enrolment.lock_state_dir(config.state_dir):
         asyncio.run(_serve(config, member, files, identity, unconfined, stop))
     return 0
 
 
-def _join(config: Config, token_file: Path) -> None:
+def _join(config: AgentConfig, token_file: Path) -> None:
     """Raises ShoalError(FIELD_INVALID), and what joining raises."""
     if not config.enrol:
         remedy = "say where the coordinator redeems tokens"
@@ -88,18 +92,19 @@ def _join(config: Config, token_file: Path) -> None:
 
 
 async def _serve(
-    config: Config,
-    member: enrolment.Member,
-    files: Files,
+    config: AgentConfig,
+    member: enrolment.NodeEnrolment,
+    files: CredentialFiles,
     identity: Identity,
     unconfined: tuple[str, ...],
-    stop: Stop,
+    stop: StopSignals,
 ) -> None:
     log = StructuredLog(node=identity.name, region=identity.region)
     timekeeper = Timekeeper(config.state_dir / "journal", identity.not_before, log)
     clock = timekeeper.clock
     journal = FileJournal(config.state_dir / "journal", log)
     command = (*FRONT_COMMAND, "--journal", str(config.state_dir / "journal"))
+    forward_key = _forward_key(config.identity / FORWARD_KEY)
     front = FrontProcess(_front_config(config, files, identity), command, clock)
     cache = config.state_dir / "cache"
     workers = ProcessWorkers(
@@ -108,28 +113,28 @@ async def _serve(
         clock,
         device=lambda name: supervisor.device(name),
         pace=lambda name: supervisor.pace(name),
-        options=PoolOptions(spare=config.role is Role.AGENT),
+        options=PoolOptions(keep_spare=config.role is Role.AGENT),
     )
     listening = await front.start()
-    guard = Guard(identity.region, files.certificate, files.key, files.ca, clock.wall)
+    guard = RegionMetricsAccess(identity.region, files.certificate, files.key, files.ca, clock.wall)
     metrics_port = metrics.serve(str(config.metrics), lambda: supervisor.snapshot, guard)
     own_keys = load_keys(config.publisher_keys) if config.publisher_keys is not None else ()
-    publishers = Publishers(config.state_dir / "publishers.json", own_keys, log)
+    publishers = SignatureVerifier(config.state_dir / "publishers.json", own_keys, log)
     link, models = _links(config, member, files, identity, clock, log)
     membership = FileMembership(
         config.identity,
         config.enrol or member.enrol,
         clock,
         log,
-        renewed=link.renewed,
-        learned=lambda wall: timekeeper.confirm("enrolment", wall),
+        on_renewed=link.on_certificate_renewed,
+        on_coordinator_time=lambda wall: timekeeper.confirm("enrolment", wall),
     )
     options = DriverOptions(config.emulate, config.time_scale, config.wake_scale, config.emulate_condition)
-    node = replace(_node(config, member, identity, listening, metrics_port), unconfined=unconfined)
+    node = replace(_node(config, member, identity, listening, metrics_port, forward_key), unconfined=unconfined)
     supervisor = Supervisor(
-        settings=Settings(),
+        settings=SupervisorSettings(),
         node=node,
-        drivers=() if config.role is Role.GATEWAY else installed(clock, options, cpu=config.cpu),
+        drivers=() if config.role is Role.GATEWAY else load_drivers(clock, options, cpu=config.cpu),
         link=link,
         workers=workers,
         front=front,
@@ -140,9 +145,9 @@ async def _serve(
         clock=clock,
         nonce=lambda: secrets.token_hex(16),
         log=log,
-        sightings=timekeeper,
+        contact=timekeeper,
         membership=membership,
-        logs=KeptLogs(config.state_dir),
+        logs=LogFileReader(config.state_dir),
         spans=front,
     )
     stop.hand_over(supervisor.request_stop)
@@ -151,7 +156,7 @@ async def _serve(
             _announce(node, f"{listening.host}:{listening.metrics_port}", supervisor, clock), name="announce"
         ),
         asyncio.create_task(membership.run(), name="membership"),
-        asyncio.create_task(timekeeper.keep(node.name, supervisor.tell), name="time"),
+        asyncio.create_task(timekeeper.run(node.name, supervisor.report_event), name="time"),
     ]
     try:
         await supervisor.run()
@@ -162,9 +167,14 @@ async def _serve(
 
 
 def _links(
-    config: Config, member: enrolment.Member, files: Files, identity: Identity, clock: Clock, log: Log
-) -> tuple[GrpcLink | MqttLink | ChosenLink, Models]:
-    """The link, and where models come from. Raises ShoalError(FIELD_INVALID)."""
+    config: AgentConfig,
+    member: enrolment.NodeEnrolment,
+    files: CredentialFiles,
+    identity: Identity,
+    clock: AgentClock,
+    log: Log,
+) -> tuple[GrpcLink | MqttLink | FailoverLink, ModelTransport]:
+    """The link, and the transport of models. Raises ShoalError(FIELD_INVALID)."""
     coordinator, broker = config.coordinator or member.coordinator, config.mqtt or member.mqtt
     grpc = GrpcLink(files, coordinator, clock, log)
     grpc_models = GrpcModels(files, lambda: grpc.address)
@@ -177,14 +187,14 @@ def _links(
     if config.link == "mqtt":
         return mqtt, mqtt_models
 
-    async def looks() -> bool:
+    async def is_grpc_reachable() -> bool:
         return await check_coordinator(files, grpc.address, clock.wall()) is None
 
-    chosen = ChosenLink(identity.name, grpc, mqtt, looks, clock, log)
-    return chosen, ChosenModels(chosen, grpc_models, mqtt_models)
+    chosen = FailoverLink(identity.name, grpc, mqtt, is_grpc_reachable, clock, log)
+    return chosen, FailoverModels(chosen, grpc_models, mqtt_models)
 
 
-def _front_config(config: Config, files: Files, identity: Identity) -> FrontConfig:
+def _front_config(config: AgentConfig, files: CredentialFiles, identity: Identity) -> FrontConfig:
     return FrontConfig(
         node=identity.name,
         region=identity.region,
@@ -199,12 +209,31 @@ def _front_config(config: Config, files: Files, identity: Identity) -> FrontConf
         run_dir=str(config.state_dir / "run"),
         trace_ratio=config.trace_ratio,
         otlp=config.otlp,
+        health_host=config.health.host if config.health is not None else "",
+        health_port=config.health.port if config.health is not None else None,
+        forward_key=str(config.identity / FORWARD_KEY),
+        memory_bytes=config.front_memory,
     )
 
 
-def _node(config: Config, member: enrolment.Member, identity: Identity, front: FrontConfig, metrics_port: int) -> Node:
-    outside = config.advertise or host.advertised(front.host)
-    system, architecture = host.system()
+def _forward_key(path: Path) -> str:
+    """The public key, hex, of the private one at `path`, which is created if missing. Raises OSError."""
+    if not path.exists():
+        write_private(path, X25519PrivateKey.generate().private_bytes_raw())
+    public: bytes = X25519PrivateKey.from_private_bytes(path.read_bytes()).public_key().public_bytes_raw()
+    return public.hex()
+
+
+def _node(
+    config: AgentConfig,
+    member: enrolment.NodeEnrolment,
+    identity: Identity,
+    front: FrontConfig,
+    metrics_port: int,
+    forward_key: str,
+) -> Node:
+    outside = config.advertise or host.advertise_host(front.host)
+    system, architecture = host.os_and_architecture()
     return Node(
         name=identity.name,
         region=identity.region,
@@ -216,16 +245,17 @@ def _node(config: Config, member: enrolment.Member, identity: Identity, front: F
         memory_bytes=host.memory(),
         memory_limit_bytes=host.memory_limit(),
         devices=(),
-        grpc_address=str(Address(outside, front.grpc_port)),
-        rest_address=str(Address(outside, front.rest_port)),
-        token_address=str(Address(outside, front.token_port)),
-        metrics_address=str(Address(outside, metrics_port)),
+        grpc_address=str(AgentAddress(outside, front.grpc_port)),
+        rest_address=str(AgentAddress(outside, front.rest_port)),
+        token_address=str(AgentAddress(outside, front.token_port)),
+        metrics_address=str(AgentAddress(outside, metrics_port)),
         boot_id=host.boot_id(),
+        forward_key=forward_key,
     )
 
 
 async def _announce(node: Node, front_metrics: str, supervisor: Supervisor, clock: SystemClock) -> None:
-    """One line on stdout once requests are taken, for whoever started this program."""
+    """Print one line to stdout once requests are accepted, for the process that started this program."""
     while not supervisor.snapshot.front.ready:
         await clock.sleep(READY_POLL_S)
     line = {

@@ -1,9 +1,10 @@
-"""The supervisor process: decides nothing itself (`core` does), knows no adapter by name (`ports` says what it needs).
+"""The supervisor process. It decides nothing itself (`core` does) and knows no adapter by name, only `ports`.
 
-`Supervisor` keeps the link and the desired set; `replicas` carries out what assignments ask for; `gauges` is what it
-sees of devices, workers and front.
+- `Supervisor` keeps the link and the desired set.
+- `replicas` performs the effects that `core.assignment` requests.
+- `node_monitor` reads devices and the counters of workers and front.
 """
 
-from shoal.agent.supervisor.supervisor import Settings, Snapshot, Supervisor
+from shoal.agent.supervisor.supervisor import NodeSnapshot, Supervisor, SupervisorSettings
 
-__all__ = ["Settings", "Snapshot", "Supervisor"]
+__all__ = ["NodeSnapshot", "Supervisor", "SupervisorSettings"]

@@ -1,4 +1,4 @@
-"""The node's replicas: each assignment's state, and the carrying out of what `core.assignment` asks for."""
+"""The node's replicas: the state of each assignment, and the effects that `core.assignment` requests."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -8,73 +8,87 @@ from typing import Any
 from shoal.agent.core import admission, reconcile
 from shoal.agent.core import assignment as machine
 from shoal.agent.ports import (
-    Cache,
-    Clock,
-    Front,
-    Keeper,
+    AgentClock,
+    FrontControl,
     LocalWorker,
     Log,
-    Recordings,
-    Witness,
+    ModelCache,
+    RecordingSink,
+    StatefulReplica,
+    VerificationSource,
     WorkerAdopted,
     WorkerEvent,
     WorkerExited,
     WorkerFailed,
     WorkerPhase,
+    WorkerPool,
     WorkerReady,
-    Workers,
 )
-from shoal.agent.supervisor.gauges import Gauges, Tell
+from shoal.agent.supervisor.node_monitor import EventReporter, NodeMonitor
 from shoal.types.assignment import Assignment, Observed, Phase
-from shoal.types.codes import ShoalError
+from shoal.types.codes import PERMANENT_LOAD_FAILURES, ShoalError
 from shoal.types.migration import Recording, Verification
 from shoal.types.units import Elapsed, Seconds
 
-WAKE_LEAST_S = 0.001
+MIN_SLEEP_S = 0.001
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """One assignment: its state, its effects in order, and the tasks that carry them out."""
+    """One assignment: its state, its effects in order, and the tasks that perform them."""
 
+    # Id of the assignment.
     name: str
+    # Current state of the machine in `core.assignment`.
     state: machine.State
+    # Effects in the order in which they must be performed.
     outbox: asyncio.Queue[machine.Effect] = field(default_factory=asyncio.Queue)
-    unperformed: int = 0
-    """Effects in the outbox or under way."""
+    # Effects in the outbox or in progress.
+    pending_effects: int = 0
+    # Performs the effects of the outbox; runs as long as the replica exists.
     performing: asyncio.Task[None] | None = None
+    # Fetches the model. None before the first fetch.
     fetching: asyncio.Task[None] | None = None
-    waking: asyncio.Task[None] | None = None
+    # Fires the next TimerFired. None before the first one is scheduled.
+    timer: asyncio.Task[None] | None = None
+    # Waits until no request is in flight. None before a drain.
     draining: asyncio.Task[None] | None = None
+    # Runs the verification. None before the first one.
     verifying: asyncio.Task[None] | None = None
+    # Path of inputs for the warm-up. Empty until they are fetched, and if there are none.
+    samples: str = ""
 
     def tasks(self) -> tuple[asyncio.Task[None], ...]:
-        found = (self.performing, self.fetching, self.waking, self.draining, self.verifying)
+        found = (self.performing, self.fetching, self.timer, self.draining, self.verifying)
         return tuple(task for task in found if task is not None)
 
 
-class Replicas:
-    """turned: some replica changed its phase. unsettled: one is gone or without a master, so reconcile again."""
+class ReplicaManager:
+    """Runs the replicas of this node.
+
+    `on_phase_change` is called when a replica changes its phase. `request_reconcile` is called when one is gone or has
+    no assignment, so that the caller must reconcile.
+    """
 
     def __init__(
         self,
         *,
-        limits: machine.Limits,
+        limits: machine.AssignmentLimits,
         poll_s: float,
-        workers: Workers,
-        front: Front,
-        cache: Cache,
-        recordings: Recordings,
-        clock: Clock,
-        gauges: Gauges,
+        workers: WorkerPool,
+        front: FrontControl,
+        cache: ModelCache,
+        recordings: RecordingSink,
+        clock: AgentClock,
+        monitor: NodeMonitor,
         spawn: Spawn,
         log: Log,
-        tell: Tell,
-        turned: Callable[[], None],
-        unsettled: Callable[[], None],
+        report_event: EventReporter,
+        on_phase_change: Callable[[], None],
+        request_reconcile: Callable[[], None],
     ) -> None:
-        """poll_s: between looks at a replica that drains."""
+        """`poll_s`: seconds between polls of a draining replica."""
         self._limits = limits
         self._poll_s = poll_s
         self._workers = workers
@@ -82,135 +96,145 @@ class Replicas:
         self._cache = cache
         self._recordings = recordings
         self._clock = clock
-        self._gauges = gauges
+        self._monitor = monitor
         self._spawn = spawn
         self._log = log
-        self._tell = tell
-        self._turned = turned
-        self._unsettled = unsettled
-        self._held: dict[str, _Replica] = {}
+        self._report_event = report_event
+        self._on_phase_change = on_phase_change
+        self._request_reconcile = request_reconcile
+        self._replicas: dict[str, _Replica] = {}
         self._orphans: dict[str, WorkerAdopted] = {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._held
+        return name in self._replicas
 
     @property
     def states(self) -> Mapping[str, machine.State]:
-        return {name: replica.state for name, replica in self._held.items()}
+        return {name: replica.state for name, replica in self._replicas.items()}
 
     async def adopt(self) -> int:
-        """Finds the workers of an earlier supervisor; how many there are. `settle` gives them a master or ends them."""
+        """Adopt the workers of an earlier supervisor; returns their count. `resolve_orphans` assigns or stops them."""
         self._orphans = {each.assignment: each for each in await self._workers.adopt()}
         return len(self._orphans)
 
-    def settle(self, asked: Mapping[str, Assignment]) -> None:
-        """Adopted workers become replicas where something of their name is asked for, and are stopped elsewhere."""
+    def resolve_orphans(self, assignments: Mapping[str, Assignment]) -> None:
+        """Turn adopted workers into replicas where an assignment of their name exists, and stop the others."""
         for name in tuple(self._orphans):
             orphan = self._orphans.pop(name)
-            if name in self._held:
+            if name in self._replicas:
                 continue
-            if name in asked:
-                service, now = _service(orphan.ready), self._clock.now()
-                self._keep(name, *machine.adopt(asked[name], service, now, self._limits, orphan.verdict))
+            if name in assignments:
+                service, now = _optional_loaded_model(orphan.ready), self._clock.now()
+                self._add(name, *machine.adopt(assignments[name], service, now, self._limits, orphan.verdict))
             else:
                 self._spawn(self._workers.stop(name), f"stop {name}")
 
-    def busy(self, device: str) -> bool:
-        """Whether something is, or is to be, on it."""
+    def is_device_busy(self, device: str) -> bool:
+        """Whether a replica runs, or is about to run, on this device."""
         return any(
-            replica.state.asked.device == device and not isinstance(replica.state, machine.Gone)
-            for replica in self._held.values()
+            replica.state.assignment.device == device and not isinstance(replica.state, machine.Gone)
+            for replica in self._replicas.values()
         )
 
-    def starting(self) -> bool:
-        """Whether something is on its way to serve."""
+    def is_any_starting(self) -> bool:
+        """Whether any replica is fetching, loading or warming up."""
         on_its_way = machine.Fetching | machine.Loading | machine.Warming
-        return any(isinstance(replica.state, on_its_way) for replica in self._held.values())
+        return any(isinstance(replica.state, on_its_way) for replica in self._replicas.values())
 
-    def carry_out(self, plan: reconcile.Plan) -> None:
+    def apply_plan(self, plan: reconcile.ReconcilePlan) -> None:
         for each in plan.begin:
-            # A device that sleeps is to be awake first: that is no fault of its bytes.
-            fetch_s = self._limits.fetch_s + self._gauges.rest(each.device, False)
-            self._keep(each.id, *machine.begin(each, self._clock.now(), replace(self._limits, fetch_s=fetch_s)))
+            # A sleeping device must wake first. That time must not count against the fetch limit.
+            fetch_s = self._limits.fetch_s + self._monitor.set_sleep(each.device, False)
+            self._add(each.id, *machine.begin(each, self._clock.now(), replace(self._limits, fetch_s=fetch_s)))
         for each in plan.resume:
-            self._apply(each.id, machine.Resume(each))
+            self._apply_event(each.id, machine.ResumeRequested(each))
         for name in plan.drain:
-            self._apply(name, machine.Drain())
+            self._apply_event(name, machine.DrainRequested())
         for name in plan.forget:
-            if self._held[name].unperformed:
-                continue  # its worker is still to be stopped; then this is looked at again
-            for task in self._held.pop(name).tasks():
+            if self._replicas[name].pending_effects:
+                continue  # its worker still has to be stopped; the next reconcile checks again
+            for task in self._replicas.pop(name).tasks():
                 task.cancel()
-            self._gauges.gone(name)
-            self._turned()
+            self._monitor.forget_assignment(name)
+            self._on_phase_change()
 
-    def serving(self) -> tuple[LocalWorker, ...]:
-        """Ready and not draining: no request reaches a replica that has not passed its warm-up."""
-        ready = (name for name, replica in self._held.items() if isinstance(replica.state, machine.Ready))
+    def ready_workers(self) -> tuple[LocalWorker, ...]:
+        """Workers of replicas that are ready and not draining: a replica gets no request before its warm-up is done."""
+        ready = (name for name, replica in self._replicas.items() if isinstance(replica.state, machine.Ready))
         return tuple(local for name in ready if (local := self._workers.local(name)) is not None)
 
-    def witnesses(self) -> tuple[Witness, ...]:
-        """Of those that serve: whom they answer for a comparison, and what may be kept for one."""
-        found = (_witness(replica.state) for replica in self._held.values())
+    def verification_sources(self) -> tuple[VerificationSource, ...]:
+        """Serving replicas that others may be compared with, and how many requests may be kept for that."""
+        found = (_verification_source(replica.state) for replica in self._replicas.values())
         return tuple(witness for witness in found if witness is not None)
 
-    def keepers(self) -> tuple[Keeper, ...]:
-        """Of stateful workloads: a worker that is started anew goes on with their sessions."""
-        found = (_keeper(replica.state) for replica in self._held.values())
+    def stateful_replicas(self) -> tuple[StatefulReplica, ...]:
+        """Replicas of stateful workloads. Their sessions survive a restart of the worker."""
+        found = (_stateful_replica(replica.state) for replica in self._replicas.values())
         return tuple(keeper for keeper in found if keeper is not None)
 
-    def observed(self, epoch_wall: Seconds) -> tuple[Observed, ...]:
-        return tuple(self._observed(replica, epoch_wall) for replica in self._held.values())
+    def observations(self, epoch_wall: Seconds) -> tuple[Observed, ...]:
+        return tuple(self._observe(replica, epoch_wall) for replica in self._replicas.values())
 
-    async def watch(self) -> None:
-        """Takes what workers say, until cancelled."""
+    async def watch_workers(self) -> None:
+        """Handle events of the worker pool until cancelled."""
         async for event in self._workers.events():
-            self._take(event)
+            self._on_worker_event(event)
 
     # one replica
 
-    def _keep(self, name: str, state: machine.State, effects: tuple[machine.Effect, ...]) -> None:
-        replica = self._held[name] = _Replica(name, state)
-        self._gauges.runs_on(name, state.asked.device)
+    def _add(self, name: str, state: machine.State, effects: tuple[machine.Effect, ...]) -> None:
+        replica = self._replicas[name] = _Replica(name, state)
+        self._monitor.assign_device(name, state.assignment.device)
         replica.performing = self._spawn(self._perform_forever(replica), f"perform {name}")
-        self._entered(replica, None, effects)
+        self._on_state_change(replica, None, effects)
 
-    def _apply(self, name: str, event: machine.Event) -> None:
-        replica = self._held.get(name)
+    def _apply_event(self, name: str, event: machine.Event) -> None:
+        replica = self._replicas.get(name)
         if replica is None:
             return
         before = replica.state
         replica.state, effects = machine.step(before, event, self._clock.now(), self._limits)
-        self._entered(replica, before, effects)
+        self._on_state_change(replica, before, effects)
 
-    def _entered(self, replica: _Replica, before: machine.State | None, effects: tuple[machine.Effect, ...]) -> None:
+    def _on_state_change(
+        self, replica: _Replica, before: machine.State | None, effects: tuple[machine.Effect, ...]
+    ) -> None:
         state = replica.state
         for effect in effects:
             if isinstance(effect, machine.WakeAt):
-                self._wake(replica, effect.at)
+                self._schedule_timer(replica, effect.at)
             else:
-                replica.unperformed += 1
+                replica.pending_effects += 1
                 replica.outbox.put_nowait(effect)
         if type(state) is type(before):
-            if before is not None and (_witness(state), _keeper(state)) != (_witness(before), _keeper(before)):
-                self._turned()
+            if before is not None and (_verification_source(state), _stateful_replica(state)) != (
+                _verification_source(before),
+                _stateful_replica(before),
+            ):
+                self._on_phase_change()
             return
-        self._turned()
+        self._on_phase_change()
         if isinstance(state, machine.Gone):
-            self._unsettled()
-        self._log("phase", assignment=replica.name, workload=str(state.asked.workload), phase=machine.phase(state))
-        if isinstance(state, machine.Failed | machine.Poisoned | machine.Rejected):
-            self._tell(state.refusal.code, replica.name, str(state.refusal))
+            self._request_reconcile()
+        self._log("phase", assignment=replica.name, workload=str(state.assignment.workload), phase=machine.phase(state))
+        # A final state lasts: the region sees it in every status, and reports it once itself.
+        if (
+            isinstance(state, machine.Failed | machine.Poisoned | machine.Rejected)
+            and state.refusal.code not in PERMANENT_LOAD_FAILURES
+        ):
+            self._report_event(state.refusal.code, replica.name, state.refusal.words)
 
-    def _wake(self, replica: _Replica, at: Elapsed) -> None:
-        async def wake() -> None:
-            while (left := at - self._clock.now()) > 0:  # a sleep may end a rounding error early, and Tick comes once
-                await self._clock.sleep(Seconds(max(left, WAKE_LEAST_S)))
-            self._apply(replica.name, machine.Tick())
+    def _schedule_timer(self, replica: _Replica, at: Elapsed) -> None:
+        async def fire_later() -> None:
+            # A sleep may end early by a rounding error, and TimerFired comes only once.
+            while (left := at - self._clock.now()) > 0:
+                await self._clock.sleep(Seconds(max(left, MIN_SLEEP_S)))
+            self._apply_event(replica.name, machine.TimerFired())
 
-        if replica.waking is not None:
-            replica.waking.cancel()
-        replica.waking = self._spawn(wake(), f"wake {replica.name}")
+        if replica.timer is not None:
+            replica.timer.cancel()
+        replica.timer = self._spawn(fire_later(), f"wake {replica.name}")
 
     async def _perform_forever(self, replica: _Replica) -> None:
         while True:
@@ -218,28 +242,28 @@ class Replicas:
             try:
                 await self._perform(replica, effect)
             except ShoalError as error:
-                self._apply(replica.name, machine.LoadFailed(error.refusal))
-            replica.unperformed -= 1
+                self._apply_event(replica.name, machine.LoadFailed(error.refusal))
+            replica.pending_effects -= 1
             if isinstance(replica.state, machine.Gone):
-                self._unsettled()
+                self._request_reconcile()
 
     async def _perform(self, replica: _Replica, effect: machine.Effect) -> None:
-        asked = replica.state.asked
+        asked = replica.state.assignment
         match effect:
-            case machine.Fetch():
+            case machine.StartFetch():
                 replica.fetching = self._spawn(self._fetch(replica), f"fetch {replica.name}")
             case machine.StopFetch():
                 if replica.fetching is not None:
                     replica.fetching.cancel()
             case machine.StartWorker(path):
-                states = (each.state for each in self._held.values())
-                refusal = admission.admit(asked, self._gauges.read(asked.device), states)
+                states = (each.state for each in self._replicas.values())
+                refusal = admission.admit(asked, self._monitor.read(asked.device), states)
                 if refusal is not None:
                     raise ShoalError(refusal)
-                await self._workers.start(asked, path)
+                await self._workers.start(asked, path, replica.samples)
             case machine.StopWorker():
                 await self._workers.stop(replica.name)
-            case machine.Verify(verification):
+            case machine.StartVerify(verification):
                 replica.verifying = self._spawn(self._verify(replica, verification), f"verify {replica.name}")
             case machine.StopVerify():
                 if replica.verifying is not None:
@@ -250,93 +274,104 @@ class Replicas:
             case machine.DiscardBytes():
                 await self._cache.discard(asked.model)
             case machine.WakeAt():
-                pass  # set when the state was entered
+                pass  # scheduled when the state was entered
 
     async def _fetch(self, replica: _Replica) -> None:
-        asked = replica.state.asked
+        asked = replica.state.assignment
         try:
             await self._cache.admit(asked)
             path = await self._cache.ensure(asked.model, asked.model_bytes)
-            while (wakes_in := self._gauges.rest(asked.device, False)) > 0:
-                await self._clock.sleep(Seconds(max(wakes_in, WAKE_LEAST_S)))
+            replica.samples = await self._fetch_warm_up_samples(asked)
+            while (wakes_in := self._monitor.set_sleep(asked.device, False)) > 0:
+                await self._clock.sleep(Seconds(max(wakes_in, MIN_SLEEP_S)))
         except ShoalError as error:
-            self._apply(replica.name, machine.FetchFailed(error.refusal))
+            self._apply_event(replica.name, machine.FetchFailed(error.refusal))
         else:
-            self._apply(replica.name, machine.Fetched(path))
+            self._apply_event(replica.name, machine.ModelFetched(path))
 
-    async def _verify(self, replica: _Replica, asked: Verification) -> None:
+    async def _fetch_warm_up_samples(self, assignment: Assignment) -> str:
+        """Path of the samples, or empty: without them the warm-up uses generated inputs."""
+        if not assignment.samples:
+            return ""
+        try:
+            return await self._cache.ensure(assignment.samples, assignment.samples_bytes)
+        except ShoalError as error:
+            self._log("no_samples", assignment=assignment.id, refusal=str(error))
+            return ""
+
+    async def _verify(self, replica: _Replica, verification: Verification) -> None:
         try:
             local = self._workers.local(replica.name)
             if local is None:
-                return  # its exit is on the way
-            pack = await self._cache.ensure(asked.pack, asked.pack_bytes) if asked.pack else ""
-            if asked.recording is Recording.HERE:
-                recorded = await self._front.record(local, asked, pack)
+                return  # the exit event of the worker follows
+            pack = await self._cache.ensure(verification.pack, verification.pack_bytes) if verification.pack else ""
+            if verification.recording is Recording.HERE:
+                recorded = await self._front.record(local, verification, pack)
                 verdict = recorded.verdict
                 if recorded.content:
-                    model = replica.state.asked.model
+                    model = replica.state.assignment.model
                     await self._recordings.record(replica.name, model, verdict.pack, recorded.content)
             else:
-                verdict = await self._front.verify(local, asked, pack)
-            await self._workers.judged(replica.name, verdict)
+                verdict = await self._front.verify(local, verification, pack)
+            await self._workers.record_verdict(replica.name, verdict)
         except ShoalError as error:
             self._log("not_verified_yet", assignment=replica.name, refusal=str(error))
-            self._apply(replica.name, machine.Unjudged(error.refusal))
+            self._apply_event(replica.name, machine.NoVerdict(error.refusal))
         else:
             self._log("verified", assignment=replica.name, passed=verdict.passed, why=verdict.reason)
-            self._apply(replica.name, machine.Judged(verdict))
+            self._apply_event(replica.name, machine.VerdictReached(verdict))
 
     async def _await_idle(self, replica: _Replica) -> None:
         while isinstance(replica.state, machine.Draining):
             await self._clock.sleep(Seconds(self._poll_s))
-            if await self._gauges.sample() and self._gauges.in_flight(replica.name) == 0:
-                self._apply(replica.name, machine.Idle())
+            if await self._monitor.sample() and self._monitor.in_flight(replica.name) == 0:
+                self._apply_event(replica.name, machine.Idle())
 
-    def _take(self, event: WorkerEvent) -> None:
+    def _on_worker_event(self, event: WorkerEvent) -> None:
         match event:
             case WorkerReady():
-                self._apply(event.assignment, machine.Warmed(_service_of(event)))
+                self._apply_event(event.assignment, machine.Warmed(_loaded_model(event)))
             case WorkerPhase():
                 if event.phase == Phase.WARMING:
-                    self._apply(event.assignment, machine.Warmup())
+                    self._apply_event(event.assignment, machine.WarmupStarted())
             case WorkerFailed():
-                self._apply(event.assignment, machine.LoadFailed(event.refusal))
+                self._apply_event(event.assignment, machine.LoadFailed(event.refusal))
             case WorkerExited():
-                self._tell(event.refusal.code, event.assignment, str(event.refusal))
-                self._apply(event.assignment, machine.Exited(event.own_fault, event.refusal))
+                self._report_event(event.refusal.code, event.assignment, event.refusal.words)
+                self._apply_event(event.assignment, machine.Exited(event.own_fault, event.refusal, event.at_load))
             case WorkerAdopted():
                 self._orphans[event.assignment] = event
-                self._unsettled()
+                self._request_reconcile()
 
-    def _observed(self, replica: _Replica, epoch_wall: Seconds) -> Observed:
-        stats = self._gauges.worker(replica.name)
+    def _observe(self, replica: _Replica, epoch_wall: Seconds) -> Observed:
+        stats = self._monitor.worker_stats(replica.name)
         return machine.observe(
             replica.state,
             epoch_wall=epoch_wall,
-            in_flight=self._gauges.in_flight(replica.name),
+            in_flight=self._monitor.in_flight(replica.name),
             served=stats.served if stats else (),
-            sessions=dict(self._gauges.front.sessions).get(replica.name, 0),
+            sessions=dict(self._monitor.front_stats.sessions).get(replica.name, 0),
             latencies=stats.latencies if stats else (),
         )
 
 
-def _witness(state: machine.State) -> Witness | None:
-    asked = state.asked
+def _verification_source(state: machine.State) -> VerificationSource | None:
+    asked = state.assignment
     if not isinstance(state, machine.Ready) or not (asked.verifiers or asked.capture):
         return None
-    return Witness(asked.id, asked.verifiers, asked.capture)
+    return VerificationSource(asked.id, asked.verifiers, asked.capture)
 
 
-def _keeper(state: machine.State) -> Keeper | None:
-    asked = state.asked
+def _stateful_replica(state: machine.State) -> StatefulReplica | None:
+    asked = state.assignment
     if isinstance(state, machine.Draining | machine.Gone) or not asked.session:
         return None
-    return Keeper(asked.id, asked.workload, asked.session, asked.handover, asked.givers)
+    return StatefulReplica(asked.id, asked.workload, asked.session, asked.handover, asked.givers)
 
 
-def _service(ready: WorkerReady | None) -> machine.Service | None:
-    return None if ready is None else _service_of(ready)
+def _optional_loaded_model(ready: WorkerReady | None) -> machine.LoadedModel | None:
+    return None if ready is None else _loaded_model(ready)
 
 
-def _service_of(ready: WorkerReady) -> machine.Service:
-    return machine.Service(ready.measured, ready.inputs, ready.outputs)
+def _loaded_model(ready: WorkerReady) -> machine.LoadedModel:
+    return machine.LoadedModel(ready.measured, ready.inputs, ready.outputs, ready.no_warmup_reason)

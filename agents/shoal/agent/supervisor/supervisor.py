@@ -1,7 +1,8 @@
-"""The supervisor: holds the link, keeps the desired set on disk, and makes it so.
+"""The supervisor: keeps the link, persists the desired set, and makes the node match it.
 
-Everything is decided in `core`; here events are taken, the desired set is persisted, then acted on, then reported.
-It waits through the Clock and asyncio only, starts no thread and names no adapter: the simulator runs this very class.
+All decisions are made in `core`. This module takes events, persists the desired set, acts on it and reports, in that
+order. It waits only through the Clock and asyncio, starts no thread and names no adapter, because the simulator runs
+this very class.
 """
 
 import asyncio
@@ -12,35 +13,35 @@ from functools import partial
 from typing import Any
 
 from shoal.agent.core import assignment as machine
+from shoal.agent.core import link_session as sessions
 from shoal.agent.core import partition, reconcile
 from shoal.agent.core import receipt as receipts
-from shoal.agent.core import session as sessions
 from shoal.agent.core.backoff import delay
 from shoal.agent.ports import (
+    AgentClock,
+    AgentJournal,
     Batches,
-    Cache,
-    Clock,
-    Driver,
-    Front,
+    CoordinatorContact,
+    CoordinatorLink,
+    DeviceDriver,
+    EmulatedPace,
+    FrontControl,
     FrontStats,
-    Held,
-    Journal,
-    Link,
     LinkRefused,
+    LinkSession,
     Log,
     Logs,
-    Membership,
-    Pace,
-    Recordings,
-    Session,
-    Sightings,
-    Signer,
+    ModelCache,
+    NodeMembership,
+    NodeTrust,
+    ReceiptSigner,
+    RecordingSink,
     Spans,
-    Workers,
+    WorkerPool,
 )
-from shoal.agent.supervisor.gauges import Gauges
-from shoal.agent.supervisor.replicas import Replicas
-from shoal.types.assignment import DesiredSet, Observed, Trust, Version
+from shoal.agent.supervisor.node_monitor import NodeMonitor
+from shoal.agent.supervisor.replicas import ReplicaManager
+from shoal.types.assignment import DesiredSet, Forwarding, Observed, Trust, Version
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, Node, Reading
 from shoal.types.link import (
@@ -63,94 +64,115 @@ from shoal.types.link import (
 from shoal.types.receipt import SignedReceipt
 from shoal.types.units import Elapsed, Seconds, Wall
 
-EVENTS_KEPT = 256
-"""Events that wait for a link; the oldest go first."""
-QUESTIONS = 4
-"""Of the log, or of a trace, that may be under way at once; who asks for more gets no answer, and asks again."""
-STATUSES_REMEMBERED = 32
-"""A lease that answers an older one extends nothing."""
+MAX_QUEUED_EVENTS = 256
+"""Events that wait for a link. When the queue is full, the oldest are dropped."""
+MAX_QUERIES = 4
+"""Log and trace queries in progress at once. A query beyond that gets no answer; the coordinator asks again."""
+MAX_TRACKED_STATUSES = 32
+"""Statuses whose send time is kept. A lease that answers an older status extends nothing."""
 WALL_STEP_S = 0.5
-"""The wall clock moved against the elapsed one by more than this: times shown to people follow it."""
+"""If the wall clock moves against the elapsed clock by more than this, reported wall times follow it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Timing of the supervisor. heartbeat_s: until a coordinator says its own."""
+class SupervisorSettings:
+    """Timing of the supervisor."""
 
-    limits: machine.Limits = field(default_factory=machine.Limits)
+    # Time limits of one assignment's phases.
+    limits: machine.AssignmentLimits = field(default_factory=machine.AssignmentLimits)
+    # Seconds between statuses, until a coordinator sets its own value.
     heartbeat_s: float = 1.0
+    # Every n-th status is a full one, so what a lost status contained is repeated within n heartbeats.
     full_every: int = 8
-    """Statuses: what a lost one told is told again within so many heartbeats."""
+    # Seconds before the next attempt after a fatal refusal. Retrying at all lets an operator fix the cause meanwhile.
     fatal_retry_s: float = 30.0
-    """A session refused for good is tried again this seldom: an operator may have settled it meanwhile."""
+    # Seconds between polls of a draining replica and of a front that starts.
     poll_s: float = 0.1
-    """Between looks at a replica that drains, and at a front that starts."""
+    # Seconds between attempts to persist the desired set or to configure the front.
     retry_s: float = 0.5
-    """Between attempts to persist or to configure the front."""
+    # Seconds between garbage collections of the model cache.
     collect_s: float = 60.0
-    starts_first_s: float = 30.0
-    """A measurement waits for replicas that start, for so long at most: at a boot they come to serve sooner, and what
-    would be measured beside them is not what the device does."""
+    # Maximum seconds that a probe waits for replicas that start. At boot they then serve sooner, and a probe beside
+    # them would not measure what the device can do.
+    probe_wait_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The node at one moment: what a status and the metrics are made of."""
+class NodeSnapshot:
+    """The node at one moment: input of a status and of the metrics."""
 
-    linked: bool
+    # True while a session with a coordinator is open.
+    is_linked: bool
+    # Epoch of the coordinator, from its welcome; 0 without a session.
     epoch: int
+    # Version of the persisted desired set. None before the first one.
     version: Version | None
+    # All devices of the node, including those that do not answer now.
     devices: tuple[Device, ...]
-    observed: tuple[Observed, ...]
+    # One entry per assignment that exists here.
+    observations: tuple[Observed, ...]
+    # Readings of the devices that answer and have been probed since they last failed.
     readings: tuple[Reading, ...]
+    # Counters from the last sample of the front.
     front: FrontStats
+    # Batch sizes of answered requests, by assignment; only of assignments whose worker reported.
     batches: Mapping[str, Batches] = field(default_factory=dict)
-    """By assignment."""
 
 
 @dataclass(slots=True, eq=False)
-class _Open:
-    """The session that is open. heartbeat_s: as the coordinator last said it, in its welcome or with a desired set."""
+class _OpenSession:
+    """The open session with a coordinator."""
 
-    session: Session
+    # The transport of the session.
+    session: LinkSession
+    # The coordinator's reply to the hello.
     welcome: Welcome
+    # Seconds between statuses: the coordinator's last value, from its welcome or from a desired set.
     heartbeat_s: Seconds
-    reporter: sessions.Reporter = field(default_factory=sessions.Reporter)
+    # What this session has reported, so that the next status holds only changes.
+    reporter: sessions.ReportCursor = field(default_factory=sessions.ReportCursor)
+    # Receipts sent in this session.
     receipts: tuple[SignedReceipt, ...] = ()
-    reported: asyncio.Event = field(default_factory=asyncio.Event)
-    """A status was sent; or it cannot be sent any more, and nothing was shown: `unshown`."""
-    unshown: bool = False
-    sent: dict[int, Elapsed] = field(default_factory=dict)
-    """When the newest statuses were sent, by their sequence."""
+    # Set once a status was sent, or once sending failed (`report_failed`).
+    has_reported: asyncio.Event = field(default_factory=asyncio.Event)
+    # True if sending failed before any status was sent: the coordinator saw nothing of this node.
+    report_failed: bool = False
+    # Send time of the newest statuses, by sequence number; at most MAX_TRACKED_STATUSES.
+    sent_at: dict[int, Elapsed] = field(default_factory=dict)
 
 
 class Supervisor:
-    """`run` until `stop`. A run that is cancelled or killed leaves front and workers as they are."""
+    """Runs a node: `run` until `stop`. A run that is cancelled or killed leaves front and workers running."""
 
     def __init__(
         self,
         *,
-        settings: Settings,
+        settings: SupervisorSettings,
         node: Node,
-        drivers: Sequence[Driver],
-        link: Link,
-        workers: Workers,
-        front: Front,
-        journal: Journal,
-        cache: Cache,
-        recordings: Recordings,
-        signer: Signer,
-        clock: Clock,
+        drivers: Sequence[DeviceDriver],
+        link: CoordinatorLink,
+        workers: WorkerPool,
+        front: FrontControl,
+        journal: AgentJournal,
+        cache: ModelCache,
+        recordings: RecordingSink,
+        signer: ReceiptSigner,
+        clock: AgentClock,
         nonce: Callable[[], str],
         log: Log,
-        sightings: Sightings | None = None,
-        membership: Membership | None = None,
+        contact: CoordinatorContact | None = None,
+        membership: NodeMembership | None = None,
         logs: Logs | None = None,
         spans: Spans | None = None,
     ) -> None:
-        """node: all but its devices, which the drivers tell. nonce: a fresh secret each time. sightings: None for a
-        run that is always the first. membership: None where certificates are not looked at. logs, spans:
-        None where nothing is kept."""
+        """Create a supervisor.
+
+        - node: the node without its devices, which the drivers discover.
+        - nonce: returns a fresh secret on each call.
+        - contact: None if no earlier run is remembered.
+        - membership: None if certificates are not checked.
+        - logs, spans: None if none are kept.
+        """
         self._settings = settings
         self._node = node
         self._link = link
@@ -164,36 +186,38 @@ class Supervisor:
         self._log = log
 
         self._desired: DesiredSet | None = None
-        self._offered: DesiredSet | None = None
+        self._unsaved_desired: DesiredSet | None = None
         self._receipts: tuple[SignedReceipt, ...] = ()
-        self._probes: dict[str, Device] = {}
-        self._probed = ""
-        """The device that is measured now, or woken for it."""
-        self._open: _Open | None = None
-        self._sightings = sightings or _FirstRun()
-        self._membership = membership or _Unquestioned()
-        heard = self._sightings.heard()
-        self._sight: partition.Sight = partition.CutOff(clock.now() if heard is None else heard)
-        self._events: deque[NodeEvent] = deque(maxlen=EVENTS_KEPT)
+        self._pending_probes: dict[str, Device] = {}
+        # The device that is being probed, or woken for a probe. Empty: none.
+        self._probing_device = ""
+        self._session: _OpenSession | None = None
+        self._contact = contact or _NoContact()
+        self._membership = membership or _NoMembership()
+        heard = self._contact.last_contact()
+        self._link_state: partition.LinkState = partition.CutOff(clock.now() if heard is None else heard)
+        self._events: deque[NodeEvent] = deque(maxlen=MAX_QUEUED_EVENTS)
         self._logs = logs
         self._spans = spans
-        self._answers: deque[LogLines | SpansFound] = deque(maxlen=QUESTIONS)
-        self._answering = 0
+        self._answers: deque[LogLines | SpansFound] = deque(maxlen=MAX_QUERIES)
+        self._query_count = 0
         self._epoch_wall = Seconds(clock.wall() - clock.now())
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
 
-        self._changed = asyncio.Event()
-        self._unreconciled = asyncio.Event()
-        self._unconfigured = asyncio.Event()
-        self._unsaved = asyncio.Event()
-        self._unprobed = asyncio.Event()
-        self._unleased = asyncio.Event()
-        self._leased_until = clock.now()
+        self._report_due = asyncio.Event()
+        self._reconcile_due = asyncio.Event()
+        self._configure_due = asyncio.Event()
+        self._save_due = asyncio.Event()
+        self._probe_due = asyncio.Event()
+        self._lease_due = asyncio.Event()
+        self._lease_until = clock.now()
+        # Claim of the newest lease.
+        self._claim = ""
         self._stopping = asyncio.Event()
-        self._ended = asyncio.Event()
-        self._gauges = Gauges(drivers, workers, front, log, self.tell, self._changed.set)
-        self._replicas = Replicas(
+        self._stopped = asyncio.Event()
+        self._monitor = NodeMonitor(drivers, workers, front, log, self.report_event, self._report_due.set)
+        self._replicas = ReplicaManager(
             limits=settings.limits,
             poll_s=settings.poll_s,
             workers=workers,
@@ -201,34 +225,34 @@ class Supervisor:
             cache=cache,
             recordings=recordings,
             clock=clock,
-            gauges=self._gauges,
+            monitor=self._monitor,
             spawn=self._spawn,
             log=log,
-            tell=self.tell,
-            turned=self._phases_turned,
-            unsettled=self._unreconciled.set,
+            report_event=self.report_event,
+            on_phase_change=self._on_phase_change,
+            request_reconcile=self._reconcile_due.set,
         )
-        self._snapshot = Snapshot(False, 0, None, (), (), (), self._gauges.front)
+        self._snapshot = NodeSnapshot(False, 0, None, (), (), (), self._monitor.front_stats)
 
     @property
-    def snapshot(self) -> Snapshot:
-        """As of the last heartbeat."""
+    def snapshot(self) -> NodeSnapshot:
+        """State of the node at the last heartbeat."""
         return self._snapshot
 
     def device(self, name: str) -> Device | None:
         return next((device for device in self._node.devices if device.name == name), None)
 
-    def pace(self, device: str) -> Pace | None:
-        return self._gauges.pace(device)
+    def pace(self, device: str) -> EmulatedPace | None:
+        return self._monitor.pace(device)
 
     async def run(self) -> None:
-        """Boots from what is on disk and alive, whether or not there is a link; returns after `stop`."""
+        """Start from what is on disk and what still runs, with or without a link. Returns after `stop`."""
         try:
             await self._boot()
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 for loop in (
-                    self._replicas.watch,
+                    self._replicas.watch_workers,
                     self._reconcile_forever,
                     self._configure_forever,
                     self._save_forever,
@@ -236,33 +260,35 @@ class Supervisor:
                     self._collect_forever,
                     self._sample_forever,
                     self._lease_forever,
-                    self._beat_forever,
+                    self._heartbeat_forever,
                     self._link_forever,
                 ):
                     self._spawn(loop(), loop.__name__)
                 await self._stopping.wait()
-                await self._wind_down()
+                await self._drain_and_close()
                 for task in self._tasks:
                     task.cancel()
         finally:
-            self._ended.set()
+            self._stopped.set()
 
     def request_stop(self) -> None:
-        """Drain every replica, then end front and workers; `run` returns when that is done."""
+        """Drain every replica, then end front and workers. `run` returns when that is done."""
         self._stopping.set()
 
     async def stop(self) -> None:
-        """`request_stop`, and wait for it."""
+        """Call `request_stop` and wait until it is done."""
         self.request_stop()
-        await self._ended.wait()
+        await self._stopped.wait()
 
     # boot
 
     async def _boot(self) -> None:
-        self._node = replace(self._node, devices=(*self._node.devices, *self._gauges.discover()))
+        self._node = replace(self._node, devices=(*self._node.devices, *self._monitor.discover()))
         self._desired = await self._journal.load()
-        self._receipts = receipts.valid(await self._journal.load_receipts(), self._node.devices)
-        self._probes = {device.name: device for device in receipts.to_probe(self._receipts, self._node.devices)}
+        self._receipts = receipts.valid_receipts(await self._journal.load_receipts(), self._node.devices)
+        self._pending_probes = {
+            device.name: device for device in receipts.devices_to_probe(self._receipts, self._node.devices)
+        }
         adopted = await self._replicas.adopt()
         version = self._desired.version if self._desired else None
         self._log(
@@ -271,169 +297,173 @@ class Supervisor:
             devices=len(self._node.devices),
             adopted=adopted,
         )
-        self._unprobed.set()
+        self._probe_due.set()
 
-    # the desired set: persisted, then acted on
+    # the desired set: persist it, then act on it
 
     async def _save_forever(self) -> None:
         refused: DesiredSet | None = None
         while True:
-            await self._unsaved.wait()
-            offered = self._offered
+            await self._save_due.wait()
+            offered = self._unsaved_desired
             if offered is None:
-                self._unsaved.clear()
+                self._save_due.clear()
                 continue
             try:
                 await self._journal.save(offered)
             except ShoalError as error:
                 if offered is not refused:
-                    self.tell(error.code, "desired set", str(error))
+                    self.report_event(error.code, "desired set", error.refusal.words)
                 refused = offered
                 await self._clock.sleep(Seconds(self._settings.retry_s))
                 continue
             self._desired = offered
-            if self._offered is offered:
-                self._offered = None
+            if self._unsaved_desired is offered:
+                self._unsaved_desired = None
             self._log("desired_accepted", generation=offered.version.generation, history=offered.version.history)
-            for event in (self._unreconciled, self._unconfigured, self._changed):
+            for event in (self._reconcile_due, self._configure_due, self._report_due):
                 event.set()
 
     async def _reconcile_forever(self) -> None:
         self._reconcile()
-        # Only now: an adopted front goes on with the workers it knows until they count here too.
-        self._unconfigured.set()
+        # Configure only after the first reconcile: until then an adopted front keeps the workers that it knows.
+        self._configure_due.set()
         while True:
-            ends_at = self._cut_off_ends_at()
+            ends_at = self._next_serve_deadline()
             wait = None if ends_at is None else max(0.0, ends_at - self._clock.now())
-            await _wait(self._unreconciled, wait)
-            self._unreconciled.clear()
+            await _wait(self._reconcile_due, wait)
+            self._reconcile_due.clear()
             self._reconcile()
 
-    def _cut_off_ends_at(self) -> Elapsed | None:
+    def _next_serve_deadline(self) -> Elapsed | None:
         if self._desired is None:
             return None
-        return partition.ends_at(self._desired.assignments, self._sight, self._clock.now())
+        return partition.next_serve_deadline(self._desired.assignments, self._link_state, self._clock.now())
 
     def _reconcile(self) -> None:
         if self._desired is None:
-            return  # whatever runs goes on until a coordinator says otherwise
+            return  # what runs keeps running until a coordinator sends a desired set
         now = self._clock.now()
         asked = {each.id: each for each in self._desired.assignments}
-        self._replicas.settle(asked)
+        self._replicas.resolve_orphans(asked)
         wanted = tuple(
             each
             for each in asked.values()
             if not self._stopping.is_set()
-            and partition.may_run(each, self._sight, now, running=each.id in self._replicas)
+            and partition.may_run(each, self._link_state, now, running=each.id in self._replicas)
         )
-        self._replicas.carry_out(reconcile.plan(wanted, self._replicas.states))
+        self._replicas.apply_plan(reconcile.plan(wanted, self._replicas.states))
         for device in self._node.devices:
             if device.rest is not None:
-                measured = device.name in self._probes or device.name == self._probed
-                may_sleep = not (measured or self._replicas.busy(device.name))
-                self._gauges.rest(device.name, may_sleep and device.name in self._desired.asleep)
+                measured = device.name in self._pending_probes or device.name == self._probing_device
+                may_sleep = not (measured or self._replicas.is_device_busy(device.name))
+                self._monitor.set_sleep(device.name, may_sleep and device.name in self._desired.asleep)
 
-    def _phases_turned(self) -> None:
-        self._changed.set()
-        self._unconfigured.set()
+    def _on_phase_change(self) -> None:
+        self._report_due.set()
+        self._configure_due.set()
 
     # the front
 
     async def _configure_forever(self) -> None:
         while True:
-            await self._unconfigured.wait()
-            self._unconfigured.clear()
+            await self._configure_due.wait()
+            self._configure_due.clear()
             desired = self._desired
-            if desired is None and self._front.adopted:
-                continue  # as its workers, it goes on until a coordinator says otherwise
+            if desired is None and self._front.is_adopted:
+                # an adopted front, like adopted workers, keeps running until a coordinator sends a desired set
+                continue
             trust = desired.trust if desired and desired.trust else Trust()
             try:
-                held = self._membership.held()
+                held = self._membership.current_trust()
                 await self._membership.adopt(trust)
-                if self._membership.held() != held:
-                    self._changed.set()
+                if self._membership.current_trust() != held:
+                    self._report_due.set()
                 await self._front.configure(
                     desired.routes if desired else (),
                     desired.credentials if desired else (),
-                    self._replicas.serving(),
+                    self._replicas.ready_workers(),
                     trust.revoked,
                     desired.peers if desired else (),
-                    self._replicas.witnesses(),
-                    self._replicas.keepers(),
+                    self._replicas.verification_sources(),
+                    self._replicas.stateful_replicas(),
+                    desired.forwarding if desired else Forwarding(),
                 )
-                self._unleased.set()  # it may have been started anew
-                await self._gauges.sample()
+                self._lease_due.set()  # the front may have restarted and lost its lease
+                await self._monitor.sample()
             except ShoalError as error:
                 self._log("front_not_configured", error=True, refusal=str(error))
-                self._unconfigured.set()
+                self._configure_due.set()
                 await self._clock.sleep(Seconds(self._settings.retry_s))
 
     async def _lease_forever(self) -> None:
         while True:
-            await self._unleased.wait()
-            self._unleased.clear()
-            left = Seconds(self._leased_until - self._clock.now())
+            await self._lease_due.wait()
+            self._lease_due.clear()
+            left = Seconds(self._lease_until - self._clock.now())
             if left > 0:
                 try:
-                    await self._front.lease(left)
+                    await self._front.lease(left, self._claim)
                 except ShoalError as error:
                     self._log("front_not_leased", error=True, refusal=str(error))
 
-    def _extend(self, link: _Open, lease: Lease) -> None:
-        """Counted from when it was asked for: whoever grants it counts from later."""
-        asked_at = link.sent.get(lease.sequence)
+    def _extend_lease(self, link: _OpenSession, lease: Lease) -> None:
+        """Count the lease from the time of the status that requested it. The coordinator counts from a later moment, so
+        this node's lease ends first."""
+        asked_at = link.sent_at.get(lease.sequence)
         if asked_at is not None:
-            self._leased_until = Elapsed(max(self._leased_until, asked_at + lease.seconds))
-            self._unleased.set()
+            self._lease_until = Elapsed(max(self._lease_until, asked_at + lease.seconds))
+            self._claim = lease.claim
+            self._lease_due.set()
 
-    # what is, and the report of it
+    # heartbeats and reports
 
-    async def _beat_forever(self) -> None:
+    async def _heartbeat_forever(self) -> None:
         while True:
-            await _wait(self._changed, self._heartbeat())
-            self._changed.clear()
-            self._snapshot = self._observe()
-            if self._open is not None:
-                await self._report(self._open, self._snapshot)
+            await _wait(self._report_due, self._heartbeat_s())
+            self._report_due.clear()
+            self._snapshot = self._take_snapshot()
+            if self._session is not None:
+                await self._send_report(self._session, self._snapshot)
 
-    def _heartbeat(self) -> Seconds:
-        return self._open.heartbeat_s if self._open else Seconds(self._settings.heartbeat_s)
+    def _heartbeat_s(self) -> Seconds:
+        return self._session.heartbeat_s if self._session else Seconds(self._settings.heartbeat_s)
 
     async def _sample_forever(self) -> None:
-        """Apart from the beat: a worker that does not answer must not make the node look silent."""
+        """Separate from the heartbeat, because a worker that does not answer must not make the node look silent."""
         while True:
-            await self._gauges.sample()
-            pause = self._heartbeat() if self._gauges.front.ready else Seconds(self._settings.poll_s)
+            await self._monitor.sample()
+            pause = self._heartbeat_s() if self._monitor.front_stats.ready else Seconds(self._settings.poll_s)
             await self._clock.sleep(pause)
 
-    def _observe(self) -> Snapshot:
+    def _take_snapshot(self) -> NodeSnapshot:
         offset = Seconds(self._clock.wall() - self._clock.now())
         if abs(offset - self._epoch_wall) > WALL_STEP_S:
             self._epoch_wall = offset
-        readings = [self._gauges.read(device.name) for device in self._node.devices]
-        for name in self._gauges.back():
-            self._probes |= {device.name: device for device in self._node.devices if device.name == name}
-            self._unprobed.set()
-        observed = self._replicas.observed(self._epoch_wall)
-        stats = {each.assignment: self._gauges.worker(each.assignment) for each in observed}
-        return Snapshot(
-            linked=self._open is not None,
-            epoch=self._open.welcome.epoch if self._open else 0,
+        readings = [self._monitor.read(device.name) for device in self._node.devices]
+        for name in self._monitor.take_returned_devices():
+            self._pending_probes |= {device.name: device for device in self._node.devices if device.name == name}
+            self._probe_due.set()
+        observed = self._replicas.observations(self._epoch_wall)
+        stats = {each.assignment: self._monitor.worker_stats(each.assignment) for each in observed}
+        return NodeSnapshot(
+            is_linked=self._session is not None,
+            epoch=self._session.welcome.epoch if self._session else 0,
             version=self._desired.version if self._desired else None,
             devices=self._node.devices,
-            observed=observed,
+            observations=observed,
             readings=tuple(reading for reading in readings if reading is not None),
-            front=self._gauges.front,
+            front=self._monitor.front_stats,
             batches={name: each.batches for name, each in stats.items() if each is not None},
         )
 
-    async def _report(self, link: _Open, snapshot: Snapshot) -> None:
-        held = self._membership.held()
-        moment = sessions.Report(
+    async def _send_report(self, link: _OpenSession, snapshot: NodeSnapshot) -> None:
+        held = self._membership.current_trust()
+        moment = sessions.NodeReport(
             node=self._node.name,
             epoch=link.welcome.epoch,
             version=snapshot.version,
-            observed=snapshot.observed,
+            observed=snapshot.observations,
             readings=snapshot.readings,
             ingress=snapshot.front.ingress,
             crossings=snapshot.front.crossings,
@@ -441,31 +471,31 @@ class Supervisor:
             front_ready=snapshot.front.ready,
             serial=held.serial,
             roots=held.roots,
-            alone=bool(self._replicas.keepers()),
+            is_alone=bool(self._replicas.stateful_replicas()),
         )
-        link.reporter, status = sessions.report(link.reporter, moment, full_every=self._settings.full_every)
-        link.sent[status.sequence] = self._clock.now()
-        link.sent.pop(status.sequence - STATUSES_REMEMBERED, None)
+        link.reporter, status = sessions.next_status(link.reporter, moment, full_every=self._settings.full_every)
+        link.sent_at[status.sequence] = self._clock.now()
+        link.sent_at.pop(status.sequence - MAX_TRACKED_STATUSES, None)
         try:
             if link.receipts != self._receipts:
                 link.receipts = self._receipts
-                # Signed now: the key that signed them when they were measured may have been followed by another.
+                # Sign now: the key that signed these receipts when they were measured may have been replaced.
                 signed = tuple(self._signer.sign_receipt(each.receipt) for each in link.receipts)
                 await link.session.send(Receipts(signed))
             await link.session.send(status)
-            link.reported.set()
+            link.has_reported.set()
             if self._events:
-                events, self._events = tuple(self._events), deque(maxlen=EVENTS_KEPT)
+                events, self._events = tuple(self._events), deque(maxlen=MAX_QUEUED_EVENTS)
                 await link.session.send(NodeEvents(events))
             while self._answers:
                 await link.session.send(self._answers.popleft())
         except ShoalError:
-            link.unshown = link.unshown or not link.reported.is_set()
-            link.reported.set()
-            await link.session.close()  # the receiving side notices and calls again
+            link.report_failed = link.report_failed or not link.has_reported.is_set()
+            link.has_reported.set()
+            await link.session.close()  # the receive loop notices and reconnects
 
-    def tell(self, code: str, subject: str, message: str) -> None:
-        """To the log now, to the region's events when there is a link. A repeated one is not queued twice."""
+    def report_event(self, code: str, subject: str, message: str) -> None:
+        """Log an event now, and queue it for the region. An event with the same code and subject is queued once."""
         self._log("event", error=True, code=code, subject=subject, message=message)
         if not any((event.code, event.subject) == (code, subject) for event in self._events):
             self._events.append(NodeEvent(code, subject, message, self._clock.wall()))
@@ -488,88 +518,91 @@ class Supervisor:
             try:
                 session = await self._link.connect(hello)
             except LinkRefused as error:
-                ended = error.refused
+                ended = error.message
             except ShoalError as error:
                 ended = Refused(error.refusal, fatal=False)
             else:
                 opened_at = self._clock.now()
-                ended = await self._converse(session, hello)
-            self._lose_sight(ended)
-            was_steady = opened_at is not None and self._clock.now() - opened_at >= sessions.STEADY_S
+                ended = await self._run_session(session, hello)
+            self._on_link_lost(ended)
+            was_steady = opened_at is not None and self._clock.now() - opened_at >= sessions.STABLE_SESSION_S
             attempt = 0 if was_steady else attempt + 1
             wait = sessions.reconnect_after(self._node.name, attempt)
             await self._clock.sleep(Seconds(self._settings.fatal_retry_s) if ended.fatal else wait)
 
-    def _lose_sight(self, ended: Refused) -> None:
+    def _on_link_lost(self, ended: Refused) -> None:
         self._log("link_down", code=ended.refusal.code, found=ended.refusal.found, remedy=ended.refusal.remedy)
-        self._membership.doubt(ended.refusal)
+        self._membership.on_link_refused(ended.refusal)
         if ended.refusal.code is Code.CERT_REVOKED:
-            self._leave()
-        if isinstance(self._sight, partition.Linked):
-            self._sight = partition.CutOff(self._clock.now())
-            self._sightings.cut_off()
-            self._unreconciled.set()
+            self._drop_assignments()
+        if isinstance(self._link_state, partition.Linked):
+            self._link_state = partition.CutOff(self._clock.now())
+            self._contact.on_link_lost()
+            self._reconcile_due.set()
 
-    def _leave(self) -> None:
-        """The region said that this node is none of its members any more, which is no blindness: it serves nothing."""
-        newest = self._offered or self._desired
+    def _drop_assignments(self) -> None:
+        """The region revoked this node's membership. That is not a partition, so the node stops serving everything."""
+        newest = self._unsaved_desired or self._desired
         if newest is not None and (newest.assignments or newest.routes):
-            self._offered = replace(newest, assignments=(), routes=(), pins=(), credentials=(), peers=())
-            self._unsaved.set()
+            self._unsaved_desired = replace(
+                newest, assignments=(), routes=(), pins=(), credentials=(), peers=(), forwarding=Forwarding()
+            )
+            self._save_due.set()
 
-    async def _converse(self, session: Session, hello: Hello) -> Refused:
-        """One session from its welcome to its end, and why it ended."""
-        link = _Open(session, session.welcome, session.welcome.heartbeat_s)
+    async def _run_session(self, session: LinkSession, hello: Hello) -> Refused:
+        """Run one session from its welcome to its end. Returns why it ended."""
+        link = _OpenSession(session, session.welcome, session.welcome.heartbeat_s)
         refusal = sessions.check_welcome(hello, link.welcome)
         if refusal is not None:
             await session.close()
             return Refused(refusal, fatal=False)
-        skew = sessions.skewed(link.welcome, self._clock.wall())
+        skew = sessions.clock_skew(link.welcome, self._clock.wall())
         if skew is not None:
-            self.tell(Code.CLOCK_SKEW, self._node.name, f"the coordinator's clock differs by {skew:.0f}s")
+            self.report_event(Code.CLOCK_SKEW, self._node.name, f"the coordinator's clock differs by {skew:.0f}s")
         self._log("link_up", epoch=link.welcome.epoch, history=link.welcome.history)
-        self._open, self._sight = link, partition.Linked()
-        self._sightings.linked(link.welcome.coordinator_time)
-        self._changed.set()
-        self._unreconciled.set()
+        self._session, self._link_state = link, partition.Linked()
+        self._contact.on_link_up(link.welcome.coordinator_time)
+        self._report_due.set()
+        self._reconcile_due.set()
         try:
             while True:
                 message = await session.receive()
                 if isinstance(message, Refused) and message.fatal:
                     return message
-                await self._take_from_coordinator(link, message)
+                await self._on_message(link, message)
         except ShoalError as error:
             return Refused(error.refusal, fatal=False)
         finally:
-            self._open = None
+            self._session = None
             await session.close()
 
-    async def _take_from_coordinator(self, link: _Open, message: ToAgent) -> None:
+    async def _on_message(self, link: _OpenSession, message: ToAgent) -> None:
         match message:
             case DesiredSet():
-                await link.reported.wait()  # a new history is accepted only after it was shown what runs here
-                if not link.unshown:
-                    self._judge(link, message)
+                # A coordinator with a new history must see what runs here before it may replace the desired set.
+                await link.has_reported.wait()
+                if not link.report_failed:
+                    self._on_desired_set(link, message)
             case ProbeNow():
                 named = {device.name: device for device in self._node.devices}
                 chosen = message.devices or tuple(named)
-                self._probes |= {name: named[name] for name in chosen if name in named}
-                self._unprobed.set()
+                self._pending_probes |= {name: named[name] for name in chosen if name in named}
+                self._probe_due.set()
             case Lease():
-                self._extend(link, message)
+                self._extend_lease(link, message)
             case LogsAsked():
                 if self._logs is not None:
-                    self._answer(partial(self._logs.read, message))
+                    self._answer_query(partial(self._logs.read, message))
             case SpansAsked():
                 if self._spans is not None:
-                    self._answer(partial(self._spans.spans, message))
+                    self._answer_query(partial(self._spans.spans, message))
             case Refused():
                 self._log("message_refused", error=True, refusal=str(message.refusal))
             case Welcome():
                 self._log("unexpected_welcome", error=True)
 
-    def _answer(self, read: Callable[[], Awaitable[LogLines | SpansFound]]) -> None:
-        """Told with the next status, which comes at once; not at all where it cannot be read."""
+    def _answer_query(self, read: Callable[[], Awaitable[LogLines | SpansFound]]) -> None:
+        """Send the answer with the next status, which is due at once. If reading fails, there is no answer."""
 
         async def answer() -> None:
             try:
@@ -577,82 +610,83 @@ class Supervisor:
             except ShoalError as error:
                 self._log("question_not_answered", error=True, refusal=str(error))
             finally:
-                self._answering -= 1
-            self._changed.set()
+                self._query_count -= 1
+            self._report_due.set()
 
-        if self._answering < QUESTIONS:
-            self._answering += 1
+        if self._query_count < MAX_QUERIES:
+            self._query_count += 1
             self._spawn(answer(), "answer")
 
-    def _judge(self, link: _Open, offered: DesiredSet) -> None:
-        newest = self._offered or self._desired
-        match sessions.judge(newest, offered, node=self._node.name, history=link.welcome.history):
-            case sessions.Accept(desired):
-                self._offered = desired
-                self._unsaved.set()
-                self._beat_every(link, desired.heartbeat_s)
-            case sessions.Held():
-                self._beat_every(link, offered.heartbeat_s)
+    def _on_desired_set(self, link: _OpenSession, offered: DesiredSet) -> None:
+        newest = self._unsaved_desired or self._desired
+        match sessions.evaluate(newest, offered, node=self._node.name, history=link.welcome.history):
+            case sessions.AcceptSet(desired):
+                self._unsaved_desired = desired
+                self._save_due.set()
+                self._set_heartbeat(link, desired.heartbeat_s)
+            case sessions.SetUnchanged():
+                self._set_heartbeat(link, offered.heartbeat_s)
             case Refusal() as refusal:
-                self.tell(refusal.code, "desired set", str(refusal))
+                self.report_event(refusal.code, "desired set", refusal.words)
 
-    def _beat_every(self, link: _Open, seconds: Seconds) -> None:
-        """From now on, before the set is on disk: whoever counts the beats does so already."""
+    def _set_heartbeat(self, link: _OpenSession, seconds: Seconds) -> None:
+        """Takes effect before the desired set is on disk, because the coordinator already counts on the new
+        interval."""
         if link.heartbeat_s != seconds:
             link.heartbeat_s = seconds
-            self._changed.set()
+            self._report_due.set()
 
     # receipts and the cache
 
     async def _probe_forever(self) -> None:
         attempts: dict[str, int] = {}
         while True:
-            await self._unprobed.wait()
-            if not self._probes:
-                self._unprobed.clear()
+            await self._probe_due.wait()
+            if not self._pending_probes:
+                self._probe_due.clear()
                 continue
-            await self._starts_first()
-            name, device = next(iter(self._probes.items()))
-            del self._probes[name]
-            self._probed = name
-            while (wakes_in := self._gauges.rest(name, False)) > 0:
+            await self._wait_for_starts()
+            name, device = next(iter(self._pending_probes.items()))
+            del self._pending_probes[name]
+            self._probing_device = name
+            while (wakes_in := self._monitor.set_sleep(name, False)) > 0:
                 await self._clock.sleep(wakes_in)
             try:
                 receipt = replace(await self._workers.probe(device), node=self._node.name)
-                if (refusal := receipts.unsteady(receipt)) is not None:
+                if (refusal := receipts.check_spread(receipt)) is not None:
                     raise ShoalError(refusal)
                 signed = self._signer.sign_receipt(receipt)
-                self._gauges.measured(name)
-                self._receipts = receipts.with_new(self._receipts, signed)
+                self._monitor.on_measured(name)
+                self._receipts = receipts.with_receipt(self._receipts, signed)
                 await self._journal.save_receipts(self._receipts)
             except ShoalError as error:
-                self.tell(error.code, name, f"no capability receipt: {error}")
-                self._probes[name] = device
+                self.report_event(error.code, name, f"no capability receipt: {error}")
+                self._pending_probes[name] = device
                 await self._clock.sleep(delay(name, attempts.get(name, 0), base_s=5.0, cap_s=300.0))
                 attempts[name] = attempts.get(name, 0) + 1
             else:
                 self._log("probed", device=name, seconds=receipt.probe_s)
-                self._probed = ""
-                self._changed.set()
-                self._unreconciled.set()
+                self._probing_device = ""
+                self._report_due.set()
+                self._reconcile_due.set()
 
-    async def _starts_first(self) -> None:
-        until = self._clock.now() + self._settings.starts_first_s
-        while self._replicas.starting() and self._clock.now() < until:
+    async def _wait_for_starts(self) -> None:
+        until = self._clock.now() + self._settings.probe_wait_s
+        while self._replicas.is_any_starting() and self._clock.now() < until:
             await self._clock.sleep(Seconds(self._settings.poll_s))
 
     async def _collect_forever(self) -> None:
         while True:
             if self._desired is not None:
-                for digest in await self._cache.collect(reconcile.pinned(self._desired, self._replicas.states)):
+                for digest in await self._cache.collect(reconcile.pinned_digests(self._desired, self._replicas.states)):
                     self._log("collected", digest=digest)
             await self._clock.sleep(Seconds(self._settings.collect_s))
 
-    # the end
+    # shutdown
 
-    async def _wind_down(self) -> None:
+    async def _drain_and_close(self) -> None:
         self._log("stopping")
-        self._unreconciled.set()
+        self._reconcile_due.set()
         try:
             async with asyncio.timeout(self._settings.limits.drain_s + 1.0):
                 while any(not isinstance(state, machine.Gone) for state in self._replicas.states.values()):
@@ -670,34 +704,34 @@ class Supervisor:
         return task
 
 
-class _FirstRun:
-    """Sightings of a node without a past."""
+class _NoContact:
+    """CoordinatorContact of a node that remembers no earlier run."""
 
-    def heard(self) -> None:
+    def last_contact(self) -> None:
         return None
 
-    def linked(self, coordinator_time: Wall) -> None:
+    def on_link_up(self, coordinator_time: Wall) -> None:
         pass
 
-    def cut_off(self) -> None:
+    def on_link_lost(self) -> None:
         pass
 
 
-class _Unquestioned:
-    """Membership of a node whose certificate nobody looks at."""
+class _NoMembership:
+    """NodeMembership of a node whose certificate is not checked."""
 
-    def held(self) -> Held:
-        return Held()
+    def current_trust(self) -> NodeTrust:
+        return NodeTrust()
 
     async def adopt(self, trust: Trust) -> None:
         pass
 
-    def doubt(self, refusal: Refusal) -> None:
+    def on_link_refused(self, refusal: Refusal) -> None:
         pass
 
 
 async def _wait(event: asyncio.Event, seconds: float | None) -> None:
-    """Until the event or, where there is one, the time."""
+    """Wait for the event, at most `seconds`. None: no limit."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

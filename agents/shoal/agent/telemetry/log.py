@@ -1,4 +1,4 @@
-"""The supervisor's ports to structured logs: Log writes them, Logs reads what this node's processes kept of them."""
+"""The supervisor's ports to structured logs: StructuredLog writes events, LogFileReader reads this node's log files."""
 
 import asyncio
 from pathlib import Path
@@ -6,26 +6,26 @@ from typing import Final
 
 import structlog
 
+from shoal.host import log_files
 from shoal.types.link import LogLines, LogsAsked
-from shoal.wire import logfiles
 
 FOLDER: Final = "log"
-"""In the state directory."""
+"""Name of the folder in the state directory."""
 
 
 class StructuredLog:
-    """The Log port."""
+    """`ports.Log`."""
 
     def __init__(self, **always: str) -> None:
-        """always: fields of every event, such as the node's name."""
+        """`always`: fields of every event, such as the node's name."""
         self._logger = structlog.get_logger().bind(**always)
 
     def __call__(self, event: str, *, error: bool = False, **fields: str | float | None) -> None:
         (self._logger.error if error else self._logger.info)(event, **fields)
 
 
-class KeptLogs:
-    """The Logs port: supervisor's and front's files, and those of the workers in `run/`."""
+class LogFileReader:
+    """`ports.Logs`: reads the log files of supervisor and front, and those of the workers in `run/`."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
@@ -35,5 +35,5 @@ class KeptLogs:
 
     def _read(self, asked: LogsAsked) -> LogLines:
         kept = (self._state_dir / FOLDER).glob("*.log*")
-        page = logfiles.read([*kept, *(self._state_dir / "run").glob("*.log")], asked.after, asked.lines)
+        page = log_files.read([*kept, *(self._state_dir / "run").glob("*.log")], asked.after, asked.lines)
         return LogLines(asked.request, page.lines, page.after, page.more)

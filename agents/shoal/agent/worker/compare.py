@@ -1,8 +1,8 @@
-"""Two replicas' answers to one input, output by output.
+"""Compares two replicas' answers to one input, output by output.
 
-Shapes, datatypes and what is not a number must agree; strings, integers and booleans too, but for integers that a
-tolerance names (class numbers under another precision). Everything is computed in float64 over the places where both
-are finite, so that a mask of infinities does not hide the rest.
+Shapes, datatypes, NaNs and infinities must agree. Strings, integers and booleans must be equal, except integers that a
+tolerance names (class numbers under another precision). Metrics are computed in float64 over the places where both are
+finite, so that a mask of infinities does not hide the rest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,22 +12,29 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.agent.core.verification import Compared, within
+from shoal.agent.core.verification import InputComparison, is_within
 from shoal.agent.worker.tensors import Array
 from shoal.types.migration import Drift, Metric, Tolerance
 
 _Numbers = NDArray[np.float64]
-_MOST: Final = float(np.finfo(np.float64).max)
+_MAX_FLOAT: Final = float(np.finfo(np.float64).max)
 
 
-def compare(expected: Mapping[str, Array], got: Mapping[str, Array], tolerances: Sequence[Tolerance]) -> Compared:
-    """A tolerance that names an output counts there instead of those that name none. A tolerance for an output that
-    there is not, or an output of numbers without any, is a fault: what nobody judges has not passed."""
+def compare(
+    expected: Mapping[str, Array], got: Mapping[str, Array], tolerances: Sequence[Tolerance]
+) -> InputComparison:
+    """Compare all outputs. A tolerance that names an output replaces the general ones for it.
+
+    A tolerance for an unknown output is a fault, and so is a numeric output without a tolerance: an output that nothing
+    checks has not passed.
+    """
     missing = [each.output for each in tolerances if each.output and each.output not in expected]
     if missing:
-        return Compared((), f"a tolerance for {missing[0]!r:.80}, outputs are {', '.join(sorted(expected))!s:.200}", 0)
+        return InputComparison(
+            (), f"a tolerance for {missing[0]!r:.80}, outputs are {', '.join(sorted(expected))!s:.200}", 0
+        )
     if expected.keys() != got.keys():
-        return Compared(
+        return InputComparison(
             (), f"outputs {', '.join(sorted(got))!s:.200}, expected {', '.join(sorted(expected))!s:.200}", 0
         )
     drifts: list[Drift] = []
@@ -36,24 +43,31 @@ def compare(expected: Mapping[str, Array], got: Mapping[str, Array], tolerances:
         found = got[name]
         own = tuple(each for each in tolerances if each.output == name)
         own_or_general = own or tuple(each for each in tolerances if not each.output)
-        why = _unlike(wanted, found) or ("" if _judged_by_metric(wanted, own) else _unequal(wanted, found))
+        why = _structural_mismatch(wanted, found) or (
+            "" if _uses_metric(wanted, own) else _value_mismatch(wanted, found)
+        )
         if why:
             fault = fault or f"{name}: {why}"
-        elif _judged_by_metric(wanted, own) and not own_or_general:
+        elif _uses_metric(wanted, own) and not own_or_general:
             fault = fault or f"{name}: no tolerance says how far it may be"
-        elif _judged_by_metric(wanted, own):
+        elif _uses_metric(wanted, own):
             a, b = _numbers(wanted), _numbers(found)
             elements += int(np.isfinite(a).sum())
             drifts += [_drift(name, each, a, b) for each in own_or_general]
         else:
             elements += wanted.size
-    return Compared(tuple(drifts), fault, elements)
+    return InputComparison(tuple(drifts), fault, elements)
 
 
 def measure(metric: Metric, a: _Numbers, b: _Numbers, k: int = 5) -> float:
-    """Of two arrays of one shape whose NaNs and infinities agree. MAX_REL: over the largest finite magnitude in either.
-    COSINE: 1 of two that are zero, 0 where one is. TOP_K: the mean over all rows of the last axis; what ties with the
-    k-th largest of `a` is as good as that. Without an element: as if equal."""
+    """The metric of two arrays of one shape whose NaNs and infinities agree.
+
+    - MAX_REL: relative to the largest finite magnitude in either array.
+    - COSINE: 1 if both are zero, 0 if one is.
+    - TOP_K: the mean over all rows of the last axis; a tie with the k-th largest of `a` counts as a hit.
+
+    Without elements: the value of equal arrays.
+    """
     if metric is Metric.TOP_K:
         return _top_k(a, b, k)
     finite = np.isfinite(a)
@@ -64,32 +78,32 @@ def measure(metric: Metric, a: _Numbers, b: _Numbers, k: int = 5) -> float:
         return _cosine(a, b)
     if metric is Metric.MAX_ABS:
         with np.errstate(over="ignore"):
-            return min(_largest(a - b), _MOST)
-    scale = max(_largest(a), _largest(b))
-    return _largest(a / scale - b / scale)
+            return min(_max_magnitude(a - b), _MAX_FLOAT)
+    scale = max(_max_magnitude(a), _max_magnitude(b))
+    return _max_magnitude(a / scale - b / scale)
 
 
 def _drift(name: str, tolerance: Tolerance, a: _Numbers, b: _Numbers) -> Drift:
     worst = measure(tolerance.metric, a, b, tolerance.k)
-    return Drift(name, tolerance.metric, tolerance.bound, worst, within(tolerance.metric, worst, tolerance.bound))
+    return Drift(name, tolerance.metric, tolerance.bound, worst, is_within(tolerance.metric, worst, tolerance.bound))
 
 
-def _judged_by_metric(array: Array, own: Sequence[Tolerance]) -> bool:
-    """Floating point always; integers where a tolerance names them."""
-    return _floating(array) or (array.dtype.kind in "iu" and bool(own))
+def _uses_metric(array: Array, own: Sequence[Tolerance]) -> bool:
+    """Floating point always; integers only if a tolerance names the output."""
+    return _is_float(array) or (array.dtype.kind in "iu" and bool(own))
 
 
-def _floating(array: Array) -> bool:
+def _is_float(array: Array) -> bool:
     return array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16
 
 
-def _unlike(wanted: Array, found: Array) -> str:
-    """Why no metric can be asked, "" where it can."""
+def _structural_mismatch(wanted: Array, found: Array) -> str:
+    """Why no metric can be computed; "" if one can."""
     if wanted.dtype != found.dtype:
         return f"datatype {found.dtype}, expected {wanted.dtype}"
     if wanted.shape != found.shape:
         return f"shape {list(found.shape)}, expected {list(wanted.shape)}"
-    if not _floating(wanted):
+    if not _is_float(wanted):
         return ""
     a, b = _numbers(wanted), _numbers(found)
     if not np.array_equal(np.isnan(a), np.isnan(b)):
@@ -100,7 +114,7 @@ def _unlike(wanted: Array, found: Array) -> str:
     return ""
 
 
-def _unequal(wanted: Array, found: Array) -> str:
+def _value_mismatch(wanted: Array, found: Array) -> str:
     same: Any = wanted == found
     count = wanted.size - int(np.count_nonzero(same))
     return f"{count} of {wanted.size} values differ" if count else ""
@@ -110,14 +124,14 @@ def _numbers(array: Array) -> _Numbers:
     return array.astype(np.float64)
 
 
-def _largest(a: _Numbers) -> float:
+def _max_magnitude(a: _Numbers) -> float:
     return float(np.max(np.abs(a), initial=0.0))
 
 
 def _cosine(a: _Numbers, b: _Numbers) -> float:
     if not (a.any() and b.any()):
         return 0.0
-    a, b = a / _largest(a), b / _largest(b)  # squares that fit
+    a, b = a / _max_magnitude(a), b / _max_magnitude(b)  # so that the squares do not overflow
     return float(np.clip(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)), -1.0, 1.0))
 
 

@@ -1,11 +1,12 @@
-"""What workers cannot be kept from on this machine: for the doctors, who tell people.
+"""Restrictions that this machine cannot impose on workers; the doctors report them.
 
-Apart from `isolation`, which each worker runs, since a supervisor asks too."""
+Separate from `isolation`, which runs in each worker, because a supervisor asks too.
+"""
 
-from shoal.agent.worker.groups import Groups
-from shoal.wire import sandbox
+from shoal.agent.worker.cgroups import Cgroups
+from shoal.host import sandbox
 
 
-def lacking() -> tuple[str, ...]:
-    """In words, for people; empty when every worker is confined in every way. Only for a process with one thread."""
-    return (*sandbox.lacking(), *Groups.find().lacking)
+def unsupported_restrictions() -> tuple[str, ...]:
+    """As text for people. Empty if every worker is fully confined. Only for a process with one thread."""
+    return (*sandbox.unsupported_restrictions(), *Cgroups.detect().unsupported_limits)

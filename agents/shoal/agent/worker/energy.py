@@ -1,4 +1,4 @@
-"""Joules of a worker's runs: counted where the device counts them, else watts times busy seconds, and said so.
+"""Energy of a worker's runs: counted if the device counts it, otherwise watts times busy seconds, and reported as such.
 
 The estimate for a processor without a counter is the median over 621 cloud instances of package and memory power per
 virtual processor: 7.65 W busy, 1.34 W idle (cloud-carbon-footprint/ccf-coefficients b0032d9, Apache-2.0,
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-from shoal.agent.worker.messages import Meters
+from shoal.agent.worker.messages import EnergyMeters
 from shoal.types.device import EnergySource
 
 CORE_ACTIVE_W: Final = 7.65
@@ -20,7 +20,7 @@ _IDLE_S: Final = 0.3
 
 
 class Energy(Protocol):
-    """joules: of each origin so far, given each origin's busy seconds so far (both only grow)."""
+    """`joules` returns the energy of each origin so far, given each origin's busy seconds so far. Both only grow."""
 
     source: EnergySource
 
@@ -28,7 +28,7 @@ class Energy(Protocol):
 
 
 class ConstantPower:
-    """Watts times busy seconds: an emulated device's profile, or an estimate."""
+    """Watts times busy seconds: from an emulated device's profile, or an estimate."""
 
     def __init__(self, watts: float, source: EnergySource) -> None:
         self.source = source
@@ -39,9 +39,9 @@ class ConstantPower:
 
 
 class CountedEnergy:
-    """The device's counter between two readings, times this process's share of its work, split by busy seconds.
+    """Energy counted by the device between two calls, times this process's share, split by busy seconds.
 
-    Energy of a window in which nothing ran here belongs to nobody.
+    Energy of a window in which nothing ran here is attributed to no origin.
     """
 
     source = EnergySource.MEASURED
@@ -86,7 +86,7 @@ class RaplCounter:
 
 
 class CpuShare:
-    """This process's part of all processor time that was busy since the last call; between 0 and 1."""
+    """This process's share of the CPU time of all processes since the last call; between 0 and 1."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -106,7 +106,7 @@ class CpuShare:
 
 
 class BusyShare:
-    """The part of the time since the last call in which runs were busy; between 0 and 1."""
+    """The share of the time since the last call in which runs were busy; between 0 and 1."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
@@ -116,16 +116,16 @@ class BusyShare:
         return min(1.0, busy_s / max(self._last - last, 1e-9))
 
 
-def energy_of(meters: Meters, threads: int) -> Energy:
-    """Counted where a counter can be read, else estimated from the processor time of `threads` a run."""
+def energy_of(meters: EnergyMeters, threads: int) -> Energy:
+    """Counted if a counter can be read, otherwise estimated from the CPU time of `threads` per run."""
     counter = _counter(meters)
     if counter is None:
         return ConstantPower(CORE_ACTIVE_W * threads, EnergySource.ESTIMATED)
     return CountedEnergy(counter, BusyShare() if meters.nvml else CpuShare())
 
 
-def idle_watts(meters: Meters, cores: int) -> float:
-    """Of one of `cores`, over a moment in which this process does nothing; the estimate where nothing counts."""
+def idle_watts(meters: EnergyMeters, cores: int) -> float:
+    """Idle power per core, in watts, measured while this process does nothing. The estimate if there is no counter."""
     counter = _counter(meters)
     if counter is None:
         return CORE_IDLE_W
@@ -134,8 +134,8 @@ def idle_watts(meters: Meters, cores: int) -> float:
     return (counter() - start) / _IDLE_S / max(1, cores)
 
 
-def _counter(meters: Meters) -> Callable[[], float] | None:
-    """Joules so far; None where the device does not count them or may not be asked."""
+def _counter(meters: EnergyMeters) -> Callable[[], float] | None:
+    """Returns joules so far. None if the device does not count them, or this process may not read them."""
     if meters.nvml:
         return _nvml_counter(meters.nvml)
     if meters.rapl:
@@ -148,7 +148,7 @@ def _counter(meters: Meters) -> Callable[[], float] | None:
 
 def _nvml_counter(uuid: str) -> Callable[[], float] | None:
     try:
-        import pynvml  # an extra, on machines with such a device only
+        import pynvml  # optional dependency, present only on machines with such a device
     except ImportError:
         return None
     try:

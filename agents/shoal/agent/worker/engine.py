@@ -4,16 +4,26 @@ import ctypes
 import hashlib
 import math
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument  # pyright: ignore[reportMissingImports]
+from onnxruntime.capi.onnxruntime_pybind11_state import (  # pyright: ignore[reportMissingImports]
+    InvalidGraph,
+)
+from onnxruntime.capi.onnxruntime_pybind11_state import (  # pyright: ignore[reportMissingImports]
+    NotImplemented as NotImplemented_,
+)
 
-from shoal.agent.worker.tensors import DATATYPES, Array, specs_of
+from shoal.agent.worker.failures import brief_error, memory_refusal, run_refusal
+from shoal.agent.worker.tensors import DATATYPES, Array, tensor_specs
+from shoal.types.assignment import Work
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.profile import TensorSpec
 
@@ -24,17 +34,29 @@ _BFLOAT16: Final = 16
 """onnx.TensorProto.BFLOAT16"""
 _WEIGHTS_FOLDER_KEY: Final = "session.model_external_initializers_file_folder_path"
 _NO_FOLDER: Final = "/proc/self/fdinfo/none"
-"""A place without files: weights outside the verified bytes are never read."""
+"""A path without files, so that weights outside the verified bytes are never read."""
 RUNTIME_VERSION: Final = f"onnxruntime {ort.__version__}"
+_TOO_NEW_IR: Final = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
+_TOO_NEW_OPSET: Final = re.compile(
+    r"Opset (\d+) is under development.* official support for domain (\S+) is till opset (\d+)"
+)
+_NO_KERNEL: Final = re.compile(r"(?:Could not find an implementation|Failed to find kernel) for (\S+\(\d+\))")
+_GRAPH_ERROR: Final = re.compile(r"Type Error: |is not a registered function/op")
+_STATUS: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (Exception during initialization: )?")
+_SOURCE_LINE: Final = re.compile(r"^\S*/onnxruntime/\S+:\d+ .*?\)(?: const)?(?:::<lambda\(\)>)?(?: \[with [^\]]*\])? ")
+"""The patterns above match texts of ONNX Runtime 1.31.1: core/graph/model.cc, model_load_utils.h,
+core/framework/session_state.cc."""
+_EXPORT_OLDER: Final = "export the model for an older version of ONNX, or run it where the runtime is newer"
+_EXPORT_OTHERWISE: Final = "export the model with other operators or types, or run it where the runtime has this one"
 
 
 class Engine:
-    """A session, safe to run from several threads at once."""
+    """A loaded model in an ONNX Runtime session. Several threads may run it at the same time."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
         self._session = session
-        self.inputs = specs_of(session.get_inputs())
-        self.outputs = specs_of(session.get_outputs())
+        self.inputs = tensor_specs(session.get_inputs())
+        self.outputs = tensor_specs(session.get_outputs())
         dtypes = {spec.dtype for spec in (*self.inputs, *self.outputs)}
         if {"BF16", "BYTES"} <= dtypes:
             raise refuse(
@@ -43,24 +65,25 @@ class Engine:
                 "one or the other",
                 "ONNX Runtime's Python binding takes them by two interfaces that do not mix: cast one inside the graph",
             )
-        self._by_value = "BF16" in dtypes
+        self._uses_ort_values = "BF16" in dtypes
 
     def run(self, feeds: Mapping[str, Array], names: Sequence[str], options: ort.RunOptions) -> dict[str, Array]:
         """Outputs by name. Raises ShoalError(INVALID_ARGUMENT | OUT_OF_MEMORY | RUNTIME_FAILED)."""
         found: Sequence[Any]
         try:
-            if self._by_value:
+            if self._uses_ort_values:
                 values = {name: _to_value(array) for name, array in feeds.items()}
                 found = [_from_value(value) for value in self._session.run_with_ort_values(names, values, options)]
             else:
                 found = self._session.run(names, dict(feeds), options)
         except Exception as error:
-            raise ShoalError(_run_refusal(error)) from error
+            raise ShoalError(run_refusal(error, empty=any(not array.size for array in feeds.values()))) from error
         return dict(zip(names, found, strict=True))
 
 
-def read_verified(path: str, digest: str) -> bytes:
-    """The bytes of the file, read once through one descriptor and hashed as read: what is checked is what is loaded.
+def read_and_verify(path: str, digest: str) -> bytes:
+    """The bytes of the file, read once through one descriptor and hashed as read, so that the verified bytes are the
+    loaded ones.
 
     Raises ShoalError(MODEL_DIGEST | LOAD_FAILED).
     """
@@ -77,7 +100,11 @@ def read_verified(path: str, digest: str) -> bytes:
 
 
 def open_engine(data: bytes, provider: str, threads: int) -> Engine:
-    """Raises ShoalError(LOAD_FAILED | OUT_OF_MEMORY | MODEL_INVALID)."""
+    """Open a session on one provider, with the CPU's as fallback.
+
+    Raises ShoalError(IR_UNSUPPORTED | OPSET_UNSUPPORTED | OP_UNSUPPORTED | LOAD_FAILED | OUT_OF_MEMORY |
+    MODEL_INVALID).
+    """
     if provider not in ort.get_available_providers():
         raise refuse(
             Code.LOAD_FAILED,
@@ -89,27 +116,32 @@ def open_engine(data: bytes, provider: str, threads: int) -> Engine:
     options.add_session_config_entry(_WEIGHTS_FOLDER_KEY, _NO_FOLDER)
     fallback = [] if provider == "CPUExecutionProvider" else ["CPUExecutionProvider"]
     try:
-        return Engine(ort.InferenceSession(data, options, providers=[with_options(provider, threads), *fallback]))
+        return Engine(
+            ort.InferenceSession(data, options, providers=[provider_with_options(provider, threads), *fallback])
+        )
     except ShoalError:
         raise
     except Exception as error:
         raise ShoalError(_load_refusal(error)) from error
 
 
-def with_options(provider: str, threads: int) -> str | tuple[str, dict[str, str]]:
-    """A provider as a session takes it. OpenVINO has threads of its own, and would compute in what it finds fastest.
+def provider_with_options(provider: str, threads: int) -> str | tuple[str, dict[str, str]]:
+    """A provider in the form that a session takes. OpenVINO has its own threads, and would otherwise choose the
+    precision that it finds fastest.
 
-    Source: ONNX Runtime, docs/execution-providers/OpenVINO-ExecutionProvider, configuration options."""
+    Source: ONNX Runtime, docs/execution-providers/OpenVINO-ExecutionProvider, configuration options.
+    """
     if provider != "OpenVINOExecutionProvider":
         return provider
     return provider, {"device_type": "CPU", "num_of_threads": str(threads), "precision": "ACCURACY"}
 
 
-def show_only(device: str) -> None:
-    """Of several NVIDIA devices, or the MIG instances of one, the runtime sees this one, as its device 0.
+def restrict_visible_device(device: str) -> None:
+    """Let the runtime see only this NVIDIA device, or MIG instance, as its device 0.
 
-    device: a uuid; empty for devices of other kinds. CUDA reads the variable when it starts, with the first session:
-    later ones of a process are of the same device, as the pool sees to.
+    `device` is a uuid; empty for devices of other kinds. CUDA reads the variable when the first session starts it.
+    Later sessions of a process are for the same device; the pool ensures that.
+
     Source: CUDA C++ Programming Guide, environment variables, CUDA_VISIBLE_DEVICES.
     """
     if device:
@@ -117,9 +149,10 @@ def show_only(device: str) -> None:
 
 
 def session_options(threads: int) -> ort.SessionOptions:
-    """Of every session: this many threads a run, which sleep while they wait, and no chatter.
+    """Options of every session: this many threads per run, which sleep while they wait, and no log output.
 
-    What goes wrong is in the exception; the runtime's own lines would repeat it in colours, with the model's names."""
+    Exceptions carry every error. The runtime's own lines would repeat it in colours, with the model's names.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -129,21 +162,32 @@ def session_options(threads: int) -> ort.SessionOptions:
 
 
 def run_options() -> ort.RunOptions:
-    """Of one run. What goes wrong is in the exception: a stranger's bad requests shall not fill the log."""
+    """Options of one run, without log output: exceptions carry every error, and bad requests of clients must not fill
+    the log."""
     options = ort.RunOptions()
     options.log_severity_level = 4
     return options
 
 
-def generate(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]], integer: int) -> dict[str, Array]:
+def generate_inputs(
+    inputs: Sequence[TensorSpec],
+    shapes: Mapping[str, tuple[int, ...]],
+    integer: int,
+    operands: Mapping[str, tuple[int, ...]] | None = None,
+) -> dict[str, Array]:
     """Inputs made from the signature: floats spread over [0, 1), every integer `integer`, True, and `a`.
 
-    shapes: of inputs with dynamic axes; an axis that is not given is 1.
+    `shapes` gives the dynamic axes; an axis that is not given is 1. `operands` gives the elements of inputs that the
+    graph takes as a shape, axes and the like. If their count does not fit the input's shape, it is filled like any
+    other input.
     """
     feeds: dict[str, Array] = {}
     for spec, shape in reference_shapes(inputs, shapes):
         dtype = DATATYPES[spec.dtype].dtype
-        if dtype == np.object_:
+        given = (operands or {}).get(spec.name, ())
+        if given and len(given) == math.prod(shape) and dtype != np.object_:
+            feeds[spec.name] = np.array(given, np.int64).reshape(shape).astype(dtype)
+        elif dtype == np.object_:
             feeds[spec.name] = np.full(shape, "a", dtype=np.object_)
         elif dtype == np.bool_:
             feeds[spec.name] = np.ones(shape, dtype=np.bool_)
@@ -158,7 +202,7 @@ def generate(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]
 def reference_shapes(
     inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[TensorSpec, tuple[int, ...]]]:
-    """Each input with its shape; a dynamic axis is as `shapes` says, else 1."""
+    """Each input with its shape. A dynamic axis has the length that `shapes` gives, or 1."""
     for spec in inputs:
         given = shapes.get(spec.name, ())
         yield (
@@ -170,40 +214,75 @@ def reference_shapes(
         )
 
 
-def warm_up(
-    engine: Engine, shapes: Mapping[str, tuple[int, ...]], *, runs: int, budget_s: float, options: ort.RunOptions
-) -> tuple[dict[str, Array], tuple[float, ...]]:
-    """Runs generated inputs: one cold run, then at least `runs` timed ones, more while `budget_s` lasts.
+@dataclass(frozen=True, slots=True)
+class WarmupResult:
+    """Result of a warm-up."""
 
-    Integers are 1, so that nothing divides by zero; where 1 is out of range (an index into a table of one row, a shape
-    to keep), 0. Returns the inputs used and the seconds of each timed run.
+    # The inputs that ran, by name. Empty without a warm-up.
+    feeds: dict[str, Array]
+    # Seconds of each timed run. Empty without a warm-up.
+    times: tuple[float, ...]
+    # Why there was no warm-up, if it was optional and no input ran. None: there was one.
+    skip_reason: Refusal | None = None
+
+
+def warm_up(
+    engine: Engine,
+    candidates: Iterable[Callable[[], dict[str, Array]]],
+    *,
+    runs: int,
+    budget_s: float,
+    options: ort.RunOptions,
+    optional: bool = False,
+) -> WarmupResult:
+    """Run the first candidate that the model answers: one cold run, then at least `runs` timed ones, more until
+    `budget_s` is spent.
+
+    `optional`: if the model answers no candidate, return a result without inputs and times, and with the reason.
+
     Raises ShoalError(WARMUP_FAILED | OUT_OF_MEMORY).
     """
     names = [spec.name for spec in engine.outputs]
-    feeds = generate(engine.inputs, shapes, 1)
-    try:
+    failed: tuple[dict[str, Array], ShoalError] | None = None
+    for candidate in candidates:
+        feeds = candidate()
         try:
             engine.run(feeds, names, options)
+            times: list[float] = []
+            while len(times) < runs or (sum(times) < budget_s and len(times) < 4 * runs):
+                start = time.perf_counter()
+                engine.run(feeds, names, options)
+                times.append(time.perf_counter() - start)
         except ShoalError as error:
-            if error.code is Code.OUT_OF_MEMORY or options.terminate:
+            if error.code is Code.OUT_OF_MEMORY:
                 raise
-            feeds = generate(engine.inputs, shapes, 0)
-            engine.run(feeds, names, options)
-        times: list[float] = []
-        while len(times) < runs or (sum(times) < budget_s and len(times) < 4 * runs):
-            start = time.perf_counter()
-            engine.run(feeds, names, options)
-            times.append(time.perf_counter() - start)
-    except ShoalError as error:
-        if error.code is Code.OUT_OF_MEMORY:
-            raise
-        raise refuse(
-            Code.WARMUP_FAILED,
-            error.refusal.found,
-            f"an answer to generated inputs { ({name: list(array.shape) for name, array in feeds.items()})!s:.300}",
-            "export the model so that it runs at its reference shapes",
-        ) from error
-    return feeds, tuple(times)
+            failed = failed or (feeds, error)  # the first candidate is the one that the model most likely takes
+            if options.terminate:
+                break
+        else:
+            return WarmupResult(feeds, tuple(times))
+    assert failed is not None
+    given, cause = failed
+    refusal = Refusal(
+        Code.WARMUP_FAILED,
+        cause.refusal.found,
+        f"an answer to inputs of { ({name: list(array.shape) for name, array in given.items()})!s:.300}",
+        "give samples (spec.model.samples, or shoal model push --samples), or set spec.model.warm_up: optional",
+    )
+    if optional and not options.terminate:
+        return WarmupResult({}, (), refusal)
+    raise ShoalError(refusal) from cause
+
+
+def input_candidates(engine: Engine, work: Work) -> Iterator[Callable[[], dict[str, Array]]]:
+    """Inputs for the warm-up, the likeliest first.
+
+    First what the graph's constraints imply, with all other integers 1, so that nothing divides by zero, or 0 (an index
+    into a table of one row). Then all integers 1, or 0.
+    """
+    for operands in (work.operands, {}) if work.operands else ({},):
+        for integer in (1, 0):
+            yield partial(generate_inputs, engine.inputs, work.shapes, integer, operands)
 
 
 def _to_value(array: Array) -> ort.OrtValue:
@@ -222,41 +301,36 @@ def _from_value(value: ort.OrtValue) -> Array:
     return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(shape)
 
 
-def _out_of_memory(error: Exception) -> Refusal | None:
-    text = str(error)
-    if isinstance(error, MemoryError) or any(
-        sign in text for sign in ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
-    ):
-        return Refusal(Code.OUT_OF_MEMORY, _brief(error), "", "raise the workload's memory or send smaller tensors")
-    return None
-
-
 def _load_refusal(error: Exception) -> Refusal:
-    return _out_of_memory(error) or Refusal(
-        Code.LOAD_FAILED, _brief(error), "a model that this runtime runs", "check it with `shoal model inspect`"
+    """Errors that depend only on the model and the runtime get their own codes, because they recur at every attempt."""
+    if (short := memory_refusal(error)) is not None:
+        return short
+    text = " ".join(str(error).split())
+    if found := _TOO_NEW_IR.search(text):
+        had, most = found.groups()
+        return Refusal(Code.IR_UNSUPPORTED, f"IR version {had}", f"at most {most}: {RUNTIME_VERSION}", _EXPORT_OLDER)
+    if found := _TOO_NEW_OPSET.search(text):
+        had, domain, most = found.groups()
+        return Refusal(
+            Code.OPSET_UNSUPPORTED, f"opset {had} of {domain}", f"at most {most}: {RUNTIME_VERSION}", _EXPORT_OLDER
+        )
+    if found := _NO_KERNEL.search(text):
+        return Refusal(
+            Code.OP_UNSUPPORTED,
+            f"no kernel for {found[1]} as it is used",
+            f"one in {RUNTIME_VERSION}",
+            _EXPORT_OTHERWISE,
+        )
+    inside = "Exception during initialization" in text and "core/providers/cpu/" in text
+    if isinstance(error, InvalidGraph | NotImplemented_) or inside or _GRAPH_ERROR.search(text):
+        return Refusal(
+            Code.OP_UNSUPPORTED, _runtime_reason(text), f"what {RUNTIME_VERSION} computes", _EXPORT_OTHERWISE
+        )
+    return Refusal(
+        Code.LOAD_FAILED, brief_error(error), "a model that this runtime runs", "check it with `shoal model inspect`"
     )
 
 
-def _run_refusal(error: Exception) -> Refusal:
-    short = _out_of_memory(error)
-    if short is not None:
-        return short
-    if isinstance(error, InvalidArgument):
-        return Refusal(
-            Code.INVALID_ARGUMENT,
-            _brief(error),
-            "inputs that the graph takes",
-            "see the model's metadata for its shapes",
-        )
-    if isinstance(error, UnicodeDecodeError):
-        return Refusal(
-            Code.RUNTIME_FAILED,
-            "an output string is not UTF-8",
-            "UTF-8",
-            "ONNX Runtime's binding hands out nothing else",
-        )
-    return Refusal(Code.RUNTIME_FAILED, _brief(error), "an answer", "check the inputs' values and shapes")
-
-
-def _brief(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+def _runtime_reason(text: str) -> str:
+    """The runtime's message without its status, file, line and signature."""
+    return _SOURCE_LINE.sub("", _STATUS.sub("", text))[:300]

@@ -1,4 +1,4 @@
-"""What a worker gives up before it reads strangers' bytes: the network, files, its claim to memory, its priority."""
+"""Isolation of a worker before it reads untrusted bytes: network, files, memory and OOM score."""
 
 import os
 import resource
@@ -10,39 +10,41 @@ from typing import Final, TypeVar
 import structlog
 
 from shoal.agent.worker.messages import SLOTS
-from shoal.wire import sandbox
-from shoal.wire.sandbox import Access
+from shoal.host import sandbox
+from shoal.host.sandbox import Access
 
 _log = structlog.get_logger(__name__)
 _OOM_SCORE_ADJ: Final = "800"
-"""Of 1000: the machine's killer takes a worker before anything else of the agent."""
+"""The maximum is 1000. The OOM killer chooses a worker before any other process of the agent."""
 _LOAD_NICE: Final = 10
 
-_PEAK: Final = Path("/proc/self/clear_refs")
+_CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 
 T = TypeVar("T")
 
 
 def isolate(run: Path, models: Path) -> None:
-    """For a process with one thread. Where the kernel forbids a step it is logged, and the rest still done.
+    """Isolate this process, which must have one thread. A step that the kernel forbids is logged, and the others are
+    done.
 
-    run: where its socket will be and `slots/` is, and nothing that it could read. models: whose files it can open if it
-    knows their names, which are digests, and cannot list.
+    - run: folder of its socket and of `slots/`; the process can read nothing there.
+    - models: folder whose files it can open by name (their digests), but not list.
     """
     try:
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
     except OSError as error:
         _log.warning("oom_score_not_set", reason=str(error))
     own = {run: Access.MAKE_SOCKET, run / SLOTS: Access.KEEP, models: Access.OPEN}
-    own[_PEAK] = Access.WRITE | Access.TRUNCATE
+    own[_CLEAR_REFS] = Access.WRITE | Access.TRUNCATE
     for refused in sandbox.enter(sandbox.runtime() | own):
         _log.warning("not_isolated", reason=refused)
 
 
 def limit_memory(idle_bytes: int, extra_bytes: int) -> None:
-    """Lets this process map at most `extra_bytes` of writable memory beyond `idle_bytes`; 0 extra lifts the limit.
+    """Limit writable memory to `extra_bytes` beyond `idle_bytes`; 0 extra lifts the limit.
 
-    RLIMIT_DATA counts private writable mappings, so a failed allocation is an error in the runtime and not a kill.
+    RLIMIT_DATA counts private writable mappings, so a failed allocation is an error in the runtime and does not kill
+    the process.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = hard if extra_bytes == 0 else idle_bytes + extra_bytes
@@ -51,8 +53,14 @@ def limit_memory(idle_bytes: int, extra_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def mapped_bytes() -> int:
-    """Writable memory that `limit_memory` counts."""
+def headroom_bytes() -> int | None:
+    """Bytes that `limit_memory` lets this process still map. None if there is no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return None if soft == resource.RLIM_INFINITY else max(0, soft - data_bytes())
+
+
+def data_bytes() -> int:
+    """Writable memory, as `limit_memory` counts it."""
     return _status_bytes("VmData")
 
 
@@ -61,16 +69,16 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The most that was resident since the last `forget_peak`."""
+    """Peak resident memory since the last `reset_peak`."""
     return _status_bytes("VmHWM")
 
 
-def forget_peak() -> None:
-    _PEAK.write_text("5")
+def reset_peak() -> None:
+    _CLEAR_REFS.write_text("5")
 
 
-def at_low_priority(work: Callable[[], T]) -> T:
-    """Runs `work` in a thread of its own at a lower priority (Linux keeps nice values by thread); waits for it."""
+def run_at_low_priority(work: Callable[[], T]) -> T:
+    """Run `work` in its own thread at a lower priority (Linux keeps nice values per thread), and wait for it."""
     outcome: list[T] = []
     failure: list[BaseException] = []
 

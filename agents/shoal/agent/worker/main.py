@@ -1,7 +1,7 @@
-"""Entry point of a worker process: `python -m shoal.agent.worker.main --socket PATH`, its nonce on standard input.
+"""Entry point of a worker process: `python -m shoal.agent.worker.main --socket PATH`, with its nonce on standard input.
 
-The runtime is imported before an order comes, so that a spare worker loads in milliseconds. The process outlives its
-supervisor and its front, and ends by itself when neither has been connected for `orphan_after` seconds.
+The runtime is imported before any order, so that a spare worker loads in milliseconds. The process outlives its
+supervisor and its front. It ends by itself when neither has been connected for `orphan_after` seconds.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import structlog
 from shoal.agent.frames import FrameServer
 from shoal.agent.worker import isolation
 from shoal.agent.worker.process import BUSY_BYTES
-from shoal.wire import garbage, logs
+from shoal.host import gc_freeze, logs
 
 ORPHAN_AFTER_S = 60.0
 
@@ -28,10 +28,10 @@ _log = structlog.get_logger(__name__)
 
 
 def run(socket: Path, models: Path, nonce: str, orphan_after_s: float = ORPHAN_AFTER_S) -> None:
-    """Serves until told to stop or orphaned; does not return. A fatal signal leaves its stack in `SOCKET.crash`,
-    and `SOCKET.busy` says which assignments had requests in flight.
+    """Serve until stopped or orphaned; does not return.
 
-    models: the folder of what it will be told to load.
+    A fatal signal leaves its stack in `SOCKET.crash`, and `SOCKET.busy` lists the assignments that had requests in
+    flight. `models` is the folder of all models that it may be told to load.
     """
     logs.configure(process="worker")
     with socket.with_suffix(".crash").open("w") as crash, socket.with_suffix(".busy").open("w+b") as file:
@@ -46,20 +46,21 @@ def run(socket: Path, models: Path, nonce: str, orphan_after_s: float = ORPHAN_A
 
 
 async def _serve(path: Path, nonce: str, orphan_after_s: float, busy: mmap.mmap) -> None:
-    with _told():
-        from shoal.agent.worker.service import Service  # the runtime: threads, so only after isolation
+    with _capture_stderr():
+        # imports the runtime, which starts threads, so only after isolation
+        from shoal.agent.worker.service import WorkerService
 
-    service = Service(busy)
+    service = WorkerService(busy)
     server = FrameServer(path, nonce, service.handlers())
     service.serve_on(server)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, service.stopped.set)
-    for number in (signal.SIGINT, signal.SIGHUP):  # of the terminal or its end: the supervisor decides
+    loop.add_signal_handler(signal.SIGTERM, service.stop_requested.set)
+    for number in (signal.SIGINT, signal.SIGHUP):  # sent by the terminal, or by its end: the supervisor decides
         loop.add_signal_handler(number, lambda: None)
     await server.start()
-    garbage.set_apart()
-    _say_ready()
-    stop = asyncio.create_task(service.stopped.wait())
+    gc_freeze.freeze()
+    _signal_ready()
+    stop = asyncio.create_task(service.stop_requested.wait())
     while not stop.done():
         alone = server.empty_since
         if alone is not None and loop.time() - alone >= orphan_after_s:
@@ -70,8 +71,9 @@ async def _serve(path: Path, nonce: str, orphan_after_s: float, busy: mmap.mmap)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """What native code writes on standard error meanwhile becomes events: the runtime warns in colours as it loads."""
+def _capture_stderr() -> Iterator[None]:
+    """Turn what native code writes to standard error meanwhile into events: the runtime prints coloured warnings as it
+    loads."""
     own, held = os.dup(2), os.memfd_create("stderr")
     os.dup2(held, 2)
     try:
@@ -85,8 +87,8 @@ def _told() -> Iterator[None]:
                 _log.warning("runtime_says", text=line.rstrip("\n"))
 
 
-def _say_ready() -> None:
-    """One line on standard output, which is then of no more use: the starter waits for it."""
+def _signal_ready() -> None:
+    """Write one line to standard output, for which the supervisor waits, and close it."""
     print("ready", flush=True)
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)

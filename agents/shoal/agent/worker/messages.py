@@ -1,4 +1,4 @@
-"""What supervisor and worker say to each other, as values, and their JSON form for a frame's payload."""
+"""Messages between supervisor and worker as values, and their JSON form in a frame's payload."""
 
 import base64
 import json
@@ -10,20 +10,20 @@ from enum import Enum, StrEnum
 from functools import cache
 from typing import Any, Final, TypeVar
 
-from shoal.agent.ports import NO_BATCHES, Batches, Pace
+from shoal.agent.ports import NO_BATCHES, Batches, EmulatedPace
 from shoal.types.assignment import Measured, Served, Work
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.latency import Counts
 from shoal.types.profile import TensorSpec
-from shoal.types.receipt import Rates
+from shoal.types.receipt import Rates, RuntimeSupport
 
 SLOTS: Final = "slots"
-"""Folder in the run folder for the locks of emulated devices: all that a worker may write."""
+"""Folder in the run folder for the slot locks of emulated devices: the only place that a worker may write to."""
 
 T = TypeVar("T")
 
 
-class State(StrEnum):
+class LoadState(StrEnum):
     LOADING = "loading"
     WARMING = "warming"
     READY = "ready"
@@ -31,109 +31,158 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Meters:
-    """Where joules are counted: RAPL counter files, an NVIDIA device's uuid, or neither (then they are estimated)."""
+class EnergyMeters:
+    """Where the device counts energy: RAPL counter files, or NVML by an NVIDIA device's uuid. With neither, energy is
+    estimated."""
 
+    # Paths of RAPL `energy_uj` files, one per package. Empty: none can be read.
     rapl: tuple[str, ...] = ()
+    # Uuid of the NVIDIA device. Empty: it is not one.
     nvml: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """One assignment for one worker.
+    """Order to load one assignment in one worker."""
 
-    shared_by: the tenant whose other models the worker may hold beside this one; empty for a worker of its own.
-    digest: `sha256:<hex>` that the bytes at `path` must have. threads: of one run; runners: runs at once. queue: how
-    many requests may wait or run. memory_bytes: what it adds to what may be taken
-    beyond the idle worker; 0 for no limit. warm_up_s:
-    how long the warm-up may take. pace: of an emulated device, whose runs take turns by the locks `slots`.
-    """
-
+    # Id of the assignment.
     assignment: str
+    # Tenant whose other models this worker may hold beside this one. Empty: a worker of its own.
     shared_by: str
+    # `sha256:<hex>` that the bytes at `path` must have.
     digest: str
+    # Path of the model.
     path: str
+    # Execution provider of the runtime, for example `CPUExecutionProvider`.
     provider: str
+    # Precision of the model (`fp32`, `fp16`, `int8`, `fp64`); selects the rates of an emulated device.
     precision: str
+    # Intra-op threads of one run.
     threads: int
+    # Runs at the same time.
     runners: int
+    # Maximum of requests that wait or run.
     queue: int
+    # Bytes that this assignment adds to the worker's memory limit, beyond the idle worker. 0: no limit.
     memory_bytes: int
+    # Maximum bytes of one request's expanded tensors.
     max_request_bytes: int
+    # Maximum seconds of the warm-up.
     warm_up_s: float
+    # Work of one inference at batch 1, from the model's profile.
     work: Work
-    pace: Pace | None
+    # Pace of an emulated device. None for real hardware.
+    pace: EmulatedPace | None
+    # Paths of lock files, one per run that the emulated device can do at a time. Empty for real hardware.
     slots: tuple[str, ...]
-    meters: Meters
+    # Where the device counts energy.
+    meters: EnergyMeters
+    # Uuid of the one NVIDIA device, or MIG instance, that the process may see. Empty: a device of another kind.
     visible: str = ""
-    """The uuid of the one NVIDIA device, or MIG instance, that the process may see; empty: a device of another kind."""
+    # Path of inputs for the warm-up. Empty: inputs are generated.
+    samples: str = ""
+    # Digest that the bytes at `samples` must have. Empty if `samples` is.
+    samples_digest: str = ""
+    # If no input runs, serve without a warm-up instead of failing.
+    warm_up_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadResult:
+    """A model that is loaded and, unless `unwarmed` says otherwise, warm."""
+
+    # What loading and warming up cost on this device.
     measured: Measured
+    # Inputs of the graph; -1 for a dynamic axis.
     inputs: tuple[TensorSpec, ...]
+    # Outputs of the graph; -1 for a dynamic axis.
     outputs: tuple[TensorSpec, ...]
+    # Why the replica serves without a warm-up. Empty: it had one.
+    unwarmed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeOrder:
-    """budget_s: the probe's whole time."""
+    """Order to measure one device."""
 
+    # Execution provider of the runtime.
     provider: str
-    meters: Meters
+    # Where the device counts energy.
+    meters: EnergyMeters
+    # Processors of the device: idle power is measured per core.
     cores: int
+    # Maximum seconds of the whole probe.
     budget_s: float
+    # As in LoadOrder.
     visible: str = ""
-    """As in LoadOrder."""
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbeResult:
+    """What a probe measured."""
+
+    # Rates of the device; NaN for what was not measured.
     rates: Rates
+    # Precisions whose matrix product runs on the provider.
     precisions: tuple[str, ...]
+    # Operators that were measured on their own. Always empty today.
     operators: tuple[str, ...]
+    # Relative half-width of the measured times: the widest of the fp32 rates. 0 for an emulated device.
     spread: float
+    # Seconds that the probe took. 0 for an emulated device.
     probe_s: float
+    # What the runtime can load. None if no worker answered.
+    runtime: RuntimeSupport | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One assignment in its worker as it is now. in_flight: requests waiting or running."""
+    """State of one assignment in its worker."""
 
-    state: State
+    # Progress of loading.
+    state: LoadState
+    # Id of the assignment.
     assignment: str
+    # Requests that wait or run.
     in_flight: int
+    # Totals since the replica became ready, one entry per origin of requests.
     served: tuple[Served, ...]
-    loaded: Loaded | None
+    # None until the replica is ready.
+    loaded: LoadResult | None
+    # Why loading failed. None if it did not.
     refusal: Refusal | None
+    # Batch sizes of the answered requests.
     batches: Batches = NO_BATCHES
+    # Histogram of latencies (`types.latency`); () before the first answer.
     latencies: Counts = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """All that a worker holds; nothing: it is a spare. measuring: its device, and nothing ends that but its end."""
+    """Everything that a worker holds."""
 
+    # One entry per assignment. Empty: the worker is a spare.
     held: tuple[WorkerStatus, ...]
+    # True while it probes its device. Only the end of the process ends a probe.
     measuring: bool = False
 
 
 def pack(noun: Any) -> bytes:
-    """A frozen dataclass as JSON; NaN stays NaN (both ends are Python's json), bytes are base64."""
-    return json.dumps(asdict(noun), separators=(",", ":"), default=_text).encode()
+    """A frozen dataclass as JSON. NaN stays NaN because both ends use Python's json; bytes become base64."""
+    return json.dumps(asdict(noun), separators=(",", ":"), default=_encode_bytes).encode()
 
 
-def _text(value: object) -> str:
+def _encode_bytes(value: object) -> str:
     if not isinstance(value, bytes):
         raise TypeError(f"{type(value).__name__} has no JSON form")
     return base64.b64encode(value).decode()
 
 
 def unpack(kind: type[T], payload: bytes) -> T:
-    """The inverse of `pack`, checked; what an older program does not say yet is as by default.
+    """Inverse of `pack`, with checks. A field that an older program does not send gets its default.
 
-    Raises ShoalError(MESSAGE_INVALID)."""
+    Raises ShoalError(MESSAGE_INVALID).
+    """
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError) as error:
@@ -142,7 +191,7 @@ def unpack(kind: type[T], payload: bytes) -> T:
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """JSON values as a frozen dataclass, checked. Raises ShoalError(MESSAGE_INVALID)."""
+    """A frozen dataclass from JSON values, with checks. Raises ShoalError(MESSAGE_INVALID)."""
     try:
         return typing.cast(T, _read(kind, value))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -156,7 +205,7 @@ def _invalid(kind: type[Any], error: Exception) -> ShoalError:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """Put together once: of reading an idle worker's report, each second, they were two thirds."""
+    """Cached, because resolving the hints took two thirds of the time to read an idle worker's report, every second."""
     return typing.get_type_hints(kind)
 
 
@@ -193,5 +242,5 @@ def _read(kind: Any, value: Any) -> Any:
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("a number that no message to the region can hold")
     if isinstance(value, str):
-        value.encode()  # half a surrogate pair is no text
+        value.encode()  # half a surrogate pair is not text
     return value

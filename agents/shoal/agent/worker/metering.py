@@ -1,4 +1,4 @@
-"""Service of one replica by origin of its requests: counts, errors, latency, busy time, joules."""
+"""Metering of one replica by origin of its requests: counts, errors, latency, busy time, joules."""
 
 import bisect
 import math
@@ -14,20 +14,22 @@ from shoal.types.units import Joules, Seconds
 
 MAX_ORIGINS: Final = 256
 OTHERS: Final = "others"
-"""Origins beyond the first 256 are counted together, so that made-up names cannot fill the memory."""
+"""Origins beyond the first 256 are counted together, so that invented names cannot fill the memory."""
 
 
 class _Account:
     def __init__(self) -> None:
         self.requests = 0
         self.errors = 0
+        self.refused = 0
+        self.late = 0
         self.pace_missed = 0
         self.busy_s = 0.0
         self.latency = Histogram()
 
 
 class Metering:
-    """Called from runner threads; a reader gets a consistent view."""
+    """Runner threads call it. A reader gets a consistent view."""
 
     def __init__(self, energy: Energy) -> None:
         self._energy = energy
@@ -36,11 +38,11 @@ class Metering:
         self._inputs = 0
         self._lock = threading.Lock()
 
-    def answered(
+    def record_answer(
         self, origin: str, latency_s: float, busy_s: float, *, pace_missed: bool = False, batch: int = 1
     ) -> None:
-        """latency_s: from arrival to answer; busy_s: the device's part of it. An emulated device's own time. batch: how
-        many inputs it brought."""
+        """`latency_s`: from arrival to answer. `busy_s`: the device's part of it. Both in device time on an emulated
+        device. `batch`: inputs of the request."""
         with self._lock:
             self._batches[bisect.bisect_left(BATCHES, batch)] += 1
             self._inputs += batch
@@ -50,12 +52,18 @@ class Metering:
             account.pace_missed += pace_missed
             account.latency.add(latency_s)
 
-    def failed(self, origin: str, busy_s: float, *, ours: bool) -> None:
-        """ours: the request was well formed and still got no answer."""
+    def record_failure(self, origin: str, busy_s: float, *, own_fault: bool, is_late: bool = False) -> None:
+        """`own_fault`: the request was well formed and still got no answer. `is_late`: its client cancelled it, or its
+        deadline passed.
+
+        Only a comparison with another replica can tell whether that deadline was long enough.
+        """
         with self._lock:
             account = self._account(origin)
             account.requests += 1
-            account.errors += ours
+            account.late += is_late
+            account.errors += own_fault and not is_late
+            account.refused += not own_fault and not is_late
             account.busy_s += busy_s
 
     def batches(self) -> Batches:
@@ -63,11 +71,11 @@ class Metering:
             return Batches(tuple(self._batches), self._inputs)
 
     def latencies(self) -> Counts:
-        """Of what was answered, whatever its origin."""
+        """Latencies of all answered requests, whatever their origin."""
         with self._lock:
             return Histogram.of(account.latency for account in self._accounts.values()).counts
 
-    def served(self) -> tuple[Served, ...]:
+    def totals_by_origin(self) -> tuple[Served, ...]:
         with self._lock:
             joules = self._energy.joules({origin: account.busy_s for origin, account in self._accounts.items()})
             return tuple(
@@ -80,6 +88,8 @@ class Metering:
                     joules=Joules(joules.get(origin, math.nan)),
                     energy_source=self._energy.source,
                     pace_missed=account.pace_missed,
+                    refused=account.refused,
+                    late=account.late,
                 )
                 for origin, account in self._accounts.items()
             )

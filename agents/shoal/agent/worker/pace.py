@@ -1,4 +1,4 @@
-"""How an emulated device takes its time: the prediction from its profile, and turns between workers of one device."""
+"""Pacing of emulated devices: run times predicted from the profile, and turns between the workers of one device."""
 
 import fcntl
 import math
@@ -6,16 +6,17 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from shoal.agent.ports import Pace
+from shoal.agent.ports import EmulatedPace
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, refuse
 
 
-def device_seconds(pace: Pace, work: Work, precision: str, scale: float = 1.0) -> float:
-    """Seconds of the emulated device's own time for one inference, before `time_scale`.
+def device_seconds(pace: EmulatedPace, work: Work, precision: str, scale: float = 1.0) -> float:
+    """Seconds of device time for one inference, before `time_scale`.
 
-    scale: elements of the request's inputs over those of the reference shapes; FLOPs and bytes grow with it. Roofline
-    model (Williams et al., 2009) with the launch costs of `ports.Pace`. Raises ShoalError(LOAD_FAILED) without work.
+    `scale` is the ratio of the elements of the request's inputs to those of the reference shapes; FLOPs and bytes grow
+    with it. Roofline model (Williams et al., 2009) with the launch costs of `ports.EmulatedPace`. Raises
+    ShoalError(LOAD_FAILED) without work.
     """
     if not work.nodes:
         raise refuse(
@@ -25,20 +26,20 @@ def device_seconds(pace: Pace, work: Work, precision: str, scale: float = 1.0) -
             "update the coordinator",
         )
     rates = pace.rates
-    compute = _over(work.conv_flops, rates.conv_flops, precision) + _over(
+    compute = _compute_s(work.conv_flops, rates.conv_flops, precision) + _compute_s(
         work.matmul_flops + work.other_flops, rates.matmul_flops, precision
     )
     memory = work.bytes / rates.elementwise_bytes if rates.elementwise_bytes > 0 else 0.0
     return rates.launch_s + work.nodes * rates.node_s + max(compute, memory) * scale
 
 
-def elements(shapes: Mapping[str, tuple[int, ...]]) -> int:
+def element_count(shapes: Mapping[str, tuple[int, ...]]) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
 @contextmanager
-def turn(slots: tuple[str, ...]) -> Iterator[None]:
-    """Holds one of the device's slots (files locked between processes; a dead holder's lock is freed by the kernel)."""
+def hold_slot(slots: tuple[str, ...]) -> Iterator[None]:
+    """Hold one of the device's slots: files locked between processes. The kernel frees the lock of a dead holder."""
     if not slots:
         yield
         return
@@ -58,6 +59,6 @@ def turn(slots: tuple[str, ...]) -> Iterator[None]:
             os.close(handle)
 
 
-def _over(flops: float, rates: Mapping[str, float], precision: str) -> float:
+def _compute_s(flops: float, rates: Mapping[str, float], precision: str) -> float:
     rate = rates.get(precision) or rates.get("fp32") or max(rates.values(), default=math.nan)
     return flops / rate if flops else 0.0

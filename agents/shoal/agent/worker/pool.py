@@ -1,7 +1,7 @@
-"""The supervisor's worker processes: starts, adopts, watches, ends them (`ports.Workers`).
+"""The supervisor's worker processes: starts, adopts, watches and ends them (`ports.WorkerPool`).
 
-Runs in the supervisor and imports no runtime. One worker an assignment, or one for the shared ones of a tenant on a
-device; and one spare that has the runtime imported and no model.
+Runs in the supervisor and imports no runtime. There is one worker per assignment, or one for all shared assignments of
+a tenant on a device. A spare worker has the runtime imported and no model loaded.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import structlog
 
-from shoal.agent.frames import ConnectionLost, Message
+from shoal.agent.frames import ConnectionLost, FrameClient, FrameMessage, Header
 from shoal.agent.ports import (
-    Clock,
+    AgentClock,
+    EmulatedPace,
     LocalWorker,
-    Pace,
     WorkerAdopted,
     WorkerEvent,
     WorkerExited,
@@ -27,88 +27,106 @@ from shoal.agent.ports import (
     WorkerReady,
     WorkerStats,
 )
-from shoal.agent.worker.groups import Groups
+from shoal.agent.timeouts import TICK_S, start_watchdog, wait_any, within
+from shoal.agent.worker.cgroups import Cgroups
 from shoal.agent.worker.messages import (
     SLOTS,
+    EnergyMeters,
     LoadOrder,
-    Meters,
-    Probed,
+    LoadState,
     ProbeOrder,
-    State,
+    ProbeResult,
     WorkerReport,
     WorkerStatus,
     pack,
     unpack,
 )
-from shoal.agent.worker.process import WorkerProcess, blamed, oom_kills
+from shoal.agent.worker.process import WorkerProcess, assignments_at_fault, oom_kills
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Device
 from shoal.types.migration import Verdict
-from shoal.types.receipt import Receipt
+from shoal.types.receipt import Receipt, RuntimeSupport
 from shoal.types.units import Seconds
 
 _log = structlog.get_logger(__name__)
 
 _STATUS_S: Final = 2.0
+_SUPPORT_S: Final = 10.0
+"""The answer takes 0.1 s on an idle core. A starved machine gets a hundred times that."""
 _SPARE_RETRY_S: Final = Seconds(2.0)
-_SPARE_REST_S: Final = Seconds(15.0)
-"""After a start that nobody waited for: the next spare takes a core for a second, which a move has better use for."""
-_ASIDE_S: Final = Seconds(15.0)
-"""A process that nobody waits for steps aside for so long at most: on a busy machine it would never get ready."""
+_SPARE_DELAY_S: Final = Seconds(15.0)
+"""Delay before a new spare starts after a start that is not urgent: a spare takes a core for a second, which a
+migration needs more."""
+_LOW_PRIORITY_S: Final = Seconds(15.0)
+"""Maximum time at low priority for a process that is not urgent. Without a limit it would never start on a busy
+machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """memory_floor, memory_slack: a worker may map floor + slack x what its assignment commits, since it maps more than
-    what becomes resident. stuck_after_s: a worker that does not even say how it is for so long is killed, and one
-    that does nothing at all meanwhile (it was stopped, or its threads wait for each other) much sooner.
-    share_at_most, share_bytes: how many models may share a worker, and what may be committed for them together."""
+    """Limits and timeouts of the worker pool. Timeouts count only the time in which this process runs."""
 
-    spare: bool = True
-    """Keep one from the start; a gateway, which runs nothing, does not."""
+    # Keep a spare from the start. False for a gateway, which runs no model.
+    keep_spare: bool = True
+    # A worker ends by itself after this many seconds without a connection.
     orphan_after_s: float = 60.0
+    # Maximum seconds until a new worker process accepts connections.
     start_timeout_s: float = 60.0
+    # Maximum seconds to load and warm up a model.
     load_timeout_s: float = 180.0
+    # Maximum seconds of the warm-up alone.
     warm_up_s: float = 60.0
+    # A worker that does not answer a status request for this many seconds is killed. One that uses no CPU meanwhile
+    # (stopped, or deadlocked) is killed after 2 s.
     stuck_after_s: float = 20.0
-    loads_at_once: int = 2
-    queue: int = 128
+    # Loads at the same time.
+    max_concurrent_loads: int = 2
+    # Maximum requests in one worker: what a front lets wait for a replica (`core.routing.AdmissionLimits.per_replica`).
+    queue: int = 1024
+    # Intra-op threads of one run.
     threads: int = 1
+    # Maximum bytes of one request's expanded tensors.
     max_request_bytes: int = 64 * 2**20
+    # A worker may map memory_floor + memory_slack x the bytes that its assignment commits, because it maps more than
+    # becomes resident.
     memory_slack: float = 1.5
+    # Bytes; see memory_slack.
     memory_floor: int = 256 * 2**20
+    # Maximum seconds of one probe.
     probe_s: float = 10.0
-    share_at_most: int = 8
-    share_bytes: int = 2 * 2**30
+    # Maximum models that share one worker.
+    max_shared_models: int = 8
+    # Maximum bytes committed together for the models that share one worker.
+    max_shared_bytes: int = 2 * 2**30
 
 
 class _Replica:
-    """An assignment's worker and what that last said of it."""
+    """The worker of an assignment, and the last state that it reported."""
 
     def __init__(self, process: WorkerProcess) -> None:
         self.process = process
-        self.loading = False
-        """It was told to load, and did not wait for its turn."""
-        self.settled = asyncio.Event()
-        """Loading is over, one way or the other."""
+        # True once the worker got the load order. False while it waits for its turn.
+        self.has_load_begun = False
+        # Set when loading is over, successful or not.
+        self.load_done = asyncio.Event()
         self.ready: WorkerReady | None = None
         self.stats: WorkerStats | None = None
 
 
 class ProcessWorkers:
-    """Worker processes with their files under `folder`, and their models' in `models`.
+    """Worker processes with their files under `folder`, and their models in `models`.
 
-    device, pace: what the drivers say of a device, by its name.
+    `device` and `pace` return what the drivers know of a device, by its name.
     """
 
     def __init__(
         self,
         folder: Path,
         models: Path,
-        clock: Clock,
+        clock: AgentClock,
         device: Callable[[str], Device | None],
-        pace: Callable[[str], Pace | None],
+        pace: Callable[[str], EmulatedPace | None],
         options: PoolOptions | None = None,
     ) -> None:
         self._folder = folder
@@ -123,30 +141,32 @@ class ProcessWorkers:
         self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._endings: set[asyncio.Task[None]] = set()
-        """Not cancelled by `close`, which waits for them."""
-        self._choosing = asyncio.Lock()
-        self._loads = asyncio.Semaphore(self._options.loads_at_once)
+        # Kept apart from `_tasks`: `close` waits for these and does not cancel them.
+        self._end_tasks: set[asyncio.Task[None]] = set()
+        self._choice_lock = asyncio.Lock()
+        self._load_slots = asyncio.Semaphore(self._options.max_concurrent_loads)
+        # OOM kills on the whole machine, at the last two polls of ready workers.
         self._oom_kills = self._oom_kills_before = oom_kills()
-        """Of the whole machine, as of the last two looks at what is ready."""
-        self._groups = Groups.find()
+        self._groups = Cgroups.detect()
         self._closed = False
+        # What each runtime can load, by runtime version.
+        self._support_by_runtime: dict[str, RuntimeSupport] = {}
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / SLOTS).mkdir(mode=0o700, exist_ok=True)
 
     async def adopt(self) -> tuple[WorkerAdopted, ...]:
-        """Also sees to the spare worker."""
+        """Adopt the workers of an earlier supervisor. Also starts the spare worker."""
         found = [await self._adopt_one(record) for record in sorted(self._folder.glob("worker-*.json"))]
-        if self._options.spare:
-            self._keep_spare()
+        if self._options.keep_spare:
+            self._ensure_spare()
         return tuple(one for those in found for one in those)
 
-    async def start(self, assignment: Assignment, path: str) -> None:
-        """Returns at once. A second start of one assignment ends its first worker."""
+    async def start(self, assignment: Assignment, path: str, samples: str = "") -> None:
+        """Returns at once. Starting an assignment again ends its first worker."""
         await self.stop(assignment.id)
-        task = self._task(self._bring_up(assignment, path))
+        task = self._spawn_task(self._bring_up(assignment, path, samples))
         self._starts[assignment.id] = task
-        task.add_done_callback(partial(self._started, assignment.id))
+        task.add_done_callback(partial(self._on_start_done, assignment.id))
 
     async def stop(self, assignment: str) -> None:
         starting = self._starts.pop(assignment, None)
@@ -164,19 +184,19 @@ class ProcessWorkers:
         process = replica.process
         return LocalWorker(assignment, process.assignments[assignment].workload, str(process.socket), process.nonce)
 
-    async def judged(self, assignment: str, verdict: Verdict) -> None:
+    async def record_verdict(self, assignment: str, verdict: Verdict) -> None:
         replica = self._replicas.get(assignment)
         if replica is not None:
             replica.process.verdicts[assignment] = verdict
             replica.process.save()
 
     async def probe(self, device: Device) -> Receipt:
-        """In a worker that is ended afterwards; an emulated device's receipt is its profile.
+        """Measure in a worker that is ended afterwards. The receipt of an emulated device is its profile.
 
         Raises ShoalError(RUNTIME_FAILED | WORKER_CRASHED | DEADLINE_EXCEEDED | DEVICE_LOST).
         """
         measured_at = self._clock.wall()
-        probed = self._profiled(device) if device.emulated else await self._probed(device)
+        probed = await self._probe_emulated(device) if device.emulated else await self._probe_device(device)
         return Receipt(
             node="",
             device=device.name,
@@ -192,6 +212,8 @@ class ProcessWorkers:
             probe_s=Seconds(probed.probe_s),
             emulated=device.emulated,
             source=device.profile_source if device.emulated else "probe",
+            system=pace.system if (pace := self._pace(device.name)) is not None else "",
+            runtime=probed.runtime,
         )
 
     async def events(self) -> AsyncIterator[WorkerEvent]:
@@ -199,10 +221,15 @@ class ProcessWorkers:
             yield await self._events.get()
 
     async def stats(self) -> tuple[WorkerStats, ...]:
-        """Of every ready worker; of one that does not answer in time, the last it said."""
+        """Counters of every ready worker. For one that does not answer in time, its last counters."""
         ready = dict.fromkeys(replica.process for replica in self._replicas.values() if replica.ready)
         self._oom_kills_before, self._oom_kills = self._oom_kills, oom_kills()
-        await asyncio.gather(*(self._ask(process) for process in ready))
+        for process in ready:
+            if process.status_poll is None or process.status_poll.done():
+                process.status_poll = self._spawn_task(self._poll_status(process))
+        asking = [process.status_poll for process in ready if process.status_poll is not None]
+        if asking:
+            await asyncio.wait(asking, timeout=_STATUS_S)
         return tuple(replica.stats for replica in self._replicas.values() if replica.stats is not None)
 
     async def close(self, *, keep: bool) -> None:
@@ -216,142 +243,149 @@ class ProcessWorkers:
             processes.add(self._spare)
         self._replicas.clear()
         self._spare = None
-        await asyncio.gather(*(process.leave() if keep else process.end() for process in processes), *self._endings)
+        await asyncio.gather(*(process.detach() if keep else process.end() for process in processes), *self._end_tasks)
 
-    # a worker's life
+    # starting and ending a worker
 
-    async def _bring_up(self, assignment: Assignment, path: str) -> None:
-        """Ends in an event: ready, failed or exited."""
+    async def _bring_up(self, assignment: Assignment, path: str, samples: str) -> None:
+        """Always ends with an event: ready, failed or exited."""
         taken = False
         try:
-            if self._spare is not None and not _has_time(assignment):
-                self._spare.step_up()  # whoever took it for something that has time goes first
-            async with self._loads:
-                order = self._order(assignment, path)
-                async with self._choosing:
-                    process = self._shared(assignment) or await self._take_spare(wanted=not _has_time(assignment))
-                    if _has_time(assignment) and not process.assignments:
-                        self._step_aside(process)
+            if self._spare is not None and not _is_deferrable(assignment):
+                self._spare.restore_priority()  # an urgent start must not wait for a spare that runs at idle priority
+            async with self._load_slots:
+                order = self._load_order(assignment, path, samples)
+                async with self._choice_lock:
+                    process = self._find_shared_worker(assignment) or await self._take_spare(
+                        urgent=not _is_deferrable(assignment)
+                    )
+                    if _is_deferrable(assignment) and not process.assignments:
+                        self._lower_priority_briefly(process)
                     process.assignments[assignment.id] = assignment
                 replica, taken = _Replica(process), True
                 self._replicas[assignment.id] = replica
                 process.save()
                 self._limit_memory(process)
-                async with process.loading:
+                async with process.load_lock:
                     await self._load(replica, order)
         except ConnectionLost as error:
             if taken:
-                return  # its exit says more
-            await self._give_up(assignment.id, error.refusal)
+                return  # the exit event says more
+            await self._on_load_failed(assignment.id, error.refusal)
         except ShoalError as error:
-            await self._give_up(assignment.id, error.refusal)
+            await self._on_load_failed(assignment.id, error.refusal)
         finally:
-            if _has_time(assignment):
-                self._task(self._later_spare(_SPARE_REST_S))
+            if _is_deferrable(assignment):
+                self._spawn_task(self._ensure_spare_later(_SPARE_DELAY_S))
             else:
-                self._keep_spare()
+                self._ensure_spare()
 
     async def _load(self, replica: _Replica, order: LoadOrder) -> None:
         client = replica.process.client
         assert client is not None
-        replica.loading = True
+        replica.has_load_begun = True
         limit = self._options.load_timeout_s
-        await client.call("load", pack(order), timeout=limit)
-        settled = asyncio.create_task(replica.settled.wait())
-        gone = asyncio.create_task(replica.process.gone.wait())
+        await _call(client, "load", limit, pack(order))
+        settled = asyncio.create_task(replica.load_done.wait())
+        gone = asyncio.create_task(replica.process.exit_event.wait())
         try:
-            done, _ = await asyncio.wait({settled, gone}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            done = await wait_any({settled, gone}, limit)
         finally:
             settled.cancel()
             gone.cancel()
         if not done:
             raise refuse(Code.LOAD_TIMEOUT, "still loading", f"ready within {limit:g}s", "a smaller or simpler model")
 
-    async def _give_up(self, assignment: str, refusal: Refusal) -> None:
+    async def _on_load_failed(self, assignment: str, refusal: Refusal) -> None:
         replica = self._replicas.pop(assignment, None)
         self._events.put_nowait(WorkerFailed(assignment, refusal))
         if replica is not None and refusal.code is Code.LOAD_TIMEOUT:
-            # nothing else interrupts a load
+            # only the end of the process interrupts a load
             await replica.process.end()
         elif replica is not None:
             await self._release(assignment, replica.process)
 
     async def _release(self, assignment: str, process: WorkerProcess) -> None:
-        """Takes it out of its process, which ends when it holds nothing more or does not obey."""
+        """Remove the assignment from its process. End the process if it then holds nothing, or does not obey."""
         del process.assignments[assignment]
         process.verdicts.pop(assignment, None)
-        if process.assignments and process.client is not None and not process.gone.is_set():
+        if process.assignments and process.client is not None and not process.exit_event.is_set():
             process.save()
             try:
-                await process.client.call("unload", header={"assignment": assignment}, timeout=_STATUS_S)
+                await _call(process.client, "unload", _STATUS_S, header={"assignment": assignment})
             except ConnectionLost:
-                # its exit says more
+                # the exit event says more
                 pass
             except ShoalError as error:
-                process.verdict = replace(error.refusal, code=Code.WORKER_STUCK)
+                process.kill_reason = replace(error.refusal, code=Code.WORKER_STUCK)
                 await process.end()
         else:
             await process.end()
 
-    def _shared(self, assignment: Assignment) -> WorkerProcess | None:
-        """A worker that this one may join: of its tenant and device, all of them shared, with room in it."""
+    def _find_shared_worker(self, assignment: Assignment) -> WorkerProcess | None:
+        """A worker that this assignment may join: same tenant and device, all shared, with room. None if there is
+        none."""
         for process in dict.fromkeys(replica.process for replica in self._replicas.values()):
-            if not process.gone.is_set() and may_share(assignment, process.assignments.values(), self._options):
+            if not process.exit_event.is_set() and may_share(assignment, process.assignments.values(), self._options):
                 return process
         return None
 
-    def _said(self, process: WorkerProcess, message: Message) -> None:
-        """A worker pushed its state."""
+    def _on_state_push(self, process: WorkerProcess, message: FrameMessage) -> None:
+        """Handle a state that a worker pushed."""
         status = unpack(WorkerStatus, message.payload)
         replica = self._replicas.get(status.assignment)
         if replica is None or replica.process is not process:
             return
-        if status.state is not State.LOADING:
-            process.step_up()  # what is measured while it warms up is what it will do
+        if status.state is not LoadState.LOADING:
+            process.restore_priority()  # the warm-up must measure what the replica will do at normal priority
         match status.state:
-            case State.LOADING | State.WARMING:
+            case LoadState.LOADING | LoadState.WARMING:
                 self._events.put_nowait(WorkerPhase(status.assignment, status.state.value))
-            case State.READY:
-                replica.ready = _ready(status)
-                replica.settled.set()
+            case LoadState.READY:
+                replica.ready = _worker_ready(status)
+                replica.load_done.set()
                 if replica.ready is not None:
                     self._events.put_nowait(replica.ready)
-            case State.FAILED:
-                replica.settled.set()
+            case LoadState.FAILED:
+                replica.load_done.set()
                 refusal = status.refusal or Refusal(Code.LOAD_FAILED)
-                self._task(self._give_up(status.assignment, refusal))
+                self._spawn_task(self._on_load_failed(status.assignment, refusal))
 
-    def _exited(self, process: WorkerProcess) -> None:
+    def _on_worker_exit(self, process: WorkerProcess) -> None:
         if process is self._spare:
             self._spare = None
-            _log.warning("spare_worker_exited", worker=process.name, why=str(process.judge(oom=False)[1]))
-            self._task(self._later_spare(_SPARE_RETRY_S))
+            _log.warning("spare_worker_exited", worker=process.name, why=str(process.explain_exit(oom=False)[1]))
+            self._spawn_task(self._ensure_spare_later(_SPARE_RETRY_S))
         held = {name: replica for name, replica in self._replicas.items() if replica.process is process}
         if not held:
             return
         counted = process.oom_kills()
-        own_fault, refusal = process.judge(oom=bool(counted) if counted is not None else self._oom_kill_of_late())
-        if process.verdict is not None:
-            own_fault, refusal = False, process.verdict
-        loading = [name for name, replica in held.items() if replica.loading and not replica.settled.is_set()]
-        at_fault = blamed(held, loading, process.busy()) if own_fault else frozenset()
+        own_fault, refusal = process.explain_exit(
+            oom=bool(counted) if counted is not None else self._has_recent_oom_kill()
+        )
+        if process.kill_reason is not None:
+            own_fault, refusal = False, process.kill_reason
+        loading = [name for name, replica in held.items() if replica.has_load_begun and not replica.load_done.is_set()]
+        busy = process.busy_assignments()
+        at_fault = assignments_at_fault(held, loading, busy) if own_fault else frozenset()
         for name in held:
             del self._replicas[name]
             _log.warning("worker_exited", assignment=name, own_fault=name in at_fault, why=str(refusal))
-            self._events.put_nowait(WorkerExited(name, name in at_fault, refusal))
-        self._end(process)
+            at_load = name in loading and not busy
+            self._events.put_nowait(WorkerExited(name, name in at_fault, refusal, at_load))
+        self._end_in_background(process)
 
-    def _oom_kill_of_late(self) -> bool:
+    def _has_recent_oom_kill(self) -> bool:
         return oom_kills() > self._oom_kills_before
 
     async def _adopt_one(self, record: Path) -> tuple[WorkerAdopted, ...]:
-        process = WorkerProcess.find(record, self._groups, self._exited)
+        process = WorkerProcess.from_record(record, self._groups, self._on_worker_exit)
         if process is None:
             return ()
-        process.step_up()
+        process.restore_priority()
         try:
-            client = await process.greet(partial(self._said, process), _STATUS_S)
-            report = unpack(WorkerReport, (await client.call("status", timeout=_STATUS_S)).payload)
+            client = await process.connect(partial(self._on_state_push, process), _STATUS_S)
+            report = unpack(WorkerReport, (await _call(client, "status", _STATUS_S)).payload)
         except ShoalError as error:
             _log.warning("worker_not_adopted", worker=process.name, why=str(error.refusal))
             await process.end()
@@ -359,101 +393,114 @@ class ProcessWorkers:
         if not report.held and not report.measuring and not process.assignments and self._spare is None:
             self._spare = process
             return ()
-        held = {one.assignment: one for one in report.held if one.state is not State.FAILED}
+        held = {one.assignment: one for one in report.held if one.state is not LoadState.FAILED}
         if not held or held.keys() != process.assignments.keys():
             await process.end()
             return ()
         for name, status in held.items():
             replica = self._replicas[name] = _Replica(process)
-            replica.ready = _ready(status)
-            replica.loading = True
+            replica.ready = _worker_ready(status)
+            replica.has_load_begun = True
             if replica.ready is not None:
-                replica.settled.set()
+                replica.load_done.set()
         return tuple(WorkerAdopted(name, self._replicas[name].ready, process.verdicts.get(name)) for name in held)
 
-    async def _ask(self, process: WorkerProcess) -> None:
-        client = process.client
-        assert client is not None
-        now = asyncio.get_running_loop().time()
-        before = process.used_s()
+    async def _poll_status(self, process: WorkerProcess) -> None:
+        """Poll until the worker answers, is gone, or has been silent for too long and is killed."""
+        assert process.client is not None
+        asked = asyncio.ensure_future(process.client.call("status"))
+        silent, still = start_watchdog(self._options.stuck_after_s), start_watchdog(_STATUS_S)
+        used_s = process.cpu_s()
         try:
-            report = unpack(WorkerReport, (await client.call("status", timeout=_STATUS_S)).payload)
+            while not (await asyncio.wait((asked,), timeout=TICK_S))[0]:
+                now, used_before_s, used_s = asyncio.get_running_loop().time(), used_s, process.cpu_s()
+                silent = silent.on_tick(now)
+                still = still.on_tick(now) if process.is_sleeping() and used_s == used_before_s else still.on_sign(now)
+                if silent.is_expired or still.is_expired:
+                    self._kill_stuck(process, silent.silent_s, still.is_expired)
+                    return
+            report = unpack(WorkerReport, (await asked).payload)
         except ShoalError:
-            process.silent_since = process.silent_since or now
-            silent_s = asyncio.get_running_loop().time() - process.silent_since
-            still = silent_s >= _STATUS_S and process.rests() and process.used_s() == before
-            if (still or silent_s >= self._options.stuck_after_s) and not process.gone.is_set():
-                found = f"silent for {silent_s:.0f}s{', and used no processor' if still else ''}"
-                process.verdict = Refusal(Code.WORKER_STUCK, found, "its status", "the assignment is loaded again")
-                self._end(process)
-            return
-        process.silent_since = None
+            return  # Its exit event says more. Or the answer was malformed; then it is not stuck.
+        finally:
+            asked.cancel()
         for status in report.held:
             replica = self._replicas.get(status.assignment)
             if replica is not None and replica.process is process and replica.ready is not None:
-                inside = min(status.in_flight, self._options.queue)  # a worker that lies says no more than it may hold
+                # a faulty worker cannot report more than it may hold
+                inside = min(status.in_flight, self._options.queue)
                 replica.stats = WorkerStats(status.assignment, inside, status.served, status.batches, status.latencies)
+
+    def _kill_stuck(self, process: WorkerProcess, silent_s: float, is_still: bool) -> None:
+        if not process.exit_event.is_set():
+            found = f"silent for {silent_s:.0f}s{', and used no processor' if is_still else ''}"
+            process.kill_reason = Refusal(Code.WORKER_STUCK, found, "its status", "the assignment is loaded again")
+            self._end_in_background(process)
 
     # the spare worker
 
-    async def _take_spare(self, *, wanted: bool = True) -> WorkerProcess:
-        """A worker that is connected and holds nothing; for the caller to end. wanted: now, at any other's cost. Raises
-        ShoalError."""
+    async def _take_spare(self, *, urgent: bool = True) -> WorkerProcess:
+        """A connected worker that holds nothing; the caller must end it. `urgent`: give it normal priority now, at the
+        cost of other processes.
+
+        Raises ShoalError.
+        """
         if self._spare is None:
-            self._keep_spare()
+            self._ensure_spare()
         process = self._spare
         if process is None:
             raise refuse(Code.LOAD_FAILED, "no worker process could be started", "one", "see the agent's log")
         if process.client is None:
             assert self._spare_ready is not None
-            if wanted:
-                process.step_up()
+            if urgent:
+                process.restore_priority()
             await asyncio.shield(self._spare_ready)
         if self._spare is not process:
-            # another start was faster
-            return await self._take_spare(wanted=wanted)
+            # another start took it first
+            return await self._take_spare(urgent=urgent)
         self._spare = None
         return process
 
-    def _keep_spare(self) -> None:
+    def _ensure_spare(self) -> None:
         if self._spare is None and not self._closed:
             try:
                 self._spare = WorkerProcess.spawn(
-                    self._folder, self._models, self._options.orphan_after_s, self._groups, self._exited
+                    self._folder, self._models, self._options.orphan_after_s, self._groups, self._on_worker_exit
                 )
             except OSError as error:
                 _log.warning("no_spare_worker", reason=str(error))
-                self._task(self._later_spare(_SPARE_RETRY_S))
+                self._spawn_task(self._ensure_spare_later(_SPARE_RETRY_S))
                 return
-            self._step_aside(self._spare)
-            self._spare_ready = self._task(self._greet(self._spare))
+            self._lower_priority_briefly(self._spare)
+            self._spare_ready = self._spawn_task(self._connect_spare(self._spare))
 
-    def _step_aside(self, process: WorkerProcess) -> None:
-        """While it imports the runtime, or loads what is not waited for: both take a core for a second."""
-        process.step_aside()
-        self._task(self._step_up_in_time(process))
+    def _lower_priority_briefly(self, process: WorkerProcess) -> None:
+        """While the worker imports the runtime, or loads a replica that is not urgent: both take a core for a
+        second."""
+        process.lower_priority()
+        self._spawn_task(self._restore_priority_later(process))
 
-    async def _step_up_in_time(self, process: WorkerProcess) -> None:
-        await self._clock.sleep(_ASIDE_S)
-        process.step_up()
+    async def _restore_priority_later(self, process: WorkerProcess) -> None:
+        await self._clock.sleep(_LOW_PRIORITY_S)
+        process.restore_priority()
 
-    async def _greet(self, process: WorkerProcess) -> None:
+    async def _connect_spare(self, process: WorkerProcess) -> None:
         try:
-            await process.greet(partial(self._said, process), self._options.start_timeout_s)
-            process.step_up()
+            await process.connect(partial(self._on_state_push, process), self._options.start_timeout_s)
+            process.restore_priority()
         except BaseException:
             if self._spare is process:
                 self._spare = None
             await process.end()
             raise
 
-    async def _later_spare(self, after: Seconds) -> None:
+    async def _ensure_spare_later(self, after: Seconds) -> None:
         await self._clock.sleep(after)
-        self._keep_spare()
+        self._ensure_spare()
 
-    # what a worker is told
+    # orders
 
-    def _order(self, assignment: Assignment, path: str) -> LoadOrder:
+    def _load_order(self, assignment: Assignment, path: str, samples: str) -> LoadOrder:
         device = self._device(assignment.device)
         if device is None:
             raise refuse(Code.DEVICE_LOST, assignment.device, "a device of this node", "it is placed elsewhere")
@@ -469,7 +516,7 @@ class ProcessWorkers:
             threads=options.threads,
             runners=max(1, device.parallelism),
             queue=options.queue,
-            memory_bytes=self._allowed(assignment),
+            memory_bytes=self._memory_bytes(assignment),
             max_request_bytes=options.max_request_bytes,
             warm_up_s=options.warm_up_s,
             work=assignment.work,
@@ -477,62 +524,96 @@ class ProcessWorkers:
             slots=tuple(slots) if device.emulated else (),
             meters=_meters(device),
             visible=_cuda_uuid(device),
+            samples=samples,
+            samples_digest=assignment.samples,
+            warm_up_optional=assignment.warm_up_optional,
         )
 
-    def _allowed(self, assignment: Assignment) -> int:
-        """Bytes that it may add to its worker; 0: as many as there are."""
+    def _memory_bytes(self, assignment: Assignment) -> int:
+        """Bytes that the assignment may add to its worker. 0: no limit."""
         options = self._options
         return int(options.memory_floor + options.memory_slack * assignment.memory_bytes) * bool(
             assignment.memory_bytes
         )
 
     def _limit_memory(self, process: WorkerProcess) -> None:
-        """To the sum of what it holds, as the worker does for itself, or to what it may take already: what was unloaded
-        may lie in it still, and a limit below that kills."""
-        parts = [self._allowed(assignment) for assignment in process.assignments.values()]
+        """Limit the process to the sum of what it holds, as the worker does for itself, or to what it could take
+        before.
+
+        Memory of an unloaded model may still be mapped, and a limit below that would kill the process.
+        """
+        parts = [self._memory_bytes(assignment) for assignment in process.assignments.values()]
         process.limit_memory(sum(parts) if all(parts) else 0)
 
-    def _profiled(self, device: Device) -> Probed:
+    async def _probe_emulated(self, device: Device) -> ProbeResult:
+        """The figures are the profile's. What the device can load is what this machine's runtime loads."""
         pace = self._pace(device.name)
         if pace is None:
             raise refuse(
                 Code.DEVICE_LOST, f"no profile of {device.name}", "an emulated device", "see the agent's settings"
             )
-        return Probed(pace.rates, tuple(pace.rates.matmul_flops), (), 0.0, 0.0)
+        runtime = await self._runtime_support(device)
+        return ProbeResult(pace.rates, tuple(pace.rates.matmul_flops), (), 0.0, 0.0, runtime)
 
-    async def _probed(self, device: Device) -> Probed:
+    async def _runtime_support(self, device: Device) -> RuntimeSupport | None:
+        """Asked once per runtime version. None if no worker answers; then support shows only when a model loads."""
+        if device.runtime_version not in self._support_by_runtime:
+            try:
+                process = await self._take_spare()
+            except ShoalError as error:
+                _log.warning("runtime_not_asked", why=str(error.refusal))
+                return None
+            try:
+                assert process.client is not None
+                reply = await process.client.call("support", timeout=_SUPPORT_S)
+                self._support_by_runtime[device.runtime_version] = unpack(RuntimeSupport, reply.payload)
+            except ShoalError as error:
+                _log.warning("runtime_not_asked", why=str(error.refusal))
+                return None
+            finally:
+                await self._return_spare(process)
+        return self._support_by_runtime[device.runtime_version]
+
+    async def _return_spare(self, process: WorkerProcess) -> None:
+        """Make a worker that holds nothing the spare again, unless there is another spare."""
+        if self._options.keep_spare and self._spare is None and not process.exit_event.is_set() and not self._closed:
+            self._spare = process
+        else:
+            await process.end()
+
+    async def _probe_device(self, device: Device) -> ProbeResult:
         process = await self._take_spare()
         try:
             assert process.client is not None
             order = ProbeOrder(
                 device.provider, _meters(device), device.parallelism, self._options.probe_s, _cuda_uuid(device)
             )
-            reply = await process.client.call("probe", pack(order), timeout=3 * self._options.probe_s)
-            return unpack(Probed, reply.payload)
+            reply = await _call(process.client, "probe", 3 * self._options.probe_s, pack(order))
+            return unpack(ProbeResult, reply.payload)
         except ConnectionLost as error:
             raise refuse(
                 Code.WORKER_CRASHED, "the worker ended while probing", device.name, "check the device's driver"
             ) from error
         finally:
             await process.end()
-            self._keep_spare()
+            self._ensure_spare()
 
-    def _started(self, assignment: str, task: "asyncio.Task[None]") -> None:
+    def _on_start_done(self, assignment: str, task: "asyncio.Task[None]") -> None:
         if self._starts.get(assignment) is task:
             del self._starts[assignment]
 
-    def _end(self, process: WorkerProcess) -> None:
+    def _end_in_background(self, process: WorkerProcess) -> None:
         task = asyncio.create_task(process.end())
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
+        self._end_tasks.add(task)
+        task.add_done_callback(self._end_tasks.discard)
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _finished(self, task: "asyncio.Task[None]") -> None:
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         with suppress(asyncio.CancelledError):
             error = task.exception()
@@ -540,33 +621,46 @@ class ProcessWorkers:
                 _log.warning("worker_task_failed", why=str(error))
 
 
-def _has_time(assignment: Assignment) -> bool:
-    """Another replica serves until this one has passed its verification."""
+async def _call(
+    client: FrameClient, kind: str, limit_s: float, payload: bytes = b"", header: Header | None = None
+) -> FrameMessage:
+    """As `FrameClient.call`, but `limit_s` counts only the time in which this process runs."""
+    try:
+        return await within(limit_s, client.call(kind, payload, header=header))
+    except TimeoutError as error:
+        raise refuse(
+            Code.DEADLINE_EXCEEDED, f"no answer to `{kind}`", f"within {limit_s:g}s", "allow more time or retry"
+        ) from error
+
+
+def _is_deferrable(assignment: Assignment) -> bool:
+    """Whether another replica serves until this one has passed its verification."""
     return assignment.verification is not None
 
 
 def may_share(new: Assignment, held: Collection[Assignment], options: PoolOptions) -> bool:
-    """Whether `new` may join the worker that holds `held` (nothing: it has been released and ends)."""
+    """Whether `new` may join the worker that holds `held`. Never if `held` is empty: that worker is released and
+    ends."""
     kin = {(one.workload.tenant, one.device, one.shared_worker) for one in held}
     return (
         kin == {(new.workload.tenant, new.device, True)}
         and new.shared_worker
-        and len(held) < options.share_at_most
-        and new.memory_bytes + sum(one.memory_bytes for one in held) <= options.share_bytes
+        and len(held) < options.max_shared_models
+        and new.memory_bytes + sum(one.memory_bytes for one in held) <= options.max_shared_bytes
     )
 
 
-def _ready(status: WorkerStatus) -> WorkerReady | None:
-    if status.state is not State.READY or status.loaded is None:
+def _worker_ready(status: WorkerStatus) -> WorkerReady | None:
+    if status.state is not LoadState.READY or status.loaded is None:
         return None
     loaded = status.loaded
-    return WorkerReady(status.assignment, loaded.measured, loaded.inputs, loaded.outputs)
+    return WorkerReady(status.assignment, loaded.measured, loaded.inputs, loaded.outputs, loaded.unwarmed)
 
 
-def _meters(device: Device) -> Meters:
-    """Where the driver found the device's energy counters."""
+def _meters(device: Device) -> EnergyMeters:
+    """The energy counters that the driver found for the device."""
     rapl = device.attributes.get("energy_counters", "").split()
-    return Meters(tuple(rapl), _cuda_uuid(device))
+    return EnergyMeters(tuple(rapl), _cuda_uuid(device))
 
 
 def _cuda_uuid(device: Device) -> str:

@@ -1,6 +1,6 @@
-"""Open Inference Protocol messages to arrays and back, bit for bit; what a stranger may have got wrong is refused.
+"""Open Inference Protocol messages to arrays and back, bit for bit; invalid requests are refused.
 
-Every size is worked out from the declared shape before anything of that size is made.
+Every size is computed from the declared shape before anything of that size is allocated.
 """
 
 import math
@@ -16,22 +16,27 @@ from numpy.typing import NDArray
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.profile import TensorSpec
+from shoal.types.workload import SERVED_VERSION
 
 Array = NDArray[Any]
 
 MAX_EXPANDED_BYTES: Final = 64 * 2**20
 MAX_RANK: Final = 32
 _STRING_OVERHEAD: Final = 64
-"""Bytes one string element costs beside its text, so that many empty ones count for what they take."""
+"""Bytes that one string element costs beside its text, so that many empty strings count for the memory they take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """One datatype of the protocol. field: of InferTensorContents; None where only raw bytes carry it."""
+    """One datatype of the protocol."""
 
+    # Name in the protocol, for example FP32.
     name: str
+    # Name in ONNX Runtime, for example tensor(float).
     runtime: str
+    # NumPy type of the array.
     dtype: np.dtype[Any]
+    # Field of InferTensorContents. None: only raw bytes can carry this datatype.
     field: str | None
 
 
@@ -61,8 +66,9 @@ _BY_RUNTIME: Final = {datatype.runtime: datatype for datatype in DATATYPES.value
 _BY_DTYPE: Final = {datatype.dtype: datatype for datatype in DATATYPES.values()}
 
 
-def specs_of(values: Sequence[Any]) -> tuple[TensorSpec, ...]:
-    """A session's NodeArgs as specs; -1 for a dynamic axis. Raises ShoalError(MODEL_INVALID) for what is no tensor."""
+def tensor_specs(values: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    """Specs of a session's NodeArgs; -1 for a dynamic axis. Raises ShoalError(MODEL_INVALID) for a value that is no
+    tensor."""
     specs = []
     for value in values:
         datatype = _BY_RUNTIME.get(value.type)
@@ -81,14 +87,14 @@ def specs_of(values: Sequence[Any]) -> tuple[TensorSpec, ...]:
 def decode(
     request: oip.ModelInferRequest, inputs: Sequence[TensorSpec], max_bytes: int = MAX_EXPANDED_BYTES
 ) -> dict[str, Array]:
-    """The request's arrays by input name. BYTES are arrays of `str`, or of `bytes` when one is not UTF-8.
+    """The request's arrays by input name. BYTES become arrays of `str`, or of `bytes` if one element is not UTF-8.
 
-    Raises ShoalError(INVALID_ARGUMENT), or TOO_LARGE when the tensors would take more than `max_bytes`.
+    Raises ShoalError(INVALID_ARGUMENT), or TOO_LARGE if the tensors would take more than `max_bytes`.
     """
     wanted = {spec.name: spec for spec in inputs}
     given = [tensor.name for tensor in request.inputs]
     if len(set(given)) != len(given):
-        raise _invalid(f"input {_twice(given)!r:.80} is given twice", "each input once")
+        raise _invalid(f"input {_first_duplicate(given)!r:.80} is given twice", "each input once")
     unknown = [name for name in given if name not in wanted]
     if unknown:
         raise _invalid(f"input {unknown[0]!r:.80} is unknown", f"{', '.join(wanted)}")
@@ -108,13 +114,13 @@ def decode(
             flat = _from_raw(tensor.name, datatype, count, raws[index], left)
         else:
             flat = _from_contents(tensor, datatype, count, left)
-        left -= _expanded(flat)
+        left -= _memory_bytes(flat)
         feeds[tensor.name] = flat.reshape(tuple(tensor.shape))
     return feeds
 
 
-def requested(request: oip.ModelInferRequest, outputs: Sequence[TensorSpec]) -> list[str]:
-    """Names of the outputs to compute, all when the request names none. Raises ShoalError(INVALID_ARGUMENT)."""
+def output_names(request: oip.ModelInferRequest, outputs: Sequence[TensorSpec]) -> list[str]:
+    """Names of the outputs to compute; all if the request names none. Raises ShoalError(INVALID_ARGUMENT)."""
     known = [spec.name for spec in outputs]
     if not request.outputs:
         return known
@@ -125,28 +131,29 @@ def requested(request: oip.ModelInferRequest, outputs: Sequence[TensorSpec]) -> 
         if "classification" in tensor.parameters or "shared_memory_region" in tensor.parameters:
             raise refuse(Code.UNIMPLEMENTED, f"parameters of output {tensor.name!r:.80}", "plain tensors", "leave out")
     if len(set(names)) != len(names):
-        raise _invalid(f"output {_twice(names)!r:.80} is asked for twice", "each output once")
+        raise _invalid(f"output {_first_duplicate(names)!r:.80} is asked for twice", "each output once")
     return names
 
 
 def encode(request: oip.ModelInferRequest, outputs: Mapping[str, Array]) -> oip.ModelInferResponse:
     """The answer with raw contents, in the order of `outputs`. BYTES arrays hold `str` or `bytes`."""
-    response = oip.ModelInferResponse(model_name=request.model_name, model_version=request.model_version, id=request.id)
+    version = request.model_version or SERVED_VERSION
+    response = oip.ModelInferResponse(model_name=request.model_name, model_version=version, id=request.id)
     for name, array in outputs.items():
         response.outputs.add(name=name, datatype=_BY_DTYPE[array.dtype].name, shape=array.shape)
         response.raw_output_contents.append(to_raw(array))
     return response
 
 
-def batch_of(inputs: Iterable[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """How many inputs a request of these shapes brings: the length of the first axis of the first input whose first
-    axis the model leaves open; 1 where it leaves none open."""
+def batch_size(inputs: Iterable[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Inputs per request: the length of the first axis of the first input whose first axis is dynamic; 1 if there is
+    none."""
     open_ended = (spec.name for spec in inputs if spec.shape and spec.shape[0] < 0)
     return next((shapes[name][0] for name in open_ended if shapes.get(name)), 1)
 
 
-def ask(feeds: Mapping[str, Array]) -> oip.ModelInferRequest:
-    """A request with these inputs, as raw contents, that `decode` takes."""
+def make_request(feeds: Mapping[str, Array]) -> oip.ModelInferRequest:
+    """A request with these inputs as raw contents, which `decode` accepts."""
     request = oip.ModelInferRequest()
     for name, array in feeds.items():
         request.inputs.add(name=name, datatype=_BY_DTYPE[array.dtype].name, shape=array.shape)
@@ -154,10 +161,10 @@ def ask(feeds: Mapping[str, Array]) -> oip.ModelInferRequest:
     return request
 
 
-def decode_answer(
+def decode_response(
     response: oip.ModelInferResponse, outputs: Sequence[TensorSpec], max_bytes: int = MAX_EXPANDED_BYTES
 ) -> dict[str, Array]:
-    """The arrays of an answer with all outputs, by name: checked as strictly as what a client sends. Raises as
+    """The arrays of an answer with all outputs, by name. Checked as strictly as a client's request. Raises as
     `decode`."""
     mirrored = oip.ModelInferRequest(raw_input_contents=response.raw_output_contents)
     for tensor in response.outputs:
@@ -166,7 +173,7 @@ def decode_answer(
 
 
 def to_raw(array: Array) -> bytes:
-    """Little-endian, row-major; for BYTES each element behind its length in four bytes."""
+    """Little-endian, row-major. For BYTES, each element follows its length in four bytes."""
     if array.dtype != np.object_:
         return array.tobytes()
     parts = []
@@ -178,13 +185,13 @@ def to_raw(array: Array) -> bytes:
 
 
 def _check(tensor: oip.ModelInferRequest.InferInputTensor, spec: TensorSpec, left: int) -> tuple[Datatype, int]:
-    """The tensor's datatype and count of elements, once they fit the model's signature and the room left."""
+    """The tensor's datatype and element count. Raises if they do not fit the model's signature and the bytes left."""
     if tensor.datatype != spec.dtype:
         raise _invalid(f"input {spec.name!r:.80} has datatype {tensor.datatype!r:.20}", spec.dtype)
     if "shared_memory_region" in tensor.parameters:
         raise refuse(Code.UNIMPLEMENTED, f"input {spec.name!r:.80} lies in shared memory", "bytes", "send the bytes")
     shape = tuple(tensor.shape)
-    # the runtime gives () for a scalar and for an unknown rank alike, and judges those itself
+    # the runtime gives () for a scalar and for an unknown rank alike, and checks those itself
     fits = not spec.shape or (
         len(shape) == len(spec.shape) and all(b in (-1, a) for a, b in zip(shape, spec.shape, strict=True))
     )
@@ -254,7 +261,7 @@ def _split(name: str, raw: bytes, count: int) -> list[bytes]:
 
 
 def _strings(name: str, items: list[bytes], left: int) -> Array:
-    """ONNX Runtime's binding takes `str` (as UTF-8), or fixed-width bytes, which lose trailing NULs."""
+    """ONNX Runtime's binding accepts `str` (as UTF-8), or fixed-width bytes, which lose trailing NULs."""
     if sum(map(len, items)) + len(items) * _STRING_OVERHEAD > left:
         raise _too_large(name, left)
     array = np.empty(len(items), dtype=np.object_)
@@ -272,13 +279,13 @@ def _strings(name: str, items: list[bytes], left: int) -> Array:
     return array
 
 
-def _expanded(array: Array) -> int:
+def _memory_bytes(array: Array) -> int:
     if array.dtype == np.object_:
         return sum(map(len, array)) + array.size * _STRING_OVERHEAD
     return array.nbytes
 
 
-def _twice(names: list[str]) -> str:
+def _first_duplicate(names: list[str]) -> str:
     return next(name for name in names if names.count(name) > 1)
 
 

@@ -1,18 +1,23 @@
-"""`shoal apply`: make it so."""
+"""`shoal apply`: apply documents and wait until they are in effect."""
 
 import time
+from collections.abc import Callable, Iterable, Sequence
 
 import click
 
 from shoal.cli.documents import push_sources, read
-from shoal.cli.options import connected, connection, output
+from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.migrations import refusal_of
 from shoal.cli.render.output import emit, line, progress
 from shoal.cli.render.plan import problems_of, show_plan, show_problems
-from shoal.client import Region
+from shoal.cli.render.progress import status_progress
+from shoal.client import RegionClient
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.v1 import operator_pb2
+
+Key = tuple[str, str]
+"""(tenant, name) of a workload."""
 
 
 @click.command()
@@ -24,7 +29,9 @@ from shoal.v1 import operator_pb2
     metavar="HASH",
     help="Refuse (PLAN_STALE) if a decision of that plan would differ.",
 )
-@click.option("--wait", is_flag=True, help="Return when every applied workload is ready.")
+@click.option(
+    "--wait", is_flag=True, help="Return when the workloads of FILES, and those whose policy FILES change, are ready."
+)
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds that --wait waits.")
 @connection
 @output
@@ -36,15 +43,17 @@ def apply(
     if bundle.problems:
         show_problems(problems_of(bundle.problems), stderr=True)
         raise click.exceptions.Exit(255)
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         reply = api.apply(bundle.documents, push_sources(api, bundle), plan_hash)
-        finish(api, reply, plan_hash, wait, timeout_s, output)
+        report_apply(api, reply, plan_hash, bundle.workloads, wait, timeout_s, output)
 
 
-def finish(
-    api: Region, reply: operator_pb2.ApplyReply, plan_hash: str, wait: bool, timeout_s: float, output: str
-) -> None:
-    """Says what came of an apply, and waits for it. Raises ShoalError(PLAN_STALE | DEADLINE_EXCEEDED)."""
+def report_apply(
+    api: RegionClient, reply: operator_pb2.ApplyReply, plan_hash: str, workloads: Iterable[Key], wait: bool,
+    timeout_s: float, output: str,
+) -> None:  # fmt: skip
+    """Print the outcome of an apply and wait for it. workloads: of the applied documents. Raises ShoalError(PLAN_STALE
+    | DEADLINE_EXCEEDED), or with the code of a permanent failure."""
     if output in ("json", "yaml"):
         emit(as_data(reply), output)
     else:
@@ -65,37 +74,70 @@ def finish(
     if output == "table" and reply.revision:
         line(f"applied, revision {reply.revision}")
     if wait:
-        applied = [(plan.workload.tenant, plan.workload.name) for plan in reply.plan.workloads]
-        await_ready(api, applied, timeout_s, reply.plan.computed_at)
+        asked = workloads_to_await(reply, workloads)
+        with status_progress(progress(output)) as say:
+            wait_ready(api, asked, timeout_s, reply.plan.computed_at, say)
         progress(output)("ready")
 
 
-def await_ready(api: Region, workloads: list[tuple[str, str]], timeout_s: float, since: float) -> None:
-    """Returns when each is ready as its documents have it. since: when those were applied.
+def workloads_to_await(reply: operator_pb2.ApplyReply, workloads: Iterable[Key]) -> list[Key]:
+    """Workloads that an apply waits for: its own, and those that name a policy that it changed."""
+    policies = {change.name for change in reply.plan.documents if change.kind == "Policy"}
+    users = [
+        (plan.workload.tenant, plan.workload.name) for plan in reply.plan.workloads if plan.policy in policies
+    ]  # fmt: skip
+    return list(dict.fromkeys((*workloads, *users)))
 
-    Raises ShoalError(DEADLINE_EXCEEDED) naming the reason; what a move after `since` was given up for, where the
-    workload has nowhere else to go: it serves on as it was."""
+
+def wait_ready(
+    api: RegionClient, workloads: Sequence[Key], timeout_s: float, since: float, say: Callable[[str, str], None]
+) -> None:
+    """Return when each workload is ready as its documents ask. since: when those were applied. say: called with each
+    wait, (its stable part, all of it).
+
+    Raises ShoalError(DEADLINE_EXCEEDED) naming the reason. If a workload stays without replicas until somebody changes
+    something, raises that reason itself. If a migration that began after `since` was aborted and there is no other
+    target, raises its reason; the workload then keeps serving as before.
+    """
     end = time.monotonic() + timeout_s  # noqa: TID251 - a command's own deadline
     while True:
-        views = {(v.workload.tenant, v.workload.name): v for v in api.look("workloads").workloads}
+        views = {(v.workload.tenant, v.workload.name): v for v in api.poll("workloads").workloads}
         waiting = [views[key] for key in workloads if key in views and views[key].state != "ready"]
         if not waiting:
             return
-        stuck = {(v.workload.tenant, v.workload.name) for v in waiting if v.state == "pending"}
-        moves = api.look("migrations").migrations if stuck else ()
-        for move in moves:
-            key = (move.workload.tenant, move.workload.name)
-            if key in stuck and move.stage == "aborted" and move.stages[0].at >= since:
-                why = refusal_of(move).refusal
-                raise refuse(
-                    why.code, f"{why.found}; {move.workload.name} serves on as it was", why.asked,
-                    f"see `shoal describe migration {move.id}`",
-                )  # fmt: skip
+        _raise_if_stuck(api, waiting, since)
         if time.monotonic() > end:  # noqa: TID251
-            raise refuse(Code.DEADLINE_EXCEEDED, _why(waiting[0]), f"ready within {timeout_s:g}s", "shoal explain it")
+            remedy = f"shoal explain {waiting[0].workload.name}"
+            raise refuse(Code.DEADLINE_EXCEEDED, _describe_wait(waiting[0]), f"ready within {timeout_s:g}s", remedy)
+        more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
+        say(_stable_part(waiting[0]), f"waiting: {_describe_wait(waiting[0])}{more}")
         time.sleep(0.1)  # noqa: TID251
 
 
-def _why(view: operator_pb2.WorkloadView) -> str:
+def _raise_if_stuck(api: RegionClient, waiting: Sequence[operator_pb2.WorkloadView], since: float) -> None:
+    """Raises ShoalError if waiting for one of these is useless."""
+    stuck = {(v.workload.tenant, v.workload.name): v for v in waiting if v.state == "pending"}
+    for move in api.poll("migrations").migrations if stuck else ():
+        key = (move.workload.tenant, move.workload.name)
+        if key in stuck and move.stage == "aborted" and move.stages[0].at >= since:
+            why = refusal_of(move).refusal
+            raise refuse(
+                why.code, f"{why.found}; {move.workload.name} serves on as it was", why.asked,
+                f"see `shoal describe migration {move.id}`",
+            )  # fmt: skip
+    for view in stuck.values():
+        if view.final:
+            found = f"{view.workload.tenant}/{view.workload.name}: {view.reason.found}"
+            remedy = view.reason.remedy or f"shoal explain {view.workload.name}"
+            raise refuse(Code(view.reason.code), found, view.reason.asked, remedy)
+
+
+def _stable_part(view: operator_pb2.WorkloadView) -> str:
+    """The part of a wait that stays the same between polls; the figures in its reason change."""
+    return f"{view.workload.tenant}/{view.workload.name} {view.state} {view.reason.code} {view.ready}"
+
+
+def _describe_wait(view: operator_pb2.WorkloadView) -> str:
     reason = " ".join(part for part in (view.reason.code, view.reason.found) if part)
-    return f"{view.workload.tenant}/{view.workload.name} is {view.state}: {reason or 'no reason given'}"
+    ready = f"{view.ready} of {view.wanted} ready"
+    return f"{view.workload.tenant}/{view.workload.name} is {view.state}, {ready}: {reason or 'no reason given yet'}"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from shoal.cli.options import connected, connection
+from shoal.artifacts.backup import Backup
+from shoal.cli.options import connect, connection
 from shoal.cli.render.output import emit, line
 from shoal.cli.render.resources import when
 from shoal.types.codes import Code, refuse
 from shoal.types.units import show_bytes
-from shoal.wire.backup import Backup
 
 FILE = click.Path(path_type=Path)
 
@@ -28,7 +28,7 @@ def backup(file: Path, models: bool, output: str, context: str, region: str) -> 
     The coordinator goes on meanwhile. The CA's keys are in it where the coordinator was given --backup-key-file, sealed
     with what that file holds. For a federation use a context of its operator.
     """
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         found = api.backup(file, models=models)
     _show(found, output)
 

@@ -1,19 +1,19 @@
-"""`shoal ca`: the region's certificate authority, and how another follows it."""
+"""`shoal ca`: the region's certificate authority, and its rotation."""
 
 import time
 from typing import Final
 
 import click
 
-from shoal.cli.options import connected, connection, output
+from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line, table
 from shoal.cli.render.resources import when
-from shoal.client import Region
+from shoal.client import RegionClient
 from shoal.types.units import DURATION, parse_quantity
 from shoal.v1 import operator_pb2
 
-LOOK_S: Final = 0.5
+POLL_S: Final = 0.5
 STAGES: Final = {
     "idle": "no rotation is on",
     "trust": "the next CA is made known",
@@ -31,7 +31,7 @@ def ca() -> None:
 @output
 def status(context: str, region: str, output: str) -> None:
     """Which CAs the region trusts, where a rotation stands, and whom it waits for."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         found = api.authority()
     if output in ("json", "yaml"):
         emit(as_data(found), output)
@@ -64,11 +64,11 @@ def rotate(stage: str | None, wait: str, context: str, region: str, output: str)
     waited for: when they come back they renew. Clients of tenants are, since they hold the files themselves, and so is
     a broker: run `shoal-coordinator broker-config` again and reload it.
     """
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         found = api.authority()
         if stage is not None or found.stage == "idle":
             found = api.rotate(stage or "")
-        found = _watch(api, found, parse_quantity(wait, DURATION), quiet=output in ("json", "yaml"))
+        found = _wait_rotated(api, found, parse_quantity(wait, DURATION), quiet=output in ("json", "yaml"))
     if output in ("json", "yaml"):
         emit(as_data(found), output)
     elif found.stage == "idle":
@@ -78,10 +78,10 @@ def rotate(stage: str | None, wait: str, context: str, region: str, output: str)
         line(f"it goes on, and waits for {len(found.laggards)} more: shoal ca status")
 
 
-def _watch(
-    api: Region, found: operator_pb2.GetAuthorityReply, wait_s: float, *, quiet: bool
+def _wait_rotated(
+    api: RegionClient, found: operator_pb2.GetAuthorityReply, wait_s: float, *, quiet: bool
 ) -> operator_pb2.GetAuthorityReply:
-    """Until it is done or the time is over; a line for each change."""
+    """Wait until the rotation is done or the time is over; print a line for each change."""
     end = time.monotonic() + wait_s  # noqa: TID251 - a command's own clock
     shown = ""
     while True:
@@ -91,7 +91,7 @@ def _watch(
         shown = text
         if found.stage == "idle" or time.monotonic() >= end:  # noqa: TID251
             return found
-        time.sleep(LOOK_S)  # noqa: TID251
+        time.sleep(POLL_S)  # noqa: TID251
         found = api.authority()
 
 

@@ -1,10 +1,10 @@
-"""`shoal can-move`: could it run there, and at what price?"""
+"""`shoal can-move`: whether a model could run there, and at what price."""
 
 import sys
 
 import click
 
-from shoal.cli.options import connected, connection, output, tenant
+from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.data import as_data
 from shoal.cli.render.move import show_prospect
 from shoal.cli.render.output import emit
@@ -22,7 +22,7 @@ def can_move(name: str, to: str, tenant: str, context: str, region: str, output:
 
     Exits with 0 for yes and yes-with, with 1 for no.
     """
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         reply = api.can_move(tenant, name, to)
     if output in ("json", "yaml"):
         emit(as_data(reply), output)

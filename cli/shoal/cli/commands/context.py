@@ -1,14 +1,14 @@
-"""`shoal context`: which region, as whom."""
+"""`shoal context`: which region to call, and as whom."""
 
 import shutil
 from pathlib import Path
 
 import click
 
-from shoal.cli.options import connected, connection, output, tenant
+from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.output import emit, line, note, table
 from shoal.cli.render.resources import when
-from shoal.client import Context, Contexts, Region, client_files, renew_context
+from shoal.client import Context, Contexts, RegionClient, client_files, renew_context
 from shoal.types.codes import Code, refuse
 from shoal.wire.enrol import redeem, renew
 from shoal.wire.identity import identity_of_pem
@@ -104,17 +104,17 @@ def renew_(name: str, files: str | None, coordinator: str) -> None:
         found = Contexts().get(name)
         renewed, whose = renew_context(found), found.name
     else:
-        renewed = renew(coordinator or _enrolment(name), Path(files))
+        renewed = renew(coordinator or _enrol_address(name), Path(files))
         renewed.write(Path(files))
         whose = f"{renewed.role} {renewed.name}"
     line(f"{whose} is good until {when(identity_of_pem(renewed.certificate_pem).not_after)}")
 
 
-def _enrolment(name: str) -> str:
+def _enrol_address(name: str) -> str:
     found = Contexts().get(name)
     if found.enrolment:
         return found.enrolment
-    with Region(found) as api:
+    with RegionClient(found) as api:
         return str(api.who_am_i().enrol_address)
 
 
@@ -128,8 +128,8 @@ def client(folder: Path, tenant: str, context: str, region: str) -> None:
 
     Files that are there and good for a while are left as they are.
     """
-    with connected(context, region) as api:
-        client_files(api, _enrolment(context), folder, tenant)
+    with connect(context, region) as api:
+        client_files(api, _enrol_address(context), folder, tenant)
         address = api.context.gateway_grpc or next(iter(api.who_am_i().gateways_grpc), "")
     if not address:
         raise refuse(Code.NOT_FOUND, "the region has no gateway that is ready", "one", "shoal-agent run --role gateway")

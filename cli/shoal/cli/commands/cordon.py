@@ -2,7 +2,7 @@
 
 import click
 
-from shoal.cli.options import connected, connection
+from shoal.cli.options import connect, connection
 from shoal.cli.render.output import line
 
 
@@ -11,7 +11,7 @@ from shoal.cli.render.output import line
 @connection
 def cordon(node: str, context: str, region: str) -> None:
     """Place nothing new on NODE; what serves there stays."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         line(f"{api.cordon(node, cordoned=True).node.name} is cordoned")
 
 
@@ -20,5 +20,5 @@ def cordon(node: str, context: str, region: str) -> None:
 @connection
 def uncordon(node: str, context: str, region: str) -> None:
     """Let NODE take new work again."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         line(f"{api.cordon(node, cordoned=False).node.name} takes work again")

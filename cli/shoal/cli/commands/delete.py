@@ -1,19 +1,70 @@
-"""`shoal delete`: take a document, node or token away."""
+"""`shoal delete`: delete documents, nodes or tokens."""
 
 import click
 
-from shoal.cli.options import SINGULAR, ResourceKind, connected, connection, tenant
+from shoal.cli.documents import Bundle, read
+from shoal.cli.options import SINGULAR, ResourceKind, connect, connection, tenant
 from shoal.cli.render.output import line
+from shoal.cli.render.plan import problems_of, show_problems
+from shoal.client import RegionClient
+from shoal.types.codes import ShoalError
+
+_ORDER = ("Workload", "Policy", "Tenant", "Region")
+"""Users of other documents come first, because deleting what is in use is refused with IN_USE."""
 
 
 @click.command()
-@click.argument("kind", type=ResourceKind("workloads", "policies", "tenants", "regions", "nodes", "tokens"))
-@click.argument("name")
+@click.argument(
+    "kind", required=False, type=ResourceKind("workloads", "policies", "tenants", "regions", "nodes", "tokens")
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("-f", "--file", "files", multiple=True, help="Delete the documents of a YAML file or folder; repeat.")
 @tenant
 @connection
-def delete(kind: str, name: str, tenant: str, context: str, region: str) -> None:
-    """Delete one thing. A workload's replicas drain first; what others use is refused IN_USE."""
-    kind = SINGULAR[kind]
-    with connected(context, region) as api:
-        api.delete(kind, name, tenant if kind == "workload" else "")
-    line(f"deleted {kind} {name}")
+def delete(
+    kind: str | None, names: tuple[str, ...], files: tuple[str, ...], tenant: str, context: str, region: str
+) -> None:
+    """Delete things by kind and NAME, or the documents of FILES. A workload's replicas drain first.
+
+    What others use is refused IN_USE. The rest of the list is deleted all the same; the exit status is 255 then.
+    """
+    if bool(files) == bool(kind):
+        raise click.UsageError("Name what to delete, as KIND NAME.. or as -f FILE.")
+    if kind and not names:
+        raise click.UsageError("Missing argument 'NAME'.")
+    targets = (
+        [(SINGULAR[kind], name, tenant) for name in dict.fromkeys(names)] if kind else _targets(_read_valid(files))
+    )
+    with connect(context, region) as api:
+        _delete(api, targets)
+
+
+def _read_valid(files: tuple[str, ...]) -> Bundle:
+    bundle = read(files)
+    if bundle.problems:
+        show_problems(problems_of(bundle.problems), stderr=True)
+        raise click.exceptions.Exit(255)
+    return bundle
+
+
+def _targets(bundle: Bundle) -> list[tuple[str, str, str]]:
+    """(kind, name, tenant) of each document, in an order in which they can be deleted."""
+    ordered = sorted(bundle.keys, key=lambda key: _ORDER.index(key.kind))
+    return [(key.kind.lower(), key.name, key.tenant) for key in ordered]
+
+
+def _delete(api: RegionClient, targets: list[tuple[str, str, str]]) -> None:
+    """Raises Exit(255) if one of several was refused; the refusal itself if it was the only one."""
+    refused = False
+    for kind, name, owner in targets:
+        try:
+            api.delete(kind, name, owner if kind == "workload" else "")
+        except ShoalError as error:
+            if len(targets) == 1:
+                raise
+            click.echo(str(error.refusal), err=True)
+            refused = True
+        else:
+            line(f"deleted {kind} {name}")
+    if refused:
+        raise click.exceptions.Exit(255)

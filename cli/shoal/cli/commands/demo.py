@@ -1,4 +1,4 @@
-"""`shoal demo`: the whole story on this machine, in about two minutes."""
+"""`shoal demo`: the whole demo on this machine, in about two minutes."""
 
 import tempfile
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from shoal.cli.render.plan import show_plan
 from shoal.cli.render.resources import show
 from shoal.client import Contexts
 from shoal.devstack.control import Control
-from shoal.devstack.layout import Asked
+from shoal.devstack.layout import StackOptions
 from shoal.v1 import operator_pb2
 
 
-class _Told:
+class _TerminalNarrator:
     """For a person at a terminal."""
 
     def section(self, title: str) -> None:
@@ -37,8 +37,8 @@ class _Told:
         show_migration(migration)
 
 
-class _Silent(_Told):
-    """For a program that wants the report only."""
+class _SilentNarrator(_TerminalNarrator):
+    """For programs that want only the report."""
 
     def section(self, title: str) -> None: ...
 
@@ -69,7 +69,7 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-demo-") as scratch:
         # Its own contexts and state, so that a demo disturbs nothing that the user has.
         control = Control(data_dir) if keep else Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
-        story = Demo(control, _Silent() if as_json else _Told(), link)
+        story = Demo(control, _SilentNarrator() if as_json else _TerminalNarrator(), link)
         try:
             report = story.run()
         finally:
@@ -83,7 +83,7 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
         seconds = ", ".join(f"{name} {value:g}s" for name, value in report.seconds.items())
         line(f"{len(report.checks) - len(failed)} expectations held, {len(failed)} failed  ({seconds})", "bold")
         if keep:
-            show_up(control.up(Asked(link=link), lambda text: None))
+            show_up(control.up(StackOptions(link=link), lambda text: None))
         else:
             line("everything is stopped and nothing is left behind")
     if not report.ok:

@@ -2,7 +2,7 @@
 
 import click
 
-from shoal.cli.options import ResourceKind, connected, connection
+from shoal.cli.options import ResourceKind, connect, connection
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit
 from shoal.cli.render.resources import rows_of
@@ -17,7 +17,7 @@ from shoal.types.codes import Code, refuse
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True)
 def describe(kind: str, name: str, tenant: str, context: str, region: str, output: str) -> None:
     """Everything the coordinator knows about one thing, with what belongs to it."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         found = rows_of(api, kind, name, tenant)
         if not found:
             raise refuse(

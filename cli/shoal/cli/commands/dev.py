@@ -1,4 +1,4 @@
-"""`shoal dev`: a local federation that stays up, and how to hurt it."""
+"""`shoal dev`: a local federation that stays up, and faults for it."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import click
 from shoal.cli.options import output
 from shoal.cli.render.output import emit, line, table
 from shoal.devstack import layout
-from shoal.devstack.control import Control, Up, context_of
-from shoal.devstack.keeper import LASTING, VERBS
+from shoal.devstack.control import Control, RunningStack, context_of
+from shoal.devstack.process_supervisor import UNTIL_HEALED, VERBS
 
 _folder = click.option(
     "--data-dir",
@@ -79,14 +79,14 @@ def up(
     """Start it, or find it running. Everything is enrolled, ready, measured and joined when this returns."""
     control = Control(data_dir)
     others = neighbours if regions > 1 and neighbours != agents else None
-    asked = layout.Asked(name, agents, link, regions, federation_replicas, store, others, coordinators)
+    asked = layout.StackOptions(name, agents, link, regions, federation_replicas, store, others, coordinators)
     show_up(control.up(asked, lambda text: line(f"  {text}", "dim")))
 
 
-def show_up(found: Up) -> None:
-    """What a person needs next: addresses and the client's files."""
+def show_up(found: RunningStack) -> None:
+    """Print what the user needs next: addresses and the client's files."""
     stack = found.stack
-    line(f"up: {layout.Asked.of(stack)}, data in {found.folder}")
+    line(f"up: {layout.StackOptions.from_stack(stack)}, data in {found.folder}")
     if found.stack.time_scale != 1:
         line(f"emulated devices run {found.stack.time_scale:g} times slower than the real ones")
     gateway = found.stack.gateways[0].addresses
@@ -95,6 +95,9 @@ def show_up(found: Up) -> None:
         f"gateway   gRPC {gateway['grpc']} (certificate) or {gateway['token']} (bearer token)   REST {gateway['rest']}"
     )
     line(f"client    {client}: cert.pem, key.pem, ca.pem; bearer token in {found.bearer.name}")
+    line(f"link      {stack.coordinator_addresses('link')}: agents and operators")
+    enrolment = stack.coordinator_addresses("enrol")
+    line(f"enrolment {enrolment}: shoal-agent join --coordinator {enrolment}, shoal context login")
     line("operator  context `dev` is in use: try `shoal get nodes`")
     if others := stack.regions[1:]:
         line(f"others    {', '.join(others)}: as above with `--context {context_of(stack, others[0])}` ..")
@@ -170,8 +173,8 @@ def break_(data_dir: Path | None, name: str, verb: str) -> None:
     `cut`, `slow`, `fill`, `heat` and `unplug` last until `heal`; `shoal dev status` shows them. What you send to the
     machine's own ports still gets there: you sit at its console.
     """
-    hit = Control(data_dir).hurt(name, verb)
-    if verb == "heal" or verb in LASTING:
+    hit = Control(data_dir).break_member(name, verb)
+    if verb == "heal" or verb in UNTIL_HEALED:
         line(f"{verb} {name}: {VERBS[verb]}")
     else:
         line(f"{verb} {name}: " + (f"pids {', '.join(map(str, hit))}" if hit else "started again"))

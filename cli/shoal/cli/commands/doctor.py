@@ -1,10 +1,10 @@
-"""`shoal doctor`: checks by component, each failure with the line that fixes it."""
+"""`shoal doctor`: checks by component, each failure with the command that fixes it."""
 
 from collections.abc import Iterator, Mapping
 
 import click
 
-from shoal.cli.options import connected, connection, output
+from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line, table
 from shoal.types.codes import Code
@@ -20,7 +20,7 @@ def doctor(component: str, context: str, region: str, output: str) -> None:
     """Check the region: the invariants on its live state, its store, identity, nodes, the federation that it is in.
 
     Status 1 when a check fails."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         checks = [
             check
             for check in (*coordinators(api.coordinators()), *api.doctor().checks)
@@ -43,8 +43,8 @@ def doctor(component: str, context: str, region: str, output: str) -> None:
 
 
 def coordinators(answers: Mapping[str, operator_pb2.WhoAmIReply | None]) -> Iterator[Check]:
-    """Who leads, where a region has several, who could take over, and whether they are of one version. answers: by
-    address, as `Region.coordinators`."""
+    """Check which coordinator leads, which could take over, and whether all run one version. answers: by address, as
+    `RegionClient.coordinators` returns them."""
     if len(answers) == 1:
         return
     for address, answer in answers.items():

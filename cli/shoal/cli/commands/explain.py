@@ -2,7 +2,7 @@
 
 import click
 
-from shoal.cli.options import connected, connection, output, tenant
+from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit
 from shoal.cli.render.plan import show_explanation
@@ -16,7 +16,7 @@ from shoal.cli.render.resources import rows_of, show
 @output
 def explain(workload: str, tenant: str, context: str, region: str, output: str) -> None:
     """Every candidate with its score terms, the first constraint that excluded it, and the nearest change that fits."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         reply = api.explain(tenant, workload)
         agreement = reply.plan.agreement
         agreements = rows_of(api, "agreements", agreement, "") if agreement and output not in ("json", "yaml") else ()

@@ -1,4 +1,4 @@
-"""`shoal federation`: regions that trade placements."""
+"""`shoal federation`: regions that negotiate placements."""
 
 import math
 import time
@@ -6,21 +6,23 @@ from collections.abc import Sequence
 
 import click
 
-from shoal.cli.options import connected, connection, output
+from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line, table
 from shoal.cli.render.resources import reason, rows_of, show, when
-from shoal.client import Region
+from shoal.client import RegionClient
 from shoal.types.codes import Code, refuse
 from shoal.types.units import DURATION, parse_quantity, show_bytes, show_seconds
 from shoal.v1 import federation_pb2, operator_pb2
 
-BIDS = ("offered", "countered", "declined", "awarded", "granted", "released", "expired")
-"""What is told of a bid, until it is an agreement or gone."""
+BID_ENTRIES = ("offered", "countered", "declined", "awarded", "granted", "released", "expired")
+"""Ledger entries of a bid until it becomes an agreement or is gone."""
 
 
-LOOK_S = 0.5
-ASKED = tuple(each.upper() for each in ("solicited", "bid", "countered", "declined", "no_bid", "awarded", "granted"))
+POLL_S = 0.5
+SOLICITATION_CODES = tuple(
+    each.upper() for each in ("solicited", "bid", "countered", "declined", "no_bid", "awarded", "granted")
+)
 
 
 @click.group()
@@ -45,7 +47,7 @@ def join(address: str, token: str, context: str, region: str, output: str) -> No
     those of the other members are trusted from then on, for what peers may ask and for nothing else. Whom it works for
     its Region document says (`spec.trade`), and what may run elsewhere each policy (`spec.federation`).
     """
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         joined = api.join_federation(address, token)
     if output in ("json", "yaml"):
         emit(as_data(joined), output)
@@ -66,14 +68,14 @@ def leave(forget: bool, at_once: bool, within: str, context: str, region: str) -
     is over where home has no place; what it runs for others is given notice of. Until then no other agreement begins.
     """
     patience_s = parse_quantity(within, DURATION)
-    with connected(context, region) as api:
-        left = 0 if at_once or forget else _drained(api, patience_s)
+    with connect(context, region) as api:
+        left = 0 if at_once or forget else _drain_agreements(api, patience_s)
         api.leave_federation(forget=forget)
     line("left" + (f"; {left} agreements were broken off" if left else ""))
 
 
-def _drained(api: Region, patience_s: float) -> int:
-    """Agreements that are left when the time is over; a line for each change."""
+def _drain_agreements(api: RegionClient, patience_s: float) -> int:
+    """Agreements that are left when the time is over; prints a line for each change."""
     end = time.monotonic() + patience_s  # noqa: TID251 - a command's own clock
     shown = 0
     while (left := api.drain_federation()) > 0:
@@ -82,7 +84,7 @@ def _drained(api: Region, patience_s: float) -> int:
         shown = left
         if time.monotonic() >= end:  # noqa: TID251
             return left
-        time.sleep(LOOK_S)  # noqa: TID251
+        time.sleep(POLL_S)  # noqa: TID251
     return 0
 
 
@@ -91,7 +93,7 @@ def _drained(api: Region, patience_s: float) -> int:
 @output
 def regions(context: str, region: str, output: str) -> None:
     """Who is in the federation, at what distance, and what they have free."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         found = api.federation()
     if found is None:
         raise refuse(
@@ -122,9 +124,9 @@ def bids(trade: str, context: str, region: str, output: str) -> None:
 
     What this region asked of others stands in its event log, with the terms of each answer in each round; TRADE (the
     first rounds' name, or a workload's) shows one. What it bid for others stands in its ledger."""
-    with connected(context, region) as api:
-        entries = [entry for entry in api.get("ledger").ledger if entry.what in BIDS]
-        asked = [event for event in api.events() if event.code in ASKED]
+    with connect(context, region) as api:
+        entries = [entry for entry in api.get("ledger").ledger if entry.what in BID_ENTRIES]
+        asked = [event for event in api.events() if event.code in SOLICITATION_CODES]
     if trade:
         asked = [each for each in asked if trade in (each.subject, each.workload.name)]
         entries = [each for each in entries if trade in (each.agreement, each.workload.rpartition("/")[2])]
@@ -145,7 +147,7 @@ def bids(trade: str, context: str, region: str, output: str) -> None:
 @output
 def agreements(name: str, context: str, region: str, output: str) -> None:
     """What this region has run elsewhere, and runs for others."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         found = rows_of(api, "agreements", name, "")
     if output in ("json", "yaml"):
         emit([as_data(message) for message in found], output)
@@ -161,7 +163,7 @@ def ledger(name: str, context: str, region: str, output: str) -> None:
     """Every transition of every agreement, as this region wrote it down.
 
     At a federation: its copy of what the region AGREEMENT wrote down."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         entries = list(api.get("ledger", name).ledger)
     _show_entries(entries, output)
 

@@ -2,7 +2,7 @@
 
 import click
 
-from shoal.cli.options import ResourceKind, connected, connection, output
+from shoal.cli.options import ResourceKind, connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit
 from shoal.cli.render.resources import rows_of, show
@@ -16,7 +16,7 @@ from shoal.cli.render.resources import rows_of, show
 @output
 def get(kind: str, name: str, tenant: str, context: str, region: str, output: str) -> None:
     """List nodes, devices, models, workloads, placements, migrations and whatever else a region knows."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         messages = rows_of(api, kind, name, tenant)
     if output in ("json", "yaml"):
         emit([as_data(message) for message in messages], output)

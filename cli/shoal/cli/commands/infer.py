@@ -1,20 +1,23 @@
 """`shoal infer`: one request through the gateway."""
 
-import json
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import click
 import numpy as np
 
-from shoal.cli.options import chosen, connection, output, tenant
+from shoal.cli.arrays import Array, RequestInputs, read_inputs, save_outputs, to_json_value
+from shoal.cli.options import connection, output, select_context, tenant
 from shoal.cli.render.output import emit, note, table
-from shoal.client import Context, Inference, Region
-from shoal.client.inference import DTYPES
+from shoal.client import Context, InferenceClient, RegionClient
+from shoal.client.inference import BF16
 from shoal.types.codes import Code, refuse
 from shoal.types.trace import TraceParent
+
+_MAX_ID_DIGITS: Final = 19
+"""A number with at most this many digits fits the protocol's int64."""
 
 
 @click.command()
@@ -29,6 +32,9 @@ from shoal.types.trace import TraceParent
 @click.option("--save", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
 @click.option("--gateway", default="", metavar="HOST:PORT", help="REST address. [default: the region's]")
 @click.option("--trace", "traced", is_flag=True, help="Have its spans kept, for `shoal trace`; as an operator.")
+@click.option("--sequence", default="", metavar="ID", help="Of a workload with sessions: a step of this one.")
+@click.option("--start", is_flag=True, help="The first step of the sequence.")
+@click.option("--end", is_flag=True, help="Its last step.")
 @tenant
 @connection
 @output
@@ -38,60 +44,84 @@ def infer(
     save: Path | None,
     gateway: str,
     traced: bool,
+    sequence: str,
+    start: bool,
+    end: bool,
     tenant: str,
     context: str,
     region: str,
     output: str,
 ) -> None:
-    """Send one request for WORKLOAD through the gateway and show the answer."""
-    target = replace(chosen(context, region), tenant=tenant)
+    """Send one request for WORKLOAD through the gateway and show the answer.
+
+    Strings are read from arrays of numpy's str or bytes and saved as such; nothing is pickled. BF16 is read from uint16
+    (its bits), from bfloat16 of ml_dtypes, or from floats that it holds exactly, and saved as float32.
+    """
+    target = replace(select_context(context, region), tenant=tenant)
     parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8), sampled=True) if traced else None
-    with Inference(target, gateway or gateway_of(target)) as client:
-        inputs = _read(source, client, workload)
+    given = read_inputs(source)
+    parameters = dict(given.parameters)
+    if sequence:
+        parameters |= {"sequence_id": _parse_sequence_id(sequence), "sequence_start": start, "sequence_end": end}
+    elif start or end:
+        raise refuse(
+            Code.INVALID_ARGUMENT, "--start or --end alone", "the sequence that begins or ends", "--sequence ID"
+        )
+    with InferenceClient(target, gateway or gateway_of(target)) as client:
+        inputs, datatypes = _inputs(given, client, workload)
         if parent is not None:
             note(f"its spans: shoal trace {parent.trace}")
-        answer = client.infer(workload, inputs, traceparent=str(parent or ""))
+        answer = client.infer(
+            workload, inputs, traceparent=str(parent or ""), datatypes=datatypes, parameters=parameters
+        )
     if save is not None:
-        np.savez(save, allow_pickle=False, **answer.outputs)
+        save_outputs(save, answer.outputs)
     if output in ("json", "yaml"):
-        emit({name: value.tolist() for name, value in answer.outputs.items()}, output)
+        emit({name: to_json_value(value) for name, value in answer.outputs.items()}, output)
         return
     table(
         ["OUTPUT", "TYPE", "SHAPE", "VALUES"],
         [
-            [name, str(value.dtype), "x".join(map(str, value.shape)), np.array2string(value.ravel()[:6], precision=5)]
+            [name, _dtype_name(answer.datatypes.get(name, ""), value), "x".join(map(str, value.shape)), _preview(value)]
             for name, value in answer.outputs.items()
         ],
     )
 
 
+def _dtype_name(datatype: str, value: Array) -> str:
+    """numpy's name of the datatype, if it has one."""
+    return datatype if datatype in (BF16, "BYTES") else str(value.dtype)
+
+
+def _preview(value: Array) -> str:
+    first = value.ravel()[:6]
+    return str(to_json_value(first)) if first.dtype == np.object_ else np.array2string(first, precision=5)
+
+
 def gateway_of(context: Context) -> str:
-    """The context's gateway, else the first that the coordinator names."""
+    """The context's gateway, else the first that the coordinator lists."""
     if context.gateway_rest:
         return context.gateway_rest
-    with Region(context) as api:
+    with RegionClient(context) as api:
         found = api.who_am_i().gateways_rest
     if not found:
         raise refuse(Code.NOT_FOUND, "the region has no gateway that is ready", "one", "shoal-agent run --role gateway")
     return found[0]
 
 
-def _read(path: Path, client: Inference, workload: str) -> dict[str, Any]:
-    unreadable = refuse(Code.SOURCE_UNREACHABLE, f"{path}", "a readable .npz, .npy or .json", "correct the file")
-    try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return dict(arrays)
-        if path.suffix == ".npy":
-            return {client.metadata(workload)["inputs"][0]["name"]: np.load(path, allow_pickle=False)}
-        if path.suffix == ".json":
-            request = json.loads(path.read_text())
-            return {
-                tensor["name"]: np.array(tensor["data"], DTYPES.get(tensor["datatype"], object)).reshape(
-                    tensor["shape"]
-                )
-                for tensor in request["inputs"]
-            }
-    except (OSError, ValueError, KeyError, TypeError) as cause:
-        raise unreadable from cause
-    raise unreadable
+def _inputs(given: RequestInputs, client: InferenceClient, workload: str) -> tuple[dict[str, Array], dict[str, str]]:
+    """Arrays and datatypes by input. Asks for the model's metadata only if the file does not state everything."""
+    if given.datatypes:
+        return given.arrays, given.datatypes
+    declared = {each["name"]: str(each["datatype"]) for each in client.metadata(workload)["inputs"]}
+    if "" not in given.arrays or "" in declared:
+        return given.arrays, declared
+    if len(declared) != 1:
+        found = f"{workload} has {len(declared)} inputs: {', '.join(declared)!s:.200}"
+        raise refuse(Code.INVALID_ARGUMENT, found, "the one input that an .npy file is for", "write an .npz")
+    return {next(iter(declared)): given.arrays[""]}, declared
+
+
+def _parse_sequence_id(text: str) -> str | int:
+    """A sequence id: an int if the text is a number, since the protocol has both types."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < _MAX_ID_DIGITS else text

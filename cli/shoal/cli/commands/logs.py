@@ -1,10 +1,10 @@
-"""`shoal logs`: what a device says, without a way to the device."""
+"""`shoal logs`: a device's log, without access to the device."""
 
 import json
 
 import click
 
-from shoal.cli.options import connected, connection
+from shoal.cli.options import connect, connection
 from shoal.cli.render.output import line
 
 _HEAD = ("timestamp", "level", "process", "event")
@@ -23,16 +23,16 @@ def logs(node: str, follow: bool, tail: int, output: str, context: str, region: 
     They come over the node's own link, so it has to be connected. A node keeps 2 MiB for each process. Only operators
     may read them, and that they did is in the audit log.
     """
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         for text in api.logs(node, lines=tail, follow=follow):
             if output == "json":
                 print(text, flush=True)
             else:
-                line(_shown(text))
+                line(_format_line(text))
 
 
-def _shown(text: str) -> str:
-    """time, level, process, event, then what else it says; a line that is no event as it is."""
+def _format_line(text: str) -> str:
+    """time, level, process, event, then the other fields; a line that is not an event stays as it is."""
     try:
         said = json.loads(text)
         head = [str(said.pop(name, "")) for name in _HEAD]

@@ -1,22 +1,22 @@
-"""`shoal migrate`, `shoal drain`: live moves of replicas."""
+"""`shoal migrate`, `shoal drain`: live migration of replicas."""
 
 import time
 from collections.abc import Callable, Iterable
 
 import click
 
-from shoal.cli.options import connected, connection, output, tenant
+from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.data import as_data
-from shoal.cli.render.migrations import ended, refusal_of, show_migration, stage_line
+from shoal.cli.render.migrations import is_over, refusal_of, show_migration, stage_line
 from shoal.cli.render.output import emit, line, progress
 from shoal.cli.render.resources import reason
-from shoal.client import Region
+from shoal.client import RegionClient
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import operator_pb2
 
-LOOK_S = 0.1
-RELIEF_LOOKS = 600
-"""So often it is looked whether what stands by on a drained node has found its successor elsewhere."""
+POLL_S = 0.1
+REPLACEMENT_POLLS = 600
+"""How many times to check whether a standby on a drained node has been replaced elsewhere."""
 
 
 @click.command()
@@ -36,10 +36,10 @@ def migrate(
     REGION, or home from one, the whole workload moves, by an agreement with that region.
     """
     if bool(to) == bool(cancel):
-        raise refuse(Code.FIELD_MISSING, "neither or both of --to and --cancel", "one of them", "add --to NODE")
+        raise click.UsageError("Give one of --to and --cancel.")
     if replica and cancel:
-        raise refuse(Code.FIELD_INVALID, "--replica with --cancel", "the migration alone")
-    with connected(context, region) as api:
+        raise click.UsageError("--replica goes with --to.")
+    with connect(context, region) as api:
         begun = (
             api.cancel_migration(cancel, workload, tenant)
             if cancel
@@ -66,10 +66,10 @@ def migrate(
 @output
 def drain(node: str, watch: bool, context: str, region: str, output: str) -> None:
     """Empty NODE: nothing new comes to it, and each of its replicas moves to another node, live."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         reply = api.drain(node)
         moves = follow(api, reply.migrations, progress(output)) if watch else list(reply.migrations)
-        left = relieved(api, reply.unmoved) if watch else list(reply.unmoved)
+        left = wait_standbys_replaced(api, reply.unmoved) if watch else list(reply.unmoved)
     if output in ("json", "yaml"):
         outcome = operator_pb2.DrainReply(node=reply.node, migrations=moves, unmoved=left)
         emit(as_data(outcome), output)
@@ -86,41 +86,48 @@ def drain(node: str, watch: bool, context: str, region: str, output: str) -> Non
         raise refuse(Code.CONFLICT, f"{len(left)} replicas stay on {node}", "an empty node", "see above")
 
 
-def relieved(
-    api: Region, unmoved: Iterable[operator_pb2.UnmovedReplica]
+def wait_standbys_replaced(
+    api: RegionClient, unmoved: Iterable[operator_pb2.UnmovedReplica]
 ) -> list[operator_pb2.UnmovedReplica]:  # fmt: skip
-    """Of what did not move, that which stays once what only waits for its successor has gone, or had time enough to."""
+    """Replicas that stay on the node, after standbys that only wait for a replacement are gone or had time to go."""
     left = list(unmoved)
-    for _ in range(RELIEF_LOOKS):
+    for _ in range(REPLACEMENT_POLLS):
         if not any(each.reason.code == Code.WAITING_FOR_REPLACEMENT for each in left):
             break
-        there = {row.assignment.id for row in api.look("placements").placements}
+        there = {row.assignment.id for row in api.poll("placements").placements}
         left = [each for each in left if each.assignment in there]
-        time.sleep(LOOK_S)  # noqa: TID251
+        time.sleep(POLL_S)  # noqa: TID251
     return left
 
 
 def follow(
-    api: Region, begun: Iterable[operator_pb2.MigrationView], say: Callable[[str], None]
+    api: RegionClient, migrations: Iterable[operator_pb2.MigrationView], say: Callable[[str], None]
 ) -> list[operator_pb2.MigrationView]:  # fmt: skip
-    """Says each new stage once; returns when all are over. Raises ShoalError(MIGRATION_UNKNOWN): one is forgotten."""
-    known = {one.id: one for one in begun}
+    """Print each new stage once, and what it waits for; return when all migrations are over. Raises
+    ShoalError(MIGRATION_UNKNOWN) if one is forgotten."""
+    known = {one.id: one for one in migrations}
     said = dict.fromkeys(known, 0)
+    waits = dict.fromkeys(known, "")
     while True:
         for one in known.values():
             for stage in one.stages[said[one.id] :]:
                 say(f"{one.id}  {stage.stage.replace('_', ' ')}  {stage.note}".rstrip())
+                waits[one.id] = ""
             said[one.id] = len(one.stages)
-        if all(ended(one) for one in known.values()):
+            # Once for each code: what a wait found may be another figure at every look.
+            if one.reason.code and one.reason.code != waits[one.id] and not is_over(one):
+                waits[one.id] = one.reason.code
+                say(f"{one.id}  waits: {reason(one.reason)}")
+        if all(is_over(one) for one in known.values()):
             return list(known.values())
-        time.sleep(LOOK_S)  # noqa: TID251
-        for name in [one.id for one in known.values() if not ended(one)]:
-            known[name] = _listed(api, name)
+        time.sleep(POLL_S)  # noqa: TID251
+        for name in [one.id for one in known.values() if not is_over(one)]:
+            known[name] = _fetch_migration(api, name)
 
 
-def _listed(api: Region, name: str) -> operator_pb2.MigrationView:
+def _fetch_migration(api: RegionClient, name: str) -> operator_pb2.MigrationView:
     try:
-        found = api.look("migrations", name).migrations
+        found = api.poll("migrations", name).migrations
     except ShoalError as error:
         if error.code is not Code.NOT_FOUND:
             raise

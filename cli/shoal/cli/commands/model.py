@@ -1,4 +1,4 @@
-"""`shoal model`: what a model is; putting it into the region's store and out again."""
+"""`shoal model`: inspect models, and add them to the region's store or remove them."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import click
 
 from shoal.cli.commands.signing import key, sign, verify
 from shoal.cli.modelfiles import model_name, signature_of
-from shoal.cli.options import connected, connection, output
+from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line
 from shoal.cli.render.progress import bytes_progress
@@ -25,7 +25,7 @@ def model() -> None:
 @output
 def inspect(model: str, context: str, region: str, output: str) -> None:
     """What MODEL asks of a device: operators, FLOPs, weights, inputs. MODEL: a file, or a pushed name or digest."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         if Path(model).is_file():
             found = api.inspect(Path(model)).model
         else:
@@ -50,15 +50,27 @@ def inspect(model: str, context: str, region: str, output: str) -> None:
     type=click.Path(path_type=Path),
     help="An OpenSSF model signature. [default: FILE.sig if it is there]",
 )
+@click.option(
+    "--samples",
+    type=click.Path(path_type=Path),
+    help="An .npz of inputs (and answers) to warm replicas up with, where a workload brings none of its own.",
+)
 @connection
 @output
-def push(file: Path, name: str, signature: Path | None, context: str, region: str, output: str) -> None:
+def push(
+    file: Path, name: str, signature: Path | None, samples: Path | None, context: str, region: str, output: str
+) -> None:
     """Send FILE (.onnx) to the region: its signature is verified, it is inspected in a sandbox, then stored."""
+    if samples is not None and not samples.is_file():
+        raise refuse(Code.SOURCE_UNREACHABLE, f"no file {samples}", "an .npz file", "correct the path")
     if not file.is_file():
         raise refuse(Code.SOURCE_UNREACHABLE, f"no file {file}", "an .onnx file", "correct the path")
     signed = signature_of(file, signature)
-    with connected(context, region) as api, bytes_progress(f"push {file.name}", file.stat().st_size) as progress:
+    with connect(context, region) as api, bytes_progress(f"push {file.name}", file.stat().st_size) as progress:
         reply = api.push(file, name or model_name(file), progress, signature=signed)
+        if samples is not None:
+            with bytes_progress(f"push {samples.name}", samples.stat().st_size) as progress:
+                api.push_samples(samples, reply.model.digest, progress)
     if output in ("json", "yaml"):
         emit(as_data(reply), output)
     else:
@@ -71,7 +83,7 @@ def push(file: Path, name: str, signature: Path | None, context: str, region: st
 @output
 def ls(context: str, region: str, output: str) -> None:
     """The models of the region."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         messages = rows_of(api, "models", "", "")
     if output in ("json", "yaml"):
         emit([as_data(message) for message in messages], output)
@@ -85,7 +97,7 @@ def ls(context: str, region: str, output: str) -> None:
 def rm(name: str, context: str, region: str) -> None:
     """Remove a model by name or digest; refused IN_USE while a workload names it. Also samples, and a reference that
     a replica recorded, by digest."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         reply = api.remove_model(name)
     line(f"removed {name}" + ("" if reply.bytes_removed else "; other names keep its bytes"))
 
@@ -95,8 +107,9 @@ def rm(name: str, context: str, region: str) -> None:
 @click.option("--allow", type=click.IntRange(1), metavar="VERSION", help="Let this older signed version back.")
 @connection
 def clear(name: str, allow: int | None, context: str, region: str) -> None:
-    """Forget what is held against a model: that it is poisoned, or (--allow) that a newer signed version was seen."""
-    with connected(context, region) as api:
+    """Forget what is held against a model: that it is poisoned, that a runtime did not load it, or
+    (--allow) that a newer signed version was seen."""
+    with connect(context, region) as api:
         cleared = api.clear_model(name, allow or 0).cleared
     if allow is not None:
         line(f"{name} version {allow} may run again, until a newer one than the newest is pushed")

@@ -1,15 +1,15 @@
-"""`shoal node`: what an operator decides about a node's place in the region."""
+"""`shoal node`: an operator's decisions about a node's membership."""
 
 import click
 
-from shoal.cli.options import connected, connection, output
+from shoal.cli.options import LABEL, connect, connection, output
 from shoal.cli.render.data import as_data
-from shoal.cli.render.output import emit, line
+from shoal.cli.render.output import emit, line, table
 
 
 @click.group()
 def node() -> None:
-    """Revoke a node, settle twins, end a quarantine. Each act goes to the audit log."""
+    """Revoke or label a node, settle twins, end a quarantine. Each act goes to the audit log."""
 
 
 @node.command()
@@ -21,20 +21,57 @@ def node() -> None:
     default=None,
     help="Of the identity called NODE; operators, viewers and tenants are revoked so too. [default: the node's]",
 )
+@click.option(
+    "--keep-enrolled",
+    is_flag=True,
+    help="Identities that enrolled with tokens of NODE stay; they count as enrolled by you.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would end, and end nothing.")
+@click.option("--force", is_flag=True, help="Also where no operator is left.")
 @connection
 @output
-def revoke(name: str, reason: str, role: str | None, context: str, region: str, output: str) -> None:
-    """Refuse every certificate of NODE, at once and everywhere.
+def revoke(
+    name: str,
+    reason: str,
+    role: str | None,
+    keep_enrolled: bool,
+    dry_run: bool,
+    force: bool,
+    context: str,
+    region: str,
+    output: str,
+) -> None:
+    """Refuse every certificate of NODE, and all that it made or that is bound to it, at once and everywhere.
 
-    Its session ends, routes drop it, its workloads move, and it stops serving when it hears of it. With a new token the
-    machine may join again: shoal token create --name NODE.
+    Its session ends, routes drop it, its workloads move, and it stops serving when it hears of it. Tokens that an
+    operator made end with it, bearer tokens included, and so do the identities that enrolled with them, and what those
+    made. A tenant's bearer tokens end with the tenant. With a new token the machine may join again: shoal token create
+    --name NODE.
     """
-    with connected(context, region) as api:
-        serials = api.revoke(name, role=role or "", reason=reason)
+    with connect(context, region) as api:
+        reply = api.revoke(
+            name, role=role or "", reason=reason, keep_enrolled=keep_enrolled, dry_run=dry_run, force=force
+        )
     if output in ("json", "yaml"):
-        emit({"name": name, "revoked": list(serials)}, output)
-    else:
-        line(f"{name} is revoked: {len(serials)} certificate{'s' if len(serials) != 1 else ''} refused from now on")
+        emit(
+            {
+                "name": name,
+                "dryRun": dry_run,
+                "revoked": list(reply.serials),
+                "ended": [as_data(each) for each in reply.ended],
+            },
+            output,
+        )
+        return
+    number = len(reply.serials)
+    certificates = f"{number} certificate{'s' if number != 1 else ''}"
+    line(
+        f"{name} would be revoked: {certificates}"
+        if dry_run
+        else f"{name} is revoked: {certificates} refused from now on"
+    )
+    if len(reply.ended) > 1:
+        table(["ENDS", "NAME", "ABOUT", "BECAUSE OF"], [[e.kind, e.name, e.about, e.because] for e in reply.ended])
 
 
 @node.command()
@@ -54,8 +91,8 @@ def settle(name: str, keep: str, context: str, region: str, output: str) -> None
     Stop the other one first: as long as it calls, the node is marked again. Where a state directory was stolen, use
     --keep none: whoever has it has the key.
     """
-    with connected(context, region) as api:
-        view = api.settle(name, keep=keep)
+    with connect(context, region) as api:
+        view = api.resolve_duplicate(name, keep=keep)
     if output in ("json", "yaml"):
         emit(as_data(view), output)
     else:
@@ -68,9 +105,32 @@ def settle(name: str, keep: str, context: str, region: str, output: str) -> None
 @output
 def release(name: str, context: str, region: str, output: str) -> None:
     """End the quarantine of NODE; what it reports next is judged anew."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         view = api.release(name)
     if output in ("json", "yaml"):
         emit(as_data(view), output)
     else:
         line(f"{name} is released")
+
+
+@node.command()
+@click.argument("name", metavar="NODE")
+@click.argument("labels", metavar="NAME=VALUE|NAME- ..", nargs=-1, required=True)
+@connection
+@output
+def label(name: str, labels: tuple[str, ...], context: str, region: str, output: str) -> None:
+    """Set labels of NODE that count for policies (site=shop), or remove them (site-).
+
+    What a device declares of itself counts as self.NAME only, unless its join token allows it. `price` is what an hour
+    of the node costs; `entry` lists the tenants whose clients may call it (* for all).
+    """
+    removed = [each[:-1] for each in labels if each.endswith("-") and "=" not in each]
+    given = dict(LABEL.convert(each, None, None) for each in labels if each[:-1] not in removed or "=" in each)
+    with connect(context, region) as api:
+        view = api.label(name, given, removed)
+    if output in ("json", "yaml"):
+        emit(as_data(view), output)
+    else:
+        line(
+            f"{name}: " + (" ".join(f"{key}={value}" for key, value in sorted(view.node.labels.items())) or "no labels")
+        )

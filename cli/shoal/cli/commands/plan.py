@@ -3,7 +3,7 @@
 import click
 
 from shoal.cli.documents import push_sources, read
-from shoal.cli.options import connected, connection, output
+from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit
 from shoal.cli.render.plan import problems_of, show_plan, show_problems
@@ -28,7 +28,7 @@ def plan(files: tuple[str, ...], context: str, region: str, output: str) -> None
     if bundle.problems:
         show_problems(problems_of(bundle.problems), stderr=True)
         raise click.exceptions.Exit(255)
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         reply = api.plan(bundle.documents, push_sources(api, bundle))
     if output in ("json", "yaml"):
         emit(as_data(reply), output)

@@ -1,8 +1,8 @@
-"""`shoal region`: what an operator says of the region as a whole."""
+"""`shoal region`: settings of the region as a whole."""
 
 import click
 
-from shoal.cli.options import connected, connection, output
+from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line
 from shoal.cli.render.resources import signal_text
@@ -32,7 +32,7 @@ def set_signal(signal: str, value: str, clear: bool, context: str, region: str, 
             "either of the two",
             f'shoal region set {signal} "{"0.55 USD/h" if signal == "price" else "410 gCO2/kWh"}", or with --clear',
         )
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         view = api.set_signal(signal, value)
     if output in ("json", "yaml"):
         emit(as_data(view), output)

@@ -1,9 +1,9 @@
-"""`shoal history`, `shoal rollback`: what a workload was, and how it comes back to that."""
+"""`shoal history`, `shoal rollback`: a workload's revisions, and the return to one."""
 
 import click
 
-from shoal.cli.commands.apply import finish
-from shoal.cli.options import connected, connection, output, tenant
+from shoal.cli.commands.apply import report_apply
+from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line, table
 from shoal.cli.render.plan import show_plan
@@ -18,7 +18,7 @@ from shoal.v1 import operator_pb2
 @output
 def history(workload: str, tenant: str, context: str, region: str, output: str) -> None:
     """Who changed WORKLOAD, or a policy of it, when, and what; -o wide: each field."""
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         revisions = api.history(tenant, workload)
     if output in ("json", "yaml"):
         emit([as_data(revision) for revision in revisions], output)
@@ -27,7 +27,7 @@ def history(workload: str, tenant: str, context: str, region: str, output: str) 
         ["", "KIND", "NAME", "REVISION", "APPLIED", "BY", "WHAT"],
         [
             ["now" if one.current else "", one.kind, one.name, str(one.revision), when(one.applied_at), one.applied_by,
-             _what(one)]
+             _describe_revision(one)]
             for one in revisions
         ],
     )  # fmt: skip
@@ -35,7 +35,7 @@ def history(workload: str, tenant: str, context: str, region: str, output: str) 
         for one in revisions:
             line(f"{one.kind} {one.name} revision {one.revision}", "bold")
             for text in one.changes or (one.document,):
-                line(f"    {text}", {"+": "green", "-": "red"}.get(text[:1], ""))
+                line(f"    {text}", {"+": "green", "-": "red", "~": "yellow"}.get(text[:1], ""))
 
 
 @click.command()
@@ -56,9 +56,10 @@ def rollback(
 
     Its policy stays as it is. With --dry-run the exit status is 0 nothing to do, 1 changes, 255 error.
     """
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         if not dry_run:
-            finish(api, api.rollback(tenant, workload, to or 0, plan_hash), plan_hash, wait, timeout_s, output)
+            reply = api.rollback(tenant, workload, to or 0, plan_hash)
+            report_apply(api, reply, plan_hash, [(tenant, workload)], wait, timeout_s, output)
             return
         plan = api.plan_rollback(tenant, workload, to or 0)
     if output in ("json", "yaml"):
@@ -68,7 +69,7 @@ def rollback(
     raise click.exceptions.Exit(255 if plan.problems else 1 if plan.changes else 0)
 
 
-def _what(one: operator_pb2.RevisionView) -> str:
+def _describe_revision(one: operator_pb2.RevisionView) -> str:
     said = [f"as revision {one.repeats}"] if one.repeats else []
     said += ["no way back: bytes of " + ", ".join(one.gone) + " were removed"] if one.gone else []
     names = dict.fromkeys(text[2:].partition(": ")[0] for text in one.changes)

@@ -10,18 +10,18 @@ import click
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from shoal.cli.modelfiles import files_of, model_name, signature_beside
+from shoal.artifacts import signature_bundle as bundles
+from shoal.cli.modelfiles import default_signature_path, files_of, model_name
 from shoal.cli.options import output
 from shoal.cli.render.output import emit, line
 from shoal.cli.render.resources import when
+from shoal.host.private_files import write_private
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.signature import PublisherKey, parse_key
 from shoal.types.units import Wall
-from shoal.wire import bundle as bundles
-from shoal.wire.private import write_private
 
 DIRECTORY_BYTES: Final = 16 * 2**20
-"""Of a bundle over a directory of many files, which is only read here."""
+"""Largest bundle over a directory of many files; such a bundle is only read here."""
 
 
 @click.command()
@@ -29,7 +29,7 @@ DIRECTORY_BYTES: Final = 16 * 2**20
 @click.option("--key", "key_file", type=click.Path(path_type=Path), required=True, help="Your private key (PEM).")
 @click.option("--name", default="", help="What counts as the same model. [default: the file's, without .onnx]")
 @click.option(
-    "--version", type=click.IntRange(1, bundles.VERSION_MOST), help="A region takes no older version after this one."
+    "--version", type=click.IntRange(1, bundles.MAX_VERSION), help="A region takes no older version after this one."
 )
 @click.option("--expires", type=click.DateTime(["%Y-%m-%d"]), help="The last day (UTC) on which it counts.")
 @click.option("--ignore", multiple=True, metavar="PATH", help="Leave this out of a directory; repeatable.")
@@ -44,7 +44,7 @@ def sign(
     signature: Path | None,
 ) -> None:
     """Sign a model's file (or directory) in the OpenSSF format. A passphrase comes as SHOAL_KEY_PASSPHRASE."""
-    target = signature or signature_beside(path)
+    target = signature or default_signature_path(path)
     key = bundles.load_signing_key(_read(key_file, "a private key"), _passphrase())
     files = files_of(path, ignore, target)
     bundle = bundles.sign(
@@ -74,7 +74,7 @@ def verify(
     path: Path, key_files: tuple[Path, ...], signature: Path | None, ignore_unsigned_files: bool, output: str
 ) -> None:
     """Verify a model's file or directory against its signature, here and now."""
-    source = signature or signature_beside(path)
+    source = signature or default_signature_path(path)
     keys = [PublisherKey(file.stem, parse_key(_text(file))) for file in key_files]
     key, signed = bundles.verify(_read(source, "a signature"), keys, most=DIRECTORY_BYTES)
     present = {file.name: file.sha256 for file in files_of(path, signed.ignored, source)}

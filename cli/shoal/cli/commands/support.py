@@ -1,4 +1,4 @@
-"""`shoal support-bundle`: what somebody else needs to see what is wrong, without a secret."""
+"""`shoal support-bundle`: what somebody else needs for a diagnosis, without secrets."""
 
 import io
 import json
@@ -13,16 +13,16 @@ from typing import Final
 
 import click
 
-from shoal.cli.options import SINGULAR, connected, connection
-from shoal.cli.redact import redacted, redacted_flags
+from shoal.cli.options import SINGULAR, connect, connection
+from shoal.cli.redact import redact, redact_flags
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import line, note
 from shoal.cli.render.resources import rows_of
-from shoal.client import Region
+from shoal.client import RegionClient
 from shoal.types.codes import Code, ShoalError, refuse
 
 KINDS: Final = tuple(kind for kind in SINGULAR if kind not in ("tenants", "policies"))
-"""Documents are people's own words: only with --documents."""
+"""Documents are left out because they hold the users' own text: only with --documents."""
 LINES: Final = 1000
 
 
@@ -37,60 +37,60 @@ def support_bundle(file: Path, documents: bool, context: str, region: str) -> No
     What looks like a secret, or is called like one, is replaced by REDACTED: private keys, tokens, passwords, also in
     URLs. It holds names of nodes and workloads, and addresses: look at it before you send it.
     """
-    with connected(context, region) as api:
-        parts = dict(_parts(api, documents=documents))
+    with connect(context, region) as api:
+        parts = dict(_bundle_files(api, documents=documents))
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as cause:
         raise refuse(Code.CONFLICT, f"{file}: {cause.strerror}", "a new file", "choose another name") from cause
     with os.fdopen(descriptor, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as bundle:
         for name, text in parts.items():
-            content = redacted(text).encode()
+            content = redact(text).encode()
             info = tarfile.TarInfo(f"shoal-support/{name}")
             info.size, info.mode, info.mtime = len(content), 0o600, int(time.time())  # noqa: TID251 - a person's file
             bundle.addfile(info, io.BytesIO(content))
     line(f"{file}: {len(parts)} files, {file.stat().st_size} bytes")
 
 
-def _parts(api: Region, *, documents: bool) -> Iterator[tuple[str, str]]:
-    """Names and texts. What cannot be had says why, in its place: a bundle is made when things are broken."""
+def _bundle_files(api: RegionClient, *, documents: bool) -> Iterator[tuple[str, str]]:
+    """File names and texts. If something cannot be read, its file says why: bundles are made when things are broken."""
     nodes: list[str] = []
     diagnosed = cache(api.diagnostics)
 
-    def own() -> str:
+    def coordinator_info() -> str:
         found = diagnosed()
-        said = {"shoal": version("shoal"), "versions": dict(found.versions), "flags": redacted_flags(found.config)}
+        said = {"shoal": version("shoal"), "versions": dict(found.versions), "flags": redact_flags(found.config)}
         return json.dumps(said, indent=1, sort_keys=True)
 
     def listing(kind: str) -> Callable[[], str]:
-        def listed() -> str:
+        def read_listing() -> str:
             messages = rows_of(api, kind, "", "")
             if kind == "nodes":
                 nodes.extend(each.node.name for each in messages if each.liveness == "ready")  # type: ignore[attr-defined]
             return json.dumps([as_data(each) for each in messages], indent=1)
 
-        return listed
+        return read_listing
 
     kinds = (*KINDS, "tenants", "policies") if documents else KINDS
     wanted: dict[str, Callable[[], str]] = {
-        "coordinator.json": own,
+        "coordinator.json": coordinator_info,
         "doctor.json": lambda: json.dumps([as_data(check) for check in api.doctor().checks], indent=1),
         "metrics.txt": lambda: diagnosed().metrics,
-        "logs/coordinator.log": lambda: _lines(api, ""),
+        "logs/coordinator.log": lambda: _log_text(api, ""),
         **{f"get/{kind}.json": listing(kind) for kind in kinds},
     }
     for name, part in wanted.items():
-        yield name, _had(name, part)
+        yield name, _text_or_refusal(name, part)
     for node in nodes:
         name = f"logs/node-{node}.log"
-        yield name, _had(name, lambda node=node: _lines(api, node))  # type: ignore[misc]
+        yield name, _text_or_refusal(name, lambda node=node: _log_text(api, node))  # type: ignore[misc]
 
 
-def _lines(api: Region, node: str) -> str:
+def _log_text(api: RegionClient, node: str) -> str:
     return "".join(f"{text}\n" for text in api.logs(node, lines=LINES))
 
 
-def _had(name: str, part: Callable[[], str]) -> str:
+def _text_or_refusal(name: str, part: Callable[[], str]) -> str:
     note(name)
     try:
         return part()

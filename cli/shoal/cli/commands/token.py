@@ -2,7 +2,7 @@
 
 import click
 
-from shoal.cli.options import connected, connection, output
+from shoal.cli.options import LABEL, connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, note
 from shoal.types.units import DURATION, parse_quantity
@@ -24,12 +24,36 @@ def token() -> None:
     "--name", default="", help="Bind it to this node, operator, tenant or region. [default: open, but for tenants]"
 )
 @click.option("--valid", default="1h", show_default=True, help="How long it may be used.")
+@click.option(
+    "--label",
+    "labels",
+    type=LABEL,
+    multiple=True,
+    help="Of the node that joins with it, so that it counts for policies; repeatable. `price` is its price, `entry` "
+    "lists the tenants whose clients may call it (* for all).",
+)
+@click.option(
+    "--allow-labels",
+    multiple=True,
+    metavar="PATTERN",
+    help="Names of labels that the node may declare itself (`site`, `rack-*`), so that they count; repeatable. Without "
+    "it they count as self.NAME only.",
+)
 @connection
 @output
-def create(role: str, name: str, valid: str, context: str, region: str, output: str) -> None:
+def create(
+    role: str,
+    name: str,
+    valid: str,
+    labels: tuple[tuple[str, str], ...],
+    allow_labels: tuple[str, ...],
+    context: str,
+    region: str,
+    output: str,
+) -> None:
     """Make a token; it is shown once, alone on standard output, and kept as a hash only."""
-    with connected(context, region) as api:
-        reply = api.create_token(role, name, parse_quantity(valid, DURATION))
+    with connect(context, region) as api:
+        reply = api.create_token(role, name, parse_quantity(valid, DURATION), dict(labels), allow_labels)
     if output in ("json", "yaml"):
         emit(as_data(reply), output)
     else:

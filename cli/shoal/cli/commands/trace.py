@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import click
 
-from shoal.cli.options import connected, connection, output
+from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, note
 from shoal.cli.render.waterfall import show_trace
@@ -14,8 +14,8 @@ from shoal.types.trace import Span
 from shoal.v1 import nouns_pb2, operator_pb2
 from shoal.wire.nouns import from_wire
 
-_REGIONS = ("shoal.to.region", "shoal.from.region")
-"""Attributes that name where the trace goes on."""
+_REGION_ATTRIBUTES = ("shoal.to.region", "shoal.from.region")
+"""Span attributes that name the region where the trace continues."""
 
 
 @click.command()
@@ -30,13 +30,13 @@ def trace(name: str, context: str, region: str, output: str) -> None:
     negotiations are told from what is stored of them. Where a trace goes on in another region, that one is asked too if
     there is a context for it. Times are each machine's own.
     """
-    with connected(context, region) as api:
+    with connect(context, region) as api:
         first, asked = api.trace(name), {api.context.region}
     found, silent = list(first.spans), list(first.silent)
-    while others := sorted(_named(found) - asked):
+    while others := sorted(_linked_regions(found) - asked):
         asked.update(others)
         for other in others:
-            reply = _elsewhere(other, first.trace)
+            reply = _trace_in(other, first.trace)
             found += reply.spans
             silent += reply.silent
     if silent:
@@ -52,18 +52,18 @@ def trace(name: str, context: str, region: str, output: str) -> None:
         show_trace([from_wire(Span, each) for each in found], wide=output == "wide")
 
 
-def _named(spans: Iterable[nouns_pb2.Span]) -> set[str]:
-    return {region for span in spans for key in _REGIONS if (region := span.attributes.get(key, ""))}
+def _linked_regions(spans: Iterable[nouns_pb2.Span]) -> set[str]:
+    return {region for span in spans for key in _REGION_ATTRIBUTES if (region := span.attributes.get(key, ""))}
 
 
-def _elsewhere(region: str, trace_id: str) -> operator_pb2.TraceReply:
-    """What another region knows of it; nothing, and why, where it does not say."""
+def _trace_in(region: str, trace_id: str) -> operator_pb2.TraceReply:
+    """Another region's spans of the trace; none, with the reason, if it does not answer."""
     known = [each.name for each in Contexts().all() if each.region == region]
     if not known:
         note(f"it goes on in {region}, of which there is no context: what was there is not among these")
         return operator_pb2.TraceReply()
     try:
-        with connected(known[0], region) as api:
+        with connect(known[0], region) as api:
             return api.trace(trace_id)
     except ShoalError as error:
         note(f"{region}: {error}")

@@ -1,4 +1,4 @@
-"""`shoal upgrade`: another version of the agents, or of the coordinators, in waves; see `shoal.cli.rollout`."""
+"""`shoal upgrade`: a new version of agents or coordinators, in waves; see `shoal.cli.rollout`."""
 
 import json
 import math
@@ -15,29 +15,44 @@ from typing import Any, Final
 import click
 
 from shoal.cli import rollout
-from shoal.cli.options import connected, connection
+from shoal.cli.options import connect, connection
 from shoal.cli.render.output import emit, line, progress
 from shoal.cli.render.resources import reason
-from shoal.cli.rollout import Admit, Asked, Drain, Hook, Install, Leaving, Over, Part, Seen, Service, Watch
-from shoal.client import Contexts, Region, insisting
+from shoal.cli.rollout import (
+    AdmitNodes,
+    DrainNodes,
+    DrainProgress,
+    FinishedStage,
+    InstallHook,
+    InstallVersion,
+    RolloutObservation,
+    RolloutOptions,
+    RolloutPart,
+    ServiceCounts,
+    WatchStage,
+)
+from shoal.client import Contexts, RegionClient, retry_while
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code, ShoalError
 from shoal.v1 import nouns_pb2, operator_pb2
 
-LOOK_S: Final = 0.5
-HOOKS_MOST: Final = 256
-"""Of a wave, at once: none waits for another's, all are late by the same clock."""
-DRAIN_AGAIN_S: Final = 3.0
-"""Between drains of a node of which something is left and nothing moves."""
-_NOBODY: Final = frozenset({Code.COORDINATOR_UNREACHABLE, Code.NOT_LEADER, Code.CANCELLED, Code.DEADLINE_EXCEEDED})
-"""How a call ends while the coordinator itself is being changed."""
-_FEDERATIONS: Final = frozenset({Code.KIND_UNKNOWN, Code.UNIMPLEMENTED})
-"""What a federation's service says, which has no nodes, of them."""
-_LOADED: Final = frozenset({Phase.READY, Phase.STAGED})
+POLL_S: Final = 0.5
+MAX_HOOKS: Final = 256
+"""Install commands of a wave that run at once: none waits for another, since one deadline holds for all."""
+REDRAIN_S: Final = 3.0
+"""Seconds between drains of a node that still has replicas, none of which moves."""
+_NO_LEADER_CODES: Final = frozenset(
+    {Code.COORDINATOR_UNREACHABLE, Code.NOT_LEADER, Code.CANCELLED, Code.DEADLINE_EXCEEDED}
+)
+"""How a call fails while the coordinator itself is being replaced."""
+_FEDERATION_CODES: Final = frozenset({Code.KIND_UNKNOWN, Code.UNIMPLEMENTED})
+"""How a federation's service, which has no nodes, refuses to list them."""
+_LOADED_PHASES: Final = frozenset({Phase.READY, Phase.STAGED})
 RECOUNT_S: Final = 3.0
-"""After a node's new session: until its counts are those of its front again."""
+"""Seconds after a node's new session until its counts are its front's again."""
 Key = tuple[str, str, str]
-"""Tenant, workload, and the node where requests enter; of another region's that region, whichever gateway they meet."""
+"""Tenant, workload, and the node where requests enter. Requests of another region count under that region, whichever
+gateway they use."""
 
 
 class Share(click.ParamType[float]):
@@ -102,100 +117,110 @@ def upgrade(
     on where it was. Coordinators go one at a time, the one that leads last; a federation's too, with a context of its
     operator.
     """
-    asked = Asked(version, wave if component == "agent" else 0.0, hold, within, max_errors, max_slower, in_place)
-    with connected(context, region) as api:
+    asked = RolloutOptions(
+        version, wave if component == "agent" else 0.0, hold, within, max_errors, max_slower, in_place
+    )
+    with connect(context, region) as api:
         kept = Contexts().folder / f"upgrade-{api.context.region}.json"
-        shell = _Shell(api, component, asked, command, kept, progress(output))
-        planned = rollout.waves(shell.look().parts, asked)
+        shell = _UpgradeDriver(api, component, asked, command, kept, progress(output))
+        planned = rollout.waves(shell.observe().parts, asked)
         for number, names in enumerate(planned, 1):
             shell.say(f"wave {number} of {len(planned)}: {', '.join(names)}")
-        over = Over() if dry_run else shell.run()
+        over = FinishedStage() if dry_run else shell.run()
     if over.refusal is not None:
         raise ShoalError(over.refusal)
     if output in ("json", "yaml"):
-        emit({"version": version, "waves": [list(names) for names in planned], "left": list(over.left)}, output)
+        emit({"version": version, "waves": [list(names) for names in planned], "left": list(over.skipped)}, output)
     elif not dry_run:
-        line(f"{component}s run {version}" + (f", but not {', '.join(over.left)}" if over.left else ""))
-    if over.left:
+        line(f"{component}s run {version}" + (f", but not {', '.join(over.skipped)}" if over.skipped else ""))
+    if over.skipped:
         raise click.exceptions.Exit(1)
 
 
-class _Shell:
-    """Looks, asks the core, and does what it says."""
+class _UpgradeDriver:
+    """Observes the region, steps the rollout, and performs its effects."""
 
     def __init__(
-        self, api: Region, component: str, asked: Asked, command: str, kept: Path, say: Callable[[str], None]
+        self,
+        api: RegionClient,
+        component: str,
+        asked: RolloutOptions,
+        command: str,
+        kept: Path,
+        say: Callable[[str], None],
     ) -> None:
-        """kept: names of the nodes that an upgrade from here has cordoned; nobody else's are admitted again."""
+        """kept: file with the nodes that an upgrade from this machine has cordoned; only those are admitted again."""
         self.say = say
         self._api = api
         self._component = component
-        self._asked = asked
+        self._options = asked
         self._command = shlex.split(command)
-        self._kept = kept
+        self._cordon_file = kept
         self._hooks: dict[str, Future[str]] = {}
-        self._cordoned = frozenset[str]()
-        """At the last look, by whomever."""
-        self._drained: dict[str, float] = {}
-        self._leaving: dict[str, Leaving] = {}
-        self._unmoved: dict[str, tuple[operator_pb2.UnmovedReplica, ...]] = {}
-        """By node, as its last drain said."""
-        self._tally = Tally()
-        self._pool = ThreadPoolExecutor(HOOKS_MOST, thread_name_prefix="install")
+        self._cordoned_nodes = frozenset[str]()
+        """Nodes cordoned by anybody at the last observation."""
+        self._drained_at: dict[str, float] = {}
+        self._drain_progress: dict[str, DrainProgress] = {}
+        self._unmoved_replicas: dict[str, tuple[operator_pb2.UnmovedReplica, ...]] = {}
+        """Node -> replicas that its last drain could not move."""
+        self._tally = RequestTally()
+        self._pool = ThreadPoolExecutor(MAX_HOOKS, thread_name_prefix="install")
 
-    def run(self) -> Over:
-        seen = self.look()
-        course, effects = rollout.begun(seen, self._asked, _now())
+    def run(self) -> FinishedStage:
+        seen = self.observe()
+        course, effects = rollout.begin(seen, self._options, _now())
         with self._pool:
             while True:
                 for effect in effects:
                     self._perform(effect)
-                if isinstance(course.stage, Over):
+                if isinstance(course.stage, FinishedStage):
                     return course.stage
-                time.sleep(LOOK_S)  # noqa: TID251 - a command's own pace
-                now = _now()  # one moment for both: a watch that is over is judged with doctor's checks
-                due = isinstance(course.stage, Watch) and now >= course.stage.until
-                seen = self.look(patient=True, examine=due)
+                time.sleep(POLL_S)  # noqa: TID251 - a command's own pace
+                now = _now()  # one time for both: a watch that ends needs doctor's checks
+                due = isinstance(course.stage, WatchStage) and now >= course.stage.until
+                seen = self.observe(tolerate_no_leader=True, run_doctor=due)
                 before = course.stage
-                course, effects = rollout.step(course, seen, self._asked, now)
-                if isinstance(course.stage, Watch) and course.stage is not before:
+                course, effects = rollout.step(course, seen, self._options, now)
+                if isinstance(course.stage, WatchStage) and course.stage is not before:
                     names = ", ".join(course.stage.wave)
-                    self.say(f"{names}: {self._asked.version}, watched for {self._asked.hold_s:g}s")
+                    self.say(f"{names}: {self._options.version}, watched for {self._options.hold_s:g}s")
 
     # looking
 
-    def look(self, *, patient: bool = False, examine: bool = False) -> Seen:
-        """patient: it is no error that nobody leads. examine: with doctor's checks. Raises ShoalError."""
-        hooks = {name: _hook(future) for name, future in self._hooks.items()}
-        nodes, wrong = tuple[Part, ...](), frozenset[str]()
-        service: Service | None = None
+    def observe(self, *, tolerate_no_leader: bool = False, run_doctor: bool = False) -> RolloutObservation:
+        """tolerate_no_leader: no error if none leads. run_doctor: include doctor's checks. Raises ShoalError."""
+        hooks = {name: _hook_state(future) for name, future in self._hooks.items()}
+        nodes, wrong = tuple[RolloutPart, ...](), frozenset[str]()
+        service: ServiceCounts | None = None
         try:
             nodes, service = self._nodes()
-            if examine:
+            if run_doctor:
                 wrong = frozenset(
                     f"{check.name}: {check.refusal.code} {check.refusal.found}"
                     for check in self._api.doctor().checks
                     if not check.ok
                 )
         except ShoalError as error:
-            if error.code in _FEDERATIONS and self._component == "coordinator":
-                service = Service()
-            elif error.code in _NOBODY and patient:
+            if error.code in _FEDERATION_CODES and self._component == "coordinator":
+                service = ServiceCounts()
+            elif error.code in _NO_LEADER_CODES and tolerate_no_leader:
                 service = None
             else:
                 raise
         ready = frozenset(part.name for part in nodes if part.ready)
         parts = nodes if self._component == "agent" else self._coordinators()
-        return Seen(parts, ready, service, wrong, dict(self._leaving), hooks)
+        return RolloutObservation(parts, ready, service, wrong, dict(self._drain_progress), hooks)
 
-    def _nodes(self) -> tuple[tuple[Part, ...], Service]:
-        workloads = self._api.get("workloads").workloads  # before the epochs, or late counts came with an early one
+    def _nodes(self) -> tuple[tuple[RolloutPart, ...], ServiceCounts]:
+        workloads = self._api.get(
+            "workloads"
+        ).workloads  # before the epochs, so that new counts never come with an old epoch
         placements = self._api.get("placements").placements
         here = [row.node for row in placements]
-        loading = [row.node for row in placements if row.observed.phase not in _LOADED]
+        loading = [row.node for row in placements if row.observed.phase not in _LOADED_PHASES]
         views = [view for view in self._api.get("nodes").nodes if not view.revoked]
         parts = tuple(
-            Part(
+            RolloutPart(
                 view.node.name,
                 view.node.agent_version,
                 view.liveness == "ready" and view.front_ready,
@@ -206,27 +231,27 @@ class _Shell:
             )
             for view in views
         )
-        self._cordoned = frozenset(view.node.name for view in views if view.cordoned)
-        self._follow({name for name in self._drained if name in here})
+        self._cordoned_nodes = frozenset(view.node.name for view in views if view.cordoned)
+        self._update_drains({name for name in self._drained_at if name in here})
         epochs = {view.node.name: view.epoch for view in views}
         return parts, self._tally.add(workloads, placements, epochs, _now())
 
-    def _follow(self, full: set[str]) -> None:
-        """Of drained nodes that are not empty: what moves, and, where nothing does, a drain again."""
+    def _update_drains(self, full: set[str]) -> None:
+        """Update what still moves on drained nodes that are not empty; drain a node again if nothing moves."""
         if not full:
             return
         live = [one for one in self._api.get("migrations").migrations if one.stage not in ("done", "aborted")]
         for name in full:
             moves = [one for one in live if one.source.node == name]
-            self._leaving[name] = leaving(moves, self._unmoved[name])
-            if not moves and _now() - self._drained[name] > DRAIN_AGAIN_S:
+            self._drain_progress[name] = drain_progress(moves, self._unmoved_replicas[name])
+            if not moves and _now() - self._drained_at[name] > REDRAIN_S:
                 self._drain(name)
 
-    def _coordinators(self) -> tuple[Part, ...]:
+    def _coordinators(self) -> tuple[RolloutPart, ...]:
         answers = self._api.coordinators()
         several = any(reply is not None and reply.follows for reply in answers.values())
         return tuple(
-            Part(
+            RolloutPart(
                 address,
                 reply.version if reply is not None else "",
                 reply is not None,
@@ -238,80 +263,81 @@ class _Shell:
 
     # doing
 
-    def _perform(self, effect: rollout.Effect) -> None:
+    def _perform(self, effect: rollout.RolloutEffect) -> None:
         match effect:
-            case Drain(names):
+            case DrainNodes(names):
                 for name in names:
                     self.say(f"{name}: drained")
-                    if name not in self._cordoned:
-                        self._keep({*self._ours(), name})
+                    if name not in self._cordoned_nodes:
+                        self._save_cordons({*self._own_cordons(), name})
                     self._drain(name)
-            case Install(names):
+            case InstallVersion(names):
                 for name in names:
-                    self._drained.pop(name, None)
+                    self._drained_at.pop(name, None)
                     self._install(name)
-            case Admit(names):
-                for name in sorted(self._ours() & set(names)):
-                    insisting(partial(self._api.cordon, name, cordoned=False), _NOBODY)
-                    self._keep(self._ours() - {name})
+            case AdmitNodes(names):
+                for name in sorted(self._own_cordons() & set(names)):
+                    retry_while(partial(self._api.cordon, name, cordoned=False), _NO_LEADER_CODES)
+                    self._save_cordons(self._own_cordons() - {name})
                 for name in names:
-                    self._drained.pop(name, None)
+                    self._drained_at.pop(name, None)
 
     def _drain(self, name: str) -> None:
-        reply = insisting(lambda: self._api.drain(name), _NOBODY)
-        self._unmoved[name] = tuple(reply.unmoved)
-        self._leaving[name] = leaving(reply.migrations, reply.unmoved)
-        self._drained[name] = _now()
+        reply = retry_while(lambda: self._api.drain(name), _NO_LEADER_CODES)
+        self._unmoved_replicas[name] = tuple(reply.unmoved)
+        self._drain_progress[name] = drain_progress(reply.migrations, reply.unmoved)
+        self._drained_at[name] = _now()
 
     def _install(self, name: str) -> None:
         if not self._command:
-            self.say(f"{name}: install {self._asked.version} there now")
+            self.say(f"{name}: install {self._options.version} there now")
             self._hooks[name] = Future()
             self._hooks[name].set_result("")
             return
-        filled = [each.replace("{node}", name).replace("{version}", self._asked.version) for each in self._command]
+        filled = [each.replace("{node}", name).replace("{version}", self._options.version) for each in self._command]
         self.say(f"{name}: {shlex.join(filled)}")
-        self._hooks[name] = self._pool.submit(_executed, filled, self._asked.within_s)
+        self._hooks[name] = self._pool.submit(_run_install, filled, self._options.within_s)
 
-    def _ours(self) -> set[str]:
+    def _own_cordons(self) -> set[str]:
         with suppress(FileNotFoundError, ValueError):
-            return set(json.loads(self._kept.read_text())["cordoned"])
+            return set(json.loads(self._cordon_file.read_text())["cordoned"])
         return set()
 
-    def _keep(self, names: Iterable[str]) -> None:
+    def _save_cordons(self, names: Iterable[str]) -> None:
         if kept := sorted(names):
-            self._kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._kept.write_text(json.dumps({"cordoned": kept}))
+            self._cordon_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._cordon_file.write_text(json.dumps({"cordoned": kept}))
         else:
-            self._kept.unlink(missing_ok=True)
+            self._cordon_file.unlink(missing_ok=True)
 
 
-def leaving(
+def drain_progress(
     moves: Sequence[operator_pb2.MigrationView], unmoved: Iterable[operator_pb2.UnmovedReplica]
-) -> Leaving:  # fmt: skip
-    """Of one node. moves: that are not over; one that is planned and has no place, nor waits for its turn, is none yet.
-    unmoved: what its drain could begin no move of."""
-    placeless = [one for one in moves if one.stage == "planned" and not _passes(one.reason)]
+) -> DrainProgress:  # fmt: skip
+    """The progress of one node. moves: migrations that are not over; one that is planned, without a target and not
+    queued, does not count yet. unmoved: replicas for which the drain could start no migration."""
+    placeless = [one for one in moves if one.stage == "planned" and not _is_transient(one.reason)]
     stays = (
         *((one.source.assignment, one.reason) for one in placeless),
-        *((each.assignment, each.reason) for each in unmoved if not _passes(each.reason)),
+        *((each.assignment, each.reason) for each in unmoved if not _is_transient(each.reason)),
     )
-    return Leaving(len(moves) - len(placeless), tuple(f"{name} stays: {reason(why)}" for name, why in stays))
+    return DrainProgress(len(moves) - len(placeless), tuple(f"{name} stays: {reason(why)}" for name, why in stays))
 
 
-def _passes(why: nouns_pb2.Refusal) -> bool:
-    """It waits for what comes by itself."""
+def _is_transient(why: nouns_pb2.Refusal) -> bool:
+    """Whether the wait ends by itself."""
     return why.code.startswith("WAITING_FOR_")
 
 
-class Tally:
-    """Adds up what fronts count: one that starts counts anew, and a node that calls again tells late what it has."""
+class RequestTally:
+    """Adds up the fronts' counters. A restarted front counts from zero, and a reconnecting node reports its counts
+    late."""
 
     def __init__(self) -> None:
         self._last: dict[Key, tuple[int, int]] = {}
         self._epochs: Mapping[str, int] = {}
-        self._again_at: dict[str, float] = {}
-        """By node: in a large fleet some node always calls again, and the others count meanwhile."""
+        self._counted_from: dict[str, float] = {}
+        """Per node, because in a large fleet some node always reconnects, and the others count meanwhile."""
         self._requests = self._failed = 0
 
     def add(
@@ -320,7 +346,7 @@ class Tally:
         placements: Iterable[operator_pb2.PlacementView],
         epochs: Mapping[str, int],
         now: float,
-    ) -> Service:
+    ) -> ServiceCounts:
         """epochs: of the nodes' sessions, by node."""
         counts: dict[Key, tuple[int, int]] = {}
         for view in workloads:
@@ -328,20 +354,20 @@ class Tally:
                 key = (view.workload.tenant, view.workload.name, each.origin)
                 counts[key] = (each.requests, each.refused + each.lost)
         anew = (node for node, epoch in epochs.items() if self._epochs.get(node) != epoch)
-        self._again_at.update((node, now + RECOUNT_S) for node in anew)
+        self._counted_from.update((node, now + RECOUNT_S) for node in anew)
         self._epochs = epochs
-        all_at = max(self._again_at.values(), default=math.inf)
+        all_at = max(self._counted_from.values(), default=math.inf)
         for key, (requests, failed) in counts.items():
-            if now >= self._again_at.get(key[-1], all_at):
+            if now >= self._counted_from.get(key[-1], all_at):
                 before = self._last.get(key, (0, 0))
                 self._requests += max(0, requests - before[0])
                 self._failed += max(0, failed - before[1])
         self._last = counts
-        return Service(self._requests, self._failed, _slowest(placements))
+        return ServiceCounts(self._requests, self._failed, _slowest(placements))
 
 
 def _slowest(placements: Iterable[operator_pb2.PlacementView]) -> Mapping[str, float]:
-    """p95 of the slowest replica in service, by workload. Seconds."""
+    """Workload -> p95 in seconds of its slowest serving replica."""
     found: dict[str, float] = {}
     for row in placements:
         if row.routed and row.observed.phase == "ready":
@@ -351,8 +377,8 @@ def _slowest(placements: Iterable[operator_pb2.PlacementView]) -> Mapping[str, f
     return found
 
 
-def _executed(command: list[str], within_s: float) -> str:
-    """Why it failed; empty: it did not."""
+def _run_install(command: list[str], within_s: float) -> str:
+    """Why the command failed; empty if it succeeded."""
     try:
         done = subprocess.run(
             command,
@@ -369,8 +395,8 @@ def _executed(command: list[str], within_s: float) -> str:
     return f"status {done.returncode}: {said[-1] if said else 'it said nothing'}" if done.returncode else ""
 
 
-def _hook(future: Future[str]) -> Hook:
-    return Hook(ended=True, failure=future.result()) if future.done() else Hook()
+def _hook_state(future: Future[str]) -> InstallHook:
+    return InstallHook(is_done=True, failure=future.result()) if future.done() else InstallHook()
 
 
 def _now() -> float:

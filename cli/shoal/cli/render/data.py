@@ -1,4 +1,4 @@
-"""Messages as data for programs: numbers are numbers, times are RFC 3339 in UTC, what is unknown is null."""
+"""Messages as data for programs: numbers are numbers, times are RFC 3339 in UTC, unknown values are null."""
 
 import math
 from datetime import UTC, datetime
@@ -8,11 +8,11 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 TIMES: Final = frozenset({"at", "since", "last_seen"})
-"""Fields that hold seconds since 1970, besides all that end in `_at`; 0 says never."""
+"""Fields in seconds since 1970, in addition to all that end in `_at`; 0 means never."""
 
 
 def as_data(message: Message) -> dict[str, Any]:
-    """Every field by its name in the proto, also when it is empty."""
+    """Every field by its name in the proto, even if it is empty."""
     return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
 
 

@@ -1,28 +1,28 @@
-"""A live move for people: where it is, what it showed, what the guard read."""
+"""A live migration for people: its stage, its verification, and the guard's measurements."""
 
 import math
 from collections.abc import Callable
 
 from shoal.cli.render.output import line, table
-from shoal.cli.render.resources import place, reason, when
+from shoal.cli.render.resources import place, reason, requested_target, when
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour
+from shoal.types.units import show_bytes, show_gain, show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import nouns_pb2, operator_pb2
 
 
-def ended(migration: operator_pb2.MigrationView) -> bool:
+def is_over(migration: operator_pb2.MigrationView) -> bool:
     return migration.stage in ("done", "aborted")
 
 
 def refusal_of(migration: operator_pb2.MigrationView) -> ShoalError:
-    """Why it came to nothing."""
+    """Why it was aborted."""
     found = migration.reason
     return ShoalError(Refusal(Code(found.code or Code.MOVE_CANCELLED), found.found, found.asked, found.remedy))
 
 
 def stage_line(migration: operator_pb2.MigrationView) -> str:
     why = f": {reason(migration.reason)}" if migration.reason.code else ""
-    return f"{migration.id}  {_way(migration)}  {migration.stage.replace('_', ' ')}{why}"
+    return f"{migration.id}  {_source_to_target(migration)}  {migration.stage.replace('_', ' ')}{why}"
 
 
 def show_migration(migration: operator_pb2.MigrationView) -> None:
@@ -35,7 +35,7 @@ def show_migration(migration: operator_pb2.MigrationView) -> None:
     ]
     table(["STAGE", "ENTERED", "AFTER", ""], rows)
     if migration.HasField("expected"):
-        _show_expected(migration)
+        _show_expectation(migration)
     if migration.verdict.migration:
         _show_verdict(migration.verdict, went_on=migration.stage in _AFTER_VERIFY)
         if migration.verdict.pack:
@@ -47,22 +47,22 @@ def show_migration(migration: operator_pb2.MigrationView) -> None:
                 [
                     f"{one.share:.0%}", f"{one.held_s:.1f}s", str(one.target.requests), str(one.target.errors),
                     show_seconds(one.target.latency_p95_s), show_seconds(one.source.latency_p95_s),
-                    "yes" if one.passed else "no",
+                    one.outcome if one.outcome == "not judged" else "yes" if one.passed else "no",
                 ]
                 for one in migration.readings
             ],
         )  # fmt: skip
 
 
-def _show_expected(migration: operator_pb2.MigrationView) -> None:
-    """What it was begun for beside what came of it."""
+def _show_expectation(migration: operator_pb2.MigrationView) -> None:
+    """Expected gain beside the actual one."""
     expected, came = migration.expected, migration.came if migration.HasField("came") else None
     fetch = f", {show_bytes(expected.fetch_bytes)} to fetch" if expected.fetch_bytes else ""
-    line(f"expected: {expected.gain:.0%} better, {_figure(expected.seconds, show_seconds)}{fetch}")
+    line(f"expected: {show_gain(expected.gain)}, {_figure(expected.seconds, show_seconds)}{fetch}")
     if came is not None:
         errors = f", {came.errors} failed" if came.errors else ""
         counted = f"{came.requests} requests in {show_seconds(came.over_s)}{errors}"
-        better = f"{came.gain:.0%} better, " if came.requests else ""
+        better = f"{show_gain(came.gain)}, " if came.requests else ""
         fetched = f", {show_bytes(came.fetch_bytes)} fetched" if came.HasField("fetch_bytes") else ""
         line(f"came: {better}{show_seconds(came.seconds)}{fetched}; {counted}")
     known = [expected.before, expected.after, *([came.after] if came is not None else [])]
@@ -107,7 +107,7 @@ def _show_verdict(verdict: nouns_pb2.Verdict, *, went_on: bool) -> None:
 
 
 def _origin(migration: operator_pb2.MigrationView) -> str:
-    """Where the answers come from that it was judged by, or that it gave."""
+    """Where the reference answers come from, or which replica recorded them."""
     if not migration.HasField("reference"):
         return "removed since"
     if not migration.reference.HasField("recorded"):
@@ -117,6 +117,6 @@ def _origin(migration: operator_pb2.MigrationView) -> str:
     return f"recorded by {by.node}/{by.device} ({runs}) at {when(by.at)}"
 
 
-def _way(migration: operator_pb2.MigrationView) -> str:
-    target = place(migration.target) or migration.to or "?"
+def _source_to_target(migration: operator_pb2.MigrationView) -> str:
+    target = place(migration.target) or requested_target(migration) or "?"
     return f"{migration.workload.tenant}/{migration.workload.name}  {place(migration.source)} -> {target}"

@@ -1,4 +1,4 @@
-"""What a move would take, for people."""
+"""The answer of can-move, for people."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,8 @@ from shoal.v1 import operator_pb2
 def show_prospect(reply: operator_pb2.CanMoveReply, to: str, *, wide: bool) -> None:
     """The answer first, then each device and variant, the best on top."""
     name = f"{reply.workload.tenant}/{reply.workload.name}"
-    now = f", from {reply.source_node}/{reply.source_device}" if reply.source_node else ", which runs nowhere yet"
+    source = device_name(reply.source_node, reply.source_device, reply.source_emulated)
+    now = f", from {source}" if reply.source_node else ", which runs nowhere yet"
     line(f"{reply.answer}: {name} to {to}{now if reply.estimates else ''}", "red" if reply.answer == "no" else "green")
     if reply.bids:
         line("  what it would offer (nothing is held):")
@@ -28,7 +29,7 @@ def _show(one: operator_pb2.MoveEstimate, *, wide: bool) -> None:
     for need in one.needs:
         line(f"    with {need.need}: {need.what}")
     if one.refusal.code:
-        line(f"    because {reason(one.refusal)}  {one.refusal.asked}", "red")
+        line(f"    because {reason(one.refusal)}", "red")
         if one.nearest:
             line(f"    would do with: {one.nearest}")
     if one.answer == "no" and not wide:

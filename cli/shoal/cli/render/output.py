@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 console = Console(highlight=False, soft_wrap=True)
-_beside = Console(highlight=False, soft_wrap=True, stderr=True)
+_stderr_console = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def emit(data: Any, output: str) -> None:
@@ -22,7 +22,7 @@ def emit(data: Any, output: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
-    """Plain columns; a cell is text from elsewhere and never markup."""
+    """Plain columns. Cells are untrusted text and never markup."""
     grid = Table(box=None, pad_edge=False, title=title or None, title_justify="left", header_style="bold")
     for column in columns:
         grid.add_column(column, no_wrap=True)
@@ -43,15 +43,15 @@ def line(text: str, style: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Beside the answer, on stderr."""
-    _beside.print(Text(clean(text), style="dim"))
+    """Print a note beside the answer, on stderr."""
+    _stderr_console.print(Text(clean(text), style="dim"))
 
 
 def progress(output: str) -> Callable[[str], None]:
-    """What says how it goes: where programs read the answer, beside it."""
+    """Prints progress: on stderr if the output is for programs."""
     return note if output in ("json", "yaml") else line
 
 
 def clean(text: str) -> str:
-    """No control characters of strangers reach the terminal."""
+    """Remove control characters, so that untrusted text cannot control the terminal."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -2,18 +2,33 @@
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from shoal.cli.render.data import as_data
 from shoal.cli.render.output import clean, line, table
-from shoal.cli.render.resources import device_name, estimate, reason, show, show_signals, when
+from shoal.cli.render.resources import (
+    device_name,
+    estimate,
+    full_reason,
+    place,
+    reason,
+    region_name,
+    requested_target,
+    show,
+    show_signals,
+    when,
+)
 from shoal.policies import Problem
-from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour
+from shoal.types.codes import Code, Refusal
+from shoal.types.migration import UPGRADE_REMEDY
+from shoal.types.units import show_bytes, show_gain, show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import operator_pb2
 
 
 def problems_of(problems: Iterable[Problem]) -> list[dict[str, Any]]:
-    """The shape that the API's problems have as data."""
+    """Problems in the same shape as those of the API."""
     return [
         {
             "document": one.document,
@@ -31,22 +46,16 @@ def problems_of(problems: Iterable[Problem]) -> list[dict[str, Any]]:
 
 
 def show_problems(problems: Iterable[dict[str, Any]], *, stderr: bool = False) -> None:
-    """`file:line:column  CODE  found  asked  remedy`, a line each."""
+    """`file:line:column: found: ..; wanted: ..; try: .. (CODE)`, a line each."""
     for one in problems:
         refusal = one["refusal"]
-        parts = (refusal["code"], refusal["found"], refusal["asked"], refusal["remedy"])
-        text = f"{one['document']}:{one['line']}:{one['column']}  " + "  ".join(part for part in parts if part)
+        said = Refusal(Code(refusal["code"]), refusal["found"], refusal["asked"], refusal["remedy"])
+        text = f"{one['document']}:{one['line']}:{one['column']}: {said}"
         print(clean(text), file=sys.stderr if stderr else sys.stdout)
 
 
 def show_plan(plan: operator_pb2.PlanReply, *, wide: bool) -> None:
-    for problem in plan.problems:
-        text = "  ".join(
-            part
-            for part in (problem.refusal.code, problem.refusal.found, problem.refusal.asked, problem.refusal.remedy)
-            if part
-        )
-        print(clean(f"{problem.document}:{problem.line}:{problem.column}  {text}"), file=sys.stderr)
+    show_problems((as_data(problem) for problem in plan.problems), stderr=True)
     if plan.problems:
         return
     for change in plan.documents:
@@ -58,7 +67,19 @@ def show_plan(plan: operator_pb2.PlanReply, *, wide: bool) -> None:
     show_signals(plan.signals)
     if not plan.changes:
         line("nothing to do")
+    line(summary(plan), "bold")
     line(f"plan {plan.hash}")
+
+
+def summary(plan: operator_pb2.PlanReply) -> str:
+    """Count documents by change, workloads without a placement, and replicas that start and stop."""
+    signs = Counter(change.sign for change in plan.documents)
+    parts = [f"{signs[sign]} {what}" for sign, what in (("+", "to add"), ("~", "to change"), ("-", "to delete"))]
+    if missing := sum(bool(workload.refusal.code) for workload in plan.workloads):
+        parts.append(f"{missing} cannot be placed")
+    replicas = Counter(change.sign for workload in plan.workloads for change in workload.changes)
+    moves = " ".join(f"{sign}{replicas[sign]}" for sign in "+-" if replicas[sign])
+    return f"Plan: {', '.join(parts)}" + (f"; replicas {moves}" if moves else "")
 
 
 def show_workload(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
@@ -74,21 +95,24 @@ def show_workload(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
     if plan.candidates or not plan.delegated_to:
         table(columns, [_candidate(candidate)[: len(columns)] for candidate in plan.candidates])
     for change in plan.changes:
-        where = f"{change.node}/{change.device}"
+        where = device_name(change.node, change.device, change.emulated)
         line(f"  {change.sign} {where} {change.precision}  {change.why}", _STYLE.get(change.sign, ""))
+    for digest in plan.compared_with:
+        line(f"  compared before it takes requests, with what serves: {digest}")
+        line(f"    answers that differ are refused (VERIFY_FAILED); {UPGRADE_REMEDY}")
     if plan.relaxed:
         line(f"  relaxed: {'; '.join(plan.relaxed)}", "yellow")
     if plan.refusal.code:
-        line(f"  not placed: {reason(plan.refusal)}  {plan.refusal.asked}", "red")
+        line(f"  not placed: {reason(plan.refusal)}", "red")
         if plan.nearest:
             line(f"  would fit with: {plan.nearest}")
     if plan.no_standby.code:
-        line(f"  no standby: {reason(plan.no_standby)}  {plan.no_standby.asked}", "yellow")
-    _show_elsewhere(plan, wide=wide)
+        line(f"  no standby: {reason(plan.no_standby)}", "yellow")
+    _show_delegation(plan, wide=wide)
 
 
-def _show_elsewhere(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
-    """Who else runs it, or what others would offer."""
+def _show_delegation(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
+    """Which region runs the workload, or what other regions would offer."""
     if plan.delegated_to:
         line(f"  delegate: {plan.delegate}  {plan.delegated_to} runs it, agreement {plan.agreement}")
         return
@@ -96,7 +120,7 @@ def _show_elsewhere(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
         line(f"  delegate: {plan.delegate}  others would offer (nothing is held):")
         show_bids(plan.bids, wide=wide)
     if plan.undelegated.code:
-        line(f"  not delegated: {reason(plan.undelegated)}  {plan.undelegated.asked}  {plan.undelegated.remedy}")
+        line(f"  not delegated: {full_reason(plan.undelegated)}")
 
 
 def show_bids(bids: Iterable[operator_pb2.BidView], *, wide: bool) -> None:
@@ -112,18 +136,18 @@ def _bid(bid: operator_pb2.BidView) -> list[str]:
         return ["", bid.region, *["-"] * 6, reason(bid.refusal), *["-"] * 7]
     return [
         "WOULD WIN" if bid.chosen else "",
-        bid.region,
+        region_name(bid.region, offer.emulated),
         show_seconds(bid.latency_p95_s) if math.isfinite(bid.latency_p95_s) else "-",
         show_usd_per_hour(offer.cost) if math.isfinite(offer.cost) else "-",
         f"{show_joules(offer.joules)} ({offer.energy_source})" if math.isfinite(offer.joules) else "-",
         str(offer.replicas),
         show_seconds(offer.load_s) if math.isfinite(offer.load_s) else "-",
-        f"{bid.gain:.1%}" if math.isfinite(bid.gain) else "-",
+        show_gain(bid.gain) if math.isfinite(bid.gain) else "-",
         reason(bid.refusal),
         show_seconds(offer.latency_p95_s),
         show_seconds(bid.way_s) if math.isfinite(bid.way_s) else "-",
         f"{bid.trust:.2f}",
-        offer.precision + (" emulated" if offer.emulated else ""),
+        offer.precision,
         "yes" if offer.cached else "no",
         offer.residency or "-",
         "; ".join(offer.changes),
@@ -134,14 +158,17 @@ def show_explanation(reply: operator_pb2.ExplainReply, *, wide: bool) -> None:
     view = reply.workload
     line(f"{view.workload.tenant}/{view.workload.name} is {view.state}, {view.ready} of {view.wanted} ready", "bold")
     if view.reason.code:
-        line(f"  {reason(view.reason)}  {view.reason.asked}  {view.reason.remedy}")
+        line(f"  {full_reason(view.reason)}")
     show_workload(reply.plan, wide=wide)
     show_signals(reply.signals)
     show("placements", reply.placements, wide=wide)
     for each in reply.unmoved:
         until = f", until {when(each.until)}" if each.until else ""
-        to = f" to {each.to}" if each.to else ""
-        line(f"  no move of {each.source.assignment}{to} ({each.cause}: {each.why}): {each.hold}, {each.found}{until}")
+        to = f" to {requested_target(each)}" if each.to else ""
+        source = f"{each.source.assignment} from {place(each.source)}"
+        line(f"  no move of {source}{to} ({each.cause}: {each.why}): {each.hold}, {each.found}{until}")
+        if each.remedy:
+            line(f"    {each.remedy}")
 
 
 _STYLE = {"+": "green", "-": "red", "~": "yellow"}

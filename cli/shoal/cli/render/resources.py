@@ -1,4 +1,4 @@
-"""Listings: how each kind looks in a table. Emulated devices say so in every row."""
+"""Listings: columns of each kind. Emulated devices are marked in every row."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -8,30 +8,30 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from shoal.cli.render.output import line, note, table
-from shoal.client import Region
-from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour, show_watts
+from shoal.client import RegionClient
+from shoal.types.units import show_bytes, show_gain, show_joules, show_seconds, show_usd_per_hour, show_watts
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
 
 
-def _delivered(report: Any) -> str:
-    """At this region's gateways; of what runs for another, without the way."""
+def _service_text(report: Any) -> str:
+    """Service as this region's gateways measured it; of guests, without the time between regions."""
     if not report.requests:
         return "-"
     errors = f", {report.errors} failed" if report.errors else ""
     return f"{show_seconds(report.latency_p95_s)} of {report.requests}{errors}"
 
 
-def _told(value: float, show: Callable[[float], str]) -> str:
-    """What a sensor tells; 0 and NaN are none."""
+def _sensor_text(value: float, show: Callable[[float], str]) -> str:
+    """A sensor's value; 0 and NaN mean that there is none."""
     return show(value) if value > 0 else "-"
 
 
-def _heat(reading: nouns_pb2.Reading) -> str:
-    told = _told(reading.temperature_c, lambda value: f"{value:.0f} C")
+def _temperature_text(reading: nouns_pb2.Reading) -> str:
+    told = _sensor_text(reading.temperature_c, lambda value: f"{value:.0f} C")
     return f"{told}, slows itself down" if reading.throttled else told
 
 
-def rows_of(api: Region, kind: str, name: str, tenant: str) -> Sequence[Message]:
+def rows_of(api: RegionClient, kind: str, name: str, tenant: str) -> Sequence[Message]:
     """The listing's messages."""
     if kind == "models":
         return api.models(name)
@@ -67,7 +67,8 @@ def show(kind: str, messages: Sequence[Any], *, wide: bool) -> None:
 
 def event_line(event: operator_pb2.Event) -> str:
     where = "/".join(part for part in (event.workload.tenant, event.workload.name) if part) or event.subject
-    node = f" [{event.node}]" if event.node and event.node != where else ""
+    emulated = " (emulated)" if event.emulated else ""
+    node = f" [{event.node}{emulated}]" if event.node and event.node != where else emulated
     actor = f" by {event.actor}" if event.actor else ""
     return f"{when(event.at)}  {event.code}  {where}{node}  {event.message}{actor}"
 
@@ -76,8 +77,31 @@ def when(stamp: float) -> str:
     return datetime.fromtimestamp(stamp, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if stamp else "-"
 
 
+MAX_REASON_CHARS: Final = 120
+"""In a table; `describe` shows the rest."""
+
+
 def reason(refusal: Any) -> str:
-    return " ".join(part for part in (refusal.code, refusal.found) if part) or "-"
+    """The code, what was found and what was wanted; `-` if there is no refusal."""
+    wanted = f"wanted {refusal.asked}" if refusal.asked else ""
+    words = ", ".join(part for part in (refusal.found, wanted) if part)
+    return clip(" ".join(part for part in (refusal.code, words) if part)) or "-"
+
+
+def full_reason(refusal: Any) -> str:
+    """`reason` with the remedy."""
+    return reason(refusal) + (f"; try: {refusal.remedy}" if refusal.remedy else "")
+
+
+def clip(text: str) -> str:
+    """At most `MAX_REASON_CHARS` characters."""
+    return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 1].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def _placement_status_text(observed: Any) -> str:
+    """An older agent puts the code in front of its text."""
+    words = observed.reason.removeprefix(observed.code).strip() if observed.code else observed.reason
+    return clip(" ".join(part for part in (observed.code, words) if part)) or "-"
 
 
 def device_name(node: str, device: str, emulated: bool) -> str:
@@ -121,34 +145,43 @@ def show_profile(model: artifacts_pb2.Model) -> None:
 
 
 def signer(signature: artifacts_pb2.ModelSignature) -> str:
-    """Key, model and version of a signature that counts; empty of one that does not."""
+    """Key, model and version of a valid signature; empty if it is not valid."""
     version = f" v{signature.version}" if signature.version else ""
     ends = f" until {when(signature.expires_at)}" if signature.expires_at else ""
     return f"{signature.key} ({signature.model}{version}{ends})" if signature.key else ""
 
 
 def place(one: operator_pb2.MigrationPlace) -> str:
-    """Empty of one that is not known."""
-    return f"{one.node}/{one.device}" if one.node else one.region
+    """Empty if the place is not known."""
+    return device_name(one.node, one.device, one.emulated) if one.node else region_name(one.region, one.emulated)
+
+
+def region_name(region: str, emulated: bool) -> str:
+    return f"{region} (emulated)" if emulated else region
+
+
+def requested_target(one: operator_pb2.MigrationView | operator_pb2.UnmovedView) -> str:
+    """The requested target; empty: any."""
+    return f"{one.to} (emulated)" if one.to and one.to_emulated else one.to
 
 
 def _gain(row: operator_pb2.MigrationView) -> str:
-    """What was expected, and what came where that is known."""
+    """Expected gain, and the actual one if known."""
     if not row.HasField("expected"):
         return "-"
-    return f"{row.expected.gain:.0%}" + (f", came {row.came.gain:.0%}" if row.came.requests else "")
+    return show_gain(row.expected.gain) + (f", came {show_gain(row.came.gain)}" if row.came.requests else "")
 
 
 def _before_and_after(row: operator_pb2.MigrationView, figure: str, show_one: Callable[[float], str]) -> str:
-    """As it was, as it was to become, as it came to be."""
+    """Before, expected and actual."""
     if not row.HasField("expected"):
         return "-"
     known = [row.expected.before, row.expected.after, *([row.came.after] if row.HasField("came") else [])]
     return " -> ".join(show_one(value) if math.isfinite(value := getattr(one, figure)) else "?" for one in known)
 
 
-def _fetched(row: operator_pb2.MigrationView) -> str:
-    """Expected, and come where that was counted."""
+def _fetch_text(row: operator_pb2.MigrationView) -> str:
+    """Expected bytes, and fetched ones if they were counted."""
     known = [row.expected.fetch_bytes] if row.HasField("expected") else []
     known += [row.came.fetch_bytes] if row.came.HasField("fetch_bytes") else []
     return " -> ".join(map(show_bytes, known)) or "-"
@@ -158,7 +191,13 @@ def _shape(dims: Sequence[int]) -> str:
     return "x".join("?" if dim < 0 else str(dim) for dim in dims) or "scalar"
 
 
-def _serving(row: operator_pb2.PlacementView) -> str:
+def _placement_reason(row: operator_pb2.PlacementView) -> str:
+    """The reason that the node reports; for a serving replica, why it stays although another place is better."""
+    said = _placement_status_text(row.observed)
+    return row.stays if row.stays and said == "-" else said
+
+
+def _serving_text(row: operator_pb2.PlacementView) -> str:
     if row.assignment.staged:
         return "staged"
     if not row.routed:
@@ -190,8 +229,13 @@ def _rate(receipt: Any) -> str:
     return f"{flops / 1e9:.4g} GFLOP/s" if flops else "-"
 
 
+def _power_source(receipt: Any) -> str:
+    """Source of the power figures; a whole system's power is not the device's own."""
+    return f"{receipt.rates.energy_source}" + (f", of the whole {receipt.system}" if receipt.system else "")
+
+
 def show_signals(signals: Iterable[operator_pb2.SignalView]) -> None:
-    """One line each, of those that have a value or should have one."""
+    """One line each, for signals that have a value or should have one."""
     for signal in signals:
         if not math.isnan(signal.value) or signal.refusal.code:
             line(f"{signal.name} {signal_text(signal)}", "yellow" if signal.stale else "dim")
@@ -223,6 +267,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
                 word
                 for word, holds in (
                     (row.liveness, True),
+                    ("front down", row.liveness == "ready" and row.observed.generation and not row.front_ready),
                     ("cordoned", row.cordoned),
                     ("quarantined", row.quarantined),
                     ("revoked", row.revoked),
@@ -261,14 +306,12 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         (
             "+ACTIVE",
             lambda row: (
-                f"{show_watts(row.receipt.rates.active_w)} ({row.receipt.rates.energy_source})"
-                if row.receipt.node
-                else "-"
+                f"{show_watts(row.receipt.rates.active_w)} ({_power_source(row.receipt)})" if row.receipt.node else "-"
             ),
         ),
-        ("+NOW", lambda row: _told(row.reading.power_w, show_watts)),
-        ("+USED", lambda row: _told(row.reading.energy_j, show_joules)),
-        ("+HEAT", lambda row: _heat(row.reading)),
+        ("+NOW", lambda row: _sensor_text(row.reading.power_w, show_watts)),
+        ("+USED", lambda row: _sensor_text(row.reading.energy_j, show_joules)),
+        ("+HEAT", lambda row: _temperature_text(row.reading)),
         ("+SLEPT", lambda row: show_seconds(row.reading.slept_s) if row.reading.power else "-"),
         ("+SAVED", lambda row: show_joules(row.reading.saved_j) if row.reading.power else "-"),
         ("+TIME SCALE", lambda row: f"{row.device.time_scale:g}" if row.device.emulated else "-"),
@@ -306,12 +349,12 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("WORKLOAD", lambda row: f"{row.assignment.workload.tenant}/{row.assignment.workload.name}"),
         ("DEVICE", lambda row: device_name(row.node, row.assignment.device, row.emulated)),
         ("PHASE", lambda row: row.observed.phase or "unseen"),
-        ("SERVING", _serving),
+        ("SERVING", _serving_text),
         ("P95", _placement_latency),
         ("MEMORY", lambda row: show_bytes(row.observed.measured.memory_bytes or row.assignment.memory_bytes)),
         ("SERVED", lambda row: str(sum(one.requests for one in row.observed.served))),
         ("ENERGY", _placement_joules),
-        ("REASON", lambda row: " ".join(part for part in (row.observed.code, row.observed.reason) if part) or "-"),
+        ("REASON", lambda row: _placement_reason(row)),
         ("+ASSIGNMENT", lambda row: row.assignment.id),
         ("+MODEL", lambda row: row.assignment.model[:19]),
         ("+PRECISION", lambda row: row.assignment.precision),
@@ -330,12 +373,12 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
 _COLUMNS["agreements"] = (
     ("AGREEMENT", lambda row: row.agreement),
     ("SIDE", lambda row: row.side),
-    ("REGION", lambda row: row.counterpart),
+    ("REGION", lambda row: region_name(row.counterpart, row.offer.emulated)),
     ("WORKLOAD", lambda row: f"{row.workload.tenant}/{row.workload.name}"),
     ("STATE", lambda row: row.state),
     ("SERVICE", lambda row: row.service or "-"),
     ("PROMISED P95", lambda row: show_seconds(row.offer.latency_p95_s) if row.offer.id else "-"),
-    ("DELIVERED", lambda row: _delivered(row.delivered)),
+    ("DELIVERED", lambda row: _service_text(row.delivered)),
     ("PRICE", lambda row: show_usd_per_hour(row.offer.cost) if row.offer.id and math.isfinite(row.offer.cost) else "-"),
     ("REASON", lambda row: reason(row.reason)),
     ("+LEASE", lambda row: show_seconds(row.lease_s) if row.lease_s else "-"),
@@ -346,7 +389,7 @@ _COLUMNS["migrations"] = (
     ("MIGRATION", lambda row: row.id),
     ("WORKLOAD", lambda row: f"{row.workload.tenant}/{row.workload.name}"),
     ("FROM", lambda row: place(row.source)),
-    ("TO", lambda row: place(row.target) or row.to or "anywhere"),
+    ("TO", lambda row: place(row.target) or requested_target(row) or "anywhere"),
     ("STAGE", lambda row: row.stage.replace("_", " ")),
     ("SHARE", lambda row: f"{row.share:.0%}"),
     ("VERIFIED", lambda row: ("yes" if row.verdict.passed else "no") if row.verdict.migration else "-"),
@@ -355,7 +398,7 @@ _COLUMNS["migrations"] = (
     ("REASON", lambda row: reason(row.reason)),
     ("+P95", lambda row: _before_and_after(row, "latency_p95_s", show_seconds)),
     ("+ENERGY", lambda row: _before_and_after(row, "joules", show_joules)),
-    ("+FETCHED", lambda row: _fetched(row)),
+    ("+FETCHED", lambda row: _fetch_text(row)),
     ("+TOOK", lambda row: show_seconds(row.came.seconds) if row.HasField("came") else "-"),
     ("+WHY", lambda row: row.why or "-"),
     ("+BEGAN", lambda row: when(row.stages[0].at)),
@@ -382,7 +425,7 @@ _COLUMNS["regions"] = (
 
 
 def estimate(value: operator_pb2.Estimate, show_one: Callable[[float], str]) -> str:
-    """`mid [low..high]`; `-` where it is not known."""
+    """`mid [low..high]`; `-` if unknown."""
     if math.isnan(value.mid):
         return "-"
     return f"{show_one(value.mid)} [{show_one(value.low)}..{show_one(value.high)}]"

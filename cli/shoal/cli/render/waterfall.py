@@ -1,4 +1,4 @@
-"""A trace for people: a line for each span, beneath the one it was part of, and a bar for when it was."""
+"""A trace for people: a line for each span beneath its parent, with a bar over time."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from shoal.cli.render.output import console, line, table
 from shoal.types.trace import Span
 from shoal.types.units import show_seconds
 
-_TOLD: Final = (
+_SHOWN_ATTRIBUTES: Final = (
     "shoal.to.region",
     "shoal.to.node",
     "shoal.workload",
@@ -23,26 +23,32 @@ _TOLD: Final = (
     "shoal.note",
     "shoal.came",
 )
-"""Attributes that are shown of each span; all of them with `wide`."""
+"""Attributes shown of each span; `wide` shows all of them."""
 _WIDTHS: Final = range(20, 61)
-_BESIDE: Final = 90
-"""Columns that the rest of a line usually takes."""
+_OTHER_COLUMNS_WIDTH: Final = 90
+"""Characters that the rest of a line usually takes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """label: the span's name beneath its parent's. begin, end: of the whole trace, 0 to 1."""
+class WaterfallRow:
+    """One span as a line of the waterfall."""
 
+    # The span's name, indented with tree branches beneath its parent's.
     label: str
+    # region/node/process, leaving out what the span does not name.
     where: str
+    # Duration for people; `+` is appended while the span is open.
     took: str
+    # Start as a share of the whole trace, 0 to 1.
     begin: float
+    # End as a share of the whole trace, 0 to 1.
     end: float
-    told: str
+    # The span's code, then its attributes.
+    details: str
 
 
 def show_trace(spans: Sequence[Span], *, wide: bool) -> None:
-    width = min(max(console.width - _BESIDE, _WIDTHS[0]), _WIDTHS[-1])
+    width = min(max(console.width - _OTHER_COLUMNS_WIDTH, _WIDTHS[0]), _WIDTHS[-1])
     began, took_s = extent(spans)
     regions = len({span.region for span in spans})
     at = datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds")
@@ -51,43 +57,45 @@ def show_trace(spans: Sequence[Span], *, wide: bool) -> None:
     line(f"trace {spans[0].trace}  {many}  {show_seconds(took_s)}  from {at}", "bold")
     table(
         ["SPAN", "WHERE", "TOOK", f"0{show_seconds(took_s):>{width - 1}}", ""],
-        [[row.label, row.where, row.took, bar(row.begin, row.end, width), row.told] for row in rows(spans, wide=wide)],
+        [
+            [row.label, row.where, row.took, bar(row.begin, row.end, width), row.details]
+            for row in rows(spans, wide=wide)
+        ],
     )
 
 
-def rows(spans: Sequence[Span], *, wide: bool = False) -> tuple[Row, ...]:
-    """Each span once, parents before children, both by when they began. A span whose parent is not among them is a
-    root."""
+def rows(spans: Sequence[Span], *, wide: bool = False) -> tuple[WaterfallRow, ...]:
+    """Each span once, parents before children, siblings by start. A span whose parent is not in the trace is a root."""
     began, took_s = extent(spans)
     return tuple(
-        Row(
+        WaterfallRow(
             label,
             _where(span),
             show_seconds(span.seconds) + ("+" if span.open else ""),
             (span.began - began) / took_s if took_s > 0 else 0.0,
-            (span.ended - began) / took_s if took_s > 0 else 1.0,
-            _told(span, wide=wide),
+            (span.end_time - began) / took_s if took_s > 0 else 1.0,
+            _details(span, wide=wide),
         )
         for label, span in _tree(spans)
     )
 
 
 def extent(spans: Iterable[Span]) -> tuple[float, float]:
-    """(when the first began, seconds until the last ended)"""
+    """(start of the first span, seconds until the last one ends)"""
     listed = tuple(spans)
     began = min(span.began for span in listed)
-    return began, max(span.ended for span in listed) - began
+    return began, max(span.end_time for span in listed) - began
 
 
 def bar(begin: float, end: float, width: int) -> str:
-    """begin, end: 0 to 1. At least one cell: what happened is seen."""
+    """begin, end: 0 to 1. At least one cell wide, so that every span is visible."""
     first = min(math.floor(begin * width), width - 1)
     last = max(math.ceil(end * width - 1e-9), first + 1)
     return " " * first + "█" * (last - first) + " " * (width - last)
 
 
 def _tree(spans: Sequence[Span]) -> Iterator[tuple[str, Span]]:
-    """(its name with the branches that lead to it, the span). Who is told twice counts once."""
+    """(its name with the branches that lead to it, the span). A span reported twice counts once."""
     known = {span.id: span for span in spans}
     children: dict[str, list[Span]] = {}
     for span in known.values():
@@ -98,7 +106,7 @@ def _tree(spans: Sequence[Span]) -> Iterator[tuple[str, Span]]:
     seen = set[str]()
 
     def beneath(root: Span) -> Iterator[tuple[str, Span]]:
-        ahead = [(root, "", "")]  # no recursion: how deep it goes is a stranger's word
+        ahead = [(root, "", "")]  # no recursion: the depth is untrusted
         while ahead:
             span, lead, branch = ahead.pop()
             seen.add(span.id)
@@ -110,7 +118,7 @@ def _tree(spans: Sequence[Span]) -> Iterator[tuple[str, Span]]:
     for root in children.get("", ()):
         yield from beneath(root)
     for span in known.values():
-        if span.id not in seen:  # its parents go in a circle
+        if span.id not in seen:  # its parents form a cycle
             yield from beneath(span)
 
 
@@ -118,9 +126,9 @@ def _where(span: Span) -> str:
     return "/".join(filter(None, (span.region, span.node, span.process)))
 
 
-def _told(span: Span, *, wide: bool) -> str:
+def _details(span: Span, *, wide: bool) -> str:
     if wide:
         said = [f"{key.removeprefix('shoal.')}={value}" for key, value in sorted(span.attributes.items())]
     else:
-        said = [span.attributes[key] for key in _TOLD if span.attributes.get(key)]
+        said = [span.attributes[key] for key in _SHOWN_ATTRIBUTES if span.attributes.get(key)]
     return "  ".join(filter(None, (span.code, *said)))

@@ -1,14 +1,14 @@
-"""Model bytes in and out."""
+"""Service Artifacts: uploads, downloads and records of models and sample packs."""
 
 from collections.abc import AsyncIterator
 from typing import Any
 
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.views import model_view, pack_view
-from shoal.coordinator.controllers.catalog import ModelRecord
-from shoal.coordinator.controllers.finish import finish
-from shoal.coordinator.controllers.models import Pushed, unknown_model
-from shoal.coordinator.controllers.region import Region
+from shoal.coordinator.controllers.documents.catalog import ModelRecord
+from shoal.coordinator.controllers.documents.models import PushResult, unknown_model
+from shoal.coordinator.controllers.region.region import RegionalCoordinator
+from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.migration import PackRef
@@ -22,7 +22,7 @@ Chunks = AsyncIterator[artifacts_pb2.PushChunk]
 
 
 class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
-    def __init__(self, region: Region, audit: AuditTrail) -> None:
+    def __init__(self, region: RegionalCoordinator, audit: AuditTrail) -> None:
         self._region = region
         self._audit = audit
 
@@ -32,7 +32,7 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
             raise ShoalError(unknown_model(request.digest))
         size, chunks = await self._region.models.fetch(request.digest, request.offset)
         yield artifacts_pb2.FetchChunk(size=size)
-        async for data in self._region.workloads.fetches.counted(caller.name, request.digest, chunks):
+        async for data in self._region.workloads.fetches.track(caller.name, request.digest, chunks):
             for start in range(0, len(data), CHUNK_BYTES):
                 yield artifacts_pb2.FetchChunk(size=size, data=data[start : start + CHUNK_BYTES])
 
@@ -43,26 +43,26 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
             pack = await self._region.models.receive_pack(
                 head.samples_of, Bytes(head.size), head.digest, _data(request_iterator)
             )
-            existed = await finish(self._keep_pack(pack, head.samples_of, actor))
+            existed = await run_to_completion(self._keep_pack(pack, head.samples_of, actor))
             view = pack_view(self._region.workloads.catalog, pack, head.samples_of)
             return artifacts_pb2.PushReply(pack=view, existed=existed)
         profile = await self._region.models.receive(
             head.name, Bytes(head.size), head.digest, _data(request_iterator), signature=head.signature
         )
-        return self._reply(await finish(self._keep(profile, head, actor)))
+        return self._reply(await run_to_completion(self._keep(profile, head, actor)))
 
     async def Record(self, request_iterator: Chunks, context: Any) -> artifacts_pb2.PushReply:
         head = await _head(request_iterator)
         caller = identity_of_context(context)
-        pack = await take_recording(
+        pack = await receive_recording(
             self._region, self._audit, caller, head.recorded_by, head.samples_of, Bytes(head.size), head.digest,
             _data(request_iterator),
         )  # fmt: skip
         return artifacts_pb2.PushReply(pack=pack_view(self._region.workloads.catalog, pack, head.samples_of))
 
-    async def _keep(self, profile: ModelProfile | None, head: artifacts_pb2.PushHead, actor: str) -> Pushed:
+    async def _keep(self, profile: ModelProfile | None, head: artifacts_pb2.PushHead, actor: str) -> PushResult:
         pushed = await self._region.models.keep(profile, head.name, head.digest, actor=actor, signature=head.signature)
-        await self._audit.note(actor, "Push", pushed.model.digest, "existed" if pushed.existed else "stored")
+        await self._audit.note(actor, "Push", pushed.model.digest, "existed" if pushed.was_known else "stored")
         return pushed
 
     async def _keep_pack(self, pack: PackRef, model: str, actor: str) -> bool:
@@ -97,31 +97,38 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
         await self._audit.note(actor, "Remove", digest, "removed" if bytes_removed else "renamed")
         return artifacts_pb2.RemoveModelReply(digest=digest, bytes_removed=bytes_removed)
 
-    def _reply(self, pushed: Pushed) -> artifacts_pb2.PushReply:
-        return artifacts_pb2.PushReply(model=self._view(pushed.model), existed=pushed.existed)
+    def _reply(self, pushed: PushResult) -> artifacts_pb2.PushReply:
+        return artifacts_pb2.PushReply(model=self._view(pushed.model), existed=pushed.was_known)
 
     def _view(self, model: ModelRecord, name: str | None = None) -> artifacts_pb2.Model:
         return model_view(self._region.workloads.catalog, model, self._region.config.name, name)
 
 
-def may_fetch(region: Region, caller: Identity, digest: str) -> bool:
-    """An operator may fetch any model, a node what it was asked to run or keep, and nothing else."""
+def may_fetch(region: RegionalCoordinator, caller: Identity, digest: str) -> bool:
+    """An operator may fetch any model. A node may fetch only the models that it is to run or keep, and the packs to
+    warm them up or verify them with."""
     if caller.role is Role.OPERATOR:
         return True
     desired = region.workloads.desired.get(caller.name)
     if desired is None or caller.role not in NODES:
         return False
     return digest in desired.pins or any(
-        digest == each.model or (each.verification is not None and digest == each.verification.pack)
+        digest in (each.model, each.samples) or (each.verification is not None and digest == each.verification.pack)
         for each in desired.assignments
     )
 
 
-async def take_recording(
-    region: Region, audit: AuditTrail, caller: Identity, assignment: str, model: str, size: Bytes, digest: str,
+async def receive_recording(
+    region: RegionalCoordinator,
+    audit: AuditTrail,
+    caller: Identity,
+    assignment: str,
+    model: str,
+    size: Bytes,
+    digest: str,
     chunks: AsyncIterator[bytes],
-) -> PackRef:  # fmt: skip
-    """What a replica answered becomes its model's reference, if it was asked for that and is the first. Raises
+) -> PackRef:
+    """Stores a replica's recorded answers as its model's reference, if it was asked for them and is the first. Raises
     ShoalError(ROLE_DENIED | CONFLICT | MODEL_* | DISK_FULL | STORE_FULL | ..)."""
     by = region.workloads.provenance(caller.name, assignment, model)
     pack = await region.models.receive_pack(model, size, digest, chunks)
@@ -130,7 +137,7 @@ async def take_recording(
         await region.models.keep_pack(pack, model, actor=caller.uri, by=by)
         await audit.note(caller.uri, "Record", pack.digest, f"{model} {assignment}")
 
-    await finish(keep())
+    await run_to_completion(keep())
     return pack
 
 

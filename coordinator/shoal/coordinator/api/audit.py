@@ -1,10 +1,10 @@
-"""Who did what: entries about acts that have happened already, so a full disk cannot undo them."""
+"""The audit trail: entries are written after the act, so a full disk cannot undo it."""
 
 from typing import Final
 
 import structlog
 
-from shoal.coordinator.controllers.events import EventLog
+from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.ports import Meter
 from shoal.types.codes import ShoalError
 
@@ -12,7 +12,7 @@ log: Final = structlog.get_logger("shoal.coordinator.audit")
 
 
 class AuditTrail:
-    """Writes to the audit log; what the store does not take goes to the process's log, and is counted."""
+    """Writes to the audit log. Entries that the store refuses go to the process's log, and are counted."""
 
     def __init__(self, events: EventLog, meter: Meter) -> None:
         self._events = events

@@ -1,6 +1,6 @@
-"""Who may call what: one table, checked on every call and again while a stream is open.
+"""Authorisation: one table of methods and roles, checked on every call and again while a stream is open.
 
-A method without a rule is refused, and a test compares the table with the services' descriptors.
+A method without a rule is refused. A test compares the table with the services' descriptors.
 """
 
 import asyncio
@@ -11,16 +11,16 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import structlog
-from google.protobuf.message import DecodeError
 
 from shoal.coordinator.api.audit import AuditTrail
-from shoal.coordinator.controllers.finish import finish
 from shoal.coordinator.ports import Clock, Meter, StaleRevision
+from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Elapsed
 from shoal.wire.identity import GrpcContext, Identity, check_validity, identity_of_context, require
-from shoal.wire.said import COORDINATORS, RootsOf, check_roots
+from shoal.wire.request_limits import make_reader
+from shoal.wire.signed_envelope import COORDINATORS, RootsOf, check_roots
 from shoal.wire.status import abort
 
 Roles = frozenset[Role]
@@ -33,7 +33,10 @@ _READ: Final[Roles] = frozenset({Role.OPERATOR, Role.VIEWER})
 
 FETCH: Final = "/shoal.v1.Artifacts/Fetch"
 RECORD: Final = "/shoal.v1.Artifacts/Record"
-"""Also the rules of models over HTTPS."""
+"""The rules of FETCH and RECORD also apply to models over HTTPS (`models.py`)."""
+REVOKE: Final = "/shoal.v1.Operator/Revoke"
+"""The only call that does not end with its caller's certificate, so that callers who revoke themselves get the
+reply."""
 RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.AgentLink/Session": _NODES,
     FETCH: _NODES | _WRITE,
@@ -60,6 +63,7 @@ RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.Operator/Revoke": _WRITE,
     "/shoal.v1.Operator/Settle": _WRITE,
     "/shoal.v1.Operator/Release": _WRITE,
+    "/shoal.v1.Operator/Label": _WRITE,
     "/shoal.v1.Operator/ClearModel": _WRITE,
     "/shoal.v1.Operator/GetAuthority": _READ,
     "/shoal.v1.Operator/RotateAuthority": _WRITE,
@@ -84,12 +88,13 @@ RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.Peer/Fetch": COORDINATORS,
     "/shoal.v1.Peer/Measure": COORDINATORS,
 }
-FOREIGN: Final = ("/shoal.v1.Federation/", "/shoal.v1.Peer/")
-"""Services that other regions call; all others are for the port's own region."""
+CROSS_REGION_SERVICES: Final = ("/shoal.v1.Federation/", "/shoal.v1.Peer/")
+"""Services that other regions call; all others serve only the port's own region."""
 MESSAGE_S: Final = 10.0
-"""For the message of a call that has one, and for each of an upload; a session keeps its own time."""
+"""Seconds for the message of a call that has one, and for each message of an upload; a session has timeouts of its
+own."""
 AUDIT_EVERY_S: Final = 60.0
-"""One audit entry for each (caller, code) in this time, however often it is refused."""
+"""Seconds covered by one audit entry for each (caller, code), however many refusals there are."""
 
 log: Final = structlog.get_logger("shoal.coordinator.api")
 
@@ -97,8 +102,9 @@ log: Final = structlog.get_logger("shoal.coordinator.api")
 class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only
     """Checks region, role and validity of the caller's certificate; turns refusals into statuses.
 
-    revoked: why a certificate of this serial is refused, if it is. roots_of: on a port that several regions' members
-    reach: the CAs of each, by which alone a name counts; None where TLS trusts one region's only.
+    check_serial: why a certificate with this serial is refused; None: it is not. roots_of: the CAs of each region, on a
+    port that several regions' members reach. Only these CAs may vouch for a region's names. None: TLS trusts one
+    region's CAs only.
     """
 
     def __init__(
@@ -107,34 +113,35 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
         clock: Clock,
         meter: Meter,
         audit: AuditTrail,
-        revoked: Callable[[str], Refusal | None] = lambda serial: None,
+        check_serial: Callable[[str], Refusal | None] = lambda serial: None,
         *,
-        elsewhere: Callable[[str], Refusal | None] = lambda method: None,
+        redirect: Callable[[str], Refusal | None] = lambda method: None,
         roots_of: RootsOf | None = None,
     ) -> None:
-        """elsewhere: why a method is not for this coordinator to answer, if it is not."""
+        """redirect: why this coordinator does not answer a method; None: it does."""
         self._region = region
         self._roots_of = roots_of
         self._clock = clock
         self._meter = meter
         self._audit = audit
-        self._revoked = revoked
-        self._elsewhere = elsewhere
-        self._audited: dict[tuple[str, str], Elapsed] = {}
-        self._waiting: dict[str, set[asyncio.Timeout]] = {}
+        self._check_serial = check_serial
+        self._redirect = redirect
+        self._audited_at: dict[tuple[str, str], Elapsed] = {}
+        self._call_timeouts: dict[str, set[asyncio.Timeout]] = {}
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         call = _Call(self, handler_call_details.method, handler)
-        # A stream here whatever its caller calls it: only so is a message read after its sender was judged.
+        # Always a request stream, whatever the method is: only then is a message read after its sender was checked.
         make, behaviour = (
             (grpc.stream_stream_rpc_method_handler, call.stream)
             if handler.response_streaming
-            else (grpc.stream_unary_rpc_method_handler, call.single)
+            else (grpc.stream_unary_rpc_method_handler, call.unary)
         )
-        return make(behaviour, _readable(handler.request_deserializer), handler.response_serializer)
+        read = make_reader(handler_call_details.method, handler.request_deserializer)
+        return make(behaviour, read, handler.response_serializer)
 
     def admit(self, method: str, context: GrpcContext) -> Identity:
         """Raises ShoalError(UNAUTHENTICATED | CERT_* | REGION_MISMATCH | REGION_UNKNOWN | ROLE_DENIED |
@@ -142,46 +149,46 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
         identity = identity_of_context(context)
         if self._roots_of is not None:
             check_roots(context, identity.region, self._roots_of)
-        self.judge(method, identity)
-        if (refusal := self._elsewhere(method)) is not None:
+        self.check_caller(method, identity)
+        if (refusal := self._redirect(method)) is not None:
             raise ShoalError(refusal)
         return identity
 
-    def judge(self, method: str, identity: Identity) -> None:
+    def check_caller(self, method: str, identity: Identity) -> None:
         """Raises ShoalError(CERT_* | REGION_MISMATCH | ROLE_DENIED)."""
         if (refusal := check_validity(identity, self._clock.wall())) is not None:
             raise ShoalError(refusal)
-        if (refusal := self._revoked(identity.serial)) is not None:
+        if (refusal := self._check_serial(identity.serial)) is not None:
             raise ShoalError(refusal)
-        region = identity.region if method.startswith(FOREIGN) else self._region
+        region = identity.region if method.startswith(CROSS_REGION_SERVICES) else self._region
         require(identity, region=region, roles=RULES.get(method, frozenset()))
 
-    def end(self, serials: frozenset[str]) -> None:
-        """What is open with these certificates, which were just revoked, ends now."""
+    def end_calls(self, serials: frozenset[str]) -> None:
+        """Ends open calls of these certificates, which were just revoked."""
         now = asyncio.get_running_loop().time()
         for serial in serials:
-            for waiting in self._waiting.get(serial, ()):
+            for waiting in self._call_timeouts.get(serial, ()):
                 waiting.reschedule(now)
 
     @asynccontextmanager
-    async def while_good(self, identity: Identity) -> AsyncIterator[None]:
-        """Raises ShoalError(CERT_EXPIRED | CERT_REVOKED) inside once the caller's certificate ends; others' time-outs
-        stay their own."""
+    async def while_valid(self, identity: Identity) -> AsyncIterator[None]:
+        """Raises ShoalError(CERT_EXPIRED | CERT_REVOKED) inside once the caller's certificate ends. A timeout of the
+        inner code passes through unchanged."""
         limit = asyncio.timeout(max(0.0, identity.not_after - self._clock.wall()))
         try:
             async with limit:
-                waiting = self._waiting.setdefault(identity.serial, set())
+                waiting = self._call_timeouts.setdefault(identity.serial, set())
                 waiting.add(limit)
                 try:
                     yield
                 finally:
                     waiting.discard(limit)
                     if not waiting:
-                        self._waiting.pop(identity.serial, None)
+                        self._call_timeouts.pop(identity.serial, None)
         except TimeoutError as cause:
             if not limit.expired():
                 raise
-            if (refusal := self._revoked(identity.serial)) is not None:
+            if (refusal := self._check_serial(identity.serial)) is not None:
                 raise ShoalError(refusal) from cause
             raise refuse(
                 Code.CERT_EXPIRED,
@@ -190,56 +197,44 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
                 "renew it, or enrol again with a join token",
             ) from cause
 
-    async def refused(self, actor: str, method: str, refusal: Refusal) -> None:
+    async def report_refusal(self, actor: str, method: str, refusal: Refusal) -> None:
         self._meter.count("calls_refused", method=method.rsplit("/", 1)[-1], code=refusal.code)
         if refusal.code is Code.NOT_LEADER:
-            return  # nothing was denied: the caller is told where to go
+            return  # nothing was denied: the caller is redirected to the leader
         now = self._clock.now()
-        last = self._audited.get((actor, refusal.code))
+        last = self._audited_at.get((actor, refusal.code))
         if last is not None and now - last < AUDIT_EVERY_S:
             return
-        if len(self._audited) > 10_000:
-            self._audited.clear()
-        self._audited[actor, refusal.code] = now
+        if len(self._audited_at) > 10_000:
+            self._audited_at.clear()
+        self._audited_at[actor, refusal.code] = now
         await self._audit.note(actor, method.rsplit("/", 1)[-1], "", str(refusal.code))
 
 
-def _readable(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Bytes that are no message are refused like any other: gRPC gives no code for them, and we would log each."""
-
-    def read(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except DecodeError as cause:
-            raise refuse(
-                Code.MESSAGE_INVALID, "bytes that are no such message", "see the protocol", "update whoever sent it"
-            ) from cause
-
-    return read
-
-
 class _Call:
-    """One method's handler between its guard and its refusals."""
+    """One method's handler, behind the check of its caller."""
 
     def __init__(self, guard: Authorisation, method: str, handler: Any) -> None:
         self._guard = guard
         self._method = method
         self._handler = handler
 
-    async def single(self, request: Any, context: Any) -> Any:
+    async def unary(self, request: Any, context: Any) -> Any:
         behaviour = self._handler.stream_unary if self._handler.request_streaming else self._handler.unary_unary
         actor = "anonymous"
         try:
             identity = self._guard.admit(self._method, context)
             actor = identity.uri
-            async with self._guard.while_good(identity):
+            if self._method == REVOKE:
+                return await run_to_completion(behaviour(await self._read_message(context), context))
+            async with self._guard.while_valid(identity):
                 if self._handler.request_streaming:
                     return await behaviour(
                         self._messages(context), context
-                    )  # an upload ends with its caller, and finishes by itself
-                return await finish(behaviour(await self._one(context), context))
+                    )  # an upload ends with its caller, and completes by itself
+                return await run_to_completion(behaviour(await self._read_message(context), context))
         except Exception as error:
-            await self._end(actor, context, error)
+            await self._abort(actor, context, error)
 
     async def stream(self, request: Any, context: Any) -> AsyncIterator[Any]:
         behaviour = self._handler.stream_stream if self._handler.request_streaming else self._handler.unary_stream
@@ -248,12 +243,12 @@ class _Call:
             identity = self._guard.admit(self._method, context)
             actor = identity.uri
             if not self._handler.request_streaming:
-                async with self._guard.while_good(identity):
-                    request = await self._one(context)
+                async with self._guard.while_valid(identity):
+                    request = await self._read_message(context)
             messages = behaviour(request, context)
             try:
                 while True:
-                    async with self._guard.while_good(identity):
+                    async with self._guard.while_valid(identity):
                         message = await anext(messages)
                     yield message
             except StopAsyncIteration:
@@ -261,20 +256,20 @@ class _Call:
             finally:
                 await messages.aclose()
         except Exception as error:
-            await self._end(actor, context, error)
+            await self._abort(actor, context, error)
 
     async def _messages(self, context: Any) -> AsyncIterator[Any]:
-        """Of an upload, each in its time."""
-        while (message := await self._next(context)) is not _END:
+        """The messages of an upload, each within MESSAGE_S."""
+        while (message := await self._read(context)) is not _END:
             yield message
 
-    async def _one(self, context: Any) -> Any:
-        message = await self._next(context)
+    async def _read_message(self, context: Any) -> Any:
+        message = await self._read(context)
         if message is _END:
             raise refuse(Code.MESSAGE_INVALID, "a call without a message", "one message", "see the protocol")
         return message
 
-    async def _next(self, context: Any) -> Any:
+    async def _read(self, context: Any) -> Any:
         try:
             async with asyncio.timeout(MESSAGE_S):
                 return await context.read()
@@ -283,8 +278,8 @@ class _Call:
                 Code.TOO_SLOW, "a message that does not arrive", f"within {MESSAGE_S:g}s", "send it faster"
             ) from cause
 
-    async def _end(self, actor: str, context: Any, error: Exception) -> None:
-        """Texts of unforeseen errors stay in the log: they may name paths."""
+    async def _abort(self, actor: str, context: Any, error: Exception) -> None:
+        """Texts of unexpected errors go only to the log, because they may contain paths."""
         match error:
             case ShoalError():
                 refusal = error.refusal
@@ -297,5 +292,5 @@ class _Call:
             case _:
                 log.exception("call failed", method=self._method, actor=actor, exc_info=error)
                 refusal = Refusal(Code.INTERNAL, "an unforeseen error", "", "look at the coordinator's log")
-        await self._guard.refused(actor, self._method, refusal)
+        await self._guard.report_refusal(actor, self._method, refusal)
         await abort(context, refusal)

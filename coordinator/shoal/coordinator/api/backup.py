@@ -1,52 +1,54 @@
-"""Backups as they are streamed: to an operator, and to whoever keeps them on a schedule."""
+"""Streams backups to operators and to the backup schedule."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from shoal.artifacts.backup import BackupWriter, Keyring, Manifest
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.views import VERSION
-from shoal.coordinator.controllers.finish import finish
-from shoal.coordinator.ports import Blobs, Clock, Snapshot
+from shoal.coordinator.ports import Blobs, Clock, StoreSnapshot
+from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.codes import Code, refuse
 from shoal.v1 import operator_pb2
-from shoal.wire.backup import Keyring, Manifest, Writer
 from shoal.wire.identity import identity_of_context
 from shoal.wire.limits import CHUNK_BYTES
 
-WAITING: Final = 4
+MAX_WAITING: Final = 4
 _DONE: Final = object()
 
 
-class Source(Protocol):
-    """Of ports.OpenStore."""
+class SnapshotSource(Protocol):
+    """The part of ports.OpenStore that a backup needs."""
 
-    async def snapshot(self) -> Snapshot: ...
+    async def snapshot(self) -> StoreSnapshot: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
-    """Where models lie, and which ones are whose state names them."""
+class BackupModels:
+    """The models of a backup."""
 
+    # Where the models are stored.
     blobs: Blobs
-    named: Callable[[], Iterable[str]]
+    # Returns the digests of the models that the state refers to.
+    digests: Callable[[], Iterable[str]]
 
 
 class Backups:
-    """Of one coordinator, one at a time, for which others wait. keyring: reads the CA's files; secret: what they are
-    sealed with, without which they are left out."""
+    """Backups of one coordinator, one at a time; other requests wait. keyring: reads the CA's files. secret: seals
+    them; if empty, backups contain no CA files."""
 
     def __init__(
         self,
         role: str,
         name: str,
         store_name: str,
-        store: Source,
+        store: SnapshotSource,
         clock: Clock,
         keyring: Callable[[], Keyring],
         secret: bytes,
-        models: Models | None = None,
+        models: BackupModels | None = None,
     ) -> None:
         self.role = role
         self.name = name
@@ -56,27 +58,29 @@ class Backups:
         self._keyring = keyring
         self._secret = secret
         self._models = models
-        self._making = asyncio.Lock()
-        self._asked = 0
+        self._lock = asyncio.Lock()
+        self._request_count = 0
 
     async def stream(self, *, models: bool) -> AsyncIterator[bytes]:
-        """The file, in pieces of at most CHUNK_BYTES. models: with their bytes. Raises ShoalError(OVERLOADED) where too
-        many wait, and as store and blobs do."""
-        if self._asked > WAITING:
-            raise refuse(Code.OVERLOADED, f"{self._asked} backups are asked for", "one at a time", "try again later")
-        self._asked += 1
+        """The backup file, in pieces of at most CHUNK_BYTES. models: include their bytes. Raises ShoalError(OVERLOADED)
+        if too many requests wait, and whatever the store and blobs raise."""
+        if self._request_count > MAX_WAITING:
+            raise refuse(
+                Code.OVERLOADED, f"{self._request_count} backups are asked for", "one at a time", "try again later"
+            )
+        self._request_count += 1
         try:
-            async with self._making:
+            async with self._lock:
                 async for piece in self._pieces(models):
                     for start in range(0, len(piece), CHUNK_BYTES):
                         yield piece[start : start + CHUNK_BYTES]
         finally:
-            self._asked -= 1
+            self._request_count -= 1
 
     async def _pieces(self, models: bool) -> AsyncIterator[bytes]:
         snapshot = await self._store.snapshot()
         sizes = await self._sizes() if models and self._models is not None else {}
-        writer = Writer(
+        writer = BackupWriter(
             Manifest(
                 self.role,
                 self.name,
@@ -91,12 +95,12 @@ class Backups:
         )
         yield writer.head()
         parts = writer.records((record.key, record.value) for record in snapshot.records)
-        while (part := await finish(asyncio.to_thread(next, parts, _DONE))) is not _DONE:
+        while (part := await run_to_completion(asyncio.to_thread(next, parts, _DONE))) is not _DONE:
             assert isinstance(part, bytes)
             yield part
         if self._secret:
-            keyring = await finish(asyncio.to_thread(self._keyring))
-            yield await finish(asyncio.to_thread(writer.keys, keyring, self._secret))
+            keyring = await run_to_completion(asyncio.to_thread(self._keyring))
+            yield await run_to_completion(asyncio.to_thread(writer.keys, keyring, self._secret))
         for digest, size in sizes.items():
             assert self._models is not None
             yield writer.model_head(digest)
@@ -106,16 +110,17 @@ class Backups:
         yield writer.tail()
 
     async def _sizes(self) -> dict[str, int]:
-        """Of those that are here: a follower's, or a model that another coordinator has, is nobody's loss."""
+        """Sizes of the models that are stored here. Others, which a follower or another coordinator has, are
+        skipped."""
         assert self._models is not None
-        found = {digest: await self._models.blobs.stat(digest) for digest in sorted(set(self._models.named()))}
+        found = {digest: await self._models.blobs.stat(digest) for digest in sorted(set(self._models.digests()))}
         return {digest: size for digest, size in found.items() if size is not None}
 
 
-async def backup(
+async def stream_backup(
     backups: Backups, audit: AuditTrail, request: operator_pb2.BackupRequest, context: Any
 ) -> AsyncIterator[operator_pb2.BackupChunk]:
-    """Of the operator API."""
+    """Backup of the operator API."""
     await audit.note(identity_of_context(context).uri, "Backup", backups.name, "with models" if request.models else "")
     async for data in backups.stream(models=request.models):
         yield operator_pb2.BackupChunk(data=data)

@@ -1,31 +1,35 @@
-"""What an operator asks of a coordinator or a node when something is wrong: its log, versions, flags and metrics."""
+"""Diagnostics of a coordinator or a node for an operator: log, versions, flags and metrics."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from shoal.coordinator.api.audit import AuditTrail
-from shoal.coordinator.controllers.region import Region
+from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.types.codes import Code, refuse
 from shoal.v1 import operator_pb2
 from shoal.wire.identity import identity_of_context
 
 
-class Diagnosed(Protocol):
-    """This process."""
+class ProcessDiagnostics(Protocol):
+    """What this process reports about itself."""
 
     def versions(self) -> Mapping[str, str]: ...
     def flags(self) -> Mapping[str, str]:
-        """Without a secret."""
+        """Command-line options, without secrets."""
         ...
 
     def metrics(self) -> str: ...
     def log(self, lines: int, *, follow: bool) -> AsyncIterator[tuple[str, ...]]: ...
 
 
-async def logs(
-    region: Region | None, own: Diagnosed, audit: AuditTrail, request: operator_pb2.LogsRequest, context: Any
+async def stream_logs(
+    region: RegionalCoordinator | None,
+    process: ProcessDiagnostics,
+    audit: AuditTrail,
+    request: operator_pb2.LogsRequest,
+    context: Any,
 ) -> AsyncIterator[operator_pb2.LogsReply]:
-    """region: None for a coordinator that has no nodes. Raises ShoalError(NODE_UNKNOWN | NODE_LOST | ..)."""
+    """region: None for a coordinator without nodes. Raises ShoalError(NODE_UNKNOWN | NODE_LOST | ..)."""
     await audit.note(identity_of_context(context).uri, "Logs", request.node or "coordinator", "")
     if request.node:
         if region is None:
@@ -35,13 +39,15 @@ async def logs(
                 "a region's coordinator",
                 "use the context of its region: --context, or --region",
             )
-        region.fleet.check_connected(request.node)
+        region.fleet.check_connection(request.node)
         pages = region.logs.read(request.node, request.lines, follow=request.follow)
     else:
-        pages = own.log(request.lines, follow=request.follow)
+        pages = process.log(request.lines, follow=request.follow)
     async for lines in pages:
         yield operator_pb2.LogsReply(lines=lines)
 
 
-def diagnostics(own: Diagnosed) -> operator_pb2.GetDiagnosticsReply:
-    return operator_pb2.GetDiagnosticsReply(versions=own.versions(), config=own.flags(), metrics=own.metrics())
+def diagnostics(process: ProcessDiagnostics) -> operator_pb2.GetDiagnosticsReply:
+    return operator_pb2.GetDiagnosticsReply(
+        versions=process.versions(), config=process.flags(), metrics=process.metrics()
+    )

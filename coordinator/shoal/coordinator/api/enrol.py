@@ -1,13 +1,14 @@
-"""The one service without a client certificate: a join token, or a certificate that is held, for a new certificate."""
+"""The only service without client certificates: exchanges a join token, or a held certificate, for a new
+certificate."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, NoReturn, TypeVar
 
 import structlog
 
-from shoal.coordinator.controllers.enrolment import Enrolment
-from shoal.coordinator.controllers.finish import finish
-from shoal.coordinator.controllers.renewal import Renewal
+from shoal.coordinator.controllers.identity.enrolment import Enrolment
+from shoal.coordinator.controllers.identity.renewal import CertificateRenewal
+from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.v1 import enrolment_pb2, enrolment_pb2_grpc
 from shoal.wire.identity import peer_ip
@@ -19,7 +20,7 @@ log: Final = structlog.get_logger("shoal.coordinator.enrol")
 
 
 class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
-    """address: where the link and the API listen, enrol_address: where this does, as joiners shall dial them.
+    """address: where joiners reach the link and the API. enrol_address: where they reach this service.
 
     mqtt_address: of the region's broker; empty without one.
     """
@@ -28,7 +29,7 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
         self,
         region: str,
         enrolment: Enrolment,
-        renewal: Renewal,
+        renewal: CertificateRenewal,
         address: Callable[[], str],
         enrol_address: Callable[[], str],
         mqtt_address: str = "",
@@ -43,7 +44,7 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
     async def Redeem(self, request: enrolment_pb2.RedeemRequest, context: Any) -> enrolment_pb2.RedeemReply:
         peer = peer_ip(context.peer())
         asked = self._enrolment.redeem(request.token, request.csr_pem.encode(), request.name, peer=peer)
-        redeemed = await answer("redemption", asked, peer, context)
+        redeemed = await answer_or_abort("redemption", asked, peer, context)
         log.info("enrolled", role=redeemed.role, name=redeemed.name, peer=peer)
         return enrolment_pb2.RedeemReply(
             certificate_pem=redeemed.certificate_pem.decode(),
@@ -67,7 +68,7 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
         asked = self._renewal.renew(
             request.certificate_pem.encode(), request.csr_pem.encode(), request.nonce, request.signature, peer=peer
         )
-        renewed = await answer("renewal", asked, peer, context)
+        renewed = await answer_or_abort("renewal", asked, peer, context)
         log.info("renewed", identity=renewed.identity.uri, peer=peer)
         return enrolment_pb2.RenewCertificateReply(
             certificate_pem=renewed.certificate_pem.decode(),
@@ -77,11 +78,11 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
         )
 
 
-class ElsewhereEnrolment(enrolment_pb2_grpc.EnrolmentServicer):
-    """Of a coordinator that does not lead. elsewhere: the refusal that says who does."""
+class FollowerEnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
+    """The service on a coordinator that does not lead. redirect: the refusal that names the leader."""
 
-    def __init__(self, elsewhere: Callable[[str], Refusal | None]) -> None:
-        self._elsewhere = elsewhere
+    def __init__(self, redirect: Callable[[str], Refusal | None]) -> None:
+        self._redirect = redirect
 
     async def Redeem(self, request: enrolment_pb2.RedeemRequest, context: Any) -> enrolment_pb2.RedeemReply:
         return await self._refuse("Redeem", context)
@@ -95,15 +96,15 @@ class ElsewhereEnrolment(enrolment_pb2_grpc.EnrolmentServicer):
         return await self._refuse("Renew", context)
 
     async def _refuse(self, method: str, context: Any) -> NoReturn:
-        refusal = self._elsewhere(method)
+        refusal = self._redirect(method)
         assert refusal is not None, "no method of enrolment is a follower's"
         await abort(context, refusal)
 
 
-async def answer(what: str, asked: Coroutine[Any, Any, T], peer: str, context: Any) -> T:
-    """What a stranger gets: the answer, or a coded refusal and a line in the log."""
+async def answer_or_abort(what: str, work: Coroutine[Any, Any, T], peer: str, context: Any) -> T:
+    """Gives an unauthenticated caller the answer, or a coded refusal that is also logged."""
     try:
-        return await finish(asked)
+        return await run_to_completion(work)
     except ShoalError as error:
         log.warning(f"{what} refused", peer=peer, code=error.code)
         await abort(context, error.refusal)

@@ -1,24 +1,26 @@
-"""Events as the operator API streams them, of a region or of a federation."""
+"""Events as the operator API streams them, for a region or a federation."""
 
 from collections.abc import AsyncIterator
 from typing import Final
 
 from shoal.coordinator.api import views
-from shoal.coordinator.controllers.events import EventLog
+from shoal.coordinator.controllers.log.events import EventLog
 from shoal.v1 import operator_pb2
 
-EVENTS_MOST: Final = 10_000
+MAX_EVENTS: Final = 10_000
 
 
-async def events(log: EventLog, request: operator_pb2.EventsRequest) -> AsyncIterator[operator_pb2.Event]:
-    """Those after `request.after`; for ever where it follows."""
-    if request.follow:
-        async for event in log.follow(request.after):
+async def stream_events(log: EventLog, request: operator_pb2.EventsRequest) -> AsyncIterator[operator_pb2.Event]:
+    """The newest `limit` events after `request.after`; if the request follows, then each new event."""
+    after = request.after
+    if request.limit or not request.follow:
+        for event in await log.events_after(after, min(request.limit or MAX_EVENTS, MAX_EVENTS)):
+            after = event.sequence
             yield views.event_view(event)
-        return
-    for event in await log.past(request.after, min(request.limit or EVENTS_MOST, EVENTS_MOST)):
-        yield views.event_view(event)
+    if request.follow:
+        async for event in log.follow(after):
+            yield views.event_view(event)
 
 
-async def newest(log: EventLog) -> list[operator_pb2.Event]:
-    return [views.event_view(event) for event in await log.past(0, EVENTS_MOST)]
+async def newest_events(log: EventLog) -> list[operator_pb2.Event]:
+    return [views.event_view(event) for event in await log.events_after(0, MAX_EVENTS)]

@@ -1,4 +1,4 @@
-"""The federation's services: what members ask of it, and the one where strangers become members."""
+"""The federation's services: requests of members, and the service that admits new members."""
 
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -6,16 +6,16 @@ from typing import Any, Final, TypeVar
 import structlog
 from cryptography import x509
 
-from shoal.coordinator.api.enrol import answer
-from shoal.coordinator.controllers.enrolment import REGION, Enrolment
-from shoal.coordinator.controllers.federation import FederationController
-from shoal.coordinator.ports import Clock, Heard
+from shoal.coordinator.api.enrol import answer_or_abort
+from shoal.coordinator.controllers.federation.service import FederationController
+from shoal.coordinator.controllers.identity.enrolment import REGION, Enrolment
+from shoal.coordinator.ports import Clock, VerifiedMessage
 from shoal.types.agreement import ReportContent
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.offer import Advertisement, Directory, Member, Solicitation
 from shoal.v1 import federation_pb2, federation_pb2_grpc
-from shoal.wire import nouns, said
-from shoal.wire.identity import UNREADABLE, check_name, identity_of_context, peer_ip
+from shoal.wire import nouns, signed_envelope
+from shoal.wire.identity import CERTIFICATE_ERRORS, check_name, identity_of_context, peer_ip
 
 Noun = TypeVar("Noun")
 
@@ -25,7 +25,7 @@ log: Final = structlog.get_logger("shoal.coordinator.federation")
 
 
 class FederationService(federation_pb2_grpc.FederationServicer):
-    """name: the federation's. The port's guard has judged the caller's certificate by the roots of its region."""
+    """name: the federation's. The port's guard has checked the caller's certificate against its region's CAs."""
 
     def __init__(self, name: str, controller: FederationController, clock: Clock) -> None:
         self._name = name
@@ -36,39 +36,41 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         if len(request.content) > ADVERTISEMENT_BYTES:
             raise _invalid(f"{len(request.content)} bytes, at most {ADVERTISEMENT_BYTES}")
         try:
-            heard = self._hear(request, Advertisement, context)
+            heard = self._verify(request, Advertisement, context)
         except ShoalError as error:
-            if error.code is Code.MESSAGE_INVALID:
+            if error.code in (Code.MESSAGE_INVALID, Code.FIELD_TOO_MANY):
                 raise _invalid(error.refusal.found) from error
             raise
-        directory = await self._controller.advertised(heard)
-        return federation_pb2.AdvertiseReply(directory=_shown(directory), lease_s=heard.what.lease_s)
+        directory = await self._controller.advertise(heard)
+        return federation_pb2.AdvertiseReply(directory=_directory_to_wire(directory), lease_s=heard.content.lease_s)
 
     async def Solicit(self, request: federation_pb2.Said, context: Any) -> federation_pb2.SolicitReply:
-        heard = self._hear(request, Solicitation, context, to=said.ANYONE)
-        answers = await self._controller.solicited(heard)
+        heard = self._verify(request, Solicitation, context, to=signed_envelope.ANYONE)
+        answers = await self._controller.solicit(heard)
         return federation_pb2.SolicitReply(answers=[federation_pb2.Said.FromString(each.evidence) for each in answers])
 
     async def Report(self, request: federation_pb2.Said, context: Any) -> federation_pb2.ReportReply:
-        heard = self._hear(request, ReportContent, context)
-        return federation_pb2.ReportReply(next_sequence=await self._controller.reported(heard))
+        heard = self._verify(request, ReportContent, context)
+        return federation_pb2.ReportReply(next_sequence=await self._controller.report(heard))
 
     async def Update(self, request: federation_pb2.Said, context: Any) -> federation_pb2.UpdateReply:
-        heard = self._hear(request, Member, context)
-        check_authorities(heard.what.roots)
-        return federation_pb2.UpdateReply(directory=_shown(await self._controller.updated(heard)))
+        heard = self._verify(request, Member, context)
+        check_authorities(heard.content.roots)
+        return federation_pb2.UpdateReply(directory=_directory_to_wire(await self._controller.update(heard)))
 
     async def Leave(self, request: federation_pb2.LeaveRequest, context: Any) -> federation_pb2.LeaveReply:
-        await self._controller.left(identity_of_context(context).region)
+        await self._controller.remove(identity_of_context(context).region)
         return federation_pb2.LeaveReply()
 
-    def _hear(self, request: federation_pb2.Said, kind: type[Noun], context: Any, *, to: str = "") -> Heard[Noun]:
+    def _verify(
+        self, request: federation_pb2.Said, kind: type[Noun], context: Any, *, to: str = ""
+    ) -> VerifiedMessage[Noun]:
         caller = identity_of_context(context)
         if caller.region != request.by:
-            raise said.mismatch(f"{caller.region} with what {request.by!r:.80} says", caller.region)
+            raise signed_envelope.region_mismatch(f"{caller.region} with what {request.by!r:.80} says", caller.region)
         roots_of, wall = self._controller.roots_of, self._clock.wall()
-        what = said.hear(request, kind, to=to or self._name, roots_of=roots_of, wall=wall)
-        return Heard(request.by, what, request.SerializeToString())
+        what = signed_envelope.verify_envelope(request, kind, to=to or self._name, roots_of=roots_of, wall=wall)
+        return VerifiedMessage(request.by, what, request.SerializeToString())
 
 
 class JoiningService(federation_pb2_grpc.JoiningServicer):
@@ -92,7 +94,7 @@ class JoiningService(federation_pb2_grpc.JoiningServicer):
 
     async def Join(self, request: federation_pb2.JoinRequest, context: Any) -> federation_pb2.JoinReply:
         peer = peer_ip(context.peer())
-        directory = await answer("joining", self._join(request, peer), peer, context)
+        directory = await answer_or_abort("joining", self._join(request, peer), peer, context)
         log.info("joined", region=request.region, address=request.address, peer=peer)
         return federation_pb2.JoinReply(
             federation=self._name, address=self._address(), roots=self._roots(), directory=nouns.to_wire(directory)
@@ -103,9 +105,9 @@ class JoiningService(federation_pb2_grpc.JoiningServicer):
         member = Member(check_name(request.region, "region"), request.address, roots, request.residency)
         check_authorities(roots)
         proof, wall = request.proof, self._clock.wall()
-        said.check(proof, said.JOIN, to=self._name, roots_of=lambda region: roots, wall=wall)
+        signed_envelope.check(proof, signed_envelope.JOIN, to=self._name, roots_of=lambda region: roots, wall=wall)
         if (proof.by, proof.content) != (member.region, request.token.encode()):
-            raise said.mismatch(f"a proof by {proof.by!r:.80}, or over another token", member.region)
+            raise signed_envelope.region_mismatch(f"a proof by {proof.by!r:.80}, or over another token", member.region)
         try:
             return await self._enrolment.spend(
                 request.token,
@@ -115,7 +117,7 @@ class JoiningService(federation_pb2_grpc.JoiningServicer):
                 peer=peer,
             )
         except ShoalError as error:
-            # The reply to it may have been lost: who holds the same CA may ask again.
+            # The first reply may have been lost, so the holder of the same CA may redeem the token again.
             if error.code is not Code.TOKEN_USED or self._controller.roots_of(member.region) != roots:
                 raise
             return self._controller.directory()
@@ -127,13 +129,13 @@ def check_authorities(pems: tuple[str, ...]) -> None:
         try:
             (certificate,) = x509.load_pem_x509_certificates(pem.encode())
             authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-        except UNREADABLE:
+        except CERTIFICATE_ERRORS:
             authority = False
         if not authority:
             raise refuse(Code.FIELD_INVALID, "something else than a CA's certificate", "the region's CAs, in PEM", "")
 
 
-def _shown(directory: Directory | None) -> Any:
+def _directory_to_wire(directory: Directory | None) -> Any:
     return None if directory is None else nouns.to_wire(directory)
 
 

@@ -1,9 +1,9 @@
-"""Model bytes by digest over HTTPS, for agents whose link is MQTT: a broker carries messages, not models.
+"""Model bytes by digest over HTTPS, for agents on the MQTT link: a broker carries messages, not models.
 
 `PUT /v1/recordings/ASSIGNMENT/sha256:MODEL/sha256:PACK` is Artifacts.Record: 204.
 
-`GET /v1/models/sha256:HEX` with a client certificate of the region; `Range: bytes=N-` resumes. Whom it serves what is
-decided as for Artifacts.Fetch, request by request. A refusal's body is JSON: code, found, asked, remedy.
+`GET /v1/models/sha256:HEX` needs a client certificate of the region; `Range: bytes=N-` resumes. The rules are those of
+Artifacts.Fetch, checked at each request. A refusal's body is JSON: code, found, asked, remedy.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from shoal.coordinator.api.artifacts import may_fetch, take_recording
+from shoal.coordinator.api.artifacts import may_fetch, receive_recording
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.authorise import FETCH, RECORD
-from shoal.coordinator.controllers.models import unknown_model
-from shoal.coordinator.controllers.region import Region
+from shoal.coordinator.controllers.documents.models import unknown_model
+from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.ports import Meter
+from shoal.host import file_descriptors
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Bytes
-from shoal.wire import descriptors
 from shoal.wire.handshake import PemFiles
 from shoal.wire.identity import Identity, identity_of_der
 from shoal.wire.status import http_status
 
 HANDSHAKE_S: Final = 10.0
 STALL_S: Final = 30.0
-"""A reader that takes nothing for so long is cut off."""
+"""Seconds after which a reader that takes nothing is disconnected."""
 _RANGE: Final = re.compile(r"bytes=(\d{1,18})-")
 
 Behaviour = Callable[[web.Request, Identity], Awaitable[web.StreamResponse]]
@@ -41,10 +41,16 @@ log: Final = structlog.get_logger("shoal.coordinator.models")
 
 
 class ModelServer:
-    """admit: refuses a caller (dates, region, role, revocation) on each request, as of a method; raises ShoalError."""
+    """admit: checks a caller (dates, region, role, revocation) at each request, as for this gRPC method; raises
+    ShoalError."""
 
     def __init__(
-        self, region: Region, files: PemFiles, admit: Callable[[str, Identity], None], audit: AuditTrail, meter: Meter
+        self,
+        region: RegionalCoordinator,
+        files: PemFiles,
+        admit: Callable[[str, Identity], None],
+        audit: AuditTrail,
+        meter: Meter,
     ) -> None:
         self._region = region
         self._files = files
@@ -58,7 +64,7 @@ class ModelServer:
         self._server: asyncio.Server | None = None
 
     def refresh(self) -> None:
-        """Takes certificate and authorities from their files for the connections to come."""
+        """Reloads certificate and CAs from their files, for new connections."""
         self._context.load_cert_chain(self._files.certificate, self._files.key)
         self._context.load_verify_locations(self._files.ca)
 
@@ -77,9 +83,9 @@ class ModelServer:
             port,
             ssl=self._context,
             ssl_handshake_timeout=HANDSHAKE_S,
-            backlog=descriptors.ACCEPTED_AT_ONCE,
+            backlog=file_descriptors.ACCEPTS_PER_TURN,
         )
-        descriptors.widen(self._server)
+        file_descriptors.set_backlog(self._server)
         listening: int = self._server.sockets[0].getsockname()[1]
         return listening
 
@@ -118,7 +124,7 @@ class ModelServer:
         answer.content_type = "application/octet-stream"
         try:
             await answer.prepare(request)
-            async for data in self._region.workloads.fetches.counted(identity.name, digest, chunks):
+            async for data in self._region.workloads.fetches.track(identity.name, digest, chunks):
                 async with asyncio.timeout(STALL_S):
                     await answer.write(data)
         except (TimeoutError, ConnectionError) as error:
@@ -129,7 +135,7 @@ class ModelServer:
 
     async def _record(self, request: web.Request, identity: Identity) -> web.StreamResponse:
         named, size = request.match_info, Bytes(request.content_length or 0)
-        await take_recording(
+        await receive_recording(
             self._region, self._audit, identity, named["assignment"], named["model"], size, named["digest"],
             _body(request),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The operator API: what the command line, scripts and the dashboard call. Each change leaves an audit entry."""
+"""The operator API for the command line, scripts and the dashboard. Each change leaves an audit entry."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
@@ -6,24 +6,27 @@ from typing import Any, Final, Protocol
 
 from shoal.coordinator.api import views
 from shoal.coordinator.api.audit import AuditTrail
-from shoal.coordinator.api.backup import Backups, backup
-from shoal.coordinator.api.diagnostics import Diagnosed, diagnostics, logs
-from shoal.coordinator.api.events import events, newest
-from shoal.coordinator.api.migrations import migration_view, migration_views, unmoved_view
-from shoal.coordinator.api.prospects import prospect_view
-from shoal.coordinator.controllers import doctor, revisions
-from shoal.coordinator.controllers.catalog import DocumentKey
-from shoal.coordinator.controllers.enrolment import BEARER, Enrolment
-from shoal.coordinator.controllers.following import Following
-from shoal.coordinator.controllers.members import Members
-from shoal.coordinator.controllers.membership import Membership
-from shoal.coordinator.controllers.outlook import outlooks
-from shoal.coordinator.controllers.prospects import prospect
-from shoal.coordinator.controllers.region import Region
+from shoal.coordinator.api.backup import Backups, stream_backup
+from shoal.coordinator.api.can_move import can_move_view
+from shoal.coordinator.api.compute_pool import ComputePool
+from shoal.coordinator.api.diagnostics import ProcessDiagnostics, diagnostics, stream_logs
+from shoal.coordinator.api.events import newest_events, stream_events
+from shoal.coordinator.api.migrations import held_move_view, migration_view, migration_views
+from shoal.coordinator.controllers.documents import revisions
+from shoal.coordinator.controllers.documents.catalog import DocumentKey
+from shoal.coordinator.controllers.federation.membership import FederationMembership
+from shoal.coordinator.controllers.identity.enrolment import BEARER, Enrolment
+from shoal.coordinator.controllers.queries.can_move import CanMoveResult, can_move
+from shoal.coordinator.controllers.queries.delegation import delegation_previews
+from shoal.coordinator.controllers.region import doctor
+from shoal.coordinator.controllers.region.follower import Follower
+from shoal.coordinator.controllers.region.region import RegionalCoordinator
+from shoal.coordinator.controllers.region.trust import TrustController
+from shoal.coordinator.core.fleet.labels import LabelGrant
 from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.signals.model import SignalName
-from shoal.coordinator.core.workloads.delivered import delivered
+from shoal.coordinator.core.workloads.service_reports import service_report
 from shoal.coordinator.ports import Clock, Store
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
@@ -47,61 +50,63 @@ _KINDS_LISTED: Final = (
     "ledger",
     *LISTS,
 )
-LEDGER_MOST: Final = 2_000
-"""The newest; an entry carries what its counterpart signed, and one answer holds 4 MiB."""
+MAX_LEDGER_ENTRIES: Final = 2_000
+"""Most ledger entries in one reply, the newest: an entry carries what its counterpart signed, and a reply holds 4
+MiB."""
 
 
-class Trading(Protocol):
-    """What the API shows and changes of a region that is, or may come to be, in a federation."""
+class FederationJoiner(Protocol):
+    """A region's membership of a federation, which the API shows and changes."""
 
     @property
-    def membership(self) -> Membership: ...
+    def membership(self) -> FederationMembership: ...
     async def join(self, address: str, token: str, actor: str) -> None:
-        """Raises ShoalError as `Membership.join` does."""
+        """Raises ShoalError as `FederationMembership.join` does."""
         ...
 
 
-class Seat(Protocol):
-    """Where this coordinator listens for operators; and where all of the region do, for these and for who enrols or
-    renews (with commas)."""
+class CoordinatorAddresses(Protocol):
+    """Where operators reach this coordinator, and where they, joiners and renewing nodes reach any of the region's
+    coordinators. The latter are separated by commas."""
 
     @property
     def link_address(self) -> str: ...
     @property
-    def links(self) -> str: ...
+    def link_addresses(self) -> str: ...
     @property
-    def enrols(self) -> str: ...
+    def enrol_addresses(self) -> str: ...
 
 
 class OperatorService(operator_pb2_grpc.OperatorServicer):
-    """following: of a coordinator that does not lead."""
+    """follower: set for a coordinator that does not lead, else None."""
 
     def __init__(
         self,
-        region: Region,
+        region: RegionalCoordinator,
         enrolment: Enrolment,
-        members: Members,
+        members: TrustController,
         store: Store,
         clock: Clock,
         audit: AuditTrail,
-        seat: Seat,
-        own: Diagnosed,
+        addresses: CoordinatorAddresses,
+        process: ProcessDiagnostics,
         *,
-        following: Following | None = None,
-        trading: Trading | None = None,
+        follower: Follower | None = None,
+        federation: FederationJoiner | None = None,
         backups: Backups | None = None,
     ) -> None:
         self._region = region
         self._backups = backups
-        self._own = own
-        self._trading = trading
+        self._process = process
+        self._federation_or_none = federation
         self._members = members
-        self._seat = seat
+        self._addresses = addresses
         self._audit = audit
         self._enrolment = enrolment
         self._store = store
         self._clock = clock
-        self._following = following
+        self._follower = follower
+        self._compute_pool = ComputePool()
 
     async def WhoAmI(self, request: operator_pb2.WhoAmIRequest, context: Any) -> operator_pb2.WhoAmIReply:
         identity = identity_of_context(context)
@@ -116,51 +121,57 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             name=identity.name,
             certificate_expires_at=identity.not_after,
             version=views.VERSION,
-            history=self._region.truth.history,
-            term=self._region.truth.term,
+            history=self._region.fence.history,
+            term=self._region.fence.term,
             gateways_grpc=[node.grpc_address for node in gateways],
             gateways_rest=[node.rest_address for node in gateways],
             gateways_token=[node.token_address for node in gateways],
-            enrol_address=self._seat.enrols,
-            leader=self._following.leader if self._following is not None else "",
-            follows=self._following is not None,
-            coordinators=self._seat.links.split(","),
+            enrol_address=self._addresses.enrol_addresses,
+            leader=self._follower.leader if self._follower is not None else "",
+            follows=self._follower is not None,
+            coordinators=self._addresses.link_addresses.split(","),
         )
 
     async def Plan(self, request: operator_pb2.PlanRequest, context: Any) -> operator_pb2.PlanReply:
         actor = identity_of_context(context).uri
-        texts, digests = await self._asked(request)
+        texts, digests = await self._read_documents(request)
         back = request.HasField("rollback")
-        planned = self._region.workloads.plan(texts, digests, actor, back=back)
+        compute = partial(self._compute_pool.run, actor)
+        planned = await self._region.workloads.plan(texts, digests, actor, back=back, compute=compute)
         plans = planned.plan.workloads if planned.plan is not None else ()
-        found = await outlooks(self._region.trades, planned.proposal.catalog, plans)
-        return views.plan_view(planned, self._clock.wall(), self._region.signals.refusals, found)
+        found = await delegation_previews(self._region.origin, planned.proposal.catalog, plans)
+        fleet, wall, refusals = self._region.fleet.fleet, self._clock.wall(), dict(self._region.signals.refusals)
+        return await compute(lambda: views.plan_view(planned, fleet, wall, refusals, found))
 
     async def Apply(self, request: operator_pb2.ApplyRequest, context: Any) -> operator_pb2.ApplyReply:
         actor = identity_of_context(context).uri
-        texts, digests = await self._asked(request)
+        texts, digests = await self._read_documents(request)
         back = request.HasField("rollback")
-        applied = await self._region.workloads.apply(texts, digests, request.plan_hash, actor, back=back)
-        outcome = "stale" if applied.stale else "refused" if applied.planned.problems else "applied"
-        names = ", ".join(f"{change.kind} {change.name}" for change in applied.planned.documents)
+        compute = partial(self._compute_pool.run, actor)
+        applied = await self._region.workloads.apply(
+            texts, digests, request.plan_hash, actor, back=back, compute=compute
+        )
+        outcome = "stale" if applied.plan_differences else "refused" if applied.plan_result.problems else "applied"
+        names = ", ".join(f"{change.kind} {change.name}" for change in applied.plan_result.documents)
         await self._audit.note(actor, "Rollback" if back else "Apply", names, outcome)
+        fleet, wall, refusals = self._region.fleet.fleet, self._clock.wall(), dict(self._region.signals.refusals)
         return operator_pb2.ApplyReply(
-            problems=[views.problem_view(problem) for problem in applied.planned.problems],
-            plan=views.plan_view(applied.planned, self._clock.wall(), self._region.signals.refusals),
-            stale=applied.stale,
+            problems=[views.problem_view(problem) for problem in applied.plan_result.problems],
+            plan=await compute(lambda: views.plan_view(applied.plan_result, fleet, wall, refusals)),
+            stale=applied.plan_differences,
             revision=applied.revision,
         )
 
-    async def _asked(
+    async def _read_documents(
         self, request: operator_pb2.PlanRequest | operator_pb2.ApplyRequest
     ) -> tuple[Sequence[tuple[str, str]], Mapping[str, str]]:
-        """Texts and digests, as they were sent or as an earlier revision has them."""
+        """Texts and digests, as sent or as an earlier revision has them."""
         if not request.HasField("rollback"):
             return [(document.name, document.text) for document in request.documents], dict(request.digests)
         if request.documents or request.digests:
             raise refuse(Code.INVALID_ARGUMENT, "documents beside a rollback", "one of them", "ask for one at a time")
         catalog, to = self._region.workloads.catalog, request.rollback
-        return await revisions.proposed(self._store, catalog, _key(to.workload), to.revision)
+        return await revisions.rollback_documents(self._store, catalog, _key(to.workload), to.revision)
 
     async def History(self, request: operator_pb2.HistoryRequest, context: Any) -> operator_pb2.HistoryReply:
         catalog = self._region.workloads.catalog
@@ -168,10 +179,10 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         return operator_pb2.HistoryReply(revisions=[views.revision_view(revision) for revision in found])
 
     async def Get(self, request: operator_pb2.GetRequest, context: Any) -> operator_pb2.GetReply:
-        if self._following is not None and (refusal := self._following.elsewhere("Get", request.kind)) is not None:
+        if self._follower is not None and (refusal := self._follower.redirect("Get", request.kind)) is not None:
             raise ShoalError(refusal)
-        as_of = self._following.revision if self._following is not None else 0
-        found = await self._listed(request.kind, request.name, request.tenant)
+        as_of = self._follower.revision if self._follower is not None else 0
+        found = await self._list(request.kind, request.name, request.tenant)
         if request.name or request.tenant:
             _filter(found, request.name, request.tenant)
             if request.name and not found.ListFields():
@@ -182,8 +193,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                     "one that is listed",
                     f"see `shoal get {request.kind}`",
                 )
-        if self._following is not None:
-            found.served_by, found.as_of = self._seat.link_address, as_of
+        if self._follower is not None:
+            found.served_by, found.as_of = self._addresses.link_address, as_of
         return found
 
     async def Delete(self, request: operator_pb2.DeleteRequest, context: Any) -> operator_pb2.DeleteReply:
@@ -209,21 +220,23 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         key = _key(request.workload)
         plan = controller.explain(key)
         listed = [view for view in views.workload_views(controller, fleet) if _key(view.workload) == key]
-        found = await outlooks(self._region.trades, controller.catalog, (plan,))
+        found = await delegation_previews(self._region.origin, controller.catalog, (plan,))
         return operator_pb2.ExplainReply(
-            plan=views.workload_plan_view(plan, found.get(key)),
+            plan=views.workload_plan_view(plan, fleet, found.get(key)),
             workload=listed[0] if listed else None,
-            placements=views.placement_views(controller, fleet, controller.explained(), key),
+            placements=views.placement_views(controller, fleet, controller.explain_all(), key),
             signals=self._signals(),
-            unmoved=[unmoved_view(each) for each in controller.unmoved(key)],
+            unmoved=[held_move_view(each, fleet) for each in controller.reasons_to_stay(key)],
         )
 
     async def CanMove(self, request: operator_pb2.CanMoveRequest, context: Any) -> operator_pb2.CanMoveReply:
         key = WorkloadKey(request.tenant or "default", request.name)
-        joined = self._trading.membership.joined if self._trading is not None else None
+        return can_move_view(await self._can_move(key, request.to), self._region.fleet.fleet)
+
+    async def _can_move(self, key: WorkloadKey, to: str) -> CanMoveResult:
+        joined = self._federation_or_none.membership.current if self._federation_or_none is not None else None
         regions = {member.region for member in joined.directory.members} if joined is not None else set[str]()
-        region = self._region
-        return prospect_view(await prospect(region.workloads, region.trades, regions, key, request.to))
+        return await can_move(self._region.workloads, self._region.origin, regions, key, to)
 
     async def Cordon(self, request: operator_pb2.CordonRequest, context: Any) -> operator_pb2.CordonReply:
         actor = identity_of_context(context).uri
@@ -236,9 +249,12 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         key = _key(request.workload)
         aim = Aim.parse(request.to)
         if aim.node not in self._region.fleet.fleet.nodes and aim.node in self._region.regions:
-            begun = await self._region.moving.cross(key, aim, actor, replica=request.replica)
+            self._region.moves.cross_region_source(key, aim, request.replica)
+            if aim.node != self._region.config.name and (refusal := (await self._can_move(key, request.to)).refusal):
+                raise ShoalError(refusal)
+            begun = await self._region.moves.migrate_to_region(key, aim, actor, replica=request.replica)
         else:
-            begun = await self._region.moving.migrate(key, aim, actor, replica=request.replica)
+            begun = await self._region.moves.migrate(key, aim, actor, replica=request.replica)
         await self._audit.note(actor, "Migrate", f"{key} to {request.to}", begun.id)
         return operator_pb2.MigrateReply(migration=self._migration(begun))
 
@@ -247,55 +263,57 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     ) -> operator_pb2.CancelMigrationReply:
         actor = identity_of_context(context).uri
         key = _key(request.workload) if request.HasField("workload") else None
-        after = await self._region.moving.cancel(request.id, actor, key)
+        after = await self._region.moves.cancel(request.id, actor, key)
         await self._audit.note(actor, "CancelMigration", request.id, after.stage)
         return operator_pb2.CancelMigrationReply(migration=self._migration(after))
 
     async def Drain(self, request: operator_pb2.DrainRequest, context: Any) -> operator_pb2.DrainReply:
         actor = identity_of_context(context).uri
-        drained = await self._region.moving.drain(request.node, actor)
-        await self._audit.note(actor, "Drain", request.node, f"{len(drained.begun)} moves begun")
+        drained = await self._region.moves.drain(request.node, actor)
+        await self._audit.note(actor, "Drain", request.node, f"{len(drained.migrations)} moves begun")
         return operator_pb2.DrainReply(
             node=await self._node(request.node),
-            migrations=[self._migration(each) for each in drained.begun],
+            migrations=[self._migration(each) for each in drained.migrations],
             unmoved=[
                 operator_pb2.UnmovedReplica(assignment=name, reason=views.refusal_view(refusal))
-                for name, refusal in sorted(drained.unmoved.items())
+                for name, refusal in sorted(drained.refusals.items())
             ],
         )
 
     def _migration(self, migration: Migration) -> operator_pb2.MigrationView:
-        return migration_view(self._region.workloads, migration, self._clock.now(), self._clock.wall())
+        region, now, wall = self._region, self._clock.now(), self._clock.wall()
+        return migration_view(region.workloads, region.fleet.fleet, migration, now, wall)
 
     async def Events(self, request: operator_pb2.EventsRequest, context: Any) -> AsyncIterator[operator_pb2.Event]:
-        async for event in events(self._region.events, request):
+        async for event in stream_events(self._region.events, request):
             yield event
 
     async def Logs(self, request: operator_pb2.LogsRequest, context: Any) -> AsyncIterator[operator_pb2.LogsReply]:
-        async for reply in logs(self._region, self._own, self._audit, request, context):
+        async for reply in stream_logs(self._region, self._process, self._audit, request, context):
             yield reply
 
     async def Trace(self, request: operator_pb2.TraceRequest, context: Any) -> operator_pb2.TraceReply:
         found = await self._region.traces.find(request.id)
-        return operator_pb2.TraceReply(trace=found.trace, spans=map(to_wire, found.spans), silent=found.silent)
+        return operator_pb2.TraceReply(trace=found.trace, spans=map(to_wire, found.spans), silent=found.silent_nodes)
 
     async def GetDiagnostics(
         self, request: operator_pb2.GetDiagnosticsRequest, context: Any
     ) -> operator_pb2.GetDiagnosticsReply:
-        return diagnostics(self._own)
+        return diagnostics(self._process)
 
     async def Backup(
         self, request: operator_pb2.BackupRequest, context: Any
     ) -> AsyncIterator[operator_pb2.BackupChunk]:
-        assert self._backups is not None  # what follows is not asked
-        async for chunk in backup(self._backups, self._audit, request, context):
+        assert self._backups is not None  # never None here: the guard redirects this call on a follower
+        async for chunk in stream_backup(self._backups, self._audit, request, context):
             yield chunk
 
     async def CreateToken(
         self, request: operator_pb2.CreateTokenRequest, context: Any
     ) -> operator_pb2.CreateTokenReply:
         actor = identity_of_context(context).uri
-        created = await self._enrolment.create(request.role, request.name, request.valid_s, actor)
+        grant = LabelGrant(dict(request.labels), tuple(request.allow_labels))
+        created = await self._enrolment.create(request.role, request.name, request.valid_s, actor, grant)
         if request.role == BEARER:
             await self._region.workloads.load_credentials()
         await self._audit.note(actor, "CreateToken", created.id, f"{request.role} {request.name}".strip())
@@ -303,10 +321,12 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
 
     async def Doctor(self, request: operator_pb2.DoctorRequest, context: Any) -> operator_pb2.DoctorReply:
         reply = operator_pb2.DoctorReply()
-        for checks in (doctor.examine(self._region, self._store), doctor.examine_members(self._members)):
+        for checks in (doctor.examine(self._region, self._store), doctor.examine_certificates(self._members)):
             async for check in checks:
                 reply.checks.append(views.check_view(check.component, check.name, check.refusal))
-        for name, refusal in self._trading.membership.examine() if self._trading is not None else ():
+        for name, refusal in (
+            self._federation_or_none.membership.examine() if self._federation_or_none is not None else ()
+        ):
             reply.checks.append(views.check_view("federation", name, refusal))
         return reply
 
@@ -314,14 +334,22 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         actor = identity_of_context(context).uri
         if not request.reason.strip():
             raise refuse(Code.FIELD_MISSING, "no reason", "why, for the audit log", "add --reason TEXT")
-        serials = await self._members.revoke(request.name, request.role, request.reason, actor)
-        await self._audit.note(actor, "Revoke", f"{request.role} {request.name}".strip(), request.reason[:200])
-        return operator_pb2.RevokeReply(serials=serials)
+        keeps = request.keep_enrolled
+        if request.dry_run:
+            return views.revocation_view(
+                await self._members.preview_revocation(request.name, request.role, keep_enrolled=keeps)
+            )
+        ended = await self._members.revoke(
+            request.name, request.role, request.reason, actor, keep_enrolled=keeps, force=request.force
+        )
+        outcome = f"{len(ended)} ended: {request.reason[:200]}"
+        await self._audit.note(actor, "Revoke", f"{request.role} {request.name}".strip(), outcome)
+        return views.revocation_view(ended)
 
     async def Settle(self, request: operator_pb2.SettleRequest, context: Any) -> operator_pb2.SettleReply:
         actor = identity_of_context(context).uri
         keep = request.keep or "running"
-        await self._members.settle(request.node, keep, actor)
+        await self._members.resolve_duplicate(request.node, keep, actor)
         await self._audit.note(actor, "Settle", request.node, f"keep {keep}")
         return operator_pb2.SettleReply(node=await self._node(request.node))
 
@@ -331,22 +359,31 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         await self._audit.note(actor, "Release", request.node, "released")
         return operator_pb2.ReleaseNodeReply(node=await self._node(request.node))
 
+    async def Label(self, request: operator_pb2.LabelNodeRequest, context: Any) -> operator_pb2.LabelNodeReply:
+        actor = identity_of_context(context).uri
+        if not request.set and not request.remove:
+            raise refuse(Code.FIELD_MISSING, "no label", "labels to set or remove", "shoal node label NODE site=shop")
+        await self._region.fleet.label(request.node, dict(request.set), set(request.remove), actor)
+        words = [*sorted(request.set), *(f"{name}-" for name in sorted(request.remove))]
+        await self._audit.note(actor, "Label", request.node, " ".join(words)[:200])
+        return operator_pb2.LabelNodeReply(node=await self._node(request.node))
+
     async def ClearModel(self, request: operator_pb2.ClearModelRequest, context: Any) -> operator_pb2.ClearModelReply:
         actor = identity_of_context(context).uri
         if request.allow_version:
-            lines = await self._region.models.allow(request.model, request.allow_version, actor)
+            lines = await self._region.models.allow_rollback(request.model, request.allow_version, actor)
             allowed = f"version {request.allow_version} allowed again for {'; '.join(lines)}"
             await self._audit.note(actor, "ClearModel", request.model, allowed)
             return operator_pb2.ClearModelReply()
         poisoned = await self._region.workloads.clear(request.model, actor)
-        cleared = (*poisoned, *await self._region.moving.clear(request.model, actor))
+        cleared = (*poisoned, *await self._region.moves.clear(request.model, actor))
         await self._audit.note(actor, "ClearModel", request.model, "; ".join(cleared) or "nothing was held against it")
         return operator_pb2.ClearModelReply(cleared=cleared)
 
     async def GetAuthority(
         self, request: operator_pb2.GetAuthorityRequest, context: Any
     ) -> operator_pb2.GetAuthorityReply:
-        return views.authority_view(await self._members.rotation(), len(self._members.revoked))
+        return views.authority_view(await self._members.rotation(), len(self._members.revocation_list))
 
     async def RotateAuthority(
         self, request: operator_pb2.RotateAuthorityRequest, context: Any
@@ -354,7 +391,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         actor = identity_of_context(context).uri
         await self._members.rotate(request.stage, actor)
         await self._audit.note(actor, "RotateAuthority", self._region.config.name, request.stage or "begun")
-        rotation = views.authority_view(await self._members.rotation(), len(self._members.revoked))
+        rotation = views.authority_view(await self._members.rotation(), len(self._members.revocation_list))
         return operator_pb2.RotateAuthorityReply(authority=rotation)
 
     async def SetSignal(self, request: operator_pb2.SetSignalRequest, context: Any) -> operator_pb2.SetSignalReply:
@@ -368,10 +405,10 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             )
         name = SignalName(request.name)
         if request.value:
-            await self._region.signals.set(name, request.value, actor)
+            await self._region.signals.set_override(name, request.value, actor)
             outcome = f"set to {request.value:.80}"
         else:
-            cleared = await self._region.signals.clear(name, actor)
+            cleared = await self._region.signals.clear_override(name, actor)
             outcome = "cleared" if cleared else "nothing was set"
         await self._audit.note(actor, "SetSignal", name, outcome)
         shown = next(view for view in self._signals() if view.name == name)
@@ -379,14 +416,14 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
 
     def _signals(self) -> list[operator_pb2.SignalView]:
         signals = self._region.signals
-        return views.signal_views(signals.now(), signals.refusals, self._clock.wall())
+        return views.signal_views(signals.current(), signals.refusals, self._clock.wall())
 
     async def JoinFederation(
         self, request: operator_pb2.JoinFederationRequest, context: Any
     ) -> operator_pb2.JoinFederationReply:
         actor = identity_of_context(context).uri
-        await self._trade.join(request.address, request.token, actor)
-        federation = views.federation_view(self._trade.membership)
+        await self._federation.join(request.address, request.token, actor)
+        federation = views.federation_view(self._federation.membership)
         await self._audit.note(actor, "JoinFederation", federation.federation, request.address[:120])
         return operator_pb2.JoinFederationReply(federation=federation)
 
@@ -394,33 +431,33 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         self, request: operator_pb2.LeaveFederationRequest, context: Any
     ) -> operator_pb2.LeaveFederationReply:
         actor = identity_of_context(context).uri
-        joined = self._trade.membership.joined
+        joined = self._federation.membership.current
         if request.drain and joined is not None:
             return operator_pb2.LeaveFederationReply(agreements=self._region.drain())
-        await self._trade.membership.leave(actor, forget=request.forget)
+        await self._federation.membership.leave(actor, forget=request.forget)
         await self._audit.note(actor, "LeaveFederation", joined.federation if joined else "", "left")
         return operator_pb2.LeaveFederationReply()
 
     async def GetFederation(
         self, request: operator_pb2.GetFederationRequest, context: Any
     ) -> operator_pb2.GetFederationReply:
-        membership = self._trade.membership
-        if membership.joined is None:
+        membership = self._federation.membership
+        if membership.current is None:
             return operator_pb2.GetFederationReply()
         return operator_pb2.GetFederationReply(federation=views.federation_view(membership))
 
     @property
-    def _trade(self) -> Trading:
-        assert self._trading is not None, "a follower's guard says who leads"
-        return self._trading
+    def _federation(self) -> FederationJoiner:
+        assert self._federation_or_none is not None, "a follower's guard says who leads"
+        return self._federation_or_none
 
     async def _node(self, name: str) -> operator_pb2.NodeView:
         state = self._region.fleet.fleet.nodes[name]
         ends = await self._enrolment.expiry_of(state.node.role, name)
         return views.node_view(state, self._region.workloads.desired.get(name), ends)
 
-    async def _listed(self, kind: str, name: str, tenant: str) -> operator_pb2.GetReply:
-        """What the caller picks those of this name and tenant from: all, or fewer where making them is dear."""
+    async def _list(self, kind: str, name: str, tenant: str) -> operator_pb2.GetReply:
+        """The candidates for this name and tenant: all of a kind, or fewer where building them is expensive."""
         controller, fleet = self._region.workloads, self._region.fleet.fleet
         reply = operator_pb2.GetReply()
         match kind:
@@ -435,25 +472,30 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             case "workloads":
                 reply.workloads.extend(views.workload_views(controller, fleet))
             case "placements":
-                reply.placements.extend(views.placement_views(controller, fleet, controller.explained()))
+                reply.placements.extend(views.placement_views(controller, fleet, controller.explain_all()))
             case "tokens":
                 reply.tokens.extend(views.token_view(token) for token in await self._enrolment.tokens())
             case "agreements":
-                trades = self._region.trades.trades if self._region.trades is not None else {}
-                deals = self._region.bids.states.values() if self._region.bids is not None else ()
-                seen = partial(delivered, fleet)
+                trades = self._region.origin.trades if self._region.origin is not None else {}
+                deals = self._region.delegate.states.values() if self._region.delegate is not None else ()
+                seen = partial(service_report, fleet)
                 reply.agreements.extend(views.agreement_views(trades, deals, self._clock.now(), seen))
             case "migrations":
                 now, wall = self._clock.now(), self._clock.wall()
-                reply.migrations.extend(migration_views(controller, name, tenant, now, wall))
+                reply.migrations.extend(migration_views(controller, fleet, name, tenant, now, wall))
             case "ledger":
-                reply.ledger.extend(to_wire(entry) for entry in (await self._region.ledger.past(0))[-LEDGER_MOST:])
+                reply.ledger.extend(
+                    to_wire(entry) for entry in (await self._region.ledger.entries_after(0))[-MAX_LEDGER_ENTRIES:]
+                )
             case "events":
-                reply.events.extend(await newest(self._region.events))
+                reply.events.extend(await newest_events(self._region.events))
             case "regions":
                 name = self._region.config.name
                 view = reply.regions.add(name=name, signals=self._signals())
-                view.leader, view.coordinators[:] = self._seat.link_address, self._seat.links.split(",")
+                view.leader, view.coordinators[:] = (
+                    self._addresses.link_address,
+                    self._addresses.link_addresses.split(","),
+                )
                 if (stored := controller.catalog.documents.get(DocumentKey("Region", name))) is not None:
                     view.document.CopyFrom(views.document_view(stored))
             case kind if kind in LISTS:
@@ -468,7 +510,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
 
 
 def _filter(reply: operator_pb2.GetReply, name: str, tenant: str) -> None:
-    """Leaves what has this name and tenant, in whichever list was filled."""
+    """Keeps the items with this name and tenant, in whichever list is filled."""
     for field, values in reply.ListFields():
         kept = [value for value in values if _matches(field.name, value, name, tenant)]
         listed = getattr(reply, field.name)
@@ -494,7 +536,7 @@ def _matches(field: str, value: Any, name: str, tenant: str) -> bool:
         case "agreements":
             return name in ("", value.agreement, value.workload.name) and tenant in ("", value.workload.tenant)
         case "migrations":
-            return True  # picked before they were made
+            return True  # filtered before they were built
         case "ledger":
             return name in ("", value.agreement)
         case "events":

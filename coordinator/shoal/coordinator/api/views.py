@@ -1,4 +1,4 @@
-"""What the region knows, as the operator API shows it. Pure: values in, messages out."""
+"""The region's state as the operator API shows it. Pure: values in, messages out."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -6,7 +6,7 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, Final
 
-from shoal.coordinator.controllers.catalog import (
+from shoal.coordinator.controllers.documents.catalog import (
     Catalog,
     DocumentChange,
     DocumentKey,
@@ -14,25 +14,27 @@ from shoal.coordinator.controllers.catalog import (
     Provenance,
     StoredDocument,
 )
-from shoal.coordinator.controllers.enrolment import Token
-from shoal.coordinator.controllers.events import Event
-from shoal.coordinator.controllers.members import Rotation
-from shoal.coordinator.controllers.membership import Membership
-from shoal.coordinator.controllers.outlook import Bid, Outlook
-from shoal.coordinator.controllers.publishers import Judged
-from shoal.coordinator.controllers.revisions import Revision
-from shoal.coordinator.controllers.workloads import Planned, WorkloadsController
+from shoal.coordinator.controllers.documents.publishers import SignatureCheck
+from shoal.coordinator.controllers.documents.revisions import Revision
+from shoal.coordinator.controllers.federation.membership import FederationMembership
+from shoal.coordinator.controllers.identity.enrolment import Token
+from shoal.coordinator.controllers.identity.revocation import RevokedItem
+from shoal.coordinator.controllers.log.events import LogEvent
+from shoal.coordinator.controllers.queries.delegation import DelegationPreview, IndicativeBid
+from shoal.coordinator.controllers.region.trust import Rotation
+from shoal.coordinator.controllers.workloads.step import PlanResult, WorkloadsController
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.migration.model import Cause
-from shoal.coordinator.core.migration.reference import referred
-from shoal.coordinator.core.negotiation.hold import Gone, Granted, Held, State, Stopping
-from shoal.coordinator.core.negotiation.model import Active, Awarding, Resting, Soliciting, Trade, Withdrawing
-from shoal.coordinator.core.placement.model import Candidate, Plan, Slot, WorkloadPlan
+from shoal.coordinator.core.migration.reference import with_reference
+from shoal.coordinator.core.negotiation.hold import BidState, ClosedBid, GrantedBid, HeldBid, StoppingBid
+from shoal.coordinator.core.negotiation.model import Active, Awarding, IdleTrade, Soliciting, Withdrawing, WorkloadTrade
+from shoal.coordinator.core.placement.explain import STAYS_WITHOUT_TRIGGER
+from shoal.coordinator.core.placement.model import Candidate, PlacementPlan, Slot, WorkloadPlan
 from shoal.coordinator.core.prediction.model import Interval, Prediction
-from shoal.coordinator.core.signals.decide import described
+from shoal.coordinator.core.signals.decide import describe_source
 from shoal.coordinator.core.signals.model import Signal, SignalName
-from shoal.coordinator.core.workloads.model import Wait
-from shoal.coordinator.core.workloads.routes import is_seen
+from shoal.coordinator.core.workloads.model import WorkloadWait
+from shoal.coordinator.core.workloads.routes import is_status_current
 from shoal.policies import Problem
 from shoal.types.agreement import ServiceReport
 from shoal.types.assignment import Assignment, DesiredSet, Ingress, Observed, Phase
@@ -60,7 +62,7 @@ def key_view(key: WorkloadKey) -> nouns_pb2.WorkloadKey:
     return nouns_pb2.WorkloadKey(tenant=key.tenant, name=key.name)
 
 
-def event_view(event: Event) -> operator_pb2.Event:
+def event_view(event: LogEvent) -> operator_pb2.Event:
     return operator_pb2.Event(
         sequence=event.sequence,
         at=event.at,
@@ -70,7 +72,20 @@ def event_view(event: Event) -> operator_pb2.Event:
         actor=event.actor,
         node=event.node,
         workload=None if event.workload is None else key_view(event.workload),
+        emulated=event.emulated,
     )
+
+
+def revocation_view(ended: Iterable[RevokedItem]) -> operator_pb2.RevokeReply:
+    reply = operator_pb2.RevokeReply()
+    for each in ended:
+        reply.serials.extend(each.serials)
+        reply.ended.append(
+            operator_pb2.EndedView(
+                kind=each.kind, name=each.name, serials=each.serials, because=each.cause, about=each.about
+            )
+        )
+    return reply
 
 
 def token_view(token: Token) -> operator_pb2.TokenView:
@@ -104,10 +119,10 @@ def revision_view(revision: Revision) -> operator_pb2.RevisionView:
         revision=stored.revision,
         applied_at=stored.applied_at,
         applied_by=stored.applied_by,
-        current=revision.current,
+        current=revision.is_current,
         changes=revision.lines,
         pinned=stored.pinned,
-        gone=revision.gone,
+        gone=revision.missing_sources,
         repeats=revision.repeats,
         document=stored.text,
     )
@@ -123,12 +138,12 @@ def model_view(catalog: Catalog, model: ModelRecord, region: str, name: str | No
         pushed_by=model.pushed_by,
         profile=to_wire(model.profile),
         used_by=[key_view(WorkloadKey(*user.split("/", 1))) for user in catalog.users_of(model.digest)],
-        signatures=[_signature_view(judged) for judged in catalog.judged(region, model)],
+        signatures=[_signature_view(judged) for judged in catalog.signature_checks(region, model)],
     )
 
 
 def pack_view(catalog: Catalog, pack: PackRef, model: str) -> artifacts_pb2.Pack:
-    """model: by digest, or as it was asked for."""
+    """model: its digest, or the name in the request."""
     recorded = catalog.provenance(pack.digest, catalog.digest_of(model) or model)
     return artifacts_pb2.Pack(
         digest=pack.digest,
@@ -154,15 +169,15 @@ def _provenance_view(by: Provenance) -> artifacts_pb2.Provenance:
     )
 
 
-def _signature_view(judged: Judged) -> artifacts_pb2.ModelSignature:
-    if judged.signed is None:
+def _signature_view(judged: SignatureCheck) -> artifacts_pb2.ModelSignature:
+    if judged.statement is None:
         return artifacts_pb2.ModelSignature(refusal=refusal_view(judged.refusal) if judged.refusal else None)
     return artifacts_pb2.ModelSignature(
         key=judged.key,
-        fingerprint=judged.signed.fingerprint,
-        model=judged.signed.model,
-        version=judged.signed.version,
-        expires_at=judged.signed.expires_at or 0.0,
+        fingerprint=judged.statement.fingerprint,
+        model=judged.statement.model,
+        version=judged.statement.version,
+        expires_at=judged.statement.expires_at or 0.0,
     )
 
 
@@ -177,7 +192,9 @@ def node_view(state: NodeState, desired: DesiredSet | None, certificate_ends: Wa
         certificate_expires_at=certificate_ends or 0.0,
         front_ready=state.front_ready,
         revoked=state.revoked,
-        twins=f"{state.twins.running} has the session, {state.twins.other} was refused" if state.twins else "",
+        twins=f"{state.duplicate.running} has the session, {state.duplicate.other} was refused"
+        if state.duplicate
+        else "",
     )
     if (reason := _node_reason(state)) is not None:
         view.reason.CopyFrom(refusal_view(reason))
@@ -210,25 +227,27 @@ def device_views(
 
 
 def placement_views(
-    controller: WorkloadsController, fleet: Fleet, plan: Plan | None, wanted: WorkloadKey | None = None
+    controller: WorkloadsController, fleet: Fleet, plan: PlacementPlan | None, only: WorkloadKey | None = None
 ) -> list[operator_pb2.PlacementView]:
-    """plan: where predictions come from; None: without."""
-    predictions = _predictions(plan)
-    routed = _routed(controller.desired, fleet)
+    """plan: the source of predictions; None: without predictions."""
+    predictions, stays = _predictions(plan), _stay_reasons(plan)
+    routed = _route_targets(controller.desired, fleet)
     views = []
     for node, desired in sorted(controller.desired.items()):
         state = fleet.nodes.get(node)
         for each in desired.assignments:
-            if wanted is not None and each.workload != wanted:
+            if only is not None and each.workload != only:
                 continue
             device = state.device(each.device) if state is not None else None
             observed = state.observed.get(each.id) if state is not None else None
-            views.append(_placement(node, each, state, device, observed, predictions, each.id in routed))
+            view = _placement(node, each, state, device, observed, predictions, each.id in routed)
+            view.stays = stays.get(each.id, "")
+            views.append(view)
     return sorted(views, key=lambda view: (view.assignment.workload.tenant, view.assignment.workload.name, view.node))
 
 
 def workload_views(controller: WorkloadsController, fleet: Fleet) -> list[operator_pb2.WorkloadView]:
-    """Every applied workload, and those that are deleted and not yet gone."""
+    """Every applied workload, and deleted ones that still have assignments."""
     views = [_workload(controller, fleet, intent) for intent in controller.intents]
     applied = {intent.key for intent in controller.intents}
     leaving = {each.workload for desired in controller.desired.values() for each in desired.assignments} - applied
@@ -242,7 +261,7 @@ def workload_views(controller: WorkloadsController, fleet: Fleet) -> list[operat
 def signal_views(
     signals: Mapping[SignalName, Signal], refusals: Mapping[SignalName, Refusal], wall: Wall
 ) -> list[operator_pb2.SignalView]:
-    """Every signal, also one that has no value."""
+    """Every signal, including those without a value."""
     return [_signal(name, signals.get(name), refusals.get(name), wall) for name in SignalName]
 
 
@@ -255,7 +274,7 @@ def _signal(name: SignalName, signal: Signal | None, refusal: Refusal | None, wa
         taken_at=(signal.taken_at or 0.0) if signal is not None else 0.0,
         stale=signal is not None and signal.stale,
         fallback=signal is not None and signal.fallback,
-        why=described(signal, wall) if signal is not None else "nobody says",
+        why=describe_source(signal, wall) if signal is not None else "nobody says",
     )
     if refusal is not None:
         view.refusal.CopyFrom(refusal_view(refusal))
@@ -263,12 +282,14 @@ def _signal(name: SignalName, signal: Signal | None, refusal: Refusal | None, wa
 
 
 def plan_view(
-    planned: Planned,
+    planned: PlanResult,
+    fleet: Fleet,
     wall: Wall,
     refusals: Mapping[SignalName, Refusal],
-    outlooks: Mapping[WorkloadKey, Outlook] = MappingProxyType({}),
+    previews: Mapping[WorkloadKey, DelegationPreview] = MappingProxyType({}),
 ) -> operator_pb2.PlanReply:
-    """refusals: of the signals' sources. outlooks: on other regions, where they were asked."""
+    """refusals: of the signals' sources. previews: delegation previews of the workloads for which other regions were
+    asked."""
     reply = operator_pb2.PlanReply(
         problems=[problem_view(problem) for problem in planned.problems],
         documents=[_change(change) for change in planned.documents],
@@ -276,11 +297,11 @@ def plan_view(
     )
     if planned.plan is not None:
         reply.workloads.extend(
-            workload_plan_view(workload, outlooks.get(workload.workload)) for workload in planned.plan.workloads
+            workload_plan_view(workload, fleet, previews.get(workload.workload)) for workload in planned.plan.workloads
         )
         reply.hash = planned.plan.hash
         reply.signals.extend(signal_views(planned.signals, refusals, wall))
-        reply.changes = planned.plan.changes or bool(planned.documents)
+        reply.changes = planned.plan.has_changes or bool(planned.documents)
     return reply
 
 
@@ -290,7 +311,9 @@ def problem_view(problem: Problem) -> operator_pb2.Problem:
     )
 
 
-def workload_plan_view(plan: WorkloadPlan, outlook: Outlook | None = None) -> operator_pb2.WorkloadPlan:
+def workload_plan_view(
+    plan: WorkloadPlan, fleet: Fleet, preview: DelegationPreview | None = None
+) -> operator_pb2.WorkloadPlan:
     view = operator_pb2.WorkloadPlan(
         workload=key_view(plan.workload),
         policy=plan.policy,
@@ -306,39 +329,41 @@ def workload_plan_view(plan: WorkloadPlan, outlook: Outlook | None = None) -> op
                 precision=change.precision,
                 assignment=change.assignment,
                 why=change.why,
+                emulated=fleet.is_emulated(change.node, change.device),
             )
             for change in plan.changes
         ],
         relaxed=plan.relaxed,
         nearest=plan.nearest,
+        compared_with=plan.compared_with,
     )
     if plan.refusal is not None:
         view.refusal.CopyFrom(refusal_view(plan.refusal))
     if plan.no_standby is not None:
         view.no_standby.CopyFrom(refusal_view(plan.no_standby))
-    if outlook is not None:
-        view.delegate = outlook.mode
-        view.delegated_to, view.agreement = outlook.region, outlook.agreement
-        view.bids.extend(bid_view(bid, outlook.winner) for bid in outlook.bids)
-        view.relaxed.extend([f"elsewhere: {outlook.relaxed}"] if outlook.relaxed else [])
-        if outlook.refusal is not None:
-            view.undelegated.CopyFrom(refusal_view(outlook.refusal))
+    if preview is not None:
+        view.delegate = preview.mode
+        view.delegated_to, view.agreement = preview.region, preview.agreement
+        view.bids.extend(bid_view(bid, preview.winner) for bid in preview.bids)
+        view.relaxed.extend([f"elsewhere: {preview.relaxation}"] if preview.relaxation else [])
+        if preview.refusal is not None:
+            view.undelegated.CopyFrom(refusal_view(preview.refusal))
     return view
 
 
-def bid_view(bid: Bid, winner: str) -> operator_pb2.BidView:
-    answer, figures = bid.judged.answer, bid.judged.figures
+def bid_view(bid: IndicativeBid, winner: str) -> operator_pb2.BidView:
+    answer, figures = bid.assessment.answer, bid.assessment.figures
     view = operator_pb2.BidView(
         region=answer.region,
         offer=to_wire(answer) if isinstance(answer, Offer) else None,
         latency_p95_s=figures[0] if figures is not None else math.nan,
-        way_s=bid.way_s,
+        way_s=bid.rtt_s,
         trust=bid.trust,
-        gain=bid.judged.gain,
+        gain=bid.assessment.gain,
         chosen=answer.region == winner,
     )
-    if bid.judged.refusal is not None:
-        view.refusal.CopyFrom(refusal_view(bid.judged.refusal))
+    if bid.assessment.refusal is not None:
+        view.refusal.CopyFrom(refusal_view(bid.assessment.refusal))
     return view
 
 
@@ -352,22 +377,22 @@ def check_view(component: str, name: str, refusal: Refusal | None) -> operator_p
 
 
 def agreement_views(
-    trades: Mapping[WorkloadKey, Trade],
-    deals: Iterable[State],
+    trades: Mapping[WorkloadKey, WorkloadTrade],
+    bid_states: Iterable[BidState],
     now: Elapsed,
-    seen: Callable[[str], ServiceReport],
+    service_report: Callable[[str], ServiceReport],
 ) -> Iterable[operator_pb2.AgreementView]:
-    """trades: what others run, or are awarded. deals: what this region runs for others. seen: what its gateways counted
-    under an agreement."""
-    for view in agreements(trades, deals, now):
-        view.delivered.CopyFrom(to_wire(seen(view.agreement)))
+    """trades: workloads that other regions run, or are awarded. bid_states: what this region runs for others.
+    service_report: what this region's gateways counted under an agreement."""
+    for view in agreements(trades, bid_states, now):
+        view.delivered.CopyFrom(to_wire(service_report(view.agreement)))
         yield view
 
 
 def agreements(
-    trades: Mapping[WorkloadKey, Trade], deals: Iterable[State], now: Elapsed
+    trades: Mapping[WorkloadKey, WorkloadTrade], bid_states: Iterable[BidState], now: Elapsed
 ) -> Iterable[operator_pb2.AgreementView]:
-    """As `agreement_views`, without what was counted."""
+    """Like `agreement_views`, without the service reports."""
     for key, trade in sorted(trades.items()):
         match trade.phase:
             case Awarding(offer=offer, award=award, until=until):
@@ -377,7 +402,7 @@ def agreements(
             case Active(deal=deal):
                 left = deal.lease_until - now
                 yield _agreement(deal.agreement, "origin", deal.region, key, "active", deal.service, deal.offer, left)
-            case Resting() | Soliciting():
+            case IdleTrade() | Soliciting():
                 pass
         for each in trade.leaving:
             deal = each.deal
@@ -385,16 +410,16 @@ def agreements(
             yield _agreement(
                 deal.agreement, "origin", deal.region, key, each.stage, service, deal.offer, left, each.code
             )
-    for state in deals:
+    for state in bid_states:
         match state:
-            case Granted(offer=offer, award=award, until=until):
+            case GrantedBid(offer=offer, award=award, until=until):
                 asked = state.asked.workload
                 yield _agreement(award.agreement, "delegate", offer.origin, asked, "granted", "", offer, until - now)
-            case Stopping(granted=granted, code=code, ends=ends):
+            case StoppingBid(granted=granted, code=code, ends=ends):
                 name, offer, asked = granted.award.agreement, granted.offer, granted.asked.workload
                 left = min(ends, granted.until) - now
                 yield _agreement(name, "delegate", offer.origin, asked, "stopping", "", offer, left, code)
-            case Held() | Gone():
+            case HeldBid() | ClosedBid():
                 pass
 
 
@@ -492,14 +517,24 @@ def _placement(
     )
     if observed is not None:
         view.observed.CopyFrom(to_wire(observed))
-        view.observed.ClearField("latencies")  # hundreds of counts, for a move's guard
+        view.observed.ClearField("latencies")  # hundreds of counts, which only a migration's guard needs
     prediction = predictions.get((node, assignment.device, assignment.model))
     if prediction is not None:
         view.prediction.CopyFrom(_prediction(prediction))
     return view
 
 
-def _predictions(plan: Plan | None) -> dict[tuple[str, str, str], Prediction]:
+def _stay_reasons(plan: PlacementPlan | None) -> dict[str, str]:
+    """For each assignment, why it stays although another place is better."""
+    return {
+        change.assignment: change.why
+        for workload in (plan.workloads if plan is not None else ())
+        for change in workload.changes
+        if change.why.startswith(STAYS_WITHOUT_TRIGGER)
+    }
+
+
+def _predictions(plan: PlacementPlan | None) -> dict[tuple[str, str, str], Prediction]:
     return {
         (candidate.node, candidate.device, candidate.model): candidate.prediction
         for workload in (plan.workloads if plan is not None else ())
@@ -508,33 +543,34 @@ def _predictions(plan: Plan | None) -> dict[tuple[str, str, str], Prediction]:
     }
 
 
-def _routed(desired: Mapping[str, DesiredSet], fleet: Fleet) -> frozenset[str]:
-    """Assignments that some front is told to send to. What a node that is not seen does with its own is its own."""
+def _route_targets(desired: Mapping[str, DesiredSet], fleet: Fleet) -> frozenset[str]:
+    """Assignments that some front routes requests to. A node's routes to its own replicas count only while its status
+    is current."""
     return frozenset(
         endpoint.assignment
         for node, each in desired.items()
         for route in each.routes
         for endpoint in route.endpoints
-        if endpoint.weight > 0 and (endpoint.node != node or is_seen(fleet.nodes.get(node)))
+        if endpoint.weight > 0 and (endpoint.node != node or is_status_current(fleet.nodes.get(node)))
     )
 
 
 def _references(catalog: Catalog, intent: Intent) -> Iterator[operator_pb2.ReferenceView]:
-    """By what each of its models is judged, where its policy asks for that."""
+    """The reference of each of the workload's models, if its policy verifies against one."""
     if intent.migration.against is not Against.REFERENCE:
         return
     for model in intent.models:
-        rule = referred(intent.migration, model.digest, catalog.references)
+        rule = with_reference(intent.migration, model.digest, catalog.references)
         pack = pack_view(catalog, rule.pack, model.digest) if rule.pack is not None and has_answers(rule) else None
         yield operator_pb2.ReferenceView(model=model.digest, pack=pack)
 
 
 def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> operator_pb2.WorkloadView:
     key = intent.key
-    stored = controller.catalog.documents.get(DocumentKey("Workload", str(key)))  # a guest has none
-    plan = controller.plan_now.of(key) if controller.plan_now is not None else None
+    stored = controller.catalog.documents.get(DocumentKey("Workload", str(key)))  # a guest workload has none
+    plan = controller.last_plan.of(key) if controller.last_plan is not None else None
     wanted = plan.wanted if plan is not None else intent.require.replicas
-    ready = _ready(controller.desired, fleet, key)
+    ready = _ready_count(controller.desired, fleet, key)
     waits = [wait for wait in controller.waits if wait.workload == key]
     view = operator_pb2.WorkloadView(
         workload=key_view(key),
@@ -548,11 +584,12 @@ def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> 
         document=stored.text if stored is not None else "",
         relaxed=plan.relaxed if plan is not None else (),
         references=_references(controller.catalog, intent),
+        final=plan is not None and plan.is_final and controller.last_intents.get(key) == intent,
     )
     if view.state == READY and (
         ready < wanted
         or plan is None
-        or controller.decided.get(key) != intent
+        or controller.last_intents.get(key) != intent
         or any(change.sign != "=" for change in plan.changes)
         or _is_behind(controller, intent)
     ):
@@ -562,9 +599,9 @@ def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> 
     lacking = None if plan is None else plan.refusal or plan.no_standby
     if lacking is not None:
         view.reason.CopyFrom(refusal_view(lacking))
-    if (delegated := controller.delegated.get(key)) is not None and delegated.wanted:
-        serves = controller.leads_abroad(key)
-        view.state = READY if serves else PROGRESSING
+    if (delegated := controller.delegations.get(key)) is not None and delegated.is_wanted:
+        serves = controller.routes_to_other_region(key)
+        view.state, view.final = READY if serves else PROGRESSING, False
         view.wanted = intent.require.replicas
         view.ready = view.wanted if serves else ready
         why = Refusal(
@@ -575,15 +612,15 @@ def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> 
 
 
 def _is_behind(controller: WorkloadsController, intent: Intent) -> bool:
-    """Whether something still serves as the documents before these had it."""
+    """True if a replica that serves, or a migration that is under way, belongs to previous documents."""
     held = (one for desired in controller.desired.values() for one in desired.assignments if one.workload == intent.key)
     return any(one.revision < intent.revision and not one.draining for one in held) or any(
         move.workload == intent.key and move.cause is Cause.DOCUMENTS for move in controller.migrations.live
     )
 
 
-def _explain_wait(view: operator_pb2.WorkloadView, waits: list[Wait]) -> None:
-    """The wait that lasts longest speaks for the workload."""
+def _explain_wait(view: operator_pb2.WorkloadView, waits: list[WorkloadWait]) -> None:
+    """The longest wait becomes the workload's reason."""
     if waits:
         wait = min(waits, key=lambda each: each.since)
         view.reason.CopyFrom(refusal_view(Refusal(wait.code, wait.reason)))
@@ -592,8 +629,8 @@ def _explain_wait(view: operator_pb2.WorkloadView, waits: list[Wait]) -> None:
         view.gives_up_at = wait.gives_up_at or 0.0
 
 
-def _ready(desired: Mapping[str, DesiredSet], fleet: Fleet, key: WorkloadKey) -> int:
-    """Replicas for requests that are ready on a node that is heard, and not on their way out."""
+def _ready_count(desired: Mapping[str, DesiredSet], fleet: Fleet, key: WorkloadKey) -> int:
+    """Replicas for requests that are ready on a connected node and not about to be removed."""
     count = 0
     for node, each in desired.items():
         state = fleet.nodes.get(node)
@@ -608,16 +645,16 @@ def _ready(desired: Mapping[str, DesiredSet], fleet: Fleet, key: WorkloadKey) ->
 
 
 def _ingress(fleet: Fleet, key: WorkloadKey) -> list[Any]:
-    """By origin, added up over the nodes where requests entered."""
+    """By origin, summed over the nodes where requests entered."""
     sums: dict[str, Ingress] = {}
     for state in fleet.nodes.values():
         for each in state.ingress:
             if each.workload == key:
-                sums[each.origin] = _added(sums.get(each.origin), each)
+                sums[each.origin] = _sum_ingress(sums.get(each.origin), each)
     return [to_wire(sums[origin]) for origin in sorted(sums)]
 
 
-def _added(one: Ingress | None, other: Ingress) -> Ingress:
+def _sum_ingress(one: Ingress | None, other: Ingress) -> Ingress:
     if one is None:
         return other
     return Ingress(
@@ -631,7 +668,7 @@ def _added(one: Ingress | None, other: Ingress) -> Ingress:
     )
 
 
-def authority_view(rotation: Rotation, revoked: int) -> operator_pb2.GetAuthorityReply:
+def authority_view(rotation: Rotation, revoked_count: int) -> operator_pb2.GetAuthorityReply:
     return operator_pb2.GetAuthorityReply(
         stage=rotation.stage,
         since=rotation.since,
@@ -641,48 +678,50 @@ def authority_view(rotation: Rotation, revoked: int) -> operator_pb2.GetAuthorit
         ],
         laggards=[
             operator_pb2.LaggardView(
-                uri=each.uri, lacks=each.lacks, connected=each.connected, certificate_expires_at=each.not_after
+                uri=each.uri, lacks=each.lacks, connected=each.is_connected, certificate_expires_at=each.not_after
             )
             for each in rotation.laggards
         ],
         nodes=rotation.members,
         nodes_done=rotation.members - len(rotation.laggards),
-        revoked=revoked,
+        revoked=revoked_count,
     )
 
 
 def _node_reason(state: NodeState) -> Refusal | None:
     if state.revoked:
         return Refusal(Code.CERT_REVOKED, "revoked", "a member of the region", "join it again with a new token")
-    if state.twins is not None:
+    if state.duplicate is not None:
         return Refusal(
             Code.TWIN_REFUSED,
-            f"{state.twins.running} has the session, {state.twins.other} was refused",
+            f"{state.duplicate.running} has the session, {state.duplicate.other} was refused",
             "one agent for each identity",
             f"shoal node settle {state.name}",
         )
     if state.quarantined and state.refusal is not None:
         return state.refusal
-    if state.hidden:
-        return state.unheard
+    if state.link_lost:
+        return state.link_lost_refusal
     if state.liveness is Liveness.LOST:
         return Refusal(Code.NODE_LOST, "silent", "a heartbeat", "start its agent, or look at its network")
     if state.liveness is Liveness.SUSPECT:
         return Refusal(Code.NODE_SUSPECT, "silent", "a heartbeat", "wait, or look at its network")
+    if state.has_full_status and not state.front_ready:
+        return Refusal(Code.NODE_NOT_READY, "its front does not answer", "a front that serves", "its agent restarts it")
     if state.cordoned:
         return Refusal(Code.NODE_CORDONED, "cordoned by an operator", "", f"shoal uncordon {state.name}")
     return None
 
 
-def federation_view(membership: Membership) -> operator_pb2.FederationView:
-    """Of a region that is in one."""
-    joined, rtt = membership.joined, membership.rtt
+def federation_view(membership: FederationMembership) -> operator_pb2.FederationView:
+    """The view for a region that has joined a federation."""
+    joined, rtt = membership.current, membership.rtt
     assert joined is not None
     view = operator_pb2.FederationView(
         federation=joined.federation,
         address=joined.address,
         joined_at=membership.joined_at or 0.0,
-        heard_at=membership.heard_at or 0.0,
+        heard_at=membership.last_answer_at or 0.0,
         reason=None if membership.refusal is None else refusal_view(membership.refusal),
     )
     view.members.extend(member_view(member, rtt) for member in joined.directory.members)

@@ -1,9 +1,9 @@
 """Models by digest in one directory of this machine.
 
-`ROOT/<hex>` is a complete, verified model; `ROOT/incoming/` holds what is still arriving and is emptied at start. A
-model becomes visible by one rename after its bytes and its name are on disk, so a crash leaves either all of it or
-nothing. No links of any kind: a name that leads elsewhere, or a file with a second name, is not read (ONNX Runtime
-follows hard links where `onnx` refuses them; neither is asked).
+`ROOT/<hex>` is a complete, verified model; `ROOT/incoming/` holds incomplete ones and is emptied at start. A model
+becomes visible by one rename after its bytes and its name are on disk, so a crash leaves either all of it or nothing.
+Links of any kind are refused: a name that leads elsewhere, or a file with a second name, is not read. (ONNX Runtime
+follows hard links where `onnx` refuses them; this check relies on neither.)
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from shoal.coordinator.blobs.thread import to_its_end
+from shoal.coordinator.blobs.thread import run_thread_to_completion
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Bytes, show_bytes
 from shoal.wire.limits import CHUNK_BYTES
@@ -31,7 +31,8 @@ class DirectoryBlobs:
     """`ports.Blobs` on a local file system. File work runs in threads; nothing here blocks the event loop."""
 
     def __init__(self, root: Path | str, max_bytes: Bytes, *, spare_bytes: Bytes = Bytes(64 * 2**20)) -> None:
-        """max_bytes: of one model. spare_bytes: what a write leaves free on the file system for the store beside it."""
+        """max_bytes: of one model. spare_bytes: free space that a write leaves for the store on the same file
+        system."""
         self._root = Path(root)
         self._incoming = self._root / "incoming"
         self._max_bytes = max_bytes
@@ -41,7 +42,7 @@ class DirectoryBlobs:
             left.unlink()
 
     async def stat(self, digest: str) -> Bytes | None:
-        """Size of the model, None when it is not here. Raises ShoalError(MODEL_DIGEST) for what is no digest."""
+        """Size of the model; None if it is not here. Raises ShoalError(MODEL_DIGEST) for an invalid digest."""
         path = self._path(digest)
         return await asyncio.to_thread(_size, path)
 
@@ -53,20 +54,20 @@ class DirectoryBlobs:
         """
         if offset < 0:
             raise refuse(Code.INVALID_ARGUMENT, f"offset {offset}", "an offset of at least 0", "ask again from 0")
-        model = Opened()
+        model = OpenFile()
         try:
-            await to_its_end(model.read, self._path(digest))
-            while chunk := await to_its_end(os.pread, model.descriptor, CHUNK_BYTES, offset):
+            await run_thread_to_completion(model.open, self._path(digest))
+            while chunk := await run_thread_to_completion(os.pread, model.descriptor, CHUNK_BYTES, offset):
                 offset += len(chunk)
                 yield chunk
         finally:
             model.close()
 
     async def write(self, chunks: AsyncIterator[bytes], *, size: Bytes, digest: str) -> str:
-        """The path of the complete, verified, durable file. A copy that is here already is replaced by the new bytes.
+        """The path of the complete, verified, durable file. New bytes replace an existing copy.
 
-        size: as declared; more bytes than that are refused as they come. Nothing is left behind by a failure.
-        Raises ShoalError(MODEL_TOO_LARGE | MODEL_DIGEST | DISK_FULL).
+        size: as declared; excess bytes are refused as they arrive. A failure leaves nothing behind. Raises
+        ShoalError(MODEL_TOO_LARGE | MODEL_DIGEST | DISK_FULL).
         """
         path = self._path(digest)
         if not 0 < size <= self._max_bytes:
@@ -74,11 +75,11 @@ class DirectoryBlobs:
                 Code.MODEL_TOO_LARGE,
                 f"{size} bytes declared",
                 f"1 byte to {show_bytes(self._max_bytes)}",
-                "push a smaller model, or raise the coordinator's limit",
+                "a model in one protobuf file ends below 2 GiB: quantise it",
             )
-        arriving = Opened()
+        arriving = OpenFile()
         try:
-            await to_its_end(self._begin, arriving, size)
+            await run_thread_to_completion(self._create, arriving, size)
             found, written = hashlib.sha256(), 0
             async for chunk in chunks:
                 written += len(chunk)
@@ -89,7 +90,7 @@ class DirectoryBlobs:
                         f"{size} bytes",
                         "declare the file's true size",
                     )
-                await to_its_end(_append, arriving.descriptor, chunk, found)
+                await run_thread_to_completion(_append, arriving.descriptor, chunk, found)
             if f"sha256:{found.hexdigest()}" != digest:
                 raise refuse(
                     Code.MODEL_DIGEST,
@@ -97,17 +98,17 @@ class DirectoryBlobs:
                     digest,
                     "push again; if it stays, the file changed after its digest was taken",
                 )
-            await to_its_end(self._publish, arriving, path)
+            await run_thread_to_completion(self._publish, arriving, path)
         except OSError as failed:
-            raise _refused(failed, size) from failed
+            raise _disk_error(failed, size) from failed
         finally:
             arriving.close()
             if arriving.path is not None:
-                await to_its_end(arriving.path.unlink, missing_ok=True)
+                await run_thread_to_completion(arriving.path.unlink, missing_ok=True)
         return str(path)
 
     async def delete(self, digest: str) -> None:
-        """Forgets the model; one that is not here is no error. Readers that hold it open read on."""
+        """Deletes the model; a missing one is no error. Readers that have it open continue."""
         path = self._path(digest)
         await asyncio.to_thread(path.unlink, missing_ok=True)
 
@@ -119,16 +120,16 @@ class DirectoryBlobs:
             )
         return self._root / match.group(1)
 
-    def _begin(self, arriving: "Opened", size: int) -> None:
-        """An empty file to write into, if the file system has room for `size` bytes now."""
+    def _create(self, arriving: "OpenFile", size: int) -> None:
+        """Creates an empty file to write into, if the file system has room for `size` bytes now."""
         free = shutil.disk_usage(self._incoming).free
         if free < size + self._spare_bytes:
             raise OSError(errno.ENOSPC, f"{show_bytes(free)} free")
         arriving.descriptor, name = tempfile.mkstemp(dir=self._incoming)  # 0600, O_EXCL
         arriving.path = Path(name)
 
-    def _publish(self, arriving: "Opened", path: Path) -> None:
-        """Bytes, then name, then the directory's memory of the name."""
+    def _publish(self, arriving: "OpenFile", path: Path) -> None:
+        """Flushes the bytes, renames the file and flushes the directory, in this order."""
         assert arriving.path is not None
         os.fchmod(arriving.descriptor, stat.S_IRUSR)
         os.fsync(arriving.descriptor)
@@ -140,14 +141,14 @@ class DirectoryBlobs:
             os.close(folder)
 
 
-class Opened:
-    """A descriptor that a thread opens and the event loop closes. path: what is to be removed with it."""
+class OpenFile:
+    """A descriptor that a thread opens and the event loop closes. path: file to remove on close."""
 
     def __init__(self) -> None:
         self.descriptor = -1
         self.path: Path | None = None
 
-    def read(self, path: Path) -> None:
+    def open(self, path: Path) -> None:
         self.descriptor = open_model(path)
 
     def close(self) -> None:
@@ -156,25 +157,25 @@ class Opened:
 
 
 def open_model(path: Path) -> int:
-    """A read-only descriptor of this very file: regular, with one name, reached through no link in its last component.
+    """A read-only descriptor of this very file: regular, with one name, its last path component no link.
 
-    Opening does not wait (a FIFO without a writer would). Raises ShoalError(MODEL_UNKNOWN | MODEL_PATH).
+    Opening does not wait, as it would for a FIFO without a writer. Raises ShoalError(MODEL_UNKNOWN | MODEL_PATH).
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except FileNotFoundError as failed:
         raise refuse(Code.MODEL_UNKNOWN, path.name, "a stored model", "see `shoal model ls`") from failed
     except (OSError, ValueError) as failed:
-        raise _no_file(path, str(failed)) from failed
+        raise _path_error(path, str(failed)) from failed
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(descriptor)
         kind = "a file with several names" if stat.S_ISREG(found.st_mode) else "not a regular file"
-        raise _no_file(path, kind)
+        raise _path_error(path, kind)
     return descriptor
 
 
-def _no_file(path: Path, found: str) -> ShoalError:
+def _path_error(path: Path, found: str) -> ShoalError:
     return refuse(
         Code.MODEL_PATH, f"{path.name!r:.100}: {found}", "a regular file without links", "give the file itself"
     )
@@ -195,7 +196,7 @@ def _append(descriptor: int, chunk: bytes, digest: "hashlib._Hash") -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _refused(failed: OSError, size: int) -> ShoalError:
+def _disk_error(failed: OSError, size: int) -> ShoalError:
     if failed.errno in _FULL:
         return refuse(
             Code.DISK_FULL,

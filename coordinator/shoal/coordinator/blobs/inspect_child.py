@@ -1,6 +1,7 @@
-"""The process that reads a stranger's model: limits itself, reads standard input, answers once on standard output.
+"""The process that inspects an untrusted model: it limits itself, reads standard input and answers once on standard
+output.
 
-Started by `inspect.ChildInspector` only. The order matters: nothing of the model is read before every limit stands, and
+Only `inspect.ChildInspector` starts it. The order matters: every limit is set before anything of the model is read, and
 the libraries that read it are imported under those limits too.
 """
 
@@ -14,10 +15,10 @@ from hashlib import sha256
 from typing import Any, Final
 
 from shoal.coordinator.core.graph.rules import Rules
+from shoal.host import sandbox
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.migration import LEAST_SAMPLES
 from shoal.types.profile import TensorSpec
-from shoal.wire import sandbox
 
 PROFILE: Final = b"P"
 REFUSAL: Final = b"R"
@@ -26,29 +27,34 @@ PACK: Final = b"S"
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What a model takes and gives."""
+    """Inputs and outputs of a model."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
-    """What the child is asked: the file's digest, its own limits, the rules for a model; of samples, what they are for
-    instead."""
+class InspectionRequest:
+    """What the child inspects, and under which limits; passed as JSON on its command line."""
 
+    # Digest that the file must have, as "sha256:HEX".
     digest: str
+    # Limit of the child's address space, in bytes.
     memory_bytes: int
+    # Limit of its processor time, in seconds; rounded down to whole seconds, at least 1.
     cpu_s: float
+    # Limit of its wall-clock time, in seconds; the child ends itself about a second later.
     deadline_s: float
+    # What a model may contain.
     rules: Rules
+    # Tensors of the model that the file's samples are for. None: the file is a model.
     samples_of: Tensors | None = None
 
     def to_text(self) -> str:
         return json.dumps(asdict(self), default=sorted)
 
     @classmethod
-    def of_text(cls, text: str) -> "Errand":
+    def from_text(cls, text: str) -> "InspectionRequest":
         given = json.loads(text)
         rules = {item.name: given["rules"][item.name] for item in fields(Rules)}
         sets = {name: frozenset(value) for name, value in rules.items() if isinstance(value, list)}
@@ -66,40 +72,41 @@ def _tensors(given: dict[str, list[dict[str, Any]]] | None) -> Tensors | None:
 
 
 def main() -> None:
-    errand = Errand.of_text(sys.argv[1])
+    errand = InspectionRequest.from_text(sys.argv[1])
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # so that output of a library does not mix with the answer
     confine(errand)
     answer = bytes(inspect(errand))
     while answer:
         answer = answer[os.write(answers, answer) :]
 
 
-def confine(errand: Errand) -> None:
-    """Limits that the kernel keeps; the coordinator's keys and the network are out of reach where it can do that."""
-    cpu = max(1, int(errand.cpu_s))
+def confine(request: InspectionRequest) -> None:
+    """Sets limits that the kernel enforces. Where the kernel supports it, the sandbox also cuts off the network and the
+    coordinator's keys."""
+    cpu = max(1, int(request.cpu_s))
     for what, soft, hard in (
-        (resource.RLIMIT_AS, errand.memory_bytes, errand.memory_bytes),
+        (resource.RLIMIT_AS, request.memory_bytes, request.memory_bytes),
         (resource.RLIMIT_CPU, cpu, cpu + 1),
         (resource.RLIMIT_FSIZE, 0, 0),
         (resource.RLIMIT_NOFILE, 32, 32),
         (resource.RLIMIT_CORE, 0, 0),
     ):
         resource.setrlimit(what, (soft, hard))
-    signal.alarm(max(1, int(errand.deadline_s) + 1))
+    signal.alarm(max(1, int(request.deadline_s) + 1))
     sandbox.enter(sandbox.runtime())
 
 
-def inspect(errand: Errand) -> bytes:
-    """The serialized answer. Whatever a model makes our libraries raise is the model's fault here, and said."""
+def inspect(request: InspectionRequest) -> bytes:
+    """The serialized answer. Any error that a model causes in our libraries is reported as a fault of the model."""
     from google.protobuf.message import DecodeError  # imported under the limits, like everything that reads the model
 
     from shoal.wire import nouns
 
-    allowed = f"at most {errand.memory_bytes} bytes of address space"
+    allowed = f"at most {request.memory_bytes} bytes of address space"
     try:
-        answer: Any = _read(errand)
-    except DecodeError:  # the scan found it well formed; the parser does not tell a full memory from a bad text
+        answer: Any = _read(request)
+    except DecodeError:  # the scan found it well-formed; the parser reports no memory and invalid text alike
         answer = Refusal(
             Code.MODEL_INVALID,
             "inspection stopped: its parser found text that is not UTF-8, or no memory for what it holds",
@@ -126,23 +133,23 @@ def inspect(errand: Errand) -> bytes:
     return kind + bytes(nouns.to_wire(answer).SerializeToString())
 
 
-def _read(errand: Errand) -> Any:
+def _read(request: InspectionRequest) -> Any:
     size = os.fstat(0).st_size
     content = os.pread(0, size, 0)
     while len(content) < size and (more := os.pread(0, size - len(content), len(content))):
         content += more
     found = f"sha256:{sha256(content).hexdigest()}"
-    if found != errand.digest:
-        return Refusal(Code.MODEL_DIGEST, found, errand.digest, "push again; the file changed after it was verified")
-    if errand.samples_of is not None:
-        return _count(content, errand.samples_of)
+    if found != request.digest:
+        return Refusal(Code.MODEL_DIGEST, found, request.digest, "push again; the file changed after it was verified")
+    if request.samples_of is not None:
+        return _read_samples(content, request.samples_of)
     from shoal.coordinator.core.graph import profile_of
 
-    return profile_of(content, errand.digest, errand.rules)
+    return profile_of(content, request.digest, request.rules)
 
 
-def _count(content: bytes, model: Tensors) -> bytes | Refusal:
-    from shoal.wire.samples import read_pack
+def _read_samples(content: bytes, model: Tensors) -> bytes | Refusal:
+    from shoal.artifacts.samples import read_pack
 
     try:
         pack = read_pack(content, model.inputs, model.outputs)

@@ -1,7 +1,7 @@
-"""A folder from which Mosquitto serves one region: `start` in it is all that has to be run.
+"""Writes a folder from which Mosquitto serves one region; running `start` in it is all that is needed.
 
-The broker keeps no message, and its rights are the coordinator's to give: one that lost its file of rights, or finds it
-corrupt, starts with those of the coordinator alone, who admits the nodes again.
+The broker persists no message, and the coordinator manages its access rights. If the rights file is lost or corrupt,
+the broker starts with rights for the coordinator alone, which then admits the nodes again.
 """
 
 import json
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from shoal.coordinator.broker.rights import document
+from shoal.host.private_files import write_private
 from shoal.types.codes import Code, refuse
 from shoal.types.units import Seconds
 from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import COORDINATOR_USER
 from shoal.wire.limits import LINK_BYTES
-from shoal.wire.private import write_private
 
 LIFETIME_S: Final = Seconds(90 * 86400.0)
-"""Of the broker's certificate. It signs nothing and may call nothing."""
+"""Lifetime of the broker's certificate. It signs nothing and authorises no calls."""
 NAME: Final = "broker"
 PLUGIN: Final = "mosquitto_dynamic_security.so"
 PLUGIN_FOLDERS: Final = (
@@ -34,7 +34,16 @@ PLUGIN_FOLDERS: Final = (
     "/usr/local/lib",
 )
 PACKET_BYTES: Final = LINK_BYTES + 256 * 2**10
-"""A link message in its signed envelope, and MQTT's own header."""
+"""Largest MQTT packet: a link message in its signed envelope, and MQTT's own header."""
+
+INFLIGHT_BYTES: Final = 8 * PACKET_BYTES
+"""Bytes in flight to one client: a few of the largest messages, or thousands of heartbeats."""
+QUEUED_BYTES: Final = 64 * 2**20
+"""Bytes queued for one client: a heartbeat of 2 KiB from each of 1,000 agents for half a minute."""
+MEMORY_BYTES: Final = 384 * 2**20
+"""Limit of the broker's heap, three quarters of its container's memory, because only a count bounds QoS 0 messages. The
+kernel enforces it (`ulimit -d`), not `memory_limit`: with that option, Mosquitto 2.0 ends every connection once its
+plugin is told of a change. Above the limit the broker accepts nothing from any sender."""
 
 _START: Final = """#!/bin/sh
 # Starts the broker from this folder, wherever it was copied. Mosquitto would go on without any right over a file of
@@ -50,6 +59,7 @@ if ! grep -aqs '"{coordinator}"' $rights || [ "$(count '{{')" != "$(count '}}')"
 	[ "$(id -u)" != 0 ] || chown {user} $rights
 fi
 echo $$ > pid
+ulimit -d {memory_kib}
 exec mosquitto -c mosquitto.conf
 """
 
@@ -81,6 +91,10 @@ persistent_client_expiration 1h
 max_packet_size {packet_bytes}
 max_inflight_messages 1000
 max_queued_messages 100000
+
+# A sender that floods while the reader is away: bytes are bounded for each client.
+max_inflight_bytes {inflight_bytes}
+max_queued_bytes {queued_bytes}
 set_tcp_nodelay true
 
 log_dest stderr
@@ -92,17 +106,22 @@ log_type notice
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """host, port: where it listens. user: whom it runs as when root starts it. plugin: path at the broker's machine."""
+    """Settings of one region's broker, fixed when its folder is written."""
 
+    # Name of the region that the broker serves.
     region: str
+    # Address that the broker listens on.
     host: str
+    # TCP port that the broker listens on.
     port: int
+    # Unix user that the broker runs as when root starts it.
     user: str
+    # Path of the dynamic-security plugin on the broker's machine.
     plugin: str
 
 
-def installed_plugin() -> str:
-    """Of this machine. Raises ShoalError(NOT_FOUND)."""
+def find_plugin() -> str:
+    """Path of the dynamic-security plugin on this machine. Raises ShoalError(NOT_FOUND)."""
     for folder in PLUGIN_FOLDERS:
         if (Path(folder) / PLUGIN).exists():
             return str(Path(folder) / PLUGIN)
@@ -115,7 +134,7 @@ def installed_plugin() -> str:
 
 
 def write(folder: Path, config: BrokerConfig, identity: Enrolled) -> None:
-    """Makes `folder` (0700) or brings it up to date; a broker that runs reads new certificates on SIGHUP.
+    """Creates `folder` (0700) or updates it; a running broker reads new certificates on SIGHUP.
 
     Files belong to `config.user` when root writes them. Raises ShoalError(FIELD_INVALID), OSError.
     """
@@ -132,11 +151,15 @@ def write(folder: Path, config: BrokerConfig, identity: Enrolled) -> None:
         raise refuse(Code.FIELD_INVALID, f"--user {config.user}", "a user of this machine", remedy)
     identity.write(folder)
     conf = _CONF.format(
-        user=config.user, port=config.port, host=config.host, plugin=config.plugin, packet_bytes=PACKET_BYTES
-    )
+        user=config.user, port=config.port, host=config.host, plugin=config.plugin, packet_bytes=PACKET_BYTES,
+        inflight_bytes=INFLIGHT_BYTES, queued_bytes=QUEUED_BYTES,
+    )  # fmt: skip
     write_private(folder / "mosquitto.conf", conf.encode())
     write_private(folder / "rights.json", json.dumps(document(config.region), indent=1).encode())
-    write_private(folder / "start", _START.format(user=config.user, coordinator=COORDINATOR_USER).encode())
+    write_private(
+        folder / "start",
+        _START.format(user=config.user, coordinator=COORDINATOR_USER, memory_kib=MEMORY_BYTES // 1024).encode(),
+    )
     (folder / "start").chmod(0o700)
     if as_root:
         for path in (folder, *folder.iterdir()):

@@ -1,10 +1,10 @@
-"""Who may do what at the broker, in the words of Mosquitto's dynamic-security plugin; values only.
+"""Access rights at the broker in the terms of Mosquitto's dynamic-security plugin; values only.
 
-A node publishes and reads its own topics, the coordinator the opposite ends of all of them, and clears what they
-retain; whatever is not named here is denied: other nodes' topics, `#`, `$SYS`, shared subscriptions. What nobody may
-subscribe to nobody receives, so receiving needs no right of its own. The plugin knows no pattern for "its own name"
-(%u is taken literally), so each node has a role to itself. Only whole filters are granted (`subscribeLiteral`): with
-`subscribePattern` a `+` would be granted where the coordinator's own filters have one.
+A node publishes and reads its own topics. The coordinator has the opposite ends of all of them, and clears what they
+retain. Everything else is denied: other nodes' topics, `#`, `$SYS`, shared subscriptions. Receiving needs no right of
+its own, because nobody receives from a topic that nobody may subscribe to. The plugin has no working pattern for "its
+own name" (it takes %u literally), so each node has a role to itself. Only whole filters are granted
+(`subscribeLiteral`): with `subscribePattern` a `+` would be granted where the coordinator's own filters have one.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 def document(region: str, nodes: Iterable[str] = ()) -> Json:
-    """The plugin's whole configuration when these nodes are admitted and nobody else."""
+    """The plugin's whole configuration when exactly these nodes are admitted."""
     admitted = [admission(region, node) for node in nodes]
     roles, clients = ([{**each[part]} for each in admitted] for part in (0, 1))
     for each in (*roles, *clients):
@@ -41,7 +41,7 @@ def document(region: str, nodes: Iterable[str] = ()) -> Json:
 
 
 def coordinator_acls(region: str) -> list[Json]:
-    kept = sorted(topics.RETAINED - {*topics.DOWN})  # to clear what a node that is gone left there
+    kept = sorted(topics.RETAINED - {*topics.DOWN})  # to clear what a removed node left there
     sent = [
         topics.region_online(region),
         *(topics.all_nodes(region, channel) for channel in (*topics.DOWN, *kept)),
@@ -58,12 +58,12 @@ def node_acls(region: str, node: str) -> list[Json]:
 
 
 def role_of(node: str) -> str:
-    """The name of a node's own role: never that of the coordinator's, whatever the node is called."""
+    """The name of a node's own role; never the coordinator's, whatever the node is called."""
     return f"{_NODE}{node}"
 
 
 def node_of(role: str) -> str:
-    """Whose role that is; empty when it is no node's."""
+    """The node of that role; empty if it is no node's."""
     return role.removeprefix(_NODE) if role.startswith(_NODE) else ""
 
 
@@ -77,10 +77,10 @@ def admission(region: str, node: str) -> tuple[Json, ...]:
 
 
 def expulsion(node: str) -> tuple[Json, ...]:
-    """Commands that end `node`'s connection and leave it no right.
+    """Commands that end `node`'s connection and take away all its rights.
 
-    Not `disableClient`: Mosquitto 2.0 asks whether a client is disabled only where it checks a password, so a disabled
-    client that comes with a certificate is let in again with all its rights.
+    Not `disableClient`: Mosquitto 2.0 checks whether a client is disabled only where it checks a password, so a
+    disabled client with a certificate is let in again with all its rights.
     """
     return (
         {"command": "deleteClient", "username": node},

@@ -1,6 +1,6 @@
-"""The region's own CA: EC P-256, its key in a file that only its owner reads.
+"""The region's own CA: EC P-256, its key in a file that only its owner can read.
 
-A certificate of Shoal: one URI name `shoal://REGION/ROLE/NAME`, no CA flag, digitalSignature, extended key usage by
+A Shoal certificate has one URI name `shoal://REGION/ROLE/NAME`, no CA flag, digitalSignature, and extended key usage by
 role. Roles that serve (`SERVERS`) also get DNS and IP names, for ordinary TLS clients.
 """
 
@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shoal.coordinator.identity.roots import Root, Roots, joined, key_usage, moment
-from shoal.coordinator.ports import Issued, RootInfo
+from shoal.coordinator.identity.roots import Root, Roots, bundle_pem, key_usage, to_datetime
+from shoal.coordinator.ports import IssuedCertificate, RootInfo
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
 from shoal.wire.enrol import Enrolled, key_pem, new_key, request_pem
-from shoal.wire.identity import BACKDATED_S, UNREADABLE, check_name, common_name_of, dns_of, uri_of
+from shoal.wire.identity import BACKDATED_S, CERTIFICATE_ERRORS, check_name, common_name_of, dns_of, uri_of
 
 CSR_BYTES: Final = 8 * 2**10
 SERVERS: Final = frozenset({Role.AGENT, Role.GATEWAY, Role.COORDINATOR, Role.FEDERATION, Role.BROKER})
@@ -31,12 +31,12 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 class FileAuthority:
-    """ports.Authority and ports.RotatingAuthority, its keys in memory, read from `ca/`."""
+    """ports.Authority and ports.RotatingAuthority; its keys are in memory, read from `ca/`."""
 
     def __init__(self, roots: Roots) -> None:
         self.region = roots.region
         self._roots = roots
-        self._turning = asyncio.Lock()
+        self._rotation_lock = asyncio.Lock()
 
     @classmethod
     def open(cls, folder: Path, region: str, *, wall: Wall, may_create: bool) -> "FileAuthority":
@@ -45,17 +45,17 @@ class FileAuthority:
 
     @property
     def ca_pem(self) -> bytes:
-        return joined(self._roots.trusting)
+        return bundle_pem(self._roots.trusted_roots)
 
     @property
     def roots(self) -> tuple[str, ...]:
-        return tuple(root.pem.decode() for root in self._roots.trusting)
+        return tuple(root.pem.decode() for root in self._roots.trusted_roots)
 
     @property
     def chain_pem(self) -> bytes:
-        """What a server shows after its own certificate: for joiners, who pin a CA before they trust anything, and for
-        those who were away and know only the CA before this one."""
-        return self._roots.issuing.cross + self.ca_pem
+        """What a server sends after its own certificate: for joiners, who pin a CA before they trust anything, and for
+        nodes that were away and know only the previous CA."""
+        return self._roots.issuing.cross_pem + self.ca_pem
 
     @property
     def fingerprint(self) -> str:
@@ -63,11 +63,11 @@ class FileAuthority:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        return tuple(root.fingerprint for root in self._roots.trusting)
+        return tuple(root.fingerprint for root in self._roots.trusted_roots)
 
     def recognise(self, certificate: x509.Certificate, *, retired: bool = False) -> str:
-        for root in self._roots.known if retired else self._roots.trusting:
-            if root.issued(certificate):
+        for root in self._roots.all_roots if retired else self._roots.trusted_roots:
+            if root.is_issuer_of(certificate):
                 return root.fingerprint
         raise refuse(
             Code.CERT_UNTRUSTED,
@@ -88,20 +88,20 @@ class FileAuthority:
         roots = self._roots
         return tuple(
             RootInfo(root.fingerprint, Wall(root.certificate.not_valid_after_utc.timestamp()), _state(roots, root))
-            for root in roots.known
+            for root in roots.all_roots
         )
 
     async def begin(self, wall: Wall) -> None:
-        await self._turn("idle", lambda: self._roots.begun(wall))
+        await self._advance("idle", lambda: self._roots.begin(wall))
 
     async def promote(self, wall: Wall) -> None:
-        await self._turn("trust", lambda: self._roots.promoted(wall))
+        await self._advance("trust", lambda: self._roots.promote(wall))
 
     async def retire(self, wall: Wall) -> None:
-        await self._turn("issue", lambda: self._roots.retired(wall))
+        await self._advance("issue", lambda: self._roots.retire(wall))
 
-    async def _turn(self, stage: str, step: Callable[[], Roots]) -> None:
-        async with self._turning:
+    async def _advance(self, stage: str, step: Callable[[], Roots]) -> None:
+        async with self._rotation_lock:
             if self._roots.stage != stage:
                 raise refuse(
                     Code.CONFLICT,
@@ -112,18 +112,18 @@ class FileAuthority:
             self._roots = await asyncio.to_thread(step)
 
     def check(self, csr_pem: bytes, name: str) -> None:
-        _checked(csr_pem, name)
+        _parse_csr(csr_pem, name)
 
     def issue(
         self, csr_pem: bytes, role: Role, name: str, *, hosts: tuple[str, ...], lifetime_s: Seconds, wall: Wall
-    ) -> Issued:
+    ) -> IssuedCertificate:
         check_name(name, "name")
-        request = _checked(csr_pem, name)
+        request = _parse_csr(csr_pem, name)
         server = role in SERVERS
         issuing = self._roots.issuing
         if issuing.key is None:
             raise refuse(Code.STATE_CORRUPT, "the key of the CA that issues is gone", "ca/ whole", "restore it")
-        ends = min(moment(wall + lifetime_s), issuing.certificate.not_valid_after_utc)
+        ends = min(to_datetime(wall + lifetime_s), issuing.certificate.not_valid_after_utc)
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH] if role in CLIENTS else []
         usages += [ExtendedKeyUsageOID.SERVER_AUTH] if server else []
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri_of(self.region, role, name))]
@@ -138,7 +138,7 @@ class FileAuthority:
             .issuer_name(issuing.certificate.subject)
             .public_key(request.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(moment(wall - BACKDATED_S))
+            .not_valid_before(to_datetime(wall - BACKDATED_S))
             .not_valid_after(ends)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(key_usage(signs=False), critical=True)
@@ -150,47 +150,47 @@ class FileAuthority:
         )
         pem = certificate.public_bytes(serialization.Encoding.PEM)
         if self._roots.stage == "issue":
-            pem += issuing.cross
-        return Issued(pem, str(certificate.serial_number), Wall(ends.timestamp()), issuing.fingerprint)
+            pem += issuing.cross_pem
+        return IssuedCertificate(pem, str(certificate.serial_number), Wall(ends.timestamp()), issuing.fingerprint)
 
     def enrol_self(
         self, role: Role, name: str, *, hosts: tuple[str, ...] = (), lifetime_s: Seconds, wall: Wall
     ) -> Enrolled:
-        """A key and its certificate for a process on this machine: the server itself, the first operator."""
+        """A key and its certificate for a process on this machine: the server itself, or the first operator."""
         key = new_key()
         issued = self.issue(request_pem(key, name), role, name, hosts=hosts, lifetime_s=lifetime_s, wall=wall)
         return Enrolled(self.region, role, name, issued.pem, self.ca_pem, "", "", key_pem(key))
 
 
-def _checked(csr_pem: bytes, name: str) -> x509.CertificateSigningRequest:
-    """A request for a P-256 certificate and nothing else. Raises ShoalError(CSR_DENIED)."""
+def _parse_csr(csr_pem: bytes, name: str) -> x509.CertificateSigningRequest:
+    """Accepts only a request for a P-256 certificate. Raises ShoalError(CSR_DENIED)."""
     if len(csr_pem) > CSR_BYTES:
-        raise _denied(f"{len(csr_pem)} bytes", f"at most {CSR_BYTES}")
+        raise _denial(f"{len(csr_pem)} bytes", f"at most {CSR_BYTES}")
     try:
         request = x509.load_pem_x509_csr(csr_pem)
         key = request.public_key()
         sound = request.is_signature_valid
         attributes, extensions = len(request.attributes), len(request.extensions)
-    except (*UNREADABLE, UnsupportedAlgorithm, InvalidSignature) as cause:
-        raise _denied("not a readable signing request", "PKCS#10 in PEM") from cause
+    except (*CERTIFICATE_ERRORS, UnsupportedAlgorithm, InvalidSignature) as cause:
+        raise _denial("not a readable signing request", "PKCS#10 in PEM") from cause
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise _denied("another kind of key", "EC P-256")
+        raise _denial("another kind of key", "EC P-256")
     if not sound:
-        raise _denied("a signature that does not match the key", "a request signed by its own key")
+        raise _denial("a signature that does not match the key", "a request signed by its own key")
     if attributes or extensions:
-        raise _denied(
+        raise _denial(
             f"{max(attributes, extensions)} attributes or extensions", "none: what is issued comes from the token"
         )
     subject = [(attribute.oid, attribute.value) for attribute in request.subject]
     if subject not in ([], [(NameOID.COMMON_NAME, name)]):
-        raise _denied("another subject than the name that was asked for", f"no subject, or CN={name}")
+        raise _denial("another subject than the name that was asked for", f"no subject, or CN={name}")
     return request
 
 
 def _state(roots: Roots, root: Root) -> str:
     if root.name == roots.issuing_name:
         return "issuing"
-    if root.name not in roots.trusted:
+    if root.name not in roots.trusted_names:
         return "retired"
     return "next" if roots.stage == "trust" else "trusted"
 
@@ -202,5 +202,5 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _denied(found: str, asked: str) -> ShoalError:
+def _denial(found: str, asked: str) -> ShoalError:
     return refuse(Code.CSR_DENIED, found, asked, "let `shoal-agent join` or `shoal context login` make the request")

@@ -1,6 +1,6 @@
-"""ports.Proofs by the key of the coordinator's own certificate, which goes along.
+"""ports.Proofs: signed desired sets, with the key of the coordinator's own certificate, which goes along.
 
-The signature names a topic of its own, so that nobody on the way can pass a proof for the desired set that it is of.
+The signature names a topic of its own, so that nobody on the way can pass a proof off as the desired set itself.
 """
 
 from dataclasses import replace
@@ -17,33 +17,33 @@ from shoal.wire import nouns, signing
 from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import identity_of_certificate
 from shoal.wire.limits import LINK_BYTES
-from shoal.wire.seal import Signature, parse
+from shoal.wire.seal import SigningIdentity, parse
 
 TOPIC: Final = "proof"
-MOST_BYTES: Final = LINK_BYTES // 8
-"""Of what is signed: it travels beside the set, and again in each hello."""
+MAX_BYTES: Final = LINK_BYTES // 8
+"""Largest content to sign: it travels beside the set, and again in each hello."""
 
 
 class SignedProofs:
-    """enrolled: the coordinator's key and certificate. What they sign counts as long as the region knows their CA, even
-    a retired one; no dates are looked at, since a node shows what it was told however long ago."""
+    """identity: the coordinator's key and certificate. A signature is valid as long as the region knows its CA, even a
+    retired one. Dates are not checked, since a node may present a desired set of any age."""
 
-    def __init__(self, region: str, authority: FileAuthority, enrolled: Enrolled) -> None:
+    def __init__(self, region: str, authority: FileAuthority, identity: Enrolled) -> None:
         self._region = region
         self._authority = authority
-        self._signature = Signature.of_pem(enrolled.key_pem, enrolled.certificate_pem)
+        self._signature = SigningIdentity.from_pem(identity.key_pem, identity.certificate_pem)
 
-    def of(self, desired: DesiredSet) -> bytes:
-        shown = replace(desired, routes=(), pins=(), credentials=(), trust=None, peers=(), proof=b"")
+    def sign(self, desired: DesiredSet) -> bytes:
+        shown = replace(desired, routes=(), pins=(), credentials=(), trust=None, peers=(), proof=b"", forwarding=None)
         content = nouns.encode(shown)
-        if len(content) > MOST_BYTES:
+        if len(content) > MAX_BYTES:
             return b""
         signature = signing.sign(self._signature.key, self._region, desired.node, TOPIC, content)
         return mqtt_pb2.Signed(
             content=content, signature=signature, certificate=self._signature.certificate
         ).SerializeToString()
 
-    def read(self, node: str, proof: bytes) -> DesiredSet | None:
+    def verify(self, node: str, proof: bytes) -> DesiredSet | None:
         try:
             message = parse(mqtt_pb2.Signed, proof)
             self._check_signer(message, node)

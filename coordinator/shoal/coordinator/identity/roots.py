@@ -1,8 +1,8 @@
-"""The region's CA keys on disk: the one that issues, and beside it, while one follows the other, its successor.
+"""The region's CA keys on disk: the issuing CA and, during a rotation, its successor.
 
-The first lies in `ca/`, each successor in `ca/2`, `ca/3`, ..; `ca/rotation.json` says which of them issues and which
-are trusted, and is replaced as a whole, so that a rotation that was cut off goes on where it stood. A retired CA keeps
-its certificate, by which a node that was away may still be recognised; its key is deleted.
+The first CA lies in `ca/`, each successor in `ca/2`, `ca/3`, ... `ca/rotation.json` says which CA issues and which are
+trusted. It is replaced atomically, so an interrupted rotation resumes at its stage. A retired CA keeps its certificate,
+so that a node that was away can still be recognised; its key is deleted.
 """
 
 import json
@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from shoal.host.private_files import write_private
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Seconds, Wall
 from shoal.wire.enrol import key_pem, new_key
 from shoal.wire.identity import BACKDATED_S, check_name
-from shoal.wire.private import write_private
 from shoal.wire.token import ca_fingerprint
 
 CA_LIFETIME_S: Final = Seconds(10 * 365 * 86400.0)
@@ -32,13 +32,16 @@ _STATE: Final = "rotation.json"
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One CA. key: None once it is retired. cross: itself as its predecessor signed it, PEM, for those who trust only
-    that one; empty for the first."""
+    """One CA."""
 
+    # "1" for the first CA, the next number for each successor.
     name: str
     certificate: x509.Certificate
+    # None once the CA is retired.
     key: ec.EllipticCurvePrivateKey | None
-    cross: bytes = b""
+    # This CA's certificate as signed by its predecessor, PEM, for peers that trust only the predecessor. Empty for the
+    # first CA, and if the predecessor's path length left no room.
+    cross_pem: bytes = b""
 
     @property
     def pem(self) -> bytes:
@@ -48,7 +51,7 @@ class Root:
     def fingerprint(self) -> str:
         return ca_fingerprint(self.certificate)
 
-    def issued(self, certificate: x509.Certificate) -> bool:
+    def is_issuer_of(self, certificate: x509.Certificate) -> bool:
         try:
             certificate.verify_directly_issued_by(self.certificate)
         except (InvalidSignature, ValueError, TypeError):
@@ -58,22 +61,28 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """trusted: by name, oldest first; two while a rotation is on. since: when the stage began."""
+    """All CAs of a region and the stage of their rotation; methods that change it return a new value."""
 
+    # Folder of the first CA (`ca/`), in which the others are subfolders.
     folder: Path
+    # Name of the region, part of each CA's subject.
     region: str
-    known: tuple[Root, ...]
+    # Every CA, retired ones included, oldest first.
+    all_roots: tuple[Root, ...]
+    # Name of the CA that issues certificates.
     issuing_name: str
-    trusted: tuple[str, ...]
+    # Names of the trusted CAs, oldest first; two during a rotation.
+    trusted_names: tuple[str, ...]
+    # Wall time at which the current stage began; 0 before the first rotation.
     since: Wall
 
     @classmethod
     def open(cls, folder: Path, region: str, *, wall: Wall, may_create: bool) -> Self:
-        """Makes the first CA when there is none and `may_create`.
+        """Reads the CAs. Creates the first one if there is none and `may_create`.
 
-        A certificate is written last: without it nothing was ever issued, so a lone key is a start that was cut off.
-        Raises ShoalError(STATE_CORRUPT) when files are unreadable, do not belong together, or are gone though the
-        region is known.
+        A CA's certificate is written last: without it nothing was ever issued, so a key alone is an interrupted first
+        start. Raises ShoalError(STATE_CORRUPT) if files are unreadable, do not belong together, or are gone although
+        the region is known.
         """
         if not (folder / "cert.pem").exists():
             if not may_create:
@@ -81,7 +90,7 @@ class Roots:
                     f"{folder.name}/cert.pem is gone", "restore ca/ from a copy; without it every node must enrol again"
                 )
             key = new_key()
-            _write(folder, Root(FIRST, _signed(region, key.public_key(), key, wall), key))
+            _write(folder, Root(FIRST, _sign_certificate(region, key.public_key(), key, wall), key))
         state = _State.read(folder / _STATE)
         names = [FIRST, *sorted((f.parent.name for f in folder.glob("*/cert.pem")), key=_number)]
         known = tuple(_read(folder, name, region, keyless=name not in state.trusted) for name in names)
@@ -92,53 +101,59 @@ class Roots:
 
     @property
     def issuing(self) -> Root:
-        return self._of(self.issuing_name)
+        return self._find(self.issuing_name)
 
     @property
-    def trusting(self) -> tuple[Root, ...]:
-        """The one that issues first."""
-        return tuple(sorted(map(self._of, self.trusted), key=lambda root: root.name != self.issuing_name))
+    def trusted_roots(self) -> tuple[Root, ...]:
+        """The trusted CAs, the issuing one first."""
+        return tuple(sorted(map(self._find, self.trusted_names), key=lambda root: root.name != self.issuing_name))
 
     @property
     def stage(self) -> str:
-        """idle | trust (the successor is made known) | issue (it issues, and the old one is trusted still)."""
-        if len(self.trusted) == 1:
+        """idle | trust (the successor is published but does not issue) | issue (it issues; the old CA is still
+        trusted)."""
+        if len(self.trusted_names) == 1:
             return "idle"
-        return "issue" if self.issuing_name == self.trusted[-1] else "trust"
+        return "issue" if self.issuing_name == self.trusted_names[-1] else "trust"
 
-    def begun(self, wall: Wall) -> Self:
-        """With a successor that is trusted and issues nothing yet. Blocking."""
+    def begin(self, wall: Wall) -> Self:
+        """Adds a successor that is trusted but does not issue yet. Blocking."""
         old = self.issuing
         key = new_key()
-        name = str(max(_number(root.name) for root in self.known) + 1)
-        certificate = _signed(self.region, key.public_key(), key, wall)
-        root = Root(name, certificate, key, _crossed(self.region, key.public_key(), old, wall))
+        name = str(max(_number(root.name) for root in self.all_roots) + 1)
+        certificate = _sign_certificate(self.region, key.public_key(), key, wall)
+        root = Root(name, certificate, key, _cross_sign(self.region, key.public_key(), old, wall))
         _write(self.folder / name, root)
-        return replace(self, known=(*self.known, root))._saved(old.name, (old.name, name), wall)
+        return replace(self, all_roots=(*self.all_roots, root))._save(old.name, (old.name, name), wall)
 
-    def promoted(self, wall: Wall) -> Self:
-        """The successor issues from now on. Blocking."""
-        return self._saved(self.trusted[-1], self.trusted, wall)
+    def promote(self, wall: Wall) -> Self:
+        """Makes the successor the issuing CA. Blocking."""
+        return self._save(self.trusted_names[-1], self.trusted_names, wall)
 
-    def retired(self, wall: Wall) -> Self:
-        """The successor alone is trusted; the old key is gone. Blocking."""
-        after = self._saved(self.issuing_name, (self.issuing_name,), wall)
-        _forget(self.folder, (name for name in self.trusted if name != self.issuing_name))
-        known = (root if root.name in after.trusted else replace(root, key=None) for root in self.known)
-        return replace(after, known=tuple(known))
+    def retire(self, wall: Wall) -> Self:
+        """Trusts only the successor and deletes the old key. Blocking."""
+        after = self._save(self.issuing_name, (self.issuing_name,), wall)
+        _forget(self.folder, (name for name in self.trusted_names if name != self.issuing_name))
+        known = (root if root.name in after.trusted_names else replace(root, key=None) for root in self.all_roots)
+        return replace(after, all_roots=tuple(known))
 
-    def _saved(self, issuing: str, trusted: tuple[str, ...], wall: Wall) -> Self:
+    def _save(self, issuing: str, trusted: tuple[str, ...], wall: Wall) -> Self:
         write_private(self.folder / _STATE, json.dumps(asdict(_State(issuing, trusted, wall))).encode())
-        return replace(self, issuing_name=issuing, trusted=trusted, since=wall)
+        return replace(self, issuing_name=issuing, trusted_names=trusted, since=wall)
 
-    def _of(self, name: str) -> Root:
-        return next(root for root in self.known if root.name == name)
+    def _find(self, name: str) -> Root:
+        return next(root for root in self.all_roots if root.name == name)
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
+    """The content of `rotation.json`."""
+
+    # Name of the issuing CA.
     issuing: str
+    # Names of the trusted CAs, oldest first.
     trusted: tuple[str, ...]
+    # Wall time at which the stage began; 0 before the first rotation.
     since: float
 
     @classmethod
@@ -152,7 +167,7 @@ class _State:
             raise _corrupt(f"{path.name} cannot be read", "restore ca/ from a copy") from cause
 
 
-def moment(wall: float) -> datetime:
+def to_datetime(wall: float) -> datetime:
     return datetime.fromtimestamp(wall, UTC)
 
 
@@ -170,7 +185,7 @@ def key_usage(*, signs: bool) -> x509.KeyUsage:
     )
 
 
-def joined(roots: Iterable[Root]) -> bytes:
+def bundle_pem(roots: Iterable[Root]) -> bytes:
     return b"".join(root.pem for root in roots)
 
 
@@ -178,27 +193,27 @@ def _number(name: str) -> int:
     return int(name) if name.isdigit() else 0
 
 
-def _place(folder: Path, name: str) -> Path:
+def _folder_of(folder: Path, name: str) -> Path:
     return folder if name == FIRST else folder / name
 
 
 def _forget(folder: Path, retired: Iterable[str]) -> None:
-    """Their keys; at an open also those of a retirement that was cut off."""
+    """Deletes the keys of retired CAs; at `open` this also completes an interrupted retirement."""
     for name in retired:
-        (_place(folder, name) / "key.pem").unlink(missing_ok=True)
+        (_folder_of(folder, name) / "key.pem").unlink(missing_ok=True)
 
 
 def _write(folder: Path, root: Root) -> None:
     assert root.key is not None
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_private(folder / "key.pem", key_pem(root.key))
-    if root.cross:
-        write_private(folder / "cross.pem", root.cross)
+    if root.cross_pem:
+        write_private(folder / "cross.pem", root.cross_pem)
     write_private(folder / "cert.pem", root.pem)
 
 
 def _read(folder: Path, name: str, region: str, *, keyless: bool) -> Root:
-    place = _place(folder, name)
+    place = _folder_of(folder, name)
     remedy = "restore ca/ from a copy"
     try:
         certificate = x509.load_pem_x509_certificate((place / "cert.pem").read_bytes())
@@ -216,7 +231,7 @@ def _read(folder: Path, name: str, region: str, *, keyless: bool) -> Root:
     return Root(name, certificate, key, cross)
 
 
-def _signed(
+def _sign_certificate(
     region: str,
     key: ec.EllipticCurvePublicKey,
     by: ec.EllipticCurvePrivateKey,
@@ -225,16 +240,16 @@ def _signed(
     ends: datetime | None = None,
     path_length: int = 1,
 ) -> x509.Certificate:
-    """path_length 1: room for a successor that it signs."""
+    """A CA certificate. A path_length of 1 leaves room for a successor that it cross-signs."""
     check_name(region, "region")
-    latest = moment(wall + CA_LIFETIME_S)
+    latest = to_datetime(wall + CA_LIFETIME_S)
     return (
         x509.CertificateBuilder()
         .subject_name(_ca_name(region))
         .issuer_name(_ca_name(region))
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(moment(wall - BACKDATED_S))
+        .not_valid_before(to_datetime(wall - BACKDATED_S))
         .not_valid_after(min(latest, ends) if ends is not None else latest)
         .add_extension(x509.BasicConstraints(ca=True, path_length=path_length), critical=True)
         .add_extension(key_usage(signs=True), critical=True)
@@ -244,13 +259,14 @@ def _signed(
     )
 
 
-def _crossed(region: str, key: ec.EllipticCurvePublicKey, by: Root, wall: Wall) -> bytes:
-    """Empty where the older CA's certificate leaves no room for another beneath it."""
+def _cross_sign(region: str, key: ec.EllipticCurvePublicKey, by: Root, wall: Wall) -> bytes:
+    """The successor's certificate signed by the older CA. Empty if the older CA's path length leaves no room beneath
+    it."""
     room = by.certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length
     if by.key is None or room == 0:
         return b""
     ends = by.certificate.not_valid_after_utc
-    cross = _signed(region, key, by.key, wall, ends=ends, path_length=0)
+    cross = _sign_certificate(region, key, by.key, wall, ends=ends, path_length=0)
     return cross.public_bytes(serialization.Encoding.PEM)
 
 

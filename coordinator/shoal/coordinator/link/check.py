@@ -1,4 +1,4 @@
-"""What a node says of itself against who it is, on either link."""
+"""Checks what a node claims against its certificate, on either link."""
 
 from cryptography import x509
 
@@ -9,7 +9,8 @@ from shoal.wire.signing import verify
 
 
 def check_hello(hello: Hello, identity: Identity) -> None:
-    """Raises ShoalError(NODE_MISMATCH)."""
+    """A node may speak only for itself: its hello must name the identity in its certificate. Raises
+    ShoalError(NODE_MISMATCH)."""
     node = hello.node
     if (node.region, node.role, node.name) != (identity.region, identity.role, identity.name):
         raise refuse(
@@ -21,9 +22,10 @@ def check_hello(hello: Hello, identity: Identity) -> None:
 
 
 def check_signatures(message: FromAgent, identity: Identity, certificate: x509.Certificate) -> None:
-    """Receipts are stored, so they are signed by the key of the certificate that the session was opened with.
+    """Checks receipts against the key of the certificate that opened the session, because receipts are stored.
 
-    Raises ShoalError(SIGNATURE_INVALID)."""
+    Raises ShoalError(SIGNATURE_INVALID).
+    """
     if isinstance(message, Receipts):
         for each in message.receipts:
             verify(certificate, each.signature, identity.region, identity.name, "receipt", each.content)

@@ -1,9 +1,9 @@
-"""The agents' other end over gRPC: one stream a session, one outbox a node.
+"""The coordinator's side of the agent link over gRPC: one stream per session, one outbox per node.
 
-A slow or hostile node costs itself only: its messages are read one by one, its outbox holds the newest desired set and
-a bounded number of other messages, and what it sends is checked before anything hears of it. Who may call, and how long
-a certificate lasts on an open stream, is the interceptor's business (`api/authorise.py`); the name in the certificate
-is the only name a session has.
+A slow or hostile node affects only itself. Its messages are read one at a time. Its outbox holds the newest desired set
+and a bounded number of other messages. Every message is checked before it reaches a controller. The interceptor
+(`api/authorise.py`) decides who may call and ends streams whose certificate expires. A session's name comes from the
+certificate only.
 """
 
 import asyncio
@@ -13,10 +13,11 @@ from typing import Any, Final
 import structlog
 from cryptography import x509
 
-from shoal.coordinator.controllers.finish import deliver, finish
 from shoal.coordinator.link.check import check_hello, check_signatures
 from shoal.coordinator.link.outbox import Outbox
+from shoal.coordinator.link.rate_limiter import SessionRateLimiter
 from shoal.coordinator.ports import LinkEvents, Meter
+from shoal.coordinator.uncancelled import dispatch_message, run_to_completion
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.link import Hello, Refused, ToAgent
 from shoal.v1 import link_pb2, link_pb2_grpc
@@ -24,8 +25,8 @@ from shoal.wire import nouns
 from shoal.wire.identity import Identity, identity_of_context, peer_ip
 
 HELLO_S: Final = 10.0
-MOST_INVALID: Final = 20
-"""Messages that cannot be read, in one session, before it ends."""
+MAX_INVALID: Final = 20
+"""Unreadable messages in one session that end it."""
 
 log: Final = structlog.get_logger("shoal.coordinator.link")
 
@@ -39,11 +40,11 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
         self._outboxes: dict[str, Outbox] = {}
 
     def bind(self, events: LinkEvents) -> None:
-        """Once, before serving."""
+        """Call once, before serving."""
         self._events = events
 
     @property
-    def connected(self) -> int:
+    def session_count(self) -> int:
         return len(self._outboxes)
 
     async def send(self, node: str, message: ToAgent) -> None:
@@ -64,10 +65,10 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
         if events is None:
             raise refuse(Code.COORDINATOR_UNREACHABLE, "the coordinator is starting", "", "call again")
         identity = identity_of_context(context)
-        hello = await self._hello(request_iterator, identity)
+        hello = await self._read_hello(request_iterator, identity)
         outbox = Outbox()
         try:
-            refusal = await finish(self._open(events, identity, hello, outbox, peer_ip(context.peer())))
+            refusal = await run_to_completion(self._open(events, identity, hello, outbox, peer_ip(context.peer())))
             if refusal is not None:
                 yield nouns.to_agent_to_wire(Refused(refusal, fatal=False))
                 return
@@ -84,24 +85,24 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
                 if self._outboxes.get(identity.name) is outbox:
                     del self._outboxes[identity.name]
                 log.info("session closed", node=identity.name, epoch=outbox.epoch)
-                await events.closed(identity.name, outbox.epoch)
+                await events.on_close(identity.name, outbox.epoch)
 
     async def _open(
         self, events: LinkEvents, identity: Identity, hello: Hello, outbox: Outbox, peer: str
     ) -> Refusal | None:
-        answer = await events.opened(identity.name, identity.role, hello, peer=peer)
+        answer = await events.on_hello(identity.name, identity.role, hello, peer=peer)
         if isinstance(answer, Refusal):
             self._meter.count("sessions_refused", code=answer.code)
             log.warning("session refused", node=identity.name, code=answer.code, found=answer.found)
             return answer
-        # No await between `opened` and here: whoever sends to this node from now on reaches this session.
+        # No await between `on_hello` and here: messages to this node reach this session from now on.
         outbox.epoch = answer.epoch
         outbox.put(answer)
         self._outboxes[identity.name] = outbox
         log.info("session opened", node=identity.name, role=identity.role, epoch=answer.epoch, link="grpc")
         return None
 
-    async def _hello(self, messages: AsyncIterator[link_pb2.FromAgent], identity: Identity) -> Hello:
+    async def _read_hello(self, messages: AsyncIterator[link_pb2.FromAgent], identity: Identity) -> Hello:
         try:
             async with asyncio.timeout(HELLO_S):
                 first = nouns.from_agent_from_wire(await anext(messages))
@@ -125,9 +126,10 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
         certificate: x509.Certificate,
         outbox: Outbox,
     ) -> None:
-        invalid = 0
+        invalid, pace = 0, SessionRateLimiter()
         try:
             async for message in messages:
+                await pace.wait()
                 try:
                     noun = nouns.from_agent_from_wire(message)
                     check_signatures(noun, identity, certificate)
@@ -135,13 +137,13 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
                     invalid += 1
                     self._meter.count("messages_refused", code=error.code)
                     outbox.put(Refused(error.refusal, fatal=False))
-                    if invalid >= MOST_INVALID:
+                    if invalid >= MAX_INVALID:
                         break
                     continue
-                answer = await deliver(events, identity.name, epoch, noun)
+                answer = await dispatch_message(events, identity.name, epoch, noun)
                 if answer is not None:
                     outbox.put(answer)
-        except ShoalError as error:  # bytes that are no message, after which gRPC reads on no more
+        except ShoalError as error:  # bytes that are no message: gRPC stops reading the stream after them
             self._meter.count("messages_refused", code=error.code)
             outbox.put(Refused(error.refusal, fatal=False))
         except Exception:

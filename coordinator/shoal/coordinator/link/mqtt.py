@@ -1,8 +1,8 @@
-"""The agents' other end over MQTT 5, through a broker that is not trusted and never the truth.
+"""The coordinator's side of the agent link over MQTT 5, through an untrusted broker that is never authoritative.
 
-One connection to the broker carries all sessions. When it is lost every session is over: the next connection has a new
-presence, agents say hello to it, report in full and are sent their desired sets again. What a node sends is queued
-apart, so that a flood, a slow store or junk costs that node only.
+One connection to the broker carries all sessions, and its loss ends them all. The next connection has a new presence:
+agents say hello to it, report in full, and get their desired sets again. Each node has a queue of its own, so that a
+flood, a slow store or junk affects that node only.
 """
 
 import asyncio
@@ -16,10 +16,11 @@ import structlog
 from cryptography import x509
 from google.protobuf.message import Message
 
-from shoal.coordinator.controllers.finish import deliver, finish
 from shoal.coordinator.link.check import check_hello, check_signatures
 from shoal.coordinator.link.outbox import Outbox
-from shoal.coordinator.ports import Clock, Ids, LinkEvents, Meter
+from shoal.coordinator.link.rate_limiter import SessionRateLimiter
+from shoal.coordinator.ports import Clock, IdSource, LinkEvents, Meter
+from shoal.coordinator.uncancelled import dispatch_message, run_to_completion
 from shoal.types.assignment import DesiredSet
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.link import Hello, Refused, ToAgent, Welcome
@@ -33,80 +34,98 @@ from shoal.wire.seal import (
     Opener,
     Sealer,
     SessionKey,
-    Signature,
-    open_signed,
+    SigningIdentity,
     parse,
     sign,
+    verify_signed_message,
 )
 from shoal.wire.topics import RETAINED, UP, Channel
 
-BEAT_S: Final = Seconds(1.0)
-HELLO_BEATS: Final = 10
-"""A hello names a beat that it has seen; one that is older than so many is a repeated one."""
-WAITING: Final = 64
-"""Messages of one node that wait to be read; the oldest go first."""
-MOST_LANES: Final = 20_000
-"""Names that may have messages waiting."""
-MOST_INVALID: Final = 20
-"""Messages that cannot be read, in one session, before it ends."""
+HEARTBEAT_S: Final = Seconds(1.0)
+MAX_HELLO_AGE_HEARTBEATS: Final = 10
+"""A hello names a heartbeat that it has seen. One older than this many heartbeats is a replay."""
+MAX_WAITING: Final = 64
+"""Messages of one node that wait to be read; beyond it the oldest are dropped."""
+MAX_LANES: Final = 20_000
+"""Nodes that may have messages waiting."""
+MAX_INVALID: Final = 20
+"""Unreadable messages in one session that end it."""
 RETRY_S: Final = (0.1, 0.2, 0.5, 1.0)
-"""Between attempts to reach the broker; the last stays."""
+"""Seconds between attempts to reach the broker; the last value repeats."""
 IN_FLIGHT: Final = 1000
-HELLOS_AT_ONCE: Final = 16
-"""A herd of hellos waits, so that beats and statuses do not."""
+MAX_CONCURRENT_HELLOS: Final = 16
+"""Hellos handled at once; in a reconnect storm the others wait, so that heartbeats and statuses are not delayed."""
 
 log: Final = structlog.get_logger("shoal.coordinator.link")
 
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """One node's session. nonce: of its hello. ending: what it is told last, once it ends."""
+    """One node's session, from its welcome until it is closed or the broker is lost."""
 
+    # Who the certificate says the node is.
     identity: Identity
+    # The node's certificate, which its presence and receipts are checked against.
     certificate: x509.Certificate
+    # Number of the session, given by the controller; part of the session key.
     epoch: int
+    # Nonce of the hello that opened the session; a presence must name it to end the session.
     nonce: str
+    # Seals messages to the node.
     sealer: Sealer
+    # Opens sealed messages from the node and rejects replays.
     opener: Opener
+    # Messages that wait to be sent to the node.
     outbox: Outbox = field(default_factory=Outbox)
-    ending: ToAgent | None = None
-    invalid: int = 0
-    writing: asyncio.Task[None] | None = None
+    # Refusal that ends the session, sealed as the last message; None while the session is open.
+    last_message: ToAgent | None = None
+    # Unreadable messages so far, of at most MAX_INVALID.
+    invalid_count: int = 0
+    # Task that sends the outbox; None until it is started.
+    writer: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Lane:
     """Messages of one node, read one after the other."""
 
-    waiting: deque[tuple[Channel, bytes]] = field(default_factory=lambda: deque(maxlen=WAITING))
-    is_read: bool = False
-    told_stale_at: Elapsed | None = None
+    # Unread messages with their channels; when full, the oldest is dropped.
+    waiting: deque[tuple[Channel, bytes]] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
+    # True while a task reads this lane.
+    is_reading: bool = False
+    # When the node was last told that its session is over; None: never.
+    stale_notified_at: Elapsed | None = None
+    # Limits how fast messages are read, so that a flood delays nobody else.
+    rate_limiter: SessionRateLimiter = field(default_factory=SessionRateLimiter)
 
 
 class _Connection:
-    """One connection to the broker, and what may be known through it."""
+    """One connection to the broker, and the hellos answered on it."""
 
-    def __init__(self, presence: str, signature: Signature) -> None:
+    def __init__(self, presence: str, signature: SigningIdentity) -> None:
         self.presence = presence
         self.signature = signature
         self.client: aiomqtt.Client | None = None
-        self.outdated = asyncio.Event()
-        self.beat = 0
-        self.greeted: deque[tuple[int, str]] = deque()
-        """(beat, nonce) of the hellos that may still be repeated."""
-        self.nonces: set[str] = set()
+        self.must_reconnect = asyncio.Event()
+        self.heartbeat = 0
+        self.recent_hellos: deque[tuple[int, str]] = deque()
+        """(heartbeat, nonce) of the hellos that could still be replayed."""
+        self.recent_nonces: set[str] = set()
 
     def is_fresh(self, opening: mqtt_pb2.Opening) -> bool:
-        return opening.presence == self.presence and self.beat - HELLO_BEATS <= opening.beat <= self.beat
+        return (
+            opening.presence == self.presence
+            and self.heartbeat - MAX_HELLO_AGE_HEARTBEATS <= opening.beat <= self.heartbeat
+        )
 
     def is_new(self, nonce: str) -> bool:
-        """Whether this hello comes for the first time; it counts as seen from now on."""
-        while self.greeted and self.greeted[0][0] < self.beat - HELLO_BEATS:
-            self.nonces.discard(self.greeted.popleft()[1])
-        if nonce in self.nonces:
+        """True if this hello arrives for the first time; records it."""
+        while self.recent_hellos and self.recent_hellos[0][0] < self.heartbeat - MAX_HELLO_AGE_HEARTBEATS:
+            self.recent_nonces.discard(self.recent_hellos.popleft()[1])
+        if nonce in self.recent_nonces:
             return False
-        self.nonces.add(nonce)
-        self.greeted.append((self.beat, nonce))
+        self.recent_nonces.add(nonce)
+        self.recent_hellos.append((self.heartbeat, nonce))
         return True
 
 
@@ -120,53 +139,53 @@ class MqttLinks:
         files: PemFiles,
         *,
         identify: Callable[[x509.Certificate], Identity],
-        revoked: Callable[[str], Refusal | None],
+        check_serial: Callable[[str], Refusal | None],
         models_address: Callable[[], str],
         clock: Clock,
-        ids: Ids,
+        ids: IdSource,
         meter: Meter,
-        beat_s: Seconds = BEAT_S,
+        heartbeat_s: Seconds = HEARTBEAT_S,
     ) -> None:
         """address: host:port of the broker. files: the coordinator's own, read at each connection.
 
-        identify: whom the region's authority certified; raises ShoalError(CERT_*). revoked: by serial.
-        models_address: host:port where agents on this link fetch models.
+        identify: the identity that the region's authority certified; raises ShoalError(CERT_*). check_serial: the
+        refusal for a revoked serial, else None. models_address: host:port where agents on this link fetch models.
         """
         self._region = region
         self._address = address
         self._files = files
         self._identify = identify
-        self._revoked = revoked
+        self._check_serial = check_serial
         self._models_address = models_address
         self._clock = clock
         self._ids = ids
         self._meter = meter
-        self._beat_s = beat_s
+        self._heartbeat_s = heartbeat_s
         self._events: LinkEvents | None = None
         self._connection: _Connection | None = None
         self._sessions: dict[str, _Session] = {}
         self._lanes: dict[str, _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._greeting = asyncio.Semaphore(HELLOS_AT_ONCE)
+        self._hello_slots = asyncio.Semaphore(MAX_CONCURRENT_HELLOS)
 
     def bind(self, events: LinkEvents) -> None:
-        """Once, before `run`."""
+        """Call once, before `run`."""
         self._events = events
 
     @property
-    def connected(self) -> int:
+    def session_count(self) -> int:
         return len(self._sessions)
 
     @property
     def is_online(self) -> bool:
-        """Whether the broker is there."""
+        """True while connected to the broker."""
         return self._connection is not None
 
     def refresh(self) -> None:
-        """Connects anew where the coordinator's certificate is another than the one in use."""
+        """Reconnects if the coordinator's certificate is no longer the one in use."""
         connection = self._connection
         if connection is not None and self._signature() != connection.signature:
-            connection.outdated.set()
+            connection.must_reconnect.set()
 
     async def send(self, node: str, message: ToAgent) -> None:
         session = self._sessions.get(node)
@@ -179,7 +198,7 @@ class MqttLinks:
             await self._close(session, Refused(refusal, fatal))
 
     async def run(self) -> None:
-        """Until it is cancelled: connects, serves, connects again."""
+        """Connects, serves and reconnects until it is cancelled."""
         attempt = 0
         while True:
             try:
@@ -197,7 +216,7 @@ class MqttLinks:
             attempt += 1
 
     async def _serve(self) -> None:
-        """One connection. Raises ShoalError, OSError, aiomqtt.MqttError when it is over."""
+        """Serves one connection. Raises ShoalError, OSError, aiomqtt.MqttError when it ends."""
         connection = _Connection(self._ids.secret(), self._signature())
         will = aiomqtt.Will(
             topics.region_online(self._region), self._presence(connection, online=False), qos=1, retain=True
@@ -208,33 +227,33 @@ class MqttLinks:
             f"coordinator-{connection.presence[:8]}",
             will,
             in_flight=IN_FLIGHT,
-            queue=_queue(self._arrived),
+            queue=_dispatching_queue(self._on_message),
         )
         try:
             await mqtt.subscribe(client, (topics.all_nodes(self._region, each) for each in UP), retained=False)
             self._connection = connection
             log.info("broker reached", broker=self._address)
-            await self._beat_forever(connection, client)
+            await self._send_heartbeats(connection, client)
         except aiomqtt.MqttError:
-            await finish(self._blinded())
+            await run_to_completion(self._report_link_lost())
             raise
         finally:
             self._connection = None
-            await finish(self._forget_all())
+            await run_to_completion(self._forget_all())
             await self._leave(connection, client)
 
-    def _signature(self) -> Signature:
-        return Signature.of_pem(self._files.key.read_bytes(), self._files.certificate.read_bytes())
+    def _signature(self) -> SigningIdentity:
+        return SigningIdentity.from_pem(self._files.key.read_bytes(), self._files.certificate.read_bytes())
 
-    async def _beat_forever(self, connection: _Connection, client: aiomqtt.Client) -> None:
-        """Until the broker is lost (raises aiomqtt.MqttError) or the certificate is another."""
-        lost = asyncio.ensure_future(anext(client.messages))  # the queue gives nothing out: it ends with the connection
+    async def _send_heartbeats(self, connection: _Connection, client: aiomqtt.Client) -> None:
+        """Sends heartbeats until the broker is lost (raises aiomqtt.MqttError) or the certificate changes."""
+        lost = asyncio.ensure_future(anext(client.messages))  # yields no message: it ends with the connection
         try:
-            while not connection.outdated.is_set():
-                connection.beat += 1
-                await self._beat(connection, client, lost)
+            while not connection.must_reconnect.is_set():
+                connection.heartbeat += 1
+                await self._send_heartbeat(connection, client, lost)
                 await self._close_invalid()
-                pause = asyncio.ensure_future(self._clock.sleep(self._beat_s))
+                pause = asyncio.ensure_future(self._clock.sleep(self._heartbeat_s))
                 await asyncio.wait({lost, pause}, return_when=asyncio.FIRST_COMPLETED)
                 pause.cancel()
                 if lost.done():
@@ -243,30 +262,31 @@ class MqttLinks:
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
 
-    async def _beat(
+    async def _send_heartbeat(
         self, connection: _Connection, client: aiomqtt.Client, lost: "asyncio.Future[aiomqtt.Message]"
     ) -> None:
-        """The broker's acknowledgement is its sign of life: while it owes one, what nodes do not say proves nothing."""
+        """Publishes the presence and waits for the broker's acknowledgement. Until it arrives, a node's silence proves
+        nothing."""
         told = asyncio.ensure_future(self._publish_presence(connection, client, online=True))
         try:
-            await asyncio.wait((told, lost), timeout=self._beat_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((told, lost), timeout=self._heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
             if lost.done():
                 return
             if not told.done():
-                await self._blinded()
+                await self._report_link_lost()
             await told
         finally:
             told.cancel()
             await asyncio.gather(told, return_exceptions=True)
         if self._events is not None:
-            await self._events.sighted()
+            await self._events.on_link_restored()
 
-    async def _blinded(self) -> None:
+    async def _report_link_lost(self) -> None:
         if self._events is not None:
-            await self._events.blinded(tuple(self._sessions))
+            await self._events.on_link_lost(tuple(self._sessions))
 
     async def _leave(self, connection: _Connection, client: aiomqtt.Client) -> None:
-        """In good order, where the broker still answers; else the will says it."""
+        """Publishes the offline presence if the broker still answers; otherwise the broker publishes the will."""
         try:
             async with asyncio.timeout(mqtt.CLOSE_S):
                 await self._publish_presence(connection, client, online=False)
@@ -280,24 +300,24 @@ class MqttLinks:
 
     def _presence(self, connection: _Connection, *, online: bool) -> bytes:
         content = mqtt_pb2.RegionPresence(
-            presence=connection.presence, beat=connection.beat, every_s=self._beat_s, online=online
+            presence=connection.presence, beat=connection.heartbeat, every_s=self._heartbeat_s, online=online
         )
         return sign(connection.signature, self._region, "", Channel.ONLINE, content.SerializeToString())
 
     async def _close_invalid(self) -> None:
-        """Sessions whose certificate has ended or was revoked meanwhile."""
+        """Closes sessions whose certificate has expired or was revoked."""
         for session in tuple(self._sessions.values()):
-            refusal = self._no_longer(session.identity)
+            refusal = self._check_identity(session.identity)
             if refusal is not None:
                 await self._close(session, Refused(refusal, fatal=False))
 
-    def _no_longer(self, identity: Identity) -> Refusal | None:
-        return check_validity(identity, self._clock.wall()) or self._revoked(identity.serial)
+    def _check_identity(self, identity: Identity) -> Refusal | None:
+        return check_validity(identity, self._clock.wall()) or self._check_serial(identity.serial)
 
-    # what comes in
+    # incoming messages
 
-    def _arrived(self, message: aiomqtt.Message) -> None:
-        """Sorts by node, on the event loop; reads nothing."""
+    def _on_message(self, message: aiomqtt.Message) -> None:
+        """Sorts by node, on the event loop; does not parse the payload."""
         payload = mqtt.payload_of(message)
         try:
             topic = topics.parse(message.topic.value, self._region, UP)
@@ -306,51 +326,52 @@ class MqttLinks:
             return
         lane = self._lanes.get(topic.node)
         if lane is None:
-            if len(self._lanes) >= MOST_LANES:
+            if len(self._lanes) >= MAX_LANES:
                 self._meter.count("messages_dropped", reason="lanes")
                 return
             lane = self._lanes[topic.node] = _Lane()
-        if len(lane.waiting) == WAITING:
+        if len(lane.waiting) == MAX_WAITING:
             self._meter.count("messages_dropped", reason="flood")
         lane.waiting.append((topic.channel, payload))
-        if not lane.is_read:
-            lane.is_read = True
+        if not lane.is_reading:
+            lane.is_reading = True
             self._spawn(self._read(topic.node, lane))
 
     async def _read(self, node: str, lane: _Lane) -> None:
         try:
             while lane.waiting:
+                await lane.rate_limiter.wait()
                 channel, payload = lane.waiting.popleft()
-                await self._take(node, lane, channel, payload)
+                await self._dispatch(node, lane, channel, payload)
         finally:
-            lane.is_read = False
-            if node not in self._sessions and lane.told_stale_at is None:
+            lane.is_reading = False
+            if node not in self._sessions and lane.stale_notified_at is None:
                 self._lanes.pop(node, None)
 
-    async def _take(self, node: str, lane: _Lane, channel: Channel, payload: bytes) -> None:
+    async def _dispatch(self, node: str, lane: _Lane, channel: Channel, payload: bytes) -> None:
         try:
             match channel:
                 case Channel.HELLO:
-                    async with self._greeting:
-                        await self._take_hello(node, payload)
+                    async with self._hello_slots:
+                        await self._on_hello(node, payload)
                 case Channel.ONLINE:
-                    await self._take_presence(node, payload)
+                    await self._on_presence(node, payload)
                 case _:
-                    await self._take_sealed(node, lane, channel, payload)
+                    await self._on_sealed(node, lane, channel, payload)
         except ShoalError as error:
             self._meter.count("messages_refused", code=error.code)
             log.debug("message dropped", node=node, topic=channel, code=error.code, found=error.refusal.found)
         except aiomqtt.MqttError:
-            pass  # the connection is over, and so is the session
+            pass  # the connection is lost, and the session with it
         except Exception:
             log.exception("message failed", node=node, topic=channel)
 
-    async def _take_hello(self, node: str, payload: bytes) -> None:
+    async def _on_hello(self, node: str, payload: bytes) -> None:
         connection, events = self._connection, self._events
         if connection is None or events is None:
             return
         identities: list[Identity] = []
-        content, certificate = open_signed(
+        content, certificate = verify_signed_message(
             payload, lambda found: identities.append(self._admit(found)), self._region, node, Channel.HELLO
         )
         identity = identities[0]
@@ -362,20 +383,20 @@ class MqttLinks:
         hello = nouns.from_wire(Hello, opening.hello)
         if not connection.is_new(f"{node}/{hello.nonce}"):
             raise refuse(Code.MESSAGE_REPLAYED, "a hello that was answered already", "each nonce once")
-        opened = await finish(self._open(events, identity, certificate, hello, opening.key, node))
+        opened = await run_to_completion(self._open(events, identity, certificate, hello, opening.key, node))
         await self._publish(connection, node, Channel.WELCOME, opened)
 
     def _admit(self, certificate: x509.Certificate) -> Identity:
         identity = self._identify(certificate)
         require(identity, region=self._region, roles=NODES)
-        if (refusal := self._no_longer(identity)) is not None:
+        if (refusal := self._check_identity(identity)) is not None:
             raise ShoalError(refusal)
         return identity
 
     async def _open(
         self, events: LinkEvents, identity: Identity, certificate: x509.Certificate, hello: Hello, key: bytes, node: str
     ) -> mqtt_pb2.Opened:
-        """The answer to a hello: a welcome, and from then on there is a session; else a refusal."""
+        """The answer to a hello: a welcome, with which the session exists, or a refusal."""
         ephemeral = Ephemeral()
         try:
             if identity.name != node:
@@ -384,32 +405,32 @@ class MqttLinks:
                 )
             check_hello(hello, identity)
             secret = ephemeral.agree(key, region=self._region, node=node, nonce=hello.nonce)
-            answer = await events.opened(node, identity.role, hello)
+            answer = await events.on_hello(node, identity.role, hello)
         except ShoalError as error:
-            return self._refused(node, hello, error.refusal)
+            return self._refuse(node, hello, error.refusal)
         if isinstance(answer, Refusal):
-            return self._refused(node, hello, answer)
-        # No await between `opened` and here: whoever sends to this node from now on reaches this session.
+            return self._refuse(node, hello, answer)
+        # No await between `on_hello` and here: messages to this node reach this session from now on.
         session_key = SessionKey(secret, self._region, node, answer.epoch)
         session = _Session(identity, certificate, answer.epoch, hello.nonce, Sealer(session_key), Opener(session_key))
         session.outbox.epoch = answer.epoch
         self._sessions[node] = session
         log.info("session opened", node=node, role=identity.role, epoch=answer.epoch, link="mqtt")
-        session.writing = self._spawn(self._write_forever(session))
+        session.writer = self._spawn(self._write_forever(session))
         return self._welcome(answer, hello.nonce, ephemeral.public)
 
-    def _refused(self, node: str, hello: Hello, refusal: Refusal) -> mqtt_pb2.Opened:
+    def _refuse(self, node: str, hello: Hello, refusal: Refusal) -> mqtt_pb2.Opened:
         self._meter.count("sessions_refused", code=refusal.code)
         log.warning("session refused", node=node, code=refusal.code, found=refusal.found)
-        return mqtt_pb2.Opened(answer=_wire(Refused(refusal, fatal=False)), nonce=hello.nonce)
+        return mqtt_pb2.Opened(answer=_to_wire(Refused(refusal, fatal=False)), nonce=hello.nonce)
 
     def _welcome(self, welcome: Welcome, nonce: str, key: bytes) -> mqtt_pb2.Opened:
         return mqtt_pb2.Opened(
-            answer=_wire(welcome), nonce=nonce, key=key, epoch=welcome.epoch, models_address=self._models_address()
+            answer=_to_wire(welcome), nonce=nonce, key=key, epoch=welcome.epoch, models_address=self._models_address()
         )
 
-    async def _take_presence(self, node: str, payload: bytes) -> None:
-        """Only the session's own signer can end it so, and only the session whose hello it names."""
+    async def _on_presence(self, node: str, payload: bytes) -> None:
+        """Ends the session if the presence is signed by the session's own key and names its hello."""
         session = self._sessions.get(node)
         if session is None:
             return
@@ -418,21 +439,21 @@ class MqttLinks:
             if certificate != session.certificate:
                 raise refuse(Code.SIGNATURE_INVALID, "a presence by another key", "the session's own", "it was dropped")
 
-        content, _ = open_signed(payload, is_signer, self._region, node, Channel.ONLINE)
+        content, _ = verify_signed_message(payload, is_signer, self._region, node, Channel.ONLINE)
         presence = parse(mqtt_pb2.Presence, content)
         if presence.nonce == session.nonce and not presence.online:
             await self._forget(session)
 
-    async def _take_sealed(self, node: str, lane: _Lane, channel: Channel, payload: bytes) -> None:
+    async def _on_sealed(self, node: str, lane: _Lane, channel: Channel, payload: bytes) -> None:
         session = self._sessions.get(node)
         if session is None:
-            await self._tell_stale(node, lane, payload)
+            await self._notify_stale(node, lane, payload)
             return
         try:
             unsealed = session.opener.open(channel, payload)
         except ShoalError as error:
             if error.code is Code.EPOCH_STALE:
-                await self._tell_stale(node, lane, payload)
+                await self._notify_stale(node, lane, payload)
             raise
         try:
             message = nouns.from_agent_from_wire(parse(link_pb2.FromAgent, unsealed.content))
@@ -441,32 +462,34 @@ class MqttLinks:
             await self._answer_invalid(session, error.refusal)
             raise
         assert self._events is not None, "bound before serving"
-        answer = await deliver(self._events, node, session.epoch, message)
+        answer = await dispatch_message(self._events, node, session.epoch, message)
         if answer is not None:
             session.outbox.put(answer)
 
     async def _answer_invalid(self, session: _Session, refusal: Refusal) -> None:
-        session.invalid += 1
-        if session.invalid >= MOST_INVALID:
+        session.invalid_count += 1
+        if session.invalid_count >= MAX_INVALID:
             await self._close(session, Refused(refusal, fatal=False))
         else:
             session.outbox.put(Refused(refusal, fatal=False))
 
-    async def _tell_stale(self, node: str, lane: _Lane, payload: bytes) -> None:
-        """A message of a session that is over: its sender is told so, at most once a beat."""
+    async def _notify_stale(self, node: str, lane: _Lane, payload: bytes) -> None:
+        """Tells the sender of a message that its session is over, at most once per heartbeat."""
         now = self._clock.now()
-        if self._connection is None or (lane.told_stale_at is not None and now - lane.told_stale_at < self._beat_s):
+        if self._connection is None or (
+            lane.stale_notified_at is not None and now - lane.stale_notified_at < self._heartbeat_s
+        ):
             return
-        lane.told_stale_at = now
+        lane.stale_notified_at = now
         epoch = parse(mqtt_pb2.Sealed, payload).epoch
         refusal = Refusal(Code.EPOCH_STALE, f"epoch {epoch}", "a session that stands", "connect again")
-        opened = mqtt_pb2.Opened(answer=_wire(Refused(refusal, fatal=False)), epoch=epoch)
+        opened = mqtt_pb2.Opened(answer=_to_wire(Refused(refusal, fatal=False)), epoch=epoch)
         await self._publish(self._connection, node, Channel.WELCOME, opened)
 
-    # what goes out
+    # outgoing messages
 
     async def _write_forever(self, session: _Session) -> None:
-        """Until its outbox is closed and empty. Whatever the node was not told is sent again in its next session."""
+        """Sends the outbox until it is closed and empty. The next session repeats whatever the node did not receive."""
         try:
             async for message in session.outbox:
                 connection = self._connection
@@ -475,16 +498,16 @@ class MqttLinks:
                 if isinstance(message, DesiredSet):
                     await self._publish(connection, session.identity.name, Channel.DESIRED, nouns.to_wire(message))
                 else:
-                    last = message is session.ending
-                    payload = session.sealer.seal(Channel.REQUEST, _wire(message).SerializeToString(), last=last)
+                    last = message is session.last_message
+                    payload = session.sealer.seal(Channel.REQUEST, _to_wire(message).SerializeToString(), last=last)
                     await self._put(connection.client, session.identity.name, Channel.REQUEST, payload)
         except (aiomqtt.MqttError, ShoalError) as error:
             log.warning("session cannot be written to", node=session.identity.name, found=str(error))
         finally:
-            await finish(self._forget(session))
+            await run_to_completion(self._forget(session))
 
     async def _publish(self, connection: _Connection, node: str, channel: Channel, message: Message) -> None:
-        """Signed. Nothing where the connection is over."""
+        """Publishes a signed message; does nothing if the connection is lost."""
         if connection.client is None:
             return
         content = message.SerializeToString(deterministic=True)
@@ -496,8 +519,8 @@ class MqttLinks:
         await mqtt.publish(client, topics.of_node(self._region, node, channel), payload, retain=channel in RETAINED)
 
     async def _close(self, session: _Session, ending: Refused) -> None:
-        """The session takes nothing more; its node is told why."""
-        session.ending = ending
+        """Closes the session to further messages and tells its node why."""
+        session.last_message = ending
         session.outbox.put(ending)
         session.outbox.close()
         await self._forget(session)
@@ -510,7 +533,7 @@ class MqttLinks:
         del self._sessions[name]
         log.info("session closed", node=name, epoch=session.epoch, link="mqtt")
         assert self._events is not None, "bound before serving"
-        await self._events.closed(name, session.epoch)
+        await self._events.on_close(name, session.epoch)
 
     async def _forget_all(self) -> None:
         for lane in self._lanes.values():
@@ -526,15 +549,15 @@ class MqttLinks:
         return task
 
 
-def _wire(message: ToAgent) -> link_pb2.ToAgent:
+def _to_wire(message: ToAgent) -> link_pb2.ToAgent:
     return nouns.to_agent_to_wire(message)
 
 
-def _queue(arrived: Callable[[aiomqtt.Message], None]) -> type[asyncio.Queue[aiomqtt.Message]]:
-    """Hands each message on at once; what waits is bounded by node, not for all together."""
+def _dispatching_queue(on_message: Callable[[aiomqtt.Message], None]) -> type[asyncio.Queue[aiomqtt.Message]]:
+    """A queue type that hands each message on at once. The bound on waiting messages is per node, not shared."""
 
-    class Sorted(asyncio.Queue[aiomqtt.Message]):
+    class DispatchingQueue(asyncio.Queue[aiomqtt.Message]):
         def put_nowait(self, item: aiomqtt.Message) -> None:
-            arrived(item)
+            on_message(item)
 
-    return Sorted
+    return DispatchingQueue

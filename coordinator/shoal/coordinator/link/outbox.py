@@ -1,4 +1,4 @@
-"""What waits for one node, bounded: a node that does not read costs itself only."""
+"""The bounded queue of messages to one node: a node that does not read affects only itself."""
 
 import asyncio
 from collections import deque
@@ -8,12 +8,13 @@ from typing import Final
 from shoal.types.assignment import DesiredSet
 from shoal.types.link import ToAgent
 
-MOST: Final = 32
-"""Messages other than the desired set that may wait for one node; more, and the session ends: it does not read."""
+MAX_WAITING: Final = 32
+"""Messages other than the desired set that may wait for one node. One more ends the session, because the node does not
+read."""
 
 
 class Outbox:
-    """What waits for one node. A newer desired set takes the place of an older one that was not sent yet.
+    """Messages that wait for one node. A newer desired set replaces an older one that was not sent yet.
 
     epoch: of its session; 0 until that is open.
     """
@@ -29,7 +30,7 @@ class Outbox:
     def put(self, message: ToAgent) -> None:
         if isinstance(message, DesiredSet):
             self._desired = message
-        elif len(self._waiting) < MOST:
+        elif len(self._waiting) < MAX_WAITING:
             self._waiting.append(message)
         else:
             self._closed = True

@@ -1,4 +1,4 @@
-"""`shoal-coordinator`: one program in the roles of a region and of a federation."""
+"""`shoal-coordinator`: one program for both roles, region and federation."""
 
 import argparse
 import asyncio
@@ -6,21 +6,24 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from shoal.coordinator.main import federation, region, restore
-from shoal.coordinator.main.options import config_of, parser_of, store_options_of
+from shoal.coordinator.main.operators import ask_for_operator
+from shoal.coordinator.main.options import config_of, etcd_options_of, parser_of, scopes_of, store_options_of
 from shoal.coordinator.main.process import log_of
+from shoal.coordinator.main.watchdog import run_with_watchdog
+from shoal.coordinator.store.etcd.users import authorise
+from shoal.host import file_descriptors, gc_freeze, logs, service_manager
+from shoal.host.private_files import disable_core_dumps
 from shoal.types.codes import ShoalError
-from shoal.wire import descriptors, garbage, logs
 from shoal.wire.identity import check_name
-from shoal.wire.private import no_dumps
 
-YOUNG: Final = 50_000
-"""Objects made before Python looks for cycles among them, 700 by its own choice: a look at thousands of nodes makes
-more, all of which die with it, and each pass over what lives as long as a session costs a tenth of a second."""
+GC_THRESHOLD: Final = 50_000
+"""Allocations before Python searches for garbage cycles; its default is 700. One placement step over thousands of nodes
+allocates more, all of which dies with the step. Each pass over long-lived objects costs a tenth of a second."""
 
 RUNS: Final = {"region": region.run, "federation": federation.run}
 
@@ -32,18 +35,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os.umask(0o077)
             print(json.dumps({"event": "written", "start": str(region.write_broker(options))}))
             return
+        if options.verb == "operator":
+            os.umask(0o077)
+            folder = ask_for_operator(Path(options.data_dir) / "operator")
+            print(json.dumps({"event": "asked", "operator_dir": str(folder.resolve())}))
+            return
+        if options.verb == "etcd-users":
+            scopes = scopes_of(options)
+            changed = asyncio.run(authorise(etcd_options_of(options, Path(), ""), scopes))
+            print(json.dumps({"event": "authorised", "scopes": scopes, "changed": changed}))
+            return
         if options.verb == "restore":
             os.umask(0o077)
             print(json.dumps(restore.restore(_restore_config(options))))
             return
         config = config_of(options)
         os.umask(0o077)
-        logs.configure(config.log_level, keep=log_of(config))
-        descriptors.raise_limit()
-        no_dumps()
-        gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
-        garbage.set_apart()
-        asyncio.run(RUNS[options.role](config))
+        logs.configure(config.log_level, log_file=log_of(config))
+        file_descriptors.raise_limit()
+        disable_core_dumps()
+        gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
+        gc_freeze.freeze()
+        asyncio.run(_run_with_watchdog(RUNS[options.role](config)))
     except ShoalError as error:
         print(error.refusal, file=sys.stderr)
         raise SystemExit(1) from None
@@ -63,3 +76,13 @@ def _restore_config(options: argparse.Namespace) -> restore.RestoreConfig:
         replace=options.replace,
         key_file=Path(options.backup_key_file) if options.backup_key_file else None,
     )
+
+
+async def _run_with_watchdog(run: Coroutine[Any, Any, None]) -> None:
+    """Awaits `run`, and ends the process if its event loop hangs. The service manager gets keep-alives from the same
+    loop and handles what the process cannot: having been stopped."""
+    alive = asyncio.create_task(service_manager.keep_alive())
+    try:
+        await run_with_watchdog(run)
+    finally:
+        alive.cancel()

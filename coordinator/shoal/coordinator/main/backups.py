@@ -1,4 +1,4 @@
-"""Backups on a schedule, in a folder of their own: written, read back, and the oldest removed."""
+"""Scheduled backups in a folder of their own: written, read back, and the oldest deleted."""
 
 import asyncio
 import os
@@ -10,23 +10,23 @@ from typing import Final
 
 import structlog
 
-from shoal.coordinator.api.backup import Backups, Models
-from shoal.coordinator.controllers.finish import finish
-from shoal.coordinator.main.options import Config
+from shoal.artifacts.backup import Backup, Keyring, read_secret
+from shoal.coordinator.api.backup import BackupModels, Backups
+from shoal.coordinator.main.options import CoordinatorConfig
 from shoal.coordinator.ports import Clock, Meter, OpenStore
 from shoal.coordinator.telemetry.metrics import Gauges
+from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Seconds, Wall
-from shoal.wire.backup import Backup, Keyring, read_secret
 
-AGAIN_S: Final = Seconds(60.0)
-"""After one that failed."""
+RETRY_S: Final = Seconds(60.0)
+"""Seconds after a failed backup."""
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
 
 def keyring_of(folder: Path) -> Callable[[], Keyring]:
-    """Reads what a CA's folder holds, but for files that were never finished."""
+    """Returns a function that reads the files of a CA's folder, except those that were never completed."""
 
     def read() -> Keyring:
         files = [each for each in folder.rglob("*") if each.is_file() and not each.name.startswith(".")]
@@ -35,26 +35,28 @@ def keyring_of(folder: Path) -> Callable[[], Keyring]:
     return read
 
 
-def backups_of(config: Config, role: str, store: OpenStore, clock: Clock, models: Models | None = None) -> Backups:
-    """Raises ShoalError(FIELD_INVALID) where the secret's file cannot be used."""
+def backups_of(
+    config: CoordinatorConfig, role: str, store: OpenStore, clock: Clock, models: BackupModels | None = None
+) -> Backups:
+    """Raises ShoalError(FIELD_INVALID) if the secret's file cannot be used."""
     secret = read_secret(config.backup_key_file) if config.backup_key_file is not None else b""
     keyring = keyring_of(config.shared_dir / "ca")
     return Backups(role, config.region, config.store, store, clock, keyring, secret, models)
 
 
-def schedule_of(config: Config, backups: Backups, clock: Clock, meter: Meter) -> "Schedule | None":
+def schedule_of(config: CoordinatorConfig, backups: Backups, clock: Clock, meter: Meter) -> "BackupSchedule | None":
     if config.archive_dir is None:
         return None
-    return Schedule(config.archive_dir, config.archive_every_s, config.archive_keep, backups, clock, meter)
+    return BackupSchedule(config.archive_dir, config.archive_every_s, config.archive_keep, backups, clock, meter)
 
 
-def backup_gauges(schedule: "Schedule | None") -> Gauges:
-    """Unix time of the newest backup, 0 before the first; nothing where none are kept."""
+def backup_gauges(schedule: "BackupSchedule | None") -> Gauges:
+    """Unix time of the newest backup, 0 before the first; empty without a schedule."""
     return {} if schedule is None else {"backup_made_timestamp_seconds": {(): schedule.made_at}}
 
 
-class Schedule:
-    """made_at: when the newest backup that is there was made; 0 without one."""
+class BackupSchedule:
+    """made_at: Unix time of the newest backup that exists; 0 without one."""
 
     def __init__(self, folder: Path, every_s: float, keep: int, backups: Backups, clock: Clock, meter: Meter) -> None:
         self.made_at = Wall(0.0)
@@ -66,7 +68,7 @@ class Schedule:
         self._meter = meter
 
     async def run(self) -> None:
-        """For ever. What fails is counted and tried again."""
+        """Runs forever. Failures are counted and retried."""
         self.made_at = await asyncio.to_thread(self._newest)
         while True:
             await self._clock.sleep(Seconds(max(0.0, self.made_at + self._every_s - self._clock.wall())))
@@ -76,17 +78,17 @@ class Schedule:
             except ShoalError as error:
                 self._meter.count("backups_failed", code=error.code)
                 log.error("backup not made", refusal=str(error))
-                await self._clock.sleep(AGAIN_S)
+                await self._clock.sleep(RETRY_S)
 
     async def make(self) -> Backup:
-        """One now, read back whole; then those beyond `keep` go. Raises ShoalError."""
+        """Makes a backup now, reads it back whole, then deletes those beyond `keep`. Raises ShoalError."""
         stamp = datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y%m%dT%H%M%SZ")
         path = self._folder / f"{self._prefix}{stamp}.tar"
         unfinished = self._folder / f".{self._prefix}unfinished"
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             await self._write(unfinished)
-            made = await finish(asyncio.to_thread(Backup.open, unfinished))
+            made = await run_to_completion(asyncio.to_thread(Backup.open, unfinished))
             unfinished.rename(path)
             _sync(self._folder)
             for old in self._all()[: -self._keep]:
@@ -99,7 +101,7 @@ class Schedule:
                 "free disk space, or choose another --archive-dir",
             ) from cause
         finally:
-            with suppress(OSError):  # why there is none is told already
+            with suppress(OSError):  # the failure is reported already
                 unfinished.unlink(missing_ok=True)
         self.made_at = made.manifest.made_at
         return Backup(path, made.manifest, made.digests)
@@ -113,12 +115,12 @@ class Schedule:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             async for data in self._backups.stream(models=False):
-                await finish(asyncio.to_thread(file.write, data))
+                await run_to_completion(asyncio.to_thread(file.write, data))
             file.flush()
-            await finish(asyncio.to_thread(os.fsync, file.fileno()))
+            await run_to_completion(asyncio.to_thread(os.fsync, file.fileno()))
 
     def _all(self) -> list[Path]:
-        """The oldest first: a name holds its time."""
+        """Oldest first, because a name contains its time."""
         return sorted(self._folder.glob(f"{self._prefix}*.tar"))
 
     def _newest(self) -> Wall:

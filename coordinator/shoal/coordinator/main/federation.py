@@ -1,61 +1,73 @@
-"""A federation: its controller and its adapters in one process. Any number of these on one store."""
+"""A federation: its controller and adapters in one process. Any number of replicas share one store."""
 
 import asyncio
 from contextlib import suppress
 from typing import Final
 
-import grpc.aio
 import structlog
 
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.api.enrol import EnrolmentService
-from shoal.coordinator.api.federated import FederationOperatorService
 from shoal.coordinator.api.federation import FederationService, JoiningService
-from shoal.coordinator.controllers.enrolment import LIFETIME_S, REGION, Enrolment
-from shoal.coordinator.controllers.events import EventLog
-from shoal.coordinator.controllers.federation import FederationController
-from shoal.coordinator.controllers.region import RegionConfig
-from shoal.coordinator.controllers.renewal import Renewal
+from shoal.coordinator.api.federation_operator import FederationOperatorService
+from shoal.coordinator.controllers.federation.service import FederationController
+from shoal.coordinator.controllers.identity.enrolment import LIFETIME_S, REGION, Enrolment
+from shoal.coordinator.controllers.identity.renewal import CertificateRenewal
+from shoal.coordinator.controllers.identity.revocation import RevocationKind, Revocations, RevokedItem
+from shoal.coordinator.controllers.log.events import EventLog
+from shoal.coordinator.controllers.region.region import RegionConfig
 from shoal.coordinator.identity.authority import FileAuthority
-from shoal.coordinator.identity.server import NAME, ServerIdentity, first_operator
-from shoal.coordinator.main.backups import Schedule, backup_gauges, backups_of, schedule_of
-from shoal.coordinator.main.options import Config
-from shoal.coordinator.main.process import Process, first_of, serve, stop_signals
-from shoal.coordinator.main.serving import STOP_S, back_up, check_whole, dialled, keep_running, listen, refresh
+from shoal.coordinator.identity.server import NAME, ServerIdentity
+from shoal.coordinator.main.backups import BackupSchedule, backup_gauges, backups_of, schedule_of
+from shoal.coordinator.main.operators import FirstOperator
+from shoal.coordinator.main.options import CoordinatorConfig
+from shoal.coordinator.main.process import CoordinatorProcess, serve, stop_signals, wait_for_any
+from shoal.coordinator.main.serving import (
+    STOP_S,
+    back_up,
+    check_restore_complete,
+    dialable_hosts,
+    keep_running,
+    listen,
+    refresh_certificates,
+    server_for_members,
+    server_for_strangers,
+)
 from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.peers.federation import FEDERATION, GrpcCandidates
 from shoal.coordinator.ports import Clock, Election, OpenStore, Transaction
 from shoal.coordinator.telemetry.metrics import Gauges
-from shoal.coordinator.telemetry.traces import CollectorTraces
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.coordinator.telemetry.traces import CollectorSpanExporter
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.v1 import enrolment_pb2_grpc, federation_pb2_grpc, operator_pb2_grpc
-from shoal.wire.identity import dns_of
-from shoal.wire.limits import LINK_BYTES, enrol_options, server_options
+from shoal.wire.identity import Identity, dns_of
 
-NAMED: Final = "name"
-"""Where the store says whose it is."""
-PEOPLE: Final = {role: LIFETIME_S[role] for role in (Role.OPERATOR, Role.VIEWER)}
+NAME_KEY: Final = "name"
+"""Key of the record that names the store's owner."""
+OPERATOR_LIFETIMES: Final = {role: LIFETIME_S[role] for role in (Role.OPERATOR, Role.VIEWER)}
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
 
-async def run(config: Config) -> None:
-    """Until SIGTERM or SIGINT."""
-    await serve(config, "federation", stand, stop_signals())
+async def run(config: CoordinatorConfig) -> None:
+    """Runs until SIGTERM or SIGINT."""
+    await serve(config, "federation", serve_store, stop_signals())
 
 
-async def stand(config: Config, process: Process, store: OpenStore, stopping: asyncio.Event) -> None:
-    """Until it is told to stop, or the store must be read again."""
+async def serve_store(
+    config: CoordinatorConfig, process: CoordinatorProcess, store: OpenStore, stopping: asyncio.Event
+) -> None:
+    """Serves until it is stopped, or the store must be read again."""
     name, clock, ids, meter = config.region, process.clock, process.ids, process.meter
-    await check_whole(store)
+    await check_restore_complete(store)
     if store.recovery is not None:
         log.critical("store restored from a copy", refusal=str(store.recovery))
     election = store.election(b"")
-    authority = await _authority(config, store, election, clock)
-    # Operators' tools ask for a coordinator, whatever it coordinates.
-    hosts = (config.advertise, *dialled(config.link, config.enrol), dns_of(name, Role.COORDINATOR, NAME))
+    authority = await _open_authority(config, store, election, clock)
+    # Operators' tools expect a coordinator's name, whatever its role.
+    hosts = (config.advertise, *dialable_hosts(config.link, config.enrol), dns_of(name, Role.COORDINATOR, NAME))
     identity = ServerIdentity(
         authority,
         config.data_dir / "server",
@@ -65,9 +77,11 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
         name=FEDERATION,
     )
     defaults = RegionConfig(name)
-    events = EventLog(store, clock, kept=defaults.events_kept, audit_kept=defaults.audit_kept, shared=election.shared)
+    events = EventLog(
+        store, clock, kept=defaults.events_kept, audit_kept=defaults.audit_kept, shared=election.is_shared
+    )
     await events.start()
-    channels, traces = Channels(lambda: identity.enrolled), CollectorTraces(config.otlp)
+    channels, traces = Channels(lambda: identity.current), CollectorSpanExporter(config.otlp)
     controller = FederationController(
         name,
         store,
@@ -75,60 +89,78 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
         clock,
         meter,
         GrpcCandidates(channels, lambda region: controller.roots_of(region), clock),
-        traces=traces,
+        exporter=traces,
     )
     await controller.start()
-    enrolment = Enrolment(name, store, authority, events, clock, ids, meter, lifetimes=PEOPLE, words=(REGION,))
-    renewal = Renewal(name, store, authority, events, clock, ids, meter, lambda identity: None, lifetimes=PEOPLE)
+    enrolment = Enrolment(
+        name, store, authority, events, clock, ids, meter, lifetimes=OPERATOR_LIFETIMES, words=(REGION,)
+    )
+
+    def forbids(identity: Identity) -> Refusal | None:
+        return revocations.check(identity.serial)
+
+    async def on_ended(ended: tuple[RevokedItem, ...], reason: str, actor: str) -> None:
+        for each in ended:
+            if each.kind is RevocationKind.REGION:
+                await controller.expel(each.name, actor)
+
+    revocations = Revocations(
+        name, store, events, clock, on_serials_revoked=lambda serials: guard.end_calls(serials), on_revocation=on_ended
+    )
+    renewal = CertificateRenewal(
+        name, store, authority, events, clock, ids, meter, forbids, lifetimes=OPERATOR_LIFETIMES
+    )
     operator_dir = config.data_dir / "operator"
-    first_operator(authority, operator_dir, clock.wall())
+    operator = FirstOperator(authority, operator_dir, store, clock)
+    await operator.ensure()
 
     def roots_of(region: str) -> tuple[str, ...]:
         return authority.roots if region == name else controller.roots_of(region)
 
-    def links() -> str:
-        return process.links
+    def link_addresses() -> str:
+        return process.link_addresses
 
-    def enrols() -> str:
-        return process.enrols
+    def enrol_addresses() -> str:
+        return process.enrol_addresses
 
     audit = AuditTrail(events, meter)
-    guard = Authorisation(name, clock, meter, audit, roots_of=roots_of)
-    api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
+    guard = Authorisation(name, clock, meter, audit, revocations.check, roots_of=roots_of)
+    await revocations.start()
+    api = server_for_members(guard)
     federation_pb2_grpc.add_FederationServicer_to_server(FederationService(name, controller, clock), api)
     backups = backups_of(config, "federation", store, clock)
     schedule = schedule_of(config, backups, clock, meter)
-    operators = FederationOperatorService(  # type: ignore[abstract]  # what a federation has not, it says so
-        name, controller, enrolment, events, audit, links, enrols, backups, process
+    # A federation refuses methods that it does not have.
+    operators = FederationOperatorService(  # type: ignore[abstract]
+        name, controller, enrolment, revocations, events, audit, link_addresses, enrol_addresses, backups, process
     )
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     others = identity.credentials(client_certificates=True, others=lambda: "".join(controller.roots))
     listen(api, process.link, others)
-    strangers = grpc.aio.server(options=enrol_options())
-    joining = JoiningService(name, controller, enrolment, clock, links, lambda: authority.roots)
+    strangers = server_for_strangers()
+    joining = JoiningService(name, controller, enrolment, clock, link_addresses, lambda: authority.roots)
     federation_pb2_grpc.add_JoiningServicer_to_server(joining, strangers)
-    people = EnrolmentService(name, enrolment, renewal, links, enrols)
+    people = EnrolmentService(name, enrolment, renewal, link_addresses, enrol_addresses)
     enrolment_pb2_grpc.add_EnrolmentServicer_to_server(people, strangers)
     listen(strangers, process.enrol, identity.credentials(client_certificates=False))
     process.gauges = lambda: _gauges(controller, events, schedule, traces)
 
-    def operators_own() -> None:
-        first_operator(authority, operator_dir, clock.wall())
-
     await api.start()
     await strangers.start()
-    process.say(identity, ca_sha256=authority.fingerprint, operator_dir=str(operator_dir.resolve()))
+    process.announce(identity, ca_sha256=authority.fingerprint, operator_dir=str(operator_dir.resolve()))
     tasks = [
         asyncio.create_task(keep_running(controller.run)),
         asyncio.create_task(keep_running(events.run)),
         asyncio.create_task(back_up(store, config.backup_every_s)),
-        asyncio.create_task(refresh(identity.refresh, operators_own)),
+        asyncio.create_task(refresh_certificates(identity.refresh)),
         asyncio.create_task(keep_running(traces.run)),
+        asyncio.create_task(keep_running(operator.run)),
+        asyncio.create_task(keep_running(revocations.run)),
     ]
     if schedule is not None:
         tasks.append(asyncio.create_task(keep_running(schedule.run)))
     try:
-        await first_of(stopping.wait(), store.outdated.wait())
+        await wait_for_any(stopping.wait(), store.stale.wait())
     finally:
         log.info("stopping" if stopping.is_set() else "reads its store again")
         grace_s = STOP_S if stopping.is_set() else None
@@ -141,25 +173,28 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
         await store.backup()
 
 
-async def _authority(config: Config, store: OpenStore, election: Election, clock: Clock) -> FileAuthority:
-    """Of several replicas that start for the first time, one makes the CA. Raises ShoalError(REGION_MISMATCH | ..)."""
+async def _open_authority(
+    config: CoordinatorConfig, store: OpenStore, election: Election, clock: Clock
+) -> FileAuthority:
+    """If several replicas start for the first time, exactly one makes the CA. Raises ShoalError(REGION_MISMATCH |
+    ..)."""
     name = config.region.encode()
-    if (known := await store.read(NAMED)) is None:
-        await election.win()
-        known = await store.read(NAMED)
+    if (known := await store.read(NAME_KEY)) is None:
+        await election.campaign()
+        known = await store.read(NAME_KEY)
     if known is not None and known.value != name:
         found = f"the store of federation {known.value.decode()}"
         raise refuse(Code.REGION_MISMATCH, found, f"one of {config.region}", "start it with its own --region")
     folder = config.shared_dir / "ca"
     authority = FileAuthority.open(folder, config.region, wall=clock.wall(), may_create=known is None)
     if known is None:
-        await store.commit(Transaction({NAMED: name}))
+        await store.commit(Transaction({NAME_KEY: name}))
     await election.resign()
     return authority
 
 
 def _gauges(
-    controller: FederationController, events: EventLog, schedule: Schedule | None, traces: CollectorTraces
+    controller: FederationController, events: EventLog, schedule: BackupSchedule | None, traces: CollectorSpanExporter
 ) -> Gauges:
     members = controller.directory().members
     heard = sum(1 for member in members if member.advertisement is not None)

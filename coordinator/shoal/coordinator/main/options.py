@@ -1,4 +1,4 @@
-"""What a coordinator is told on its command line, else by SHOAL_* variables."""
+"""Command-line options of a coordinator, with SHOAL_* variables as defaults."""
 
 import argparse
 import math
@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Final
 
 from shoal.coordinator.ports import StoreOptions
+from shoal.host import logs, otlp
 from shoal.types.codes import Code, refuse
-from shoal.wire import logs, otlp
 from shoal.wire.identity import check_name
 
 ROLES: Final = ("region", "federation")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """port 0: any that is free."""
+class HostPort:
+    """An address to listen on or dial. Port 0: any free port."""
 
     host: str
     port: int
 
     @property
     def is_any(self) -> bool:
-        """Every address of this machine: nothing that one could dial."""
+        """True if the host means every address of this machine, so that nobody can dial it."""
         return self.host in ("", "0.0.0.0", "::")
 
     def __str__(self) -> str:
@@ -32,51 +32,69 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    """Flags, else SHOAL_* variables, else defaults. mqtt: the broker, None without one. broker_dir: what it starts
-    from, where that is on this machine.
+class CoordinatorConfig:
+    """Settings of `shoal-coordinator run`: flags, else SHOAL_* variables, else defaults."""
 
-    models: where agents that come by the broker fetch models. signals_dir: feeds of price and carbon that are files.
-    signal_hosts: those that a feed's URL may name although they are inside this network. peers: where other regions
-    call. advertise: the host that agents, operators and peers dial. links, enrols: of all coordinators of the region,
-    separated by commas; empty: this one's. shared_dir: CA and models, which they all see.
-    archive_dir: where backups are kept, None for none. backup_key_file: of the secret that the CA's keys are sealed
-    with in them. otlp: the collector that spans are sent to, "" for none."""
-
+    # Name of the region, or of the federation.
     region: str
+    # Folder of the store, and of the operator's first certificate.
     data_dir: Path
-    link: Address
-    enrol: Address
-    metrics: Address
-    mqtt: Address | None
+    # Where agents and operators connect, mTLS.
+    link: HostPort
+    # Where nodes join and renew, with server TLS only.
+    enrol: HostPort
+    # Where Prometheus scrapes, mTLS.
+    metrics: HostPort
+    # Address of the region's MQTT broker; None without a broker.
+    mqtt: HostPort | None
+    # Folder that the broker starts from, if it is on this machine: its certificate is renewed there. Else None.
     broker_dir: Path | None
-    models: Address
+    # Where agents on the MQTT link fetch models, HTTPS.
+    models: HostPort
+    # Folder of the price and carbon feeds that are files.
     signals_dir: Path
+    # Hosts that a feed's URL may name although they are inside this network.
     signal_hosts: tuple[str, ...]
-    peers: Address
+    # Where other regions of a federation connect, mTLS; nobody listens before the region has joined one.
+    peers: HostPort
+    # Host that agents, operators and peers dial.
     advertise: str
+    # Link addresses of all coordinators of the region, separated by commas; empty: this coordinator's only.
     links: str
+    # Enrolment addresses of all coordinators of the region, separated by commas; empty: this coordinator's only.
     enrols: str
+    # Folder of CA and models, which all coordinators of the region see; `data_dir` unless given.
     shared_dir: Path
+    # Entry point name of the store: "sqlite" or "etcd".
     store: str
+    # Where the store is, and its credentials.
     store_options: StoreOptions
+    # Seconds between copies of the store.
     backup_every_s: float
+    # Folder that backups are kept in; None: no backups.
     archive_dir: Path | None
+    # Seconds between backups.
     archive_every_s: float
+    # Number of backups to keep; the oldest are deleted.
     archive_keep: int
+    # File of the secret that seals the CA's keys in backups; None: backups contain no keys.
     backup_key_file: Path | None
+    # Lifetime of a node's certificate, in seconds; nodes renew at two thirds.
     node_lifetime_s: float
+    # Seed of the choices that placement leaves open.
     seed: int
+    # One of `logs.LEVELS`.
     log_level: str
+    # URL of the OpenTelemetry collector that receives spans; empty: none.
     otlp: str = ""
 
 
-def config_of(options: argparse.Namespace) -> Config:
+def config_of(options: argparse.Namespace) -> CoordinatorConfig:
     """Raises ShoalError(NAME_INVALID | FIELD_INVALID)."""
     if options.otlp:
         otlp.collector_of(options.otlp)
     link, region, data_dir = address_of(options.link), check_name(options.region, "region"), Path(options.data_dir)
-    return Config(
+    return CoordinatorConfig(
         region=region,
         data_dir=data_dir,
         link=link,
@@ -107,20 +125,39 @@ def config_of(options: argparse.Namespace) -> Config:
 
 
 def store_options_of(options: argparse.Namespace) -> StoreOptions:
+    return etcd_options_of(options, Path(options.data_dir) / "store", f"{options.role}/{options.region}")
+
+
+def etcd_options_of(options: argparse.Namespace, directory: Path, scope: str) -> StoreOptions:
     return StoreOptions(
-        Path(options.data_dir) / "store",
-        f"{options.role}/{options.region}",
+        directory,
+        scope,
         options.etcd_prefix.strip("/"),
         tuple(each for each in _addresses(options.etcd_endpoints).split(",") if each),
         *(Path(file) if file else None for file in (options.etcd_ca, options.etcd_cert, options.etcd_key)),
     )
 
 
-def address_of(text: str) -> Address:
+def scopes_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """The scopes of `etcd-users`, without duplicates. Raises ShoalError(FIELD_MISSING | FIELD_INVALID |
+    NAME_INVALID)."""
+    scopes = tuple(dict.fromkeys(each.strip() for text in options.scope for each in text.split(",") if each.strip()))
+    if not scopes:
+        raise refuse(Code.FIELD_MISSING, "no --scope", "ROLE/NAME", "for example --scope region/eu")
+    for scope in scopes:
+        role, _, name = scope.partition("/")
+        if role not in ROLES:
+            wanted = " or ".join(f"{each}/NAME" for each in ROLES)
+            raise refuse(Code.FIELD_INVALID, f"--scope {scope!r:.80}", wanted, "for example --scope region/eu")
+        check_name(name, role)
+    return scopes
+
+
+def address_of(text: str) -> HostPort:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise refuse(Code.FIELD_INVALID, f"address {text!r:.80}", "HOST:PORT", "for example 127.0.0.1:7443, or port 0")
-    return Address(host.strip("[]"), int(port))
+    return HostPort(host.strip("[]"), int(port))
 
 
 def _addresses(text: str) -> str:
@@ -141,7 +178,7 @@ def _at_least_one(text: str) -> int:
 
 
 def _one_of(*allowed: str) -> Callable[[str], str]:
-    """Also of what a variable says, which argparse's own choices would not judge."""
+    """An argument type that also checks values from SHOAL_* variables, which argparse's own `choices` would not."""
 
     def check(text: str) -> str:
         if text not in allowed:
@@ -183,7 +220,28 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     restore.add_argument(
         "--replace", action="store_true", help="although there is a store, or another CA, which then goes"
     )
-    for verb in (run, broker, restore):
+    operator = verbs.add_parser(
+        "operator",
+        help="have the coordinator on this machine certify its first operator again, after it was revoked",
+        description="Asks the coordinator that runs on --data-dir, or its next start, for a new certificate of the"
+        " first operator; its files are in DATA_DIR/operator within a second or two. Only who can write there can ask.",
+    )
+    users = verbs.add_parser(
+        "etcd-users",
+        help="let each region and federation read and write its own part of an etcd, and nothing else there",
+        description="Makes a user and a role of etcd for each --scope, with the right to its prefix alone, then enables"
+        " etcd's authentication: who has no user is refused from then on. A region's coordinators come with a"
+        " certificate whose common name is the user's: region-NAME, federation-NAME. The certificate that this command"
+        " is given is that of `root`. What is right already stays: run it again to add a region.",
+    )
+    users.add_argument(
+        "--scope",
+        action="append",
+        default=[environment["SHOAL_ETCD_SCOPES"]] if environment.get("SHOAL_ETCD_SCOPES") else [],
+        metavar="ROLE/NAME",
+        help="region/NAME or federation/NAME, as in --role and --region of its coordinators; repeatable",
+    )
+    for verb in (run, broker, restore, operator):
         verb.add_argument("--region", default=default("REGION", "local"), help="the region's name, or the federation's")
         verb.add_argument(
             "--data-dir", default=default("DATA_DIR", "./shoal-data"), help="store, CA, models, operator's files"
@@ -207,23 +265,25 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
             help="sqlite: in --data-dir; etcd: v3, for several coordinators",
         )
         verb.add_argument(
-            "--etcd-endpoints",
-            default=default("ETCD_ENDPOINTS", ""),
-            metavar="HOST:PORT,..",
-            help="its members, over TLS",
-        )
-        pem = {"ca": "the CA of their certificates", "cert": "this coordinator's certificate", "key": "and its key"}
-        for name, what in pem.items():
-            verb.add_argument(f"--etcd-{name}", default=default(f"ETCD_{name.upper()}", ""), metavar="FILE", help=what)
-        verb.add_argument(
-            "--etcd-prefix", default=default("ETCD_PREFIX", "shoal"), help="before every key, where etcd is shared"
-        )
-        verb.add_argument(
             "--backup-key-file",
             default=default("BACKUP_KEY_FILE", ""),
             metavar="FILE",
             help="a secret of 16 bytes or more that the CA's keys are sealed with in backups. [default: they are left"
             " out]",
+        )
+    for verb in (run, restore, users):
+        verb.add_argument(
+            "--etcd-endpoints",
+            default=default("ETCD_ENDPOINTS", ""),
+            metavar="HOST:PORT,..",
+            help="its members, over TLS",
+        )
+        own = "root's certificate" if verb is users else "this coordinator's certificate, of the user of its region"
+        pem = {"ca": "the CA of their certificates", "cert": own, "key": "and its key"}
+        for name, what in pem.items():
+            verb.add_argument(f"--etcd-{name}", default=default(f"ETCD_{name.upper()}", ""), metavar="FILE", help=what)
+        verb.add_argument(
+            "--etcd-prefix", default=default("ETCD_PREFIX", "shoal"), help="before every key, where etcd is shared"
         )
     broker.add_argument("--out", default=default("BROKER_DIR", "./shoal-broker"), help="the folder that is made")
     broker.add_argument("--listen", default=default("MQTT_LISTEN", "127.0.0.1:8883"), help="where the broker listens")

@@ -1,5 +1,5 @@
-"""What stays of a coordinator's process while stores are opened anew and leaders replaced: its ports, its page of
-metrics, what was said of it."""
+"""The parts of a coordinator's process that outlive its store and its terms as a leader: ports, metrics page and
+log."""
 
 import asyncio
 import json
@@ -14,55 +14,55 @@ from typing import Final
 
 import structlog
 
-from shoal.coordinator.clock import SystemClock, SystemIds
-from shoal.coordinator.controllers.logs import paged
-from shoal.coordinator.main.options import Address, Config
-from shoal.coordinator.main.serving import open_store, private, reserved, serve_metrics
+from shoal.coordinator.clock import CoordinatorClock, SystemIds
+from shoal.coordinator.controllers.queries.logs import read_pages
+from shoal.coordinator.main.options import CoordinatorConfig, HostPort
+from shoal.coordinator.main.serving import make_private_folder, open_store, reserve_port, serve_metrics
 from shoal.coordinator.ports import OpenStore
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
 from shoal.coordinator.telemetry.store import TimedStore
+from shoal.host import log_files
 from shoal.types.codes import Refusal, ShoalError
-from shoal.wire import logfiles
 from shoal.wire.handshake import PemFiles
-from shoal.wire.scrape import Guard
+from shoal.wire.metrics_access import RegionMetricsAccess
 
 RETRY_S: Final = 1.0
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
 
-def log_of(config: Config) -> Path:
+def log_of(config: CoordinatorConfig) -> Path:
     return config.data_dir / "log" / "coordinator.log"
 
 
-class Process:
-    """role: what it says of itself. links, enrols: where all coordinators listen that share its store."""
+class CoordinatorProcess:
+    """role: as the process reports it. link_addresses, enrol_addresses: of all coordinators on the same store."""
 
-    def __init__(self, config: Config, role: str) -> None:
-        self.clock, self.ids, self.meter = SystemClock(), SystemIds(), PrometheusMeter()
-        (self.link, self._link), (self.enrol, self._enrol) = reserved(config.link), reserved(config.enrol)
+    def __init__(self, config: CoordinatorConfig, role: str) -> None:
+        self.clock, self.ids, self.meter = CoordinatorClock(), SystemIds(), PrometheusMeter()
+        (self.link, self._link), (self.enrol, self._enrol) = reserve_port(config.link), reserve_port(config.enrol)
         self.region = config.region
-        self.revoked: Callable[[str], Refusal | None] = lambda serial: None
+        self.check_serial: Callable[[str], Refusal | None] = lambda serial: None
         self.gauges: Callable[[], Gauges] = dict
         self._role = role
         self._config = config
         self._advertise = config.advertise
-        self.links: Final = config.links or self.link_address
-        self.enrols: Final = config.enrols or self.enrol_address
-        self._metrics_at = config.metrics
-        self._metrics: Address | None = None
-        self.meter.observe(lambda: self.gauges())
+        self.link_addresses: Final = config.links or self.link_address
+        self.enrol_addresses: Final = config.enrols or self.enrol_address
+        self._metrics_address = config.metrics
+        self._metrics: HostPort | None = None
+        self.meter.register_gauges(lambda: self.gauges())
 
     @property
     def link_address(self) -> str:
-        return str(Address(self._advertise, self.link.port))
+        return str(HostPort(self._advertise, self.link.port))
 
     @property
     def enrol_address(self) -> str:
-        return str(Address(self._advertise, self.enrol.port))
+        return str(HostPort(self._advertise, self.enrol.port))
 
     @property
-    def served(self) -> bool:
+    def has_served(self) -> bool:
         return self._metrics is not None
 
     def versions(self) -> Mapping[str, str]:
@@ -71,7 +71,7 @@ class Process:
         return {**{name: version(name) for name in names}, "python": python, "system": system}
 
     def flags(self) -> Mapping[str, str]:
-        """Values, addresses and names of files: what is in those is never read here."""
+        """Values, addresses and file names; the content of files is never read here."""
         said = {each.name: getattr(self._config, each.name) for each in fields(self._config)}
         return {name: str(value) for name, value in said.items()}
 
@@ -79,22 +79,27 @@ class Process:
         return self.meter.text()
 
     def log(self, lines: int, *, follow: bool) -> AsyncIterator[tuple[str, ...]]:
-        """What this process kept of its log."""
+        """The lines that this process kept of its log."""
 
-        async def read(after: str) -> logfiles.Page:
+        async def read(after: str) -> log_files.LogPage:
             kept = sorted(log_of(self._config).parent.glob("*.log*"))
-            return await asyncio.to_thread(logfiles.read, kept, after, lines)
+            return await asyncio.to_thread(log_files.read, kept, after, lines)
 
-        return paged(read, self.clock, follow=follow)
+        return read_pages(read, self.clock, follow=follow)
 
-    def say(self, files: PemFiles, **more: object) -> None:
-        """One line for whoever started this process, when it serves for the first time."""
-        if self.served:
+    def announce(self, files: PemFiles, **more: object) -> None:
+        """Prints one line for the parent process when it serves for the first time."""
+        if self.has_served:
             return
-        scraped = Guard(
-            self.region, files.certificate, files.key, files.ca, self.clock.wall, lambda serial: self.revoked(serial)
+        scraped = RegionMetricsAccess(
+            self.region,
+            files.certificate,
+            files.key,
+            files.ca,
+            self.clock.wall,
+            lambda serial: self.check_serial(serial),
         )
-        self._metrics = serve_metrics(self.meter, self._metrics_at, scraped)
+        self._metrics = serve_metrics(self.meter, self._metrics_address, scraped)
         line = {
             "event": "ready",
             "role": self._role,
@@ -107,12 +112,12 @@ class Process:
         print(json.dumps({**line, **more}), flush=True)
 
 
-Stand = Callable[[Config, Process, OpenStore, asyncio.Event], Awaitable[None]]
-"""Serves from one store until it is told to stop, or must read its state again."""
+ServeStore = Callable[[CoordinatorConfig, CoordinatorProcess, OpenStore, asyncio.Event], Awaitable[None]]
+"""Serves from one store until it is stopped, or must read its state again."""
 
 
 def stop_signals() -> asyncio.Event:
-    """Set by SIGTERM or SIGINT."""
+    """An event that SIGTERM or SIGINT sets."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -120,40 +125,40 @@ def stop_signals() -> asyncio.Event:
     return stopping
 
 
-async def serve(config: Config, role: str, stand: Stand, stopping: asyncio.Event) -> None:
-    """Until `stopping`. Each time that `stand` returns before, the store is opened anew: what was remembered of it no
-    longer counts. Raises ShoalError when it cannot be opened, or served from, at the start."""
-    private(config.data_dir)
-    process = Process(config, role)
-    store = await _opened(config, process)
+async def serve(config: CoordinatorConfig, role: str, serve_store: ServeStore, stopping: asyncio.Event) -> None:
+    """Serves until `stopping`. Whenever `serve_store` returns before, opens the store again, because cached state is no
+    longer valid. Raises ShoalError if the store cannot be opened, or served from, at the start."""
+    make_private_folder(config.data_dir)
+    process = CoordinatorProcess(config, role)
+    store = await _open_timed_store(config, process)
     while True:
         try:
-            await stand(config, process, store, stopping)
+            await serve_store(config, process, store, stopping)
         except ShoalError as error:
-            if not process.served:
+            if not process.has_served:
                 raise
             log.error("does not serve", refusal=str(error))
-            await first_of(stopping.wait(), asyncio.sleep(RETRY_S))
+            await wait_for_any(stopping.wait(), asyncio.sleep(RETRY_S))
         finally:
             await store.close()
         while not stopping.is_set():
             try:
-                store = await _opened(config, process)
+                store = await _open_timed_store(config, process)
                 break
             except ShoalError as error:
                 log.error("store not opened", refusal=str(error))
-                await first_of(stopping.wait(), asyncio.sleep(RETRY_S))
+                await wait_for_any(stopping.wait(), asyncio.sleep(RETRY_S))
         if stopping.is_set():
             return
 
 
-async def _opened(config: Config, process: Process) -> OpenStore:
-    return TimedStore(await open_store(config), process.clock, process.meter.store_took)
+async def _open_timed_store(config: CoordinatorConfig, process: CoordinatorProcess) -> OpenStore:
+    return TimedStore(await open_store(config), process.clock, process.meter.observe_store)
 
 
-async def first_of(*waits: Awaitable[object]) -> None:
-    """Until the first is done, or failed, which is logged. Futures among them are left as they are, what is only waited
-    for here is cancelled."""
+async def wait_for_any(*waits: Awaitable[object]) -> None:
+    """Returns when the first wait is done. A failed wait counts as done and is logged. Futures among them are left
+    alone; coroutines are cancelled."""
     tasks = [asyncio.ensure_future(each) for each in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

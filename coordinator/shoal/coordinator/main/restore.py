@@ -1,7 +1,7 @@
-"""`shoal-coordinator restore`: a backup, or a copy of the SQLite file, in the store's place, and with it a new history.
+"""`shoal-coordinator restore`: puts a backup, or a copy of the SQLite file, in the store's place, with a new history.
 
-Models come first, then the CA's keys, then the store: what was cut off in between is done again by the same command.
-In a store on servers what is put back is told by a mark (`RESTORING`) until it is whole; nobody serves from it before.
+Models come first, then the CA's keys, then the store, so the same command completes an interrupted restore. In etcd,
+the record `RESTORE_KEY` marks a restore until it is complete; no coordinator serves from the store before.
 """
 
 import asyncio
@@ -14,23 +14,22 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+from shoal.artifacts.backup import Backup, Keyring, read_secret
 from shoal.coordinator.blobs.directory import DirectoryBlobs
-from shoal.coordinator.clock import SystemClock, SystemIds
-from shoal.coordinator.controllers.events import EventLog
-from shoal.coordinator.controllers.region import NoMeter, RegionConfig
-from shoal.coordinator.controllers.truth import Truth
+from shoal.coordinator.clock import CoordinatorClock, SystemIds
+from shoal.coordinator.controllers.log.events import EventLog
+from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.controllers.region.region import NoMeter, RegionConfig
 from shoal.coordinator.main.backups import keyring_of
-from shoal.coordinator.main.federation import NAMED
-from shoal.coordinator.main.region import MODEL_BYTES
-from shoal.coordinator.main.serving import RESTORING, open_store
+from shoal.coordinator.main.federation import NAME_KEY
+from shoal.coordinator.main.serving import RESTORE_KEY, open_store
 from shoal.coordinator.ports import OpenStore, Store, StoreOptions, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
-from shoal.coordinator.store.sqlite_file import lay_out, put_in_place
+from shoal.coordinator.store.sqlite_file import create_from_copy, put_in_place
+from shoal.host.private_files import write_private
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Bytes
-from shoal.wire.backup import Backup, Keyring, read_secret
-from shoal.wire.limits import CHUNK_BYTES
-from shoal.wire.private import write_private
+from shoal.wire.limits import CHUNK_BYTES, MODEL_BYTES
 
 BATCH: Final = 1000
 """Records in one transaction."""
@@ -41,22 +40,30 @@ _SQLITE: Final = b"SQLite format 3\0"
 
 @dataclass(frozen=True, slots=True)
 class RestoreConfig:
-    """replace: what is there may go; it is kept beside it where it is a file. shared_dir: of CA and models. key_file:
-    of the secret that the CA's keys were sealed with."""
+    """Settings of `shoal-coordinator restore`."""
 
+    # "region" or "federation".
     role: str
+    # Name of the region or federation, which must be the backup's.
     region: str
+    # Folder of the SQLite store, and of what else the coordinator keeps.
     data_dir: Path
+    # Folder of CA and models.
     shared_dir: Path
+    # The backup, or the copy of a region's SQLite file.
     copy: Path
+    # Entry point name of the store to fill: "sqlite" or "etcd".
     store: str
+    # Where the store is, and its credentials.
     store_options: StoreOptions
+    # True: replace an existing store or CA. Replaced files stay beside the new ones; replaced etcd records are deleted.
     replace: bool = False
+    # File of the secret that the CA's keys were sealed with; None: restore no keys.
     key_file: Path | None = None
 
 
 def restore(config: RestoreConfig) -> dict[str, object]:
-    """What is said of it. The coordinator must not run; whatever is refused leaves all as it was.
+    """Restores and returns a summary. The coordinator must not run; a refused restore leaves everything unchanged.
 
     Raises ShoalError(STORE_CORRUPT | STATE_CORRUPT | STORE_UNAVAILABLE | REGION_MISMATCH | NOT_FOUND | CONFLICT | ..).
     """
@@ -91,79 +98,81 @@ def _from_copy(config: RestoreConfig) -> dict[str, object]:
             Code.FIELD_INVALID, "a copy of a region's SQLite file", "a backup", "see `shoal backup`, --archive-dir"
         )
     directory = config.data_dir / "store"
-    with _beside(directory) as unfinished:
-        revision = lay_out(config.copy, unfinished)
-        history = asyncio.run(_begun_in_file(config, unfinished))
+    with _staging_folder(directory) as unfinished:
+        revision = create_from_copy(config.copy, unfinished)
+        history = asyncio.run(_open_history_in_file(config, unfinished))
         aside = put_in_place(unfinished / "state.db", directory, revision)
     return {"event": "restored", "from": config.copy.name, "history": history, "replaced": aside.name if aside else ""}
 
 
 def _into_file(config: RestoreConfig, backup: Backup, keyring: Keyring | None) -> tuple[str, str]:
-    """The new history, and where the store before it is now."""
+    """The new history, and the file that the previous store was moved to; empty if there was none."""
     directory = config.data_dir / "store"
-    with _beside(directory) as unfinished:
-        history = asyncio.run(_filled_file(config, unfinished, backup))
+    with _staging_folder(directory) as unfinished:
+        history = asyncio.run(_fill_file(config, unfinished, backup))
         _put_keys(config.shared_dir / "ca", keyring)
-        # Its revisions are its own: no copy of another store is one of it.
+        # Revision 0: a restored store has revisions of its own, so no copy of another store is a copy of this one.
         aside = put_in_place(unfinished / "state.db", directory, 0)
     return history, aside.name if aside else ""
 
 
-async def _filled_file(config: RestoreConfig, directory: Path, backup: Backup) -> str:
+async def _fill_file(config: RestoreConfig, directory: Path, backup: Backup) -> str:
     store = await SqliteStore.open(directory, reserve_bytes=0)
     try:
         for puts in _batches(backup.records()):
             await store.commit(Transaction(puts))
-        return await _begin(config, store)
+        return await _open_history(config, store)
     finally:
         await store.close()
 
 
-async def _begun_in_file(config: RestoreConfig, directory: Path) -> str:
-    """In the store that is about to be put in place, so that no coordinator ever leads from the copy as it was."""
+async def _open_history_in_file(config: RestoreConfig, directory: Path) -> str:
+    """Opens the new history before the store is put in place, so that no coordinator ever leads from the copy as it
+    was."""
     store = await SqliteStore.open(directory, reserve_bytes=0)
     try:
-        return await _begin(config, store)
+        return await _open_history(config, store)
     finally:
         await store.close()
 
 
 def _into_servers(config: RestoreConfig, backup: Backup, keyring: Keyring | None) -> tuple[str, str]:
-    return asyncio.run(_filled_servers(config, backup, keyring)), ""
+    return asyncio.run(_fill_servers(config, backup, keyring)), ""
 
 
-async def _filled_servers(config: RestoreConfig, backup: Backup, keyring: Keyring | None) -> str:
+async def _fill_servers(config: RestoreConfig, backup: Backup, keyring: Keyring | None) -> str:
     store = await open_store(config)
     try:
-        async with _leading(store):
+        async with _hold_election(store):
             there = [record.key for record in (await store.snapshot()).records]
-            if there and RESTORING not in there and not config.replace:
+            if there and RESTORE_KEY not in there and not config.replace:
                 raise _not_empty(f"{len(there)} records under {config.store_options.scope}")
-            await store.commit(Transaction({RESTORING: config.copy.name.encode()}))
+            await store.commit(Transaction({RESTORE_KEY: config.copy.name.encode()}))
             _put_keys(config.shared_dir / "ca", keyring)
-            gone = [key for key in there if key != RESTORING]
+            gone = [key for key in there if key != RESTORE_KEY]
             for start in range(0, len(gone), BATCH):
                 await store.commit(Transaction(deletes=tuple(gone[start : start + BATCH])))
             for puts in _batches(backup.records()):
                 await store.commit(Transaction(puts))
-            history = await _begin(config, store)
-            await store.commit(Transaction(deletes=(RESTORING,)))
+            history = await _open_history(config, store)
+            await store.commit(Transaction(deletes=(RESTORE_KEY,)))
             return history
     finally:
         await store.close()
 
 
 @asynccontextmanager
-async def _leading(store: OpenStore) -> AsyncIterator[None]:
-    """While nobody else can be elected. Raises ShoalError(CONFLICT) where somebody is."""
+async def _hold_election(store: OpenStore) -> AsyncIterator[None]:
+    """Holds leadership meanwhile, so that no coordinator can be elected. Raises ShoalError(CONFLICT) if one leads
+    already."""
     election = store.election(b"restore")
     try:
-        await asyncio.wait_for(election.win(), ELECTED_WITHIN_S)
+        await asyncio.wait_for(election.campaign(), ELECTED_WITHIN_S)
     except TimeoutError as cause:
         raise refuse(
             Code.CONFLICT, "a coordinator leads from this store", "a store that nobody uses", "stop its coordinators"
         ) from cause
-    holding = asyncio.ensure_future(election.lost())
+    holding = asyncio.ensure_future(election.wait_lost())
     try:
         yield
     finally:
@@ -171,17 +180,17 @@ async def _leading(store: OpenStore) -> AsyncIterator[None]:
         await election.resign()
 
 
-async def _begin(config: RestoreConfig, store: Store) -> str:
+async def _open_history(config: RestoreConfig, store: Store) -> str:
     """A region's new history; empty for a federation, which has none."""
     name = config.copy.name
     if config.role == "federation":
-        said = await store.read(NAMED)
+        said = await store.read(NAME_KEY)
         if said is None or said.value.decode() != config.region:
             raise refuse(Code.STORE_CORRUPT, f"{name} holds no federation", config.region, "choose another copy")
         return ""
-    clock, defaults = SystemClock(), RegionConfig(config.region)
+    clock, defaults = CoordinatorClock(), RegionConfig(config.region)
     events = EventLog(store, clock, kept=defaults.events_kept, audit_kept=defaults.audit_kept)
-    truth = Truth(config.region, store, events, SystemIds(), NoMeter())
+    truth = RegionFence(config.region, store, events, SystemIds(), NoMeter())
     await truth.start()
     await events.start()
     if not truth.history:
@@ -192,14 +201,14 @@ async def _begin(config: RestoreConfig, store: Store) -> str:
 
 
 async def _put_models(config: RestoreConfig, backup: Backup) -> None:
-    blobs = DirectoryBlobs(config.shared_dir / "models", MODEL_BYTES)
+    blobs = DirectoryBlobs(config.shared_dir / "models", Bytes(MODEL_BYTES))
     for digest, size in backup.manifest.models.items():
         if await blobs.stat(digest) != size:
             await blobs.write(_aiter(backup.model(digest, CHUNK_BYTES)), size=Bytes(size), digest=digest)
 
 
 def _keys_to_write(config: RestoreConfig, backup: Backup) -> tuple[Keyring | None, str]:
-    """What goes into `ca/`, None where what is there stays; and what is said of it."""
+    """The keyring to write into `ca/` (None: the keys there stay), and a word for the summary."""
     folder = config.shared_dir / "ca"
     there = keyring_of(folder)() if folder.is_dir() else {}
     known = _certificates(there)
@@ -208,7 +217,7 @@ def _keys_to_write(config: RestoreConfig, backup: Backup) -> tuple[Keyring | Non
         if not known:
             return keyring, "restored"
         if not known.isdisjoint(_certificates(keyring)):
-            return None, "kept"  # it is the same, or followed the one in the backup
+            return None, "kept"  # the same CA, or a successor of the one in the backup
         if not config.replace:
             raise _not_empty(f"{folder} holds another CA")
         return keyring, "replaced"
@@ -232,7 +241,7 @@ def _put_keys(folder: Path, keyring: Keyring | None) -> None:
     if folder.exists():
         aside = (folder.with_name(f"{folder.name}.replaced-{number}") for number in count(1))
         folder.rename(next(path for path in aside if not path.exists()))
-    # A certificate is what makes a CA one: it comes last.
+    # A folder without a certificate is no CA, so the certificate is written last.
     for name in sorted(keyring, key=lambda name: Path(name).name == "cert.pem"):
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
@@ -259,8 +268,9 @@ async def _aiter(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 @contextmanager
-def _beside(directory: Path) -> Iterator[Path]:
-    """A folder for what is not in place yet. Raises ShoalError(STORE_UNAVAILABLE) for what disk and SQLite refuse."""
+def _staging_folder(directory: Path) -> Iterator[Path]:
+    """A folder for files that are not in place yet. Raises ShoalError(STORE_UNAVAILABLE) for errors of the disk and
+    SQLite."""
     unfinished = directory / "restoring"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)

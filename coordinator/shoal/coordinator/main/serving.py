@@ -1,4 +1,4 @@
-"""What a coordinator of either role needs of its machine: ports, a store, a folder of its own."""
+"""What both roles need of their machine: ports, a store, a private folder."""
 
 import asyncio
 import socket
@@ -8,43 +8,47 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import grpc
+import grpc.aio
 import structlog
 
+from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.api.models import ModelServer
-from shoal.coordinator.main.options import Address
+from shoal.coordinator.api.request_limits import RequestLimitInterceptor
+from shoal.coordinator.main.options import HostPort
 from shoal.coordinator.ports import OpenStore, Store, StoreOptions
 from shoal.coordinator.telemetry.metrics import PrometheusMeter
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.wire.scrape import Guard
+from shoal.wire.limits import LINK_BYTES, enrol_options, server_options
+from shoal.wire.metrics_access import RegionMetricsAccess
 
 STOP_S: Final = 2.0
-"""Calls that run when a stop is asked for may end within this time."""
+"""Seconds that running calls have to end after a stop."""
 REFRESH_S: Final = 3600.0
-AGAIN_S: Final = 1.0
-RESTORING: Final = "restoring"
-"""Where the store says that a backup is being put into it."""
+RETRY_S: Final = 1.0
+RESTORE_KEY: Final = "restoring"
+"""Key of the record that marks a restore in progress."""
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
 
 async def keep_running(run: Callable[[], Awaitable[None]]) -> None:
-    """An unforeseen error in a step must not take the API away, by which it can be mended, nor end the step for good
-    without a word."""
+    """Restarts `run` after an unexpected error. The error must neither take down the API, which can repair its cause,
+    nor silently end a background task."""
     while True:
         try:
             await run()
             return
         except Exception:
             log.exception("a step failed unforeseen; it is tried again")
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_S)
 
 
-async def refresh(*due: Callable[[], None]) -> None:
-    """The certificates that this machine makes for itself, before their time is over; each whatever became of the
+async def refresh_certificates(*refreshers: Callable[[], None]) -> None:
+    """Renews the certificates that this machine makes for itself before they expire; one's failure does not stop the
     others."""
     while True:
         await asyncio.sleep(REFRESH_S)
-        for each in due:
+        for each in refreshers:
             try:
                 each()
             except Exception:
@@ -62,8 +66,8 @@ async def back_up(store: OpenStore, every_s: float) -> None:
             log.error("store not copied", refusal=str(error))
 
 
-def reserved(address: Address) -> tuple[Address, socket.socket | None]:
-    """Where any port will do, one that stays this process's, whichever of its servers listens; keep the socket."""
+def reserve_port(address: HostPort) -> tuple[HostPort, socket.socket | None]:
+    """For port 0, reserves a port for whichever of this process's servers listens on it. Keep the socket open."""
     if address.port:
         return address, None
     place = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
@@ -73,41 +77,52 @@ def reserved(address: Address) -> tuple[Address, socket.socket | None]:
     except OSError as cause:
         place.close()
         raise cannot_listen(address) from cause
-    return Address(address.host, place.getsockname()[1]), place
+    return HostPort(address.host, place.getsockname()[1]), place
 
 
-def listen(server: Any, address: Address, credentials: grpc.ServerCredentials) -> Address:
+def server_for_members(guard: Authorisation) -> Any:
+    """A server for clients with certificates. The guard authorises the caller, then checks the request's limits; only
+    then is it parsed."""
+    return grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
+
+
+def server_for_strangers() -> Any:
+    """A server for the port where tokens are redeemed."""
+    return grpc.aio.server(interceptors=[RequestLimitInterceptor()], options=enrol_options())
+
+
+def listen(server: Any, address: HostPort, credentials: grpc.ServerCredentials) -> HostPort:
     try:
         port = server.add_secure_port(str(address), credentials)
     except RuntimeError as cause:
         raise cannot_listen(address) from cause
     if port == 0:
         raise cannot_listen(address)
-    return Address(address.host, port)
+    return HostPort(address.host, port)
 
 
-def serve_metrics(meter: PrometheusMeter, address: Address, scraped: Guard) -> Address:
+def serve_metrics(meter: PrometheusMeter, address: HostPort, guard: RegionMetricsAccess) -> HostPort:
     try:
-        port = meter.serve(address.host, address.port, scraped)
+        port = meter.serve(address.host, address.port, guard)
     except OSError as cause:
         raise cannot_listen(address) from cause
-    return Address(address.host, port)
+    return HostPort(address.host, port)
 
 
-async def serve_models(server: ModelServer, address: Address) -> int:
+async def serve_models(server: ModelServer, address: HostPort) -> int:
     try:
         return await server.start(address.host, address.port)
     except OSError as cause:
         raise cannot_listen(address) from cause
 
 
-def cannot_listen(address: Address) -> ShoalError:
+def cannot_listen(address: HostPort) -> ShoalError:
     return refuse(
         Code.FIELD_INVALID, f"cannot listen at {address}", "an address of this machine that is free", "choose another"
     )
 
 
-def private(folder: Path) -> None:
+def make_private_folder(folder: Path) -> None:
     """Raises ShoalError(STORE_UNAVAILABLE)."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -117,8 +132,8 @@ def private(folder: Path) -> None:
         ) from cause
 
 
-class StoreChoice(Protocol):
-    """store: the name of an entry point."""
+class StoreConfig(Protocol):
+    """The options that `open_store` needs. store: name of an entry point."""
 
     @property
     def store(self) -> str: ...
@@ -126,9 +141,9 @@ class StoreChoice(Protocol):
     def store_options(self) -> StoreOptions: ...
 
 
-async def check_whole(store: Store) -> None:
-    """Raises ShoalError(STORE_UNAVAILABLE) while a backup is being put back, and when that was cut off."""
-    if (mark := await store.read(RESTORING)) is not None:
+async def check_restore_complete(store: Store) -> None:
+    """Raises ShoalError(STORE_UNAVAILABLE) while a backup is being restored, and after an interrupted restore."""
+    if (mark := await store.read(RESTORE_KEY)) is not None:
         name = mark.value.decode(errors="replace")
         raise refuse(
             Code.STORE_UNAVAILABLE,
@@ -138,16 +153,16 @@ async def check_whole(store: Store) -> None:
         )
 
 
-async def open_store(config: StoreChoice) -> OpenStore:
-    """Raises ShoalError."""
+async def open_store(config: StoreConfig) -> OpenStore:
+    """Opens the store that the options name. Raises ShoalError."""
     found = {entry.name: entry for entry in entry_points(group="shoal.stores")}
     if config.store not in found:
         raise refuse(
             Code.FIELD_INVALID, f"store {config.store!r}", f"one of {', '.join(sorted(found))}", "install its package"
         )
-    opened: OpenStore = await found[config.store].load().configured(config.store_options)
+    opened: OpenStore = await found[config.store].load().from_options(config.store_options)
     return opened
 
 
-def dialled(*addresses: Address) -> tuple[str, ...]:
+def dialable_hosts(*addresses: HostPort) -> tuple[str, ...]:
     return tuple(address.host for address in addresses if not address.is_any)

@@ -1,4 +1,4 @@
-"""mTLS channels to other coordinators and to the federation, one each, and what their failures mean."""
+"""mTLS channels to other coordinators and to the federation, one each, and the meaning of their failures."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -7,16 +7,16 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
+from shoal.host.egress_guard import target_of_peer
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.wire import cancelled
+from shoal.wire import grpc_cancellation
 from shoal.wire.enrol import Enrolled
 from shoal.wire.limits import LINK_BYTES, PEER, channel_options
-from shoal.wire.outbound import target_of_peer
 from shoal.wire.status import refusal_of
 
 T = TypeVar("T")
 
-_UNKNOWN: Final = frozenset(
+_OUTCOME_UNKNOWN: Final = frozenset(
     {
         Code.COORDINATOR_UNREACHABLE,
         Code.DEADLINE_EXCEEDED,
@@ -26,13 +26,13 @@ _UNKNOWN: Final = frozenset(
         Code.CONFLICT,
     }
 )
-"""After these it may have been done."""
+"""After these the call may have been executed."""
 CLOSE_S: Final = 1.0
 
 
 class Channels:
-    """identity: this region's own newest certificate; what hangs on it is opened anew when it changes. target: what is
-    dialled for an address; addresses that this region's own operator gave need no rule."""
+    """identity: this region's newest certificate; channels are reopened when it changes. target: the address to dial
+    for an address. The default checks it; addresses that this region's own operator gave need no check."""
 
     def __init__(self, identity: Callable[[], Enrolled], target: Callable[[str], str] = target_of_peer) -> None:
         self._identity = identity
@@ -41,15 +41,15 @@ class Channels:
         self._closing = set[asyncio.Task[None]]()
 
     def to(self, address: str, roots: Sequence[str], server_name: str, slot: str = "") -> grpc.aio.Channel:
-        """roots: the CAs (PEM) of the region that is called, and no other's. slot: of which one stays
-        open; the server's. Raises ShoalError(SOURCE_DENIED) as `target` does."""
+        """roots: the CAs (PEM) of the called region, and no other's. slot: at most one channel per slot stays open; the
+        server name unless given. Raises ShoalError(SOURCE_DENIED) as `target` does."""
         own = self._identity()
         made_of = (address, tuple(roots), own.certificate_pem)
         known = self._open.get(slot or server_name)
         if known is not None and known[0] == made_of:
             return known[1]
         credentials = grpc.ssl_channel_credentials("".join(roots).encode(), own.key_pem, own.certificate_pem)
-        options = channel_options(LINK_BYTES, server_name=server_name, patience=PEER)
+        options = channel_options(LINK_BYTES, server_name=server_name, keepalive=PEER)
         channel = grpc.aio.secure_channel(self._target(address), credentials, options)
         self._open[slot or server_name] = (made_of, channel)
         if known is not None:
@@ -64,17 +64,17 @@ class Channels:
         await asyncio.gather(*(channel.close(None) for channel in channels), *self._closing)
 
 
-async def answered(call: Awaitable[T], unreachable: Code, whom: str) -> T:
-    """What a call returns. Raises ShoalError: `unreachable` where its outcome is unknown, else as it was refused."""
+async def await_answer(call: Awaitable[T], unreachable: Code, callee: str) -> T:
+    """The call's result. Raises ShoalError: `unreachable` if the outcome is unknown, else the peer's refusal."""
     try:
-        with cancelled.as_refusal():
+        with grpc_cancellation.as_refusal():
             return await call
     except (grpc.RpcError, ShoalError) as cause:
-        raise failed(cause, unreachable, whom) from cause
+        raise call_error(cause, unreachable, callee) from cause
 
 
-def failed(cause: grpc.RpcError | ShoalError, unreachable: Code, whom: str) -> ShoalError:
+def call_error(cause: grpc.RpcError | ShoalError, unreachable: Code, callee: str) -> ShoalError:
     refusal = cause.refusal if isinstance(cause, ShoalError) else refusal_of(cause)
-    if refusal.code not in _UNKNOWN:
+    if refusal.code not in _OUTCOME_UNKNOWN:
         return ShoalError(refusal)
-    return ShoalError(Refusal(unreachable, f"{whom}: {refusal.found}", "an answer", "it is tried again by itself"))
+    return ShoalError(Refusal(unreachable, f"{callee}: {refusal.found}", "an answer", "it is tried again by itself"))

@@ -1,5 +1,5 @@
-"""The federation over gRPC: ports.FederationLink and ports.FederationDoor on a region's side, ports.Candidates on its
-own."""
+"""The federation over gRPC: ports.FederationLink and ports.FederationDoor for a region, ports.Candidates for the
+federation."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import structlog
 
-from shoal.coordinator.peers.channels import Channels, answered
-from shoal.coordinator.peers.grpc import CALL_S, answer_of, stub_of
-from shoal.coordinator.ports import Clock, Heard, Joined, Meter
+from shoal.coordinator.peers.channels import Channels, await_answer
+from shoal.coordinator.peers.grpc import CALL_S, stub_of, verify_answer
+from shoal.coordinator.ports import Clock, JoinedFederation, Meter, VerifiedMessage
 from shoal.types.agreement import Delivered, ReportContent
 from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Code, ShoalError, refuse
@@ -17,68 +17,69 @@ from shoal.types.device import Role
 from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation, roots_of
 from shoal.types.units import Seconds
 from shoal.v1 import federation_pb2, federation_pb2_grpc
-from shoal.wire import nouns, said
-from shoal.wire.enrol import pinned_channel
+from shoal.wire import nouns, signed_envelope
+from shoal.wire.enrol import open_pinned_channel
 from shoal.wire.identity import dns_of
+from shoal.wire.request_limits import ENVELOPE_CONTENT
 from shoal.wire.token import JoinToken, parse_join_token
 
 FEDERATION: Final = "federation"
-"""What its certificate is called, whichever machine it runs on."""
+"""Name in the federation's certificate, whichever machine it runs on."""
 JOIN_S: Final = 15.0
 ANSWER_ALLOWANCE_S: Final = 0.5
-"""For the way to the federation and back, beyond what its candidates have."""
+"""Seconds to the federation and back, in addition to its candidates' time."""
 
 log: Final = structlog.get_logger("shoal.coordinator.peers")
 
 
 class GrpcFederation:
-    """joined: the federation that this region is in, None without one."""
+    """current_federation: the federation that this region has joined; None without one."""
 
     def __init__(
         self,
         channels: Channels,
-        signer: Callable[[], said.Signer],
-        joined: Callable[[], Joined | None],
+        signer: Callable[[], signed_envelope.RegionSigner],
+        current_federation: Callable[[], JoinedFederation | None],
         clock: Clock,
         meter: Meter,
     ) -> None:
         self._channels = channels
         self._signer = signer
-        self._joined = joined
+        self._current_federation = current_federation
         self._clock = clock
         self._meter = meter
-        self._answers = ""
+        self._last_address = ""
 
     async def advertise(self, advertisement: Advertisement) -> Directory | None:
-        reply = await self._say("Advertise", advertisement, CALL_S)
+        reply = await self._send_signed("Advertise", advertisement, CALL_S)
         return nouns.from_wire(Directory, reply.directory) if reply.HasField("directory") else None
 
-    async def solicit(self, solicitation: Solicitation) -> tuple[Heard[Answer], ...]:
-        asked = self._signer().say(solicitation, said.ANYONE)
+    async def solicit(self, solicitation: Solicitation) -> tuple[VerifiedMessage[Answer], ...]:
+        asked = self._signer().sign(solicitation, signed_envelope.ANYONE)
         reply = await self._call("Solicit", asked, solicitation.answer_s + ANSWER_ALLOWANCE_S)
-        found = list[Heard[Answer]]()
+        found = list[VerifiedMessage[Answer]]()
         for each in reply.answers:
             try:
-                found.append(answer_of(each, each.by, solicitation, self._roots_of, self._clock))
+                found.append(verify_answer(each, each.by, solicitation, self._roots_of, self._clock))
             except ShoalError as error:
                 self._meter.count("answers_refused", code=error.code)
                 log.warning("an answer is left out", by=each.by[:80], refusal=str(error.refusal))
-        return tuple({each.by: each for each in found}.values())
+        return tuple({each.signer: each for each in found}.values())
 
     async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:
-        reply = await self._say("Report", ReportContent(delivered, entries), CALL_S)
+        reply = await self._send_signed("Report", ReportContent(delivered, entries), CALL_S)
         return int(reply.next_sequence)
 
     async def update(self, member: Member) -> Directory:
-        reply = await self._say("Update", member, CALL_S)
+        reply = await self._send_signed("Update", member, CALL_S)
         return nouns.from_wire(Directory, reply.directory)
 
     async def leave(self) -> None:
         await self._call("Leave", federation_pb2.LeaveRequest(), CALL_S)
 
-    async def join(self, address: str, token: str, member: Member) -> Joined:
+    async def join(self, address: str, token: str, member: Member) -> JoinedFederation:
         claim = parse_join_token(token)
-        proof = self._signer().say_bytes(said.JOIN, claim.text.encode(), claim.region)
+        proof = self._signer().sign_bytes(signed_envelope.JOIN, claim.text.encode(), claim.region)
         request = federation_pb2.JoinRequest(
             token=claim.text,
             region=member.region,
@@ -89,62 +90,63 @@ class GrpcFederation:
         )
         reply = await asyncio.to_thread(_join_any, address.split(","), claim, request)
         directory = nouns.from_wire(Directory, reply.directory)
-        return Joined(claim.region, reply.address, tuple(reply.roots), directory)
+        return JoinedFederation(claim.region, reply.address, tuple(reply.roots), directory)
 
     def _roots_of(self, region: str) -> tuple[str, ...]:
-        return roots_of(self._federation().directory, region)
+        return roots_of(self._require_federation().directory, region)
 
-    async def _say(self, method: str, noun: object, timeout_s: float) -> Any:
-        return await self._call(method, self._signer().say(noun, self._federation().federation), timeout_s)
+    async def _send_signed(self, method: str, noun: object, timeout_s: float) -> Any:
+        return await self._call(method, self._signer().sign(noun, self._require_federation().federation), timeout_s)
 
     async def _call(self, method: str, message: Any, timeout_s: float) -> Any:
-        """At the replica that answered last, else at the next: what is asked twice is answered as it was."""
-        joined = self._federation()
+        """Calls the replica that answered last, else the next one. Calls are idempotent, so a repeated one gets the
+        same answer."""
+        joined = self._require_federation()
         server = dns_of(joined.federation, Role.FEDERATION, FEDERATION)
         replicas = joined.address.split(",")
-        if self._answers in replicas:
-            replicas.remove(self._answers)
-            replicas.insert(0, self._answers)
+        if self._last_address in replicas:
+            replicas.remove(self._last_address)
+            replicas.insert(0, self._last_address)
         while True:
             address = replicas.pop(0)
             stub = federation_pb2_grpc.FederationStub(self._channels.to(address, joined.roots, server, address))
             call = getattr(stub, method)(message, timeout=timeout_s)
             try:
-                reply = await answered(call, Code.FEDERATION_UNREACHABLE, joined.federation)
+                reply = await await_answer(call, Code.FEDERATION_UNREACHABLE, joined.federation)
             except ShoalError as error:
                 if error.code is not Code.FEDERATION_UNREACHABLE or not replicas:
                     raise
             else:
-                self._answers = address
+                self._last_address = address
                 return reply
 
-    def _federation(self) -> Joined:
-        joined = self._joined()
+    def _require_federation(self) -> JoinedFederation:
+        joined = self._current_federation()
         if joined is None:
             raise refuse(Code.FEDERATION_UNREACHABLE, "this region is in no federation", "one", "shoal federation join")
         return joined
 
 
 class GrpcCandidates:
-    """ports.Candidates. roots_of: of the members."""
+    """ports.Candidates. roots_of: the CAs of each member."""
 
-    def __init__(self, channels: Channels, roots_of: said.RootsOf, clock: Clock) -> None:
+    def __init__(self, channels: Channels, roots_of: signed_envelope.RootsOf, clock: Clock) -> None:
         self._channels = channels
         self._roots_of = roots_of
         self._clock = clock
 
-    async def ask(self, member: Member, asked: bytes, within: Seconds) -> Heard[Answer]:
-        message = federation_pb2.Said.FromString(asked)
-        call = stub_of(self._channels, member).Bid(message, timeout=within)
-        reply = await answered(call, Code.PEER_UNREACHABLE, member.region)
-        solicitation = nouns.decode(Solicitation, message.content)
-        return answer_of(reply, member.region, solicitation, self._roots_of, self._clock)
+    async def ask(self, member: Member, request: bytes, timeout_s: Seconds) -> VerifiedMessage[Answer]:
+        message = federation_pb2.Said.FromString(request)
+        call = stub_of(self._channels, member).Bid(message, timeout=timeout_s)
+        reply = await await_answer(call, Code.PEER_UNREACHABLE, member.region)
+        solicitation = nouns.decode(Solicitation, message.content, ENVELOPE_CONTENT)
+        return verify_answer(reply, member.region, solicitation, self._roots_of, self._clock)
 
 
 def _join_any(
     addresses: Sequence[str], claim: JoinToken, request: federation_pb2.JoinRequest
 ) -> federation_pb2.JoinReply:
-    """At the first replica that answers: who redeems a token again is told what it was told."""
+    """Joins at the first replica that answers. Redeeming the same token again returns the same reply."""
     *others, last = addresses
     for address in others:
         try:
@@ -159,7 +161,7 @@ def _join(address: str, claim: JoinToken, request: federation_pb2.JoinRequest) -
     """Blocking."""
     server = dns_of(claim.region, Role.FEDERATION, FEDERATION)
     try:
-        with pinned_channel(address, claim, server) as channel:
+        with open_pinned_channel(address, claim, server) as channel:
             reply: federation_pb2.JoinReply = federation_pb2_grpc.JoiningStub(channel).Join(request, timeout=JOIN_S)
             return reply
     except ShoalError as error:

@@ -1,19 +1,19 @@
-"""ports.Peers over gRPC: other regions' coordinators, called directly."""
+"""ports.Peers over gRPC: direct calls to other regions' coordinators."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, TypeVar
 
 import grpc
 
-from shoal.coordinator.peers.channels import Channels, answered, failed
-from shoal.coordinator.ports import Clock, Heard
+from shoal.coordinator.peers.channels import Channels, await_answer, call_error
+from shoal.coordinator.ports import Clock, VerifiedMessage
 from shoal.types.agreement import Award, Grant, Notice, Release, Renewal, Renewed
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.offer import Answer, Decline, Directory, Member, Offer, Solicitation, member_of, roots_of
 from shoal.types.units import Seconds
 from shoal.v1 import federation_pb2, federation_pb2_grpc
-from shoal.wire import cancelled, said
+from shoal.wire import grpc_cancellation, signed_envelope
 from shoal.wire.identity import dns_of
 
 Noun = TypeVar("Noun")
@@ -24,13 +24,13 @@ COORDINATOR: Final = "coordinator"
 
 
 class GrpcPeers:
-    """directory: as the federation last told; a region that it does not list is REGION_UNKNOWN. signer: this region's,
-    with its newest certificate."""
+    """directory: the federation's latest; a region that it does not list is REGION_UNKNOWN. signer: this region's, with
+    its newest certificate."""
 
     def __init__(
         self,
         channels: Channels,
-        signer: Callable[[], said.Signer],
+        signer: Callable[[], signed_envelope.RegionSigner],
         directory: Callable[[], Directory | None],
         clock: Clock,
     ) -> None:
@@ -39,51 +39,51 @@ class GrpcPeers:
         self._directory = directory
         self._clock = clock
 
-    async def bid(self, region: str, solicitation: Solicitation) -> Heard[Answer]:
-        asked = self._signer().say(solicitation, said.ANYONE)
+    async def request_bid(self, region: str, solicitation: Solicitation) -> VerifiedMessage[Answer]:
+        asked = self._signer().sign(solicitation, signed_envelope.ANYONE)
         reply = await self._call(region, "Bid", asked, solicitation.answer_s)
-        return answer_of(reply, region, solicitation, self.roots_of, self._clock)
+        return verify_answer(reply, region, solicitation, self.roots_of, self._clock)
 
-    async def award(self, region: str, award: Award) -> Heard[Grant]:
-        return self._heard(await self._say(region, "Award", award), region, Grant)
+    async def award(self, region: str, award: Award) -> VerifiedMessage[Grant]:
+        return self._verify(await self._send_signed(region, "Award", award), region, Grant)
 
     async def release(self, region: str, release: Release) -> None:
-        await self._say(region, "Release", release)
+        await self._send_signed(region, "Release", release)
 
-    async def renew(self, region: str, renewal: Renewal) -> Heard[Renewed]:
-        return self._heard(await self._say(region, "Renew", renewal), region, Renewed)
+    async def renew(self, region: str, renewal: Renewal) -> VerifiedMessage[Renewed]:
+        return self._verify(await self._send_signed(region, "Renew", renewal), region, Renewed)
 
     async def notify(self, region: str, notice: Notice) -> None:
-        await self._say(region, "Notify", notice)
+        await self._send_signed(region, "Notify", notice)
 
     async def fetch(self, region: str, agreement: str, digest: str, offset: int) -> AsyncIterator[bytes]:
         request = federation_pb2.PeerFetch(agreement=agreement, digest=digest, offset=offset)
         try:
-            with cancelled.as_refusal():
+            with grpc_cancellation.as_refusal():
                 async for chunk in self._stub(region).Fetch(request, timeout=FETCH_S):
                     yield chunk.data
         except (grpc.RpcError, ShoalError) as cause:
-            raise failed(cause, Code.PEER_UNREACHABLE, region) from cause
+            raise call_error(cause, Code.PEER_UNREACHABLE, region) from cause
 
     async def measure(self, region: str) -> Seconds:
-        """On a connection that stands: a call before it opens one."""
-        await self._measured(region)
-        return await self._measured(region)
+        """RTT on an open connection; a call before the measurement opens it."""
+        await self._measure_once(region)
+        return await self._measure_once(region)
 
     def roots_of(self, region: str) -> tuple[str, ...]:
         return roots_of(self._directory(), region)
 
-    async def _measured(self, region: str) -> Seconds:
+    async def _measure_once(self, region: str) -> Seconds:
         began = self._clock.now()
         await self._call(region, "Measure", federation_pb2.MeasureRequest(), CALL_S)
         return Seconds(self._clock.now() - began)
 
-    async def _say(self, region: str, method: str, noun: object) -> Any:
-        return await self._call(region, method, self._signer().say(noun, region), CALL_S)
+    async def _send_signed(self, region: str, method: str, noun: object) -> Any:
+        return await self._call(region, method, self._signer().sign(noun, region), CALL_S)
 
     async def _call(self, region: str, method: str, message: Any, timeout_s: float) -> Any:
         call = getattr(self._stub(region), method)(message, timeout=timeout_s)
-        return await answered(call, Code.PEER_UNREACHABLE, region)
+        return await await_answer(call, Code.PEER_UNREACHABLE, region)
 
     def _stub(self, region: str) -> Any:
         return stub_of(self._channels, self._member(region))
@@ -96,11 +96,11 @@ class GrpcPeers:
             Code.REGION_UNKNOWN, f"region {region!r:.80}", "a member of the federation", "see shoal federation regions"
         )
 
-    def _heard(self, reply: federation_pb2.Said, region: str, kind: type[Noun]) -> Heard[Noun]:
-        _check_by(reply, region)
+    def _verify(self, reply: federation_pb2.Said, region: str, kind: type[Noun]) -> VerifiedMessage[Noun]:
+        _check_signer(reply, region)
         to, wall = self._signer().region, self._clock.wall()
-        what = said.hear(reply, kind, to=to, roots_of=self.roots_of, wall=wall)
-        return Heard(region, what, reply.SerializeToString())
+        what = signed_envelope.verify_envelope(reply, kind, to=to, roots_of=self.roots_of, wall=wall)
+        return VerifiedMessage(region, what, reply.SerializeToString())
 
 
 def stub_of(channels: Channels, member: Member) -> Any:
@@ -108,22 +108,23 @@ def stub_of(channels: Channels, member: Member) -> Any:
     return federation_pb2_grpc.PeerStub(channels.to(member.address, member.roots, server))
 
 
-def answer_of(
-    reply: federation_pb2.Said, region: str, solicitation: Solicitation, roots_of: said.RootsOf, clock: Clock
-) -> Heard[Answer]:
-    """What `region` answered, verified; an answer to something else, or in another's name, is none.
+def verify_answer(
+    reply: federation_pb2.Said, region: str, solicitation: Solicitation, roots_of: signed_envelope.RootsOf, clock: Clock
+) -> VerifiedMessage[Answer]:
+    """Verifies the answer of `region`. Refuses an answer to something else, or in another region's name.
 
-    Raises ShoalError(REGION_MISMATCH | REPLAYED), and as `said.hear` does."""
-    _check_by(reply, region)
+    Raises ShoalError(REGION_MISMATCH | REPLAYED), and as `signed_envelope.verify_either` does.
+    """
+    _check_signer(reply, region)
     to, wall = solicitation.origin, clock.wall()
-    what = said.hear_either(reply, Offer, Decline, to=to, roots_of=roots_of, wall=wall)
+    what = signed_envelope.verify_either(reply, Offer, Decline, to=to, roots_of=roots_of, wall=wall)
     if what.region != region:
-        raise said.mismatch(f"a bid in the name of {what.region!r:.80}", region)
+        raise signed_envelope.region_mismatch(f"a bid in the name of {what.region!r:.80}", region)
     if (what.solicitation, what.round) != (solicitation.id, solicitation.round):
         raise refuse(Code.REPLAYED, f"an answer to {what.solicitation!r:.80}", f"one to {solicitation.id}", "")
-    return Heard(region, what, reply.SerializeToString())
+    return VerifiedMessage(region, what, reply.SerializeToString())
 
 
-def _check_by(reply: federation_pb2.Said, region: str) -> None:
+def _check_signer(reply: federation_pb2.Said, region: str) -> None:
     if reply.by != region:
-        raise said.mismatch(f"an answer by {reply.by!r:.80}", region)
+        raise signed_envelope.region_mismatch(f"an answer by {reply.by!r:.80}", region)

@@ -1,6 +1,7 @@
-"""The other coordinators of one region: asked by the one that leads whether another was elected since.
+"""The other coordinators of one region: the leader asks them whether another one was elected since.
 
-Who is cut off from the store but not from its agents would not know otherwise, and keep them from the new leader.
+A leader that is cut off from the store, but not from its agents, would not know otherwise and would keep them from the
+new leader.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from shoal.types.codes import ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Seconds
 from shoal.v1 import operator_pb2, operator_pb2_grpc
-from shoal.wire import cancelled
+from shoal.wire import grpc_cancellation
 from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import dns_of
 
@@ -25,7 +26,7 @@ ANSWERS_S: Final = 1.0
 
 
 class Siblings:
-    """addresses: of the others. roots: the region's CAs. identity: this coordinator's."""
+    """addresses: of the other coordinators. roots: the region's CAs. identity: this coordinator's."""
 
     def __init__(
         self,
@@ -41,16 +42,16 @@ class Siblings:
         self._clock = clock
         self._channels = Channels(identity, target=str)
 
-    async def replaced(self, term: int) -> None:
-        """Returns when one of them leads in a later term than this."""
-        while not any(await asyncio.gather(*(self._leads_after(term, each) for each in self._addresses))):
+    async def wait_for_later_term(self, term: int) -> None:
+        """Returns when a sibling leads in a later term than `term`."""
+        while not any(await asyncio.gather(*(self._has_later_term(term, each) for each in self._addresses))):
             await self._clock.sleep(EVERY_S)
 
     async def close(self) -> None:
         await self._channels.close()
 
-    async def _leads_after(self, term: int, address: str) -> bool:
-        with suppress(grpc.RpcError, OSError, ShoalError), cancelled.as_refusal():
+    async def _has_later_term(self, term: int, address: str) -> bool:
+        with suppress(grpc.RpcError, OSError, ShoalError), grpc_cancellation.as_refusal():
             channel = self._channels.to(address, self._roots(), self._server, address)
             stub: operator_pb2_grpc.OperatorAsyncStub = operator_pb2_grpc.OperatorStub(channel)
             reply = await stub.WhoAmI(operator_pb2.WhoAmIRequest(), timeout=ANSWERS_S)

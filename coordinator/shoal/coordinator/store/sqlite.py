@@ -1,14 +1,14 @@
-"""The region's truth in one SQLite file: WAL, synchronous=FULL, one writer thread.
+"""The region's store in one SQLite file: WAL, synchronous=FULL, one writer thread.
 
 Directory: `state.db` (and its WAL), `reserve`, `created`, `backups/`, and `state.db.corrupt-N` where a damaged file was
-set aside. What makes it more than a table:
+set aside. What it adds to a plain table:
 
-- Every row carries a checksum, and the head row carries the sum of all of them: a row that changed, vanished or came
-  back from the dead is found at open, and so is a WAL that SQLite would silently cut short.
-- A damaged file is set aside, never deleted, and the newest verified copy takes its place; `recovery` says so. Without
-  a copy the store refuses to open: it is never silently empty.
-- `reserve` is disk space kept for deletes: when the disk is full a write is refused whole (STORE_FULL), and deleting
-  goes on. Writes resume as soon as the reserve can be made again.
+- Every row carries a checksum, and the head row carries the sum of all of them. Opening the store therefore detects
+  a row that changed, vanished or reappeared, and a WAL that SQLite would silently cut short.
+- A damaged file is set aside, never deleted, and the newest verified copy takes its place; `recovery` says so.
+  Without a copy the store refuses to open: it is never silently empty.
+- `reserve` is disk space kept for deletes. When the disk is full every other write is refused (STORE_FULL), while
+  deletes go on. Writes resume as soon as the reserve can be allocated again.
 """
 
 import asyncio
@@ -23,12 +23,20 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from shoal.coordinator.ports import Change, Compacted, Record, Snapshot, StaleRevision, StoreOptions, Transaction
-from shoal.coordinator.store.alone import Alone
+from shoal.coordinator.ports import (
+    Compacted,
+    StaleRevision,
+    StoreChange,
+    StoreOptions,
+    StoreRecord,
+    StoreSnapshot,
+    Transaction,
+)
+from shoal.coordinator.store.single_node import SingleNodeElection
 from shoal.coordinator.store.sqlite_file import (
     DAMAGED,
     SUM_BYTES,
-    Head,
+    StoreHead,
     checksum_of,
     copies,
     damage_of_copy,
@@ -49,26 +57,28 @@ COPIES_KEPT: Final = 3
 _LAST: Final = "\U0010ffff"
 _WATCH_BATCH: Final = 256
 _GROUP: Final = 64
-"""Transactions that share one flush to the disk, at most."""
+"""Most transactions that share one flush to the disk."""
 
 
 @dataclass(slots=True, eq=False)
 class _Commit:
-    """outcome: its revision, or why it was refused; None while it waits for the writer."""
+    """A transaction that waits for the writer."""
 
+    # What to write.
     transaction: Transaction
+    # The revision, or the error that refused it; None while it waits.
     outcome: int | Exception | None = None
 
 
 class SqliteStore:
-    """ports.OpenStore. recovery: None, or why a copy had to be restored when this store was opened. outdated: never;
-    nobody else writes, and every write is answered."""
+    """ports.OpenStore. recovery: None, or why a copy had to be restored when this store was opened. stale: never set,
+    because nobody else writes and every write gets an answer."""
 
     def __init__(self, directory: Path, connection: sqlite3.Connection, thread: ThreadPoolExecutor, *,
                  recovery: Refusal | None, reserve_bytes: int, changes_kept: int) -> None:  # fmt: skip
         self.directory = directory
         self.recovery = recovery
-        self.outdated = asyncio.Event()
+        self.stale = asyncio.Event()
         self._connection = connection
         self._thread = thread
         self._reserve_bytes = reserve_bytes
@@ -78,52 +88,52 @@ class SqliteStore:
         self._closed = False
 
     @classmethod
-    async def configured(cls, options: StoreOptions) -> "SqliteStore":
+    async def from_options(cls, options: StoreOptions) -> "SqliteStore":
         return await cls.open(options.directory)
 
     @classmethod
     async def open(
         cls, directory: Path, *, reserve_bytes: int = RESERVE_BYTES, changes_kept: int = CHANGES_KEPT
     ) -> "SqliteStore":
-        """Verified, or restored from the newest verified copy.
+        """Opens a verified store, or restores the newest verified copy.
 
-        Raises ShoalError(STATE_CORRUPT) when it is damaged and there is no copy, ShoalError(STORE_UNAVAILABLE) when
-        another process has it open or the disk fails, ShoalError(STORE_FULL) when there is no room to create it.
+        Raises ShoalError(STATE_CORRUPT) when it is damaged and there is no copy; STORE_UNAVAILABLE when another process
+        has it open or the disk fails; STORE_FULL when there is no room to create it.
         """
         thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         try:
             connection, recovery = await asyncio.wrap_future(thread.submit(open_database, directory))
         except sqlite3.Error as cause:
             thread.shutdown(wait=False)
-            raise _refused(cause) from cause
+            raise _store_error(cause) from cause
         except ShoalError:
             thread.shutdown(wait=False)
             raise
         store = cls(
             directory, connection, thread, recovery=recovery, reserve_bytes=reserve_bytes, changes_kept=changes_kept
         )
-        await store._run(store._reserve)
+        await store._run(store._ensure_reserve)
         return store
 
-    async def read(self, key: str) -> Record | None:
-        def query() -> Record | None:
+    async def read(self, key: str) -> StoreRecord | None:
+        def query() -> StoreRecord | None:
             row = self._connection.execute("SELECT key, value, revision FROM kv WHERE key = ?", (key,)).fetchone()
-            return None if row is None else Record(*row)
+            return None if row is None else StoreRecord(*row)
 
         return await self._run(query)
 
-    async def scan(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[Record, ...]:
-        def query() -> tuple[Record, ...]:
+    async def scan(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[StoreRecord, ...]:
+        def query() -> tuple[StoreRecord, ...]:
             rows = self._connection.execute(
                 "SELECT key, value, revision FROM kv WHERE key >= ? AND key > ? AND key < ? ORDER BY key LIMIT ?",
                 (prefix, after, prefix + _LAST, limit or -1),
             )
-            return tuple(Record(*row) for row in rows)
+            return tuple(StoreRecord(*row) for row in rows)
 
         return await self._run(query)
 
     async def commit(self, transaction: Transaction) -> int:
-        """Those that wait for the writer at once are flushed together, each whole or not at all."""
+        """Transactions that wait at the same time share one flush; each is written whole or not at all."""
         commit = _Commit(transaction)
         self._waiting.append(commit)
         revision = await self._run(lambda: self._commit(commit))
@@ -131,7 +141,7 @@ class SqliteStore:
         signal.set()
         return revision
 
-    async def watch(self, prefix: str, after: int) -> AsyncIterator[Change]:
+    async def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
         position: int | None = None
         while True:
             signal = self._committed
@@ -141,20 +151,20 @@ class SqliteStore:
             if not changes:
                 await signal.wait()
 
-    def election(self, candidate: bytes) -> Alone:
-        return Alone(candidate)
+    def election(self, candidate: bytes) -> SingleNodeElection:
+        return SingleNodeElection(candidate)
 
     async def backup(self) -> Path:
-        """A verified copy under `backups/`; the oldest beyond the last three go. Raises ShoalError."""
+        """Makes a verified copy under `backups/` and deletes all but the last three. Raises ShoalError."""
         return await self._run(self._backup)
 
-    async def snapshot(self) -> Snapshot:
-        """Every row compared with its checksum, all of them with their sum. The writer waits for the reading alone."""
+    async def snapshot(self) -> StoreSnapshot:
+        """Checks every row's checksum and their sum. The writer waits only while the rows are read."""
         head, rows = await self._run(self._rows)
-        return await asyncio.to_thread(_verified, head, rows)
+        return await asyncio.to_thread(_verify_snapshot, head, rows)
 
     async def close(self) -> None:
-        """Leaves one file without a WAL behind. Again: nothing."""
+        """Leaves one file without a WAL. A second call does nothing."""
 
         def close() -> None:
             with suppress(sqlite3.Error):
@@ -172,22 +182,22 @@ class SqliteStore:
         try:
             return await asyncio.wrap_future(self._thread.submit(work))
         except sqlite3.Error as cause:
-            raise _refused(cause) from cause
+            raise _store_error(cause) from cause
 
     def _commit(self, commit: _Commit) -> int:
-        """Unless it was taken along by one that came before it."""
+        """Writes the group that waits, unless an earlier group already included this commit."""
         while commit.outcome is None:
             group = [self._waiting.popleft() for _ in range(min(_GROUP, len(self._waiting)))]
             try:
                 self._write(group)
-            except Exception:  # one may be refused for what another asks for
+            except Exception:  # one commit's error may refuse the whole group: write them one by one
                 for each in group:
-                    self._write_alone(each)
+                    self._write_one(each)
         if isinstance(commit.outcome, Exception):
             raise commit.outcome
         return commit.outcome
 
-    def _write_alone(self, commit: _Commit) -> None:
+    def _write_one(self, commit: _Commit) -> None:
         try:
             self._write_or_delete(commit)
         except Exception as error:
@@ -202,11 +212,12 @@ class SqliteStore:
                 raise
         (self.directory / "reserve").unlink(missing_ok=True)
         self._write([commit])
-        self._give_back()
+        self._vacuum()
 
     def _write(self, group: Sequence[_Commit]) -> None:
-        """In one transaction of the file. Raises sqlite3.Error, ShoalError(STORE_FULL); then none was written."""
-        if any(each.transaction.puts for each in group) and not self._reserve():
+        """Writes the group in one SQLite transaction. Raises sqlite3.Error, ShoalError(STORE_FULL); then none was
+        written."""
+        if any(each.transaction.puts for each in group) and not self._ensure_reserve():
             raise refuse(
                 Code.STORE_FULL,
                 "no disk space beyond the reserve kept for deletes",
@@ -231,7 +242,7 @@ class SqliteStore:
             each.outcome = outcome
 
     def _apply(self, transaction: Transaction) -> int:
-        """Its revision. Raises StaleRevision before anything is changed."""
+        """The new revision. Raises StaleRevision before anything is changed."""
         execute = self._connection.execute
         for key, expected in transaction.expect.items():
             row = execute("SELECT revision FROM kv WHERE key = ?", (key,)).fetchone()
@@ -254,13 +265,13 @@ class SqliteStore:
                     "INSERT INTO change VALUES (NULL, ?, ?, NULL, ?)",
                     (revision, key, checksum_of(key, revision, None)),
                 )
-        compacted = self._compact(head.compacted)
-        put_head(self._connection, Head(revision, compacted, total))
+        compacted = self._compact(head.compacted_revision)
+        put_head(self._connection, StoreHead(revision, compacted, total))
         return revision
 
     def _compact(self, compacted: int) -> int:
-        """Forgets changes beyond the retention, whole revisions at a time; the newest revision that is gone. Looks at
-        no more of them than go: they are in order, and there is an index by sequence only."""
+        """Deletes changes beyond the retention, whole revisions at a time, and returns the newest deleted revision.
+        Reads only the rows that it deletes: they are in order, and the only index is by sequence."""
         execute = self._connection.execute
         last = execute(
             "SELECT revision, sequence FROM change WHERE sequence = (SELECT max(sequence) FROM change) - ?",
@@ -275,13 +286,13 @@ class SqliteStore:
             execute("DELETE FROM change WHERE sequence <= ?", gone)
         return int(last[0]) - 1
 
-    def _changes(self, prefix: str, after: int, position: int | None) -> tuple[tuple[Change, ...], int]:
-        """Changes behind `position` (None: behind revision `after`), and the position that they reach."""
+    def _changes(self, prefix: str, after: int, position: int | None) -> tuple[tuple[StoreChange, ...], int]:
+        """Changes after `position` (None: after revision `after`), and the position that they reach."""
         execute = self._connection.execute
         head = head_of(self._connection)
         first, last = execute(
             "SELECT (SELECT min(sequence) FROM change), (SELECT max(sequence) FROM change)"
-        ).fetchone()  # each by the index; asked for in one go they look at every row
+        ).fetchone()  # two queries, each on the index; as one query they would scan every row
         if first is None:
             return (), position or 0
         if position is None:
@@ -289,7 +300,7 @@ class SqliteStore:
                 "SELECT sequence FROM change WHERE revision <= ? ORDER BY sequence DESC LIMIT 1", (after,)
             ).fetchone()
             position = first - 1 if seen is None else seen[0]
-            gone = after < head.compacted
+            gone = after < head.compacted_revision
         else:
             gone = first > position + 1
         if gone:
@@ -300,17 +311,17 @@ class SqliteStore:
             (position, prefix, prefix + _LAST, _WATCH_BATCH),
         ).fetchall()
         reached = rows[-1][0] if len(rows) == _WATCH_BATCH else last
-        return tuple(Change(key, value, revision) for _, key, value, revision in rows), reached
+        return tuple(StoreChange(key, value, revision) for _, key, value, revision in rows), reached
 
-    def _reserve(self) -> bool:
-        """Whether the reserve stands; made again when there is room."""
+    def _ensure_reserve(self) -> bool:
+        """True if the reserve exists; allocates it again if there is room."""
         path = self.directory / "reserve"
         with suppress(FileNotFoundError):
             if path.stat().st_size == self._reserve_bytes:
                 return True
         if self._allocate(path):
             return True
-        self._give_back()
+        self._vacuum()
         return self._allocate(path)
 
     def _allocate(self, path: Path) -> bool:
@@ -323,14 +334,14 @@ class SqliteStore:
             return False
         return True
 
-    def _give_back(self) -> None:
-        """Pages that deletes freed go back to the disk."""
+    def _vacuum(self) -> None:
+        """Returns the pages that deletes freed to the disk."""
         with suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._connection.execute("PRAGMA incremental_vacuum").fetchall()
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def _rows(self) -> tuple[Head, list[tuple[str, bytes, int, bytes]]]:
+    def _rows(self) -> tuple[StoreHead, list[tuple[str, bytes, int, bytes]]]:
         rows = self._connection.execute("SELECT key, value, revision, checksum FROM kv ORDER BY key").fetchall()
         try:
             return head_of(self._connection), rows
@@ -366,7 +377,7 @@ def _is_full(error: sqlite3.Error) -> bool:
     return error.sqlite_errorname == "SQLITE_FULL" or error.sqlite_errorname == "SQLITE_IOERR_WRITE"
 
 
-def _refused(error: sqlite3.Error) -> ShoalError:
+def _store_error(error: sqlite3.Error) -> ShoalError:
     name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
     if name == "SQLITE_FULL":
         return refuse(
@@ -390,7 +401,7 @@ def _corrupt(found: str) -> ShoalError:
     return refuse(Code.STORE_CORRUPT, found, "a sound database", "restart the coordinator: it restores a copy")
 
 
-def _verified(head: Head, rows: Sequence[tuple[str, bytes, int, bytes]]) -> Snapshot:
+def _verify_snapshot(head: StoreHead, rows: Sequence[tuple[str, bytes, int, bytes]]) -> StoreSnapshot:
     total = bytes(SUM_BYTES)
     for key, value, revision, checksum in rows:
         if checksum != checksum_of(key, revision, value):
@@ -398,4 +409,4 @@ def _verified(head: Head, rows: Sequence[tuple[str, bytes, int, bytes]]) -> Snap
         total = xor(total, checksum)
     if total != head.sum:
         raise _corrupt("rows are missing")
-    return Snapshot(head.revision, tuple(Record(*row[:3]) for row in rows))
+    return StoreSnapshot(head.revision, tuple(StoreRecord(*row[:3]) for row in rows))

@@ -1,4 +1,5 @@
-"""The file under the SQLite store: made whole, verified at open, set aside when damaged, restored from a copy."""
+"""The file under the SQLite store: created atomically, verified at open, set aside when damaged, restored from a
+copy."""
 
 import hashlib
 import os
@@ -21,7 +22,7 @@ FORMAT: Final = 1
 DAMAGED: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 SUM_BYTES: Final = 16
 CHECKPOINT_PAGES: Final = 256
-"""The WAL is folded into the file when it is this long: what a start has to verify stays short."""
+"""Pages in the WAL at which it is folded into the file, so that a start has little to verify."""
 
 _SCHEMA: Final = """
 CREATE TABLE kv (key TEXT PRIMARY KEY, value BLOB NOT NULL, revision INTEGER NOT NULL,
@@ -34,16 +35,19 @@ CREATE TABLE head (id INTEGER PRIMARY KEY CHECK (id = 1), format INTEGER NOT NUL
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """revision: of the last commit. compacted: changes up to this revision are gone. sum: XOR of kv's checksums."""
+class StoreHead:
+    """The row that describes the whole store."""
 
+    # Revision of the last commit.
     revision: int
-    compacted: int
+    # Changes up to this revision are deleted.
+    compacted_revision: int
+    # XOR of the checksums of all rows in `kv`.
     sum: bytes
 
     @property
     def checksum(self) -> bytes:
-        return checksum_of("", self.revision, struct.pack(">qq", FORMAT, self.compacted) + self.sum)
+        return checksum_of("", self.revision, struct.pack(">qq", FORMAT, self.compacted_revision) + self.sum)
 
 
 def open_database(directory: Path) -> tuple[sqlite3.Connection, Refusal | None]:
@@ -55,10 +59,10 @@ def open_database(directory: Path) -> tuple[sqlite3.Connection, Refusal | None]:
     if path.exists():
         damage = _damage_of_wal(path) if path.stat().st_size else "empty"
         if damage is None:
-            connection, damage = _connect_sound(path)
+            connection, damage = _connect_verified(path)
             if connection is not None:
                 _mark(created)
-                return connection, _older_than_its_copies(directory, head_of(connection).revision)
+                return connection, _rollback_refusal(directory, head_of(connection).revision)
         aside = _set_aside(path, "corrupt")
         found = f"{path.name} was damaged ({damage}) and is now {aside.name}"
     else:
@@ -82,10 +86,11 @@ def open_database(directory: Path) -> tuple[sqlite3.Connection, Refusal | None]:
     )
 
 
-def lay_out(copy: Path, directory: Path) -> int:
-    """A store in a new folder, as it was when this copy of it was made, and at which revision that was.
+def create_from_copy(copy: Path, directory: Path) -> int:
+    """Creates a store in a new folder from a copy, and returns the copy's revision.
 
-    Raises ShoalError(STORE_CORRUPT), OSError."""
+    Raises ShoalError(STORE_CORRUPT), OSError.
+    """
     if (damage := damage_of_copy(copy)) is not None:
         raise refuse(Code.STORE_CORRUPT, f"{copy.name}: {damage}", "a sound copy of a store", "see store/backups/")
     shutil.rmtree(directory, ignore_errors=True)
@@ -96,13 +101,16 @@ def lay_out(copy: Path, directory: Path) -> int:
 
 
 def put_in_place(fresh: Path, directory: Path, revision: int) -> Path | None:
-    """The file `fresh`, closed, is the store of `directory` from now on. revision: where its course leaves that of the
-    one before it, which nobody may have open. Where that one is now; None without one. Raises OSError, sqlite3.Error.
+    """Makes the closed file `fresh` the store of `directory`, and returns where the previous store's file is now; None
+    if there was none.
+
+    revision: where the new store's history branches off the previous one's. No process may have the previous store
+    open. Raises OSError, sqlite3.Error.
     """
     path, aside = directory / "state.db", None
     if path.exists():
         try:
-            _connect(path).close()  # alone, and its WAL folded in
+            _connect(path).close()  # alone, which folds its WAL into the file
         except sqlite3.DatabaseError as error:
             if not _blames_the_file(error):
                 raise
@@ -114,8 +122,8 @@ def put_in_place(fresh: Path, directory: Path, revision: int) -> Path | None:
     return aside
 
 
-def _older_than_its_copies(directory: Path, revision: int) -> Refusal | None:
-    """A store never has less than a copy of it, unless an old file was put in its place."""
+def _rollback_refusal(directory: Path, revision: int) -> Refusal | None:
+    """A store is never older than a copy of it, unless an old file was put in its place."""
     newer = _set_newer_aside(directory, revision)
     if not newer:
         return None
@@ -128,8 +136,8 @@ def _older_than_its_copies(directory: Path, revision: int) -> Refusal | None:
 
 
 def _set_newer_aside(directory: Path, revision: int) -> list[Path]:
-    """Copies that are later than the store, the latest first, under another name: no copy of this one, to be restored
-    when it is damaged."""
+    """Renames copies that are newer than the store, and returns them, newest first. They are not copies of this store
+    and must not be restored when it is damaged."""
     newer = [copy for copy in copies(directory) if int(copy.stem.removeprefix("state-")) > revision]
     aside = [copy.rename(copy.with_name(copy.name.replace("state-", "newer-"))) for copy in newer]
     if aside:
@@ -137,8 +145,8 @@ def _set_newer_aside(directory: Path, revision: int) -> list[Path]:
     return aside
 
 
-def _connect_sound(path: Path) -> tuple[sqlite3.Connection, None] | tuple[None, str]:
-    """The connection, or the damage found. Raises sqlite3.Error when it is not the file's fault."""
+def _connect_verified(path: Path) -> tuple[sqlite3.Connection, None] | tuple[None, str]:
+    """The connection, or the damage found. Raises sqlite3.Error for an error that is not the file's fault."""
     connection = None
     try:
         connection = _connect(path)
@@ -160,13 +168,14 @@ def _blames_the_file(error: sqlite3.Error) -> bool:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Exclusive: a second coordinator on the same directory is refused, and the WAL needs no shared memory."""
+    """Opens the file exclusively: a second coordinator on the same directory is refused, and the WAL needs no shared
+    memory."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
     try:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
-        # Deleting must cost less space than what is deleted: pages are freed, not overwritten with zeros first.
+        # Deleting must need less space than it frees, so pages are freed without overwriting them with zeros first.
         connection.execute("PRAGMA secure_delete = FAST").fetchone()
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         connection.execute("BEGIN EXCLUSIVE")
@@ -178,14 +187,14 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _create(directory: Path) -> None:
-    """Under another name first: a power cut in between leaves no half-made store."""
+    """Creates the store under another name first, so that a power cut leaves no half-made store."""
     unfinished = directory / "state.db.new"
     for leftover in directory.glob("state.db.new*"):
         leftover.unlink()
     with closing(sqlite3.connect(unfinished, isolation_level=None)) as connection:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.executescript(_SCHEMA)
-        put_head(connection, Head(0, 0, bytes(SUM_BYTES)))
+        put_head(connection, StoreHead(0, 0, bytes(SUM_BYTES)))
     sync(unfinished)
     unfinished.rename(directory / "state.db")
     sync(directory)
@@ -228,7 +237,7 @@ def damage_of_copy(path: Path) -> str | None:
 
 
 def _damage(connection: sqlite3.Connection) -> str | None:
-    """What is wrong with an open database: SQLite's own check, then every checksum and their sum."""
+    """What is wrong with an open database, by SQLite's own check, then every checksum and their sum. None: nothing."""
     try:
         (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
@@ -251,9 +260,10 @@ def _damage(connection: sqlite3.Connection) -> str | None:
 
 
 def _damage_of_wal(path: Path) -> str | None:
-    """SQLite ends recovery at the first bad frame and says nothing: acknowledged commits behind it would be lost.
+    """The damage that SQLite would hide: its recovery ends silently at the first bad frame and loses acknowledged
+    commits after it.
 
-    A power cut may tear the last commit, which nobody was promised; two commits at or after a bad frame of the same
+    A power cut may tear the last commit, which was never acknowledged. Two commits at or after a bad frame of the same
     generation are damage. Format: https://www.sqlite.org/fileformat2.html#walformat.
     """
     wal = path.with_name(f"{path.name}-wal")
@@ -271,7 +281,7 @@ def _damage_of_wal(path: Path) -> str | None:
     for offset in range(32, len(data) - 24 - page + 1, 24 + page):
         size, frame_salt, frame_check = struct.unpack(">4xI8s8s", data[offset : offset + 24])
         if frame_salt != salt:
-            sound = False  # a frame of an earlier generation: the end, unless ours go on behind it
+            sound = False  # a frame of an earlier generation: the end, unless frames of this one follow
             continue
         if sound:
             state = _wal_checksum(order, state, data[offset : offset + 8])
@@ -283,7 +293,7 @@ def _damage_of_wal(path: Path) -> str | None:
 
 
 def _wal_checksum(order: str, state: tuple[int, int], data: bytes) -> tuple[int, int]:
-    """The WAL's running checksum, s1 += x + s2; s2 += y + s1 over pairs of words, as one sum: it is linear, so a pair
+    """The WAL's running checksum, s1 += x + s2; s2 += y + s1 over pairs of words, as one sum. It is linear, so a pair
     that is k pairs from the end counts by the k-th power of [[1, 1], [1, 2]] (modulo 2^32)."""
     words = np.frombuffer(data, dtype=f"{order}u4").astype(np.uint32)
     x, y = words[0::2], words[1::2]
@@ -298,7 +308,7 @@ def _wal_checksum(order: str, state: tuple[int, int], data: bytes) -> tuple[int,
 
 @cache
 def _powers(length: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
-    """a, b, c [length + 1] with [[a, b], [b, c]] the powers 0.. of [[1, 1], [1, 2]], modulo 2^32."""
+    """a, b, c of shape [length + 1]: [[a, b], [b, c]] are the powers 0.. of [[1, 1], [1, 2]], modulo 2^32."""
     rows = [(1, 0, 1)]
     for _ in range(length):
         a, b, c = rows[-1]
@@ -307,21 +317,21 @@ def _powers(length: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArra
     return a_, b_, c_
 
 
-def head_of(connection: sqlite3.Connection) -> Head:
-    """Raises ValueError when the row is not what was written."""
+def head_of(connection: sqlite3.Connection) -> StoreHead:
+    """Raises ValueError if the row does not match its checksum."""
     row = connection.execute("SELECT format, revision, compacted, sum, checksum FROM head").fetchone()
     if row is None or row[0] != FORMAT:
         raise ValueError("head: missing, or of another format")
-    head = Head(*row[1:4])
+    head = StoreHead(*row[1:4])
     if head.checksum != row[4]:
         raise ValueError("checksum of head")
     return head
 
 
-def put_head(connection: sqlite3.Connection, head: Head) -> None:
+def put_head(connection: sqlite3.Connection, head: StoreHead) -> None:
     connection.execute(
         "INSERT OR REPLACE INTO head VALUES (1, ?, ?, ?, ?, ?)",
-        (FORMAT, head.revision, head.compacted, head.sum, head.checksum),
+        (FORMAT, head.revision, head.compacted_revision, head.sum, head.checksum),
     )
 
 

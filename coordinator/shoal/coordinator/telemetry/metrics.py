@@ -15,19 +15,19 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from shoal.host import metrics_page
 from shoal.types.units import Seconds
-from shoal.wire import scrape
 
 PREFIX = "shoal_coordinator"
 STORE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-"""Bounds of its histogram."""
-LOOKS: Final = 5
+"""Bucket bounds of the store's histogram, in seconds."""
+MAX_READS: Final = 5
 Gauges = Mapping[str, Mapping[tuple[tuple[str, str], ...], float]]
 """name -> labels -> value"""
 
 
 class PrometheusMeter:
-    """ports.Meter; a counter is made at its first count, with that count's label names."""
+    """ports.Meter. A counter is created at its first count, with that count's label names."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -52,23 +52,25 @@ class PrometheusMeter:
             )
         (counter.labels(**labels) if labels else counter).inc(amount)
 
-    def store_took(self, operation: str, seconds: Seconds) -> None:
+    def observe_store(self, operation: str, seconds: Seconds) -> None:
         self._store.labels(operation=operation).observe(seconds)
 
-    def observe(self, gauges: Callable[[], Gauges]) -> None:
-        """gauges: read at each scrape."""
+    def register_gauges(self, gauges: Callable[[], Gauges]) -> None:
+        """gauges: called at each scrape."""
         self.registry.register(_Reader(gauges))
 
     def text(self) -> str:
-        """As it would be scraped now."""
+        """The metrics page as a scrape would return it now."""
         return generate_latest(self.registry).decode()
 
-    def serve(self, host: str, port: int, guard: scrape.Guard) -> int:
-        """The port bound. Raises OSError."""
-        return scrape.serve(make_wsgi_app(self.registry), host, port, guard)
+    def serve(self, host: str, port: int, guard: metrics_page.MetricsAccess) -> int:
+        """The bound port. Raises OSError."""
+        return metrics_page.serve(make_wsgi_app(self.registry), host, port, guard)
 
 
 class _Reader(Collector):
+    """Collects the gauges at each scrape."""
+
     def __init__(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
 
@@ -81,8 +83,9 @@ class _Reader(Collector):
             yield family
 
     def _read(self) -> Gauges:
-        """In the server's thread, while the coordinator goes on: what it changes just then is looked at again."""
-        for _ in range(LOOKS):
+        """Runs in the metrics server's thread while the event loop goes on; reads again if a collection changes during
+        the iteration."""
+        for _ in range(MAX_READS):
             with suppress(RuntimeError):
                 return self._gauges()
         return self._gauges()

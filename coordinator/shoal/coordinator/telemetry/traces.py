@@ -1,38 +1,40 @@
-"""Spans of migrations and negotiations that are over, to an OpenTelemetry collector (ports.Traces)."""
+"""Exports spans of finished migrations and negotiations to an OpenTelemetry collector (ports.Traces)."""
 
 from collections.abc import Mapping, Sequence
 
 import structlog
 
+from shoal.host.otlp import Exporter
 from shoal.types.trace import Span
-from shoal.wire.otlp import Exporter
 
 _log = structlog.get_logger("shoal.coordinator.traces")
 
 
-class CollectorTraces:
+class CollectorSpanExporter:
+    """ports.Traces: hands spans to the OTLP exporter, and logs the root of each trace."""
+
     def __init__(self, endpoint: str) -> None:
-        """endpoint: empty for none."""
-        self._exporter = Exporter.to(endpoint)
+        """endpoint: empty: no collector."""
+        self._exporter = Exporter.from_endpoint(endpoint)
 
     @property
-    def wanted(self) -> bool:
-        return self._exporter.wanted
+    def is_enabled(self) -> bool:
+        return self._exporter.is_enabled
 
-    def told(self, spans: Sequence[Span]) -> None:
-        if not (self.wanted and spans):
+    def export(self, spans: Sequence[Span]) -> None:
+        if not (self.is_enabled and spans):
             return
         root = spans[0]
         _log.info(f"{root.name} ended", trace_id=root.trace, code=root.code or None, **root.attributes)
         self._exporter.offer(spans)
 
     async def run(self) -> None:
-        """Until cancelled; returns at once where nobody collects."""
+        """Exports until cancelled; returns at once without a collector."""
         await self._exporter.run()
 
     def counts(self) -> Mapping[tuple[tuple[str, str], ...], float]:
-        """By what became of them; none where nobody collects."""
-        if not self.wanted:
+        """Spans by outcome; empty without a collector."""
+        if not self.is_enabled:
             return {}
         return {
             (("outcome", "exported"),): float(self._exporter.exported),

@@ -1,4 +1,5 @@
-"""A commented template of each kind, for `shoal policy new`. The one module here that reads a file, its own."""
+"""Commented templates of the kinds, for `shoal policy new`. This is the only module of the package that reads a file,
+and it reads only its own."""
 
 from importlib.resources import files
 from typing import Final
@@ -7,5 +8,5 @@ KINDS: Final = ("policy", "workload", "tenant", "region")
 
 
 def template(kind: str = "policy") -> str:
-    """The template of one of `KINDS`; valid as it stands."""
+    """The template of one of `KINDS`, a valid document."""
     return (files("shoal.policies.templates") / f"{kind}.yaml").read_text(encoding="utf-8")

@@ -6,45 +6,45 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.samples import assignment, at, measured, verdict, verification
+from harness.builders.agent_values import assignment, at, measurement, verdict, verification
 from shoal.agent.core.assignment import (
+    AssignmentLimits,
+    AssignmentRecord,
     AwaitIdle,
     DiscardBytes,
-    Drain,
     Draining,
+    DrainRequested,
     Event,
     Exited,
     Failed,
-    Fetch,
-    Fetched,
     FetchFailed,
     Fetching,
     Gone,
     Idle,
-    Judged,
-    Limits,
+    LoadedModel,
     LoadFailed,
     Loading,
+    ModelFetched,
+    NoVerdict,
     Poisoned,
     Ready,
-    Record,
     Rejected,
-    Resume,
-    Service,
+    ResumeRequested,
     Staged,
+    StartFetch,
+    StartVerify,
     StartWorker,
     State,
     StopFetch,
     StopVerify,
     StopWorker,
-    Tick,
-    Unjudged,
-    Verify,
+    TimerFired,
+    VerdictReached,
     Verifying,
     WakeAt,
     Warmed,
     Warming,
-    Warmup,
+    WarmupStarted,
     adopt,
     begin,
     observe,
@@ -52,68 +52,84 @@ from shoal.agent.core.assignment import (
     step,
 )
 from shoal.types.assignment import Assignment, Phase
-from shoal.types.codes import Code, Refusal
+from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, Refusal
 from shoal.types.migration import Against, Recording
 from shoal.types.units import Elapsed, Seconds, Wall
 
-LIMITS = Limits()
+LIMITS = AssignmentLimits()
 ASKED = assignment()
-SERVICE = Service(measured(), (), ())
+SERVICE = LoadedModel(measurement(), (), ())
 CRASH = Exited(own_fault=True, refusal=Refusal(Code.WORKER_CRASHED, "SIGSEGV"))
 KILL = Exited(own_fault=False, refusal=Refusal(Code.WORKER_KILLED, "SIGKILL from outside"))
 NOT_FOUND = Refusal(Code.FETCH_FAILED, "unreachable")
 
 FETCHING, _ = begin(ASKED, at(0), LIMITS)
-LOADING = Loading(ASKED, Record(), at(1), at(100))
-WARMING = Warming(ASKED, Record(), at(2), at(200))
-READY = Ready(ASKED, Record(), at(3), SERVICE)
-DRAINING = Draining(ASKED, Record(), at(4), SERVICE, at(4.5), at(34))
-FAILED = Failed(ASKED, Record(attempts=1), at(5), NOT_FOUND, at(50))
-POISONED = Poisoned(ASKED, Record(crashes=3), at(5), Refusal(Code.POISONED))
-GONE = Gone(ASKED, Record(), at(6))
+LOADING = Loading(ASKED, AssignmentRecord(), at(1), at(100))
+WARMING = Warming(ASKED, AssignmentRecord(), at(2), at(200))
+READY = Ready(ASKED, AssignmentRecord(), at(3), SERVICE)
+DRAINING = Draining(ASKED, AssignmentRecord(), at(4), SERVICE, at(4.5), at(34))
+FAILED = Failed(ASKED, AssignmentRecord(attempts=1), at(5), NOT_FOUND, at(50))
+POISONED = Poisoned(ASKED, AssignmentRecord(crashes=3), at(5), Refusal(Code.POISONED))
+GONE = Gone(ASKED, AssignmentRecord(), at(6))
 VERIFICATION = verification()
 MOVING = assignment(verification=VERIFICATION)
 PASSED, DIFFERS = verdict(), verdict(passed=False)
 SILENT = Refusal(Code.REPLICA_UNREACHABLE, "no connection")
-VERIFYING = Verifying(MOVING, Record(), at(3), at(33), SERVICE, VERIFICATION)
-REJECTED = Rejected(MOVING, Record(verdict=DIFFERS), at(5), Refusal(Code.VERIFY_FAILED, "differs"), VERIFICATION)
+VERIFYING = Verifying(MOVING, AssignmentRecord(), at(3), at(33), SERVICE, VERIFICATION)
+REJECTED = Rejected(
+    MOVING, AssignmentRecord(verdict=DIFFERS), at(5), Refusal(Code.VERIFY_FAILED, "differs"), VERIFICATION
+)
 STATES: tuple[State, ...] = (
     FETCHING, LOADING, WARMING, VERIFYING, READY, DRAINING, FAILED, POISONED, REJECTED, GONE,
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("code", sorted(PERMANENT_LOAD_FAILURES))
+def test_what_no_other_try_changes_is_final_at_the_first(code: Code) -> None:
+    refusal = Refusal(code, "no kernel for Add(6)", "one in onnxruntime", "export it again")
+    state, effects = step(LOADING, LoadFailed(refusal), at(10), LIMITS)
+    assert effects == (StopWorker(),), "and no wake-up"
+    assert step(state, TimerFired(), at(10_000), LIMITS) == (state, ())
+    told = observe(state, epoch_wall=Seconds(1000.0))
+    assert (told.phase, told.code, told.retry_at, told.gives_up_at) == (Phase.FAILED, code, None, Wall(1010.0))
+    assert told.reason == "found: no kernel for Add(6); wanted: one in onnxruntime; try: export it again", (
+        "the code stands beside it"
+    )
+    assert step(state, DrainRequested(), at(11), LIMITS)[0] == Gone(ASKED, AssignmentRecord(), at(11))
+
+
 def test_the_whole_way_up_and_down() -> None:
     state, effects = begin(ASKED, at(0), LIMITS)
     assert isinstance(state, Fetching)
-    assert effects == (Fetch(), WakeAt(state.until))
-    state, effects = step(state, Fetched("/cache/x"), at(1), LIMITS)
+    assert effects == (StartFetch(), WakeAt(state.until))
+    state, effects = step(state, ModelFetched("/cache/x"), at(1), LIMITS)
     assert isinstance(state, Loading)
     assert effects == (StartWorker("/cache/x"), WakeAt(state.until))
-    state, effects = step(state, Warmup(), at(2), LIMITS)
+    state, effects = step(state, WarmupStarted(), at(2), LIMITS)
     assert isinstance(state, Warming)
     assert effects == (WakeAt(state.until),)
     state, effects = step(state, Warmed(SERVICE), at(3), LIMITS)
-    assert (state, effects) == (Ready(ASKED, Record(), at(3), SERVICE), ())
-    state, effects = step(state, Drain(), at(4), LIMITS)
+    assert (state, effects) == (Ready(ASKED, AssignmentRecord(), at(3), SERVICE), ())
+    state, effects = step(state, DrainRequested(), at(4), LIMITS)
     assert isinstance(state, Draining)
     assert effects == (AwaitIdle(), WakeAt(state.until))
     assert step(state, Idle(), at(4.1), LIMITS) == (state, ()), "peers may still hold the old routes"
-    assert step(state, Idle(), at(5), LIMITS) == (Gone(ASKED, Record(), at(5)), (StopWorker(),))
+    assert step(state, Idle(), at(5), LIMITS) == (Gone(ASKED, AssignmentRecord(), at(5)), (StopWorker(),))
 
 
 @pytest.mark.parametrize(
     ("state", "event", "expected", "effects"),
     [
-        (FETCHING, Drain(), Gone(ASKED, Record(), at(10)), (StopFetch(),)),
-        (LOADING, Drain(), Gone(ASKED, Record(), at(10)), (StopWorker(),)),
-        (WARMING, Drain(), Gone(ASKED, Record(), at(10)), (StopWorker(),)),
-        (FAILED, Drain(), Gone(ASKED, Record(attempts=1), at(10)), ()),
-        (POISONED, Drain(), Gone(ASKED, Record(crashes=3), at(10)), ()),
-        (LOADING, Warmed(SERVICE), Ready(ASKED, Record(), at(10), SERVICE), ()),
-        (DRAINING, Resume(ASKED), Ready(ASKED, Record(), at(10), SERVICE), ()),
-        (DRAINING, KILL, Gone(ASKED, Record(), at(10)), ()),
-        (DRAINING, CRASH, Gone(ASKED, Record(), at(10)), ()),
-        (READY, Fetched("late"), READY, ()),
+        (FETCHING, DrainRequested(), Gone(ASKED, AssignmentRecord(), at(10)), (StopFetch(),)),
+        (LOADING, DrainRequested(), Gone(ASKED, AssignmentRecord(), at(10)), (StopWorker(),)),
+        (WARMING, DrainRequested(), Gone(ASKED, AssignmentRecord(), at(10)), (StopWorker(),)),
+        (FAILED, DrainRequested(), Gone(ASKED, AssignmentRecord(attempts=1), at(10)), ()),
+        (POISONED, DrainRequested(), Gone(ASKED, AssignmentRecord(crashes=3), at(10)), ()),
+        (LOADING, Warmed(SERVICE), Ready(ASKED, AssignmentRecord(), at(10), SERVICE), ()),
+        (DRAINING, ResumeRequested(ASKED), Ready(ASKED, AssignmentRecord(), at(10), SERVICE), ()),
+        (DRAINING, KILL, Gone(ASKED, AssignmentRecord(), at(10)), ()),
+        (DRAINING, CRASH, Gone(ASKED, AssignmentRecord(), at(10)), ()),
+        (READY, ModelFetched("late"), READY, ()),
         (READY, Warmed(SERVICE), READY, ()),
         (GONE, CRASH, GONE, ()),
         (FETCHING, CRASH, FETCHING, ()),
@@ -134,18 +150,21 @@ def test_table(state: State, event: Event, expected: State, effects: tuple[objec
 def test_a_transitional_state_past_its_deadline_fails_and_says_when_it_tries_again(
     state: Fetching | Loading | Warming, code: Code, first: object
 ) -> None:
-    failed, effects = step(state, Tick(), state.until, LIMITS)
+    failed, effects = step(state, TimerFired(), state.until, LIMITS)
     assert isinstance(failed, Failed)
     assert failed.refusal.code is code
     assert effects == (first, WakeAt(failed.retry_at))
-    again, effects = step(failed, Tick(), failed.retry_at, LIMITS)
+    again, effects = step(failed, TimerFired(), failed.retry_at, LIMITS)
     assert isinstance(again, Fetching)
-    assert again.record == Record(attempts=1, restarts=1)
-    assert effects[0] == Fetch()
+    assert again.record == AssignmentRecord(attempts=1, restarts=1)
+    assert effects[0] == StartFetch()
 
 
 def test_draining_ends_by_its_deadline_with_requests_in_flight() -> None:
-    assert step(DRAINING, Tick(), DRAINING.until, LIMITS) == (Gone(ASKED, Record(), at(34)), (StopWorker(),))
+    assert step(DRAINING, TimerFired(), DRAINING.until, LIMITS) == (
+        Gone(ASKED, AssignmentRecord(), at(34)),
+        (StopWorker(),),
+    )
 
 
 def test_time_is_looked_at_before_the_event() -> None:
@@ -159,9 +178,9 @@ def test_a_kill_from_outside_reloads_at_once_and_counts_nothing() -> None:
     for number in range(1, 11):
         state, effects = step(state, KILL, at(10 * number), LIMITS)
         assert isinstance(state, Fetching)
-        assert state.record == Record(restarts=number)
-        assert effects[0] == Fetch()
-        state, _ = step(state, Fetched("x"), at(10 * number), LIMITS)
+        assert state.record == AssignmentRecord(restarts=number)
+        assert effects[0] == StartFetch()
+        state, _ = step(state, ModelFetched("x"), at(10 * number), LIMITS)
         state, _ = step(state, Warmed(SERVICE), at(10 * number), LIMITS)
     assert isinstance(state, Ready)
 
@@ -176,24 +195,41 @@ def test_f39_three_crashes_of_its_own_poison_it_for_good() -> None:
         assert state.record.crashes == crash
         assert effects == (WakeAt(state.retry_at),)
         now = state.retry_at
-        state, _ = step(state, Tick(), at(now), LIMITS)
-        state, _ = step(state, Fetched("x"), at(now), LIMITS)
+        state, _ = step(state, TimerFired(), at(now), LIMITS)
+        state, _ = step(state, ModelFetched("x"), at(now), LIMITS)
     state, effects = step(state, CRASH, at(now), LIMITS)
     assert isinstance(state, Poisoned)
     assert state.refusal.code is Code.POISONED
     assert effects == (), "nothing is tried again by itself"
-    assert step(state, Tick(), at(now + 1e6), LIMITS) == (state, ())
+    assert step(state, TimerFired(), at(now + 1e6), LIMITS) == (state, ())
     observed = observe(state, epoch_wall=Seconds(0.0))
     assert (observed.phase, observed.code, observed.retry_at) == (Phase.FAILED, Code.POISONED, None)
 
 
+@pytest.mark.parametrize(
+    ("crashes_at_load", "told"),
+    [((True, True, True), True), ((False, False, False), False), ((True, False, True), False)],
+)
+def test_a56_only_crashes_at_load_are_the_models_own(crashes_at_load: tuple[bool, ...], told: bool) -> None:
+    state: State = LOADING
+    now = 10.0
+    for at_load in crashes_at_load:
+        state, _ = step(state, replace(CRASH, at_load=at_load), at(now), LIMITS)
+        assert observe(state, epoch_wall=Seconds(0.0)).crashed_at_load is (told or (at_load and now == 10.0))
+        if isinstance(state, Failed):
+            now = state.retry_at
+            state, _ = step(state, TimerFired(), at(now), LIMITS)
+            state, _ = step(state, ModelFetched("x"), at(now), LIMITS)
+    assert isinstance(state, Poisoned)
+
+
 def test_long_good_service_forgives_earlier_crashes() -> None:
-    crashed = replace(READY, record=Record(attempts=4, crashes=2, restarts=7))
+    crashed = replace(READY, record=AssignmentRecord(attempts=4, crashes=2, restarts=7))
     soon, _ = step(crashed, CRASH, at(READY.since + 1), LIMITS)
     assert isinstance(soon, Poisoned)
-    later, _ = step(crashed, CRASH, at(READY.since + LIMITS.settled_s), LIMITS)
+    later, _ = step(crashed, CRASH, at(READY.since + LIMITS.crash_reset_s), LIMITS)
     assert isinstance(later, Failed)
-    assert later.record == Record(attempts=1, crashes=1, restarts=7)
+    assert later.record == AssignmentRecord(attempts=1, crashes=1, restarts=7)
 
 
 def test_running_out_of_memory_backs_off_and_is_no_crash() -> None:
@@ -219,7 +255,7 @@ def test_back_off_doubles_up_to_its_cap_and_differs_by_assignment() -> None:
         assert isinstance(state, Failed)
         waits.append(state.retry_at - now)
         now = state.retry_at
-        state, _ = step(state, Tick(), now, LIMITS)
+        state, _ = step(state, TimerFired(), now, LIMITS)
     for attempt, wait in enumerate(waits):
         ceiling = min(LIMITS.retry_cap_s, LIMITS.retry_base_s * 2**attempt)
         assert ceiling / 2 <= wait <= ceiling
@@ -230,84 +266,84 @@ def test_back_off_doubles_up_to_its_cap_and_differs_by_assignment() -> None:
 
 
 def test_adopted_as_it_is() -> None:
-    assert adopt(ASKED, SERVICE, at(7), LIMITS) == (Ready(ASKED, Record(), at(7), SERVICE), ())
+    assert adopt(ASKED, SERVICE, at(7), LIMITS) == (Ready(ASKED, AssignmentRecord(), at(7), SERVICE), ())
     state, effects = adopt(ASKED, None, at(7), LIMITS)
     assert isinstance(state, Loading)
     assert effects == (WakeAt(state.until),), "nothing is started: the worker is already at it"
 
 
 def test_a_replica_that_takes_over_is_ready_once_it_has_passed() -> None:
-    warming = replace(WARMING, asked=MOVING)
+    warming = replace(WARMING, assignment=MOVING)
     state, effects = step(warming, Warmed(SERVICE), at(3), LIMITS)
-    assert (state, effects) == (VERIFYING, (Verify(VERIFICATION), WakeAt(at(33))))
+    assert (state, effects) == (VERIFYING, (StartVerify(VERIFICATION), WakeAt(at(33))))
     observed = observe(state, epoch_wall=Seconds(0.0))
     assert (observed.phase, observed.code) == (Phase.VERIFYING, Code.WAITING_FOR_VERIFY)
     assert observed.gives_up_at == Wall(VERIFYING.until)
-    state, effects = step(state, Judged(PASSED), at(4), LIMITS)
-    assert (state, effects) == (Ready(MOVING, Record(verdict=PASSED), at(4), SERVICE), ())
+    state, effects = step(state, VerdictReached(PASSED), at(4), LIMITS)
+    assert (state, effects) == (Ready(MOVING, AssignmentRecord(verdict=PASSED), at(4), SERVICE), ())
     assert observe(state, epoch_wall=Seconds(0.0)).verdict == PASSED
 
 
 def test_what_is_staged_stops_at_its_bytes_and_loads_them_when_it_is_to_serve() -> None:
     asked = replace(ASKED, staged=True)
     state, _ = begin(asked, at(0), LIMITS)
-    state, effects = step(state, Fetched("p"), at(1), LIMITS)
+    state, effects = step(state, ModelFetched("p"), at(1), LIMITS)
     assert (phase(state), effects) == (Phase.STAGED, ())
-    state, effects = step(state, Resume(ASKED), at(50), LIMITS)
+    state, effects = step(state, ResumeRequested(ASKED), at(50), LIMITS)
     assert isinstance(state, Fetching)
-    assert effects[0] == Fetch(), "which finds the bytes where they are"
-    state, effects = step(state, Fetched("p"), at(50), LIMITS)
+    assert effects[0] == StartFetch(), "which finds the bytes where they are"
+    state, effects = step(state, ModelFetched("p"), at(50), LIMITS)
     assert effects[0] == StartWorker("p")
 
 
 def test_one_that_serves_lets_go_of_its_worker_when_it_is_to_be_staged() -> None:
-    ready = Ready(ASKED, Record(), at(0), SERVICE)
-    state, effects = step(ready, Resume(replace(ASKED, staged=True)), at(1), LIMITS)
+    ready = Ready(ASKED, AssignmentRecord(), at(0), SERVICE)
+    state, effects = step(ready, ResumeRequested(replace(ASKED, staged=True)), at(1), LIMITS)
     assert (phase(state), effects[0]) == (Phase.DRAINING, AwaitIdle())
     staged, effects = step(state, Idle(), at(2), LIMITS)
     assert (phase(staged), effects) == (Phase.STAGED, (StopWorker(),))
-    back, _ = step(state, Resume(ASKED), at(2), LIMITS)
+    back, _ = step(state, ResumeRequested(ASKED), at(2), LIMITS)
     assert phase(back) is Phase.READY
-    unwanted, _ = step(state, Drain(), at(2), LIMITS)
+    unwanted, _ = step(state, DrainRequested(), at(2), LIMITS)
     gone, _ = step(unwanted, Idle(), at(3), LIMITS)
     assert phase(gone) is Phase.GONE
 
 
 def test_without_a_verification_nothing_is_verified() -> None:
     for state in (LOADING, WARMING):
-        assert step(state, Warmed(SERVICE), at(3), LIMITS) == (Ready(ASKED, Record(), at(3), SERVICE), ())
+        assert step(state, Warmed(SERVICE), at(3), LIMITS) == (Ready(ASKED, AssignmentRecord(), at(3), SERVICE), ())
 
 
 def test_what_differs_is_refused_for_good_and_another_verification_begins_anew() -> None:
-    state, effects = step(VERIFYING, Judged(DIFFERS), at(4), LIMITS)
+    state, effects = step(VERIFYING, VerdictReached(DIFFERS), at(4), LIMITS)
     assert isinstance(state, Rejected)
     assert effects == (StopWorker(),)
     observed = observe(state, epoch_wall=Seconds(0.0))
     assert (observed.phase, observed.code, observed.verdict) == (Phase.FAILED, Code.VERIFY_FAILED, DIFFERS)
     assert observed.retry_at is None
-    assert step(state, Tick(), at(1e6), LIMITS) == (state, ()), "nothing is tried again by itself"
-    assert step(state, Resume(replace(MOVING, revision=2)), at(5), LIMITS)[1] == (), "the same verification"
+    assert step(state, TimerFired(), at(1e6), LIMITS) == (state, ()), "nothing is tried again by itself"
+    assert step(state, ResumeRequested(replace(MOVING, revision=2)), at(5), LIMITS)[1] == (), "the same verification"
     for other in (None, verification("m-2")):
-        again, effects = step(state, Resume(replace(MOVING, verification=other)), at(5), LIMITS)
+        again, effects = step(state, ResumeRequested(replace(MOVING, verification=other)), at(5), LIMITS)
         assert isinstance(again, Fetching)
-        assert again.record == Record(), "what was is not held against it"
-        assert effects[0] == Fetch()
+        assert again.record == AssignmentRecord(), "what was is not held against it"
+        assert effects[0] == StartFetch()
 
 
 def test_what_differs_is_let_in_where_the_policy_only_wants_to_know() -> None:
     advised = replace(VERIFICATION, advisory=True)
     moving = replace(MOVING, verification=advised)
-    verifying = replace(VERIFYING, asked=moving, verification=advised)
-    state, effects = step(verifying, Judged(DIFFERS), at(4), LIMITS)
-    assert (state, effects) == (Ready(moving, Record(verdict=DIFFERS), at(4), SERVICE), ())
+    verifying = replace(VERIFYING, assignment=moving, verification=advised)
+    state, effects = step(verifying, VerdictReached(DIFFERS), at(4), LIMITS)
+    assert (state, effects) == (Ready(moving, AssignmentRecord(verdict=DIFFERS), at(4), SERVICE), ())
     assert observe(state, epoch_wall=Seconds(0.0)).verdict == DIFFERS
-    again = replace(WARMING, asked=moving, record=Record(verdict=DIFFERS))
+    again = replace(WARMING, assignment=moving, record=AssignmentRecord(verdict=DIFFERS))
     assert isinstance(step(again, Warmed(SERVICE), at(9), LIMITS)[0], Ready), "known after a restart of its worker too"
     for unseen in (
         replace(DIFFERS, code=Code.VERIFY_IMPOSSIBLE),
         replace(DIFFERS, samples=0),  # it crashed
     ):
-        assert isinstance(step(verifying, Judged(unseen), at(4), LIMITS)[0], Rejected)
+        assert isinstance(step(verifying, VerdictReached(unseen), at(4), LIMITS)[0], Rejected)
 
 
 def test_what_cannot_be_compared_yet_is_tried_again_until_its_time_is_over() -> None:
@@ -315,14 +351,14 @@ def test_what_cannot_be_compared_yet_is_tried_again_until_its_time_is_over() -> 
     effects: tuple[object, ...] = ()
     now, tries = at(3), 0
     while isinstance(state, Verifying):
-        state, effects = step(state, Unjudged(SILENT), now, LIMITS)
+        state, effects = step(state, NoVerdict(SILENT), now, LIMITS)
         assert isinstance(state, Verifying)
-        assert state.again_at is not None
-        assert effects == (WakeAt(min(state.again_at, VERIFYING.until)),)
-        assert step(state, Unjudged(SILENT), now, LIMITS) == (state, ()), "none is under way"
-        now = at(min(state.again_at, VERIFYING.until))
-        state, effects = step(state, Tick(), now, LIMITS)
-        tries += effects[:1] == (Verify(VERIFICATION),)
+        assert state.retry_at is not None
+        assert effects == (WakeAt(min(state.retry_at, VERIFYING.until)),)
+        assert step(state, NoVerdict(SILENT), now, LIMITS) == (state, ()), "none is under way"
+        now = at(min(state.retry_at, VERIFYING.until))
+        state, effects = step(state, TimerFired(), now, LIMITS)
+        tries += effects[:1] == (StartVerify(VERIFICATION),)
     assert tries > 5
     assert isinstance(state, Rejected)
     assert effects == (StopVerify(), StopWorker())
@@ -335,15 +371,15 @@ def test_what_cannot_be_compared_yet_is_tried_again_until_its_time_is_over() -> 
 @pytest.mark.parametrize("within_s", [0.0, -1.0, float("nan")])
 def test_a_verification_without_time_ends_at_once(within_s: float) -> None:
     asked = assignment(verification=verification(within_s=Seconds(within_s)))
-    state, _ = step(replace(WARMING, asked=asked), Warmed(SERVICE), at(3), LIMITS)
-    state, _ = step(state, Tick(), at(3), LIMITS)
+    state, _ = step(replace(WARMING, assignment=asked), Warmed(SERVICE), at(3), LIMITS)
+    state, _ = step(state, TimerFired(), at(3), LIMITS)
     assert isinstance(state, Rejected)
 
 
 def test_a_passed_verdict_outlives_its_worker_and_its_supervisor() -> None:
-    state, _ = step(VERIFYING, Judged(PASSED), at(4), LIMITS)
+    state, _ = step(VERIFYING, VerdictReached(PASSED), at(4), LIMITS)
     state, _ = step(state, KILL, at(5), LIMITS)
-    state, _ = step(state, Fetched("x"), at(6), LIMITS)
+    state, _ = step(state, ModelFetched("x"), at(6), LIMITS)
     state, effects = step(state, Warmed(SERVICE), at(7), LIMITS)
     assert (type(state), effects) == (Ready, ()), "it loaded the same: its source may be gone by now"
     state, effects = adopt(MOVING, SERVICE, at(8), LIMITS, PASSED)
@@ -351,18 +387,20 @@ def test_a_passed_verdict_outlives_its_worker_and_its_supervisor() -> None:
     for other in (None, DIFFERS, verdict("m-2")):
         state, effects = adopt(MOVING, SERVICE, at(8), LIMITS, other)
         assert isinstance(state, Verifying), "judged for another move, or not at all"
-        assert effects[0] == Verify(VERIFICATION)
+        assert effects[0] == StartVerify(VERIFICATION)
     loading, _ = adopt(MOVING, None, at(8), LIMITS, PASSED)
-    assert step(loading, Warmed(SERVICE), at(9), LIMITS)[0] == Ready(MOVING, Record(verdict=PASSED), at(9), SERVICE)
+    assert step(loading, Warmed(SERVICE), at(9), LIMITS)[0] == Ready(
+        MOVING, AssignmentRecord(verdict=PASSED), at(9), SERVICE
+    )
 
 
 @pytest.mark.parametrize(
     ("event", "expected", "effects"),
     [
-        (Drain(), Gone(MOVING, Record(), at(10)), (StopVerify(), StopWorker())),
-        (Judged(verdict("m-2")), VERIFYING, ()),
-        (Resume(replace(MOVING, revision=2)), replace(VERIFYING, asked=replace(MOVING, revision=2)), ()),
-        (Resume(ASKED), Ready(ASKED, Record(), at(10), SERVICE), (StopVerify(),)),
+        (DrainRequested(), Gone(MOVING, AssignmentRecord(), at(10)), (StopVerify(), StopWorker())),
+        (VerdictReached(verdict("m-2")), VERIFYING, ()),
+        (ResumeRequested(replace(MOVING, revision=2)), replace(VERIFYING, assignment=replace(MOVING, revision=2)), ()),
+        (ResumeRequested(ASKED), Ready(ASKED, AssignmentRecord(), at(10), SERVICE), (StopVerify(),)),
     ],
 )
 def test_while_it_is_verified(event: Event, expected: State, effects: tuple[object, ...]) -> None:
@@ -371,10 +409,10 @@ def test_while_it_is_verified(event: Event, expected: State, effects: tuple[obje
 
 def test_another_verification_meanwhile_takes_the_place_of_the_first() -> None:
     other = verification("m-2")
-    state, effects = step(VERIFYING, Resume(replace(MOVING, verification=other)), at(10), LIMITS)
+    state, effects = step(VERIFYING, ResumeRequested(replace(MOVING, verification=other)), at(10), LIMITS)
     assert isinstance(state, Verifying)
-    assert effects == (StopVerify(), Verify(other), WakeAt(state.until))
-    assert step(state, Judged(PASSED), at(11), LIMITS) == (state, ()), "that was the first one's"
+    assert effects == (StopVerify(), StartVerify(other), WakeAt(state.until))
+    assert step(state, VerdictReached(PASSED), at(11), LIMITS) == (state, ()), "that was the first one's"
 
 
 def test_a_crash_while_it_is_verified_is_a_verdict_and_poisons_no_model() -> None:
@@ -389,7 +427,7 @@ def test_a_crash_while_it_is_verified_is_a_verdict_and_poisons_no_model() -> Non
 def test_a_kill_from_outside_while_it_is_verified_loads_it_again() -> None:
     state, effects = step(VERIFYING, KILL, at(10), LIMITS)
     assert isinstance(state, Fetching)
-    assert effects[:2] == (StopVerify(), Fetch())
+    assert effects[:2] == (StopVerify(), StartFetch())
 
 
 HERE = verification("r-1", against=Against.REFERENCE, recording=Recording.HERE)
@@ -399,59 +437,61 @@ BESIDE = replace(HERE, beside=True)
 
 def test_one_that_waits_for_a_reference_compares_nothing_before_it_is_there() -> None:
     asked = assignment(verification=AWAITED)
-    waiting, effects = step(replace(WARMING, asked=asked), Warmed(SERVICE), at(5), LIMITS)
+    waiting, effects = step(replace(WARMING, assignment=asked), Warmed(SERVICE), at(5), LIMITS)
     assert isinstance(waiting, Verifying)
     assert effects == (WakeAt(waiting.until),)
     assert "recorded first" in observe(waiting, epoch_wall=Seconds(0.0)).reason
-    chosen, effects = step(waiting, Resume(assignment(verification=HERE)), at(6), LIMITS)
+    chosen, effects = step(waiting, ResumeRequested(assignment(verification=HERE)), at(6), LIMITS)
     assert isinstance(chosen, Verifying)
-    assert effects == (StopVerify(), Verify(HERE), WakeAt(chosen.until))
-    late, _ = step(waiting, Tick(), waiting.until, LIMITS)
+    assert effects == (StopVerify(), StartVerify(HERE), WakeAt(chosen.until))
+    late, _ = step(waiting, TimerFired(), waiting.until, LIMITS)
     assert isinstance(late, Rejected)
     assert late.refusal.code is Code.VERIFY_IMPOSSIBLE
 
 
 def test_one_that_serves_records_beside_that_and_again_where_it_was_dropped() -> None:
     beside = assignment(verification=BESIDE)
-    state, effects = step(READY, Resume(beside), at(4), LIMITS)
-    assert effects == (Verify(BESIDE),)
-    state, _ = step(state, Judged(verdict("r-1")), at(5), LIMITS)
-    state, effects = step(state, Resume(ASKED), at(6), LIMITS)
+    state, effects = step(READY, ResumeRequested(beside), at(4), LIMITS)
+    assert effects == (StartVerify(BESIDE),)
+    state, _ = step(state, VerdictReached(verdict("r-1")), at(5), LIMITS)
+    state, effects = step(state, ResumeRequested(ASKED), at(6), LIMITS)
     assert effects == ()
-    state, effects = step(state, Resume(beside), at(7), LIMITS)
-    assert (type(state), effects) == (Ready, (Verify(BESIDE),))
+    state, effects = step(state, ResumeRequested(beside), at(7), LIMITS)
+    assert (type(state), effects) == (Ready, (StartVerify(BESIDE),))
 
 
 def test_what_ended_while_it_was_recorded_is_not_recorded_once_more() -> None:
-    ready = Ready(assignment(verification=BESIDE), Record(), at(0), SERVICE)
+    ready = Ready(assignment(verification=BESIDE), AssignmentRecord(), at(0), SERVICE)
     state, _ = step(ready, KILL, at(1), LIMITS)
     assert state.record.verdict is None
     state, _ = step(ready, CRASH, at(1), LIMITS)
     assert isinstance(state, Failed)
     assert state.record.verdict is not None
     assert not state.record.verdict.passed
-    again, effects = step(replace(WARMING, asked=state.asked, record=state.record), Warmed(SERVICE), at(5), LIMITS)
+    again, effects = step(
+        replace(WARMING, assignment=state.assignment, record=state.record), Warmed(SERVICE), at(5), LIMITS
+    )
     assert (type(again), effects) == (Ready, ())
 
 
 events = st.one_of(
-    st.just(Judged(PASSED)),
-    st.just(Judged(DIFFERS)),
-    st.just(Unjudged(SILENT)),
-    st.just(Resume(MOVING)),
-    st.just(Fetched("x")),
+    st.just(VerdictReached(PASSED)),
+    st.just(VerdictReached(DIFFERS)),
+    st.just(NoVerdict(SILENT)),
+    st.just(ResumeRequested(MOVING)),
+    st.just(ModelFetched("x")),
     st.just(FetchFailed(NOT_FOUND)),
     st.just(LoadFailed(Refusal(Code.LOAD_FAILED, "bad"))),
     st.just(LoadFailed(Refusal(Code.MODEL_DIGEST, "bad"))),
-    st.just(Warmup()),
+    st.just(WarmupStarted()),
     st.just(Warmed(SERVICE)),
     st.just(CRASH),
     st.just(KILL),
-    st.just(Drain()),
-    st.just(Resume(ASKED)),
-    st.just(Resume(replace(ASKED, staged=True))),
+    st.just(DrainRequested()),
+    st.just(ResumeRequested(ASKED)),
+    st.just(ResumeRequested(replace(ASKED, staged=True))),
     st.just(Idle()),
-    st.just(Tick()),
+    st.just(TimerFired()),
 )
 stories = st.lists(st.tuples(st.floats(0.0, 200.0), events), max_size=40)
 
@@ -464,24 +504,24 @@ def test_laws_of_any_story(asked: Assignment, story: list[tuple[float, Event]]) 
     state, effects = begin(asked, at(now), LIMITS)
     worker = fetch = verify = False
     wake: Elapsed | None = None
-    for passed, event in ((0.0, Tick()), *story):
+    for passed, event in ((0.0, TimerFired()), *story):
         now += passed
-        if isinstance(event, Fetched | FetchFailed) and not fetch:
-            event = Tick()  # only a fetch that runs can end
-        if isinstance(event, Judged | Unjudged) and not verify:
-            event = Tick()
+        if isinstance(event, ModelFetched | FetchFailed) and not fetch:
+            event = TimerFired()  # only a fetch that runs can end
+        if isinstance(event, VerdictReached | NoVerdict) and not verify:
+            event = TimerFired()
         state_before = state
         state, more = step(state, event, at(now), LIMITS)
         effects = effects + more
         if isinstance(event, Exited):
             worker = False
-        if isinstance(event, Fetched | FetchFailed):
+        if isinstance(event, ModelFetched | FetchFailed):
             fetch = False
-        if isinstance(event, Judged | Unjudged):
+        if isinstance(event, VerdictReached | NoVerdict):
             verify = False
         for effect in effects:
             match effect:
-                case Fetch():
+                case StartFetch():
                     fetch = True
                 case StopFetch():
                     fetch = False
@@ -490,7 +530,7 @@ def test_laws_of_any_story(asked: Assignment, story: list[tuple[float, Event]]) 
                     worker, fetch = True, False
                 case StopWorker():
                     worker = False
-                case Verify():
+                case StartVerify():
                     assert worker, "nothing there to verify"
                     verify = True
                 case StopVerify():
@@ -504,8 +544,8 @@ def test_laws_of_any_story(asked: Assignment, story: list[tuple[float, Event]]) 
             case Fetching() | Loading() | Warming() | Draining():
                 assert wake == state.until > now or isinstance(event, Exited)
             case Verifying():
-                assert wake == min(state.until, state.again_at or state.until) > now
-                assert verify == (state.again_at is None)
+                assert wake == min(state.until, state.retry_at or state.until) > now
+                assert verify == (state.retry_at is None)
             case Failed():
                 assert wake == state.retry_at
                 assert not worker
@@ -514,12 +554,12 @@ def test_laws_of_any_story(asked: Assignment, story: list[tuple[float, Event]]) 
                 assert not fetch
                 assert not verify
             case Ready():
-                judged, asked_for = state.record.verdict, state.asked.verification
+                judged, asked_for = state.record.verdict, state.assignment.verification
                 came_up = not isinstance(state_before, Ready | Draining)
-                assert not state.asked.staged
+                assert not state.assignment.staged
                 assert not came_up or asked_for is None or (judged is not None and judged.passed)
             case Staged():
-                assert state.asked.staged
+                assert state.assignment.staged
                 assert not worker
                 assert not fetch
                 assert not verify
@@ -533,9 +573,9 @@ def test_laws_of_any_story(asked: Assignment, story: list[tuple[float, Event]]) 
 def test_replaying_an_event_changes_nothing_more(state: State, event: Event, now: float) -> None:
     once, _ = step(state, event, at(now), LIMITS)
     twice, effects = step(once, event, at(now), LIMITS)
-    if isinstance(event, Drain | Resume | Tick | Fetched | Warmup):
+    if isinstance(event, DrainRequested | ResumeRequested | TimerFired | ModelFetched | WarmupStarted):
         assert phase(twice) == phase(once)
-        if not isinstance(event, Warmup):
+        if not isinstance(event, WarmupStarted):
             assert effects == ()
 
 

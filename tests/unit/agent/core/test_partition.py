@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.samples import assignment, at
-from shoal.agent.core.partition import CutOff, Linked, ends_at, may_run
+from harness.builders.agent_values import assignment, at
+from shoal.agent.core.partition import CutOff, Linked, may_run, next_serve_deadline
 from shoal.types.assignment import Assignment
 from shoal.types.units import Seconds
 from shoal.types.workload import PartitionRule
@@ -32,8 +32,8 @@ def test_the_rule_decides_while_cut_off(asked: Assignment, now: float, running: 
 
 def test_the_next_end_is_known_beforehand() -> None:
     both = (FOR_EVER, AN_HOUR, assignment("a-4", partition=PartitionRule(serve_s=Seconds(60.0))))
-    assert ends_at(both, CutOff(at(100)), at(100)) == 160.0
-    assert ends_at(both, CutOff(at(100)), at(160)) == 3700.0
-    assert ends_at(both, CutOff(at(100)), at(3700)) is None
-    assert ends_at(both, Linked(), at(100)) is None
-    assert ends_at((FOR_EVER,), CutOff(at(100)), at(100)) is None
+    assert next_serve_deadline(both, CutOff(at(100)), at(100)) == 160.0
+    assert next_serve_deadline(both, CutOff(at(100)), at(160)) == 3700.0
+    assert next_serve_deadline(both, CutOff(at(100)), at(3700)) is None
+    assert next_serve_deadline(both, Linked(), at(100)) is None
+    assert next_serve_deadline((FOR_EVER,), CutOff(at(100)), at(100)) is None

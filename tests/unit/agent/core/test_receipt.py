@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shoal.agent.core.receipt import holds, to_probe, unsteady, valid, with_new
+from shoal.agent.core.receipt import check_spread, devices_to_probe, is_valid, valid_receipts, with_receipt
 from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
@@ -40,30 +40,30 @@ def receipt(device: Device, measured_at: float = 0.0) -> SignedReceipt:
     "change", [{"driver_version": "2"}, {"runtime_version": "1.32"}, {"provider": "Other"}, {"emulated": True}]
 )
 def test_any_change_voids_it(change: dict[str, Any]) -> None:
-    assert holds(receipt(CPU).receipt, CPU)
-    assert not holds(receipt(CPU).receipt, replace(CPU, **change))
+    assert is_valid(receipt(CPU).receipt, CPU)
+    assert not is_valid(receipt(CPU).receipt, replace(CPU, **change))
 
 
 def test_what_was_measured_while_the_machine_did_something_else_is_measured_again() -> None:
     steady = receipt(CPU).receipt
-    assert unsteady(replace(steady, spread=10.0)) is None
+    assert check_spread(replace(steady, spread=10.0)) is None
     torn = replace(steady, spread=34.3)
-    refusal = unsteady(torn)
+    refusal = check_spread(torn)
     assert refusal is not None
     assert refusal.code is Code.RECEIPT_ABSURD
-    assert not holds(torn, CPU)
-    assert to_probe((replace(receipt(CPU), receipt=torn),), (CPU,)) == (CPU,)
+    assert not is_valid(torn, CPU)
+    assert devices_to_probe((replace(receipt(CPU), receipt=torn),), (CPU,)) == (CPU,)
 
 
 def test_only_what_is_unmeasured_is_probed() -> None:
     known = (receipt(CPU),)
-    assert to_probe((), (CPU, GPU)) == (CPU, GPU)
-    assert to_probe(known, (CPU, GPU)) == (GPU,)
-    assert to_probe(known, (replace(CPU, runtime_version="1.32"),)) == (replace(CPU, runtime_version="1.32"),)
-    assert valid(known, (GPU,)) == (), "a device that is not there any more"
+    assert devices_to_probe((), (CPU, GPU)) == (CPU, GPU)
+    assert devices_to_probe(known, (CPU, GPU)) == (GPU,)
+    assert devices_to_probe(known, (replace(CPU, runtime_version="1.32"),)) == (replace(CPU, runtime_version="1.32"),)
+    assert valid_receipts(known, (GPU,)) == (), "a device that is not there any more"
 
 
 def test_the_newest_counts_and_a_new_one_takes_its_place() -> None:
     old, new, other = receipt(CPU, 1.0), receipt(CPU, 2.0), receipt(GPU, 1.0)
-    assert valid((new, old, other), (CPU, GPU)) == (new, other)
-    assert with_new((old, other), new) == (other, new)
+    assert valid_receipts((new, old, other), (CPU, GPU)) == (new, other)
+    assert with_receipt((old, other), new) == (other, new)

@@ -5,40 +5,42 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.samples import assignment, at, desired, measured
+from harness.builders.agent_values import assignment, at, desired_set, measurement
 from shoal.agent.core import assignment as machine
-from shoal.agent.core.reconcile import Plan, pinned, plan
+from shoal.agent.core.reconcile import ReconcilePlan, pinned_digests, plan
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal
 
-LIMITS = machine.Limits()
-SERVICE = machine.Service(measured(), (), ())
+LIMITS = machine.AssignmentLimits()
+SERVICE = machine.LoadedModel(measurement(), (), ())
 
 
 def ready(asked: Assignment) -> machine.Ready:
-    return machine.Ready(asked, machine.Record(), at(0), SERVICE)
+    return machine.Ready(asked, machine.AssignmentRecord(), at(0), SERVICE)
 
 
-def gone(asked: Assignment) -> machine.Gone:
-    return machine.Gone(asked, machine.Record(), at(0))
+def gone_state(asked: Assignment) -> machine.Gone:
+    return machine.Gone(asked, machine.AssignmentRecord(), at(0))
 
 
 def test_what_is_new_begins_what_is_not_wanted_drains_what_is_over_is_forgotten() -> None:
     kept, new, old, over = (assignment(name) for name in ("a-kept", "a-new", "a-old", "a-over"))
-    running: dict[str, machine.State] = {"a-kept": ready(kept), "a-old": ready(old), "a-over": gone(over)}
-    assert plan((kept, new), running) == Plan(begin=(new,), resume=(), drain=("a-old",), forget=("a-over",))
+    running: dict[str, machine.State] = {"a-kept": ready(kept), "a-old": ready(old), "a-over": gone_state(over)}
+    assert plan((kept, new), running) == ReconcilePlan(begin=(new,), resume=(), drain=("a-old",), forget=("a-over",))
 
 
 def test_draining_is_asked_and_taken_back() -> None:
     asked = assignment()
     leaving = replace(asked, draining=True)
-    assert plan((leaving,), {asked.id: ready(asked)}) == Plan((), (), (asked.id,), ())
-    draining, _ = machine.step(ready(asked), machine.Drain(), at(1), LIMITS)
-    assert plan((leaving,), {asked.id: draining}) == Plan((), (), (), ())
-    assert plan((leaving,), {asked.id: gone(asked)}) == Plan((), (), (), ()), "told as gone until it is unassigned"
-    assert plan((asked,), {asked.id: draining}) == Plan((), (asked,), (), ())
-    assert plan((asked,), {asked.id: gone(asked)}) == Plan((), (asked,), (), ())
-    assert plan((leaving,), {}) == Plan((), (), (), ())
+    assert plan((leaving,), {asked.id: ready(asked)}) == ReconcilePlan((), (), (asked.id,), ())
+    draining, _ = machine.step(ready(asked), machine.DrainRequested(), at(1), LIMITS)
+    assert plan((leaving,), {asked.id: draining}) == ReconcilePlan((), (), (), ())
+    assert plan((leaving,), {asked.id: gone_state(asked)}) == ReconcilePlan((), (), (), ()), (
+        "told as gone until it is unassigned"
+    )
+    assert plan((asked,), {asked.id: draining}) == ReconcilePlan((), (asked,), (), ())
+    assert plan((asked,), {asked.id: gone_state(asked)}) == ReconcilePlan((), (asked,), (), ())
+    assert plan((leaving,), {}) == ReconcilePlan((), (), (), ())
 
 
 def test_new_terms_reach_the_replica_without_a_restart() -> None:
@@ -49,8 +51,8 @@ def test_new_terms_reach_the_replica_without_a_restart() -> None:
 def test_an_id_that_changed_its_meaning_is_drained_and_begun_again() -> None:
     asked = assignment()
     other = replace(asked, device="gpu0")
-    assert plan((other,), {asked.id: ready(asked)}) == Plan((), (), (asked.id,), ())
-    assert plan((other,), {asked.id: gone(asked)}) == Plan((), (other,), (), ())
+    assert plan((other,), {asked.id: ready(asked)}) == ReconcilePlan((), (), (asked.id,), ())
+    assert plan((other,), {asked.id: gone_state(asked)}) == ReconcilePlan((), (other,), (), ())
 
 
 assignments = st.builds(
@@ -70,13 +72,13 @@ def in_state(asked: Assignment, name: str) -> machine.State:
         case "fetching":
             return machine.begin(asked, at(0), LIMITS)[0]
         case "draining":
-            return machine.step(ready(asked), machine.Drain(), at(0), LIMITS)[0]
+            return machine.step(ready(asked), machine.DrainRequested(), at(0), LIMITS)[0]
         case "failed":
-            return machine.Failed(asked, machine.Record(), at(0), refusal, at(9))
+            return machine.Failed(asked, machine.AssignmentRecord(), at(0), refusal, at(9))
         case "poisoned":
-            return machine.Poisoned(asked, machine.Record(), at(0), refusal)
+            return machine.Poisoned(asked, machine.AssignmentRecord(), at(0), refusal)
         case "gone":
-            return gone(asked)
+            return gone_state(asked)
         case _:
             return ready(asked)
 
@@ -90,9 +92,9 @@ def test_carried_out_it_settles(wanted: tuple[Assignment, ...], found: dict[str,
         for asked in todo.begin:
             running[asked.id] = machine.begin(asked, at(1), LIMITS)[0]
         for asked in todo.resume:
-            running[asked.id] = machine.step(running[asked.id], machine.Resume(asked), at(1), LIMITS)[0]
+            running[asked.id] = machine.step(running[asked.id], machine.ResumeRequested(asked), at(1), LIMITS)[0]
         for name in todo.drain:
-            running[name] = machine.step(running[name], machine.Drain(), at(1), LIMITS)[0]
+            running[name] = machine.step(running[name], machine.DrainRequested(), at(1), LIMITS)[0]
         for name in todo.forget:
             del running[name]
         running = {
@@ -101,7 +103,7 @@ def test_carried_out_it_settles(wanted: tuple[Assignment, ...], found: dict[str,
             else state
             for name, state in running.items()
         }
-    assert plan(wanted, running) == Plan((), (), (), ())
+    assert plan(wanted, running) == ReconcilePlan((), (), (), ())
     alive = {name for name, state in running.items() if not isinstance(state, machine.Gone)}
     assert alive == {asked.id for asked in wanted if not asked.draining}
 
@@ -109,6 +111,6 @@ def test_carried_out_it_settles(wanted: tuple[Assignment, ...], found: dict[str,
 def test_pins_are_what_is_asked_for_assigned_or_in_use() -> None:
     asked, old = assignment("a-1", model="sha256:1"), assignment("a-2", model="sha256:2")
     over = assignment("a-3", model="sha256:3")
-    running: dict[str, machine.State] = {"a-1": ready(asked), "a-2": ready(old), "a-3": gone(over)}
-    assert pinned(desired(1, asked, pins=("sha256:9",)), running) == {"sha256:1", "sha256:2", "sha256:9"}
-    assert pinned(None, running) == {"sha256:1", "sha256:2"}
+    running: dict[str, machine.State] = {"a-1": ready(asked), "a-2": ready(old), "a-3": gone_state(over)}
+    assert pinned_digests(desired_set(1, asked, pins=("sha256:9",)), running) == {"sha256:1", "sha256:2", "sha256:9"}
+    assert pinned_digests(None, running) == {"sha256:1", "sha256:2"}

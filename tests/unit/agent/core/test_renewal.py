@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from harness.report import IN_PROCESS, record
 from shoal.agent.core.renewal import (
-    ANSWERED_CAP_S,
-    FOLLOW_S,
-    LATE_CAP_S,
+    CA_SWITCH_S,
+    DENIED_CAP_S,
+    EXPIRED_CAP_S,
     VALID_CAP_S,
+    ca_switch_delay,
     due_at,
-    follow_after,
-    is_past,
+    is_offer_expired,
     retry_after,
 )
 from shoal.types.codes import Code
@@ -32,11 +32,11 @@ def test_a_certificate_is_due_before_a_third_of_its_life_is_left_and_after_half(
 
 def test_f30_a_fleet_turns_to_another_ca_one_after_another() -> None:
     """As many as there are would be a storm: no tenth of the time has many more than its share."""
-    waits = [follow_after(f"edge-{number}") for number in range(FLEET)]
-    assert all(0 <= wait < FOLLOW_S for wait in waits)
+    waits = [ca_switch_delay(f"edge-{number}") for number in range(FLEET)]
+    assert all(0 <= wait < CA_SWITCH_S for wait in waits)
     tenths = [0] * 10
     for wait in waits:
-        tenths[int(wait / FOLLOW_S * 10)] += 1
+        tenths[int(wait / CA_SWITCH_S * 10)] += 1
     assert max(tenths) < FLEET / 10 * 1.2
     record("F30", IN_PROCESS, 1, nodes=FLEET, busiest_second=max(tenths))
 
@@ -45,8 +45,8 @@ def test_f30_a_fleet_turns_to_another_ca_one_after_another() -> None:
 def test_who_is_late_tries_often_and_who_was_refused_seldom(node: str, attempt: int, refused: Code) -> None:
     answered = refused is Code.RENEW_DENIED
     for ended in (True, False):
-        most = ANSWERED_CAP_S if answered else LATE_CAP_S if ended else VALID_CAP_S
-        assert 0 < retry_after(node, attempt, refused, ended=ended) <= most
+        most = DENIED_CAP_S if answered else EXPIRED_CAP_S if ended else VALID_CAP_S
+        assert 0 < retry_after(node, attempt, refused, expired=ended) <= most
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_who_is_late_tries_often_and_who_was_refused_seldom(node: str, attempt: 
     [(ENDED, GOOD, True), (ENDED, ENDED, False), (GOOD, GOOD, False), (GOOD, ENDED, False), (NOW, GOOD, True)],
 )
 def test_a_certificate_of_the_past_does_not_follow_a_good_one(offered: Wall, held: Wall, past: bool) -> None:
-    assert is_past(offered, held, NOW) is past
+    assert is_offer_expired(offered, held, NOW) is past

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.core import routing
-from shoal.agent.core.routing import Condemned, Fault, Health, Limits, Load, Next, Suspects, Tries
+from shoal.agent.core.routing import (
+    AdmissionLimits,
+    AttemptFault,
+    AttemptHistory,
+    BlockedRequests,
+    FrontLoad,
+    ReplicaHealth,
+    RetryDecision,
+    SuspectedRequests,
+)
 from shoal.types.codes import Code, Refusal
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.units import Bytes, Elapsed, Seconds
@@ -31,7 +40,7 @@ def route(*endpoints: Endpoint, code: str = "", reason: str = "") -> Route:
     return Route(KEY, 1, endpoints, code, reason)
 
 
-def picked(found: Endpoint | Refusal) -> str:
+def assignment_of(found: Endpoint | Refusal) -> str:
     assert isinstance(found, Endpoint), found
     return found.assignment
 
@@ -41,14 +50,14 @@ def test_what_was_forwarded_here_keeps_to_this_nodes_own_table() -> None:
         return endpoint(name, weight, state, EndpointKind.LOCAL)
 
     old, new, peers = here("old", 0.75), here("new", 0.25), endpoint("peers")
-    assert routing.arrived((old, new, peers), ("old", "new")) == (old, new)
-    assert routing.arrived((old, peers), ("old", "new")) == (old,), "ready, and not to take requests yet"
-    assert routing.arrived((old, here("new", 0.0)), ("old", "new")) == (old,)
-    assert routing.arrived((old, new), ("new",)) == (new,), "the other has no worker any more"
+    assert routing.local_endpoints((old, new, peers), ("old", "new")) == (old, new)
+    assert routing.local_endpoints((old, peers), ("old", "new")) == (old,), "ready, and not to take requests yet"
+    assert routing.local_endpoints((old, here("new", 0.0)), ("old", "new")) == (old,)
+    assert routing.local_endpoints((old, new), ("new",)) == (new,), "the other has no worker any more"
     standby = here("by", state=EndpointState.STANDBY)
-    assert routing.arrived((standby,), ("by",)) == (standby,)
+    assert routing.local_endpoints((standby,), ("by",)) == (standby,)
     for listed in ((), (peers,), (here("new", 0.0),), (here("new", 1.0, EndpointState.DRAINING),)):
-        (found,) = routing.arrived(listed, ("new",))
+        (found,) = routing.local_endpoints(listed, ("new",))
         assert (found.assignment, found.weight, found.state) == ("new", 1.0, EndpointState.READY), (
             "the sender knows more"
         )
@@ -57,19 +66,19 @@ def test_what_was_forwarded_here_keeps_to_this_nodes_own_table() -> None:
 def test_a_request_does_not_wait_for_a_way_to_open_while_another_is_open() -> None:
     both = route(endpoint("near"), endpoint("far", weight=9.0))
 
-    def chosen(health: dict[str, Health], opening: set[str]) -> Endpoint | Refusal:
+    def choose_endpoint(health: dict[str, ReplicaHealth], opening: set[str]) -> Endpoint | Refusal:
         return routing.choose(both, health, set(), set(), "", NOW, 1, opening)
 
-    assert picked(chosen({}, {"far"})) == "near"
-    assert picked(chosen({"near": Health(outstanding=50)}, {"far"})) == "near"
-    assert picked(chosen({"near": Health(ejected_until=Elapsed(NOW + 1))}, {"far"})) == "far", (
+    assert assignment_of(choose_endpoint({}, {"far"})) == "near"
+    assert assignment_of(choose_endpoint({"near": ReplicaHealth(outstanding=50)}, {"far"})) == "near"
+    assert assignment_of(choose_endpoint({"near": ReplicaHealth(ejected_until=Elapsed(NOW + 1))}, {"far"})) == "far", (
         "better late than nowhere"
     )
-    assert {picked(chosen({}, {"far", "near"}))} <= {"far", "near"}
+    assert {assignment_of(choose_endpoint({}, {"far", "near"}))} <= {"far", "near"}
 
 
 HEALTH = st.builds(
-    Health,
+    ReplicaHealth,
     outstanding=st.integers(0, 5),
     failures=st.integers(0, 3),
     ejected_until=st.none() | st.floats(90, 110).map(Elapsed),
@@ -77,13 +86,13 @@ HEALTH = st.builds(
 )
 
 
-def takes(health: Health) -> bool:
+def takes(health: ReplicaHealth) -> bool:
     over = health.ejected_until is not None and health.ejected_until <= NOW and health.outstanding == 0
     return health.ejected_until is None or over
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> tuple[Route, dict[str, Health], frozenset[str]]:
+def scenes(draw: st.DrawFn) -> tuple[Route, dict[str, ReplicaHealth], frozenset[str]]:
     names = [f"a{n}" for n in range(draw(st.integers(0, 5)))]
     endpoints = tuple(
         endpoint(
@@ -100,7 +109,7 @@ def scenes(draw: st.DrawFn) -> tuple[Route, dict[str, Health], frozenset[str]]:
 
 @given(scenes(), st.integers(), st.sampled_from(["", "s1", "s2"]))
 def test_every_replica_at_most_once_and_never_one_that_takes_nothing(
-    scene: tuple[Route, dict[str, Health], frozenset[str]], seed: int, session: str
+    scene: tuple[Route, dict[str, ReplicaHealth], frozenset[str]], seed: int, session: str
 ) -> None:
     where, health, here = scene
     states = {
@@ -109,7 +118,7 @@ def test_every_replica_at_most_once_and_never_one_that_takes_nothing(
         if e.weight > 0 and (e.kind is not EndpointKind.LOCAL or e.assignment in here)
     }
     at_work = {name for name, state in states.items() if state is EndpointState.READY}
-    relieved = not any(takes(health.get(name, Health())) for name in at_work)
+    relieved = not any(takes(health.get(name, ReplicaHealth())) for name in at_work)
     fit = at_work | {name for name, state in states.items() if state is EndpointState.STANDBY and relieved}
     tried: list[str] = []
     while True:
@@ -121,7 +130,7 @@ def test_every_replica_at_most_once_and_never_one_that_takes_nothing(
         assert found.assignment in fit
         assert found.assignment not in tried
         well = [n for n in fit - set(tried) if (h := health.get(n)) is None or h.ejected_until is None]
-        state = health.get(found.assignment, Health())
+        state = health.get(found.assignment, ReplicaHealth())
         if well and state.ejected_until is not None:
             assert state.ejected_until <= NOW
             assert state.outstanding == 0
@@ -131,98 +140,100 @@ def test_every_replica_at_most_once_and_never_one_that_takes_nothing(
 
 def test_a_standby_takes_requests_only_while_all_others_are_ejected() -> None:
     where = route(endpoint("a"), endpoint("b"), endpoint("s", state=EndpointState.STANDBY))
-    out = Health(failures=1, ejected_until=Elapsed(NOW + 1))
+    out = ReplicaHealth(failures=1, ejected_until=Elapsed(NOW + 1))
 
-    def takers(**health: Health) -> set[str]:
+    def takers(**health: ReplicaHealth) -> set[str]:
         found = (routing.choose(where, health, set(), set(), "", NOW, n) for n in range(50))
-        return {picked(each) for each in found}
+        return {assignment_of(each) for each in found}
 
     assert takers() == {"a", "b"}
-    assert takers(a=Health(outstanding=60), b=Health(outstanding=60)) == {"a", "b"}, "a crowd is no failure"
+    assert takers(a=ReplicaHealth(outstanding=60), b=ReplicaHealth(outstanding=60)) == {"a", "b"}, (
+        "a crowd is no failure"
+    )
     assert takers(a=out) == {"b"}
     assert takers(a=out, b=out) == {"s"}
     assert takers(a=out, b=replace(out, ejected_until=NOW)) == {"b"}, "one that may be back is tried first"
     assert takers(a=out, b=out, s=out) == {"a", "b", "s"}, "nothing else is left"
-    assert picked(routing.choose(where, {"a": out, "b": out}, set(), {"a", "s"}, "", NOW, 1)) == "b"
-    assert routing.ready(where, {"a": out, "b": out}, set(), NOW)
-    assert not routing.ready(where, {"a": out, "b": out, "s": out}, set(), NOW)
+    assert assignment_of(routing.choose(where, {"a": out, "b": out}, set(), {"a", "s"}, "", NOW, 1)) == "b"
+    assert routing.has_ready_replica(where, {"a": out, "b": out}, set(), NOW)
+    assert not routing.has_ready_replica(where, {"a": out, "b": out, "s": out}, set(), NOW)
 
 
 def test_a_standby_is_all_there_is() -> None:
     where = route(endpoint("s", state=EndpointState.STANDBY))
-    assert picked(routing.choose(where, {}, set(), set(), "", NOW, 1)) == "s"
+    assert assignment_of(routing.choose(where, {}, set(), set(), "", NOW, 1)) == "s"
     assert routing.admit(where, {}, set(), EMPTY, Seconds(1.0), Bytes(1), TIGHT, NOW) is None
     here = route(endpoint("s", state=EndpointState.STANDBY, kind=EndpointKind.LOCAL))
     assert isinstance(routing.choose(here, {}, set(), set(), "", NOW, 1), Refusal)
-    assert picked(routing.choose(here, {}, {"s"}, set(), "", NOW, 1)) == "s"
+    assert assignment_of(routing.choose(here, {}, {"s"}, set(), "", NOW, 1)) == "s"
 
 
 def test_a_request_that_failed_on_the_last_active_replica_goes_to_the_standby() -> None:
     where = route(endpoint("a"), endpoint("s", state=EndpointState.STANDBY))
-    health = {"a": routing.failed(routing.sent(Health()), "a", Fault.REPLICA, NOW)}
-    assert picked(routing.choose(where, health, set(), {"a"}, "", NOW, 1)) == "s"
-    busy = {"a": routing.failed(routing.sent(Health()), "a", Fault.BUSY, NOW)}
+    health = {"a": routing.record_failure(routing.record_sent(ReplicaHealth()), "a", AttemptFault.REPLICA, NOW)}
+    assert assignment_of(routing.choose(where, health, set(), {"a"}, "", NOW, 1)) == "s"
+    busy = {"a": routing.record_failure(routing.record_sent(ReplicaHealth()), "a", AttemptFault.BUSY, NOW)}
     assert isinstance(routing.choose(where, busy, set(), {"a"}, "", NOW, 1), Refusal)
 
 
 def test_light_load_is_shared_by_weights() -> None:
     where = route(endpoint("a", 3.0), endpoint("b", 1.0))
-    count = Counter(picked(routing.choose(where, {}, frozenset(), frozenset(), "", NOW, n)) for n in range(4000))
+    count = Counter(assignment_of(routing.choose(where, {}, frozenset(), frozenset(), "", NOW, n)) for n in range(4000))
     assert count["a"] / 4000 == pytest.approx(0.75, abs=0.03)
 
 
 def test_a_busy_replica_gives_way_to_the_least_crowded_for_its_weight() -> None:
     where = route(endpoint("a"), endpoint("b"))
-    health = {"a": Health(outstanding=3), "b": Health(outstanding=1)}
-    assert {picked(routing.choose(where, health, set(), set(), "", NOW, n)) for n in range(50)} == {"b"}
+    health = {"a": ReplicaHealth(outstanding=3), "b": ReplicaHealth(outstanding=1)}
+    assert {assignment_of(routing.choose(where, health, set(), set(), "", NOW, n)) for n in range(50)} == {"b"}
     canary = route(endpoint("a", 9.0), endpoint("b", 1.0))
-    one = {"a": Health(outstanding=1)}
-    count = Counter(picked(routing.choose(canary, one, set(), set(), "", NOW, n)) for n in range(1000))
+    one = {"a": ReplicaHealth(outstanding=1)}
+    count = Counter(assignment_of(routing.choose(canary, one, set(), set(), "", NOW, n)) for n in range(1000))
     assert count["b"] < 200, "a step of a migration stays near its weight"
 
 
 def test_sessions_stay_together_and_move_only_when_they_must() -> None:
     where = route(*(endpoint(f"a{n}") for n in range(4)))
     sessions = [f"s{n}" for n in range(100)]
-    homes = {s: picked(routing.choose(where, {}, set(), set(), s, NOW, 1)) for s in sessions}
-    again = {s: picked(routing.choose(where, {}, set(), set(), s, NOW, 2)) for s in sessions}
+    homes = {s: assignment_of(routing.choose(where, {}, set(), set(), s, NOW, 1)) for s in sessions}
+    again = {s: assignment_of(routing.choose(where, {}, set(), set(), s, NOW, 2)) for s in sessions}
     assert homes == again
     assert len(set(homes.values())) == 4
     fewer = route(*where.endpoints[1:])
-    moved = {s: picked(routing.choose(fewer, {}, set(), set(), s, NOW, 1)) for s in sessions}
+    moved = {s: assignment_of(routing.choose(fewer, {}, set(), set(), s, NOW, 1)) for s in sessions}
     assert all(moved[s] == home for s, home in homes.items() if home != "a0")
 
 
 def test_an_ejected_replica_is_probed_back_with_one_request() -> None:
     where = route(endpoint("a"), endpoint("b"))
-    bad = routing.failed(routing.sent(Health()), "a", Fault.REPLICA, NOW)
+    bad = routing.record_failure(routing.record_sent(ReplicaHealth()), "a", AttemptFault.REPLICA, NOW)
     assert bad.ejected_until is not None
     health = {"a": bad}
-    assert {picked(routing.choose(where, health, set(), set(), "", NOW, n)) for n in range(50)} == {"b"}
+    assert {assignment_of(routing.choose(where, health, set(), set(), "", NOW, n)) for n in range(50)} == {"b"}
     later = Elapsed(bad.ejected_until)
-    seen = {picked(routing.choose(where, health, set(), set(), "", later, n)) for n in range(50)}
+    seen = {assignment_of(routing.choose(where, health, set(), set(), "", later, n)) for n in range(50)}
     assert seen == {"a", "b"}
-    probing = {"a": routing.sent(bad)}
-    assert {picked(routing.choose(where, probing, set(), set(), "", later, n)) for n in range(50)} == {"b"}
-    well = routing.answered(routing.sent(bad), Seconds(0.1), 0, later)
+    probing = {"a": routing.record_sent(bad)}
+    assert {assignment_of(routing.choose(where, probing, set(), set(), "", later, n)) for n in range(50)} == {"b"}
+    well = routing.record_answer(routing.record_sent(bad), Seconds(0.1), 0, later)
     assert (well.failures, well.ejected_until, well.outstanding) == (0, None, 0)
 
 
 def test_the_only_replica_is_tried_even_when_ejected() -> None:
-    bad = {"a": routing.failed(routing.sent(Health()), "a", Fault.CRASH, NOW)}
-    assert picked(routing.choose(route(endpoint("a")), bad, set(), set(), "", NOW, 1)) == "a"
-    assert not routing.ready(route(endpoint("a")), bad, set(), NOW)
+    bad = {"a": routing.record_failure(routing.record_sent(ReplicaHealth()), "a", AttemptFault.CRASH, NOW)}
+    assert assignment_of(routing.choose(route(endpoint("a")), bad, set(), set(), "", NOW, 1)) == "a"
+    assert not routing.has_ready_replica(route(endpoint("a")), bad, set(), NOW)
 
 
 def test_back_off_grows_but_one_death_counts_once() -> None:
-    health = Health(outstanding=3)
+    health = ReplicaHealth(outstanding=3)
     for _ in range(3):
-        health = routing.failed(health, "a", Fault.CRASH, NOW)
+        health = routing.record_failure(health, "a", AttemptFault.CRASH, NOW)
     assert (health.failures, health.outstanding) == (1, 0)
     spans = []
     now = NOW
     for _ in range(12):
-        health = routing.failed(routing.sent(health), "a", Fault.REPLICA, now)
+        health = routing.record_failure(routing.record_sent(health), "a", AttemptFault.REPLICA, now)
         assert health.ejected_until is not None
         spans.append(health.ejected_until - now)
         now = Elapsed(health.ejected_until)
@@ -231,53 +242,96 @@ def test_back_off_grows_but_one_death_counts_once() -> None:
 
 
 def test_a_replica_that_hangs_is_ejected_after_some_deadlines() -> None:
-    health = Health()
+    health = ReplicaHealth()
     for _ in range(routing.LATE_LIMIT):
         assert health.ejected_until is None
-        health = routing.failed(routing.sent(health), "a", Fault.LATE, NOW)
+        health = routing.record_failure(routing.record_sent(health), "a", AttemptFault.LATE, NOW)
     assert health.ejected_until is not None
+
+
+KNOWN = ReplicaHealth(outstanding=1, service_s=Seconds(0.5), rtt_s=Seconds(0.1))
+FRONT_S = Seconds(60.0)
+
+
+@pytest.mark.parametrize(
+    ("health", "ahead", "waited_s", "fault"),
+    [
+        (KNOWN, 0, 0.001, AttemptFault.CALLER),
+        (KNOWN, 0, 0.6, AttemptFault.CALLER),
+        (KNOWN, 0, 2.39, AttemptFault.CALLER),
+        (KNOWN, 0, 2.4, AttemptFault.LATE),
+        (KNOWN, 3, 2.4, AttemptFault.CALLER),
+        (KNOWN, 3, 8.4, AttemptFault.LATE),
+        (ReplicaHealth(outstanding=1, service_s=Seconds(0.001)), 0, 0.1, AttemptFault.CALLER),
+        (ReplicaHealth(outstanding=1, service_s=Seconds(0.001)), 0, routing.HANG_S, AttemptFault.LATE),
+        (ReplicaHealth(outstanding=1, service_s=Seconds(50.0)), 0, FRONT_S, AttemptFault.LATE),
+        (ReplicaHealth(outstanding=1), 0, 10.0, AttemptFault.CALLER),
+        (ReplicaHealth(outstanding=1), 0, FRONT_S, AttemptFault.LATE),
+        (replace(KNOWN, answered_at=Elapsed(NOW - 2.0)), 0, 2.5, AttemptFault.CALLER),
+        (replace(KNOWN, answered_at=Elapsed(NOW - 3.0)), 0, 2.5, AttemptFault.LATE),
+    ],
+)
+def test_a59_a_deadline_that_no_replica_could_meet_is_its_callers(
+    health: ReplicaHealth, ahead: int, waited_s: float, fault: AttemptFault
+) -> None:
+    found = routing.fault_of_attempt(Code.DEADLINE_EXCEEDED, health, ahead, Seconds(waited_s), FRONT_S, NOW)
+    assert found is fault
+
+
+def test_a59_callers_deadlines_eject_no_replica() -> None:
+    health = replace(KNOWN, late_count=routing.LATE_LIMIT - 1)
+    for _ in range(100):
+        health = routing.record_failure(routing.record_sent(health), "a", AttemptFault.CALLER, NOW)
+    assert health == replace(KNOWN, late_count=routing.LATE_LIMIT - 1)
+
+
+def test_a_failure_that_is_no_deadline_is_judged_by_its_code() -> None:
+    assert routing.fault_of_attempt(Code.WORKER_CRASHED, KNOWN, 0, Seconds(0.0), FRONT_S, NOW) is AttemptFault.CRASH
 
 
 @pytest.mark.parametrize(
     ("code", "fault"),
     [
-        (Code.INVALID_ARGUMENT, Fault.REQUEST),
-        (Code.RUNTIME_FAILED, Fault.REQUEST),
-        (Code.REQUEST_CRASHED_WORKER, Fault.REQUEST),
-        (Code.OVERLOADED, Fault.BUSY),
-        (Code.DEADLINE_EXCEEDED, Fault.LATE),
-        (Code.MODEL_NOT_READY, Fault.REPLICA),
-        (Code.REPLICA_UNREACHABLE, Fault.REPLICA),
-        (Code.CERT_EXPIRED, Fault.REPLICA),
-        (Code.WORKER_CRASHED, Fault.CRASH),
+        (Code.INVALID_ARGUMENT, AttemptFault.REQUEST),
+        (Code.RUNTIME_FAILED, AttemptFault.REQUEST),
+        (Code.REQUEST_CRASHED_WORKER, AttemptFault.REQUEST),
+        (Code.OVERLOADED, AttemptFault.BUSY),
+        (Code.DEADLINE_EXCEEDED, AttemptFault.LATE),
+        (Code.MODEL_NOT_READY, AttemptFault.REPLICA),
+        (Code.REPLICA_UNREACHABLE, AttemptFault.REPLICA),
+        (Code.CERT_EXPIRED, AttemptFault.REPLICA),
+        (Code.WORKER_CRASHED, AttemptFault.CRASH),
     ],
 )
-def test_whose_fault(code: Code, fault: Fault) -> None:
+def test_whose_fault(code: Code, fault: AttemptFault) -> None:
     assert routing.fault_of(code) is fault
 
 
-FIRST = Tries()
-CRASHED = Tries(frozenset({"a"}), frozenset())
+FIRST = AttemptHistory()
+CRASHED = AttemptHistory(frozenset({"a"}), frozenset())
 
 
 @pytest.mark.parametrize(
     ("fault", "tries", "idempotent", "sent", "expected"),
     [
-        (Fault.REQUEST, FIRST, True, True, Next.DELIVER),
-        (Fault.LATE, FIRST, True, True, Next.DELIVER),
-        (Fault.BUSY, FIRST, True, True, Next.RETRY),
-        (Fault.REPLICA, FIRST, True, True, Next.RETRY),
-        (Fault.REPLICA, CRASHED, True, True, Next.RETRY),
-        (Fault.CRASH, FIRST, True, True, Next.RETRY),
-        (Fault.CRASH, CRASHED, True, True, Next.CONDEMN),
-        (Fault.CRASH, FIRST, False, True, Next.DELIVER),
-        (Fault.REPLICA, FIRST, False, True, Next.DELIVER),
-        (Fault.REPLICA, FIRST, False, False, Next.RETRY),
-        (Fault.BUSY, FIRST, False, True, Next.RETRY),
+        (AttemptFault.REQUEST, FIRST, True, True, RetryDecision.RETURN_ERROR),
+        (AttemptFault.LATE, FIRST, True, True, RetryDecision.RETURN_ERROR),
+        (AttemptFault.CALLER, FIRST, True, True, RetryDecision.RETURN_ERROR),
+        (AttemptFault.BUSY, FIRST, True, True, RetryDecision.RETRY),
+        (AttemptFault.REPLICA, FIRST, True, True, RetryDecision.RETRY),
+        (AttemptFault.REPLICA, CRASHED, True, True, RetryDecision.RETRY),
+        (AttemptFault.CRASH, FIRST, True, True, RetryDecision.RETRY),
+        (AttemptFault.CRASH, CRASHED, True, True, RetryDecision.BLOCK),
+        (AttemptFault.CRASH, FIRST, False, True, RetryDecision.RETURN_ERROR),
+        (AttemptFault.REPLICA, FIRST, False, True, RetryDecision.RETURN_ERROR),
+        (AttemptFault.REPLICA, FIRST, False, False, RetryDecision.RETRY),
+        (AttemptFault.BUSY, FIRST, False, True, RetryDecision.RETRY),
     ],
 )
-def test_what_becomes_of_a_failure(fault: Fault, tries: Tries, idempotent: bool, sent: bool, expected: Next) -> None:
-    assert routing.judge(fault, tries, idempotent=idempotent, sent=sent) is expected
+def test_what_becomes_of_a_failure(
+    fault: AttemptFault, tries: AttemptHistory, idempotent: bool, sent: bool, expected: RetryDecision
+) -> None:
+    assert routing.decide_retry(fault, tries, idempotent=idempotent, was_sent=sent) is expected
 
 
 @pytest.mark.parametrize(
@@ -293,14 +347,16 @@ def test_what_becomes_of_a_failure(fault: Fault, tries: Tries, idempotent: bool,
 def test_a_request_is_blamed_only_if_nothing_else_explains_both_crashes(
     first: frozenset[bytes] | None, second: frozenset[bytes], blamed: bool
 ) -> None:
-    assert routing.blamed(Tries(frozenset(), first), second) is blamed
+    assert routing.is_to_blame(AttemptHistory(frozenset(), first), second) is blamed
 
 
-TIGHT = Limits(per_replica=4, per_tenant=6, total_bytes=1000)
-EMPTY = Load(0, 0, Bytes(0))
+TIGHT = AdmissionLimits(per_replica=4, per_tenant=6, total_bytes=1000)
+EMPTY = FrontLoad(0, 0, Bytes(0))
 
 
-def admit(load: Load, left_s: float = 10.0, size: int = 10, **health: Health) -> tuple[Code, float | None] | None:
+def admit(
+    load: FrontLoad, left_s: float = 10.0, size: int = 10, **health: ReplicaHealth
+) -> tuple[Code, float | None] | None:
     where = route(endpoint("a"), endpoint("b"))
     turned = routing.admit(where, health, set(), load, Seconds(left_s), Bytes(size), TIGHT, NOW)
     return None if turned is None else (turned.refusal.code, turned.retry_after_s)
@@ -308,8 +364,8 @@ def admit(load: Load, left_s: float = 10.0, size: int = 10, **health: Health) ->
 
 def test_what_may_wait() -> None:
     assert admit(EMPTY) is None
-    assert admit(Load(7, 0, Bytes(0))) is None
-    for load in (Load(8, 0, Bytes(0)), Load(0, 6, Bytes(0)), Load(1, 1, Bytes(995))):
+    assert admit(FrontLoad(7, 0, Bytes(0))) is None
+    for load in (FrontLoad(8, 0, Bytes(0)), FrontLoad(0, 6, Bytes(0)), FrontLoad(1, 1, Bytes(995))):
         turned = admit(load)
         assert turned is not None
         assert turned[0] is Code.OVERLOADED
@@ -323,53 +379,77 @@ def test_more_may_wait_for_another_region_whose_replicas_are_not_seen_here() -> 
     limits = replace(TIGHT, per_way=9, per_tenant=100)
     for load, expected in ((12, None), (13, Code.OVERLOADED)):
         turned = routing.admit(
-            route(way, endpoint("b")), {}, set(), Load(load, 0, Bytes(0)), Seconds(1.0), Bytes(1), limits, NOW
+            route(way, endpoint("b")), {}, set(), FrontLoad(load, 0, Bytes(0)), Seconds(1.0), Bytes(1), limits, NOW
         )
         assert (turned and turned.refusal.code) == expected
 
 
+def test_a_burst_waits_as_far_as_its_deadline_and_its_bytes_allow() -> None:
+    """As LoadGen's Offline scenario sends it: all at once, and an answer at any time is in time."""
+    quick = ReplicaHealth(outstanding=1000, service_s=Seconds(0.001))
+
+    def admission_code(left_s: float, waiting: int = 1000, held: int = 0) -> Code | None:
+        load = FrontLoad(waiting, waiting, Bytes(held))
+        found = routing.admit(
+            route(endpoint("a")), {"a": quick}, set(), load, Seconds(left_s), Bytes(2**10), AdmissionLimits(), NOW
+        )
+        return found.refusal.code if found is not None else None
+
+    assert admission_code(60.0) is None
+    assert admission_code(0.5) is Code.OVERLOADED, "the answer would come after 1 s"
+    assert admission_code(60.0, waiting=1024) is Code.OVERLOADED
+    assert admission_code(60.0, held=AdmissionLimits().total_bytes) is Code.OVERLOADED
+
+
 def test_what_cannot_be_met_in_time_is_refused_at_once() -> None:
-    slow = Health(outstanding=4, service_s=Seconds(0.5))
+    slow = ReplicaHealth(outstanding=4, service_s=Seconds(0.5))
     assert admit(EMPTY, left_s=3.0, a=slow, b=slow) is None
     turned = admit(EMPTY, left_s=1.0, a=slow, b=slow)
     assert turned is not None
     assert turned[0] is Code.OVERLOADED
     assert turned[1] == pytest.approx(1.5)
     assert admit(EMPTY, left_s=1.0, a=slow) is None, "the other replica is free"
-    idle = Health(service_s=Seconds(60.0))
+    idle = ReplicaHealth(service_s=Seconds(60.0))
     assert admit(EMPTY, left_s=1.0, a=idle, b=idle) is None, "an old estimate never locks a replica out"
 
 
-def afar(road_s: float, rate: float, waiting: int) -> Health:
+def afar(road_s: float, rate: float, waiting: int) -> ReplicaHealth:
     """As a front knows a replica that has answered `rate` a second for long, with `waiting` in its queue each time."""
-    health, ahead = Health(outstanding=1), int(road_s * rate) + waiting
+    health, ahead = ReplicaHealth(outstanding=1), int(road_s * rate) + waiting
     for n in range(400):
         latency, now = road_s + (waiting + 1) / rate, Elapsed(NOW + n / rate)
-        health = replace(routing.answered(health, Seconds(latency), ahead, now, Seconds(road_s)), outstanding=1)
+        health = replace(routing.record_answer(health, Seconds(latency), ahead, now, Seconds(road_s)), outstanding=1)
     return replace(health, outstanding=ahead)
 
 
 def test_those_on_a_long_road_take_nobody_s_place_in_the_queue() -> None:
-    limits = Limits(per_replica=128, per_way=512, per_tenant=10_000)
+    limits = AdmissionLimits(per_replica=128, per_way=512, per_tenant=10_000)
     where = route(endpoint("a"))
 
-    def turned(waiting: int, road_s: float) -> bool:
-        health = afar(road_s, 350.0, waiting)
-        load = Load(health.outstanding, 0, Bytes(0))
+    def is_refused(waiting: int, rtt_s: float) -> bool:
+        health = afar(rtt_s, 350.0, waiting)
+        load = FrontLoad(health.outstanding, 0, Bytes(0))
         return routing.admit(where, {"a": health}, set(), load, Seconds(2.0), Bytes(1), limits, NOW) is not None
 
     for road_s in (0.002, 0.03, 0.1, 0.3):
-        assert not turned(120, road_s), road_s
-        assert turned(130, road_s), road_s
-    assert not turned(127, 0.0)
-    assert turned(128, 0.0)
+        assert not is_refused(120, road_s), road_s
+        assert is_refused(130, road_s), road_s
+    assert not is_refused(127, 0.0)
+    assert is_refused(128, 0.0)
 
 
 def test_a_burst_over_a_long_road_is_not_taken_for_a_long_queue() -> None:
-    alone = routing.answered(Health(outstanding=1), Seconds(0.105), 0, NOW, Seconds(0.1))
+    alone = routing.record_answer(ReplicaHealth(outstanding=1), Seconds(0.105), 0, NOW, Seconds(0.1))
     crowded = replace(alone, outstanding=40)
     turned = routing.admit(
-        route(endpoint("a")), {"a": crowded}, set(), Load(40, 0, Bytes(0)), Seconds(1.0), Bytes(1), Limits(), NOW
+        route(endpoint("a")),
+        {"a": crowded},
+        set(),
+        FrontLoad(40, 0, Bytes(0)),
+        Seconds(1.0),
+        Bytes(1),
+        AdmissionLimits(),
+        NOW,
     )
     assert turned is None
 
@@ -384,32 +464,32 @@ def test_nobody_serves_it() -> None:
 
 
 def test_service_time_is_learnt_from_answers() -> None:
-    health = Health()
+    health = ReplicaHealth()
     for _ in range(30):
-        health = routing.answered(routing.sent(health), Seconds(0.4), 3, NOW)
+        health = routing.record_answer(routing.record_sent(health), Seconds(0.4), 3, NOW)
     assert health.service_s == pytest.approx(0.1)
 
 
 def test_condemned_requests_are_forgotten_in_time_and_in_number() -> None:
-    condemned = Condemned(keep_s=10.0, size=3)
+    condemned = BlockedRequests(keep_s=10.0, size=3)
     for n in range(5):
         condemned.add(bytes([n]), NOW)
     assert len(condemned) == 3
-    assert condemned.left_s(b"\x00", NOW) is None
-    assert condemned.left_s(b"\x04", Elapsed(NOW + 4)) == pytest.approx(6.0)
-    assert condemned.left_s(b"\x04", Elapsed(NOW + 10)) is None
+    assert condemned.remaining_s(b"\x00", NOW) is None
+    assert condemned.remaining_s(b"\x04", Elapsed(NOW + 4)) == pytest.approx(6.0)
+    assert condemned.remaining_s(b"\x04", Elapsed(NOW + 10)) is None
     assert len(condemned) == 2
 
 
 def test_a_suspect_stays_one_until_it_is_answered_or_its_time_is_over() -> None:
-    suspects = Suspects(keep_s=10.0, size=3)
-    assert suspects.crashed_with(b"p", NOW) is None
+    suspects = SuspectedRequests(keep_s=10.0, size=3)
+    assert suspects.colocated_at_crash(b"p", NOW) is None
     suspects.add(b"p", frozenset({b"x", b"y"}), NOW)
     suspects.add(b"x", frozenset({b"p", b"y"}), NOW)
-    suspects.answered(b"x")
-    assert suspects.crashed_with(b"x", NOW) is None
-    assert suspects.crashed_with(b"p", NOW) == frozenset({b"y"}), "x has been answered: it explains no crash"
-    assert suspects.crashed_with(b"p", Elapsed(NOW + 10)) is None
+    suspects.clear(b"x")
+    assert suspects.colocated_at_crash(b"x", NOW) is None
+    assert suspects.colocated_at_crash(b"p", NOW) == frozenset({b"y"}), "x has been answered: it explains no crash"
+    assert suspects.colocated_at_crash(b"p", Elapsed(NOW + 10)) is None
     for n in range(5):
         suspects.add(bytes([n]), frozenset(), NOW)
     assert len(suspects) == 3

@@ -6,21 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.samples import verification
-from shoal.agent.core.verification import Compared, judge, within
+from harness.builders.agent_values import verification
+from shoal.agent.core.verification import InputComparison, is_within, verdict_of
 from shoal.types.codes import Code
 from shoal.types.migration import Drift, InputsFrom, Metric
 from shoal.wire import nouns
 
 ASKED = verification(samples=2)
-GOOD = Compared((Drift("y", Metric.MAX_REL, 1e-3, 1e-5, True), Drift("y", Metric.COSINE, 0.99, 1.0, True)), "", 10)
-OFF = Compared((Drift("y", Metric.MAX_REL, 1e-3, 0.5, False), Drift("y", Metric.COSINE, 0.99, 0.995, True)), "", 10)
-TORN = Compared((), "y: shape [1], expected [2]", 0)
+GOOD = InputComparison(
+    (Drift("y", Metric.MAX_REL, 1e-3, 1e-5, True), Drift("y", Metric.COSINE, 0.99, 1.0, True)), "", 10
+)
+OFF = InputComparison(
+    (Drift("y", Metric.MAX_REL, 1e-3, 0.5, False), Drift("y", Metric.COSINE, 0.99, 0.995, True)), "", 10
+)
+TORN = InputComparison((), "y: shape [1], expected [2]", 0)
 
 
 def test_passed_with_the_worst_of_all_inputs() -> None:
     other = replace(GOOD, drifts=(replace(GOOD.drifts[0], worst=1e-4), replace(GOOD.drifts[1], worst=0.999)))
-    verdict = judge(ASKED, InputsFrom.SAMPLES, (GOOD, other), "ab")
+    verdict = verdict_of(ASKED, InputsFrom.SAMPLES, (GOOD, other), "ab")
     assert (verdict.passed, verdict.code, verdict.reason, verdict.samples) == (True, None, "", 2)
     assert [drift.worst for drift in verdict.drifts] == [1e-4, 0.999]
     assert (verdict.migration, verdict.inputs, verdict.inputs_sha256) == ("m-1", InputsFrom.SAMPLES, "ab")
@@ -38,24 +42,25 @@ def test_passed_with_the_worst_of_all_inputs() -> None:
         ((replace(GOOD, elements=0),) * 2, Code.VERIFY_IMPOSSIBLE, "no answer had a value to compare"),
     ],
 )
-def test_why_it_did_not_pass(compared: tuple[Compared, ...], code: Code, reason: str) -> None:
-    verdict = judge(ASKED, InputsFrom.GENERATED, compared, "")
+def test_why_it_did_not_pass(compared: tuple[InputComparison, ...], code: Code, reason: str) -> None:
+    verdict = verdict_of(ASKED, InputsFrom.GENERATED, compared, "")
     assert (verdict.passed, verdict.code, verdict.reason) == (False, code, reason)
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(Metric)), st.floats(-1, 2)), min_size=1, max_size=12))
 def test_one_input_out_of_tolerance_fails_them_all_in_any_order(found: list[tuple[Metric, float]]) -> None:
     compared = [
-        Compared((Drift("y", metric, 0.5, worst, within(metric, worst, 0.5)),), "", 1) for metric, worst in found
+        InputComparison((Drift("y", metric, 0.5, worst, is_within(metric, worst, 0.5)),), "", 1)
+        for metric, worst in found
     ]
     asked = verification(samples=1)
-    verdict = judge(asked, InputsFrom.GENERATED, compared, "")
+    verdict = verdict_of(asked, InputsFrom.GENERATED, compared, "")
     assert verdict.passed == all(each.drifts[0].passed for each in compared)
-    assert judge(asked, InputsFrom.GENERATED, compared[::-1], "").passed == verdict.passed
+    assert verdict_of(asked, InputsFrom.GENERATED, compared[::-1], "").passed == verdict.passed
     for drift in verdict.drifts:
-        assert drift.passed == within(drift.metric, drift.worst, drift.bound)
+        assert drift.passed == is_within(drift.metric, drift.worst, drift.bound)
     assert nouns.decode(type(verdict), nouns.encode(verdict)) == verdict
 
 
 def test_nan_is_within_nothing() -> None:
-    assert not any(within(metric, float("nan"), 1.0) for metric in Metric)
+    assert not any(is_within(metric, float("nan"), 1.0) for metric in Metric)

@@ -5,11 +5,11 @@ from typing import cast
 import pytest
 
 from shoal.agent.clock import SystemClock
-from shoal.agent.dataplane.forward import AttemptFailed, Errand, Peers, Workers
-from shoal.agent.dataplane.front import DataPlane, Settings
-from shoal.agent.dataplane.sessions import Sessions
-from shoal.agent.dataplane.transport import Call
-from shoal.agent.ports import Keeper, LocalWorker
+from shoal.agent.dataplane.front import DataPlane, FrontSettings
+from shoal.agent.dataplane.sessions import FrontSessions
+from shoal.agent.dataplane.transport import InboundCall
+from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
+from shoal.agent.ports import LocalWorker, StatefulReplica
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
@@ -29,37 +29,37 @@ class Node:
     def __init__(self) -> None:
         clock = SystemClock()
         self.crashes = 0
-        workers, peers = cast("Workers", self), cast("Peers", self)
-        sessions = Sessions("west", "n1", clock, workers, peers, lambda: Wall(1.0))
+        workers, peers = cast("WorkerClients", self), cast("PeerClients", self)
+        sessions = FrontSessions("west", "n1", clock, workers, peers, lambda: Wall(1.0))
         sessions.lease(Elapsed(clock.now() + 300.0))
-        self.plane = DataPlane(Settings("west", "n1"), clock, workers, peers, lambda: Wall(1.0), sessions=sessions)
-        self.told()
+        self.plane = DataPlane(FrontSettings("west", "n1"), clock, workers, peers, lambda: Wall(1.0), sessions=sessions)
+        self.apply_config()
 
-    def told(self) -> None:
+    def apply_config(self) -> None:
         endpoint = Endpoint(REPLICA, "n1", EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
         worker = LocalWorker(REPLICA, KEY, "/socket", str(self.crashes))
-        keeper = Keeper(REPLICA, KEY, {"s": "sn"})
-        self.plane.configure((Route(KEY, 1, (endpoint,), stateful=True),), (), (worker,), keepers=(keeper,))
+        keeper = StatefulReplica(REPLICA, KEY, {"s": "sn"})
+        self.plane.configure((Route(KEY, 1, (endpoint,), stateful=True),), (), (worker,), stateful_replicas=(keeper,))
 
     def configure(self, _listed: object) -> None:
         """Of workers and of peers."""
 
-    def is_opening(self, endpoint: Endpoint) -> bool:
+    def is_connecting(self, endpoint: Endpoint) -> bool:
         return False
 
-    def road_s(self, endpoint: Endpoint) -> Seconds:
+    def rtt_s(self, endpoint: Endpoint) -> Seconds:
         return Seconds(0.0)
 
-    async def metadata(self, assignment: str, errand: Errand) -> oip.ModelMetadataResponse:
+    async def metadata(self, assignment: str, context: CallContext) -> oip.ModelMetadataResponse:
         spec = oip.ModelMetadataResponse.TensorMetadata(name="s", datatype="UINT8", shape=[1])
         return oip.ModelMetadataResponse(inputs=[spec])
 
-    async def infer(self, assignment: str, request: bytes, errand: Errand) -> bytes:
+    async def infer(self, assignment: str, request: bytes, context: CallContext) -> bytes:
         x, state = oip.ModelInferRequest.FromString(request).raw_input_contents
         if x == POISON:
             self.crashes += 1
-            self.told()
-            raise AttemptFailed(Refusal(Code.WORKER_CRASHED, "it ended", "an answer"), sent=True)
+            self.apply_config()
+            raise AttemptFailed(Refusal(Code.WORKER_CRASHED, "it ended", "an answer"), was_sent=True)
         answer = oip.ModelInferResponse(raw_output_contents=[state, bytes([state[0] + 1])])
         for name in ("y", "sn"):
             answer.outputs.add(name=name, datatype="UINT8", shape=[1])
@@ -70,7 +70,7 @@ class Node:
         request.inputs.add(name="x", datatype="UINT8", shape=[1])
         request.parameters["sequence_id"].int64_param = sequence
         request.parameters["sequence_start"].bool_param = start
-        call = Call(Identity("west", Role.TENANT, "acme", Wall(0.0), Wall(2.0), "1"))
+        call = InboundCall(Identity("west", Role.TENANT, "acme", Wall(0.0), Wall(2.0), "1"))
         answer = await self.plane.infer(call, request.SerializeToString())
         return oip.ModelInferResponse.FromString(answer).raw_output_contents[0]
 

@@ -2,32 +2,76 @@
 
 from dataclasses import replace
 
-from shoal.agent.core.routing import Fault
-from shoal.agent.dataplane.metering import NEWEST, FrontCollector, Meter
+import pytest
+
+from shoal.agent.dataplane.metering import P95_WINDOW, FrontCollector, RequestMeter
 from shoal.types.assignment import Crossing
+from shoal.types.codes import Code
 from shoal.types.latency import bucket_of
 from shoal.types.units import Seconds
+from shoal.types.workload import WorkloadKey
 
 
 def test_requests_errors_and_the_p95_of_the_newest() -> None:
-    meter = Meter()
-    for number in range(NEWEST):
-        meter.crossed("ag-1", "east", Seconds(10.0 + number))
-    for number in range(1, NEWEST + 1):
-        meter.crossed("ag-1", "east", Seconds(number / NEWEST))
-    meter.crossed("ag-1", "east", Fault.REPLICA)
-    meter.crossed("ag-1", "east", Fault.REQUEST)
+    meter = RequestMeter()
+    for number in range(P95_WINDOW):
+        meter.record_crossing("ag-1", "east", Seconds(10.0 + number))
+    for number in range(1, P95_WINDOW + 1):
+        meter.record_crossing("ag-1", "east", Seconds(number / P95_WINDOW))
+    meter.record_crossing("ag-1", "east", Code.REPLICA_UNREACHABLE)
+    meter.record_crossing("ag-1", "east", Code.INVALID_ARGUMENT)
     (counted,) = meter.crossings()
-    assert replace(counted, latencies=()) == Crossing("ag-1", "east", 2 * NEWEST + 2, 1, Seconds(244 / NEWEST))
-    assert sum(counted.latencies) == 2 * NEWEST, "of all that were answered, not of the newest alone"
-    assert sum(counted.latencies[bucket_of(10.0) :]) == NEWEST
+    assert replace(counted, latencies=()) == Crossing(
+        "ag-1", "east", 2 * P95_WINDOW + 2, 1, Seconds(244 / P95_WINDOW), refused=1
+    )
+    assert sum(counted.latencies) == 2 * P95_WINDOW, "of all that were answered, not of the newest alone"
+    assert sum(counted.latencies[bucket_of(10.0) :]) == P95_WINDOW
+
+
+@pytest.mark.parametrize(
+    ("code", "counted_as"),
+    [
+        (Code.INVALID_ARGUMENT, "refused"),
+        (Code.TOO_LARGE, "refused"),
+        (Code.CANCELLED, "refused"),
+        (Code.DEADLINE_EXCEEDED, "late"),
+        (Code.INTERNAL, "errors"),
+        (Code.RUNTIME_FAILED, "errors"),
+        (Code.OVERLOADED, "errors"),
+        (Code.WORKER_CRASHED, "errors"),
+    ],
+)
+def test_a_request_between_regions_without_an_answer_is_counted_by_whose_fault_that_is(
+    code: Code, counted_as: str
+) -> None:
+    meter = RequestMeter()
+    meter.record_crossing("ag-1", "east", code)
+    (counted,) = meter.crossings()
+    assert counted == replace(Crossing("ag-1", "east", 1, 0, Seconds(0.0), counted.latencies), **{counted_as: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("code", "own_limit", "lost"),
+    [
+        (Code.DEADLINE_EXCEEDED, True, 0),
+        (Code.DEADLINE_EXCEEDED, False, 1),
+        (Code.WORKER_CRASHED, True, 1),
+        (Code.INVALID_ARGUMENT, False, 0),
+    ],
+)
+def test_lost_is_no_clients_own_time_out_nor_its_bad_value(code: Code, lost: int, *, own_limit: bool) -> None:
+    meter, workload = RequestMeter(), WorkloadKey("shop", "ocr")
+    meter.record_entry(workload, "gateway")
+    meter.record_failure(workload, "gateway", 1, code, caller_deadline=own_limit)
+    (counted,) = meter.ingress()
+    assert (counted.requests, counted.refused, counted.lost) == (1, 1 - lost, lost)
 
 
 def test_what_no_agreement_names_any_more_is_forgotten() -> None:
-    meter = Meter()
-    meter.crossed("ag-1", "east", Fault.BUSY)
-    meter.crossed("ag-2", "north", Seconds(0.5))
-    meter.forget({"ag-2"})
+    meter = RequestMeter()
+    meter.record_crossing("ag-1", "east", Code.OVERLOADED)
+    meter.record_crossing("ag-2", "north", Seconds(0.5))
+    meter.keep_agreements({"ag-2"})
     assert [(each.agreement, each.requests, sum(each.latencies)) for each in meter.crossings()] == [("ag-2", 1, 1)]
     shown = {
         sample.name for metric in FrontCollector(meter, lambda: 0, lambda: 0).collect() for sample in metric.samples

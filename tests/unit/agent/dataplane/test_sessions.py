@@ -1,7 +1,7 @@
 """The sessions of two fronts, their workers and the way between them made up: what becomes of one in every turn."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -10,11 +10,11 @@ import pytest_asyncio
 
 from harness.wait import until
 from shoal.agent.clock import SystemClock
-from shoal.agent.core.sequences import Key, Limits, Step
-from shoal.agent.dataplane.forward import AttemptFailed, Errand, Peers, Workers
-from shoal.agent.dataplane.sessions import Sessions
-from shoal.agent.dataplane.transport import Call
-from shoal.agent.ports import Keeper, LocalWorker
+from shoal.agent.core.sequences import SequenceKey, SessionLimits, SessionStep
+from shoal.agent.dataplane.sessions import FrontSessions
+from shoal.agent.dataplane.transport import InboundCall
+from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
+from shoal.agent.ports import LocalWorker, StatefulReplica
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
@@ -40,7 +40,7 @@ class Front:
     name: str
     replica: str
     fronts: dict[str, "Front"]
-    limits: Limits = field(default_factory=Limits)
+    limits: SessionLimits = field(default_factory=SessionLimits)
     shape: tuple[int, ...] = (1,)
     answer_bytes: int = 1
     cut: frozenset[str] = frozenset()
@@ -48,36 +48,39 @@ class Front:
     failing: list[Code] = field(default_factory=list)
     """How the next runs fail."""
     runs: int = 0
-    sessions: Sessions = field(init=False)
+    meanwhile: Callable[[], None] = field(default=lambda: None)
+    """What happens while the next step runs."""
+    sessions: FrontSessions = field(init=False)
 
     def __post_init__(self) -> None:
         clock = SystemClock()
-        workers, peers = cast("Workers", self), cast("Peers", self)
-        self.sessions = Sessions("west", self.name, clock, workers, peers, lambda: Wall(1.0), self.limits)
+        workers, peers = cast("WorkerClients", self), cast("PeerClients", self)
+        self.sessions = FrontSessions("west", self.name, clock, workers, peers, lambda: Wall(1.0), self.limits)
         self.sessions.lease(Elapsed(clock.now() + 300.0))
-        self.told()
+        self.configure()
 
-    def told(self, handover: Handover | None = None, *givers: Giver, nonce: str = "1") -> None:
-        keeper = Keeper(self.replica, WORKLOAD, STATE, handover, givers)
+    def configure(self, handover: Handover | None = None, *givers: Giver, nonce: str = "1") -> None:
+        keeper = StatefulReplica(self.replica, WORKLOAD, STATE, handover, givers)
         self.sessions.configure((keeper,), (LocalWorker(self.replica, WORKLOAD, "/socket", nonce),))
 
-    async def metadata(self, assignment: str, errand: Errand) -> oip.ModelMetadataResponse:
+    async def metadata(self, assignment: str, context: CallContext) -> oip.ModelMetadataResponse:
         spec = oip.ModelMetadataResponse.TensorMetadata(name="s", datatype="UINT8", shape=self.shape)
         return oip.ModelMetadataResponse(inputs=[spec])
 
-    async def hand_over(self, endpoint: Endpoint, method: str, request: bytes, left_s: Seconds) -> bytes:
+    async def hand_over(self, endpoint: Endpoint, method: str, request: bytes, timeout_s: Seconds) -> bytes:
         if method in self.cut:
             refusal = Refusal(Code.REPLICA_UNREACHABLE, "nobody", "an answer")
-            raise AttemptFailed(refusal, sent=True)
-        call = Call(Identity("west", Role.AGENT, self.name, Wall(0.0), Wall(2.0), "1"))
+            raise AttemptFailed(refusal, was_sent=True)
+        call = InboundCall(Identity("west", Role.AGENT, self.name, Wall(0.0), Wall(2.0), "1"))
         there = self.fronts[endpoint.node].sessions
-        answers = {"Offer": there.offered, "Commit": there.committed}
+        answers = {"Offer": there.on_offer, "Commit": there.on_commit}
         return await answers[method](call, request)
 
     async def run(self, assignment: str, request: bytes) -> bytes:
         self.runs += 1
         if self.failing:
-            raise AttemptFailed(Refusal(self.failing.pop(0), "made up", "an answer"), sent=True)
+            raise AttemptFailed(Refusal(self.failing.pop(0), "made up", "an answer"), was_sent=True)
+        self.meanwhile()
         asked = oip.ModelInferRequest.FromString(request)
         (state,) = asked.raw_input_contents
         answer = oip.ModelInferResponse(raw_output_contents=[bytes(self.answer_bytes - 1) + state[:1], _more(state)])
@@ -87,10 +90,10 @@ class Front:
 
     async def step(self, sequence: str, token: str, *, start: bool = False, end: bool = False) -> int:
         """How many steps came before."""
-        step = Step(token, token.encode(), start, end)
+        step = SessionStep(token, token.encode(), start, end)
         request = oip.ModelInferRequest(model_name="counting").SerializeToString()
         until_ = Elapsed(SystemClock().now() + CALL_S)
-        key = Key(WORKLOAD, sequence)
+        key = SequenceKey(WORKLOAD, sequence)
         answer = await self.sessions.step(key, step, request, self.replica, until_, self.run)
         return oip.ModelInferResponse.FromString(answer).raw_output_contents[0][-1]
 
@@ -109,8 +112,8 @@ class Pair:
 
     def hand(self, *, back: bool = False) -> None:
         giver, taker = (self.new, self.old) if back else (self.old, self.new)
-        taker.told(None, Giver("m-1", giver.name))
-        giver.told(Handover("m-1", taker.replica, taker.name, "10.0.0.2:1"))
+        taker.configure(None, Giver("m-1", giver.name))
+        giver.configure(Handover("m-1", taker.replica, taker.name, "10.0.0.2:1"))
 
 
 @pytest_asyncio.fixture
@@ -123,15 +126,61 @@ async def pair() -> AsyncIterator[Pair]:
         each.sessions.close()
 
 
+async def test_f06_a_session_outlasts_its_lease_unless_the_region_gave_the_node_up(pair: Pair) -> None:
+    front, clock = pair.old, SystemClock()
+    sessions = front.sessions
+
+    async def lapse(claim: str) -> None:
+        sessions._leased_until = Elapsed(0.0)  # as after a coordinator that was away
+        sessions._claim = claim
+
+    await front.step("7", "t1", start=True)
+    await lapse("h/0")
+    waiting = asyncio.ensure_future(front.step("7", "t2"))
+    with pytest.raises(ShoalError, match="LEASE_ENDED"):
+        await front.step("8", "t1", start=True)
+    assert not waiting.done(), "nothing runs without a lease"
+    assert front.runs == 1
+    sessions.lease(Elapsed(clock.now() + 300.0), "h/0")
+    assert await waiting == 1
+    await lapse("h/0")
+    sessions.lease(Elapsed(clock.now() + 300.0), "h/1")
+    with pytest.raises(ShoalError, match="SESSION_LOST"):
+        await front.step("7", "t3")
+
+
+@pytest.mark.parametrize("claim", ["h/0", "h/1"])
+async def test_f06_a_step_whose_lease_ends_while_it_runs_waits_for_the_next(pair: Pair, claim: str) -> None:
+    front, clock = pair.old, SystemClock()
+    sessions = front.sessions
+
+    def lapse() -> None:
+        sessions._leased_until, sessions._claim = Elapsed(0.0), "h/0"
+
+    await front.step("7", "t1", start=True)
+    front.meanwhile = lapse
+    waiting = asyncio.ensure_future(front.step("7", "t2"))
+    await until(lambda: front.runs == 2, WAIT_S, "the step has run")
+    front.meanwhile = lambda: None
+    assert not waiting.done()
+    sessions.lease(Elapsed(clock.now() + 300.0), claim)
+    if claim == "h/0":
+        assert await waiting == 1
+        assert await front.step("7", "t3") == 2
+    else:
+        with pytest.raises(ShoalError, match="SESSION_LOST"):  # the region gave the node up: another may have it
+            await waiting
+
+
 async def test_a_session_between_offer_and_commit_outlasts_the_moves_turn(pair: Pair) -> None:
     await pair.old.step("7", "t1", start=True)
     pair.old.cut = frozenset({"Commit"})
     pair.hand()
-    await until(lambda: pair.old.sessions.counted["given"], WAIT_S, "the session to be let go of")
+    await until(lambda: pair.old.sessions.event_counts["given"], WAIT_S, "the session to be let go of")
     assert pair.old.count() == 1  # its receiver does not know yet: the old replica must not go
     assert pair.new.count() == 1  # nor the new one
-    pair.old.told()
-    pair.new.told()  # the move turned: nobody is named
+    pair.old.configure()
+    pair.new.configure()  # the move turned: nobody is named
     pair.old.cut = frozenset()
     assert await pair.new.step("7", "t2") == 1
     assert (pair.old.count(), pair.new.count()) == (0, 1)
@@ -144,7 +193,7 @@ async def test_nobody_else_commits_what_was_offered(pair: Pair) -> None:
     await pair.old.step("7", "t1", start=True)
     pair.old.cut = frozenset({"Commit"})
     pair.hand()
-    await until(lambda: pair.old.sessions.counted["given"], WAIT_S, "the session to be let go of")
+    await until(lambda: pair.old.sessions.event_counts["given"], WAIT_S, "the session to be let go of")
     other = Front("other", "a-other", pair.old.fronts)
     commit = sessions_pb2.SessionCommit(
         migration="m-1", to=NEW, workload=nouns.to_wire(WORKLOAD), sequence="7", run="t1", hands=1
@@ -154,11 +203,11 @@ async def test_nobody_else_commits_what_was_offered(pair: Pair) -> None:
         await other.hand_over(there, "Commit", commit.SerializeToString(), Seconds(1.0))
     assert caught.value.code is Code.ROLE_DENIED
     pair.old.cut = frozenset()
-    await until(lambda: pair.new.sessions.counted["taken"], WAIT_S, "its giver to be heard")
+    await until(lambda: pair.new.sessions.event_counts["taken"], WAIT_S, "its giver to be heard")
 
 
 async def test_a_session_that_grows_or_has_no_room_is_refused_and_stands_as_it_did(pair: Pair) -> None:
-    front = Front("small", OLD, {}, Limits(total_bytes=300, tenant_bytes=200, session_bytes=150), shape=(64,))
+    front = Front("small", OLD, {}, SessionLimits(total_bytes=300, tenant_bytes=200, session_bytes=150), shape=(64,))
     await front.step("1", "t1", start=True)
     await front.step("2", "t1", start=True)
     with pytest.raises(ShoalError, match="OVERLOADED"):
@@ -171,7 +220,7 @@ async def test_a_session_that_grows_or_has_no_room_is_refused_and_stands_as_it_d
     assert await front.step("1", "t3") == 1
     await front.step("1", "t4", end=True)  # what ends gives its room back
     await front.step("3", "t1", start=True)
-    huge = Front("huge", OLD, {}, Limits(session_bytes=2**20), shape=(2**40,))
+    huge = Front("huge", OLD, {}, SessionLimits(session_bytes=2**20), shape=(2**40,))
     with pytest.raises(ShoalError, match="SESSION_INVALID"):
         await huge.step("1", "t1", start=True)
     assert huge.runs == 0
@@ -179,12 +228,12 @@ async def test_a_session_that_grows_or_has_no_room_is_refused_and_stands_as_it_d
 
 async def test_a_session_that_is_offered_takes_no_more_room_than_one_of_this_front(pair: Pair) -> None:
     fronts = {"old": pair.old}
-    fronts["new"] = Front("new", NEW, fronts, Limits(tenant_bytes=100))
+    fronts["new"] = Front("new", NEW, fronts, SessionLimits(tenant_bytes=100))
     pair.old.shape, pair.old.fronts = (64,), fronts
     for sequence in ("1", "2"):
         await pair.old.step(sequence, "t1", start=True)
     Pair(pair.old, fronts["new"]).hand()
-    await until(lambda: pair.old.sessions.counted["not_given"], WAIT_S, "the second to be refused")
+    await until(lambda: pair.old.sessions.event_counts["not_given"], WAIT_S, "the second to be refused")
     assert (pair.old.count(), fronts["new"].count()) == (1, 1)
 
 
@@ -198,7 +247,7 @@ async def test_a_large_answer_is_not_kept_and_its_step_not_run_again(pair: Pair)
 
 
 async def test_first_steps_that_run_count_as_sessions(pair: Pair) -> None:
-    front = Front("small", OLD, {}, Limits(number=2))
+    front = Front("small", OLD, {}, SessionLimits(max_sessions=2))
     steps = (front.step(str(number), "t1", start=True) for number in range(4))
     told = await asyncio.gather(*steps, return_exceptions=True)
     assert sum(isinstance(each, ShoalError) for each in told) == 2
@@ -208,7 +257,7 @@ async def test_a_step_runs_again_at_the_same_worker_where_that_only_hung(pair: P
     await pair.old.step("7", "t1", start=True)
     pair.old.failing = [Code.WORKER_CRASHED]
     assert await pair.old.step("7", "t2") == 1
-    assert pair.old.sessions.counted["replayed"] == 1
+    assert pair.old.sessions.event_counts["replayed"] == 1
 
 
 async def test_sessions_that_hang_hold_up_no_others(pair: Pair) -> None:
@@ -237,7 +286,7 @@ async def test_sessions_that_hang_hold_up_no_others(pair: Pair) -> None:
 
 async def test_a_session_does_not_go_to_a_replica_of_the_node_that_keeps_none(pair: Pair) -> None:
     await pair.old.step("7", "t1", start=True)
-    pair.old.told(Handover("m-1", "a-none", "old", "10.0.0.1:1"))
+    pair.old.configure(Handover("m-1", "a-none", "old", "10.0.0.1:1"))
     assert await pair.old.step("7", "t2") == 1
-    pair.old.told()
+    pair.old.configure()
     assert await pair.old.step("7", "t3") == 2

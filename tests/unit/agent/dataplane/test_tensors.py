@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.dataplane.request import read
-from shoal.agent.dataplane.tensors import Wanted, load_json, request_of, response_of
+from shoal.agent.dataplane.request import parse_request
+from shoal.agent.dataplane.tensors import OutputFormat, convert_request, convert_response, load_json, run_steps
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError
 
@@ -28,6 +28,17 @@ FORMATS = {
     "FP32": "f",
     "FP64": "d",
 }
+
+
+def request_of(
+    model: str, version: str, text: bytes, header_length: int | None
+) -> tuple[oip.ModelInferRequest, OutputFormat]:
+    request, wanted = run_steps(convert_request(model, version, bytearray(text), header_length))
+    return oip.ModelInferRequest.FromString(request), wanted
+
+
+def response_of(response: bytes, wanted: OutputFormat) -> tuple[bytes, int | None]:
+    return run_steps(convert_response(response, wanted))
 
 
 def body(**tensor: Any) -> bytes:
@@ -113,12 +124,19 @@ def test_binary_both_ways_and_mixed() -> None:
     assert list(message.raw_input_contents) == [bf16, b"\xfd", text]
     assert message.parameters["sequence_id"].int64_param == 7
     assert message.outputs[0].parameters["classification"].int64_param == 3
-    assert read(message.SerializeToString()).session == "7"
+    assert parse_request(message.SerializeToString()).session == "7"
     answer, json_length = response_of(echo(message), wanted)
     assert json_length is not None
     found = json.loads(answer[:json_length])
     assert [o.get("data") for o in found["outputs"]] == [None, [-3], None]
     assert answer[json_length:] == bf16 + text
+
+
+NO_LISTS = (
+    *(b"[1", b"1]", b"[1]]", b"[[1]", b"[1 2]", b"[,1]", b"[1,]", b"[1}]", b"[{}]", b"[1][2]", b"[01]", b"[1]2"),
+    *(b"[" + b" " * 20_000 + b"1]", b"[" + b"1" * 20_000 + b"]", b'["a""b"]', b'["a" 1]', b'["a]', b'["a","b"}'),
+)
+"""`data` that is no JSON, or no number with a comma within reach."""
 
 
 @pytest.mark.parametrize(
@@ -135,11 +153,21 @@ def test_binary_both_ways_and_mixed() -> None:
         (b'{"inputs":[],"id":"\\ud800"}', Code.INVALID_ARGUMENT),
         (b'{"inputs":[],"parameters":{"a":{}}}', Code.INVALID_ARGUMENT),
         (b'{"inputs":[],"parameters":{"a":99999999999999999999}}', Code.INVALID_ARGUMENT),
-        (b'{"inputs":' + b"[" * 100_000, Code.INVALID_ARGUMENT),
-        (b'{"a":' * 50_000, Code.INVALID_ARGUMENT),
+        (b'{"inputs":' + b"[" * 10_000, Code.INVALID_ARGUMENT),
+        (b'{"inputs":' + b"[" * 100_000, Code.FIELD_TOO_MANY),
+        (b'{"a":' * 10_000, Code.INVALID_ARGUMENT),
+        (b'{"a":' * 50_000, Code.FIELD_TOO_MANY),
+        (b'{"inputs":[' + b"{}," * 5000 + b"{}]}", Code.FIELD_TOO_MANY),
+        (json.dumps({"inputs": [], "parameters": {str(n): n for n in range(4097)}}).encode(), Code.FIELD_TOO_MANY),
+        (b'{"inputs":[],"data":[1]}', Code.INVALID_ARGUMENT),
+        (body(data=[0], parameters={"data": [1]}), Code.INVALID_ARGUMENT),
+        (body(data="x"), Code.INVALID_ARGUMENT),
+        *((body(data=None).replace(b"null", text), Code.INVALID_ARGUMENT) for text in NO_LISTS),
         (b'{"inputs":[' + b"9" * 5000 + b"]}", Code.INVALID_ARGUMENT),
+        (b"[" * 900_000, Code.FIELD_TOO_MANY),
         (b"[" * 4_000_000, Code.TOO_LARGE),
-        (b'{"inputs":[{"data":[' + b"0," * 9_000_000 + b"0]}]}", Code.TOO_LARGE),
+        (b'{"inputs":[{"data":[' + b"0," * 9_000_000 + b"0]}]}", Code.INVALID_ARGUMENT),
+        (body(data=[0], shape=[2**24 + 1]), Code.TOO_LARGE),
         (body(), Code.INVALID_ARGUMENT),
         (body(data=7), Code.INVALID_ARGUMENT),
         (body(data=[1, 2]), Code.INVALID_ARGUMENT),
@@ -178,6 +206,50 @@ def test_what_is_refused(text: bytes, code: Code) -> None:
     assert len(str(refused.value)) < 1000
 
 
+SHAPE = [3, 2]
+BROKEN = (
+    b"[[1,2],[3,4]5,[6]]",
+    b"[[1,2],[3,4],5[,6]]",
+    b"[[1,2],[3,4],[5],6]",
+    b"[[1,2],[3,4],[[5,6]]]",
+    b"[[1,2],[3,4]]",
+)
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_nested_lists_are_their_shape_or_refused(text: bytes) -> None:
+    request_of("m", "", body(data=[[1, 2], [3, 4], [5, 6]], shape=SHAPE), None)
+    with pytest.raises(ShoalError) as refused:
+        request_of("m", "", body(data=None, shape=SHAPE).replace(b"null", text), None)
+    assert refused.value.code is Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("shape", [[17_000], [17_000, 1], [1, 17_000], [20, 2, 500], [2] * 14])
+@pytest.mark.parametrize("datatype", ["INT64", "BYTES"])
+def test_lists_of_many_steps(shape: list[int], datatype: str) -> None:
+    """As one parse would have it, before and after the keys that say what it is, spaces or not."""
+    count = math.prod(shape)
+    flat: list[Any] = [f'"]],[{n}\\' for n in range(count)] if datatype == "BYTES" else list(range(-count, 0))
+    nested = flat
+    for size in reversed(shape[1:]):
+        nested = [nested[i : i + size] for i in range(0, len(nested), size)]
+    texts = [item.encode() for item in flat] if datatype == "BYTES" else []
+    packed = b"".join(struct.pack("<I", len(text)) + text for text in texts) or struct.pack(f"<{count}q", *flat)
+    for data in (flat, nested):
+        for spaces in ((",", ":"), (" , ", " : ")):
+            tensor = {"data": data, "name": "x", "shape": shape, "datatype": datatype}
+            for order in (tensor, dict(reversed(tensor.items()))):
+                text = json.dumps({"inputs": [order, order]}, separators=spaces).encode()
+                message, _ = request_of("m", "", text, None)
+                assert list(message.raw_input_contents) == [packed, packed]
+
+
+@pytest.mark.parametrize(("shape", "data"), [([0], []), ([0, 7], []), ([2, 0], [[], []]), ([2, 0, 3], [])])
+def test_lists_of_nothing(shape: list[int], data: list[Any]) -> None:
+    message, _ = request_of("m", "", body(data=data, shape=shape), None)
+    assert list(message.raw_input_contents) == [b""]
+
+
 @pytest.mark.parametrize("header_length", [-1, 10_000])
 def test_a_header_length_that_lies(header_length: int) -> None:
     with pytest.raises(ShoalError):
@@ -197,7 +269,7 @@ def test_outputs_that_json_cannot_carry(datatype: str, raw: bytes) -> None:
         raw_output_contents=[raw],
     ).SerializeToString()
     with pytest.raises(ShoalError) as refused:
-        response_of(answer, Wanted(False, {}))
+        response_of(answer, OutputFormat(False, {}))
     assert "binary_data" in refused.value.refusal.asked
 
 
@@ -245,12 +317,12 @@ def test_brackets_in_text_do_not_count_against_it_until_there_are_millions() -> 
 )
 def test_what_no_model_may_get(request_: bytes, code: Code) -> None:
     with pytest.raises(ShoalError) as refused:
-        read(request_)
+        parse_request(request_)
     assert refused.value.code is code
 
 
 def test_what_the_front_reads() -> None:
-    asked = read(
+    asked = parse_request(
         oip.ModelInferRequest(
             model_name="m",
             id="7",

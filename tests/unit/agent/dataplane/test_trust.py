@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.pki import Authority, Files
+from harness.crypto.pki import Authority, CertificateFiles
 from shoal.agent.dataplane.transport import TlsFiles
 from shoal.agent.dataplane.trust import Authorities
 from shoal.types.assignment import PeerTrust
@@ -36,7 +36,7 @@ def trust(of: Authority, *roots: str) -> PeerTrust:
     return PeerTrust(of.region, roots or (of.certificate.read_text(),), ("g9",), ("ag-1",))
 
 
-def judge(authorities: Authorities, files: Files) -> str:
+def identity_or_code(authorities: Authorities, files: CertificateFiles) -> str:
     try:
         return authorities.identity(files.certificate.read_bytes()).uri
     except ShoalError as error:
@@ -46,19 +46,19 @@ def judge(authorities: Authorities, files: Files) -> str:
 def test_each_authority_vouches_for_names_of_its_own_region(
     authorities: Authorities, west: Authority, east: Authority
 ) -> None:
-    assert judge(authorities, west.issue(Role.AGENT, "n1")) == "shoal://west/agent/n1"
-    assert judge(authorities, east.issue(Role.GATEWAY, "g9")) == "shoal://east/gateway/g9"
-    assert judge(authorities, east.issue(Role.OPERATOR, "ops", region="west")) == Code.CERT_UNTRUSTED
-    assert judge(authorities, west.issue(Role.GATEWAY, "g9", region="east")) == Code.CERT_UNTRUSTED
-    assert judge(authorities, east.issue(Role.GATEWAY, "g9", region="north")) == Code.REGION_MISMATCH
+    assert identity_or_code(authorities, west.issue(Role.AGENT, "n1")) == "shoal://west/agent/n1"
+    assert identity_or_code(authorities, east.issue(Role.GATEWAY, "g9")) == "shoal://east/gateway/g9"
+    assert identity_or_code(authorities, east.issue(Role.OPERATOR, "ops", region="west")) == Code.CERT_UNTRUSTED
+    assert identity_or_code(authorities, west.issue(Role.GATEWAY, "g9", region="east")) == Code.CERT_UNTRUSTED
+    assert identity_or_code(authorities, east.issue(Role.GATEWAY, "g9", region="north")) == Code.REGION_MISMATCH
 
 
 def test_a_region_that_leaves_is_believed_no_more(authorities: Authorities, east: Authority) -> None:
     files = east.issue(Role.GATEWAY, "g9")
     before = authorities.handshake
-    assert judge(authorities, files) == "shoal://east/gateway/g9"
+    assert identity_or_code(authorities, files) == "shoal://east/gateway/g9"
     authorities.configure(())
-    assert judge(authorities, files) == Code.REGION_MISMATCH
+    assert identity_or_code(authorities, files) == Code.REGION_MISMATCH
     assert authorities.roots_of("east", "g9") is None
     assert authorities.handshake.pem == b""
     assert authorities.handshake.version > before.version
@@ -81,9 +81,9 @@ def test_our_own_new_authority_counts_without_being_told(
 ) -> None:
     second = Authority(tmp_path / "second", "west", NOW)
     files = second.issue(Role.AGENT, "n2")
-    assert judge(authorities, files) == Code.CERT_UNTRUSTED
+    assert identity_or_code(authorities, files) == Code.CERT_UNTRUSTED
     west.certificate.write_bytes(west.certificate.read_bytes() + second.certificate.read_bytes())
-    assert judge(authorities, files) == "shoal://west/agent/n2"
+    assert identity_or_code(authorities, files) == "shoal://west/agent/n2"
 
 
 def test_an_authority_of_ours_that_went_vouches_for_who_came_while_it_stood(
@@ -94,8 +94,8 @@ def test_an_authority_of_ours_that_went_vouches_for_who_came_while_it_stood(
     second = Authority(tmp_path / "second", "west", NOW)
     west.certificate.write_bytes(second.certificate.read_bytes())
     authorities.configure((trust(east),))
-    assert judge(authorities, files) == "shoal://west/tenant/acme"
-    assert judge(authorities, second.issue(Role.TENANT, "acme")) == "shoal://west/tenant/acme"
+    assert identity_or_code(authorities, files) == "shoal://west/tenant/acme"
+    assert identity_or_code(authorities, second.issue(Role.TENANT, "acme")) == "shoal://west/tenant/acme"
 
 
 def test_a_root_that_bears_our_name_or_none_is_left_out(
@@ -105,4 +105,4 @@ def test_a_root_that_bears_our_name_or_none_is_left_out(
     forged = Authority(tmp_path / "forged", "west", NOW)
     authorities.configure((trust(east, forged.certificate.read_text(), "no PEM", east.certificate.read_text()),))
     assert authorities.handshake.pem == east.certificate.read_bytes()
-    assert judge(authorities, forged.issue(Role.OPERATOR, "ops")) == Code.CERT_UNTRUSTED
+    assert identity_or_code(authorities, forged.issue(Role.OPERATOR, "ops")) == Code.CERT_UNTRUSTED

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.clock import ManualClock
-from harness.nvml import RecordedNvml
+from harness.fakes.clock import ManualClock
+from harness.fakes.nvml import RecordedNvml
 from shoal.agent.devices.cuda import CudaDriver
 from shoal.agent.ports import DriverOptions
 from shoal.types.codes import Code, ShoalError

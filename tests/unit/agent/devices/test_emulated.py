@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.clock import ManualClock
+from harness.fakes.clock import ManualClock
 from shoal.agent.devices.emulated import EmulatedDriver, profiles
 from shoal.agent.ports import DriverOptions
 from shoal.agent.worker.pace import device_seconds
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, ShoalError
-from shoal.types.device import DeviceKind, EnergySource, Power
+from shoal.types.device import DeviceKind, EnergySource, PowerState
 
 RESNET50 = Work(conv_flops=8178368512.0, bytes=336765248.0, nodes=120)
 
@@ -62,22 +62,22 @@ def test_a_server_sleeps_and_a_board_of_which_nobody_says_so_does_not() -> None:
     assert "assumed" in server.rest.source
     assert "0.01 times" in server.rest.source
     assert board.rest is None
-    assert driver.rest("rk3588s", True) == 0.0
+    assert driver.set_sleep("rk3588s", True) == 0.0
     assert driver.read("rk3588s").power is None
-    assert driver.rest("nvidia-l4", True) == pytest.approx(2.6)
-    clock.pass_(100)
+    assert driver.set_sleep("nvidia-l4", True) == pytest.approx(2.6)
+    clock.advance(100)
     asleep = driver.read("nvidia-l4")
-    assert (asleep.power, asleep.slept_s, asleep.power_w) == (Power.ASLEEP, 100.0, 20.0)
+    assert (asleep.power, asleep.slept_s, asleep.power_w) == (PowerState.ASLEEP, 100.0, 20.0)
     # the device's own joules: 100 s here are 10 of its seconds
     assert asleep.energy_j == pytest.approx(200)
     assert asleep.saved_j == pytest.approx((server.rest.idle_w - 20) * 10)
-    assert driver.rest("nvidia-l4", False) == pytest.approx(2.6)
-    clock.pass_(1)
-    assert driver.read("nvidia-l4").power is Power.WAKING
-    assert driver.rest("nvidia-l4", False) == pytest.approx(1.6)
-    clock.pass_(1.7)
-    assert driver.read("nvidia-l4").power is Power.AWAKE
-    assert driver.rest("nvidia-l4", False) == 0.0
+    assert driver.set_sleep("nvidia-l4", False) == pytest.approx(2.6)
+    clock.advance(1)
+    assert driver.read("nvidia-l4").power is PowerState.WAKING
+    assert driver.set_sleep("nvidia-l4", False) == pytest.approx(1.6)
+    clock.advance(1.7)
+    assert driver.read("nvidia-l4").power is PowerState.AWAKE
+    assert driver.set_sleep("nvidia-l4", False) == 0.0
 
 
 def test_two_of_one_profile_have_their_own_names() -> None:
@@ -100,7 +100,7 @@ def test_readings_say_what_is_known(tmp_path: Path) -> None:
 
 def test_it_is_as_the_file_says_until_that_is_gone(tmp_path: Path) -> None:
     said = tmp_path / "condition.json"
-    driver = EmulatedDriver(ManualClock(), DriverOptions(("rk3588s",), condition=said))
+    driver = EmulatedDriver(ManualClock(), DriverOptions(("rk3588s",), emulated_state_file=said))
     assert math.isnan(driver.read("rk3588s").temperature_c)
     said.write_text('{"temperature_c": 97.0, "throttled": true}')
     hot = driver.read("rk3588s")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.clock import ManualClock
+from harness.fakes.clock import ManualClock
 from shoal.agent.devices.cpu import CpuDriver
 from shoal.agent.devices.host import Host
 from shoal.agent.ports import DriverOptions
@@ -96,7 +96,7 @@ def test_readings_are_of_the_time_between(tmp_path: Path) -> None:
     assert math.isnan(first.utilisation)
     assert math.isnan(first.power_w)
     assert (first.energy_j, first.temperature_c, first.throttled) == (0, 61, False)
-    clock.pass_(2.0)
+    clock.advance(2.0)
     tree(
         root,
         {

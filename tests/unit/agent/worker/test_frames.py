@@ -3,13 +3,14 @@
 import asyncio
 import socket
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from harness.wait import until
-from shoal.agent.frames import MAX_HEADER, ConnectionLost, FrameClient, FrameServer, Message
+from shoal.agent.frames import MAX_HEADER, ConnectionLost, FrameClient, FrameMessage, FrameServer
 from shoal.types.codes import Code, ShoalError, refuse
 
 NONCE = "a" * 32
@@ -23,24 +24,24 @@ class Echo:
         self.running = 0
         self.gate = asyncio.Event()
 
-    async def echo(self, message: Message) -> Message:
-        return Message("echoed", message.header, message.payload)
+    async def echo(self, message: FrameMessage) -> FrameMessage:
+        return FrameMessage("echoed", message.header, message.payload)
 
-    async def deny(self, message: Message) -> Message:
+    async def deny(self, message: FrameMessage) -> FrameMessage:
         raise refuse(Code.OVERLOADED, "full", "room", "retry")
 
-    async def wait(self, message: Message) -> Message:
+    async def wait(self, message: FrameMessage) -> FrameMessage:
         self.running += 1
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
             self.cancelled.append(str(message.header["name"]))
             raise
-        return Message("waited", message.header)
+        return FrameMessage("waited", message.header)
 
 
 @pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[tuple[Path, Echo, FrameServer]]:
+async def frame_server(tmp_path: Path) -> AsyncIterator[tuple[Path, Echo, FrameServer]]:
     echo = Echo()
     path = tmp_path / "s.sock"
     server = FrameServer(path, NONCE, {"echo": echo.echo, "deny": echo.deny, "wait": echo.wait}, max_payload=1_000_000)
@@ -50,8 +51,8 @@ async def served(tmp_path: Path) -> AsyncIterator[tuple[Path, Echo, FrameServer]
     assert not path.exists()
 
 
-async def test_calls_carry_header_and_payload(served: tuple[Path, Echo, FrameServer]) -> None:
-    path, _, server = served
+async def test_calls_carry_header_and_payload(frame_server: tuple[Path, Echo, FrameServer]) -> None:
+    path, _, server = frame_server
     assert path.stat().st_mode & 0o777 == 0o600
     client = await FrameClient.connect(path, NONCE)
     payloads = [bytes([n]) * (n * 997) for n in range(200)]
@@ -64,8 +65,56 @@ async def test_calls_carry_header_and_payload(served: tuple[Path, Echo, FrameSer
     assert server.empty_since is not None
 
 
-async def test_refusals_come_back_as_errors(served: tuple[Path, Echo, FrameServer]) -> None:
-    client = await FrameClient.connect(served[0], NONCE)
+async def test_large_frames_stay_whole_and_small_ones_pass_no_other(
+    frame_server: tuple[Path, Echo, FrameServer],
+) -> None:
+    path, _, _ = frame_server
+    client = await FrameClient.connect(path, NONCE)
+    payloads = [bytes([n]) * (999_000 if n % 3 else n) for n in range(30)]
+    replies = await asyncio.gather(*(client.call("echo", each, header={"n": n}) for n, each in enumerate(payloads)))
+    assert [(r.header["n"], r.payload) for r in replies] == list(enumerate(payloads))
+    calls = [asyncio.create_task(client.call("echo", payloads[1])) for _ in range(8)]
+    await asyncio.sleep(0)  # noqa: TID251 - all are queued, the first is on its way
+    for each in calls[::2]:
+        each.cancel()
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(each, asyncio.CancelledError) for each in ended[::2])
+    assert all(isinstance(each, FrameMessage) and each.payload == payloads[1] for each in ended[1::2])
+    assert (await client.call("echo", b"still well")).payload == b"still well"
+    await client.close()
+
+
+async def test_a_client_that_goes_ends_what_is_queued(frame_server: tuple[Path, Echo, FrameServer]) -> None:
+    path, _, server = frame_server
+    client = await FrameClient.connect(path, NONCE)
+    calls = [asyncio.create_task(client.call("echo", bytes(999_000))) for _ in range(8)]
+    await asyncio.sleep(0)  # noqa: TID251 - all are queued
+    await client.close()
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(each, ConnectionLost) for each in ended)
+    await until(lambda: server.connections == 0, 5, "disconnected")
+
+
+async def test_a57_large_payloads_are_held_once_on_each_side(tmp_path: Path) -> None:
+    """Request and answer of 32 MiB: each is held where it was read, and nowhere else. Three copies more, before."""
+    size = 32 * 2**20
+    server = FrameServer(tmp_path / "s.sock", NONCE, {"echo": Echo().echo})
+    await server.start()
+    client = await FrameClient.connect(tmp_path / "s.sock", NONCE)
+    request = bytes(size)
+    tracemalloc.start()
+    try:
+        assert len((await client.call("echo", request)).payload) == size
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        await client.close()
+        await server.close()
+    assert most < 2.5 * size, f"{most / size:.1f} times the payload"
+
+
+async def test_refusals_come_back_as_errors(frame_server: tuple[Path, Echo, FrameServer]) -> None:
+    client = await FrameClient.connect(frame_server[0], NONCE)
     with pytest.raises(ShoalError) as denied:
         await client.call("deny")
     assert (denied.value.refusal.code, denied.value.refusal.remedy) == (Code.OVERLOADED, "retry")
@@ -82,18 +131,18 @@ async def test_refusals_come_back_as_errors(served: tuple[Path, Echo, FrameServe
     await client.close()
 
 
-async def test_wrong_nonce_is_refused(served: tuple[Path, Echo, FrameServer]) -> None:
+async def test_wrong_nonce_is_refused(frame_server: tuple[Path, Echo, FrameServer]) -> None:
     with pytest.raises(ShoalError) as error:
-        await FrameClient.connect(served[0], "b" * 32)
+        await FrameClient.connect(frame_server[0], "b" * 32)
     assert error.value.code is Code.UNAUTHENTICATED
     with pytest.raises(ConnectionLost):
-        await FrameClient.connect(served[0], NONCE, peer_pid=1)
+        await FrameClient.connect(frame_server[0], NONCE, peer_pid=1)
     with pytest.raises(ConnectionLost):
-        await FrameClient.connect(served[0].with_name("absent"), NONCE)
+        await FrameClient.connect(frame_server[0].with_name("absent"), NONCE)
 
 
-async def test_timeouts_and_cancellation_reach_the_handler(served: tuple[Path, Echo, FrameServer]) -> None:
-    path, echo, _ = served
+async def test_timeouts_and_cancellation_reach_the_handler(frame_server: tuple[Path, Echo, FrameServer]) -> None:
+    path, echo, _ = frame_server
     client = await FrameClient.connect(path, NONCE)
     with pytest.raises(ShoalError) as late:
         await client.call("wait", header={"name": "late"}, timeout=0.05)
@@ -110,20 +159,20 @@ async def test_timeouts_and_cancellation_reach_the_handler(served: tuple[Path, E
     await until(lambda: echo.cancelled[-1] == "gone", 5, "seen by the handler")
 
 
-async def test_pushes_reach_every_client(served: tuple[Path, Echo, FrameServer]) -> None:
-    path, _, server = served
-    got: list[Message] = []
+async def test_pushes_reach_every_client(frame_server: tuple[Path, Echo, FrameServer]) -> None:
+    path, _, server = frame_server
+    got: list[FrameMessage] = []
     clients = [await FrameClient.connect(path, NONCE, on_push=got.append) for _ in range(2)]
     await until(lambda: server.connections == 2, 5, "both connected")
     server.push("phase", b"x", header={"phase": "warming"})
     await until(lambda: len(got) == 2, 5, "pushed")
-    assert got[0] == Message("phase", {"phase": "warming"}, b"x")
+    assert got[0] == FrameMessage("phase", {"phase": "warming"}, b"x")
     for client in clients:
         await client.close()
 
 
-async def test_server_gone_ends_calls(served: tuple[Path, Echo, FrameServer]) -> None:
-    path, echo, server = served
+async def test_server_gone_ends_calls(frame_server: tuple[Path, Echo, FrameServer]) -> None:
+    path, echo, server = frame_server
     client = await FrameClient.connect(path, NONCE)
     call = asyncio.create_task(client.call("wait", header={"name": "x"}))
     await until(lambda: echo.running == 1, 5, "seen by the handler")
@@ -147,8 +196,8 @@ async def test_server_gone_ends_calls(served: tuple[Path, Echo, FrameServer]) ->
     ],
     ids=["http", "header-2GiB", "sort", "list", "deep", "no-hello"],
 )
-async def test_junk_ends_only_its_own_connection(served: tuple[Path, Echo, FrameServer], junk: bytes) -> None:
-    path, _, _ = served
+async def test_junk_ends_only_its_own_connection(frame_server: tuple[Path, Echo, FrameServer], junk: bytes) -> None:
+    path, _, _ = frame_server
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)

@@ -13,18 +13,18 @@ STATUS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def told(**changed: object) -> WorkerReport:
+def make_report(**changed: object) -> WorkerReport:
     return unpack(WorkerReport, json.dumps({"held": [{**STATUS, **changed}]}).encode())
 
 
 def test_what_it_says_is_read() -> None:
-    assert told(in_flight=3).held[0].in_flight == 3
-    assert told(assignment="ä").held[0].assignment == "ä"
-    assert not told().measuring, "a worker of the version before says nothing of it"
+    assert make_report(in_flight=3).held[0].in_flight == 3
+    assert make_report(assignment="ä").held[0].assignment == "ä"
+    assert not make_report().measuring, "a worker of the version before says nothing of it"
 
 
 @pytest.mark.parametrize("changed", [{"in_flight": 2**63}, {"in_flight": "3"}, {"assignment": "\ud800"}])
 def test_what_it_may_not_say_is_refused(changed: dict[str, object]) -> None:
     with pytest.raises(ShoalError) as refused:
-        told(**changed)
+        make_report(**changed)
     assert refused.value.code is Code.MESSAGE_INVALID

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.core.histogram import Histogram
-from shoal.agent.ports import Batches, Pace
+from shoal.agent.ports import Batches, EmulatedPace
 from shoal.agent.worker.energy import ConstantPower, CountedEnergy, CpuShare, RaplCounter, energy_of, idle_watts
-from shoal.agent.worker.messages import Meters
+from shoal.agent.worker.messages import EnergyMeters
 from shoal.agent.worker.metering import MAX_ORIGINS, OTHERS, Metering
-from shoal.agent.worker.pace import device_seconds, elements, turn
+from shoal.agent.worker.pace import device_seconds, element_count, hold_slot
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import EnergySource
@@ -41,14 +41,16 @@ def test_histogram_of_nothing_and_of_extremes() -> None:
 def test_accounts_by_origin_are_bounded() -> None:
     metering = Metering(ConstantPower(10.0, EnergySource.PROFILE))
     for number in range(MAX_ORIGINS + 50):
-        metering.answered(f"origin-{number}", 0.002, 0.001, pace_missed=number % 2 == 0)
-    metering.failed("origin-0", 0.5, ours=True)
-    metering.failed("origin-0", 0.0, ours=False)
-    served = {one.origin: one for one in metering.served()}
+        metering.record_answer(f"origin-{number}", 0.002, 0.001, pace_missed=number % 2 == 0)
+    metering.record_failure("origin-0", 0.5, own_fault=True)
+    metering.record_failure("origin-0", 0.0, own_fault=False)
+    metering.record_failure("origin-0", 0.0, own_fault=True, is_late=True)
+    served = {one.origin: one for one in metering.totals_by_origin()}
     assert len(served) == MAX_ORIGINS + 1
     assert served[OTHERS].requests == 50
     first = served["origin-0"]
-    assert (first.requests, first.errors, first.pace_missed) == (3, 1, 1)
+    assert (first.requests, first.errors, first.refused, first.late, first.pace_missed) == (4, 1, 1, 1, 1)
+    assert first.successes == 1
     assert first.joules == pytest.approx(0.501 * 10)
     assert first.energy_source is EnergySource.PROFILE
     assert first.latency_p95_s == pytest.approx(0.002, rel=0.05)
@@ -58,8 +60,8 @@ def test_accounts_by_origin_are_bounded() -> None:
 def test_inputs_of_a_request_are_counted_by_bounds() -> None:
     metering = Metering(ConstantPower(10.0, EnergySource.PROFILE))
     for batch in (1, 1, 2, 3, 128, 129, 0):
-        metering.answered("", 0.001, 0.001, batch=batch)
-    metering.failed("", 0.5, ours=True)
+        metering.record_answer("", 0.001, 0.001, batch=batch)
+    metering.record_failure("", 0.5, own_fault=True)
     assert metering.batches() == Batches((3, 1, 1, 0, 0, 0, 0, 1, 1), 264)
 
 
@@ -99,14 +101,14 @@ def test_share_of_processor_time(tmp_path: Path) -> None:
 
 def test_without_counters_joules_are_estimated_and_say_so(tmp_path: Path) -> None:
     absent = str(tmp_path / "energy_uj")
-    for meters in (Meters(), Meters(rapl=(absent,)), Meters(nvml="GPU-none")):
+    for meters in (EnergyMeters(), EnergyMeters(rapl=(absent,)), EnergyMeters(nvml="GPU-none")):
         energy = energy_of(meters, 2)
         assert energy.source is EnergySource.ESTIMATED
         assert energy.joules({"a": 2.0}) == {"a": pytest.approx(2 * 2 * 7.65)}
         assert idle_watts(meters, 4) == 1.34
 
 
-PACE = Pace(
+PACE = EmulatedPace(
     "p",
     "row",
     Rates(
@@ -149,16 +151,16 @@ def test_device_seconds_need_work() -> None:
 
 
 def test_elements() -> None:
-    assert elements({"x": (1, 3, 4), "y": (), "z": (0, 5)}) == 13
+    assert element_count({"x": (1, 3, 4), "y": (), "z": (0, 5)}) == 13
 
 
 def test_a_turn_is_held_by_one(tmp_path: Path) -> None:
     slot = tmp_path / "slot"
-    with turn((str(slot),)):
+    with hold_slot((str(slot),)):
         handle = os.open(slot, os.O_RDWR)
         with pytest.raises(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(handle)
-    with turn(()):
+    with hold_slot(()):
         assert list(tmp_path.iterdir()) == [slot]

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import onnx_models as models
+from harness.models import engine_cases as models
 from harness.report import record
-from shoal.agent.worker.engine import open_engine, read_verified, run_options
+from shoal.agent.worker.engine import open_engine, read_and_verify, run_options
 from shoal.types.codes import Code, ShoalError
 
 
@@ -27,11 +27,11 @@ def test_f33_a_hundred_corruptions_are_found(tmp_path: Path) -> None:
         }[number % 4]
         path.write_bytes(changed)
         with pytest.raises(ShoalError) as refused:
-            read_verified(str(path), digest)
+            read_and_verify(str(path), digest)
         found += refused.value.code is Code.MODEL_DIGEST
     assert found == 100
     path.write_bytes(data)
-    assert read_verified(str(path), digest) == data
+    assert read_and_verify(str(path), digest) == data
     record("F33", "I", 100, found=found)
 
 
@@ -39,7 +39,7 @@ def test_a36_changed_after_the_check(tmp_path: Path) -> None:
     """The bytes that were hashed go to the runtime, not the path."""
     path = tmp_path / "model"
     path.write_bytes(models.add_one())
-    checked = read_verified(str(path), models.digest(models.add_one()))
+    checked = read_and_verify(str(path), models.digest(models.add_one()))
     path.write_bytes(models.divide())
     engine = open_engine(checked, "CPUExecutionProvider", 1)
     outputs = engine.run({"x": np.ones(2, np.float32)}, ["y"], run_options())
@@ -53,7 +53,7 @@ def test_a36_links_and_absent_files(tmp_path: Path) -> None:
     link.symlink_to(path)
     for wrong in (link, tmp_path / "absent", tmp_path):
         with pytest.raises(ShoalError) as refused:
-            read_verified(str(wrong), models.digest(models.add_one()))
+            read_and_verify(str(wrong), models.digest(models.add_one()))
         assert refused.value.code is Code.LOAD_FAILED
 
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import onnx
 import pytest
 
-from harness.samples import assignment
+from harness.builders.agent_values import assignment
 from shoal.agent.frames import start_time
 from shoal.agent.ports import Batches
-from shoal.agent.worker.messages import LoadOrder, Meters, State, WorkerStatus, from_json, pack, unpack
+from shoal.agent.worker.messages import EnergyMeters, LoadOrder, LoadState, WorkerStatus, from_json, pack, unpack
 from shoal.agent.worker.pool import PoolOptions, may_share
-from shoal.agent.worker.probe import half_width, read_graph, with_weights
-from shoal.agent.worker.process import EXIT_STUCK, blamed, brief_stack, judge_exit
+from shoal.agent.worker.probe import read_graph, relative_half_width, with_weights
+from shoal.agent.worker.process import EXIT_STUCK, assignments_at_fault, brief_stack, classify_exit
 from shoal.types.assignment import Assignment, Served, Work
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import EnergySource
@@ -41,7 +41,7 @@ from shoal.types.workload import PartitionRule, WorkloadKey
     ],
 )
 def test_judgement(returncode: int | None, crash: str, oom: bool, own_fault: bool, code: Code) -> None:
-    judged, refusal = judge_exit(returncode, crash, oom=oom)
+    judged, refusal = classify_exit(returncode, crash, oom=oom)
     assert (judged, refusal.code) == (own_fault, code)
     assert refusal.found
 
@@ -55,14 +55,14 @@ def test_a_stack_in_one_line() -> None:
 
 def test_who_is_to_blame_in_a_shared_worker() -> None:
     held = ("a", "b", "c")
-    assert blamed(held, ["a"], ["b"]) == {"a"}
-    assert blamed(held, [], ["b", "gone"]) == {"b"}
-    assert blamed(held, [], ["gone"]) == {"a", "b", "c"}
+    assert assignments_at_fault(held, ["a"], ["b"]) == {"a"}
+    assert assignments_at_fault(held, [], ["b", "gone"]) == {"b"}
+    assert assignments_at_fault(held, [], ["gone"]) == {"a", "b", "c"}
 
 
 def test_who_may_share_a_worker() -> None:
     one = assignment("a", workload=WorkloadKey("t", "a"), shared_worker=True, memory_bytes=Bytes(10))
-    options = PoolOptions(share_at_most=2, share_bytes=20)
+    options = PoolOptions(max_shared_models=2, max_shared_bytes=20)
     assert may_share(one, [one], options)
     assert not may_share(one, [], options)
     assert not may_share(one, [one, one], options)
@@ -83,7 +83,7 @@ def test_start_time_names_a_process() -> None:
 
 def test_messages_survive() -> None:
     served = Served("a", 1, 0, Seconds(math.nan), Seconds(0.1), Joules(1.0), EnergySource.MEASURED, 0)
-    status = WorkerStatus(State.FAILED, "x", 1, (served,), None, Refusal(Code.LOAD_FAILED, "f", "a", "r"))
+    status = WorkerStatus(LoadState.FAILED, "x", 1, (served,), None, Refusal(Code.LOAD_FAILED, "f", "a", "r"))
     back = unpack(WorkerStatus, pack(status))
     assert math.isnan(back.served[0].latency_p50_s)
     assert (back.state, back.refusal, back.served[0].energy_source) == (
@@ -101,7 +101,7 @@ def test_messages_survive() -> None:
     [b"", b"{", b"[]", b"null", b"1", b"[" * 100_000, b'{"rapl": 1, "nvml": ""}', b'{"rapl": [1], "nvml": ""}'],
 )
 def test_malformed_messages(payload: bytes) -> None:
-    for kind in (LoadOrder, Meters):
+    for kind in (LoadOrder, EnergyMeters):
         with pytest.raises(ShoalError) as refused:
             unpack(kind, payload)
         assert refused.value.code is Code.MESSAGE_INVALID
@@ -111,7 +111,7 @@ def test_malformed_messages(payload: bytes) -> None:
 
 
 def test_a_number_that_no_status_can_hold_is_refused_where_it_comes_in() -> None:
-    status = WorkerStatus(State.READY, "x", 2**63 - 1, (), None, None)
+    status = WorkerStatus(LoadState.READY, "x", 2**63 - 1, (), None, None)
     assert unpack(WorkerStatus, pack(status)) == status
     for many in (2**63, -(2**63) - 1):
         with pytest.raises(ShoalError) as refused:
@@ -121,7 +121,7 @@ def test_a_number_that_no_status_can_hold_is_refused_where_it_comes_in() -> None
 
 def test_a_worker_of_the_version_before_is_understood() -> None:
     """It runs on while its supervisor is replaced, and does not say what is counted since."""
-    status = WorkerStatus(State.READY, "x", 0, (), None, None, Batches((1,) * 9, 300), (0, 2))
+    status = WorkerStatus(LoadState.READY, "x", 0, (), None, None, Batches((1,) * 9, 300), (0, 2))
     said = json.loads(pack(status))
     del said["batches"], said["latencies"]
     assert from_json(WorkerStatus, said) == replace(status, batches=Batches(), latencies=())
@@ -134,5 +134,5 @@ def test_weights_are_appended_to_a_model() -> None:
 
 
 def test_half_width() -> None:
-    assert half_width([1.0] * 9) == 0
-    assert half_width([0.9, 0.9, 1.0, 1.1, 1.1]) == pytest.approx(0.1)
+    assert relative_half_width([1.0] * 9) == 0
+    assert relative_half_width([0.9, 0.9, 1.0, 1.1, 1.1]) == pytest.approx(0.1)

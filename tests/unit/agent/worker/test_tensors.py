@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.agent.worker.tensors import DATATYPES, decode, encode, requested, specs_of, to_raw
+from shoal.agent.worker.tensors import DATATYPES, decode, encode, output_names, tensor_specs, to_raw
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError
 from shoal.types.profile import TensorSpec
@@ -35,7 +35,7 @@ def good() -> oip.ModelInferRequest:
     return request
 
 
-def typed(datatype: str, field: str, values: list[object], shape: tuple[int, ...]) -> oip.ModelInferRequest:
+def typed_request(datatype: str, field: str, values: list[object], shape: tuple[int, ...]) -> oip.ModelInferRequest:
     request = oip.ModelInferRequest()
     tensor = request.inputs.add(name="x", datatype=datatype, shape=shape)
     getattr(tensor.contents, field).extend(values)
@@ -81,11 +81,11 @@ def test_strings_survive(items: list[str]) -> None:
 
 
 def test_bytes_that_are_not_utf8() -> None:
-    assert decode(typed("BYTES", "bytes_contents", [b"\xff", b"a"], (2,)), (TensorSpec("x", "BYTES", (2,)),))[
+    assert decode(typed_request("BYTES", "bytes_contents", [b"\xff", b"a"], (2,)), (TensorSpec("x", "BYTES", (2,)),))[
         "x"
     ].tolist() == [b"\xff", b"a"]
     with pytest.raises(ShoalError) as refused:
-        decode(typed("BYTES", "bytes_contents", [b"\xff\x00"], (1,)), (TensorSpec("x", "BYTES", (1,)),))
+        decode(typed_request("BYTES", "bytes_contents", [b"\xff\x00"], (1,)), (TensorSpec("x", "BYTES", (1,)),))
     assert refused.value.code is Code.INVALID_ARGUMENT
 
 
@@ -102,17 +102,17 @@ def test_bytes_that_are_not_utf8() -> None:
 def test_typed_values_outside_their_datatype(datatype: str, field: str, value: int) -> None:
     spec = TensorSpec("x", datatype, (1,))
     with pytest.raises(ShoalError) as refused:
-        decode(typed(datatype, field, [value], (1,)), (spec,))
+        decode(typed_request(datatype, field, [value], (1,)), (spec,))
     assert refused.value.code is Code.INVALID_ARGUMENT
     limits = np.iinfo(DATATYPES[datatype].dtype)
     for edge in (limits.min, limits.max):
-        assert decode(typed(datatype, field, [int(edge)], (1,)), (spec,))["x"].tolist() == [edge]
+        assert decode(typed_request(datatype, field, [int(edge)], (1,)), (spec,))["x"].tolist() == [edge]
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
 def test_halves_come_raw_only(datatype: str) -> None:
     with pytest.raises(ShoalError) as refused:
-        decode(typed(datatype, "fp32_contents", [1.0], (1,)), (TensorSpec("x", datatype, (1,)),))
+        decode(typed_request(datatype, "fp32_contents", [1.0], (1,)), (TensorSpec("x", datatype, (1,)),))
     assert refused.value.code is Code.INVALID_ARGUMENT
 
 
@@ -175,9 +175,9 @@ def test_what_is_refused(change: Callable[[oip.ModelInferRequest], object], code
 def test_wrong_typed_field_and_count() -> None:
     spec = (TensorSpec("x", "FP32", (2,)),)
     for request in (
-        typed("FP32", "fp64_contents", [1.0, 2.0], (2,)),
-        typed("FP32", "fp32_contents", [1.0], (2,)),
-        typed("FP32", "fp32_contents", [], (2,)),
+        typed_request("FP32", "fp64_contents", [1.0, 2.0], (2,)),
+        typed_request("FP32", "fp32_contents", [1.0], (2,)),
+        typed_request("FP32", "fp32_contents", [], (2,)),
     ):
         with pytest.raises(ShoalError) as refused:
             decode(request, spec)
@@ -198,7 +198,7 @@ def test_the_cap_is_on_the_expanded_size_of_all_inputs() -> None:
         decode(many, (TensorSpec("s", "BYTES", (-1,)),))
     assert refused.value.code is Code.TOO_LARGE
     # one long string that is not UTF-8 must not make every other element as long
-    wide = typed("BYTES", "bytes_contents", [b"\xff" * 2**20, *[b"a"] * 200], (201,))
+    wide = typed_request("BYTES", "bytes_contents", [b"\xff" * 2**20, *[b"a"] * 200], (201,))
     with pytest.raises(ShoalError) as refused:
         decode(wide, (TensorSpec("x", "BYTES", (-1,)),))
     assert refused.value.code is Code.TOO_LARGE
@@ -231,23 +231,23 @@ def _outcome(request: oip.ModelInferRequest, size: int) -> Code | None:
 
 def test_requested_outputs() -> None:
     outputs = (TensorSpec("y", "FP32", (-1,)), TensorSpec("z", "FP32", (-1,)))
-    assert requested(oip.ModelInferRequest(), outputs) == ["y", "z"]
+    assert output_names(oip.ModelInferRequest(), outputs) == ["y", "z"]
     request = oip.ModelInferRequest()
     request.outputs.add(name="z")
-    assert requested(request, outputs) == ["z"]
+    assert output_names(request, outputs) == ["z"]
     request.outputs.add(name="z")
-    for wrong in (request, _asking("w")):
+    for wrong in (request, _request_output("w")):
         with pytest.raises(ShoalError) as refused:
-            requested(wrong, outputs)
+            output_names(wrong, outputs)
         assert refused.value.code is Code.INVALID_ARGUMENT
-    ranked = _asking("y")
+    ranked = _request_output("y")
     ranked.outputs[0].parameters["classification"].int64_param = 3
     with pytest.raises(ShoalError) as refused:
-        requested(ranked, outputs)
+        output_names(ranked, outputs)
     assert refused.value.code is Code.UNIMPLEMENTED
 
 
-def _asking(name: str) -> oip.ModelInferRequest:
+def _request_output(name: str) -> oip.ModelInferRequest:
     return oip.ModelInferRequest(outputs=[oip.ModelInferRequest.InferRequestedOutputTensor(name=name)])
 
 
@@ -257,9 +257,9 @@ class _Argument:
 
 
 def test_signatures() -> None:
-    assert specs_of([_Argument("tensor(bfloat16)", ["n", 3, None])]) == (TensorSpec("v", "BF16", (-1, 3, -1)),)
+    assert tensor_specs([_Argument("tensor(bfloat16)", ["n", 3, None])]) == (TensorSpec("v", "BF16", (-1, 3, -1)),)
     assert np.dtype(ml_dtypes.bfloat16) == DATATYPES["BF16"].dtype
     for kind in ("seq(tensor(float))", "optional(tensor(float))", "tensor(complex64)", "sparse_tensor(float)"):
         with pytest.raises(ShoalError) as refused:
-            specs_of([_Argument(kind, [])])
+            tensor_specs([_Argument(kind, [])])
         assert refused.value.code is Code.MODEL_INVALID

@@ -16,8 +16,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from harness.crafted import digest_of
-from harness.push import chunks_of
+from harness.models.push import chunks_of
+from harness.models.synthetic import digest_of
 from harness.wait import until, wait_until
 from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.types.codes import Code, ShoalError
@@ -37,7 +37,7 @@ async def gather(blobs: DirectoryBlobs, digest: str = DIGEST, offset: int = 0) -
     return b"".join([chunk async for chunk in blobs.read(digest, offset)])
 
 
-async def refused(blobs: DirectoryBlobs, chunks: AsyncIterator[bytes], size: int, digest: str) -> Code:
+async def refusal_code(blobs: DirectoryBlobs, chunks: AsyncIterator[bytes], size: int, digest: str) -> Code:
     """The code, having checked that nothing is left of it."""
     with pytest.raises(ShoalError) as caught:
         await blobs.write(chunks, size=Bytes(size), digest=digest)
@@ -84,12 +84,12 @@ async def test_one_changed_bit_is_found(blobs: DirectoryBlobs) -> None:
     for at in range(0, len(CONTENT), 70_000):
         damaged = bytearray(CONTENT)
         damaged[at] ^= 1
-        assert await refused(blobs, chunks_of(bytes(damaged)), SIZE, DIGEST) is Code.MODEL_DIGEST
+        assert await refusal_code(blobs, chunks_of(bytes(damaged)), SIZE, DIGEST) is Code.MODEL_DIGEST
 
 
 async def test_bytes_that_stop_early_or_go_on(blobs: DirectoryBlobs) -> None:
-    assert await refused(blobs, chunks_of(CONTENT[:-1]), SIZE, DIGEST) is Code.MODEL_DIGEST
-    assert await refused(blobs, chunks_of(CONTENT), SIZE - 1, DIGEST) is Code.MODEL_TOO_LARGE
+    assert await refusal_code(blobs, chunks_of(CONTENT[:-1]), SIZE, DIGEST) is Code.MODEL_DIGEST
+    assert await refusal_code(blobs, chunks_of(CONTENT), SIZE - 1, DIGEST) is Code.MODEL_TOO_LARGE
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**20 + 1, 2**62])
@@ -100,7 +100,7 @@ async def test_a_declared_size_is_refused_before_a_byte_is_taken(blobs: Director
         taken.append(1)
         yield b"x"
 
-    assert await refused(blobs, chunks(), size, DIGEST) is Code.MODEL_TOO_LARGE
+    assert await refusal_code(blobs, chunks(), size, DIGEST) is Code.MODEL_TOO_LARGE
     assert not taken
 
 
@@ -117,13 +117,13 @@ async def test_a_disk_that_fills_up_midway_leaves_nothing(
         return written[-1]
 
     monkeypatch.setattr(os, "write", full)
-    assert await refused(blobs, chunks_of(CONTENT), SIZE, DIGEST) is Code.DISK_FULL
+    assert await refusal_code(blobs, chunks_of(CONTENT), SIZE, DIGEST) is Code.DISK_FULL
     assert sum(written) > 300_000
 
 
 async def test_a_disk_that_is_too_small_is_known_before(tmp_path: Path) -> None:
     blobs = DirectoryBlobs(tmp_path / "models", Bytes(2**20), spare_bytes=Bytes(2**62))
-    assert await refused(blobs, chunks_of(CONTENT), SIZE, DIGEST) is Code.DISK_FULL
+    assert await refusal_code(blobs, chunks_of(CONTENT), SIZE, DIGEST) is Code.DISK_FULL
 
 
 async def test_a_reader_of_a_deleted_or_replaced_model_reads_on(blobs: DirectoryBlobs) -> None:
@@ -175,16 +175,16 @@ async def test_bytes_are_on_disk_before_the_name(blobs: DirectoryBlobs, monkeypa
     seen: list[str] = []
     fsync, rename = os.fsync, Path.rename
 
-    def synced(descriptor: int) -> None:
+    def record_fsync(descriptor: int) -> None:
         seen.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")  # noqa: PTH112
         fsync(descriptor)
 
-    def renamed(path: Path, target: Path) -> Path:
+    def record_rename(path: Path, target: Path) -> Path:
         seen.append("rename")
         return rename(path, target)
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(Path, "rename", record_rename)
     await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
     assert seen == ["file", "rename", "folder"]
 

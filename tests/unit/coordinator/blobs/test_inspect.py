@@ -16,10 +16,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper
 
-from harness.crafted import digest_of, field, ints, model, relu, tensor
+from harness.models.synthetic import digest_of, ints, length_delimited_field, model, relu, tensor
 from harness.wait import until
 from shoal.coordinator.blobs.inspect import ChildInspector, InspectionLimits
-from shoal.coordinator.blobs.inspect_child import Errand, Tensors
+from shoal.coordinator.blobs.inspect_child import InspectionRequest, Tensors
 from shoal.coordinator.core.graph import Rules, profile_of
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import PackRef
@@ -29,13 +29,13 @@ from shoal.types.units import Bytes, Seconds
 RELU = relu().SerializeToString()
 
 
-def stored(folder: Path, content: bytes = RELU) -> tuple[str, str]:
+def write_model(folder: Path, content: bytes = RELU) -> tuple[str, str]:
     path = folder / "model"
     path.write_bytes(content)
     return str(path), digest_of(content)
 
 
-async def refused(path: str, digest: str, limits: InspectionLimits | None = None) -> ShoalError:
+async def inspect_refusal(path: str, digest: str, limits: InspectionLimits | None = None) -> ShoalError:
     with pytest.raises(ShoalError) as caught:
         await ChildInspector(limits).inspect(path, digest)
     return caught.value
@@ -55,24 +55,26 @@ def slow() -> bytes:
 
 
 async def test_the_child_answers_what_the_core_says(tmp_path: Path) -> None:
-    path, digest = stored(tmp_path)
+    path, digest = write_model(tmp_path)
     assert await ChildInspector().inspect(path, digest) == profile_of(RELU, digest)
 
 
 async def test_rules_reach_the_child(tmp_path: Path) -> None:
     node = helper.make_node("Own", ["x"], ["y"], domain="com.mine")
     content = model([node], [tensor("x", [1])], [tensor("y", [1])], domains={"com.mine": 1}).SerializeToString()
-    path, digest = stored(tmp_path, content)
-    assert (await refused(path, digest)).code is Code.CUSTOM_OP_DENIED
-    trusting = InspectionLimits(rules=Rules(trusted=frozenset({digest})))
+    path, digest = write_model(tmp_path, content)
+    assert (await inspect_refusal(path, digest)).code is Code.CUSTOM_OP_DENIED
+    trusting = InspectionLimits(rules=Rules(trusted_digests=frozenset({digest})))
     assert (await ChildInspector(trusting).inspect(path, digest)).operators == ("com.mine:Own",)
 
 
 def test_an_errand_survives_its_text() -> None:
     tensors = Tensors((TensorSpec("x", "FP32", (-1, 3)),), (TensorSpec("y", "INT64", ()),))
     for samples_of in (None, tensors):
-        errand = Errand("sha256:0", 5, 1.5, 2.5, Rules(max_nodes=7, trusted=frozenset({"a", "b"})), samples_of)
-        assert Errand.of_text(errand.to_text()) == errand
+        errand = InspectionRequest(
+            "sha256:0", 5, 1.5, 2.5, Rules(max_nodes=7, trusted_digests=frozenset({"a", "b"})), samples_of
+        )
+        assert InspectionRequest.from_text(errand.to_text()) == errand
 
 
 def relu_profile() -> ModelProfile:
@@ -92,7 +94,7 @@ def samples(count: int = 8, *, answers: bool = False, dtype: type = np.float32) 
 @pytest.mark.parametrize("answers", [False, True])
 async def test_samples_are_read_in_the_child_against_their_model(tmp_path: Path, *, answers: bool) -> None:
     content = samples(9, answers=answers)
-    path, digest = stored(tmp_path, content)
+    path, digest = write_model(tmp_path, content)
     found = await ChildInspector().inspect_pack(path, digest, relu_profile())
     assert found == PackRef(digest, Bytes(len(content)), 9, answers=answers)
 
@@ -108,7 +110,7 @@ async def test_samples_are_read_in_the_child_against_their_model(tmp_path: Path,
     ids=["few", "datatype", "a model", "cut off"],
 )
 async def test_what_are_no_samples_of_the_model_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
-    path, digest = stored(tmp_path, content)
+    path, digest = write_model(tmp_path, content)
     with pytest.raises(ShoalError) as caught:
         await ChildInspector().inspect_pack(path, digest, relu_profile())
     assert caught.value.code is Code.MODEL_INVALID
@@ -116,7 +118,7 @@ async def test_what_are_no_samples_of_the_model_is_refused(tmp_path: Path, conte
 
 
 async def test_samples_that_changed_on_the_way_are_refused(tmp_path: Path) -> None:
-    path, _ = stored(tmp_path, samples())
+    path, _ = write_model(tmp_path, samples())
     with pytest.raises(ShoalError) as caught:
         await ChildInspector().inspect_pack(path, digest_of(samples(9)), relu_profile())
     assert caught.value.code is Code.MODEL_DIGEST
@@ -124,7 +126,7 @@ async def test_samples_that_changed_on_the_way_are_refused(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", ["symlink", "hardlink", "fifo", "device", "folder"])
 async def test_only_a_plain_file_is_opened(tmp_path: Path, kind: str) -> None:
-    real, digest = stored(tmp_path)
+    real, digest = write_model(tmp_path)
     path = tmp_path / "other"
     match kind:
         case "symlink":
@@ -137,39 +139,39 @@ async def test_only_a_plain_file_is_opened(tmp_path: Path, kind: str) -> None:
             path = Path("/dev/zero")
         case "folder":
             path.mkdir()
-    assert (await refused(str(path), digest)).code is Code.MODEL_PATH
+    assert (await inspect_refusal(str(path), digest)).code is Code.MODEL_PATH
 
 
 async def test_a_missing_file_and_a_name_with_nul(tmp_path: Path) -> None:
-    _, digest = stored(tmp_path)
-    assert (await refused(str(tmp_path / "none"), digest)).code is Code.MODEL_UNKNOWN
-    assert (await refused(str(tmp_path / "a\0b"), digest)).code is Code.MODEL_PATH
+    _, digest = write_model(tmp_path)
+    assert (await inspect_refusal(str(tmp_path / "none"), digest)).code is Code.MODEL_UNKNOWN
+    assert (await inspect_refusal(str(tmp_path / "a\0b"), digest)).code is Code.MODEL_PATH
 
 
 async def test_a_file_that_changed_after_its_digest_was_taken(tmp_path: Path) -> None:
-    path, digest = stored(tmp_path)
+    path, digest = write_model(tmp_path)
     Path(path).write_bytes(RELU + b"\x12\x01x")
-    assert (await refused(path, digest)).code is Code.MODEL_DIGEST
+    assert (await inspect_refusal(path, digest)).code is Code.MODEL_DIGEST
 
 
 async def test_a_file_at_the_edge_of_protobuf_is_not_even_read(tmp_path: Path) -> None:
     path = tmp_path / "model"
     with path.open("wb") as sparse:
         sparse.truncate(2**31)
-    assert (await refused(str(path), "sha256:" + "0" * 64)).code is Code.MODEL_TOO_LARGE
+    assert (await inspect_refusal(str(path), "sha256:" + "0" * 64)).code is Code.MODEL_TOO_LARGE
 
 
 async def test_the_deadline_stops_it(tmp_path: Path) -> None:
-    path, digest = stored(tmp_path)
-    error = await refused(path, digest, InspectionLimits(deadline_s=Seconds(0.01)))
+    path, digest = write_model(tmp_path)
+    error = await inspect_refusal(path, digest, InspectionLimits(deadline_s=Seconds(0.01)))
     assert error.code is Code.MODEL_INVALID
     assert "deadline" in error.refusal.found
     assert psutil.Process().children() == []
 
 
 async def test_processor_time_stops_it(tmp_path: Path) -> None:
-    path, digest = stored(tmp_path, slow())
-    error = await refused(path, digest, InspectionLimits(cpu_s=Seconds(1)))
+    path, digest = write_model(tmp_path, slow())
+    error = await inspect_refusal(path, digest, InspectionLimits(cpu_s=Seconds(1)))
     assert error.code is Code.MODEL_INVALID
     assert "processor time" in error.refusal.found
 
@@ -177,22 +179,22 @@ async def test_processor_time_stops_it(tmp_path: Path) -> None:
 async def test_memory_stops_it(tmp_path: Path) -> None:
     """Two bytes a node in the file, a hundred in memory: two million of them."""
     nodes = b"\x0a\x00" * 2_000_000
-    path, digest = stored(tmp_path, field(7, nodes))
+    path, digest = write_model(tmp_path, length_delimited_field(7, nodes))
     rules = Rules(max_nodes=10**7, max_fields=10**7)
-    error = await refused(path, digest, InspectionLimits(memory_bytes=Bytes(224 * 2**20), rules=rules))
+    error = await inspect_refusal(path, digest, InspectionLimits(memory_bytes=Bytes(224 * 2**20), rules=rules))
     assert error.code is Code.MODEL_INVALID
     assert "memory" in error.refusal.found
 
 
 async def test_an_answer_without_end_stops_it(tmp_path: Path) -> None:
-    path, digest = stored(tmp_path)
-    error = await refused(path, digest, InspectionLimits(answer_bytes=Bytes(20)))
+    path, digest = write_model(tmp_path)
+    error = await inspect_refusal(path, digest, InspectionLimits(answer_bytes=Bytes(20)))
     assert error.code is Code.MODEL_INVALID
     assert "without end" in error.refusal.found
 
 
 async def test_a_child_that_is_killed_is_a_model_refused(tmp_path: Path) -> None:
-    path, digest = stored(tmp_path, slow())
+    path, digest = write_model(tmp_path, slow())
     asked = asyncio.ensure_future(ChildInspector().inspect(path, digest))
     child = await until(lambda: next(iter(psutil.Process().children()), None), 10, "a child that reads the model")
     assert child is not None
@@ -204,7 +206,7 @@ async def test_a_child_that_is_killed_is_a_model_refused(tmp_path: Path) -> None
 
 
 async def test_a_caller_that_gives_up_leaves_no_child(tmp_path: Path) -> None:
-    path, digest = stored(tmp_path, slow())
+    path, digest = write_model(tmp_path, slow())
     asked = asyncio.ensure_future(ChildInspector().inspect(path, digest))
     await until(lambda: psutil.Process().children(), 10, "a child that reads the model")
     asked.cancel()
@@ -215,8 +217,8 @@ async def test_a_caller_that_gives_up_leaves_no_child(tmp_path: Path) -> None:
 
 _CONFINED = """
 import json, os, resource, socket, sys
-from shoal.coordinator.blobs.inspect_child import Errand, Tensors, confine
-confine(Errand.of_text(sys.argv[1]))
+from shoal.coordinator.blobs.inspect_child import InspectionRequest, Tensors, confine
+confine(InspectionRequest.from_text(sys.argv[1]))
 status = open("/proc/self/status").read()
 found = {}
 def attempt(name, act):
@@ -251,7 +253,7 @@ async def test_a_child_that_was_taken_over_cannot_do_much(tmp_path: Path) -> Non
     """It writes no byte to a file, takes no more memory or files than given, and, in a namespace, reaches no port."""
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    errand = Errand("", 2**29, 3.0, 20.0, Rules())
+    errand = InspectionRequest("", 2**29, 3.0, 20.0, Rules())
     here = os.readlink("/proc/self/ns/net")  # noqa: PTH115
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _CONFINED, errand.to_text(), str(tmp_path / "file"), str(port), here),

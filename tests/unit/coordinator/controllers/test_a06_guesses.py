@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.region import CountingIds, ManualClock
+from harness.fakes.region import CountingIds, SteppedClock
 from harness.report import IN_PROCESS, record
-from shoal.coordinator.controllers import enrolment as enrolment_module
-from shoal.coordinator.controllers.enrolment import GUESSES, TOKENS, Enrolment, Token
-from shoal.coordinator.controllers.events import AUDIT, EventLog
-from shoal.coordinator.controllers.records import load
+from shoal.coordinator.controllers.identity import enrolment as enrolment_module
+from shoal.coordinator.controllers.identity.enrolment import GUESSES, TOKENS, Enrolment, Token
+from shoal.coordinator.controllers.log.codec import load
+from shoal.coordinator.controllers.log.events import AUDIT, EventLog
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, ShoalError
@@ -39,7 +39,7 @@ class Counters:
 
 @pytest.mark.parametrize("role", ["tenant", "bearer"])
 async def test_a06_nobody_becomes_the_tenant_of_other_regions_work(tmp_path: Path, role: str) -> None:
-    clock = ManualClock()
+    clock = SteppedClock()
     store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
     events = EventLog(store, clock, kept=1000, audit_kept=1000)
@@ -53,7 +53,7 @@ async def test_a06_nobody_becomes_the_tenant_of_other_regions_work(tmp_path: Pat
 @pytest.mark.timeout(200)
 async def test_a06_a_hundred_thousand_guesses(tmp_path: Path) -> None:
     """From a thousand addresses at once, random ones and the prize with one bit changed; then its owner redeems it."""
-    clock, meter = ManualClock(), Counters()
+    clock, meter = SteppedClock(), Counters()
     store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
     events = EventLog(store, clock, kept=1000, audit_kept=10_000)
@@ -84,10 +84,28 @@ async def test_a06_a_hundred_thousand_guesses(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_a06_who_guesses_locks_nobody_out_behind_the_same_address(tmp_path: Path) -> None:
+    clock, meter = SteppedClock(), Counters()
+    store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
+    authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
+    events = EventLog(store, clock, kept=1000, audit_kept=1000)
+    enrolment = Enrolment("eu", store, authority, events, clock, CountingIds(), meter)
+    token = await enrolment.create("agent", "edge-1", 3600.0, "ann")
+    csr = request_pem(new_key(), "edge-1")
+    for _ in range(5 * GUESSES):
+        with pytest.raises(ShoalError):
+            await enrolment.redeem("nonsense", csr, "edge-1", peer="10.0.0.1")
+    assert meter.counts[f"enrolment_refused/{Code.OVERLOADED}"] == 4 * GUESSES, "the guesser is slowed down"
+    with pytest.raises(ShoalError, match=Code.CSR_DENIED):
+        await enrolment.redeem(token.text, b"no request", "edge-1", peer="10.0.0.2")
+    assert (await enrolment.redeem(token.text, csr, "edge-1", peer="10.0.0.1")).name == "edge-1"
+    await store.close()
+
+
 async def test_a06_addresses_are_remembered_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The busiest guesser stays slowed down while others come and go; those that were quiet for longest go first."""
     monkeypatch.setattr(enrolment_module, "MOST_ADDRESSES", 8)
-    clock = ManualClock()
+    clock = SteppedClock()
     store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
     enrolment = Enrolment(

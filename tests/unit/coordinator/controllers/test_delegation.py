@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.neighbours import Neighbour, Wire
-from harness.region import Agent, World
-from shoal.coordinator.core.negotiation.trade import HOME_STABLE_S
+from harness.fakes.peers import FakePeers, FakeRegion
+from harness.fakes.region import FakeAgent, RegionFixture
+from shoal.coordinator.core.negotiation.trade import LOCAL_STABLE_S
 from shoal.types.device import Role
 from shoal.types.offer import Directory, Member
 from shoal.types.route import EndpointKind
@@ -40,30 +40,30 @@ spec: {{model: {{source: ocr}}, policy: burst}}
 class Trading:
     """A region with a gateway and neighbours; a step is everything that one look of the region does."""
 
-    world: World
-    wire: Wire
-    gateway: Agent
-    agents: list[Agent]
+    world: RegionFixture
+    wire: FakePeers
+    gateway: FakeAgent
+    agents: list[FakeAgent]
 
     @classmethod
     async def open(cls, folder: Path) -> "Trading":
-        world = await World.open(folder)
+        world = await RegionFixture.open(folder)
         await world.push()
-        wire = Wire({"a": Neighbour("a", world.clock)})
+        wire = FakePeers({"a": FakeRegion("a", world.clock)})
         members = (Member("a", "a:7447", ("root-a",), "eu"),)
         await world.region.federate(
             wire, federation=wire, directory=lambda: Directory("fed", 1, members), rtt=lambda: {"a": Seconds(0.002)}
         )
-        gateway = Agent(world, "gw-1", role=Role.GATEWAY)
+        gateway = FakeAgent(world, "gw-1", role=Role.GATEWAY)
         await gateway.connect()
         return cls(world, wire, gateway, [gateway])
 
     async def apply(self, texts: list[tuple[str, str]]) -> None:
         applied = await self.world.region.workloads.apply(texts, {}, "", "test")
-        assert applied.planned.problems == ()
+        assert applied.plan_result.problems == ()
 
     async def run(self, seconds: float) -> None:
-        trades = self.world.region.trades
+        trades = self.world.region.origin
         assert trades is not None
         for _ in range(round(seconds / 0.5)):
             await self.world.step()
@@ -71,13 +71,13 @@ class Trading:
             while trades.calls:
                 await asyncio.wait(trades.calls)
             for agent in self.agents:
-                if self.world.sent.desired(agent.name):
-                    await agent.obey()
+                if self.world.links.desired_sets(agent.name):
+                    await agent.apply_desired()
                 else:
                     await agent.report()
             self.world.clock.advance(0.5)
 
-    def routed(self) -> list[str]:
+    def routed_targets(self) -> list[str]:
         """Where the gateway sends requests: regions, or nodes of its own."""
         desired = self.world.region.workloads.desired["gw-1"]
         routes = [route for route in desired.routes if route.workload == KEY]
@@ -88,15 +88,15 @@ class Trading:
 async def trading(tmp_path: Path) -> AsyncIterator[Trading]:
     opened = await Trading.open(tmp_path)
     yield opened
-    assert opened.world.region.trades is not None
-    opened.world.region.trades.stop()
+    assert opened.world.region.origin is not None
+    opened.world.region.origin.stop()
     await opened.world.store.close()
 
 
 async def test_what_has_no_place_is_answered_by_another_regions_gateway(trading: Trading) -> None:
     await trading.apply(documents("when-infeasible"))
     await trading.run(1.5)
-    assert trading.routed() == ["a"]
+    assert trading.routed_targets() == ["a"]
     desired = trading.world.region.workloads.desired["gw-1"]
     (endpoint,) = desired.routes[0].endpoints
     assert (endpoint.kind, endpoint.node, endpoint.address) == (EndpointKind.GATEWAY, "gw-a", "a:1")
@@ -106,8 +106,8 @@ async def test_what_has_no_place_is_answered_by_another_regions_gateway(trading:
 async def test_never_stays_without_a_place(trading: Trading) -> None:
     await trading.apply(documents("never"))
     await trading.run(2.0)
-    assert trading.routed() == []
-    assert trading.wire.sent == []
+    assert trading.routed_targets() == []
+    assert trading.wire.sent_methods == []
 
 
 async def test_it_comes_home_when_home_has_had_a_place_for_a_while_and_not_a_moment_without_an_endpoint(
@@ -115,26 +115,26 @@ async def test_it_comes_home_when_home_has_had_a_place_for_a_while_and_not_a_mom
 ) -> None:
     await trading.apply(documents("when-infeasible"))
     await trading.run(1.5)
-    edge = Agent(trading.world, "edge-1")
+    edge = FakeAgent(trading.world, "edge-1")
     await edge.connect()
     trading.agents.append(edge)
-    await trading.run(HOME_STABLE_S - 5.0)
-    assert trading.routed() == ["a"]
+    await trading.run(LOCAL_STABLE_S - 5.0)
+    assert trading.routed_targets() == ["a"]
     for _ in range(50):
         await trading.run(0.5)
-        assert trading.routed() != [], "make before break"
-        if trading.routed() == ["edge-1"]:
+        assert trading.routed_targets() != [], "make before break"
+        if trading.routed_targets() == ["edge-1"]:
             break
-    assert trading.routed() == ["edge-1"]
+    assert trading.routed_targets() == ["edge-1"]
     await trading.run(5.0)
-    assert trading.wire.regions["a"].runs == []
+    assert trading.wire.regions["a"].running_agreements == []
 
 
 @pytest.mark.parametrize(("cost", "ends"), [(0.01, ["a"]), (1000.0, ["edge-1"])])
 async def test_what_is_dearer_at_home_moves_past_the_margin_only(
     trading: Trading, cost: float, ends: list[str]
 ) -> None:
-    edge = Agent(trading.world, "edge-1")
+    edge = FakeAgent(trading.world, "edge-1")
     await edge.connect()
     trading.agents.append(edge)
     price = "apiVersion: shoal/v1\nkind: Region\nmetadata: {name: eu}\nspec: {price: 1.0 USD/h}\n"
@@ -143,16 +143,16 @@ async def test_what_is_dearer_at_home_moves_past_the_margin_only(
     await trading.apply([*documents("when-better"), ("r.yaml", price)])
     for _ in range(20):
         await trading.run(0.5)
-        codes = [event.code for event in await trading.world.region.events.past(0, 100)]
-        assert "READY" not in codes or trading.routed() != []
-    assert trading.routed() == ends
+        codes = [event.code for event in await trading.world.region.events.events_after(0, 100)]
+        assert "READY" not in codes or trading.routed_targets() != []
+    assert trading.routed_targets() == ends
 
 
 async def test_without_a_federation_nothing_is_asked(tmp_path: Path) -> None:
-    world = await World.open(tmp_path)
+    world = await RegionFixture.open(tmp_path)
     await world.push()
     await world.region.workloads.apply(documents("when-better"), {}, "", "test")
     await world.step()
-    assert world.region.trades is None
-    assert world.region.workloads.delegated == {}
+    assert world.region.origin is None
+    assert world.region.workloads.delegations == {}
     await world.store.close()

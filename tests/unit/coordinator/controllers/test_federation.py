@@ -7,15 +7,29 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from unit.coordinator.core.federation.members import advertisement, capacity, member
-from unit.coordinator.core.negotiation.trades import offer, solicitation
 
-from harness.region import ManualClock
+from harness.builders.federation_members import advertisement, capacity, member
+from harness.builders.negotiation import offer, solicitation
+from harness.fakes.region import SteppedClock
 from harness.wait import until
-from shoal.coordinator.controllers.events import EventLog
-from shoal.coordinator.controllers.federation import ASKERS, COPIES, COPIES_KEPT, SOLICITED_BURST, FederationController
-from shoal.coordinator.controllers.region import NoMeter
-from shoal.coordinator.ports import Change, Compacted, Heard, Record, StaleRevision, Traces, Transaction
+from shoal.coordinator.controllers.federation.service import (
+    ASKERS,
+    COPIES,
+    COPIES_KEPT,
+    SOLICITATION_BURST,
+    FederationController,
+)
+from shoal.coordinator.controllers.log.events import EventLog
+from shoal.coordinator.controllers.region.region import NoMeter
+from shoal.coordinator.ports import (
+    Compacted,
+    SpanExporter,
+    StaleRevision,
+    StoreChange,
+    StoreRecord,
+    Transaction,
+    VerifiedMessage,
+)
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.agreement import Delivered, ReportContent
 from shoal.types.chain import LedgerEntry, digest
@@ -27,8 +41,8 @@ from shoal.types.units import Seconds, Wall
 T = TypeVar("T")
 
 
-def heard(by: str, what: T) -> Heard[T]:
-    return Heard(by, what, f"signed by {by}".encode())
+def signed_message(by: str, what: T) -> VerifiedMessage[T]:
+    return VerifiedMessage(by, what, f"signed by {by}".encode())
 
 
 @dataclass
@@ -39,26 +53,26 @@ class Bidders:
     asked: list[tuple[str, bytes]] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
 
-    async def ask(self, member: Member, asked: bytes, within: Seconds) -> Heard[Answer]:
-        self.asked.append((member.region, asked))
+    async def ask(self, member: Member, request: bytes, timeout_s: Seconds) -> VerifiedMessage[Answer]:
+        self.asked.append((member.region, request))
         if member.region in self.silent:
             await asyncio.Event().wait()
         if member.region not in self.offers:
             raise refuse(Code.PEER_UNREACHABLE, member.region)
-        return heard(member.region, self.offers[member.region]())
+        return signed_message(member.region, self.offers[member.region]())
 
 
 @dataclass
 class World:
     store: SqliteStore
-    clock: ManualClock
+    clock: SteppedClock
     bidders: Bidders
 
-    async def replica(self, kept: int = COPIES_KEPT, traces: Traces | None = None) -> FederationController:
+    async def replica(self, kept: int = COPIES_KEPT, traces: SpanExporter | None = None) -> FederationController:
         events = EventLog(self.store, self.clock, kept=100, audit_kept=100)
         await events.start()
         controller = FederationController(
-            "fed", self.store, events, self.clock, NoMeter(), self.bidders, kept=kept, traces=traces
+            "fed", self.store, events, self.clock, NoMeter(), self.bidders, kept=kept, exporter=traces
         )
         await controller.start()
         return controller
@@ -67,7 +81,7 @@ class World:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     store = await SqliteStore.open(tmp_path, reserve_bytes=0)
-    yield World(store, ManualClock(), Bidders())
+    yield World(store, SteppedClock(), Bidders())
     await store.close()
 
 
@@ -78,19 +92,19 @@ async def test_a_replica_that_must_list_anew_while_the_store_answers_nothing_tri
     watch, scan = SqliteStore.watch, SqliteStore.scan
     wrong: list[Exception] = [refuse(Code.STORE_UNAVAILABLE, "no answer"), Compacted(1)]
 
-    async def compacted(store: SqliteStore, prefix: str, after: int) -> AsyncIterator[Change]:
+    async def watch_compacted(store: SqliteStore, prefix: str, after: int) -> AsyncIterator[StoreChange]:
         if len(wrong) == 2:
             raise wrong.pop()
         async for change in watch(store, prefix, after):
             yield change
 
-    async def unanswered(store: SqliteStore, prefix: str, **more: Any) -> tuple[Record, ...]:
+    async def scan_without_answer(store: SqliteStore, prefix: str, **more: Any) -> tuple[StoreRecord, ...]:
         if wrong:
             raise wrong.pop()
         return await scan(store, prefix, **more)
 
-    monkeypatch.setattr(SqliteStore, "watch", compacted)
-    monkeypatch.setattr(SqliteStore, "scan", unanswered)
+    monkeypatch.setattr(SqliteStore, "watch", watch_compacted)
+    monkeypatch.setattr(SqliteStore, "scan", scan_without_answer)
     running = asyncio.create_task(controller.run())
     await until(lambda: not wrong, 5, "both to have struck")
     await other.admit(member("eu-west"))
@@ -104,16 +118,16 @@ async def refusal_of(asked: object) -> Code:
     return error.value.code
 
 
-async def joined(world: World, *regions: str) -> FederationController:
+async def join_regions(world: World, *regions: str) -> FederationController:
     federation = await world.replica()
     for region in regions:
         await federation.admit(member(region))
-        await federation.advertised(heard(region, advertisement(region)))
+        await federation.advertise(signed_message(region, advertisement(region)))
     return federation
 
 
 async def test_members_are_known_after_a_restart_and_their_advertisements_for_a_lease(world: World) -> None:
-    federation = await joined(world, "eu", "us")
+    federation = await join_regions(world, "eu", "us")
     world.clock.advance(9.0)
     again = await world.replica()
     assert again.directory() == federation.directory(), "the same version of every replica that knows the same"
@@ -125,39 +139,41 @@ async def test_members_are_known_after_a_restart_and_their_advertisements_for_a_
 
 
 async def test_a_region_gets_the_directory_only_where_it_has_another(world: World) -> None:
-    federation = await joined(world, "eu", "us")
-    directory = await federation.advertised(heard("eu", advertisement("eu", 2)))
+    federation = await join_regions(world, "eu", "us")
+    directory = await federation.advertise(signed_message("eu", advertisement("eu", 2)))
     assert directory is not None
-    assert await federation.advertised(heard("eu", advertisement("eu", 3, directory=directory.version))) is None
-    await federation.left("us")
-    told = await federation.advertised(heard("eu", advertisement("eu", 4, directory=directory.version)))
+    assert await federation.advertise(signed_message("eu", advertisement("eu", 3, directory=directory.version))) is None
+    await federation.remove("us")
+    told = await federation.advertise(signed_message("eu", advertisement("eu", 4, directory=directory.version)))
     assert told is not None
     assert [each.region for each in told.members] == ["eu"]
 
 
 async def test_a24_what_is_refused_leaves_the_last_good_one_until_it_is_old(world: World) -> None:
-    federation = await joined(world, "eu")
+    federation = await join_regions(world, "eu")
     absurd = advertisement("eu", 2, classes=(capacity(devices=10**12),))
-    assert await refusal_of(federation.advertised(heard("eu", absurd))) is Code.ADVERT_INVALID
+    assert await refusal_of(federation.advertise(signed_message("eu", absurd))) is Code.ADVERT_INVALID
     (known,) = federation.directory().members
     assert known.advertisement is not None
     assert known.advertisement.sequence == 1
     world.clock.advance(10.0)
-    assert await refusal_of(federation.advertised(heard("eu", absurd))) is Code.ADVERT_INVALID
+    assert await refusal_of(federation.advertise(signed_message("eu", absurd))) is Code.ADVERT_INVALID
     assert federation.directory().members[0].advertisement is None
 
 
 async def test_a21_a_region_says_things_of_itself_alone(world: World) -> None:
-    federation = await joined(world, "eu", "us")
-    assert await refusal_of(federation.advertised(heard("us", advertisement("eu", 9)))) is Code.REGION_MISMATCH
-    assert await refusal_of(federation.solicited(heard("us", solicitation(origin="eu")))) is Code.REGION_MISMATCH
-    assert await refusal_of(federation.updated(heard("us", member("eu", roots=("mine",))))) is Code.REGION_MISMATCH
-    assert await refusal_of(federation.advertised(heard("ap", advertisement("ap")))) is Code.REGION_UNKNOWN
+    federation = await join_regions(world, "eu", "us")
+    assert await refusal_of(federation.advertise(signed_message("us", advertisement("eu", 9)))) is Code.REGION_MISMATCH
+    assert await refusal_of(federation.solicit(signed_message("us", solicitation(origin="eu")))) is Code.REGION_MISMATCH
+    assert (
+        await refusal_of(federation.update(signed_message("us", member("eu", roots=("mine",))))) is Code.REGION_MISMATCH
+    )
+    assert await refusal_of(federation.advertise(signed_message("ap", advertisement("ap")))) is Code.REGION_UNKNOWN
     assert federation.roots_of("eu") == ("CA of eu",)
 
 
 async def test_a_name_belongs_to_whose_ca_it_is(world: World) -> None:
-    federation = await joined(world, "eu")
+    federation = await join_regions(world, "eu")
     assert await refusal_of(federation.admit(member("eu", roots=("another CA",)))) is Code.CONFLICT
     assert await refusal_of(federation.admit(member("fed"))) is Code.CONFLICT
     again = await federation.admit(member("eu", roots=("CA of eu", "next CA"), address="eu:1"))
@@ -174,63 +190,63 @@ async def test_what_a_token_was_spent_for_is_written_with_it_or_not_at_all(world
 
 
 async def test_a_region_that_turns_its_ca_tells_it(world: World) -> None:
-    federation = await joined(world, "eu", "us")
-    told = await federation.updated(heard("eu", member("eu", roots=("CA of eu", "next CA"))))
+    federation = await join_regions(world, "eu", "us")
+    told = await federation.update(signed_message("eu", member("eu", roots=("CA of eu", "next CA"))))
     assert told.members[0].roots == ("CA of eu", "next CA")
     assert (await world.replica()).roots == ("CA of eu", "next CA", "CA of us")
 
 
 async def test_candidates_are_asked_at_once_with_what_the_origin_signed(world: World) -> None:
-    federation = await joined(world, "eu", "us", "ap", "sa")
+    federation = await join_regions(world, "eu", "us", "ap", "sa")
     world.bidders.offers = {"eu": lambda: offer("b-eu"), "ap": lambda: offer("b-ap")}
-    answers = await federation.solicited(heard("us", solicitation(origin="us")))
-    assert sorted(each.by for each in answers) == ["ap", "eu"], "sa does not answer, and nobody waits for it"
+    answers = await federation.solicit(signed_message("us", solicitation(origin="us")))
+    assert sorted(each.signer for each in answers) == ["ap", "eu"], "sa does not answer, and nobody waits for it"
     assert sorted(world.bidders.asked) == [(name, b"signed by us") for name in ("ap", "eu", "sa")]
 
 
 class Collected:
     """ports.Traces"""
 
-    wanted = True
+    is_enabled = True
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
 
-    def told(self, spans: Sequence[Span]) -> None:
+    def export(self, spans: Sequence[Span]) -> None:
         self.spans += spans
 
 
 async def test_what_is_solicited_is_told_to_who_collects_traces(world: World) -> None:
-    await joined(world, "eu", "us", "ap")
+    await join_regions(world, "eu", "us", "ap")
     world.bidders.offers = {"eu": lambda: offer("b-eu")}
     collected = Collected()
     federation = await world.replica(traces=collected)
-    await federation.solicited(heard("us", solicitation(origin="us", indicative=True)))
+    await federation.solicit(signed_message("us", solicitation(origin="us", indicative=True)))
     assert not collected.spans, "a plan's question begins no negotiation"
-    await federation.solicited(heard("us", solicitation(origin="us")))
+    await federation.solicit(signed_message("us", solicitation(origin="us")))
     (span,) = collected.spans
     assert (span.name, span.region, span.attributes["shoal.from.region"]) == ("fan out", "fed", "us")
     assert (span.attributes["shoal.asked"], span.attributes["shoal.answers"]) == ("2 regions", "1")
 
 
 async def test_who_does_not_answer_in_time_is_left_out(world: World) -> None:
-    federation = await joined(world, "eu", "us", "ap")
+    federation = await join_regions(world, "eu", "us", "ap")
     world.bidders.offers = {"eu": lambda: offer("b-eu")}
     world.bidders.silent = {"ap"}
-    answers = await federation.solicited(heard("us", solicitation(origin="us", answer_s=0.05)))
-    assert [each.by for each in answers] == ["eu"]
+    answers = await federation.solicit(signed_message("us", solicitation(origin="us", answer_s=0.05)))
+    assert [each.signer for each in answers] == ["eu"]
 
 
 async def test_who_broke_its_word_is_asked_last_and_everybody_is_told(world: World) -> None:
-    federation = await joined(world, "eu", "us", "ap")
+    federation = await join_regions(world, "eu", "us", "ap")
     broken = tuple(Delivered("ap", f"a{n}", Seconds(0.1), Seconds(1.0), 100, True) for n in range(5))
-    await federation.reported(heard("us", ReportContent(broken, ())))
+    await federation.report(signed_message("us", ReportContent(broken, ())))
     trust = {each.region: each.trust for each in federation.directory().members}
     assert trust["ap"] < 0.5
     assert trust["eu"] == 1.0
     assert (await world.replica()).directory() == federation.directory()
     own = tuple(replace(each, region="us", breached=False) for each in broken)
-    await federation.reported(heard("us", ReportContent(own, ())))
+    await federation.report(signed_message("us", ReportContent(own, ())))
     assert {each.region: each.trust for each in federation.directory().members} == trust, "nobody is his own judge"
 
 
@@ -243,29 +259,29 @@ def chain(count: int) -> tuple[LedgerEntry, ...]:
 
 
 async def test_a_copy_of_each_ledger_is_kept_and_one_that_is_rewritten_is_refused(world: World) -> None:
-    federation = await joined(world, "eu")
+    federation = await join_regions(world, "eu")
     entries = chain(5)
-    assert await federation.reported(heard("eu", ReportContent((), entries[:2]))) == 3
-    assert await federation.reported(heard("eu", ReportContent((), entries[3:]))) == 3, "a gap is asked for"
-    assert await federation.reported(heard("eu", ReportContent((), entries[1:]))) == 6
+    assert await federation.report(signed_message("eu", ReportContent((), entries[:2]))) == 3
+    assert await federation.report(signed_message("eu", ReportContent((), entries[3:]))) == 3, "a gap is asked for"
+    assert await federation.report(signed_message("eu", ReportContent((), entries[1:]))) == 6
     assert await federation.copies("eu", 10) == entries
     forged = LedgerEntry(6, Wall(1.0), "ended", "a", "us", "t/w", "", "", "", "0" * 64)
-    assert await refusal_of(federation.reported(heard("eu", ReportContent((), (forged,))))) is Code.LEDGER_BROKEN
+    assert await refusal_of(federation.report(signed_message("eu", ReportContent((), (forged,))))) is Code.LEDGER_BROKEN
 
 
 async def test_the_oldest_copies_go_and_the_chain_goes_on(world: World) -> None:
     federation = await world.replica(kept=3)
     await federation.admit(member("eu"))
     entries = chain(9)
-    assert await federation.reported(heard("eu", ReportContent((), entries[:2]))) == 3
-    assert await federation.reported(heard("eu", ReportContent((), entries[2:7]))) == 8
+    assert await federation.report(signed_message("eu", ReportContent((), entries[:2]))) == 3
+    assert await federation.report(signed_message("eu", ReportContent((), entries[2:7]))) == 8
     kept = [record.key for record in await world.store.scan(COPIES)]
     assert kept == [f"{COPIES}eu/{number:012}" for number in (5, 6, 7)]
     again = await world.replica(kept=3)
-    assert await again.reported(heard("eu", ReportContent((), ()))) == 8, "after a restart too"
+    assert await again.report(signed_message("eu", ReportContent((), ()))) == 8, "after a restart too"
     forged = replace(entries[7], previous="0" * 64)
-    assert await refusal_of(again.reported(heard("eu", ReportContent((), (forged,))))) is Code.LEDGER_BROKEN
-    assert await again.reported(heard("eu", ReportContent((), entries[7:]))) == 10
+    assert await refusal_of(again.report(signed_message("eu", ReportContent((), (forged,))))) is Code.LEDGER_BROKEN
+    assert await again.report(signed_message("eu", ReportContent((), entries[7:]))) == 10
     assert await again.copies("eu", 2) == entries[7:]
     assert await again.copies("eu", 100) == entries[6:]
 
@@ -275,9 +291,9 @@ async def test_replicas_learn_what_the_others_wrote(world: World) -> None:
     watching = asyncio.create_task(second.run())
     try:
         await first.admit(member("eu"))
-        await first.advertised(heard("eu", advertisement("eu")))
+        await first.advertise(signed_message("eu", advertisement("eu")))
         await until(lambda: second.directory() == first.directory(), 10, "the other replica knows it")
-        await first.left("eu")
+        await first.remove("eu")
         await until(lambda: not second.directory().members, 10, "the other replica forgets it")
     finally:
         watching.cancel()
@@ -286,7 +302,7 @@ async def test_replicas_learn_what_the_others_wrote(world: World) -> None:
 
 async def test_a28_who_has_others_hold_for_nothing_is_asked_for_less(world: World) -> None:
     """As the delegates' ledgers tell it; another replica, and a restart, judge alike."""
-    federation = await joined(world, "eu", "us", "ap", "sa")
+    federation = await join_regions(world, "eu", "us", "ap", "sa")
     entries, previous = list[LedgerEntry](), ""
     for number in range(1, 31):
         what, code = ("offered", "") if number % 2 else ("expired", Code.HOLD_EXPIRED)
@@ -294,26 +310,26 @@ async def test_a28_who_has_others_hold_for_nothing_is_asked_for_less(world: Worl
             LedgerEntry(number, world.clock.wall(), what, f"b-{number}", "us", "t/w", code, "", "", previous)
         )
         previous = digest(entries[-1])
-    await federation.reported(heard("eu", ReportContent((), tuple(entries))))
+    await federation.report(signed_message("eu", ReportContent((), tuple(entries))))
     assert {each.standing for each in federation.directory().members} == {1.0}, "one that lies ruins nobody alone"
-    await federation.reported(heard("ap", ReportContent((), tuple(entries))))
+    await federation.report(signed_message("ap", ReportContent((), tuple(entries))))
     standing = {each.region: round(each.standing, 2) for each in federation.directory().members}
     assert standing.pop("us") < 0.3
     assert set(standing.values()) == {1.0}
     again = await world.replica()
     assert again.directory().members == federation.directory().members
 
-    await federation.solicited(heard("us", solicitation(origin="us")))
+    await federation.solicit(signed_message("us", solicitation(origin="us")))
     assert len(world.bidders.asked) == 3, "there are no more"
-    refusal = await _flooded(federation, "us")
+    refusal = await _flood(federation, "us")
     assert refusal is not None
     assert refusal.code is Code.OVERLOADED
     assert "standing" in refusal.asked
-    assert await _flooded(federation, "eu") is None
+    assert await _flood(federation, "eu") is None
 
 
 async def test_a28_who_is_no_member_takes_no_room_among_those_who_ask(world: World) -> None:
-    federation = await joined(world, "eu")
+    federation = await join_regions(world, "eu")
     entries, previous = list[LedgerEntry](), ""
     for number in range(1, 41):
         entries.append(
@@ -331,13 +347,13 @@ async def test_a28_who_is_no_member_takes_no_room_among_those_who_ask(world: Wor
             )
         )
         previous = digest(entries[-1])
-    assert await federation.reported(heard("eu", ReportContent((), tuple(entries)))) == 41
+    assert await federation.report(signed_message("eu", ReportContent((), tuple(entries)))) == 41
     assert await world.store.read(f"{ASKERS}eu") is None
 
 
 async def test_reports_to_two_replicas_that_know_different_things_lose_nothing(world: World) -> None:
     """The second has not heard yet what the first took in."""
-    first = await joined(world, "eu", "us")
+    first = await join_regions(world, "eu", "us")
     second = await world.replica()
     entries, previous = list[LedgerEntry](), ""
     for number in range(1, 4):
@@ -346,17 +362,17 @@ async def test_reports_to_two_replicas_that_know_different_things_lose_nothing(w
         )
         previous = digest(entries[-1])
     early, late = (Delivered("us", name, Seconds(0.1), Seconds(0.05), 100, False) for name in ("a-1", "a-2"))
-    assert await first.reported(heard("eu", ReportContent((early,), tuple(entries)))) == 4
-    assert await second.reported(heard("eu", ReportContent((late,), tuple(entries[:1])))) == 4
+    assert await first.report(signed_message("eu", ReportContent((early,), tuple(entries)))) == 4
+    assert await second.report(signed_message("eu", ReportContent((late,), tuple(entries[:1])))) == 4
     third = await world.replica()
-    assert {each.agreement for each in third._book.delivered_to("eu", "us")} == {"a-1", "a-2"}
+    assert {each.agreement for each in third._state.deliveries_to("eu", "us")} == {"a-1", "a-2"}
     assert [each.sequence for each in await third.copies("eu", 10)] == [1, 2, 3]
 
 
-async def _flooded(federation: FederationController, origin: str) -> Refusal | None:
+async def _flood(federation: FederationController, origin: str) -> Refusal | None:
     try:
-        for number in range(int(SOLICITED_BURST / 2)):
-            await federation.solicited(heard(origin, solicitation(f"f-{number}", origin=origin)))
+        for number in range(int(SOLICITATION_BURST / 2)):
+            await federation.solicit(signed_message(origin, solicitation(f"f-{number}", origin=origin)))
     except ShoalError as refused:
         return refused.refusal
     return None

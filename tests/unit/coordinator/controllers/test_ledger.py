@@ -8,35 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from harness.clock import ManualClock
-from harness.region import World
-from shoal.coordinator.controllers import records
-from shoal.coordinator.controllers.doctor import examine
-from shoal.coordinator.controllers.ledger import LEDGER, Draft, Ledger
-from shoal.coordinator.ports import Record, StaleRevision, Transaction
-from shoal.types.chain import LedgerEntry, digest, first_broken
+from harness.fakes.clock import ManualClock
+from harness.fakes.region import RegionFixture
+from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger, LedgerDraft
+from shoal.coordinator.controllers.log import codec
+from shoal.coordinator.controllers.region.doctor import examine
+from shoal.coordinator.ports import StaleRevision, StoreRecord, Transaction
+from shoal.types.chain import LedgerEntry, digest, first_break
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import Wall
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    opened = await World.open(tmp_path / "first")
+async def world(tmp_path: Path) -> AsyncIterator[RegionFixture]:
+    opened = await RegionFixture.open(tmp_path / "first")
     yield opened
     await opened.store.close()
 
 
-def draft(name: str, what: str = "granted") -> Draft:
-    return Draft(what, name, "us", "shop/ocr", evidence=b"said")
+def draft(name: str, what: str = "granted") -> LedgerDraft:
+    return LedgerDraft(what, name, "us", "shop/ocr", evidence=b"said")
 
 
-async def written(ledger: Ledger, count: int) -> None:
+async def write_entries(ledger: Ledger, count: int) -> None:
     for number in range(count):
         await ledger.commit({}, drafts=[draft(f"g-{number}")])
 
 
 async def test_entries_are_there_with_what_they_tell_about_or_not_at_all(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = world.region.ledger
     await ledger.commit({"deals/x": b"one"}, expect={"deals/x": 0}, drafts=[draft("g-1", "offered"), draft("g-1")])
@@ -50,107 +50,109 @@ async def test_entries_are_there_with_what_they_tell_about_or_not_at_all(
         patched.setattr(world.store, "commit", full)
         with pytest.raises(ShoalError):
             await ledger.commit({"deals/y": b"one"}, drafts=[draft("g-3")])
-    entries = await ledger.past(0)
+    entries = await ledger.entries_after(0)
     assert [(each.sequence, each.what, each.agreement) for each in entries] == [
         (1, "offered", "g-1"),
         (2, "granted", "g-1"),
     ]
-    assert first_broken(entries, ledger.head) is None
+    assert first_break(entries, ledger.head) is None
     await ledger.commit({}, drafts=[draft("g-4")])
-    assert first_broken(await ledger.past(0), ledger.head) is None
+    assert first_break(await ledger.entries_after(0), ledger.head) is None
 
 
-async def test_a_commit_that_was_not_answered_is_linked_to(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_that_was_not_answered_is_linked_to(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger, commit = world.region.ledger, world.store.commit
 
-    async def unanswered(transaction: Transaction) -> int:
+    async def commit_without_answer(transaction: Transaction) -> int:
         await commit(transaction)
         raise ShoalError(Refusal(Code.STORE_UNAVAILABLE))
 
     with monkeypatch.context() as patched:
-        patched.setattr(world.store, "commit", unanswered)
+        patched.setattr(world.store, "commit", commit_without_answer)
         with pytest.raises(ShoalError):
             await ledger.commit({}, drafts=[draft("g-1")])
     await ledger.commit({}, drafts=[draft("g-2")])
-    entries = await ledger.past(0)
+    entries = await ledger.entries_after(0)
     assert [each.agreement for each in entries] == ["g-1", "g-2"]
-    assert first_broken(entries, ledger.head) is None
+    assert first_break(entries, ledger.head) is None
 
 
-async def test_a_restart_goes_on_where_it_was(world: World, tmp_path: Path) -> None:
-    await written(world.region.ledger, 3)
-    world.region.ledger.shown("us", "f" * 64)
+async def test_a_restart_goes_on_where_it_was(world: RegionFixture, tmp_path: Path) -> None:
+    await write_entries(world.region.ledger, 3)
+    world.region.ledger.record_head("us", "f" * 64)
     await world.region.ledger.save()
     head = world.region.ledger.head
     await world.store.close()
-    again = await World.open(tmp_path / "first", world)
+    again = await RegionFixture.open(tmp_path / "first", world)
     world.store = again.store
     assert again.region.ledger.head == head
     assert again.region.ledger.heads == {"us": "f" * 64}
-    await written(again.region.ledger, 1)
-    assert first_broken(await again.region.ledger.past(0)) is None
-    assert digest((await again.region.ledger.past(2))[0]) == head
+    await write_entries(again.region.ledger, 1)
+    assert first_break(await again.region.ledger.entries_after(0)) is None
+    assert digest((await again.region.ledger.entries_after(2))[0]) == head
 
 
-async def test_old_entries_go_first(world: World) -> None:
-    ledger = Ledger(world.store, world.region.truth, ManualClock(), kept=5)
+async def test_old_entries_go_first(world: RegionFixture) -> None:
+    ledger = Ledger(world.store, world.region.fence, ManualClock(), kept=5)
     await ledger.start()
-    await written(ledger, 12)
-    entries = await ledger.past(0)
+    await write_entries(ledger, 12)
+    entries = await ledger.entries_after(0)
     assert [each.sequence for each in entries] == [8, 9, 10, 11, 12]
-    assert await ledger.broken({"us": digest(entries[0])}) is None
-    assert await ledger.broken({"us": "0" * 64}) is None, "what was dropped may have been shown"
+    assert await ledger.verify({"us": digest(entries[0])}) is None
+    assert await ledger.verify({"us": "0" * 64}) is None, "what was dropped may have been shown"
 
 
-def edited(record: Record) -> bytes:
-    return records.dump(replace(records.load(LedgerEntry, record.value), terms="cheaper"))
+def edit_record(record: StoreRecord) -> bytes:
+    return codec.dump(replace(codec.load(LedgerEntry, record.value), terms="cheaper"))
 
 
 @pytest.mark.parametrize(
     ("number", "attack"),
-    [(2, edited), (2, None), (2, lambda _: b"no entry"), (4, edited), (4, None), (5, None)],
+    [(2, edit_record), (2, None), (2, lambda _: b"no entry"), (4, edit_record), (4, None), (5, None)],
 )
 async def test_a23_whatever_is_done_to_the_stored_chain_is_told(
-    world: World, number: int, attack: Callable[[Record], bytes] | None
+    world: RegionFixture, number: int, attack: Callable[[StoreRecord], bytes] | None
 ) -> None:
     """Edited or dropped: inside, at the end, and all of it (5: every entry)."""
-    await written(world.region.ledger, 4)
-    assert await _told(world) is None
+    await write_entries(world.region.ledger, 4)
+    assert await _ledger_refusal(world) is None
     for record in await world.store.scan(LEDGER):
         if number in (5, int(record.key.removeprefix(LEDGER))):
             if attack is None:
                 await world.store.commit(Transaction(deletes=(record.key,)))
             else:
                 await world.store.commit(Transaction({record.key: attack(record)}))
-    refusal = await _told(world)
+    refusal = await _ledger_refusal(world)
     assert refusal is not None
     assert refusal.code is Code.LEDGER_BROKEN
 
 
-async def test_a23_entries_that_changed_places_are_told(world: World) -> None:
-    await written(world.region.ledger, 4)
+async def test_a23_entries_that_changed_places_are_told(world: RegionFixture) -> None:
+    await write_entries(world.region.ledger, 4)
     second, third = (await world.store.scan(LEDGER))[1:3]
     await world.store.commit(Transaction({second.key: third.value, third.key: second.value}))
-    refusal = await _told(world)
+    refusal = await _ledger_refusal(world)
     assert refusal is not None
     assert "entry 2" in refusal.found
 
 
-async def test_a23_a_cut_tail_or_a_fork_is_told_by_who_was_shown_more(world: World) -> None:
+async def test_a23_a_cut_tail_or_a_fork_is_told_by_who_was_shown_more(world: RegionFixture) -> None:
     """After a restart, when nobody here remembers the end."""
-    await written(world.region.ledger, 4)
+    await write_entries(world.region.ledger, 4)
     shown = world.region.ledger.head
     last = (await world.store.scan(LEDGER))[-1]
     await world.store.commit(Transaction(deletes=(last.key,)))
-    reread = Ledger(world.store, world.region.truth, world.clock)
+    reread = Ledger(world.store, world.region.fence, world.clock)
     await reread.start()
-    assert await reread.broken({}) is None
-    assert await reread.broken({"us": digest((await reread.past(0))[-1])}) is None
-    cut = await reread.broken({"us": shown})
+    assert await reread.verify({}) is None
+    assert await reread.verify({"us": digest((await reread.entries_after(0))[-1])}) is None
+    cut = await reread.verify({"us": shown})
     assert cut is not None
     assert "us" in cut.found
     await reread.commit({}, drafts=[draft("g-other")])
-    forked = await reread.broken({"us": shown})
+    forked = await reread.verify({"us": shown})
     assert forked is not None
     assert forked.code is Code.LEDGER_BROKEN
 
@@ -164,6 +166,6 @@ def test_a_digest_is_of_the_entrys_fields_alone() -> None:
     assert digest(entry) == found, "the versions before and after find another"
 
 
-async def _told(world: World) -> Refusal | None:
+async def _ledger_refusal(world: RegionFixture) -> Refusal | None:
     (found,) = [each async for each in examine(world.region, world.store) if "ledger" in each.name]
     return found.refusal

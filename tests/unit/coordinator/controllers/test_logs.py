@@ -5,9 +5,9 @@ from contextlib import aclosing
 
 import pytest
 
-from harness.clock import ManualClock
-from shoal.coordinator.controllers import logs
-from shoal.coordinator.controllers.logs import NodeLogs
+from harness.fakes.clock import ManualClock
+from shoal.coordinator.controllers.queries import logs
+from shoal.coordinator.controllers.queries.logs import NodeLogs
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.link import LogLines, LogsAsked, ToAgent
 
@@ -24,10 +24,10 @@ class Links:
         self.asked.append(message)
         number = len(self.asked)
         if node != "mute":
-            self.logs.answered("another", LogLines(message.request, ("forged",), "", False))
+            self.logs.on_answer("another", LogLines(message.request, ("forged",), "", False))
             answer = LogLines(message.request, (f"line {number}\n\x1b[2J",), f"place-{number}", number % 2 == 0)
-            self.logs.answered(node, answer)
-            self.logs.answered(node, answer)
+            self.logs.on_answer(node, answer)
+            self.logs.on_answer(node, answer)
 
     async def end(self, node: str, refusal: Refusal, *, fatal: bool) -> None: ...
 

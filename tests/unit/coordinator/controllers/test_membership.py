@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.coordinator.core.federation.members import advertisement, capacity, member
 
-from harness.region import CountingIds, ManualClock
-from shoal.coordinator.controllers.events import EventLog
-from shoal.coordinator.controllers.membership import LedgerHeads, Membership
-from shoal.coordinator.controllers.region import NoMeter
-from shoal.coordinator.controllers.truth import Truth
-from shoal.coordinator.ports import Joined
+from harness.builders.federation_members import advertisement, capacity, member
+from harness.fakes.region import CountingIds, SteppedClock
+from shoal.coordinator.controllers.federation.membership import FederationMembership, LedgerHeads
+from shoal.coordinator.controllers.log.events import EventLog
+from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.controllers.region.region import NoMeter
+from shoal.coordinator.ports import JoinedFederation
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.offer import Advertisement, Directory, Member
@@ -35,9 +35,9 @@ class Federation:
         if self.refusal is not None:
             raise refuse(self.refusal)
 
-    async def join(self, address: str, token: str, own: Member) -> Joined:
+    async def join(self, address: str, token: str, own: Member) -> JoinedFederation:
         self._answer()
-        return Joined("fed", "fed:7443", ("CA of fed",), self.directory)
+        return JoinedFederation("fed", "fed:7443", ("CA of fed",), self.directory)
 
     async def leave(self) -> None:
         self._answer()
@@ -64,23 +64,23 @@ class Federation:
 @dataclass
 class World:
     store: SqliteStore
-    clock: ManualClock
+    clock: SteppedClock
     federation: Federation
     own: Member = field(default_factory=lambda: member("eu"))
 
-    async def started(self) -> Membership:
+    async def start(self) -> FederationMembership:
         events = EventLog(self.store, self.clock, kept=100, audit_kept=100)
-        truth = Truth("eu", self.store, events, CountingIds(), NoMeter())
+        truth = RegionFence("eu", self.store, events, CountingIds(), NoMeter())
         await truth.start()
         await events.start()
         found: Any = self.federation
-        membership = Membership(
+        membership = FederationMembership(
             self.store,
             truth,
             self.clock,
             NoMeter(),
             link=found,
-            door=found,
+            registry=found,
             peers=found,
             own=lambda: self.own,
             capacity=lambda: (capacity(),),
@@ -89,8 +89,8 @@ class World:
         await membership.start()
         return membership
 
-    async def joined(self) -> Membership:
-        membership = await self.started()
+    async def start_joined(self) -> FederationMembership:
+        membership = await self.start()
         await membership.join("fed:7444", "token", "operator")
         return membership
 
@@ -99,13 +99,13 @@ class World:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     store = await SqliteStore.open(tmp_path, reserve_bytes=0)
     known = (member("eu"), member("us", advertisement=advertisement("us")))
-    yield World(store, ManualClock(), Federation(Directory("fed", 7, known)))
+    yield World(store, SteppedClock(), Federation(Directory("fed", 7, known)))
     await store.close()
 
 
 async def test_a_region_that_never_joined_knows_nobody(world: World) -> None:
-    membership = await world.started()
-    assert membership.joined is None
+    membership = await world.start()
+    assert membership.current is None
     assert membership.directory is None
     assert membership.roots_of("us") == ()
     await membership.measure()
@@ -116,39 +116,39 @@ async def test_a_region_that_never_joined_knows_nobody(world: World) -> None:
 
 
 async def test_membership_and_directory_survive_a_restart(world: World) -> None:
-    await world.joined()
-    again = await world.started()
-    assert again.joined == Joined("fed", "fed:7443", ("CA of fed",), world.federation.directory)
+    await world.start_joined()
+    again = await world.start()
+    assert again.current == JoinedFederation("fed", "fed:7443", ("CA of fed",), world.federation.directory)
     assert again.roots_of("us") == ("CA of us",)
     assert again.roots_of("eu") == (), "itself is nobody's counterpart"
     assert again.roots_of("fed") == ()
 
 
 async def test_a_region_is_in_one_federation(world: World) -> None:
-    membership = await world.joined()
+    membership = await world.start_joined()
     with pytest.raises(ShoalError) as error:
         await membership.join("other:7444", "token", "operator")
     assert error.value.code is Code.CONFLICT
 
 
 async def test_it_tells_what_it_has_in_numbers_that_grow_over_restarts(world: World) -> None:
-    membership = await world.joined()
+    membership = await world.start_joined()
     await membership.measure()
     await membership.step()
     await membership.step()
     world.clock.advance(1.0)
-    again = await world.started()
+    again = await world.start()
     await again.step()
     told = world.federation.told
     assert told[0].classes == (capacity(),)
     assert told[0].rtt_s == {"us": 0.08}
     assert (told[0].ledger_head, told[0].heads) == ("a" * 64, {"us": "b" * 64})
     assert told[0].sequence < told[1].sequence < told[2].sequence
-    assert membership.heard_at == world.clock.wall() - 1.0
+    assert membership.last_answer_at == world.clock.wall() - 1.0
 
 
 async def test_a_new_directory_is_kept_and_only_a_new_one_is_sent(world: World) -> None:
-    membership = await world.joined()
+    membership = await world.start_joined()
     await membership.step()
     assert world.federation.told[-1].directory == 7
     world.federation.directory = Directory("fed", 8, (member("eu"), member("ap")))
@@ -156,12 +156,12 @@ async def test_a_new_directory_is_kept_and_only_a_new_one_is_sent(world: World) 
     await membership.step()
     assert world.federation.told[-1].directory == 8
     assert membership.roots_of("us") == ()
-    assert (await world.started()).roots_of("ap") == ("CA of ap",)
+    assert (await world.start()).roots_of("ap") == ("CA of ap",)
 
 
 @pytest.mark.parametrize("changes", [{"address": "eu:9"}, {"roots": ("CA of eu", "next CA")}, {"residency": "ch"}])
 async def test_what_changes_at_home_is_told(world: World, changes: dict[str, Any]) -> None:
-    membership = await world.joined()
+    membership = await world.start_joined()
     await membership.step()
     assert world.federation.updates == []
     world.own = replace(world.own, **changes)
@@ -172,7 +172,7 @@ async def test_what_changes_at_home_is_told(world: World, changes: dict[str, Any
 
 
 async def test_f42_without_the_federation_it_knows_and_measures_on(world: World) -> None:
-    membership = await world.joined()
+    membership = await world.start_joined()
     world.federation.refusal = Code.FEDERATION_UNREACHABLE
     await membership.step()
     await membership.measure()
@@ -188,7 +188,7 @@ async def test_f42_without_the_federation_it_knows_and_measures_on(world: World)
 
 
 async def test_distances_are_the_least_of_the_newest_and_of_who_answers(world: World) -> None:
-    membership = await world.joined()
+    membership = await world.start_joined()
     for seconds in (0.08, 0.05, 0.2):
         world.federation.far["us"] = seconds
         await membership.measure()
@@ -205,7 +205,7 @@ async def test_distances_are_the_least_of_the_newest_and_of_who_answers(world: W
 
 
 async def test_between_its_turns_only_who_is_new_is_measured(world: World) -> None:
-    membership = await world.joined()
+    membership = await world.start_joined()
     await membership.measure()
     world.federation.far = {"us": 0.5, "ap": 0.1}
     world.federation.directory = Directory("fed", 8, (member("eu"), member("us"), member("ap")))
@@ -215,19 +215,19 @@ async def test_between_its_turns_only_who_is_new_is_measured(world: World) -> No
 
 
 async def test_leaving_needs_the_federation_unless_one_says_otherwise(world: World) -> None:
-    membership = await world.joined()
+    membership = await world.start_joined()
     world.federation.refusal = Code.FEDERATION_UNREACHABLE
     with pytest.raises(ShoalError) as error:
         await membership.leave("operator")
     assert error.value.code is Code.FEDERATION_UNREACHABLE
-    assert membership.joined is not None
+    assert membership.current is not None
     await membership.leave("operator", forget=True)
     assert membership.directory is None
-    assert (await world.started()).joined is None
+    assert (await world.start()).current is None
 
 
 async def test_who_was_forgotten_there_may_leave_here(world: World) -> None:
-    membership = await world.joined()
+    membership = await world.start_joined()
     world.federation.refusal = Code.REGION_UNKNOWN
     await membership.leave("operator")
-    assert membership.joined is None
+    assert membership.current is None

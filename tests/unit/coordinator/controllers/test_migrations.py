@@ -6,58 +6,74 @@ from pathlib import Path
 
 import pytest
 
-from harness.region import DIGEST, DOCUMENTS, Agent, World
+from harness.fakes.region import DIGEST, DOCUMENTS, FakeAgent, RegionFixture
 from shoal.coordinator.api.migrations import migration_view, migration_views
 from shoal.coordinator.api.views import workload_views
-from shoal.coordinator.controllers import records
-from shoal.coordinator.controllers.migrations import KEPT, MIGRATIONS, Migrations, StoredMigration, verdict_digest
-from shoal.coordinator.core.migration.model import Aborted, Cause, Done, Entered, Migration, Place, Stage
+from shoal.coordinator.controllers.log import codec
+from shoal.coordinator.controllers.queries.can_move import can_move
+from shoal.coordinator.controllers.workloads.migrations import (
+    KEPT,
+    MIGRATIONS,
+    MigrationRepository,
+    StoredMigration,
+    verdict_digest,
+)
+from shoal.coordinator.core.migration.model import (
+    AbortedState,
+    Cause,
+    DoneState,
+    Migration,
+    MigrationStage,
+    ReplicaPlace,
+    StageEntry,
+)
 from shoal.coordinator.core.placement.model import Aim
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.migration import MigrationRule
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
+from shoal.v1 import operator_pb2
 
 KEY = WorkloadKey("default", "reader")
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    opened = await World.open(tmp_path / "first")
+async def world(tmp_path: Path) -> AsyncIterator[RegionFixture]:
+    opened = await RegionFixture.open(tmp_path / "first")
     yield opened
     await opened.store.close()
 
 
-async def two(world: World) -> tuple[Agent, Agent]:
+async def two(world: RegionFixture, *, emulated: bool = False) -> tuple[FakeAgent, FakeAgent]:
     """An agent that runs the one workload, and one that does not."""
     await world.push()
-    agents = [Agent(world, "edge-1"), Agent(world, "edge-2")]
+    agents = [FakeAgent(world, name, is_emulated=emulated) for name in ("edge-1", "edge-2")]
     for agent in agents:
         await agent.connect()
     applied = await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
-    assert not applied.planned.problems
+    assert not applied.plan_result.problems
     await world.step()
-    await beat(world, *agents)
+    await run_heartbeat(world, *agents)
     (runs,) = [agent for agent in agents if world.region.workloads.desired[agent.name].assignments]
     (other,) = [agent for agent in agents if agent is not runs]
     return runs, other
 
 
-async def beat(world: World, *agents: Agent, seconds: float = 0.5) -> None:
+async def run_heartbeat(world: RegionFixture, *agents: FakeAgent, seconds: float = 0.5) -> None:
     """Everybody does what it was told last, and time goes on."""
     for agent in agents:
-        await agent.obey()
+        await agent.apply_desired()
     world.clock.advance(seconds)
     for _ in range(3):
         await world.step()
 
 
-async def test_what_was_applied_is_not_ready_before_it_was_decided_upon(world: World) -> None:
+async def test_what_was_applied_is_not_ready_before_it_was_decided_upon(world: RegionFixture) -> None:
     """`shoal apply --wait` of a policy alone: what runs is as many as the one before wanted."""
     agents = await two(world)
     for _ in range(20):
-        await beat(world, *agents)
+        await run_heartbeat(world, *agents)
 
     def state() -> str:
         (view,) = workload_views(world.region.workloads, world.region.fleet.fleet)
@@ -67,64 +83,86 @@ async def test_what_was_applied_is_not_ready_before_it_was_decided_upon(world: W
     ((name, text),) = DOCUMENTS
     sturdier = [(name, text.replace("optimize:", "require: {availability: {replicas: 2}}, optimize:"))]
     applied = await world.region.workloads.apply(sturdier, {}, "", "test")
-    assert not applied.planned.problems
+    assert not applied.plan_result.problems
     assert state() == "progressing"
     for _ in range(20):
-        await beat(world, *agents)
+        await run_heartbeat(world, *agents)
     assert state() == "ready"
     again = await world.region.workloads.apply(sturdier, {}, "", "test")
-    assert not again.planned.problems
+    assert not again.plan_result.problems
     assert state() == "ready", "nothing was changed"
 
 
-async def until_over(world: World, migration: Migration, *agents: Agent, most: int = 120) -> Migration:
+async def until_over(world: RegionFixture, migration: Migration, *agents: FakeAgent, most: int = 120) -> Migration:
     found = migration
     for _ in range(most):
-        found = world.region.moving.one(migration.id)
+        found = world.region.moves.get(migration.id)
         if found.is_over:
             return found
-        await beat(world, *agents)
+        await run_heartbeat(world, *agents)
     raise AssertionError(f"still {found.stage}: {found.story}")
 
 
-def weights(world: World, at: str) -> dict[str, float]:
+def weights(world: RegionFixture, at: str) -> dict[str, float]:
     (route,) = world.region.workloads.desired[at].routes
     return {endpoint.node: endpoint.weight for endpoint in route.endpoints}
 
 
-async def test_a_region_has_a_workload_whole(world: World) -> None:
+def _view_of(world: RegionFixture, migration: Migration) -> operator_pb2.MigrationView:
+    region, now, wall = world.region, world.clock.now(), world.clock.wall()
+    return migration_view(region.workloads, region.fleet.fleet, migration, now, wall)
+
+
+async def test_what_is_emulated_says_so_also_when_its_node_is_forgotten(world: RegionFixture) -> None:
+    _, target = await two(world, emulated=True)
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    asked = _view_of(world, begun)
+    assert asked.source.emulated
+    assert (asked.to, asked.to_emulated) == (target.name, True)
+    (event,) = [each for each in await world.region.events.events_after(0, 1000) if each.code == "MIGRATION_PLANNED"]
+    assert event.emulated
+    assert "cpu0 (emulated) to" in event.message
+    nodes = world.region.fleet.fleet.nodes
+    world.region.fleet.fleet = replace(world.region.fleet.fleet, nodes={})
+    assert _view_of(world, begun).source.emulated
+    world.region.fleet.fleet = replace(world.region.fleet.fleet, nodes=nodes)
+    stored = codec.load(StoredMigration, codec.dump(StoredMigration(world.clock.now(), begun)))
+    assert stored.migration.source.emulated
+
+
+async def test_a_region_has_a_workload_whole(world: RegionFixture) -> None:
     _, target = await two(world)
     for aim, replica in ((Aim("us-east", "gpu0"), ""), (Aim("us-east"), "a-1")):
         with pytest.raises(ShoalError) as error:
-            await world.region.moving.cross(KEY, aim, "ops", replica=replica)
+            await world.region.moves.migrate_to_region(KEY, aim, "ops", replica=replica)
         assert error.value.code is Code.FIELD_INVALID
-    one = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    one = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     crossing = replace(one, aim=Aim(region="us-east"))
     world.region.workloads.migrations.all[one.id] = crossing
-    assert migration_view(world.region.workloads, crossing, Elapsed(0.0), Wall(0.0)).reason.code == "NO_BID"
+    assert _view_of(world, crossing).reason.code == "NO_BID"
     inward = replace(crossing, source=replace(one.source, region="us-east"))
-    assert migration_view(world.region.workloads, inward, Elapsed(0.0), Wall(0.0)).reason.code == "NO_CANDIDATE"
+    assert _view_of(world, inward).reason.code == "NO_CANDIDATE"
     with pytest.raises(ShoalError) as error:
-        await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+        await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert error.value.code is Code.CONFLICT
     assert "as a whole" in error.value.refusal.found
     other = replace(crossing, source=replace(one.source, assignment="a-2"))
     world.region.workloads.migrations.all[one.id] = other
-    drained = await world.region.moving.drain(one.source.node, "ops")
-    assert drained.begun == (other,)
-    assert "as a whole" in drained.unmoved[one.source.assignment].found
+    drained = await world.region.moves.drain(one.source.node, "ops")
+    assert drained.migrations == (other,)
+    assert "as a whole" in drained.refusals[one.source.assignment].found
 
 
-async def test_an_operator_moves_a_workload(world: World) -> None:
+async def test_an_operator_moves_a_workload(world: RegionFixture) -> None:
     source, target = await two(world)
-    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
-    assert begun.stage is Stage.PLANNED
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    assert begun.stage is MigrationStage.PLANNED
     ended = await until_over(world, begun, source, target)
-    assert ended.stage is Stage.DONE
+    assert ended.stage is MigrationStage.DONE
     assert ended.verdict is not None
     assert ended.verdict.passed
-    assert weights(world, source.name) == {target.name: 1.0}
-    codes = [event.code for event in await world.region.events.past(0, 1000) if event.subject == begun.id]
+    assert weights(world, target.name) == {target.name: 1.0}
+    codes = [event.code for event in await world.region.events.events_after(0, 1000) if event.subject == begun.id]
     assert codes == [
         "MIGRATION_PLANNED", "MIGRATION_RESERVED", "MIGRATION_SHIFTING", "MIGRATION_SHIFTING", "MIGRATION_DRAINING",
         "MIGRATION_DONE",
@@ -132,73 +170,85 @@ async def test_an_operator_moves_a_workload(world: World) -> None:
 
 
 async def test_what_a_verification_came_to_is_audited_before_anything_acts_on_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = await two(world)
-    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     said = list[tuple[str, str, str, str]]()
     audit = world.region.events.audit
 
-    async def heard(actor: str, action: str, subject: str, outcome: str) -> None:
-        assert world.region.moving.one(begun.id).verdict is None
+    async def record_audit(actor: str, action: str, subject: str, outcome: str) -> None:
+        assert world.region.moves.get(begun.id).verdict is None
         said.append((actor, action, subject, outcome))
         await audit(actor, action, subject, outcome)
 
-    monkeypatch.setattr(world.region.events, "audit", heard)
+    monkeypatch.setattr(world.region.events, "audit", record_audit)
     ended = await until_over(world, begun, source, target)
     assert ended.verdict is not None
     found = f"passed sha256:{verdict_digest(ended.verdict)}"
     assert said == [(f"shoal://eu/agent/{target.name}", "Verify", begun.id, found)]
-    view = migration_view(world.region.workloads, ended, world.clock.now(), world.clock.wall())
+    view = migration_view(
+        world.region.workloads, world.region.fleet.fleet, ended, world.clock.now(), world.clock.wall()
+    )
     assert view.verdict_sha256 == verdict_digest(ended.verdict)
 
 
-async def test_what_waits_for_its_turn_says_so(world: World) -> None:
+async def test_what_waits_for_its_turn_says_so(world: RegionFixture) -> None:
     _, target = await two(world)
-    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
-    view = migration_view(world.region.workloads, begun, world.clock.now(), world.clock.wall())
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    view = migration_view(
+        world.region.workloads, world.region.fleet.fleet, begun, world.clock.now(), world.clock.wall()
+    )
     assert view.reason.code == Code.WAITING_FOR_TURN
 
 
-async def test_a_move_home_says_from_which_region(world: World) -> None:
+async def test_a_move_home_says_from_which_region(world: RegionFixture) -> None:
     _, target = await two(world)
-    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     home = replace(begun, source=replace(begun.source, node="", device="", region="us-east"))
-    view = migration_view(world.region.workloads, home, world.clock.now(), world.clock.wall())
+    view = _view_of(world, home)
     assert (view.source.region, view.source.node) == ("us-east", "")
 
 
-async def test_a_restart_at_any_state_finds_it_and_goes_on(world: World, tmp_path: Path) -> None:
+async def test_a_restart_at_any_state_finds_it_and_goes_on(world: RegionFixture, tmp_path: Path) -> None:
     source, target = await two(world)
-    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
-    stages = set[Stage]()
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    stages = set[MigrationStage]()
     now = world
     for _ in range(40):
-        stages.add(now.region.moving.one(begun.id).stage)
-        if now.region.moving.one(begun.id).is_over:
+        stages.add(now.region.moves.get(begun.id).stage)
+        if now.region.moves.get(begun.id).is_over:
             break
-        before = now.region.moving.one(begun.id).story
+        before = now.region.moves.get(begun.id).story
         await now.store.close()
-        now = await World.open(tmp_path / "first", now)
-        assert now.region.moving.one(begun.id).story == before, "what was not committed was not done"
+        now = await RegionFixture.open(tmp_path / "first", now)
+        assert now.region.moves.get(begun.id).story == before, "what was not committed was not done"
         for agent in (source, target):
             agent.world = now
             await agent.connect()
         await now.step()
         for agent in (source, target):
-            await agent.obey()
+            await agent.apply_desired()
         now.clock.advance(2.5)
-        if now.region.moving.one(begun.id).stage in (Stage.SHIFTING, Stage.DRAINING):
+        if now.region.moves.get(begun.id).stage in (MigrationStage.SHIFTING, MigrationStage.DRAINING):
             await now.step()  # these go on by time, and the time of a restart counts for nothing
-    assert {Stage.PLANNED, Stage.RESERVED, Stage.SHIFTING, Stage.DRAINING, Stage.DONE} <= stages
-    assert weights(now, source.name) == {target.name: 1.0}
+    assert {
+        MigrationStage.PLANNED,
+        MigrationStage.RESERVED,
+        MigrationStage.SHIFTING,
+        MigrationStage.DRAINING,
+        MigrationStage.DONE,
+    } <= stages
+    assert weights(now, target.name) == {target.name: 1.0}
     await now.store.close()
 
 
-async def test_nothing_of_a_step_is_true_before_it_is_committed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_of_a_step_is_true_before_it_is_committed(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, target = await two(world)
-    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
-    sent = len(world.sent.messages)
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    sent = len(world.links.messages)
 
     async def full(*_: object, **__: object) -> int:
         raise ShoalError(Refusal(Code.STORE_FULL))
@@ -207,81 +257,137 @@ async def test_nothing_of_a_step_is_true_before_it_is_committed(world: World, mo
         patched.setattr(world.store, "commit", full)
         with pytest.raises(ShoalError):
             await world.step()
-    assert world.region.moving.one(begun.id).stage is Stage.PLANNED
-    assert len(world.sent.messages) == sent
+    assert world.region.moves.get(begun.id).stage is MigrationStage.PLANNED
+    assert len(world.links.messages) == sent
     stored = await world.store.read(MIGRATIONS + begun.id)
     assert stored is not None
-    assert records.load(StoredMigration, stored.value).migration == begun
-    assert (await until_over(world, begun, source, target)).stage is Stage.DONE
+    assert codec.load(StoredMigration, stored.value).migration == begun
+    assert (await until_over(world, begun, source, target)).stage is MigrationStage.DONE
 
 
-async def test_a_wrong_target_is_blocked_until_an_operator_clears_it(world: World) -> None:
+async def test_a_wrong_target_is_blocked_until_an_operator_clears_it(world: RegionFixture) -> None:
     source, target = await two(world)
-    target.wrong = True
-    ended = await until_over(world, await world.region.moving.migrate(KEY, Aim(target.name), "ops"), source, target)
-    assert isinstance(ended.state, Aborted)
+    target.answers_wrong = True
+    ended = await until_over(world, await world.region.moves.migrate(KEY, Aim(target.name), "ops"), source, target)
+    assert isinstance(ended.state, AbortedState)
     assert ended.state.refusal.code is Code.VERIFY_FAILED
     assert weights(world, source.name) == {source.name: 1.0}
-    target.wrong = False
-    again = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
-    await beat(world, source, target)
-    assert world.region.moving.one(again.id).stage is Stage.PLANNED
-    assert await world.region.moving.clear(DIGEST, "ops") == (f"{DIGEST} on {target.name}/cpu0",)
-    assert (await until_over(world, again, source, target)).stage is Stage.DONE
+    target.answers_wrong = False
+    with pytest.raises(ShoalError) as refused:
+        await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    assert refused.value.code is Code.VERIFY_FAILED
+    assert await world.region.moves.clear(DIGEST, "ops") == (f"{DIGEST} on {target.name}/cpu0",)
+    again = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    assert (await until_over(world, again, source, target)).stage is MigrationStage.DONE
 
 
-async def test_a_cancelled_move_goes_back(world: World) -> None:
+async def test_migrate_is_refused_by_what_can_move_says(world: RegionFixture) -> None:
+    """One function decides both: the same code, the same words, and nothing is begun."""
     source, target = await two(world)
-    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
-    await beat(world, source, target)
-    with pytest.raises(ShoalError) as other:
-        await world.region.moving.cancel(begun.id, "ops", WorkloadKey(KEY.tenant, "another"))
-    assert other.value.code is Code.CONFLICT
-    await world.region.moving.cancel(begun.id, "ops", KEY)
+    workloads = world.region.workloads
+    await world.region.fleet.cordon(target.name, True, "ops")
+    said = (await can_move(workloads, None, (), KEY, target.name)).refusal
+    with pytest.raises(ShoalError) as refused:
+        await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    assert said == refused.value.refusal
+    assert said is not None
+    assert said.code is Code.NODE_CORDONED
+    assert not world.region.workloads.migrations.live
+    await world.region.fleet.cordon(target.name, False, "ops")
+    assert (await can_move(workloads, None, (), KEY, target.name)).refusal is None
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    assert (await until_over(world, begun, source, target)).stage is MigrationStage.DONE
+
+
+async def test_an_operator_may_ask_again_where_a_move_was_only_late(world: RegionFixture) -> None:
+    """As `migrate` forgives it, so does `can-move`."""
+    source, target = await two(world)
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    await run_heartbeat(world, source, target)
+    await world.region.moves.cancel(begun.id, "ops")
     ended = await until_over(world, begun, source, target)
-    assert isinstance(ended.state, Aborted)
+    assert isinstance(ended.state, AbortedState)
+    assert (await can_move(world.region.workloads, None, (), KEY, target.name)).refusal is None
+    again = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    assert (await until_over(world, again, source, target)).stage is MigrationStage.DONE
+
+
+async def test_a_workload_that_no_device_can_take_is_final(world: RegionFixture) -> None:
+    """Who waits for it need not: only another document or device helps. A node that was cordoned may come back."""
+    await two(world)
+    ((name, text),) = DOCUMENTS
+    elsewhere = text.replace("optimize:", "require: {where: \"node.name == 'nobody'\"}, optimize:")
+
+    def view() -> operator_pb2.WorkloadView:
+        (found,) = workload_views(world.region.workloads, world.region.fleet.fleet)
+        return found
+
+    assert not view().final
+    assert not (await world.region.workloads.apply([(name, elsewhere)], {}, "", "test")).plan_result.problems
+    assert not view().final, "not decided upon yet"
+    await world.step()
+    assert (view().state, view().reason.code, view().final) == ("pending", Code.SELECTOR_MISMATCH, True)
+    await world.region.workloads.apply([(name, text)], {}, "", "test")
+    for node in ("edge-1", "edge-2"):
+        await world.region.fleet.cordon(node, True, "ops")
+    await world.step()
+    assert not view().final
+
+
+async def test_a_cancelled_move_goes_back(world: RegionFixture) -> None:
+    source, target = await two(world)
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    await run_heartbeat(world, source, target)
+    with pytest.raises(ShoalError) as other:
+        await world.region.moves.cancel(begun.id, "ops", WorkloadKey(KEY.tenant, "another"))
+    assert other.value.code is Code.CONFLICT
+    await world.region.moves.cancel(begun.id, "ops", KEY)
+    ended = await until_over(world, begun, source, target)
+    assert isinstance(ended.state, AbortedState)
     assert ended.state.refusal.code is Code.MOVE_CANCELLED
     assert weights(world, source.name) == {source.name: 1.0}
     with pytest.raises(ShoalError) as refused:
-        await world.region.moving.cancel(begun.id, "ops")
+        await world.region.moves.cancel(begun.id, "ops")
     assert refused.value.code is Code.CONFLICT
 
 
-async def test_a_drained_node_is_emptied_by_moves(world: World) -> None:
+async def test_a_drained_node_is_emptied_by_moves(world: RegionFixture) -> None:
     source, target = await two(world)
-    drained = await world.region.moving.drain(source.name, "ops")
-    (begun,) = drained.begun
-    assert (begun.cause, drained.unmoved) == (Cause.DRAIN, {})
-    assert (await until_over(world, begun, source, target)).stage is Stage.DONE
+    drained = await world.region.moves.drain(source.name, "ops")
+    (begun,) = drained.migrations
+    assert (begun.cause, drained.refusals) == (Cause.DRAIN, {})
+    assert (await until_over(world, begun, source, target)).stage is MigrationStage.DONE
     assert world.region.workloads.desired[source.name].assignments == ()
     assert world.region.fleet.fleet.nodes[source.name].cordoned
-    assert (await world.region.moving.drain(source.name, "ops")).begun == ()
+    assert (await world.region.moves.drain(source.name, "ops")).migrations == ()
 
 
 @pytest.mark.parametrize(
     ("name", "tenant", "found"),
     [("", "", 2), (KEY.name, "", 2), (KEY.name, "other", 0), ("", "other", 0), ("nobody", "", 0)],
 )
-async def test_moves_are_listed_by_workload_and_tenant(world: World, name: str, tenant: str, found: int) -> None:
+async def test_moves_are_listed_by_workload_and_tenant(
+    world: RegionFixture, name: str, tenant: str, found: int
+) -> None:
     source, target = await two(world)
-    first = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    first = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     await until_over(world, first, source, target)
-    await world.region.moving.migrate(KEY, Aim(source.name), "ops")
+    await world.region.moves.migrate(KEY, Aim(source.name), "ops")
     now, wall = world.clock.now(), world.clock.wall()
-    listed = migration_views(world.region.workloads, name, tenant, now, wall)
+    listed = migration_views(world.region.workloads, world.region.fleet.fleet, name, tenant, now, wall)
     assert len(listed) == found
-    (one,) = migration_views(world.region.workloads, first.id, "", now, wall)
+    (one,) = migration_views(world.region.workloads, world.region.fleet.fleet, first.id, "", now, wall)
     assert one.id == first.id
 
 
-async def test_what_no_other_node_can_take_holds_a_drain_back_and_says_why(world: World) -> None:
+async def test_what_no_other_node_can_take_holds_a_drain_back_and_says_why(world: RegionFixture) -> None:
     source, target = await two(world)
     await world.region.fleet.cordon(target.name, True, "ops")
-    (begun,) = (await world.region.moving.drain(source.name, "ops")).begun
-    await beat(world, source, target)
-    plan = world.region.workloads.plan_now
+    (begun,) = (await world.region.moves.drain(source.name, "ops")).migrations
+    await run_heartbeat(world, source, target)
+    plan = world.region.workloads.last_plan
     assert plan is not None
-    assert plan.workloads[0].unmoved[begun.id].code is Code.NODE_CORDONED
+    assert plan.workloads[0].unplaced_moves[begun.id].code is Code.NODE_CORDONED
     assert weights(world, source.name) == {source.name: 1.0}
 
 
@@ -293,47 +399,49 @@ async def test_what_no_other_node_can_take_holds_a_drain_back_and_says_why(world
         (KEY, Aim("edge-2", "gpu7"), Code.NOT_FOUND),
     ],
 )
-async def test_what_cannot_be_asked(world: World, key: WorkloadKey, aim: Aim, code: Code) -> None:
+async def test_what_cannot_be_asked(world: RegionFixture, key: WorkloadKey, aim: Aim, code: Code) -> None:
     await two(world)
     with pytest.raises(ShoalError) as refused:
-        await world.region.moving.migrate(key, aim, "ops")
+        await world.region.moves.migrate(key, aim, "ops")
     assert refused.value.code is code
 
 
-async def test_where_it_is_and_what_moves_already_are_refused(world: World) -> None:
+async def test_where_it_is_and_what_moves_already_are_refused(world: RegionFixture) -> None:
     source, target = await two(world)
     with pytest.raises(ShoalError) as refused:
-        await world.region.moving.migrate(KEY, Aim(source.name), "ops")
+        await world.region.moves.migrate(KEY, Aim(source.name), "ops")
     assert refused.value.code is Code.CONFLICT
-    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     with pytest.raises(ShoalError) as again:
-        await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+        await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert again.value.code is Code.CONFLICT
     assert begun.id in again.value.refusal.found
     with pytest.raises(ShoalError) as unknown:
-        world.region.moving.one("m-none")
+        world.region.moves.get("m-none")
     assert unknown.value.code is Code.MIGRATION_UNKNOWN
 
 
-async def test_the_controller_wakes_when_a_step_of_shifting_is_due(world: World) -> None:
+async def test_the_controller_wakes_when_a_step_of_shifting_is_due(world: RegionFixture) -> None:
     source, target = await two(world)
-    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
-    while world.region.moving.one(begun.id).stage is not Stage.SHIFTING:
-        await beat(world, source, target)
-    book, moving = world.region.workloads.migrations, world.region.moving.one(begun.id)
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    while world.region.moves.get(begun.id).stage is not MigrationStage.SHIFTING:
+        await run_heartbeat(world, source, target)
+    book, moving = world.region.workloads.migrations, world.region.moves.get(begun.id)
     # Shorter than what routes take to reach every front: that counts then.
     book.all[begun.id] = replace(moving, rule=replace(moving.rule, hold_s=Seconds(0.6)))
     wait = book.next_deadline(world.clock.now())
     assert wait is not None
     world.clock.advance(wait)
     await world.step()
-    assert len(world.region.moving.one(begun.id).readings) == 1
+    assert len(world.region.moves.get(begun.id).readings) == 1
+    (shown,) = _view_of(world, world.region.moves.get(begun.id)).readings
+    assert (shown.outcome, shown.passed) == ("not judged", False), "nobody asked for anything"
 
 
-async def test_ends_are_kept_to_a_number_and_what_forbids_a_place_longer(world: World) -> None:
+async def test_ends_are_kept_to_a_number_and_what_forbids_a_place_longer(world: RegionFixture) -> None:
     source, target = await two(world)
-    target.wrong = True
-    wrong = await until_over(world, await world.region.moving.migrate(KEY, Aim(target.name), "ops"), source, target)
+    target.answers_wrong = True
+    wrong = await until_over(world, await world.region.moves.migrate(KEY, Aim(target.name), "ops"), source, target)
     book = world.region.workloads.migrations
     write(book, world, {f"m-past-{index}": _copy(wrong, f"m-past-{index}", cleared=True) for index in range(KEPT + 5)})
     last = {"m-last": _copy(wrong, "m-last", cleared=True)}
@@ -342,10 +450,10 @@ async def test_ends_are_kept_to_a_number_and_what_forbids_a_place_longer(world: 
     assert {wrong.id, "m-last"} <= book.all.keys()
 
 
-async def test_however_many_places_are_forbidden_what_ends_is_kept(world: World) -> None:
+async def test_however_many_places_are_forbidden_what_ends_is_kept(world: RegionFixture) -> None:
     source, target = await two(world)
-    target.wrong = True
-    wrong = await until_over(world, await world.region.moving.migrate(KEY, Aim(target.name), "ops"), source, target)
+    target.answers_wrong = True
+    wrong = await until_over(world, await world.region.moves.migrate(KEY, Aim(target.name), "ops"), source, target)
     book = world.region.workloads.migrations
     write(book, world, {f"m-past-{index}": _copy(wrong, f"m-past-{index}") for index in range(KEPT + 5)})
     write(book, world, {"m-last": _copy(wrong, "m-last", cleared=True)})
@@ -353,8 +461,8 @@ async def test_however_many_places_are_forbidden_what_ends_is_kept(world: World)
     assert {"m-last", "m-other"} <= book.all.keys()
 
 
-def write(book: Migrations, world: World, changed: dict[str, Migration]) -> None:
-    written = book.written(changed, world.clock.now())
+def write(book: MigrationRepository, world: RegionFixture, changed: dict[str, Migration]) -> None:
+    written = book.writes(changed, world.clock.now())
     assert not {key.removeprefix(MIGRATIONS) for key in written.deletes} & changed.keys(), "put and deleted at once"
     book.adopt(changed, written)
 
@@ -363,41 +471,41 @@ def _copy(migration: Migration, name: str, *, cleared: bool = False) -> Migratio
     return replace(migration, id=name, cleared=cleared)
 
 
-async def test_a_drain_names_what_is_not_ready_and_asks_again_later(world: World) -> None:
+async def test_a_drain_names_what_is_not_ready_and_asks_again_later(world: RegionFixture) -> None:
     source, target = await two(world)
     source.observed = tuple(replace(each, phase=Phase.LOADING) for each in source.observed)
     await source.report()
-    drained = await world.region.moving.drain(source.name, "ops")
-    assert drained.begun == ()
-    assert [refusal.code for refusal in drained.unmoved.values()] == [Code.MODEL_NOT_READY]
-    await beat(world, source, target)
-    assert len((await world.region.moving.drain(source.name, "ops")).begun) == 1
+    drained = await world.region.moves.drain(source.name, "ops")
+    assert drained.migrations == ()
+    assert [refusal.code for refusal in drained.refusals.values()] == [Code.MODEL_NOT_READY]
+    await run_heartbeat(world, source, target)
+    assert len((await world.region.moves.drain(source.name, "ops")).migrations) == 1
 
 
-@pytest.mark.parametrize("state", [Done(Elapsed(50.0)), Aborted(Refusal(Code.GUARD_TRIPPED), Elapsed(50.0))])
-def test_what_is_over_is_no_younger_after_a_restart(state: Done | Aborted) -> None:
+@pytest.mark.parametrize("state", [DoneState(Elapsed(50.0)), AbortedState(Refusal(Code.GUARD_TRIPPED), Elapsed(50.0))])
+def test_what_is_over_is_no_younger_after_a_restart(state: DoneState | AbortedState) -> None:
     """Written a day ago, and again when it was read what it brought."""
-    place, ended = Place("a-1", "edge-1", "cpu0", DIGEST, "fp32"), Wall(1_700_000_000.0)
-    story = (Entered(Stage.PLANNED, Wall(ended - 20.0)), Entered(Stage.DONE, ended))
+    place, ended = ReplicaPlace("a-1", "edge-1", "cpu0", DIGEST, "fp32"), Wall(1_700_000_000.0)
+    story = (StageEntry(MigrationStage.PLANNED, Wall(ended - 20.0)), StageEntry(MigrationStage.DONE, ended))
     over = Migration("m-1", KEY, Cause.PRICE, "", place, Aim("edge-2"), MigrationRule(), state, story=story)
-    stored = records.load(StoredMigration, records.dump(StoredMigration(Elapsed(80.0), over)))
-    restored = stored.restored(Elapsed(3.0), Wall(ended + 86400.0)).state
-    assert isinstance(restored, Done | Aborted)
+    stored = codec.load(StoredMigration, codec.dump(StoredMigration(Elapsed(80.0), over)))
+    restored = stored.restore(Elapsed(3.0), Wall(ended + 86400.0)).state
+    assert isinstance(restored, DoneState | AbortedState)
     assert restored.at == 3.0 - 86400.0
-    early = stored.restored(Elapsed(3.0), Wall(ended - 60.0)).state
-    assert isinstance(early, Done | Aborted)
+    early = stored.restore(Elapsed(3.0), Wall(ended - 60.0)).state
+    assert isinstance(early, DoneState | AbortedState)
     assert early.at == 3.0, "by a clock that was set back it has just ended"
 
 
-async def test_a_move_to_where_its_standby_is_is_refused_at_once(world: World) -> None:
+async def test_a_move_to_where_its_standby_is_is_refused_at_once(world: RegionFixture) -> None:
     source, target = await two(world)
     ((name, text),) = DOCUMENTS
     spare = text.replace("latency: 1.0}}", "latency: 1.0}, require: {availability: {standby: warm}}}")
     applied = await world.region.workloads.apply([(name, spare)], {}, "", "test")
-    assert not applied.planned.problems
-    await beat(world, source, target)
+    assert not applied.plan_result.problems
+    await run_heartbeat(world, source, target)
     assert [one.standby for one in world.region.workloads.desired[target.name].assignments] == [True]
     with pytest.raises(ShoalError) as refused:
-        await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+        await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert refused.value.code is Code.CONFLICT
     assert "standby" in refused.value.refusal.found

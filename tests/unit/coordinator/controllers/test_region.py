@@ -9,56 +9,59 @@ from pathlib import Path
 
 import pytest
 
-from harness.region import DIGEST, DOCUMENTS, Agent, World
+from harness.fakes.region import DIGEST, DOCUMENTS, FakeAgent, RegionFixture
 from harness.wait import until
-from shoal.coordinator.controllers import records
-from shoal.coordinator.controllers.catalog import DocumentKey, StoredDocument
-from shoal.coordinator.controllers.doctor import examine
-from shoal.coordinator.controllers.events import AUDIT, AuditEntry, Event, EventLog, broken_link
-from shoal.coordinator.controllers.memory import StoredMemory
-from shoal.coordinator.controllers.region import Region, RegionConfig
+from shoal.coordinator.api.views import node_view
+from shoal.coordinator.controllers.documents.catalog import DocumentKey, StoredDocument
+from shoal.coordinator.controllers.log import codec
+from shoal.coordinator.controllers.log.events import AUDIT, AuditEntry, EventLog, LogEvent, first_broken_entry
+from shoal.coordinator.controllers.region import doctor
+from shoal.coordinator.controllers.region.doctor import examine
+from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
+from shoal.coordinator.controllers.workloads.memory import StoredMemory
 from shoal.coordinator.core.fleet.state import Liveness
-from shoal.coordinator.core.workloads.model import Mark, Memory, Stage
+from shoal.coordinator.core.workloads.model import AssignmentStage, Mark, ReconcilerMemory
 from shoal.coordinator.ports import Transaction
+from shoal.types.assignment import Status
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.link import NodeEvent, NodeEvents, Welcome
+from shoal.types.link import Lease, NodeEvent, NodeEvents, Welcome
 from shoal.types.units import Bytes, Elapsed
 from shoal.types.workload import WorkloadKey
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    opened = await World.open(tmp_path / "first")
+async def world(tmp_path: Path) -> AsyncIterator[RegionFixture]:
+    opened = await RegionFixture.open(tmp_path / "first")
     yield opened
     await opened.store.close()
 
 
-async def placed(world: World) -> Agent:
+async def place_agent(world: RegionFixture) -> FakeAgent:
     """One agent that runs the one workload."""
     await world.push()
-    agent = Agent(world, "edge-1")
+    agent = FakeAgent(world, "edge-1")
     assert isinstance(await agent.connect(), Welcome)
     applied = await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
-    assert not applied.planned.problems
+    assert not applied.plan_result.problems
     await world.step()
-    await agent.obey()
+    await agent.apply_desired()
     await world.step()
     return agent
 
 
-async def removed(world: World, agent: Agent) -> None:
+async def remove_workload(world: RegionFixture, agent: FakeAgent) -> None:
     """The one workload is deleted, and nothing of it is left."""
     await world.region.workloads.delete(DocumentKey("Workload", "default/reader"), "test")
     for _ in range(4):
         world.clock.advance(1.0)
         await world.step()
-        await agent.obey()
+        await agent.apply_desired()
     await world.step()
     assert not world.region.workloads.desired["edge-1"].assignments
 
 
-async def codes(world: World) -> list[str]:
-    return [event.code for event in await world.region.events.past(0, 1000)]
+async def codes(world: RegionFixture) -> list[str]:
+    return [event.code for event in await world.region.events.events_after(0, 1000)]
 
 
 class Spent:
@@ -77,15 +80,15 @@ class Spent:
 
 async def test_what_a_workload_costs_is_metered_for_as_long_as_it_has_a_device(tmp_path: Path) -> None:
     spent = Spent()
-    world = await World.open(tmp_path / "first", meter=spent)
+    world = await RegionFixture.open(tmp_path / "first", meter=spent)
     region = "apiVersion: shoal/v1\nkind: Region\nmetadata: {name: eu}\nspec: {price: 0.40 USD/h}\n"
-    assert not (await world.region.workloads.apply([("region.yaml", region)], {}, "", "test")).planned.problems
-    agent = await placed(world)
+    assert not (await world.region.workloads.apply([("region.yaml", region)], {}, "", "test")).plan_result.problems
+    agent = await place_agent(world)
     world.clock.elapsed += 1800.0
     await world.region.workloads.step()
     assert spent.usd == {("cost_usd", "default", "reader", ""): pytest.approx(0.20)}
     await agent.report()
-    await removed(world, agent)
+    await remove_workload(world, agent)
     came = dict(spent.usd)
     world.clock.elapsed += 1800.0
     await world.region.workloads.step()
@@ -93,35 +96,35 @@ async def test_what_a_workload_costs_is_metered_for_as_long_as_it_has_a_device(t
     await world.store.close()
 
 
-async def test_a_workload_is_placed_sent_and_routed(world: World) -> None:
-    agent = await placed(world)
-    newest = world.sent.desired("edge-1")[-1]
+async def test_a_workload_is_placed_sent_and_routed(world: RegionFixture) -> None:
+    agent = await place_agent(world)
+    newest = world.links.desired_sets("edge-1")[-1]
     (assignment,) = newest.assignments
     assert (assignment.model, assignment.device) == (DIGEST, "cpu0")
     (route,) = newest.routes
     assert [endpoint.assignment for endpoint in route.endpoints] == [assignment.id]
-    generations = [each.version.generation for each in world.sent.desired("edge-1")]
+    generations = [each.version.generation for each in world.links.desired_sets("edge-1")]
     assert generations == sorted(set(generations)), "each set that is sent is newer than the one before"
-    await agent.obey()
-    before = len(world.sent.messages)
+    await agent.apply_desired()
+    before = len(world.links.messages)
     await world.step()
     await world.step()
-    assert len(world.sent.messages) == before, "nothing new, nothing sent"
+    assert len(world.links.messages) == before, "nothing new, nothing sent"
 
 
-async def test_what_is_sent_is_in_the_store_before(world: World) -> None:
-    await placed(world)
+async def test_what_is_sent_is_in_the_store_before(world: RegionFixture) -> None:
+    await place_agent(world)
     stored = await world.store.read("desired/edge-1")
     assert stored is not None
-    assert world.sent.desired("edge-1")[-1].version == world.region.workloads.desired["edge-1"].version
+    assert world.links.desired_sets("edge-1")[-1].version == world.region.workloads.desired["edge-1"].version
 
 
-async def test_a_refused_write_sends_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_write_sends_nothing(world: RegionFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     await world.push()
-    agent = Agent(world, "edge-1")
+    agent = FakeAgent(world, "edge-1")
     await agent.connect()
     await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
-    before = len(world.sent.messages)
+    before = len(world.links.messages)
 
     async def full(*_: object, **__: object) -> int:
         raise ShoalError(Refusal(Code.STORE_FULL))
@@ -130,19 +133,19 @@ async def test_a_refused_write_sends_nothing(world: World, monkeypatch: pytest.M
         patched.setattr(world.store, "commit", full)
         with pytest.raises(ShoalError):
             await world.step()
-    assert len(world.sent.messages) == before
+    assert len(world.links.messages) == before
     await world.step()
-    assert world.sent.desired("edge-1")[-1].assignments
+    assert world.links.desired_sets("edge-1")[-1].assignments
 
 
-async def test_a_restart_finds_the_same_and_moves_nothing(world: World, tmp_path: Path) -> None:
-    agent = await placed(world)
+async def test_a_restart_finds_the_same_and_moves_nothing(world: RegionFixture, tmp_path: Path) -> None:
+    agent = await place_agent(world)
     before = world.region.workloads.desired["edge-1"]
-    history = world.region.truth.history
+    history = world.region.fence.history
     await world.store.close()
-    again = await World.open(tmp_path / "first", world)
+    again = await RegionFixture.open(tmp_path / "first", world)
     try:
-        assert again.region.truth.history == history
+        assert again.region.fence.history == history
         assert again.region.fleet.fleet.nodes["edge-1"].liveness is Liveness.NEVER_SEEN
         assert again.region.fleet.fleet.nodes["edge-1"].receipts, "receipts are not measured again"
         await again.step()
@@ -158,14 +161,14 @@ async def test_a_restart_finds_the_same_and_moves_nothing(world: World, tmp_path
         assert [each.id for each in again.region.workloads.desired["edge-1"].assignments] == [
             each.id for each in before.assignments
         ]
-        assert not again.region.workloads.plan([], {}, "test").plan.changes  # type: ignore[union-attr]
+        assert not (await again.region.workloads.plan([], {}, "test")).plan.has_changes  # type: ignore[union-attr]
     finally:
         await again.store.close()
 
 
-async def test_a_lost_node_is_replaced_and_said_so(world: World) -> None:
-    agent = await placed(world)
-    other = Agent(world, "edge-2")
+async def test_a_lost_node_is_replaced_and_said_so(world: RegionFixture) -> None:
+    agent = await place_agent(world)
+    other = FakeAgent(world, "edge-2")
     await other.connect()
     for _ in range(30):
         world.clock.advance(0.5)
@@ -181,23 +184,62 @@ async def test_a_lost_node_is_replaced_and_said_so(world: World) -> None:
     assert agent.epoch == 1
 
 
-async def test_f31_a_node_is_not_judged_by_what_was_not_read_yet(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_f06_a_lease_is_of_the_same_claim_until_its_node_is_lost(world: RegionFixture, tmp_path: Path) -> None:
+    """Over a restart too: a coordinator that was away has given nobody up."""
+    agent, other = FakeAgent(world, "edge-1"), FakeAgent(world, "edge-2")
+    for each in (agent, other):
+        await each.connect()
+        await each.report()
+
+    def claim(of: RegionFixture) -> str:
+        epoch = of.region.fleet.fleet.nodes["edge-1"].epoch
+        agent.sequence += 1
+        status = Status(
+            "edge-1", epoch, agent.sequence, True, agent.version, (), (), (), (), of.clock.wall(), True, alone=True
+        )
+        lease = of.region.fleet.on_status("edge-1", epoch, status)
+        assert isinstance(lease, Lease), lease
+        return lease.claim
+
+    first = claim(world)
+    assert first == claim(world)
+    await world.store.close()
+    again = await RegionFixture.open(tmp_path / "first", world)
+    try:
+        for each in (agent, other):
+            each.world = again
+            await each.connect()
+            await each.report()
+        assert claim(again) == first
+        for _ in range(30):
+            again.clock.advance(0.5)
+            await other.report()
+            await again.step()
+        assert again.region.fleet.fleet.nodes["edge-1"].liveness is Liveness.LOST
+        assert claim(again) != first
+    finally:
+        await again.store.close()
+
+
+async def test_f31_a_node_is_not_judged_by_what_was_not_read_yet(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A link reads its messages one after the other, and the disk takes long to write what it said before."""
-    agent = Agent(world, "edge-1")
+    agent = FakeAgent(world, "edge-1")
     await agent.connect()
     await agent.report()
     await world.step()
-    write, begun, written = world.region.truth.note, asyncio.Event(), asyncio.Event()
+    write, begun, written = world.region.fence.note, asyncio.Event(), asyncio.Event()
 
-    async def slowly(*events: Event) -> None:
+    async def slowly(*events: LogEvent) -> None:
         if events[0].code == "CLOCK_SKEW":
             begun.set()
             await written.wait()
         await write(*events)
 
-    monkeypatch.setattr(world.region.truth, "note", slowly)
+    monkeypatch.setattr(world.region.fence, "note", slowly)
     said = NodeEvents((NodeEvent("CLOCK_SKEW", "edge-1", "it jumped", world.clock.wall()),))
-    reading = asyncio.ensure_future(world.region.fleet.received("edge-1", agent.epoch, said))
+    reading = asyncio.ensure_future(world.region.fleet.on_message("edge-1", agent.epoch, said))
     await begun.wait()
 
     async def after_s(seconds: int) -> Liveness:
@@ -213,10 +255,10 @@ async def test_f31_a_node_is_not_judged_by_what_was_not_read_yet(world: World, m
     assert await after_s(2) is Liveness.LOST, "and it was silent"
 
 
-async def test_a_twin_is_refused_and_the_running_one_stays(world: World) -> None:
-    agent = Agent(world, "edge-1")
+async def test_a_twin_is_refused_and_the_running_one_stays(world: RegionFixture) -> None:
+    agent = FakeAgent(world, "edge-1")
     await agent.connect()
-    twin = Agent(world, "edge-1", boot="boot-9")
+    twin = FakeAgent(world, "edge-1", boot="boot-9")
     answer = await twin.connect()
     assert isinstance(answer, Refusal)
     assert answer.code is Code.TWIN_REFUSED
@@ -224,23 +266,23 @@ async def test_a_twin_is_refused_and_the_running_one_stays(world: World) -> None
     assert Code.TWIN_REFUSED in await codes(world)
 
 
-async def test_an_agent_that_fell_silent_may_come_back_and_its_old_session_is_fenced(world: World) -> None:
-    agent = Agent(world, "edge-1")
+async def test_an_agent_that_fell_silent_may_come_back_and_its_old_session_is_fenced(world: RegionFixture) -> None:
+    agent = FakeAgent(world, "edge-1")
     await agent.connect()
     world.clock.advance(4.0)
     assert isinstance(answer := await agent.connect(), Welcome)
     assert answer.epoch == 2
-    assert [node for node, _ in world.sent.ended] == ["edge-1"]
+    assert [node for node, _ in world.links.ended_sessions] == ["edge-1"]
     late = await agent.report(epoch=1)
     assert late is not None
     assert late.code is Code.EPOCH_STALE
 
 
-async def test_a_node_that_says_it_holds_another_set_is_sent_its_own_again(world: World) -> None:
-    agent = await placed(world)
-    await agent.obey()
+async def test_a_node_that_says_it_holds_another_set_is_sent_its_own_again(world: RegionFixture) -> None:
+    agent = await place_agent(world)
+    await agent.apply_desired()
     await world.step()
-    count = len(world.sent.desired("edge-1"))
+    count = len(world.links.desired_sets("edge-1"))
     agent.version = None
     world.clock.advance(1.0)
     await agent.report()
@@ -248,54 +290,54 @@ async def test_a_node_that_says_it_holds_another_set_is_sent_its_own_again(world
     world.clock.advance(4.0)
     await agent.report()
     await world.step()
-    assert len(world.sent.desired("edge-1")) > count
+    assert len(world.links.desired_sets("edge-1")) > count
 
 
-async def test_a_stale_plan_is_refused_and_says_what_differs(world: World) -> None:
+async def test_a_stale_plan_is_refused_and_says_what_differs(world: RegionFixture) -> None:
     await world.push()
-    await Agent(world, "edge-1").connect()
+    await FakeAgent(world, "edge-1").connect()
     await world.step()
-    shown = world.region.workloads.plan(DOCUMENTS, {}, "test")
+    shown = await world.region.workloads.plan(DOCUMENTS, {}, "test")
     assert shown.plan is not None
     await world.region.fleet.cordon("edge-1", True, "test")
-    await Agent(world, "edge-2").connect()
+    await FakeAgent(world, "edge-2").connect()
     await world.step()
     applied = await world.region.workloads.apply(DOCUMENTS, {}, shown.plan.hash, "test")
     assert applied.revision == 0
-    assert any("edge-1" in line for line in applied.stale)
-    assert any("edge-2" in line for line in applied.stale)
+    assert any("edge-1" in line for line in applied.plan_differences)
+    assert any("edge-2" in line for line in applied.plan_differences)
     assert not world.region.workloads.catalog.documents
-    fresh = world.region.workloads.plan(DOCUMENTS, {}, "test")
+    fresh = await world.region.workloads.plan(DOCUMENTS, {}, "test")
     assert fresh.plan is not None
     assert (await world.region.workloads.apply(DOCUMENTS, {}, fresh.plan.hash, "test")).revision > 0
 
 
-async def test_planning_after_applying_shows_nothing(world: World) -> None:
-    await placed(world)
-    again = world.region.workloads.plan(DOCUMENTS, {}, "test")
+async def test_planning_after_applying_shows_nothing(world: RegionFixture) -> None:
+    await place_agent(world)
+    again = await world.region.workloads.plan(DOCUMENTS, {}, "test")
     assert again.plan is not None
     assert not again.documents
-    assert not again.plan.changes
+    assert not again.plan.has_changes
 
 
-async def test_a_change_bumps_the_revision_and_shows_its_lines(world: World) -> None:
-    await placed(world)
+async def test_a_change_bumps_the_revision_and_shows_its_lines(world: RegionFixture) -> None:
+    await place_agent(world)
     texts = [(name, text.replace("latency: 1.0", "cost: 1.0")) for name, text in DOCUMENTS]
-    (change,) = world.region.workloads.plan(texts, {}, "test").documents
+    (change,) = (await world.region.workloads.plan(texts, {}, "test")).documents
     assert (change.sign, change.kind, change.name) == ("~", "Policy", "fast")
     assert change.lines == ("- spec.optimize.latency: 1.0", "+ spec.optimize.cost: 1.0")
     await world.region.workloads.apply(texts, {}, "", "test")
     assert world.region.workloads.catalog.documents[DocumentKey("Policy", "fast")].revision == 2
 
 
-async def test_documents_with_problems_change_nothing(world: World) -> None:
+async def test_documents_with_problems_change_nothing(world: RegionFixture) -> None:
     applied = await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
-    assert [problem.refusal.code for problem in applied.planned.problems] == [Code.MODEL_UNKNOWN]
+    assert [problem.refusal.code for problem in applied.plan_result.problems] == [Code.MODEL_UNKNOWN]
     assert not await world.store.scan("documents/")
 
 
-async def test_what_is_in_use_is_not_deleted(world: World) -> None:
-    await placed(world)
+async def test_what_is_in_use_is_not_deleted(world: RegionFixture) -> None:
+    await place_agent(world)
     for delete in (
         world.region.workloads.delete(DocumentKey("Policy", "fast"), "test"),
         world.region.models.remove("ocr", "test"),
@@ -312,24 +354,24 @@ async def test_what_is_in_use_is_not_deleted(world: World) -> None:
     assert gone.value.code is Code.WORKLOAD_UNKNOWN
 
 
-async def test_a_deleted_workload_is_drained_and_goes(world: World) -> None:
-    agent = await placed(world)
-    await removed(world, agent)
+async def test_a_deleted_workload_is_drained_and_goes(world: RegionFixture) -> None:
+    agent = await place_agent(world)
+    await remove_workload(world, agent)
     assert not world.region.workloads.desired["edge-1"].routes
 
 
-async def test_a_refused_model_leaves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def denied(path: str, digest: str) -> None:
+async def test_a_refused_model_leaves_nothing(world: RegionFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def deny_inspection(path: str, digest: str) -> None:
         raise ShoalError(Refusal(Code.MODEL_INVALID))
 
-    monkeypatch.setattr(world.models, "inspect", denied)
+    monkeypatch.setattr(world.models, "inspect", deny_inspection)
     with pytest.raises(ShoalError):
         await world.push()
     assert not world.models.kept
     assert not await world.store.scan("models/")
 
 
-async def test_a_newer_push_takes_over_a_name(world: World) -> None:
+async def test_a_newer_push_takes_over_a_name(world: RegionFixture) -> None:
     await world.push()
     newer = "sha256:" + "b" * 64
 
@@ -341,27 +383,29 @@ async def test_a_newer_push_takes_over_a_name(world: World) -> None:
     assert world.region.workloads.catalog.models[DIGEST].names == ()
 
 
-async def test_a_coordinator_that_was_replaced_changes_nothing_more(world: World) -> None:
+async def test_a_coordinator_that_was_replaced_changes_nothing_more(world: RegionFixture) -> None:
     """Two coordinators over one store: whoever opens a history fences the other."""
-    second = replace(world.region.truth._record, history="history-x")
-    await world.store.commit(Transaction({"region": records.dump(second)}))
-    sequence = (await world.region.events.past(0, 1000))[-1].sequence
+    second = replace(world.region.fence._record, history="history-x")
+    await world.store.commit(Transaction({"region": codec.dump(second)}))
+    sequence = (await world.region.events.events_after(0, 1000))[-1].sequence
     with pytest.raises(ShoalError) as refused:
-        await world.region.truth.commit({"nodes/x": b"{}"})
+        await world.region.fence.commit({"nodes/x": b"{}"})
     assert refused.value.code is Code.NOT_LEADER
-    await world.region.truth.note(Event("NEVER", "x", "its events would take the numbers of the other's"))
-    assert (await world.region.events.past(0, 1000))[-1].sequence == sequence
-    assert world.region.deposed.is_set()
+    await world.region.fence.note(LogEvent("NEVER", "x", "its events would take the numbers of the other's"))
+    assert (await world.region.events.events_after(0, 1000))[-1].sequence == sequence
+    assert world.region.leadership_loss.is_set()
 
 
-async def test_who_is_elected_begins_a_term_and_waits_a_full_window(world: World, tmp_path: Path) -> None:
+async def test_who_is_elected_begins_a_term_and_waits_a_full_window(world: RegionFixture, tmp_path: Path) -> None:
     """Over one store, as two machines would: the first one's next write is refused, and it is told by whom."""
-    agent = Agent(world, "edge-1")
+    agent = FakeAgent(world, "edge-1")
     await agent.connect()
-    second = Region(world.store, world.sent, world.models, world.models, world.clock, world.ids, RegionConfig("eu"))
+    second = RegionalCoordinator(
+        world.store, world.links, world.models, world.models, world.clock, world.ids, RegionConfig("eu")
+    )
     await second.start(elected=True)
-    assert (second.truth.term, second.truth.history) == (world.region.truth.term + 1, world.region.truth.history)
-    assert (await second.events.past(0, 1))[0].code == "LEADER_ELECTED"
+    assert (second.fence.term, second.fence.history) == (world.region.fence.term + 1, world.region.fence.history)
+    assert (await second.events.events_after(0, 1))[0].code == "LEADER_ELECTED"
     await second.fleet.tick()
     assert second.fleet.fleet.nodes["edge-1"].liveness is Liveness.NEVER_SEEN
     with pytest.raises(ShoalError) as refused:
@@ -370,8 +414,8 @@ async def test_who_is_elected_begins_a_term_and_waits_a_full_window(world: World
     assert isinstance(await agent.connect(), Refusal)
 
 
-async def test_absurd_reports_are_refused_and_persisting_ones_quarantine(world: World) -> None:
-    agent = Agent(world, "edge-1")
+async def test_absurd_reports_are_refused_and_persisting_ones_quarantine(world: RegionFixture) -> None:
+    agent = FakeAgent(world, "edge-1")
     await agent.connect()
     for _ in range(3):
         refusal = await agent.report(free_bytes=2**50)
@@ -383,10 +427,10 @@ async def test_absurd_reports_are_refused_and_persisting_ones_quarantine(world: 
     assert Code.NODE_QUARANTINED in await codes(world)
 
 
-async def test_events_are_kept_to_their_number_and_followed(world: World) -> None:
+async def test_events_are_kept_to_their_number_and_followed(world: RegionFixture) -> None:
     log = EventLog(world.store, world.clock, kept=5, audit_kept=5)
     await log.start()
-    first = (await log.past(0, 1000))[-1].sequence
+    first = (await log.events_after(0, 1000))[-1].sequence
     seen: list[int] = []
 
     async def follow() -> None:
@@ -397,59 +441,76 @@ async def test_events_are_kept_to_their_number_and_followed(world: World) -> Non
 
     follower = asyncio.create_task(follow())
     for number in range(8):
-        await log.write(Event("TEST", f"{number}", ""))
+        await log.write(LogEvent("TEST", f"{number}", ""))
         await until(partial(seen.__contains__, first + 1 + number), 5.0, "the follower")
     await asyncio.wait_for(follower, 5)
     assert seen == list(range(first + 1, first + 9))
-    assert len(await log.past(0, 1000)) <= 5 + 1
+    assert len(await log.events_after(0, 1000)) <= 5 + 1
 
 
-async def test_the_audit_log_shows_what_was_done_to_it(world: World) -> None:
+async def test_the_audit_log_shows_what_was_done_to_it(world: RegionFixture) -> None:
     for number in range(6):
         await world.region.events.audit("shoal://eu/operator/admin", "Apply", f"{number}", "applied")
     stored = await world.store.scan(AUDIT)
-    entries = [records.load(AuditEntry, record.value) for record in stored]
-    assert broken_link(stored) is None
-    other = replace(stored[2], value=records.dump(replace(entries[2], subject="other")))
-    assert broken_link([*stored[:2], other, *stored[3:]]) == entries[3].sequence
-    assert broken_link([*stored[:2], *stored[3:]]) == entries[3].sequence
-    assert broken_link([*stored[:2], replace(stored[2], value=b"{}"), *stored[3:]]) == entries[2].sequence
+    entries = [codec.load(AuditEntry, record.value) for record in stored]
+    assert first_broken_entry(stored) is None
+    other = replace(stored[2], value=codec.dump(replace(entries[2], subject="other")))
+    assert first_broken_entry([*stored[:2], other, *stored[3:]]) == entries[3].sequence
+    assert first_broken_entry([*stored[:2], *stored[3:]]) == entries[3].sequence
+    assert first_broken_entry([*stored[:2], replace(stored[2], value=b"{}"), *stored[3:]]) == entries[2].sequence
     swapped = [replace(stored[0], value=stored[1].value), replace(stored[1], value=stored[0].value), *stored[2:]]
-    assert broken_link(swapped) == entries[0].sequence
+    assert first_broken_entry(swapped) == entries[0].sequence
     checks = [check async for check in examine(world.region, world.store) if "audit" in check.name]
     assert [check.refusal for check in checks] == [None]
 
 
+async def test_f50_doctor_and_get_nodes_say_that_a_front_does_not_answer(world: RegionFixture) -> None:
+    agent = await place_agent(world)
+    state = replace(
+        world.region.fleet.fleet.nodes["edge-1"], liveness=Liveness.READY, has_full_status=True, front_ready=True
+    )
+    assert agent is not None
+    for shown, expected in ((state, None), (replace(state, front_ready=False), Code.NODE_NOT_READY)):
+        refusal = doctor._node(shown)
+        assert (refusal.code if refusal is not None else None) == expected
+        assert node_view(shown, None, None).reason.code == (expected or "")
+    refusal = doctor._node(replace(state, front_ready=False))
+    assert refusal is not None
+    assert refusal.found == "the front of edge-1 does not answer"
+
+
 def test_memory_is_moved_to_the_new_clock() -> None:
-    memory = Memory(marks={"a": Mark(Stage.STARTING, Elapsed(90.0))}, without_ready={"default/x": Elapsed(40.0)})
-    stored = records.load(StoredMemory, records.dump(StoredMemory(Elapsed(100.0), memory)))
-    moved = stored.restored(Elapsed(7.0))
+    memory = ReconcilerMemory(
+        marks={"a": Mark(AssignmentStage.STARTING, Elapsed(90.0))}, without_ready={"default/x": Elapsed(40.0)}
+    )
+    stored = codec.load(StoredMemory, codec.dump(StoredMemory(Elapsed(100.0), memory)))
+    moved = stored.restore(Elapsed(7.0))
     assert moved.marks["a"].since == -3.0
     assert moved.without_ready["default/x"] == -53.0
 
 
 def test_records_of_another_shape_are_refused() -> None:
     with pytest.raises(ShoalError) as refused:
-        records.load(StoredMemory, b'{"at": 1.0}')
+        codec.load(StoredMemory, b'{"at": 1.0}')
     assert refused.value.code is Code.STATE_CORRUPT
 
 
-async def test_a_document_of_a_newer_version_is_refused_and_nothing_is_changed(world: World) -> None:
+async def test_a_document_of_a_newer_version_is_refused_and_nothing_is_changed(world: RegionFixture) -> None:
     """On the way back to the version before, which does not know a field of it."""
     await world.push()
     await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
-    key = DocumentKey("Workload", "default/reader").stored_at
+    key = DocumentKey("Workload", "default/reader").store_key
     stored = await world.store.read(key)
     assert stored is not None
-    document = records.load(StoredDocument, stored.value)
+    document = codec.load(StoredDocument, stored.value)
     text = json.loads(document.text)
     text["spec"]["novel"] = 3
-    newer = records.dump(replace(document, text=json.dumps(text)))
+    newer = codec.dump(replace(document, text=json.dumps(text)))
     await world.store.commit(Transaction({key: newer}))
     before = await world.store.scan("")
-    ports = (world.store, world.sent, world.models, world.models, world.clock, world.ids)
+    ports = (world.store, world.links, world.models, world.models, world.clock, world.ids)
     with pytest.raises(ShoalError) as refused:
-        await Region(*ports, RegionConfig("eu")).start()
+        await RegionalCoordinator(*ports, RegionConfig("eu")).start()
     assert refused.value.code is Code.STATE_CORRUPT
     assert "Workload default/reader" in refused.value.refusal.found
     assert "'novel' in spec" in refused.value.refusal.found

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.region import DIGEST, Agent, World
+from harness.fakes.region import DIGEST, FakeAgent, RegionFixture
 from shoal.coordinator.api.views import workload_views
-from shoal.coordinator.controllers.catalog import DocumentKey, Provenance
+from shoal.coordinator.controllers.documents.catalog import DocumentKey, Provenance
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.ports import Transaction
 from shoal.types.assignment import Phase
@@ -46,46 +46,46 @@ async def content() -> AsyncIterator[bytes]:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    opened = await World.open(tmp_path)
+async def world(tmp_path: Path) -> AsyncIterator[RegionFixture]:
+    opened = await RegionFixture.open(tmp_path)
     await opened.push()
     yield opened
     await opened.store.close()
 
 
-async def push(world: World) -> PackRef:
+async def push(world: RegionFixture) -> PackRef:
     found = await world.region.models.receive_pack("ocr", Bytes(1000), PACK, content())
     await world.region.models.keep_pack(found, "ocr", actor="test")
     return found
 
 
-async def codes(world: World, texts: list[tuple[str, str]], digests: dict[str, str]) -> list[Code]:
+async def codes(world: RegionFixture, texts: list[tuple[str, str]], digests: dict[str, str]) -> list[Code]:
     applied = await world.region.workloads.apply(texts, digests, "", "test")
-    return [problem.refusal.code for problem in applied.planned.problems]
+    return [problem.refusal.code for problem in applied.plan_result.problems]
 
 
-async def serve(world: World, *agents: Agent) -> None:
+async def serve(world: RegionFixture, *agents: FakeAgent) -> None:
     for agent in agents:
-        await agent.obey()
+        await agent.apply_desired()
     world.clock.advance(0.5)
     for _ in range(3):
         await world.step()
 
 
-async def test_samples_are_pinned_and_told_to_what_verifies_a_move(world: World, tmp_path: Path) -> None:
+async def test_samples_are_pinned_and_told_to_what_verifies_a_move(world: RegionFixture, tmp_path: Path) -> None:
     texts = documents("inputs: samples, samples: 12")
     assert await codes(world, texts, {}) == [Code.MODEL_UNKNOWN], "they were not pushed"
     pack = await push(world)
     assert await world.region.models.keep_pack(pack, "ocr", actor="test"), "known"
     assert await codes(world, texts, {"./reader.npz": PACK}) == []
-    agents = [Agent(world, "edge-1"), Agent(world, "edge-2")]
+    agents = [FakeAgent(world, "edge-1"), FakeAgent(world, "edge-2")]
     for agent in agents:
         await agent.connect()
     await world.step()
     await serve(world, *agents)
     (source,) = [agent for agent in agents if world.region.workloads.desired[agent.name].assignments]
     (target,) = [agent for agent in agents if agent is not source]
-    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     await world.step()
     await world.step()
     (asked,) = [each.verification for each in world.region.workloads.desired[target.name].assignments]
@@ -98,23 +98,23 @@ async def test_samples_are_pinned_and_told_to_what_verifies_a_move(world: World,
         await world.region.models.remove(PACK, "test")
     assert caught.value.code is Code.IN_USE
     await world.store.close()
-    again = await World.open(tmp_path, world)
+    again = await RegionFixture.open(tmp_path, world)
     assert again.region.workloads.intents[0].migration.pack == pack
     await again.store.close()
 
 
-async def test_samples_go_with_their_model(world: World) -> None:
+async def test_samples_go_with_their_model(world: RegionFixture) -> None:
     await push(world)
     await world.region.models.remove("ocr", "test")
     assert not world.region.workloads.catalog.packs
     assert PACK not in world.models.kept
 
 
-async def test_a_reference_is_what_samples_answer_and_counts_for_every_new_replica(world: World) -> None:
+async def test_a_reference_is_what_samples_answer_and_counts_for_every_new_replica(world: RegionFixture) -> None:
     texts = documents("against: reference, samples: 64")
     await push(world)
     assert await codes(world, texts, {"./reader.npz": PACK}) == []
-    agent = Agent(world, "edge-1")
+    agent = FakeAgent(world, "edge-1")
     await agent.connect()
     await world.step()
     (one,) = world.region.workloads.desired["edge-1"].assignments
@@ -128,18 +128,18 @@ async def test_a_reference_is_what_samples_answer_and_counts_for_every_new_repli
     assert agent.observed[0].phase is Phase.READY
 
 
-async def test_what_was_refused_leaves_no_bytes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refused(*_: object) -> PackRef:
+async def test_what_was_refused_leaves_no_bytes(world: RegionFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse_pack(*_: object) -> PackRef:
         raise refuse(Code.MODEL_INVALID)
 
-    monkeypatch.setattr(world.models, "inspect_pack", refused)
+    monkeypatch.setattr(world.models, "inspect_pack", refuse_pack)
     with pytest.raises(ShoalError):
         await push(world)
     assert PACK not in world.models.kept
 
 
 async def test_samples_stay_while_one_of_their_models_does_and_go_with_the_last(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: RegionFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the very transaction that the model goes with."""
     models, other = world.region.models, "sha256:" + "b" * 64
@@ -152,22 +152,22 @@ async def test_samples_stay_while_one_of_their_models_does_and_go_with_the_last(
     assert PACK in world.models.kept
     commits, commit = list[Transaction](), world.store.commit
 
-    async def counted(transaction: Transaction) -> int:
+    async def record_commit(transaction: Transaction) -> int:
         commits.append(transaction)
         return await commit(transaction)
 
-    monkeypatch.setattr(world.store, "commit", counted)
+    monkeypatch.setattr(world.store, "commit", record_commit)
     await models.remove("ocr", "test")
     assert len(commits) == 1
     assert not world.region.workloads.catalog.packs
     assert PACK not in world.models.kept
     await world.store.close()
-    again = await World.open(tmp_path, world)
+    again = await RegionFixture.open(tmp_path, world)
     assert not again.region.workloads.catalog.packs
     await again.store.close()
 
 
-async def test_a_push_that_fails_takes_no_bytes_from_one_that_was_inspected(world: World) -> None:
+async def test_a_push_that_fails_takes_no_bytes_from_one_that_was_inspected(world: RegionFixture) -> None:
     """Two push the same file; the second one is cut off or refused between the first one's two halves."""
     models = world.region.models
     first = await models.receive_pack("ocr", Bytes(1000), PACK, content())
@@ -186,14 +186,14 @@ async def test_a_push_that_fails_takes_no_bytes_from_one_that_was_inspected(worl
 
 
 async def test_a_refused_push_takes_no_bytes_while_another_is_being_recorded(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = world.region.models
     first = await models.receive_pack("ocr", Bytes(1000), PACK, content())
 
     turned = asyncio.Event()
 
-    async def refused(*_: object) -> PackRef:
+    async def refuse_pack(*_: object) -> PackRef:
         turned.set()
         raise refuse(Code.MODEL_INVALID)
 
@@ -205,7 +205,7 @@ async def test_a_refused_push_takes_no_bytes_while_another_is_being_recorded(
         await turned.wait()
         return await commit(transaction)
 
-    monkeypatch.setattr(world.models, "inspect_pack", refused)
+    monkeypatch.setattr(world.models, "inspect_pack", refuse_pack)
     monkeypatch.setattr(world.store, "commit", meanwhile)
     await models.keep_pack(first, "ocr", actor="test")
     with pytest.raises(ShoalError):
@@ -214,34 +214,34 @@ async def test_a_refused_push_takes_no_bytes_while_another_is_being_recorded(
     assert PACK in world.models.kept
 
 
-def told(world: World, node: str) -> Verification:
+def verification_of(world: RegionFixture, node: str) -> Verification:
     (one,) = world.region.workloads.desired[node].assignments
     assert one.verification is not None
     return one.verification
 
 
-async def warm(world: World) -> Agent:
+async def warm(world: RegionFixture) -> FakeAgent:
     """A node with the workload's only replica, which is asked to record."""
     assert await codes(world, documents("against: reference", ""), {}) == []
-    agent = Agent(world, "edge-1")
+    agent = FakeAgent(world, "edge-1")
     await agent.connect()
     await world.step()
-    assert told(world, "edge-1").recording is Recording.AWAITED
-    await agent.obey()
+    assert verification_of(world, "edge-1").recording is Recording.AWAITED
+    await agent.apply_desired()
     agent.observed = tuple(replace(each, phase=Phase.VERIFYING, verdict=None) for each in agent.observed)
     await agent.report()
     await world.step()
-    assert told(world, "edge-1").recording is Recording.HERE
+    assert verification_of(world, "edge-1").recording is Recording.HERE
     return agent
 
 
-async def record(world: World, digest: str, by: Provenance) -> bool:
+async def record(world: RegionFixture, digest: str, by: Provenance) -> bool:
     pack = await world.region.models.receive_pack(DIGEST, Bytes(1000), digest, content())
     return await world.region.models.keep_pack(pack, DIGEST, actor="edge-1", by=by)
 
 
 async def test_what_the_first_replica_answered_is_kept_with_its_origin_and_judges_the_others(
-    world: World, tmp_path: Path
+    world: RegionFixture, tmp_path: Path
 ) -> None:
     agent = await warm(world)
     asked, desired = world.region.workloads, world.region.workloads.desired["edge-1"]
@@ -261,12 +261,12 @@ async def test_what_the_first_replica_answered_is_kept_with_its_origin_and_judge
     assert caught.value.code is Code.CONFLICT
     assert world.models.kept == {DIGEST, PACK}, "what came to nothing leaves no bytes"
     await world.step()
-    assert told(world, "edge-1").recording is Recording.HERE, "it is not judged by itself"
+    assert verification_of(world, "edge-1").recording is Recording.HERE, "it is not judged by itself"
     await serve(world, agent)
     (one,) = world.region.workloads.desired["edge-1"].assignments
     assert one.verification is None
     await world.store.close()
-    again = await World.open(tmp_path, world)
+    again = await RegionFixture.open(tmp_path, world)
     catalog = again.region.workloads.catalog
     assert catalog.provenance(PACK, DIGEST) == by
     (view,) = workload_views(again.region.workloads, again.region.fleet.fleet)
@@ -275,7 +275,7 @@ async def test_what_the_first_replica_answered_is_kept_with_its_origin_and_judge
     await again.store.close()
 
 
-async def test_a_recording_that_is_removed_is_made_again_by_what_serves(world: World) -> None:
+async def test_a_recording_that_is_removed_is_made_again_by_what_serves(world: RegionFixture) -> None:
     agent = await warm(world)
     (one,) = world.region.workloads.desired["edge-1"].assignments
     await record(world, PACK, world.region.workloads.provenance("edge-1", one.id, DIGEST))
@@ -286,16 +286,28 @@ async def test_a_recording_that_is_removed_is_made_again_by_what_serves(world: W
     assert await world.region.models.remove(PACK, "ops") == (PACK, True)
     assert PACK not in world.models.kept
     await world.step()
-    asked = told(world, "edge-1")
+    asked = verification_of(world, "edge-1")
     assert (asked.recording, asked.beside) == (Recording.HERE, True)
     await world.region.workloads.delete(DocumentKey("Workload", str(KEY)), "test")
     await world.region.models.remove("ocr", "test")
     assert not world.region.workloads.catalog.references
 
 
-async def test_of_what_keeps_state_nothing_is_recorded(world: World) -> None:
+async def test_of_what_keeps_state_nothing_is_recorded(world: RegionFixture) -> None:
     stateful = [
         (name, text.replace("source: ocr", "source: ocr}, session: {state: {x: x}")) for name, text in
         documents("against: reference", "")
     ]  # fmt: skip
     assert Code.VERIFY_IMPOSSIBLE in await codes(world, stateful, {})
+
+
+async def test_samples_beside_a_session_are_no_model_whose_state_is_looked_at(world: RegionFixture) -> None:
+    stateful = [
+        (name, text.replace("samples: ./reader.npz}", "samples: ./reader.npz}, session: {state: {x: x}}"))
+        for name, text in documents("against: none")
+    ]
+    await push(world)
+    assert await codes(world, stateful, {"./reader.npz": PACK}) == []
+    assert world.region.workloads.intents[0].session == {"x": "x"}
+    wrong = [(name, text.replace("{x: x}", "{h: x}")) for name, text in stateful]
+    assert await codes(world, wrong, {"./reader.npz": PACK}) == [Code.SESSION_INVALID]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.clock import ManualClock
-from shoal.coordinator.controllers.events import Event, EventLog
+from harness.fakes.clock import ManualClock
+from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.ports import Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -40,12 +40,12 @@ async def test_a_store_that_refused_is_tried_until_it_takes_a_write(
     with monkeypatch.context() as patched:
         patched.setattr(store, "commit", full)
         with pytest.raises(ShoalError):
-            await log.write(Event("MADE", "x", ""))
-        await log.look()
+            await log.write(LogEvent("MADE", "x", ""))
+        await log.probe()
         assert code_of(log) is Code.STORE_FULL
-    await log.look()
+    await log.probe()
     assert code_of(log) is None
-    (told,) = await log.past(0, 10)
+    (told,) = await log.events_after(0, 10)
     assert told.code == "STORE_BACK"
     assert Code.STORE_FULL in told.message
 
@@ -63,13 +63,13 @@ async def test_an_audit_entry_that_was_not_taken_says_so_too(
 
 
 async def test_a_store_that_does_not_answer_is_seen_though_nobody_writes(store: SqliteStore, log: EventLog) -> None:
-    await log.look()
+    await log.probe()
     assert code_of(log) is None
     await store.close()
-    await log.look()
+    await log.probe()
     assert code_of(log) is Code.STORE_UNAVAILABLE
 
 
 async def test_a_sound_store_is_not_written_to(store: SqliteStore, log: EventLog) -> None:
-    await log.look()
+    await log.probe()
     assert await store.scan("") == ()

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.coordinator.core.region import (
+
+from harness.builders.coordinator_core import (
     GIB,
     MIB,
     START,
@@ -15,18 +16,17 @@ from unit.coordinator.core.region import (
     fleet_of,
     intent,
     node,
-    observed,
+    observation,
     reading,
     receipt,
     status,
     warm,
 )
-
 from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.checks import check_receipt, check_status
-from shoal.coordinator.core.fleet.commitments import NOTHING, Committed, admissible_bytes, commitments
-from shoal.coordinator.core.fleet.judge import held, judge
-from shoal.coordinator.core.fleet.state import Fleet, Liveness, LivenessChange, Timing
+from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, MemoryCommitment, admissible_bytes, commitments
+from shoal.coordinator.core.fleet.liveness import deferred_nodes, update_liveness
+from shoal.coordinator.core.fleet.state import Fleet, Liveness, LivenessChange, LivenessTiming
 from shoal.types.assignment import Assignment, Ingress, Phase, Served, Status
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Node
@@ -40,8 +40,8 @@ def at(seconds: float) -> tuple[Elapsed, Wall]:
     return Elapsed(seconds), Wall(START + seconds)
 
 
-def beat(fleet: Fleet, of: Node, sequence: int, seconds: float, **changes: Any) -> Fleet:
-    fleet, refusals = updates.status_received(
+def with_heartbeat(fleet: Fleet, of: Node, sequence: int, seconds: float, **changes: Any) -> Fleet:
+    fleet, refusals = updates.merge_status(
         fleet, of.name, fleet.nodes[of.name].epoch, status(of, sequence, at=seconds, **changes), *at(seconds)
     )
     assert refusals == ()
@@ -59,92 +59,94 @@ def assignment(name: str = "a-1", memory: int = 100 * MIB, **changes: Any) -> As
 
 
 def test_full_replaces_and_a_delta_amends() -> None:
-    one, two = observed(assignment("a-1"), Phase.READY), observed(assignment("a-2"), Phase.LOADING)
-    fleet = beat(fleet_of(A), A, 2, 1.0, observed=(one, two))
-    fleet = beat(fleet, A, 3, 2.0, full=False, observed=(replace(two, phase=Phase.READY),), gone=("a-1",))
+    one, two = observation(assignment("a-1"), Phase.READY), observation(assignment("a-2"), Phase.LOADING)
+    fleet = with_heartbeat(fleet_of(A), A, 2, 1.0, observed=(one, two))
+    fleet = with_heartbeat(fleet, A, 3, 2.0, full=False, observed=(replace(two, phase=Phase.READY),), gone=("a-1",))
     state = fleet.nodes["a"]
     assert {name: each.phase for name, each in state.observed.items()} == {"a-2": Phase.READY}
     assert "cpu0" in state.readings
-    assert beat(fleet, A, 4, 3.0, full=False, readings=()).nodes["a"].readings == {}, "a device that is silent is lost"
-    assert beat(fleet, A, 4, 3.0).nodes["a"].observed == {}
+    assert with_heartbeat(fleet, A, 4, 3.0, full=False, readings=()).nodes["a"].readings == {}, (
+        "a device that is silent is lost"
+    )
+    assert with_heartbeat(fleet, A, 4, 3.0).nodes["a"].observed == {}
 
 
 def test_replayed_late_and_foreign_messages_change_nothing() -> None:
-    fleet = beat(fleet_of(A), A, 5, 1.0, observed=(observed(assignment(), Phase.READY),))
+    fleet = with_heartbeat(fleet_of(A), A, 5, 1.0, observed=(observation(assignment(), Phase.READY),))
     for sequence in (5, 4, 1):
-        again, refusals = updates.status_received(fleet, "a", 1, status(A, sequence, at=2.0), *at(2.0))
+        again, refusals = updates.merge_status(fleet, "a", 1, status(A, sequence, at=2.0), *at(2.0))
         assert again is fleet
         assert refusals == ()
     for epoch, message in ((2, status(A, 9, at=2.0, epoch=2)), (1, status(A, 9, at=2.0, epoch=0))):
-        again, refusals = updates.status_received(fleet, "a", epoch, message, *at(2.0))
+        again, refusals = updates.merge_status(fleet, "a", epoch, message, *at(2.0))
         assert again is fleet
         assert [refusal.code for refusal in refusals] == [Code.EPOCH_STALE]
-    again, refusals = updates.status_received(fleet, "a", 1, status(node("b"), 9, at=2.0), *at(2.0))
+    again, refusals = updates.merge_status(fleet, "a", 1, status(node("b"), 9, at=2.0), *at(2.0))
     assert again is fleet
     assert [refusal.code for refusal in refusals] == [Code.NODE_MISMATCH]
-    assert updates.connected(fleet, A, 1, *at(2.0)) is fleet
-    assert updates.disconnected(fleet, "a", 7) is fleet
+    assert updates.connect(fleet, A, 1, *at(2.0)) is fleet
+    assert updates.disconnect(fleet, "a", 7) is fleet
 
 
 def test_a_reconnect_keeps_what_was_seen_and_a_boot_does_not() -> None:
-    fleet = beat(fleet_of(A), A, 2, 1.0, observed=(observed(assignment(), Phase.READY),))
-    again = updates.connected(fleet, A, 2, *at(2.0)).nodes["a"]
+    fleet = with_heartbeat(fleet_of(A), A, 2, 1.0, observed=(observation(assignment(), Phase.READY),))
+    again = updates.connect(fleet, A, 2, *at(2.0)).nodes["a"]
     assert set(again.observed) == {"a-1"}
-    assert again.reported
-    booted = updates.connected(fleet, replace(A, boot_id="boot-2"), 2, *at(2.0)).nodes["a"]
+    assert again.has_full_status
+    booted = updates.connect(fleet, replace(A, boot_id="boot-2"), 2, *at(2.0)).nodes["a"]
     assert booted.observed == {}
-    assert not booted.reported
+    assert not booted.has_full_status
 
 
 def test_a_new_runtime_voids_the_receipt() -> None:
     fleet = fleet_of(A)
     assert set(fleet.nodes["a"].receipts) == {"cpu0"}
     newer = replace(A, devices=(replace(A.devices[0], runtime_version="1.32"),))
-    assert updates.connected(fleet, newer, 2, *at(1.0)).nodes["a"].receipts == {}
+    assert updates.connect(fleet, newer, 2, *at(1.0)).nodes["a"].receipts == {}
 
 
 def test_silence_makes_suspect_then_lost_and_a_beat_makes_ready() -> None:
     fleet, found = fleet_of(A), []
     for tick in range(1, 25):
-        fleet, changes = judge(fleet, Elapsed(tick * 0.5))
+        fleet, changes = update_liveness(fleet, Elapsed(tick * 0.5))
         found += [(tick * 0.5, change.after) for change in changes]
     assert found == [(3.5, Liveness.SUSPECT), (10.5, Liveness.LOST)]
-    fleet, changes = judge(beat(fleet, A, 2, 12.5), Elapsed(12.5))
+    fleet, changes = update_liveness(with_heartbeat(fleet, A, 2, 12.5), Elapsed(12.5))
     assert [(change.before, change.after) for change in changes] == [(Liveness.LOST, Liveness.READY)]
 
 
 def test_f22_a_hello_alone_is_no_sign_of_life() -> None:
     """A node that nobody answers says hello for ever: it stays suspect, then lost, and does not come back each time."""
-    fleet, found = beat(fleet_of(A), A, 2, 0.0), []
+    fleet, found = with_heartbeat(fleet_of(A), A, 2, 0.0), []
     for tick in range(1, 60):
         if tick % 4 == 0:
-            fleet = updates.connected(fleet, A, 1 + tick, *at(tick * 0.5))
-        fleet, changes = judge(fleet, Elapsed(tick * 0.5))
+            fleet = updates.connect(fleet, A, 1 + tick, *at(tick * 0.5))
+        fleet, changes = update_liveness(fleet, Elapsed(tick * 0.5))
         found += [change.after for change in changes]
     assert found == [Liveness.SUSPECT, Liveness.LOST]
-    fleet, changes = judge(beat(fleet, A, 1, 30.0, epoch=fleet.nodes["a"].epoch), Elapsed(30.0))
+    fleet, changes = update_liveness(with_heartbeat(fleet, A, 1, 30.0, epoch=fleet.nodes["a"].epoch), Elapsed(30.0))
     assert [change.after for change in changes] == [Liveness.READY]
 
 
 def test_a_shorter_beat_counts_once_the_nodes_can_have_heard_of_it() -> None:
-    fleet = beat(fleet_of(A, node("b")), A, 2, 0.9)
-    fleet = updates.retimed(fleet, Timing(Seconds(0.2), Seconds(2.0)), Elapsed(1.0))
+    fleet = with_heartbeat(fleet_of(A, node("b")), A, 2, 0.9)
+    fleet = updates.with_timing(fleet, LivenessTiming(Seconds(0.2), Seconds(2.0)), Elapsed(1.0))
     found = []
     for tick in range(2, 12):
-        fleet = beat(fleet, A, 1 + tick, tick * 0.5)
-        fleet, changes = judge(fleet, Elapsed(tick * 0.5))
+        fleet = with_heartbeat(fleet, A, 1 + tick, tick * 0.5)
+        fleet, changes = update_liveness(fleet, Elapsed(tick * 0.5))
         found += [(tick * 0.5, change.node, change.after) for change in changes]
     assert found == [(4.0, "b", Liveness.LOST)]
 
 
 def test_an_observer_that_paused_suspects_nobody_before_a_window() -> None:
-    fleet, _ = judge(fleet_of(A, node("b")), Elapsed(1.0))
-    fleet, changes = judge(fleet, Elapsed(31.0))
+    fleet, _ = update_liveness(fleet_of(A, node("b")), Elapsed(1.0))
+    fleet, changes = update_liveness(fleet, Elapsed(31.0))
     assert changes == ()
-    fleet = beat(fleet, A, 2, 31.5)
+    fleet = with_heartbeat(fleet, A, 2, 31.5)
     found = []
     for tick in range(63, 90):
-        fleet, changes = judge(fleet, Elapsed(tick * 0.5))
+        fleet, changes = update_liveness(fleet, Elapsed(tick * 0.5))
         found += [(tick * 0.5, change.node, change.after) for change in changes if change.node == "b"]
     assert found == [(41.0, "b", Liveness.LOST)]
 
@@ -157,35 +159,35 @@ def test_nodes_behind_a_lost_broker_are_judged_when_it_is_back_or_stays_away() -
     def liveness(fleet: Fleet, seconds: float) -> Liveness:
         found = fleet.nodes["a"].liveness
         for step in range(1, int(seconds * 2) + 1):
-            fleet, _ = judge(beat(fleet, node("b"), 10**6 + step, step / 2), Elapsed(step / 2))
+            fleet, _ = update_liveness(with_heartbeat(fleet, node("b"), 10**6 + step, step / 2), Elapsed(step / 2))
             found = fleet.nodes["a"].liveness
         return found
 
-    blind = updates.hidden(fleet, ("a",), Elapsed(lost))
-    assert updates.hidden(blind, ("a",), Elapsed(lost + 5)) is blind, "the same loss, told twice"
+    blind = updates.mark_link_lost(fleet, ("a",), Elapsed(lost))
+    assert updates.mark_link_lost(blind, ("a",), Elapsed(lost + 5)) is blind, "the same loss, told twice"
     assert liveness(fleet, lost + timing.suspect_after_s) is Liveness.SUSPECT
     assert liveness(blind, lost + timing.lost_after_s - 0.5) is Liveness.READY
     assert liveness(blind, lost + timing.lost_after_s + 0.5) is Liveness.LOST, "it may have died with the broker"
-    anew = updates.uncovered(updates.disconnected(blind, "a", 1), Elapsed(back))
+    anew = updates.mark_link_restored(updates.disconnect(blind, "a", 1), Elapsed(back))
     assert liveness(anew, back + timing.lost_after_s - 0.5) is Liveness.READY, "one full window to connect again"
     assert liveness(anew, back + timing.lost_after_s + 0.5) is Liveness.LOST
-    kept = updates.uncovered(blind, Elapsed(back))
+    kept = updates.mark_link_restored(blind, Elapsed(back))
     assert liveness(kept, back + timing.suspect_after_s + 0.5) is not Liveness.READY, "its session stood all the time"
-    assert updates.uncovered(kept, Elapsed(back + 1)) is kept
-    elsewhere = updates.connected(blind, A, 2, *at(lost + 1))
-    assert not elsewhere.nodes["a"].hidden
+    assert updates.mark_link_restored(kept, Elapsed(back + 1)) is kept
+    elsewhere = updates.connect(blind, A, 2, *at(lost + 1))
+    assert not elsewhere.nodes["a"].link_lost
     assert liveness(elsewhere, lost + 1.5 + timing.suspect_after_s) is Liveness.SUSPECT, "it came by another carrier"
 
 
 def test_a_coordinator_that_started_has_seen_nobody_yet() -> None:
     stored = tuple(fleet_of(A, node("b")).nodes.values())
-    fleet = updates.restored(stored, Fleet(), Elapsed(100.0))
+    fleet = updates.restore(stored, Fleet(), Elapsed(100.0))
     assert {state.liveness for state in fleet.nodes.values()} == {Liveness.NEVER_SEEN}
-    fleet = beat(updates.connected(fleet, A, 2, *at(101.0)), A, 1, 101.0, epoch=2)
+    fleet = with_heartbeat(updates.connect(fleet, A, 2, *at(101.0)), A, 1, 101.0, epoch=2)
     found = []
     for tick in range(202, 230):
-        fleet, changes = judge(fleet, Elapsed(tick * 0.5))
-        fleet = beat(fleet, A, tick, tick * 0.5, epoch=2)
+        fleet, changes = update_liveness(fleet, Elapsed(tick * 0.5))
+        fleet = with_heartbeat(fleet, A, tick, tick * 0.5, epoch=2)
         found += [(tick * 0.5, change.node, change.after) for change in changes]
     assert found == [(101.0, "a", Liveness.READY), (110.5, "b", Liveness.LOST)]
 
@@ -197,18 +199,18 @@ def test_mass_silence_brakes_and_ends() -> None:
         now = tick * 0.5
         for index, each in enumerate(nodes):
             if index >= 3:
-                fleet = beat(fleet, each, tick + 1, now)
-        fleet, _ = judge(fleet, Elapsed(now))
+                fleet = with_heartbeat(fleet, each, tick + 1, now)
+        fleet, _ = update_liveness(fleet, Elapsed(now))
         mass = fleet.mass_silence
         if now == 3.5:
             assert mass is not None
-            assert held(fleet, Elapsed(now)) == {"n0", "n1", "n2"}
+            assert deferred_nodes(fleet, Elapsed(now)) == {"n0", "n1", "n2"}
         if now == 18.0:
-            assert held(fleet, Elapsed(now)) == {"n0", "n1", "n2"}
+            assert deferred_nodes(fleet, Elapsed(now)) == {"n0", "n1", "n2"}
         if now == 21.0:
-            assert held(fleet, Elapsed(now)) == {"n2"}
+            assert deferred_nodes(fleet, Elapsed(now)) == {"n2"}
     assert fleet.mass_silence is None
-    assert held(fleet, Elapsed(30.0)) == frozenset()
+    assert deferred_nodes(fleet, Elapsed(30.0)) == frozenset()
 
 
 def test_f25_the_first_suspect_is_held_with_those_that_are_late() -> None:
@@ -216,23 +218,23 @@ def test_f25_the_first_suspect_is_held_with_those_that_are_late() -> None:
     nodes = [node(f"n{index}") for index in range(9)]
     fleet = fleet_of(*nodes)
     for index in range(3):
-        fleet = beat(fleet, nodes[index], 2, 0.4 * index)
+        fleet = with_heartbeat(fleet, nodes[index], 2, 0.4 * index)
     changes: tuple[LivenessChange, ...] = ()
     for tick in range(1, 32):
         now = 0.1 * tick
         for each in nodes[3:] if tick % 10 == 0 else ():
-            fleet = beat(fleet, each, 100 + tick, now)
-        fleet, changes = judge(fleet, Elapsed(now))
+            fleet = with_heartbeat(fleet, each, 100 + tick, now)
+        fleet, changes = update_liveness(fleet, Elapsed(now))
     assert [(change.node, change.after) for change in changes] == [("n0", Liveness.SUSPECT)]
-    assert held(fleet, Elapsed(3.1)) == {"n0", "n1", "n2"}
-    fleet, _ = judge(beat(fleet, nodes[2], 3, 3.2), Elapsed(3.2))
-    assert held(fleet, Elapsed(3.2)) == frozenset(), "two are no mass silence"
+    assert deferred_nodes(fleet, Elapsed(3.1)) == {"n0", "n1", "n2"}
+    fleet, _ = update_liveness(with_heartbeat(fleet, nodes[2], 3, 3.2), Elapsed(3.2))
+    assert deferred_nodes(fleet, Elapsed(3.2)) == frozenset(), "two are no mass silence"
 
 
 def test_two_silent_nodes_are_no_mass_silence() -> None:
     fleet = fleet_of(A, node("b"))
     for tick in range(1, 10):
-        fleet, _ = judge(fleet, Elapsed(tick * 0.5))
+        fleet, _ = update_liveness(fleet, Elapsed(tick * 0.5))
     assert fleet.mass_silence is None
 
 
@@ -247,7 +249,7 @@ def test_a35_absurd_readings_are_refused_value_by_value(field: str, value: float
     first, second = device("cpu0"), device("gpu0", kind="gpu")
     two = node("a", first, second)
     message = status(two, 2, at=1.0, readings=(reading(first, **{field: value}), reading(second, free=GIB)))
-    fleet, refusals = updates.status_received(fleet_of(two), "a", 1, message, *at(1.0))
+    fleet, refusals = updates.merge_status(fleet_of(two), "a", 1, message, *at(1.0))
     assert [refusal.code for refusal in refusals] == [Code.TELEMETRY_ABSURD]
     assert fleet.nodes["a"].readings["cpu0"].utilisation == 0.1
     assert fleet.nodes["a"].readings["gpu0"].free_bytes == GIB
@@ -258,9 +260,9 @@ def test_a35_absurd_readings_are_refused_value_by_value(field: str, value: float
 def test_a35_counts_of_latencies_that_cannot_be_are_refused(latencies: tuple[int, ...]) -> None:
     """Of five requests."""
     served = Served("eu", 5, 0, Seconds(0.01), Seconds(0.02), Joules(1.0), EnergySource.ESTIMATED)
-    fine, lying = (observed(assignment(name), Phase.READY, served=(served,)) for name in ("a-1", "a-2"))
+    fine, lying = (observation(assignment(name), Phase.READY, served=(served,)) for name in ("a-1", "a-2"))
     both = (replace(fine, latencies=(1, 4)), replace(lying, latencies=latencies))
-    fleet, refusals = updates.status_received(fleet_of(A), "a", 1, status(A, 2, at=1.0, observed=both), *at(1.0))
+    fleet, refusals = updates.merge_status(fleet_of(A), "a", 1, status(A, 2, at=1.0, observed=both), *at(1.0))
     assert [refusal.code for refusal in refusals] == [Code.TELEMETRY_ABSURD]
     assert set(fleet.nodes["a"].observed) == {"a-1"}
 
@@ -277,10 +279,26 @@ def test_free_above_total_and_stamps_from_the_future() -> None:
     assert fleet.nodes["a"].strikes == 0
 
 
+def test_a59_a_replica_that_answered_nothing_yet_puts_its_node_in_no_quarantine() -> None:
+    """One refused request every 0.7 s, to a replica that never answered: its latencies are unknown, which is no lie."""
+    unknown = Seconds(math.nan)
+    fleet = fleet_of(A)
+    for sequence in range(2, 30):
+        served = Served("eu", sequence, 0, unknown, unknown, Joules(math.nan), EnergySource.ESTIMATED, refused=sequence)
+        told = status(
+            A, sequence, at=float(sequence), observed=(observation(assignment(), Phase.READY, served=(served,)),)
+        )
+        fleet, refusals = updates.merge_status(fleet, "a", 1, told, *at(float(sequence)))
+        assert refusals == ()
+    assert (fleet.nodes["a"].quarantined, fleet.nodes["a"].strikes) == (False, 0)
+    (seen,) = fleet.nodes["a"].observed.values()
+    assert seen.served[0].refused == 29, "what can be true is kept"
+
+
 @pytest.mark.parametrize("stamp", [*ABSURD, math.nan])
 def test_f35_a_stamp_that_no_clock_shows_is_refused(stamp: float) -> None:
     lying = status(A, 2, at=1.0, taken_at=Wall(stamp), readings=())
-    fleet, refusals = updates.status_received(fleet_of(A), "a", 1, lying, *at(1.0))
+    fleet, refusals = updates.merge_status(fleet_of(A), "a", 1, lying, *at(1.0))
     assert [refusal.code for refusal in refusals] == [Code.TELEMETRY_ABSURD]
     assert fleet.nodes["a"].skew_s == 0.0
 
@@ -290,36 +308,36 @@ def test_f27_a_clock_that_is_wrong_is_no_lie(ahead_s: float) -> None:
     """Readings are judged by the clock that stamped them; a receipt that it stamped is kept too."""
     fleet = fleet_of(A)
     stamped = at(1.0 + ahead_s)[1]
-    fleet = updates.connected(fleet, A, 2, *at(1.0), sent_at=stamped)
+    fleet = updates.connect(fleet, A, 2, *at(1.0), sent_at=stamped)
     assert fleet.nodes["a"].is_skewed
     measured = receipt(A, A.devices[0], flops=2e11, at=max(stamped, START))
-    fleet, refusals = updates.receipts_received(fleet, "a", (measured,), *at(1.5))
+    fleet, refusals = updates.merge_receipts(fleet, "a", (measured,), *at(1.5))
     assert refusals == ()
     assert fleet.nodes["a"].receipts["cpu0"] == measured
     told = status(A, 1, at=2.0, epoch=2, taken_at=stamped, readings=(reading(A.devices[0], free=GIB, at=stamped),))
-    fleet, refusals = updates.status_received(fleet, "a", 2, told, *at(2.0))
+    fleet, refusals = updates.merge_status(fleet, "a", 2, told, *at(2.0))
     assert refusals == ()
     assert fleet.nodes["a"].readings["cpu0"].free_bytes == GIB
     assert fleet.nodes["a"].skew_s == pytest.approx(1.0 - ahead_s)
     right = status(A, 2, at=3.0, epoch=2)
-    assert not updates.status_received(fleet, "a", 2, right, *at(3.0))[0].nodes["a"].is_skewed
+    assert not updates.merge_status(fleet, "a", 2, right, *at(3.0))[0].nodes["a"].is_skewed
 
 
 def test_absurdity_that_persists_quarantines_and_the_work_stays() -> None:
-    fleet = beat(fleet_of(A), A, 2, 1.0, observed=(observed(assignment(), Phase.READY),))
+    fleet = with_heartbeat(fleet_of(A), A, 2, 1.0, observed=(observation(assignment(), Phase.READY),))
     for sequence in range(3, 6):
         bad = status(
             A, sequence, at=1.0 + sequence, readings=(reading(A.devices[0], power_w=-5.0),),
-            observed=(observed(assignment(), Phase.READY, measured=replace(warm(), load_s=Seconds(math.inf))),),
+            observed=(observation(assignment(), Phase.READY, measured=replace(warm(), load_s=Seconds(math.inf))),),
         )  # fmt: skip
-        fleet, refusals = updates.status_received(fleet, "a", 1, bad, *at(1.0 + sequence))
+        fleet, refusals = updates.merge_status(fleet, "a", 1, bad, *at(1.0 + sequence))
         assert len(refusals) == 2
     state = fleet.nodes["a"]
     assert state.quarantined
     assert state.observed["a-1"].phase is Phase.READY
     for sequence in range(6, 9):
         assert fleet.nodes["a"].quarantined
-        fleet = beat(fleet, A, sequence, 1.0 + sequence)
+        fleet = with_heartbeat(fleet, A, sequence, 1.0 + sequence)
     assert not fleet.nodes["a"].quarantined
 
 
@@ -347,29 +365,27 @@ def test_receipts_that_cannot_be_true(changes: dict[str, Any], code: Code | None
 
 
 def test_an_older_receipt_does_not_replace_a_newer_one() -> None:
-    fleet, _ = updates.receipts_received(
-        fleet_of(A), "a", (receipt(A, A.devices[0], flops=5e11, at=START + 5),), *at(6.0)
-    )
-    fleet, refusals = updates.receipts_received(fleet, "a", (receipt(A, A.devices[0], flops=1e11, at=START),), *at(7.0))
+    fleet, _ = updates.merge_receipts(fleet_of(A), "a", (receipt(A, A.devices[0], flops=5e11, at=START + 5),), *at(6.0))
+    fleet, refusals = updates.merge_receipts(fleet, "a", (receipt(A, A.devices[0], flops=1e11, at=START),), *at(7.0))
     assert refusals == ()
     assert fleet.nodes["a"].receipts["cpu0"].rates.matmul_flops["fp32"] == 5e11
 
 
 def test_books_and_live_memory() -> None:
-    fleet = beat(
+    fleet = with_heartbeat(
         fleet_of(A), A, 2, 1.0,
-        observed=(observed(assignment("a-1"), Phase.READY, measured=warm(memory=300 * MIB)),
-                  observed(assignment("a-2"), Phase.LOADING)),
+        observed=(observation(assignment("a-1"), Phase.READY, measured=warm(memory=300 * MIB)),
+                  observation(assignment("a-2"), Phase.LOADING)),
     )  # fmt: skip
     state = fleet.nodes["a"]
     books = commitments(fleet, {"a": (assignment("a-1"), assignment("a-2"), assignment("a-3"))})
-    assert books == {("a", "cpu0"): Committed(Bytes(500 * MIB), Bytes(200 * MIB))}
+    assert books == {("a", "cpu0"): MemoryCommitment(Bytes(500 * MIB), Bytes(200 * MIB))}
     on = A.devices[0]
     by_books = admissible_bytes(on, replace(state, readings={}), books["a", "cpu0"])
     assert by_books == 8 * GIB - 500 * MIB
     tight = replace(state, readings={"cpu0": reading(on, free=GIB)})
     assert admissible_bytes(on, tight, books["a", "cpu0"]) == GIB - 256 * MIB - 200 * MIB
-    assert admissible_bytes(on, replace(state, readings={"cpu0": reading(on, free=0)}), NOTHING) < 0
+    assert admissible_bytes(on, replace(state, readings={"cpu0": reading(on, free=0)}), NO_COMMITMENT) < 0
 
 
 phases = st.sampled_from(list(Phase))
@@ -389,7 +405,7 @@ def messages(draw: st.DrawFn) -> Status:
         epoch=draw(st.integers(0, 2)),
         full=draw(st.booleans()),
         observed=tuple(
-            observed(assignment(name), draw(phases), served=(served,))
+            observation(assignment(name), draw(phases), served=(served,))
             for name in draw(st.sets(st.sampled_from(["a-1", "a-2", "a-3"])))
         ),
         gone=tuple(draw(st.sets(st.sampled_from(["a-1", "a-2"])))),
@@ -403,11 +419,11 @@ def test_law_no_message_breaks_the_view_and_a_replay_changes_nothing(received: l
     fleet = fleet_of(A)
     for index, message in enumerate(received):
         now, wall = at(10.0 + index)
-        fleet, _ = updates.status_received(fleet, "a", message.epoch, message, now, wall)
-        again, _ = updates.status_received(fleet, "a", message.epoch, message, now, wall)
+        fleet, _ = updates.merge_status(fleet, "a", message.epoch, message, now, wall)
+        again, _ = updates.merge_status(fleet, "a", message.epoch, message, now, wall)
         assert again is fleet
         state = fleet.nodes["a"]
         assert all(math.isnan(each.power_w) or 0 <= each.power_w <= 1e5 for each in state.readings.values())
         assert all(served.requests >= 0 for each in state.observed.values() for served in each.served)
-    fleet, _ = judge(fleet, Elapsed(30.0))
-    assert fleet.timing == Timing()
+    fleet, _ = update_liveness(fleet, Elapsed(30.0))
+    assert fleet.timing == LivenessTiming()

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from unit.coordinator.core.region import DIGEST, MIB, SMALL, Region, device, intent, node
 
-from shoal.coordinator.core.migration.model import Aborted, Cause, Migration, Stage
+from harness.builders.coordinator_core import DIGEST, MIB, SMALL, CoreRegion, device, intent, node
+from shoal.coordinator.core.migration.model import AbortedState, Cause, Migration, MigrationStage
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code
 from shoal.types.migration import Against, MigrationRule, PackRef
@@ -18,28 +18,28 @@ GAP = MigrationRule(against=Against.REFERENCE, pack=PACK, allow_gap_s=Seconds(20
 OLD, NEW = (ModelRef("small.onnx", SMALL, ""),), (ModelRef("model.onnx", DIGEST, ""),)
 
 
-def full(rule: MigrationRule = GAP) -> Region:
+def full(rule: MigrationRule = GAP) -> CoreRegion:
     """One device, with room for the old model or for the new one."""
-    region = Region(node("a", device(memory=92 * MIB)))
+    region = CoreRegion(node("a", device(memory=92 * MIB)))
     region.intents = (intent(models=OLD, migration=rule),)
     region.run(8)
     assert serves(region) == [SMALL]
     return region
 
 
-def serves(region: Region) -> list[str]:
+def serves(region: CoreRegion) -> list[str]:
     """Models of the replicas that requests are sent to."""
     (route,) = region.desired["a"].routes
     listed = {endpoint.assignment for endpoint in route.endpoints}
     return [one.model for one in region.desired["a"].assignments if one.id in listed]
 
 
-def loaded(region: Region) -> list[str]:
+def loaded_models(region: CoreRegion) -> list[str]:
     """What takes memory of the device."""
     return [one.model for one in region.desired["a"].assignments if not one.staged]
 
 
-def until(region: Region, reached: Callable[[Migration], bool]) -> Migration:
+def until(region: CoreRegion, reached: Callable[[Migration], bool]) -> Migration:
     for _ in range(200):
         region.step()
         if any(reached(each) for each in moves(region)):
@@ -47,11 +47,11 @@ def until(region: Region, reached: Callable[[Migration], bool]) -> Migration:
     raise AssertionError([each.story for each in moves(region)])
 
 
-def upgrade(region: Region, rule: MigrationRule = GAP) -> None:
+def upgrade(region: CoreRegion, rule: MigrationRule = GAP) -> None:
     region.intents = (intent(models=NEW, migration=rule, revision=2),)
 
 
-def moves(region: Region) -> list[Migration]:
+def moves(region: CoreRegion) -> list[Migration]:
     return list(region.migrations.values())
 
 
@@ -75,13 +75,22 @@ def test_with_leave_the_old_one_goes_first_and_the_gap_is_told() -> None:
     dark = 0
     for _ in range(120):
         region.step()
-        assert len(loaded(region)) <= 1 or moves(region)[0].stage in (Stage.DRAINING, Stage.DONE)
+        assert len(loaded_models(region)) <= 1 or moves(region)[0].stage in (
+            MigrationStage.DRAINING,
+            MigrationStage.DONE,
+        )
         dark += not serves(region)
     (one,) = moves(region)
-    assert (one.cause, one.stage) == (Cause.DOCUMENTS, Stage.DONE)
+    assert (one.cause, one.stage) == (Cause.DOCUMENTS, MigrationStage.DONE)
     assert [entry.stage for entry in one.story] == [
-        Stage.PLANNED, Stage.RESERVED, Stage.CLEARING, Stage.STAGING, Stage.VERIFYING, Stage.DRAINING, Stage.DONE,
-    ]  # fmt: skip
+        MigrationStage.PLANNED,
+        MigrationStage.RESERVED,
+        MigrationStage.CLEARING,
+        MigrationStage.STAGING,
+        MigrationStage.VERIFYING,
+        MigrationStage.DRAINING,
+        MigrationStage.DONE,
+    ]
     assert one.verdict is not None
     assert one.verdict.passed
     assert (one.verdict.against, serves(region)) == (Against.REFERENCE, [DIGEST])
@@ -100,15 +109,15 @@ def test_what_does_not_come_in_time_or_answers_otherwise_gives_the_old_one_its_p
     region = full()
     agent = region.agents["a"]
     upgrade(region)
-    until(region, lambda each: each.stage is Stage.CLEARING)
+    until(region, lambda each: each.stage is MigrationStage.CLEARING)
     agent.wrong, agent.load_s = wrong, load_s
-    until(region, lambda each: each.stage in (Stage.ROLLING_BACK, Stage.RETURNING))
+    until(region, lambda each: each.stage in (MigrationStage.ROLLING_BACK, MigrationStage.RETURNING))
     agent.wrong, agent.load_s = False, 2.0
     region.run(15)
     (one,) = moves(region)
-    assert isinstance(one.state, Aborted)
+    assert isinstance(one.state, AbortedState)
     assert one.state.refusal.code is code
-    assert Stage.RETURNING in [entry.stage for entry in one.story]
+    assert MigrationStage.RETURNING in [entry.stage for entry in one.story]
     assert serves(region) == [SMALL]
     assert one.gap_s is not None
     assert one.gap_s <= GAP.allow_gap_s, "the old one's way back is within what was promised"
@@ -123,8 +132,8 @@ def test_an_operator_takes_it_back_while_nobody_serves() -> None:
 
     region = full()
     upgrade(region)
-    one = until(region, lambda each: each.stage is Stage.STAGING and each.dark_since is not None)
-    region.migrations[one.id] = machine.cancelled(one, "ops", Elapsed(region.now), Wall(region.now))[0]
+    one = until(region, lambda each: each.stage is MigrationStage.STAGING and each.dark_since is not None)
+    region.migrations[one.id] = machine.cancel(one, "ops", Elapsed(region.now), Wall(region.now))[0]
     region.run(15)
     assert serves(region) == [SMALL]
 
@@ -132,7 +141,7 @@ def test_an_operator_takes_it_back_while_nobody_serves() -> None:
 def test_where_the_old_one_is_lost_meanwhile_the_new_one_comes_up() -> None:
     region = full()
     upgrade(region)
-    until(region, lambda each: each.stage is Stage.CLEARING)
+    until(region, lambda each: each.stage is MigrationStage.CLEARING)
     assert all(each.phase is Phase.STAGED for each in region.agents["a"].reports(region.now))
     region.run(20)
     assert serves(region) == [DIGEST]
@@ -143,11 +152,11 @@ def test_a_gap_that_came_to_nothing_is_not_tried_again_by_itself() -> None:
     region = full(rule)
     upgrade(region, rule)
     region.agents["a"].load_s = 60.0
-    until(region, lambda each: each.stage is Stage.RETURNING)
+    until(region, lambda each: each.stage is MigrationStage.RETURNING)
     region.agents["a"].load_s = 2.0
     region.run(120)
     (one,) = moves(region)
-    assert (one.stage, serves(region)) == (Stage.ABORTED, [SMALL])
+    assert (one.stage, serves(region)) == (MigrationStage.ABORTED, [SMALL])
     region.agents["a"].stuck = {one.source.assignment}
     region.step()
     region.agents["a"].stuck = set()
@@ -160,7 +169,7 @@ def test_a_longer_gap_or_an_operator_lets_it_try_again(*, longer: bool) -> None:
     region = full()
     upgrade(region)
     region.agents["a"].load_s = 60.0
-    one = until(region, lambda each: each.stage is Stage.RETURNING)
+    one = until(region, lambda each: each.stage is MigrationStage.RETURNING)
     region.agents["a"].load_s = 2.0
     region.run(20)
     if longer:

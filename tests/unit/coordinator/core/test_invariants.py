@@ -4,122 +4,126 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from unit.coordinator.core.region import START, Region, intent, node
 
+from harness.builders.coordinator_core import START, CoreRegion, intent, node
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.placement.model import Reservation, Slot
-from shoal.coordinator.core.workloads.invariants import Promise, Snapshot, Underway, check
-from shoal.coordinator.core.workloads.model import Content
+from shoal.coordinator.core.workloads.invariants import Promise, RegionSnapshot, UnderwayMove, check
+from shoal.coordinator.core.workloads.model import DesiredContent
 from shoal.types.assignment import Assignment, Phase, Version
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 
 
 @pytest.fixture(scope="module")
-def well() -> Snapshot:
-    region = Region(node("a"), node("b"), node("c"))
+def well() -> RegionSnapshot:
+    region = CoreRegion(node("a"), node("b"), node("c"))
     region.intents = (intent(replicas=2),)
     decision = region.run(10)
     now, wall = Elapsed(region.now), Wall(START + region.now)
     placeable = frozenset({region.intents[0].key})
-    return Snapshot(region.fleet, region.intents, region.desired, region.memory, decision.waits, now, wall, placeable)
+    return RegionSnapshot(
+        region.fleet, region.intents, region.desired, region.memory, decision.waits, now, wall, placeable
+    )
 
 
-def test_a_region_that_is_well(well: Snapshot) -> None:
+def test_a_region_that_is_well(well: RegionSnapshot) -> None:
     assert check(well) == ()
 
 
-def test_a_region_that_is_well_may_owe_something(well: Snapshot) -> None:
+def test_a_region_that_is_well_may_owe_something(well: RegionSnapshot) -> None:
     until = Elapsed(well.now + 5.0)
-    assert check(promised(well, Promise("b-1", "", until), Promise("b-2", "g-2", until), memory=1)) == ()
+    assert check(with_promises(well, Promise("b-1", "", until), Promise("b-2", "g-2", until), memory=1)) == ()
 
 
-def first(snapshot: Snapshot) -> tuple[str, Assignment]:
+def first(snapshot: RegionSnapshot) -> tuple[str, Assignment]:
     return next((name, content.assignments[0]) for name, content in snapshot.desired.items() if content.assignments)
 
 
-def with_content(snapshot: Snapshot, name: str, content: Content) -> Snapshot:
+def with_content(snapshot: RegionSnapshot, name: str, content: DesiredContent) -> RegionSnapshot:
     return replace(snapshot, desired={**snapshot.desired, name: content})
 
 
-def with_assignment(snapshot: Snapshot, change: Callable[[Assignment], Assignment]) -> Snapshot:
+def with_assignment(snapshot: RegionSnapshot, change: Callable[[Assignment], Assignment]) -> RegionSnapshot:
     name, assignment = first(snapshot)
     content = snapshot.desired[name]
     return with_content(snapshot, name, replace(content, assignments=(change(assignment), *content.assignments[1:])))
 
 
-def dark(snapshot: Snapshot) -> Snapshot:
+def dark(snapshot: RegionSnapshot) -> RegionSnapshot:
     memory = replace(snapshot.memory, without_ready={str(snapshot.intents[0].key): Elapsed(0.0)})
     return replace(snapshot, memory=memory, now=Elapsed(5000.0))
 
 
-def oversold(snapshot: Snapshot) -> Snapshot:
+def oversold(snapshot: RegionSnapshot) -> RegionSnapshot:
     return with_assignment(snapshot, lambda one: replace(one, memory_bytes=Bytes(2**40)))
 
 
-def promised(snapshot: Snapshot, *promises: Promise, memory: int = 0) -> Snapshot:
+def with_promises(snapshot: RegionSnapshot, *promises: Promise, memory: int = 0) -> RegionSnapshot:
     """With room for bid `b-1` on the first device, besides."""
     reserved = (Reservation("b-1", Slot("a", "cpu0"), Bytes(memory), 0.0),) if memory else ()
     return replace(snapshot, reserved=reserved, promises=promises)
 
 
-def held_beyond_the_device(snapshot: Snapshot) -> Snapshot:
-    return promised(snapshot, Promise("b-1", "", Elapsed(1e9)), memory=2**40)
+def reservation_beyond_device(snapshot: RegionSnapshot) -> RegionSnapshot:
+    return with_promises(snapshot, Promise("b-1", "", Elapsed(1e9)), memory=2**40)
 
 
-def held_for_nothing(snapshot: Snapshot) -> Snapshot:
-    return promised(snapshot, memory=1)
+def reservation_without_hold(snapshot: RegionSnapshot) -> RegionSnapshot:
+    return with_promises(snapshot, memory=1)
 
 
-def held_after_its_end(snapshot: Snapshot) -> Snapshot:
-    return promised(snapshot, Promise("b-1", "", Elapsed(snapshot.now - 61.0)), memory=1)
+def reservation_after_expiry(snapshot: RegionSnapshot) -> RegionSnapshot:
+    return with_promises(snapshot, Promise("b-1", "", Elapsed(snapshot.now - 61.0)), memory=1)
 
 
-def one_bid_granted_twice(snapshot: Snapshot) -> Snapshot:
+def one_bid_granted_twice(snapshot: RegionSnapshot) -> RegionSnapshot:
     until = Elapsed(1e9)
-    return promised(snapshot, Promise("b-1", "g-1", until), Promise("b-1", "g-2", until))
+    return with_promises(snapshot, Promise("b-1", "g-1", until), Promise("b-1", "g-2", until))
 
 
-def one_agreement_of_two_bids(snapshot: Snapshot) -> Snapshot:
+def one_agreement_of_two_bids(snapshot: RegionSnapshot) -> RegionSnapshot:
     until = Elapsed(1e9)
-    return promised(snapshot, Promise("b-1", "g-1", until), Promise("b-2", "g-1", until))
+    return with_promises(snapshot, Promise("b-1", "g-1", until), Promise("b-2", "g-1", until))
 
 
-def twice(snapshot: Snapshot) -> Snapshot:
+def twice(snapshot: RegionSnapshot) -> RegionSnapshot:
     name, assignment = first(snapshot)
     other = next(each for each in snapshot.desired if each != name and not snapshot.desired[each].assignments)
     return with_content(snapshot, other, replace(snapshot.desired[other], assignments=(assignment,)))
 
 
-def routed_to_a_suspect(snapshot: Snapshot) -> Snapshot:
+def route_to_suspect(snapshot: RegionSnapshot) -> RegionSnapshot:
     name, _ = first(snapshot)
-    return replace(snapshot, fleet=snapshot.fleet.put(replace(snapshot.fleet.nodes[name], liveness=Liveness.SUSPECT)))
+    return replace(
+        snapshot, fleet=snapshot.fleet.with_node(replace(snapshot.fleet.nodes[name], liveness=Liveness.SUSPECT))
+    )
 
 
-def routed_unready(snapshot: Snapshot) -> Snapshot:
+def route_to_unready(snapshot: RegionSnapshot) -> RegionSnapshot:
     name, assignment = first(snapshot)
     state = snapshot.fleet.nodes[name]
     loading = {**state.observed, assignment.id: replace(state.observed[assignment.id], phase=Phase.LOADING)}
-    return replace(snapshot, fleet=snapshot.fleet.put(replace(state, observed=loading)))
+    return replace(snapshot, fleet=snapshot.fleet.with_node(replace(state, observed=loading)))
 
 
-def unexplained(snapshot: Snapshot) -> Snapshot:
+def route_to_unobserved(snapshot: RegionSnapshot) -> RegionSnapshot:
     name, assignment = first(snapshot)
     state = snapshot.fleet.nodes[name]
     known = {key: each for key, each in state.observed.items() if key != assignment.id}
-    return replace(snapshot, fleet=snapshot.fleet.put(replace(state, observed=known)))
+    return replace(snapshot, fleet=snapshot.fleet.with_node(replace(state, observed=known)))
 
 
-def forgotten_write(snapshot: Snapshot) -> Snapshot:
+def lost_write(snapshot: RegionSnapshot) -> RegionSnapshot:
     name, _ = first(snapshot)
-    fleet = snapshot.fleet.put(replace(snapshot.fleet.nodes[name], version=Version("h", 1, 9)))
+    fleet = snapshot.fleet.with_node(replace(snapshot.fleet.nodes[name], version=Version("h", 1, 9)))
     return replace(snapshot, fleet=fleet, versions={name: Version("h", 1, 8)})
 
 
-def unasked(snapshot: Snapshot) -> Snapshot:
+def unrequested_model(snapshot: RegionSnapshot) -> RegionSnapshot:
     return with_assignment(snapshot, lambda one: replace(one, model="sha256:other"))
 
 
-def blind(snapshot: Snapshot) -> Snapshot:
+def blind(snapshot: RegionSnapshot) -> RegionSnapshot:
     contents = {
         name: replace(content, assignments=tuple(replace(one, draining=True) for one in content.assignments))
         for name, content in snapshot.desired.items()
@@ -127,7 +131,7 @@ def blind(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, desired=contents)
 
 
-def behind(snapshot: Snapshot) -> Snapshot:
+def behind(snapshot: RegionSnapshot) -> RegionSnapshot:
     name, _ = first(snapshot)
     late = Elapsed(snapshot.now + 1000)
     return replace(snapshot, versions={name: Version("h", 1, 8)}, written_at={name: snapshot.now}, now=late)
@@ -138,32 +142,34 @@ def behind(snapshot: Snapshot) -> Snapshot:
     [
         (dark, "I1"),
         (oversold, "I2"),
-        (held_beyond_the_device, "I2"),
+        (reservation_beyond_device, "I2"),
         (twice, "I3"),
-        (held_for_nothing, "I3"),
-        (held_after_its_end, "I3"),
+        (reservation_without_hold, "I3"),
+        (reservation_after_expiry, "I3"),
         (one_bid_granted_twice, "I3"),
         (one_agreement_of_two_bids, "I3"),
-        (routed_to_a_suspect, "I4"),
-        (routed_unready, "I4"),
-        (unexplained, "I5"),
-        (forgotten_write, "I6"),
-        (unasked, "I8"),
+        (route_to_suspect, "I4"),
+        (route_to_unready, "I4"),
+        (route_to_unobserved, "I5"),
+        (lost_write, "I6"),
+        (unrequested_model, "I8"),
         (blind, "I10"),
         (behind, "I12"),
     ],
 )
-def test_what_is_planted_is_found(well: Snapshot, plant: Callable[[Snapshot], Snapshot], invariant: str) -> None:
+def test_what_is_planted_is_found(
+    well: RegionSnapshot, plant: Callable[[RegionSnapshot], RegionSnapshot], invariant: str
+) -> None:
     assert invariant in {violation.invariant for violation in check(plant(well))}
 
 
-def test_a_wait_without_an_end_and_one_past_it(well: Snapshot) -> None:
-    region = Region(node("a"))
+def test_a_wait_without_an_end_and_one_past_it(well: RegionSnapshot) -> None:
+    region = CoreRegion(node("a"))
     region.agents["a"].load_s = 1000
     region.intents = (intent(),)
     decision = region.run(3)
     (wait,) = decision.waits
-    snapshot = Snapshot(
+    snapshot = RegionSnapshot(
         region.fleet, region.intents, region.desired, region.memory, (wait,), Elapsed(3.0), Wall(START + 3)
     )
     assert check(snapshot) == ()
@@ -173,10 +179,10 @@ def test_a_wait_without_an_end_and_one_past_it(well: Snapshot) -> None:
     assert [each.invariant for each in check(late)] == ["I5"]
 
 
-def test_a_move_past_its_deadline_and_two_of_one_replica(well: Snapshot) -> None:
-    move = Underway("m-1", "shifting", ("a-1", "a-2"), well.now)
+def test_a_move_past_its_deadline_and_two_of_one_replica(well: RegionSnapshot) -> None:
+    move = UnderwayMove("m-1", "shifting", ("a-1", "a-2"), well.now)
     assert check(replace(well, moves=(move,))) == ()
     late = replace(well, moves=(replace(move, until=Elapsed(well.now - well.grace_s - 1)),))
     assert [(each.invariant, each.subject) for each in check(late)] == [("I5", "m-1")]
-    crossed = replace(well, moves=(move, Underway("m-2", "draining", ("a-2", "a-3"), well.now)))
+    crossed = replace(well, moves=(move, UnderwayMove("m-2", "draining", ("a-2", "a-3"), well.now)))
     assert [(each.invariant, each.subject) for each in check(crossed)] == [("I3", "a-2")]

@@ -3,40 +3,43 @@
 from dataclasses import replace
 
 import pytest
-from unit.coordinator.core.region import DIGEST, GIB, SMALL, START, Region, device, intent, node, receipt
 
+from harness.builders.coordinator_core import DIGEST, GIB, SMALL, START, CoreRegion, device, intent, node, receipt
 from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.migration.machine import LIMITS
-from shoal.coordinator.core.migration.model import Aborted, Cause, RollingBack, Stage
+from shoal.coordinator.core.migration.model import AbortedState, Cause, MigrationStage, RollingBackState
 from shoal.coordinator.core.migration.tolerance import default
+from shoal.coordinator.core.placement.model import Slot
+from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.types.assignment import Served
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Node
-from shoal.types.migration import Against, Metric, MigrationRule, PackRef, Tolerance
-from shoal.types.units import Bytes, Elapsed, Joules, Seconds, Wall
-from shoal.types.workload import ModelRef, Standby
+from shoal.types.migration import UPGRADE_REMEDY, Against, Metric, MigrationRule, PackRef, Tolerance
+from shoal.types.units import Bytes, Elapsed, Joules, Seconds, UsdPerHour, Wall
+from shoal.types.workload import Intent, Limits, ModelRef, Standby
 
 
-def settled(*names: str) -> Region:
-    region = Region(*(node(name) for name in names), flops={"a": 2e11})
+def settled_region(*names: str) -> CoreRegion:
+    region = CoreRegion(*(node(name) for name in names), flops={"a": 2e11})
     region.intents = (intent(),)
     region.run(5)
     assert list(region.replicas().values()) == [("a", False)]
     return region
 
 
-def weights(region: Region, at: str) -> dict[str, float]:
+def weights(region: CoreRegion, at: str) -> dict[str, float]:
     (route,) = region.desired[at].routes
     return {endpoint.node: endpoint.weight for endpoint in route.endpoints}
 
 
-def stages(region: Region, migration: str) -> list[Stage]:
+def stages(region: CoreRegion, migration: str) -> list[MigrationStage]:
     return [entry.stage for entry in region.migrations[migration].story]
 
 
 def test_an_operator_moves_a_replica_step_by_step() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     moving = region.migrate("b", steps=(0.25, 1.0))
     shares = list[dict[str, float]]()
     for _ in range(40):
@@ -51,8 +54,8 @@ def test_an_operator_moves_a_replica_step_by_step() -> None:
     assert shares == [{"a": 1.0}, {"a": 0.75, "b": 0.25}, {"b": 1.0}]
     assert list(region.replicas().values()) == [("b", False)]
     assert stages(region, moving) == [
-        Stage.PLANNED, Stage.RESERVED, Stage.STAGING, Stage.VERIFYING,
-        Stage.SHIFTING, Stage.SHIFTING, Stage.DRAINING, Stage.DONE,
+        MigrationStage.PLANNED, MigrationStage.RESERVED, MigrationStage.STAGING, MigrationStage.VERIFYING,
+        MigrationStage.SHIFTING, MigrationStage.SHIFTING, MigrationStage.DRAINING, MigrationStage.DONE,
     ]  # fmt: skip
     (kept,) = region.desired["b"].assignments
     assert kept.verification is None
@@ -62,7 +65,7 @@ def test_an_operator_moves_a_replica_step_by_step() -> None:
 
 
 def test_both_replicas_are_told_what_to_ask_and_whom_to_answer() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     moving = region.migrate("b")
     region.step()
     (source,), (target,) = region.desired["a"].assignments, region.desired["b"].assignments
@@ -80,7 +83,7 @@ def test_both_replicas_are_told_what_to_ask_and_whom_to_answer() -> None:
 
 
 def test_outputs_that_the_policy_does_not_name_are_compared_too() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     boxes = Tolerance("boxes", Metric.MAX_ABS, 0.5)
     region.migrate("b", tolerances=(boxes,), samples=108)
     region.step()
@@ -91,34 +94,34 @@ def test_outputs_that_the_policy_does_not_name_are_compared_too() -> None:
 
 
 def test_what_does_not_have_to_be_compared_moves_without_a_verdict() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     moving = region.migrate("b", against=Against.NONE)
     region.run(20)
-    assert region.migrations[moving].stage is Stage.DONE
+    assert region.migrations[moving].stage is MigrationStage.DONE
     assert region.migrations[moving].verdict is None
     assert list(region.replicas().values()) == [("b", False)]
 
 
 def test_what_has_not_passed_is_told_to_show_it_until_it_drains() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     region.agents["b"].wrong = True
     moving = region.migrate("b")
     region.run(20)
-    assert region.migrations[moving].stage is Stage.ABORTED
+    assert region.migrations[moving].stage is MigrationStage.ABORTED
     told = [each for sent in region.told for each in sent["b"].assignments]
     assert told
     assert all(each.draining or each.verification is not None for each in told), "no moment at which it may serve"
 
 
 def test_where_it_was_slow_it_may_go_when_the_old_one_is_lost() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     moving = region.migrate("b", steps=(0.5, 1.0), hold_s=4.0)
-    while region.migrations[moving].stage is not Stage.SHIFTING:
+    while region.migrations[moving].stage is not MigrationStage.SHIFTING:
         region.step()
     energy = EnergySource.ESTIMATED
     region.agents["b"].served = (Served("a", 100, 50, Seconds(0.01), Seconds(0.02), Joules(0.0), energy),)
     region.run(40)
-    assert region.migrations[moving].stage is Stage.ABORTED
+    assert region.migrations[moving].stage is MigrationStage.ABORTED
     region.agents["a"].up = False
     region.run(30)
     assert region.fleet.nodes["a"].liveness is Liveness.LOST
@@ -126,42 +129,43 @@ def test_where_it_was_slow_it_may_go_when_the_old_one_is_lost() -> None:
 
 
 def test_a_wrong_target_is_refused_and_not_tried_again() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     region.agents["b"].wrong = True
     moving = region.migrate("b")
     for _ in range(40):
         region.step()
         assert weights(region, "a") == {"a": 1.0}, "the source is untouched"
     ended = region.migrations[moving]
-    assert isinstance(ended.state, Aborted)
+    assert isinstance(ended.state, AbortedState)
     assert ended.state.refusal.code is Code.VERIFY_FAILED
     assert list(region.replicas().values()) == [("a", False)]
     again = region.migrate("b")
     region.run(5)
-    assert stages(region, again) == [Stage.PLANNED]
+    assert stages(region, again) == [MigrationStage.PLANNED]
     plan = region.decision.plan.workloads[0] if region.decision else None
     assert plan is not None
-    assert plan.unmoved[again].code is Code.MOVE_BLOCKED
+    assert plan.unplaced_moves[again].code is Code.VERIFY_FAILED
+    assert moving in plan.unplaced_moves[again].found
     assert plan.refusal is None, "it is not short of anything"
 
 
 def test_what_has_no_room_waits_and_says_so() -> None:
-    region = Region(node("a"), node("b", device(memory=GIB // 64)))
+    region = CoreRegion(node("a"), node("b", device(memory=GIB // 64)))
     region.intents = (intent(),)
     region.run(5)
     moving = region.migrate("b")
     region.run(5)
     assert region.decision is not None
-    assert region.decision.plan.workloads[0].unmoved[moving].code is Code.MEMORY_SHORT
+    assert region.decision.plan.workloads[0].unplaced_moves[moving].code is Code.MEMORY_SHORT
     region.run(620, tick=5)
     ended = region.migrations[moving]
-    assert isinstance(ended.state, Aborted)
+    assert isinstance(ended.state, AbortedState)
     assert ended.state.refusal.code is Code.NO_ROOM_FOR_BOTH
     assert "MEMORY_SHORT" in ended.state.refusal.found
 
 
-def two_and(*others: Node) -> Region:
-    region = Region(node("a"), node("b"), *others, flops={"a": 2e11, "b": 2e11})
+def two_and(*others: Node) -> CoreRegion:
+    region = CoreRegion(node("a"), node("b"), *others, flops={"a": 2e11, "b": 2e11})
     region.intents = (intent(replicas=2),)
     region.run(6)
     assert sorted(region.replicas().values()) == [("a", False), ("b", False)]
@@ -172,31 +176,31 @@ def test_what_has_no_place_holds_up_no_other() -> None:
     region = two_and(node("c", device(memory=GIB // 64)), node("d"))
     stays, goes = region.migrate("c", at="a"), region.migrate("d", at="b")
     region.run(20)
-    assert region.migrations[goes].stage is Stage.DONE
-    assert stages(region, stays) == [Stage.PLANNED]
+    assert region.migrations[goes].stage is MigrationStage.DONE
+    assert stages(region, stays) == [MigrationStage.PLANNED]
     assert region.decision is not None
-    assert region.decision.plan.workloads[0].unmoved[stays].code is Code.MEMORY_SHORT
+    assert region.decision.plan.workloads[0].unplaced_moves[stays].code is Code.MEMORY_SHORT
 
 
 def test_only_so_many_of_a_workload_go_at_once_and_the_others_wait_as_long_as_it_takes() -> None:
     region = two_and(node("c"), node("d"))
     first, second = region.migrate("c", at="a", hold_s=800.0), region.migrate("d", at="b")
     region.run(700, tick=5)
-    assert region.migrations[first].stage is Stage.SHIFTING
-    assert stages(region, second) == [Stage.PLANNED]
+    assert region.migrations[first].stage is MigrationStage.SHIFTING
+    assert stages(region, second) == [MigrationStage.PLANNED]
     region.run(1000, tick=5)
-    assert [region.migrations[each].stage for each in (first, second)] == [Stage.DONE, Stage.DONE]
+    assert [region.migrations[each].stage for each in (first, second)] == [MigrationStage.DONE, MigrationStage.DONE]
     assert sorted(region.replicas().values()) == [("c", False), ("d", False)]
 
 
 def test_what_was_wrong_is_forgotten_once_its_device_is_measured_anew() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     region.agents["b"].wrong = True
     moving = region.migrate("b")
     region.run(20)
     assert not region.migrations[moving].cleared
     anew = receipt(region.agents["b"].node, region.agents["b"].node.devices[0], at=START + region.now)
-    region.fleet, refusals = updates.receipts_received(
+    region.fleet, refusals = updates.merge_receipts(
         region.fleet, "b", (anew,), Elapsed(region.now), Wall(START + region.now)
     )
     assert not refusals
@@ -205,9 +209,9 @@ def test_what_was_wrong_is_forgotten_once_its_device_is_measured_anew() -> None:
 
 
 def test_a_guard_takes_every_request_back_at_once() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     moving = region.migrate("b", steps=(0.5, 1.0), hold_s=4.0)
-    while region.migrations[moving].stage is not Stage.SHIFTING:
+    while region.migrations[moving].stage is not MigrationStage.SHIFTING:
         region.step()
     assert weights(region, "a") == {"a": 0.5, "b": 0.5}
     energy = EnergySource.ESTIMATED
@@ -216,27 +220,27 @@ def test_a_guard_takes_every_request_back_at_once() -> None:
     assert weights(region, "a") == {"a": 1.0}
     region.run(40)
     ended = region.migrations[moving]
-    assert isinstance(ended.state, Aborted)
+    assert isinstance(ended.state, AbortedState)
     assert ended.state.refusal.code is Code.GUARD_TRIPPED
     assert list(region.replicas().values()) == [("a", False)]
 
 
 def test_a_new_model_takes_over_by_a_move() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
     for _ in range(60):
         region.step()
         assert weights(region, "a"), "never dark"
     (moving,) = region.migrations.values()
     assert moving.cause is Cause.DOCUMENTS
-    assert moving.stage is Stage.DONE
+    assert moving.stage is MigrationStage.DONE
     assert (moving.source.model, moving.target.model if moving.target else "") == (DIGEST, SMALL)
     assert len(region.replicas()) == 1
 
 
 def test_what_a_coordinator_that_has_just_begun_has_not_heard_is_not_replaced_unseen() -> None:
     """Documents changed as it began: who has the old model has not called yet, and is to compare the new one's."""
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     (old,) = region.replicas()
     region.restart()
     for agent in region.agents.values():
@@ -248,13 +252,13 @@ def test_what_a_coordinator_that_has_just_begun_has_not_heard_is_not_replaced_un
     region.reconnect("a")
     region.run(30)
     (moving,) = region.migrations.values()
-    assert moving.stage is Stage.DONE
+    assert moving.stage is MigrationStage.DONE
     assert moving.verdict is not None
     assert moving.verdict.passed
 
 
 def test_a_node_that_never_calls_holds_nobody_up_for_longer_than_until_it_is_lost() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     region.restart()
     for agent in region.agents.values():
         agent.heard = False
@@ -262,11 +266,11 @@ def test_a_node_that_never_calls_holds_nobody_up_for_longer_than_until_it_is_los
     region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
     region.run(region.fleet.timing.lost_after_s + 5.0)
     assert region.migrations == {}
-    assert region.routed("b") == ["b"]
+    assert region.routed_nodes("b") == ["b"]
 
 
 def test_a_wrong_new_model_never_serves_and_the_old_one_goes_on() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     for agent in region.agents.values():
         agent.wrong = True
     region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
@@ -274,15 +278,49 @@ def test_a_wrong_new_model_never_serves_and_the_old_one_goes_on() -> None:
         region.step()
         assert weights(region, "a") == {"a": 1.0}
     assert {migration.target.node for migration in region.migrations.values() if migration.target} == {"a", "b"}
-    assert all(migration.stage is Stage.ABORTED for migration in region.migrations.values())
+    assert all(migration.stage is MigrationStage.ABORTED for migration in region.migrations.values())
     assert region.decision is not None
     refusal = region.decision.plan.workloads[0].refusal
     assert refusal is not None
-    assert "MOVE_BLOCKED" in str(refusal)
+    assert refusal.code is Code.VERIFY_FAILED
+    assert "max_rel" in refusal.found
+    assert refusal.remedy == UPGRADE_REMEDY, "as `plan` says before it"
+
+
+def test_a_refused_upgrade_is_told_by_what_was_compared_though_another_place_lacks_less() -> None:
+    """A third node costs a little too much: that is not why the new model does not serve."""
+    region = settled_region("a", "b", "c")
+    region.costs |= {Slot(name, "cpu0"): UsdPerHour(0.1) for name in "ab"} | {Slot("c", "cpu0"): UsdPerHour(0.21)}
+    for agent in region.agents.values():
+        agent.wrong = True
+    retrained = (ModelRef("small.onnx", SMALL, ""),)
+    region.intents = (replace(intent(models=retrained), limits=Limits(cost=UsdPerHour(0.2))),)
+    region.run(60)
+    assert region.decision is not None
+    refusal = region.decision.plan.workloads[0].refusal
+    assert refusal is not None
+    assert refusal.code is Code.VERIFY_FAILED
+    assert "max_rel 0.8, at most 0.001" in refusal.found
+    assert "COST_OVER x 1" in refusal.found
+
+
+def test_a_plan_says_with_what_another_model_is_compared() -> None:
+    region = settled_region("a", "b")
+    changed = intent(models=(ModelRef("small.onnx", SMALL, ""),))
+
+    def comparison_models(wanted: Intent) -> tuple[str, ...]:
+        inputs = inputs_of(replace(region.world(), intents=(wanted,)), Elapsed(region.now), Wall(START + region.now))
+        (plan,) = place(inputs).workloads
+        return plan.compared_with
+
+    assert comparison_models(changed) == (DIGEST,)
+    assert comparison_models(intent()) == ()
+    for rule in (replace(changed.migration, against=Against.NONE), replace(changed.migration, advisory=True)):
+        assert comparison_models(replace(changed, migration=rule)) == ()
 
 
 def test_a_rollback_is_not_held_to_the_answers_of_what_it_leaves() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     for agent in region.agents.values():
         agent.wrong = True
     region.intents = (replace(intent(models=(ModelRef("small.onnx", SMALL, ""),)), back=True),)
@@ -290,7 +328,7 @@ def test_a_rollback_is_not_held_to_the_answers_of_what_it_leaves() -> None:
         region.step()
         assert weights(region, "a"), "never dark"
     (moving,) = region.migrations.values()
-    assert (moving.stage, moving.rule.against) == (Stage.DONE, Against.NONE)
+    assert (moving.stage, moving.rule.against) == (MigrationStage.DONE, Against.NONE)
     assert "rollback" in moving.reason
     region.intents = (
         replace(intent(models=(ModelRef("small.onnx", SMALL, ""),), where='node.name == "b"'), back=True),
@@ -301,20 +339,20 @@ def test_a_rollback_is_not_held_to_the_answers_of_what_it_leaves() -> None:
 
 
 def test_a_rollback_is_held_to_what_its_samples_are_to_answer() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     pack = PackRef("sha256:" + "d" * 64, Bytes(1000), 16, answers=True)
     back = intent(models=(ModelRef("small.onnx", SMALL, ""),), migration=MigrationRule(pack=pack))
     region.intents = (replace(back, back=True),)
     region.run(60)
     (moving,) = region.migrations.values()
-    assert (moving.stage, moving.rule.against) == (Stage.DONE, Against.REFERENCE)
+    assert (moving.stage, moving.rule.against) == (MigrationStage.DONE, Against.REFERENCE)
     assert moving.verdict is not None
     assert moving.verdict.against is Against.REFERENCE
 
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_what_its_source_leaves_unverified_shows_its_samples_or_is_told(*, answers: bool) -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     pack = PackRef("sha256:" + "d" * 64, Bytes(1000), 16, answers=answers)
     moving = region.migrate("b", pack=pack)
     region.agents["b"].load_s = 30.0
@@ -322,7 +360,7 @@ def test_what_its_source_leaves_unverified_shows_its_samples_or_is_told(*, answe
     region.agents["a"].up = False
     while not region.migrations[moving].is_over:
         region.step()
-    assert stages(region, moving)[-1] is Stage.ABORTED
+    assert stages(region, moving)[-1] is MigrationStage.ABORTED
     (left,) = region.desired["b"].assignments
     assert (left.verification.against if left.verification is not None else None) == (
         Against.REFERENCE if answers else None
@@ -334,18 +372,18 @@ def test_what_its_source_leaves_unverified_shows_its_samples_or_is_told(*, answe
 
 
 def test_where_its_standby_is_it_says_so() -> None:
-    region = Region(node("a"), node("b"), flops={"a": 4e11, "b": 2e11})
+    region = CoreRegion(node("a"), node("b"), flops={"a": 4e11, "b": 2e11})
     region.intents = (intent(standby=Standby.WARM),)
     region.run(10)
     moving = region.migrate("b", at="a")
     region.run(2)
     assert region.decision is not None
-    waits = region.decision.plan.workloads[0].unmoved[moving]
+    waits = region.decision.plan.workloads[0].unplaced_moves[moving]
     assert (waits.code, waits.found) == (Code.CONFLICT, "its standby is on b/cpu0")
 
 
 def test_replicas_move_one_after_the_other() -> None:
-    region = Region(node("a"), node("b"), node("c"), node("d"))
+    region = CoreRegion(node("a"), node("b"), node("c"), node("d"))
     region.intents = (intent(replicas=3),)
     region.run(6)
     region.intents = (intent(replicas=3, models=(ModelRef("small.onnx", SMALL, ""),)),)
@@ -354,47 +392,47 @@ def test_replicas_move_one_after_the_other() -> None:
         live = [each for each in region.migrations.values() if not each.is_over]
         assert len(live) <= 1
         assert sum(endpoint.weight for endpoint in region.desired["a"].routes[0].endpoints) == 3.0
-    assert [each.stage for each in region.migrations.values()] == [Stage.DONE] * 3
+    assert [each.stage for each in region.migrations.values()] == [MigrationStage.DONE] * 3
 
 
 def test_documents_that_change_their_mind_take_the_move_back_first() -> None:
-    region = settled("a", "b", "c")
+    region = settled_region("a", "b", "c")
     region.intents = (intent(where='node.name == "b"'),)
     region.run(2)
     region.intents = (intent(where='node.name == "c"'),)
     region.run(60)
     first, second = region.migrations.values()
-    assert isinstance(first.state, Aborted)
+    assert isinstance(first.state, AbortedState)
     assert first.state.refusal.code is Code.CONFLICT
-    assert second.stage is Stage.DONE
+    assert second.stage is MigrationStage.DONE
     assert list(region.replicas().values()) == [("c", False)]
 
 
 def test_a_source_that_dies_before_the_verdict_leaves_its_place_to_the_new_one() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     region.agents["b"].verify_s = 60.0
     moving = region.migrate("b")
     region.step()
     region.agents["a"].up = False
     region.run(20)
     assert region.fleet.nodes["a"].liveness is Liveness.LOST
-    assert region.migrations[moving].stage is Stage.ABORTED
+    assert region.migrations[moving].stage is MigrationStage.ABORTED
     assert weights(region, "b") == {"b": 1.0}
 
 
 def test_a_target_that_dies_on_the_way_changes_nothing_for_the_source() -> None:
-    region = settled("a", "b", "c")
+    region = settled_region("a", "b", "c")
     moving = region.migrate("b", steps=(0.5, 1.0), hold_s=60.0)
-    while region.migrations[moving].stage is not Stage.SHIFTING:
+    while region.migrations[moving].stage is not MigrationStage.SHIFTING:
         region.step()
     region.agents["b"].up = False
     region.run(20)
     assert weights(region, "a") == {"a": 1.0}
-    assert region.migrations[moving].stage is Stage.ABORTED
+    assert region.migrations[moving].stage is MigrationStage.ABORTED
 
 
 def test_what_a_place_is_blamed_for_goes_with_its_workload() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     region.agents["b"].wrong = True
     moving = region.migrate("b")
     region.run(20)
@@ -409,7 +447,7 @@ REFERRING = MigrationRule(against=Against.REFERENCE, pack=PACK)
 
 
 def test_by_a_reference_a_replica_is_judged_that_takes_the_place_of_a_lost_one() -> None:
-    region = Region(node("a"), node("b"), flops={"a": 2e11})
+    region = CoreRegion(node("a"), node("b"), flops={"a": 2e11})
     region.intents = (intent(migration=REFERRING),)
     region.agents["a"].verify_s = 3.0
     region.run(4)
@@ -426,7 +464,7 @@ def test_by_a_reference_a_replica_is_judged_that_takes_the_place_of_a_lost_one()
 
 
 def test_what_answers_otherwise_than_the_reference_is_tried_elsewhere() -> None:
-    region = Region(node("a"), node("b"), flops={"a": 2e11})
+    region = CoreRegion(node("a"), node("b"), flops={"a": 2e11})
     region.intents = (intent(migration=REFERRING),)
     region.agents["a"].wrong = True
     for _ in range(40):
@@ -436,7 +474,7 @@ def test_what_answers_otherwise_than_the_reference_is_tried_elsewhere() -> None:
 
 
 def test_a_deleted_workload_ends_its_move() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     moving = region.migrate("b")
     region.step()
     region.intents = ()
@@ -446,11 +484,11 @@ def test_a_deleted_workload_ends_its_move() -> None:
 
 
 def test_one_that_stands_by_leaves_a_cordoned_node_when_another_stands_by() -> None:
-    region = Region(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 2e11})
+    region = CoreRegion(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 2e11})
     region.intents = (intent(standby=Standby.WARM),)
     region.run(10)
     (spare,) = [where for where, content in region.desired.items() for one in content.assignments if one.standby]
-    region.fleet = region.fleet.put(replace(region.fleet.nodes[spare], cordoned=True))
+    region.fleet = region.fleet.with_node(replace(region.fleet.nodes[spare], cordoned=True))
     held = set[int]()
     for _ in range(60):
         region.step()
@@ -461,12 +499,12 @@ def test_one_that_stands_by_leaves_a_cordoned_node_when_another_stands_by() -> N
 
 
 def test_a_move_whose_targets_node_falls_silent_ends_with_that() -> None:
-    region = settled("a", "b")
+    region = settled_region("a", "b")
     moving = region.migrate("b")
     region.step()
     region.agents["b"].heard = False
     region.run(10)
     state = region.migrations[moving].state
-    assert isinstance(state, RollingBack | Aborted)
+    assert isinstance(state, RollingBackState | AbortedState)
     assert (state.refusal.code, state.refusal.found) == (Code.NODE_SUSPECT, "b is silent")
     assert weights(region, "a") == {"a": 1.0}

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.coordinator.core.region import (
+
+from harness.builders.coordinator_core import (
     DIGEST,
     GIB,
     MIB,
@@ -18,37 +19,52 @@ from unit.coordinator.core.region import (
     inputs,
     intent,
     node,
-    observed,
+    observation,
     profile,
     reading,
     receipt,
     relaxation,
+    require,
     traffic,
     warm,
 )
-
 from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.commitments import total_bytes
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
-from shoal.coordinator.core.placement.model import Candidate, Inputs, Plan, RegionFacts, Slot, Triple, WorkloadPlan
+from shoal.coordinator.core.migration.advance import trigger_view
+from shoal.coordinator.core.migration.budget import HoldReason
+from shoal.coordinator.core.migration.reasons_to_stay import reasons_to_stay
+from shoal.coordinator.core.placement.explain import STAYS_WITHOUT_TRIGGER
+from shoal.coordinator.core.placement.model import (
+    Candidate,
+    Inputs,
+    PlacementPlan,
+    Poisoning,
+    RegionFacts,
+    Slot,
+    Triple,
+    WorkloadPlan,
+)
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.placement.rank import pareto
 from shoal.coordinator.core.workloads.decide import decide, inputs_of
-from shoal.coordinator.core.workloads.model import Memory, World
+from shoal.coordinator.core.workloads.model import ReconcilerMemory, RegionState
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code
+from shoal.types.migration import MigrationRule
+from shoal.types.receipt import Kernel, RuntimeSupport
 from shoal.types.units import Bytes, Elapsed, GramsPerHour, Joules, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, Limits, ModelRef, Quota, Spread, Standby, Weights
 
 BOTH = (ModelRef("model.onnx", DIGEST, ""), ModelRef("small.onnx", SMALL, ""))
 
 
-def only(plan: Plan) -> WorkloadPlan:
+def only(plan: PlacementPlan) -> WorkloadPlan:
     (found,) = plan.workloads
     return found
 
 
-def chosen(plan: WorkloadPlan) -> list[str]:
+def chosen_nodes(plan: WorkloadPlan) -> list[str]:
     return sorted(target.node for target in plan.targets)
 
 
@@ -57,13 +73,13 @@ def candidate(plan: WorkloadPlan, name: str) -> Candidate:
 
 
 def with_node(fleet: Fleet, name: str, **changes: Any) -> Fleet:
-    return fleet.put(replace(fleet.nodes[name], **changes))
+    return fleet.with_node(replace(fleet.nodes[name], **changes))
 
 
 def test_the_lowest_latency_wins_and_every_term_is_shown() -> None:
     fleet = fleet_of(node("a"), node("b"), flops={"a": 1e11, "b": 2e11})
     plan = only(place(inputs(fleet, intent())))
-    assert chosen(plan) == ["b"]
+    assert chosen_nodes(plan) == ["b"]
     assert [each.node for each in plan.candidates] == ["b", "a"]
     best, other = plan.candidates
     assert best.chosen
@@ -78,13 +94,13 @@ def test_the_lowest_latency_wins_and_every_term_is_shown() -> None:
 def test_weights_decide_between_fast_and_frugal() -> None:
     fast, frugal = node("fast"), node("frugal")
     fleet = fleet_of(fast, frugal, flops={"fast": 1e12, "frugal": 1e11})
-    fleet, _ = updates.receipts_received(
+    fleet, _ = updates.merge_receipts(
         fleet, "fast", (receipt(fast, fast.devices[0], flops=1e12, watts=900.0),), Elapsed(0.0), Wall(START)
     )
-    assert chosen(only(place(inputs(fleet, intent(weights=Weights(1, 0, 0)))))) == ["fast"]
-    assert chosen(only(place(inputs(fleet, intent(weights=Weights(0, 0, 1)))))) == ["frugal"]
+    assert chosen_nodes(only(place(inputs(fleet, intent(weights=Weights(1, 0, 0)))))) == ["fast"]
+    assert chosen_nodes(only(place(inputs(fleet, intent(weights=Weights(0, 0, 1)))))) == ["frugal"]
     costs = {Slot("fast", "cpu0"): UsdPerHour(3.0), Slot("frugal", "cpu0"): UsdPerHour(0.1)}
-    assert chosen(only(place(inputs(fleet, intent(weights=Weights(0, 1, 0)), costs=costs)))) == ["frugal"]
+    assert chosen_nodes(only(place(inputs(fleet, intent(weights=Weights(0, 1, 0)), costs=costs)))) == ["frugal"]
     assert all(each.pareto for each in only(place(inputs(fleet, intent(), costs=costs))).candidates)
 
 
@@ -95,7 +111,7 @@ def test_what_runs_elsewhere_is_tried_at_home_each_by_itself_and_takes_no_room()
     here, away, third = intent("here"), intent("away"), intent("third")
     keys = {each.key for each in (away, third)}
     world = inputs(fleet, here, away, third, profiles=wide, elsewhere=frozenset(keys))
-    both = place(world, explain=False, at_home=keys)
+    both = place(world, explain=False, as_if_local=keys)
     for key in keys:
         alone = place(replace(world, elsewhere=world.elsewhere - {key}), explain=False)
         assert both.of(key) == alone.of(key)
@@ -120,7 +136,7 @@ def test_a_variant_is_a_candidate_of_its_own() -> None:
         ({"liveness": Liveness.LOST}, Code.NODE_LOST),
         ({"quarantined": True}, Code.NODE_QUARANTINED),
         ({"front_ready": False}, Code.NODE_NOT_READY),
-        ({"reported": False}, Code.NODE_NOT_READY),
+        ({"has_full_status": False}, Code.NODE_NOT_READY),
         ({"receipts": {}}, Code.CAPABILITY_UNMEASURED),
     ],
 )
@@ -141,7 +157,6 @@ def test_why_a_node_gets_nothing_new(change: dict[str, Any], code: Code) -> None
     ("asked", "code", "nearest"),
     [
         ({"where": 'node.labels.site == "lab"'}, Code.SELECTOR_MISMATCH, "where: (node.labels.site"),
-        ({"residency": ("us",)}, Code.RESIDENCY, "residency: [us, eu]"),
         ({"precisions": ("int8",)}, Code.PRECISION_DENIED, "precision: {allow: [int8, fp32]}"),
         ({"latency_p95_s": Seconds(0.01)}, Code.SLO_UNREACHABLE, "latency: {p95: "),
         ({"limits": Limits(cost=UsdPerHour(0.5))}, Code.COST_OVER, "limits: {cost: 1 USD/h}"),
@@ -165,7 +180,52 @@ def test_what_a_document_would_have_to_give(asked: dict[str, Any], code: Code, n
     applied = replace(one, require=plan.proposal.require, limits=plan.proposal.limits)
     after = only(place(inputs(fleet_of(node("a", labels={"site": "shop"})), applied, **known)))
     assert after.refusal is None
-    assert chosen(after) == ["a"]
+    assert chosen_nodes(after) == ["a"]
+
+
+def test_a_residency_rule_is_never_offered_as_what_could_give() -> None:
+    known: dict[str, Any] = {"region": RegionFacts("eu-west", "eu")}
+    plan = only(place(inputs(fleet_of(node("a")), intent(residency=("us",)), **known)))
+    assert plan.refusal is not None
+    assert (plan.refusal.code, plan.refusal.remedy) == (Code.RESIDENCY, "run it in a region in us")
+    assert (plan.nearest, plan.proposal) == ("run it in a region in us", None)
+    assert all("residency" not in each.nearest for each in plan.candidates)
+
+
+def test_a_carbon_that_nobody_has_said_is_what_to_say() -> None:
+    known: dict[str, Any] = {"region": RegionFacts("eu-west", "eu")}
+    plan = only(place(inputs(fleet_of(node("a")), intent(where="region.carbon < 300.0"), **known)))
+    (candidate,) = plan.candidates
+    assert candidate.refusal is not None
+    assert candidate.refusal.code is Code.SELECTOR_MISMATCH
+    assert candidate.refusal.found == "region.carbon is unknown"
+    assert "shoal region set carbon VALUE" in candidate.refusal.remedy
+
+
+def test_the_constraint_that_excludes_most_speaks_for_a_workload() -> None:
+    """Not the first of the nearest candidate: to be rid of the selector would place nothing."""
+    asked = intent(require=require(where='node.labels["site"] == "hall"', latency_p95_s=Seconds(1e-9)))
+    sites = {"near": "shop", "far": "hall", "farther": "hall"}
+    flops = {"near": 1e14, "far": 1e9, "farther": 1e9}
+    fleet = fleet_of(*(node(name, labels={"site": site}) for name, site in sites.items()), flops=flops)
+    plan = only(place(inputs(fleet, asked, profiles={DIGEST: profile()})))
+    assert plan.refusal is not None
+    assert plan.refusal.code is Code.SLO_UNREACHABLE
+    assert plan.refusal.found.endswith("; this excludes 3 of 3 candidates, other constraints: SELECTOR_MISMATCH x 1")
+    assert str(plan.refusal).count("SLO_UNREACHABLE") == 1, "a code once, at the end"
+    assert candidate(plan, "near").refusal is not None
+    assert candidate(plan, "near").refusal.code is Code.SELECTOR_MISMATCH  # type: ignore[union-attr]
+
+
+def test_of_constraints_that_exclude_as_many_the_farthest_from_being_met_speaks() -> None:
+    """A price that is 5 % too high is not why, where energy is a thousand times too high."""
+    fleet = fleet_of(node("a"), node("b"))
+    costs = {Slot(name, "cpu0"): UsdPerHour(1.05) for name in ("a", "b")}
+    asked = intent(limits=Limits(cost=UsdPerHour(1.0), energy=Joules(1e-9)))
+    plan = only(place(inputs(fleet, asked, profiles={DIGEST: profile()}, costs=costs)))
+    assert plan.refusal is not None
+    assert plan.refusal.code is Code.ENERGY_OVER
+    assert candidate(plan, "a").refusal.code is Code.COST_OVER  # type: ignore[union-attr]
 
 
 def test_a_model_that_computes_nothing_asks_for_no_precision() -> None:
@@ -190,6 +250,31 @@ def test_operators_and_precisions_that_a_provider_was_not_seen_to_run() -> None:
     found = candidate(only(place(inputs(fleet, intent()))), "a").refusal
     assert found is not None
     assert found.code is Code.PRECISION_DENIED
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "found"),
+    [
+        ({"ir_version": 14}, Code.IR_UNSUPPORTED, "1.31 reads IR up to 13"),
+        ({"domains": {"ai.onnx": 27}}, Code.OPSET_UNSUPPORTED, "1.31 has opset 26 of ai.onnx"),
+        ({"definitions": {"Conv": 22, "Bit": 26}}, Code.OP_UNSUPPORTED, "1.31 has no kernel for Bit(26)"),
+        ({"definitions": {"Conv": 6}}, Code.OP_UNSUPPORTED, "1.31 has no kernel for Conv(6)"),
+        ({"definitions": {"Conv": 23}}, Code.OP_UNSUPPORTED, "1.31 has no kernel for Conv(23)"),
+        ({"definitions": {"Conv": 11}, "domains": {"ai.onnx": 26, "other": 9}}, None, ""),
+        ({"ir_version": 13, "definitions": {"Conv": 22}}, None, ""),
+    ],
+)
+def test_what_a_runtime_says_that_it_does_not_load_is_not_placed_on_it(
+    changes: dict[str, Any], code: Code | None, found: str
+) -> None:
+    runtime = RuntimeSupport(13, {"ai.onnx": 26}, (Kernel("Conv", (7, 10, 11, 21, 22, 0)),))
+    fleet = fleet_of(node("a"), runtime=runtime)
+    asked = replace(profile(), **changes)
+    refusal = candidate(only(place(inputs(fleet, intent(), profiles={asked.digest: asked}))), "a").refusal
+    assert (refusal.code if refusal else None, refusal.found if refusal else "") == (code, found)
+    silent = fleet_of(node("a"), runtime=RuntimeSupport(13, {}, ()))
+    asked = replace(profile(), definitions={"Bit": 26})
+    assert only(place(inputs(silent, intent(), profiles={asked.digest: asked}))).refusal is None
 
 
 def test_a_convolution_in_a_precision_that_only_products_were_seen_to_run_in() -> None:
@@ -218,11 +303,20 @@ def test_a_receipt_of_another_runtime_is_stale() -> None:
 def test_poison_is_avoided_everywhere() -> None:
     fleet = fleet_of(node("a"), node("b", device(runtime_version="1.32")))
     triple = Triple(DIGEST, "cpu-provider", "1.31")
-    plan = only(place(inputs(fleet, intent(replicas=2), poisoned=frozenset({triple}))))
-    assert chosen(plan) == ["b"]
+    plan = only(place(inputs(fleet, intent(replicas=2), poisoned=frozenset({Poisoning(triple, "")}))))
+    assert chosen_nodes(plan) == ["b"]
     found = candidate(plan, "a").refusal
     assert found is not None
     assert found.code is Code.POISONED
+
+
+def test_a56_what_one_tenant_crashed_is_placed_for_another() -> None:
+    fleet = fleet_of(node("a"))
+    poisoned = frozenset({Poisoning(Triple(DIGEST, "cpu-provider", "1.31"), "shop")})
+    found = candidate(only(place(inputs(fleet, intent(), poisoned=poisoned))), "a").refusal
+    assert found is not None
+    assert (found.code, "shop" in found.found) == (Code.POISONED, True)
+    assert chosen_nodes(only(place(inputs(fleet, intent(tenant="bank"), poisoned=poisoned)))) == ["a"]
 
 
 def test_live_free_memory_counts_not_only_the_books() -> None:
@@ -230,7 +324,7 @@ def test_live_free_memory_counts_not_only_the_books() -> None:
     fleet = fleet_of(full, node("empty"), flops={"full": 1e12, "empty": 1e10})
     busy = {"cpu0": reading(full.devices[0], free=100 * MIB)}
     plan = only(place(inputs(with_node(fleet, "full", readings=busy), intent())))
-    assert chosen(plan) == ["empty"]
+    assert chosen_nodes(plan) == ["empty"]
     found = candidate(plan, "full")
     assert found.refusal is not None
     assert found.refusal.code is Code.MEMORY_SHORT
@@ -325,11 +419,11 @@ def test_nothing_at_all() -> None:
     assert unknown.refusal.code is Code.MODEL_UNKNOWN
 
 
-def settled(fleet: Fleet, *intents: Intent, seconds: int = 0) -> tuple[World, Inputs]:
+def settle_fleet(fleet: Fleet, *intents: Intent, seconds: int = 0) -> tuple[RegionState, Inputs]:
     """The region after `decide` took up the intents and every node did as told; and what placement sees then."""
-    world = World(
+    world = RegionState(
         RegionFacts("eu-west", "eu"), fleet, intents,
-        {DIGEST: profile(), SMALL: profile(SMALL, size=3 * MIB, precision="int8")}, {}, Memory(),
+        {DIGEST: profile(), SMALL: profile(SMALL, size=3 * MIB, precision="int8")}, {}, ReconcilerMemory(),
     )  # fmt: skip
     for step in range(4):
         now, wall = Elapsed(float(step)), Wall(START + step)
@@ -337,37 +431,71 @@ def settled(fleet: Fleet, *intents: Intent, seconds: int = 0) -> tuple[World, In
         fleet = world.fleet
         for name, content in decision.desired.items():
             state = fleet.nodes[name]
-            seen = {each.id: observed(each, Phase.READY, measured=warm()) for each in content.assignments}
-            fleet = fleet.put(replace(state, observed=seen, heard_at=now))
+            seen = {each.id: observation(each, Phase.READY, measured=warm()) for each in content.assignments}
+            fleet = fleet.with_node(replace(state, observed=seen, heard_at=now))
         world = replace(world, fleet=fleet, desired=decision.desired, memory=decision.memory)
     return world, inputs_of(world, Elapsed(4.0), Wall(START + 4))
 
 
+@pytest.mark.parametrize("unasked", [False, True], ids=["without when", "with when"])
+def test_a_replica_that_stays_although_a_better_place_came_back_says_why(unasked: bool) -> None:
+    asked = intent(policy="kept", migration=MigrationRule(unasked=unasked))
+    fleet = with_node(fleet_of(node("fast"), node("slow"), flops={"fast": 4e11, "slow": 1e11}), "fast", cordoned=True)
+    world, before = settle_fleet(fleet, asked)
+    assert only(place(before)).changes[0].why == "stays", "nothing is better"
+    world = replace(world, fleet=with_node(world.fleet, "fast", cordoned=False))
+    now, wall = Elapsed(4.0), Wall(START + 4)
+    (stays,) = only(place(inputs_of(world, now, wall))).changes
+    held = reasons_to_stay(trigger_view(world, {}, now, wall, asked.key), (), asked.key)
+    assert (stays.sign, stays.node) == ("=", "slow")
+    if unasked:
+        assert stays.why == "stays"
+        assert [each.hold for each in held] == [HoldReason.SETTLING]
+    else:
+        assert stays.why == f"{STAYS_WITHOUT_TRIGGER}, though fast/cpu0 is better"
+        (one,) = held
+        assert (one.hold, one.why) == (HoldReason.UNASKED, "stays: migration.when is not set")
+        assert "in policy kept" in one.remedy
+        assert "shoal migrate ocr --to fast/cpu0" in one.remedy
+    silent = place(inputs_of(world, now, wall), explain=False)
+    assert silent.hash == place(inputs_of(world, now, wall)).hash
+
+
+def test_a_better_place_that_is_emulated_is_named_so() -> None:
+    chip = device("npu0", emulated=True)
+    fleet = fleet_of(node("fast", chip), node("slow"), flops={"fast": 4e11, "slow": 1e11})
+    world, _ = settle_fleet(with_node(fleet, "fast", cordoned=True), intent())
+    world = replace(world, fleet=with_node(world.fleet, "fast", cordoned=False))
+    (stays,) = only(place(inputs_of(world, Elapsed(4.0), Wall(START + 4)))).changes
+    assert (stays.sign, stays.node) == ("=", "slow")
+    assert stays.why == f"{STAYS_WITHOUT_TRIGGER}, though fast/npu0 (emulated) is better"
+
+
 def test_plan_after_apply_is_empty_whatever_was_measured() -> None:
     fleet = fleet_of(node("a"), node("b"), node("c"), flops={"a": 3e11, "b": 2e11, "c": 1e11})
-    world, seen = settled(fleet, intent(replicas=2, models=BOTH), intent("other"))
+    world, seen = settle_fleet(fleet, intent(replicas=2, models=BOTH), intent("other"))
     plan = place(seen)
-    assert not plan.changes
+    assert not plan.has_changes
     slow = {
         name: replace(
             state, observed={key: replace(each, measured=warm(p50=9.0)) for key, each in state.observed.items()}
         )
         for name, state in world.fleet.nodes.items()
     }
-    assert not place(replace(seen, fleet=replace(world.fleet, nodes=slow))).changes
+    assert not place(replace(seen, fleet=replace(world.fleet, nodes=slow))).has_changes
 
 
 def test_changed_documents_move_a_replica_only_for_a_gain() -> None:
     fleet = fleet_of(node("a"), node("b"), flops={"a": 1.00e11, "b": 0.95e11})
-    world, seen = settled(fleet, intent(where='node.name == "b"'))
+    world, seen = settle_fleet(fleet, intent(where='node.name == "b"'))
     wider = inputs_of(replace(world, intents=(intent(revision=2),)), seen.now, seen.wall)
     wider = replace(wider, measured={}, fleet=without_measurements(wider.fleet))
-    assert chosen(only(place(wider))) == ["b"]
+    assert chosen_nodes(only(place(wider))) == ["b"]
     much = fleet_of(node("a"), node("b"), flops={"a": 9e11, "b": 1e11})
-    world, seen = settled(much, intent(where='node.name == "b"'))
+    world, seen = settle_fleet(much, intent(where='node.name == "b"'))
     wider = inputs_of(replace(world, intents=(intent(revision=2),)), seen.now, seen.wall)
     plan = only(place(replace(wider, measured={}, fleet=without_measurements(wider.fleet))))
-    assert chosen(plan) == ["a"]
+    assert chosen_nodes(plan) == ["a"]
     assert sorted(change.sign for change in plan.changes) == ["+", "-"]
 
 
@@ -380,10 +508,10 @@ def without_measurements(fleet: Fleet) -> Fleet:
 
 
 def test_a_cordoned_node_keeps_what_it_has() -> None:
-    world, seen = settled(fleet_of(node("a"), node("b"), flops={"a": 2e11, "b": 1e11}), intent())
-    plan = only(place(replace(seen, fleet=updates.cordoned(world.fleet, "a", True))))
-    assert chosen(plan) == ["a"]
-    assert not place(replace(seen, fleet=updates.cordoned(world.fleet, "a", True))).changes
+    world, seen = settle_fleet(fleet_of(node("a"), node("b"), flops={"a": 2e11, "b": 1e11}), intent())
+    plan = only(place(replace(seen, fleet=updates.with_cordon(world.fleet, "a", True))))
+    assert chosen_nodes(plan) == ["a"]
+    assert not place(replace(seen, fleet=updates.with_cordon(world.fleet, "a", True))).has_changes
 
 
 def test_the_pareto_front_by_hand() -> None:
@@ -520,14 +648,21 @@ def test_law_a_proposal_places_what_it_was_made_for(region: Inputs) -> None:
 @laws
 @given(regions())
 def test_law_plan_after_apply_is_empty(region: Inputs) -> None:
-    world = World(
-        region.region, region.fleet, region.intents, region.profiles, {}, Memory(), region.quotas, region.costs
+    world = RegionState(
+        region.region,
+        region.fleet,
+        region.intents,
+        region.profiles,
+        {},
+        ReconcilerMemory(),
+        region.quotas,
+        region.costs,
     )
     first = decide(world, region.now, region.wall)
     assert first.plan.hash == place(region).hash or region.seed
     after = replace(world, desired=first.desired, memory=first.memory)
     full = place(inputs_of(after, region.now, region.wall))
-    assert not full.changes
+    assert not full.has_changes
     assert full.hash == first.plan.hash
     again = decide(after, region.now, region.wall)
     assert again.desired == first.desired
@@ -550,3 +685,9 @@ def test_law_every_candidate_is_chosen_fit_or_refused_with_a_way_out(region: Inp
         assert sum(each.chosen for each in plan.candidates) <= plan.placed
         front = [each for each in plan.candidates if each.refusal is None]
         assert not front or any(each.pareto for each in front)
+
+
+def test_what_would_have_to_give_is_said_in_the_unit_that_was_asked() -> None:
+    known: dict[str, Any] = {"costs": {Slot("a", "cpu0"): UsdPerHour(0.0541)}}
+    plan = only(place(inputs(fleet_of(node("a")), intent(limits=Limits(cost=UsdPerHour(0.0001))), **known)))
+    assert plan.nearest == "limits: {cost: 0.055 USD/h}"

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.coordinator.core.region import MIB, device, node, profile, receipt, warm
 
+from harness.builders.coordinator_core import MIB, device, node, profile, receipt, warm
 from shoal.coordinator.core.prediction.demand import OperatorClass, class_of, demand_of, work_of
 from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict, service_seconds
@@ -23,7 +23,7 @@ HOST = node("a", CPU)
 RECEIPT = receipt(HOST, CPU)
 
 
-def predicted(
+def predict_cpu(
     model: ModelProfile | None = None,
     measured_by: Receipt | None = RECEIPT,
     batch: int = 1,
@@ -35,7 +35,7 @@ def predicted(
     return found
 
 
-def served(requests: int, p50: float, joules: float = 0.4) -> Served:
+def served_stats(requests: int, p50: float, joules: float = 0.4) -> Served:
     total = Joules(joules * requests)
     return Served("eu", requests, 0, Seconds(p50), Seconds(2 * p50), total, EnergySource.ESTIMATED)
 
@@ -52,7 +52,7 @@ def test_roofline_by_hand() -> None:
     )
     # conv is bound by FLOPs (8e9 / 1e11), addition by bytes (2e8 / 1e10), reshape by copying (1e6 / 1e10)
     by_hand = 1e-5 + 15 * 1e-6 + 0.08 + 0.02 + 1e-4
-    found = predicted(model)
+    found = predict_cpu(model)
     assert found.latency_p50_s.mid == pytest.approx(by_hand)
     assert found.latency_p95_s.mid == pytest.approx(1.3 * by_hand)
     assert found.latency_p50_s.high == pytest.approx(by_hand * 2 * 1.05)
@@ -63,9 +63,9 @@ def test_roofline_by_hand() -> None:
 
 
 def test_memory_is_the_stated_bound() -> None:
-    found = predicted(profile(size=10 * MIB))
+    found = predict_cpu(profile(size=10 * MIB))
     assert found.memory_bytes.high == 16 * MIB + 5 * 10 * MIB + 4 * MIB
-    assert predicted(profile(size=10 * MIB), batch=4).memory_bytes.high == 16 * MIB + 50 * MIB + 16 * MIB
+    assert predict_cpu(profile(size=10 * MIB), batch=4).memory_bytes.high == 16 * MIB + 50 * MIB + 16 * MIB
 
 
 def test_weights_are_read_once_a_batch() -> None:
@@ -77,7 +77,7 @@ def test_weights_are_read_once_a_batch() -> None:
 
 
 def test_unsure_profiles_have_wider_intervals() -> None:
-    sure, unsure = predicted(), predicted(replace(profile(), confident=False))
+    sure, unsure = predict_cpu(), predict_cpu(replace(profile(), confident=False))
     assert unsure.latency_p50_s.high > sure.latency_p50_s.high
     assert unsure.latency_p50_s.mid == sure.latency_p50_s.mid
 
@@ -96,32 +96,34 @@ def test_without_a_rate_nothing_is_made_up() -> None:
 
 def test_one_class_stands_in_for_the_other() -> None:
     only_matmul = replace(RECEIPT, rates=replace(RECEIPT.rates, conv_flops={}))
-    assert predicted(measured_by=only_matmul).latency_p50_s == predicted().latency_p50_s
+    assert predict_cpu(measured_by=only_matmul).latency_p50_s == predict_cpu().latency_p50_s
 
 
 def test_warmup_replaces_the_roofline_and_service_the_warmup() -> None:
-    warmed = predicted(measured=warm(p50=0.05, samples=16))
+    warmed = predict_cpu(measured=warm(p50=0.05, samples=16))
     assert warmed.basis is Basis.WARMUP
     assert warmed.latency_p50_s.mid == 0.05
     assert warmed.memory_bytes.mid == 60 * MIB
-    mixed = predicted(measured=warm(p50=0.05, samples=16), served=(served(16, 0.07),))
+    mixed = predict_cpu(measured=warm(p50=0.05, samples=16), served=(served_stats(16, 0.07),))
     assert mixed.latency_p50_s.mid == pytest.approx(0.06)
-    long = predicted(measured=warm(p50=0.05, samples=16), served=(served(10_000, 0.07), served(10_000, 0.09)))
+    long = predict_cpu(
+        measured=warm(p50=0.05, samples=16), served=(served_stats(10_000, 0.07), served_stats(10_000, 0.09))
+    )
     assert long.basis is Basis.SERVICE
     assert long.latency_p50_s.mid == pytest.approx(0.08, rel=0.01)
     assert long.joules.mid == pytest.approx(0.4, rel=0.01)
-    width = [found.latency_p50_s.high / found.latency_p50_s.mid for found in (predicted(), warmed, long)]
+    width = [found.latency_p50_s.high / found.latency_p50_s.mid for found in (predict_cpu(), warmed, long)]
     assert width == sorted(width, reverse=True)
 
 
 def test_a_measurement_needs_no_receipt() -> None:
-    assert predicted(measured_by=None, measured=warm(p50=0.05)).latency_p50_s.mid == 0.05
+    assert predict_cpu(measured_by=None, measured=warm(p50=0.05)).latency_p50_s.mid == 0.05
 
 
 def test_mixed_sources_of_energy_are_an_estimate() -> None:
     measured = replace(warm(), energy_source=EnergySource.MEASURED)
-    assert predicted(measured=measured).energy_source is EnergySource.MEASURED
-    assert predicted(measured=measured, served=(served(5, 0.02),)).energy_source is EnergySource.ESTIMATED
+    assert predict_cpu(measured=measured).energy_source is EnergySource.MEASURED
+    assert predict_cpu(measured=measured, served=(served_stats(5, 0.02),)).energy_source is EnergySource.ESTIMATED
 
 
 def test_what_an_assignment_carries_of_the_profile() -> None:
@@ -148,10 +150,10 @@ def test_law_intervals_are_ordered_and_faster_devices_are_faster(
 ) -> None:
     slow, fast = (receipt(HOST, CPU, flops=each, spread=spread) for each in (rate, 10 * rate))
     model = profile(flops=flops)
-    a, b = (predicted(model, each, batch) for each in (slow, fast))
+    a, b = (predict_cpu(model, each, batch) for each in (slow, fast))
     for found in (a, b):
         for each in (found.latency_p50_s, found.latency_p95_s, found.memory_bytes, found.load_s, found.joules):
             assert isinstance(each, Interval)
             assert 0 <= each.low <= each.mid <= each.high
     assert b.latency_p50_s.mid <= a.latency_p50_s.mid
-    assert predicted(model, slow, batch + 1).latency_p50_s.mid >= a.latency_p50_s.mid
+    assert predict_cpu(model, slow, batch + 1).latency_p50_s.mid >= a.latency_p50_s.mid

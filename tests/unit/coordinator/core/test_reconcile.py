@@ -2,34 +2,37 @@
 
 from dataclasses import replace
 
-from unit.coordinator.core.region import DIGEST, SMALL, Region, intent, node
-
+from harness.builders.coordinator_core import DIGEST, SMALL, CoreRegion, device, intent, node
+from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.placement.model import Triple
+from shoal.coordinator.core.workloads import failures
+from shoal.coordinator.core.workloads.model import ReconcilerMemory
 from shoal.types.codes import Code
-from shoal.types.workload import ModelRef, Quota, Spread, Weights
+from shoal.types.workload import ModelRef, Quota, Spread, Weights, WorkloadKey
 
 
-def nodes(region: Region, name: str = "ocr") -> list[str]:
+def nodes(region: CoreRegion, name: str = "ocr") -> list[str]:
     return sorted(where for where, _ in region.replicas(name).values())
 
 
 def test_a_replica_is_assigned_loaded_routed() -> None:
-    region = Region(node("a"), node("b"), flops={"a": 2e11, "b": 1e11})
+    region = CoreRegion(node("a"), node("b"), flops={"a": 2e11, "b": 1e11})
     region.intents = (intent(),)
     region.run(0.5)
     assert nodes(region) == ["a"]
-    assert region.routed("b") == []
+    assert region.routed_nodes("b") == []
     assert region.desired["b"].routes[0].pending_code == Code.MODEL_NOT_READY
     region.run(4)
-    assert region.routed("a") == ["a"]
-    assert region.routed("b") == ["a"]
+    assert region.routed_nodes("a") == ["a"]
+    assert region.routed_nodes("b") == ["a"]
     assert [event.code for event in region.events] == ["ASSIGNED", "READY"]
     assert region.decision is not None
     assert region.decision.waits == ()
 
 
 def test_a_consent_to_capture_comes_and_goes_without_moving_anything() -> None:
-    region = Region(node("a"), node("b"))
+    region = CoreRegion(node("a"), node("b"))
     for capture in (0, 64, 16, 0):
         region.intents = (intent(capture=capture, replicas=2),)
         region.run(4)
@@ -39,7 +42,7 @@ def test_a_consent_to_capture_comes_and_goes_without_moving_anything() -> None:
 
 
 def test_when_nothing_happens_nothing_is_written() -> None:
-    region = Region(node("a"), node("b"))
+    region = CoreRegion(node("a"), node("b"))
     region.intents = (intent(replicas=2), intent("other"))
     region.run(10)
     before, memory = region.desired, region.memory
@@ -49,7 +52,7 @@ def test_when_nothing_happens_nothing_is_written() -> None:
 
 
 def test_a_new_model_takes_over_only_when_it_serves() -> None:
-    region = Region(node("a"), node("b"))
+    region = CoreRegion(node("a"), node("b"))
     region.intents = (intent(),)
     region.run(10)
     (old,) = region.replicas()
@@ -57,7 +60,7 @@ def test_a_new_model_takes_over_only_when_it_serves() -> None:
     seen = set[tuple[str, ...]]()
     for _ in range(40):
         region.step()
-        seen.add(tuple(region.routed("a")))
+        seen.add(tuple(region.routed_nodes("a")))
         if old in region.replicas() and region.replicas()[old][1]:
             assert region.agents[region.replicas()[old][0]].up
     assert old not in region.replicas()
@@ -66,7 +69,7 @@ def test_a_new_model_takes_over_only_when_it_serves() -> None:
 
 
 def test_fewer_replicas_drain_and_a_busy_one_is_waited_for() -> None:
-    region = Region(node("a"), node("b"))
+    region = CoreRegion(node("a"), node("b"))
     region.intents = (intent(replicas=2),)
     region.run(10)
     for agent in region.agents.values():
@@ -81,7 +84,7 @@ def test_fewer_replicas_drain_and_a_busy_one_is_waited_for() -> None:
 
 
 def test_a_deleted_workload_drains_away() -> None:
-    region = Region(node("a"))
+    region = CoreRegion(node("a"))
     region.intents = (intent(),)
     region.run(10)
     region.intents = ()
@@ -93,7 +96,7 @@ def test_a_deleted_workload_drains_away() -> None:
 
 
 def test_suspect_is_replaced_at_once_and_stays_assigned_until_lost() -> None:
-    region = Region(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 2e11, "c": 1e11})
+    region = CoreRegion(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 2e11, "c": 1e11})
     region.intents = (intent(),)
     region.run(10)
     assert nodes(region) == ["a"]
@@ -101,14 +104,14 @@ def test_suspect_is_replaced_at_once_and_stays_assigned_until_lost() -> None:
     region.run(4)
     assert nodes(region) == ["a", "b"]
     region.run(4)
-    assert region.routed("c") == ["b"]
+    assert region.routed_nodes("c") == ["b"]
     assert nodes(region) == ["a", "b"]
     region.run(8)
     assert nodes(region) == ["b"]
 
 
 def test_back_in_time_the_healthy_one_stays_and_the_half_loaded_one_is_dropped() -> None:
-    region = Region(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 2e11, "c": 1e11})
+    region = CoreRegion(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 2e11, "c": 1e11})
     region.agents["b"].load_s = 30
     region.intents = (intent(),)
     region.run(10)
@@ -123,20 +126,20 @@ def test_back_in_time_the_healthy_one_stays_and_the_half_loaded_one_is_dropped()
 
 
 def test_back_after_its_replacement_serves_one_of_the_two_drains() -> None:
-    region = Region(node("a"), node("b"), flops={"a": 4e11, "b": 2e11})
+    region = CoreRegion(node("a"), node("b"), flops={"a": 4e11, "b": 2e11})
     region.intents = (intent(),)
     region.run(10)
     region.agents["a"].heard = False
     region.run(7)
-    assert region.routed("b") == ["b"]
+    assert region.routed_nodes("b") == ["b"]
     region.agents["a"].heard = True
     region.run(10)
     assert len(region.replicas()) == 1
-    assert len(region.routed("a")) == 1
+    assert len(region.routed_nodes("a")) == 1
 
 
 def test_without_another_device_a_lost_node_keeps_its_replica() -> None:
-    region = Region(node("a"))
+    region = CoreRegion(node("a"))
     region.intents = (intent(),)
     region.run(10)
     (old,) = region.replicas()
@@ -147,23 +150,23 @@ def test_without_another_device_a_lost_node_keeps_its_replica() -> None:
     assert region.decision.plan.workloads[0].refusal is not None
     region.agents["a"].heard = True
     region.run(5)
-    assert region.routed("a") == ["a"]
+    assert region.routed_nodes("a") == ["a"]
     assert region.agents["a"].started == [old]
 
 
 def test_an_impossible_change_leaves_what_runs() -> None:
-    region = Region(node("a"), node("b"))
+    region = CoreRegion(node("a"), node("b"))
     region.intents = (intent(),)
     region.run(10)
     before = region.replicas()
     region.intents = (replace(intent(where='node.name == "nowhere"'), revision=2),)
     region.run(60)
     assert region.replicas() == before
-    assert len(region.routed("a")) == 1
+    assert len(region.routed_nodes("a")) == 1
 
 
 def test_a_crashing_model_is_poisoned_after_three_crashes_across_the_fleet() -> None:
-    region = Region(node("a"), node("b"), node("c"), node("d"))
+    region = CoreRegion(node("a"), node("b"), node("c"), node("d"))
     for agent in region.agents.values():
         agent.fail = Code.WORKER_CRASHED
     region.intents = (intent(replicas=2),)
@@ -178,17 +181,118 @@ def test_a_crashing_model_is_poisoned_after_three_crashes_across_the_fleet() -> 
     assert refusal.code is Code.POISONED
 
 
+def test_what_one_node_shows_for_good_counts_for_every_device_of_that_runtime_and_is_kept() -> None:
+    region = CoreRegion(node("a"), node("b"), node("c", device(runtime_version="1.32")), flops={"c": 1e9})
+    for name in ("a", "b"):
+        region.agents[name].fail = Code.OP_UNSUPPORTED
+    region.intents = (intent(),)
+    region.run(60)
+    touched = {name for name, agent in region.agents.items() if agent.started}
+    assert "c" in touched
+    assert len(touched) == 2, "the other device of the first runtime is not tried"
+    assert nodes(region) == ["c"]
+    (known,) = region.memory.unloadable
+    assert (known.triple, known.refusal.code) == (Triple(DIGEST, "cpu-provider", "1.31"), Code.OP_UNSUPPORTED)
+    loaded = codec.load(ReconcilerMemory, codec.dump(region.memory))
+    assert loaded.unloadable == region.memory.unloadable
+    assert failures.load_refusals(failures.allow_retry(region.memory.unloadable, DIGEST)) == {}
+
+
+def test_what_was_cleared_is_tried_once_more_and_a_replica_that_comes_up_disproves_it() -> None:
+    region = CoreRegion(node("a"))
+    region.agents["a"].fail = Code.IR_UNSUPPORTED
+    region.intents = (intent(),)
+    region.run(30)
+    assert len(region.agents["a"].started) == 1
+    assert region.decision is not None
+    refusal = region.decision.plan.workloads[0].refusal
+    assert refusal is not None
+    assert (refusal.code, refusal.found.partition(";")[0]) == (Code.IR_UNSUPPORTED, "a/cpu0: as told")
+    region.memory = replace(region.memory, unloadable=failures.allow_retry(region.memory.unloadable, DIGEST))
+    region.run(30)
+    assert len(region.agents["a"].started) == 2
+    assert failures.load_refusals(region.memory.unloadable), "it was shown again"
+    region.memory = replace(region.memory, unloadable=failures.allow_retry(region.memory.unloadable, DIGEST))
+    region.agents["a"].fail = None
+    region.run(30)
+    assert nodes(region) == ["a"]
+    assert region.memory.unloadable == ()
+
+
+SHOP, BANK = WorkloadKey("shop", "ocr"), WorkloadKey("bank", "ocr")
+
+
+def replicas_of(region: CoreRegion, workload: WorkloadKey) -> set[str]:
+    """Nodes that have one of its replicas, ready."""
+    return {
+        name
+        for name, agent in region.agents.items()
+        for each in agent.content.assignments
+        if each.workload == workload and agent.up and each.id not in agent.stuck
+    }
+
+
+def crashes_of(region: CoreRegion, workload: WorkloadKey) -> None:
+    """From now on its replicas crash with a request in flight, wherever they are."""
+    for agent in region.agents.values():
+        agent.at_load = False
+        agent.crashing = {workload}
+
+
+def test_a56_a_tenant_that_crashes_its_workers_costs_another_tenant_nothing() -> None:
+    """The same model; then the other tenant loses a node, and is served again elsewhere."""
+    region = CoreRegion(node("a"), node("b"), node("c"), node("d"))
+    region.intents = (intent(tenant="shop"), intent(tenant="bank"))
+    region.run(10)
+    crashes_of(region, SHOP)
+    region.run(60)
+    poisonings = [event.message for event in region.events if event.code == "POISONED"]
+    assert [message.endswith(" for shop") for message in poisonings] == [True]
+    assert not replicas_of(region, SHOP)
+    assert region.decision is not None
+    (refused,) = [each.refusal for each in region.decision.plan.workloads if each.workload == SHOP]
+    assert refused is not None
+    assert refused.code is Code.POISONED
+    (home,) = replicas_of(region, BANK)
+    region.agents[home].up = False
+    region.run(30)
+    (again,) = replicas_of(region, BANK)
+    assert again != home
+    touched = {name for name, agent in region.agents.items() for each in agent.crashed if each == SHOP}
+    assert len(touched) <= 2
+
+
+def test_a56_a_model_that_crashes_with_two_tenants_requests_is_to_blame_itself() -> None:
+    region = CoreRegion(node("a"), node("b"), node("c"), node("d"))
+    region.intents = (intent(tenant="shop"), intent(tenant="bank"), intent(tenant="zoo"))
+    region.run(10)
+    crashes_of(region, SHOP)
+    for agent in region.agents.values():
+        agent.crashing.add(BANK)
+    region.run(60)
+    (home,) = replicas_of(region, WorkloadKey("zoo", "ocr"))
+    region.run(30)
+    assert replicas_of(region, WorkloadKey("zoo", "ocr")) == {home}, "what runs goes on"
+    region.agents[home].up = False
+    region.run(30)
+    assert not replicas_of(region, WorkloadKey("zoo", "ocr"))
+    assert region.decision is not None
+    (refused,) = [each.refusal for each in region.decision.plan.workloads if each.workload.tenant == "zoo"]
+    assert refused is not None
+    assert refused.code is Code.POISONED
+
+
 def test_a_device_that_cannot_load_it_is_left_for_another() -> None:
-    region = Region(node("a"), node("b"), flops={"a": 4e11, "b": 1e11})
+    region = CoreRegion(node("a"), node("b"), flops={"a": 4e11, "b": 1e11})
     region.agents["a"].fail = Code.LOAD_FAILED
     region.intents = (intent(),)
     region.run(30)
     assert nodes(region) == ["b"]
-    assert region.routed("a") == ["b"]
+    assert region.routed_nodes("a") == ["b"]
 
 
 def test_a_model_that_fails_everywhere_does_not_tour_the_fleet() -> None:
-    region = Region(*(node(f"n{index}") for index in range(8)))
+    region = CoreRegion(*(node(f"n{index}") for index in range(8)))
     for agent in region.agents.values():
         agent.fail = Code.LOAD_FAILED
     region.intents = (intent(),)
@@ -201,7 +305,7 @@ def test_a_model_that_fails_everywhere_does_not_tour_the_fleet() -> None:
 
 
 def test_another_model_is_tried_where_the_first_one_failed() -> None:
-    region = Region(*(node(f"n{index}") for index in range(3)))
+    region = CoreRegion(*(node(f"n{index}") for index in range(3)))
     for agent in region.agents.values():
         agent.fail = Code.LOAD_FAILED
     region.intents = (intent(),)
@@ -212,11 +316,11 @@ def test_another_model_is_tried_where_the_first_one_failed() -> None:
     region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
     region.run(20)
     assert len(region.replicas()) == 1
-    assert len(region.routed("n0")) == 1
+    assert len(region.routed_nodes("n0")) == 1
 
 
 def test_a_replica_that_was_never_seen_ready_goes_only_when_another_serves() -> None:
-    region = Region(node("a"), node("b"))
+    region = CoreRegion(node("a"), node("b"))
     region.agents["a"].load_s = region.agents["b"].load_s = 5
     region.intents = (intent(),)
     region.run(2)
@@ -226,11 +330,11 @@ def test_a_replica_that_was_never_seen_ready_goes_only_when_another_serves() -> 
     assert first in region.replicas()
     region.run(15)
     assert first not in region.replicas()
-    assert len(region.routed("a")) == 1
+    assert len(region.routed_nodes("a")) == 1
 
 
 def test_a_coordinator_that_restarts_changes_nothing_until_the_nodes_had_a_window() -> None:
-    region = Region(node("a"), node("b"), node("c"))
+    region = CoreRegion(node("a"), node("b"), node("c"))
     region.intents = (intent(replicas=2),)
     region.run(10)
     before, routes = region.replicas(), region.desired["c"].routes
@@ -252,22 +356,22 @@ def test_a_coordinator_that_restarts_changes_nothing_until_the_nodes_had_a_windo
 
 def test_a_silent_node_keeps_its_own_replicas_in_its_own_table() -> None:
     """The first set that it takes when its link is back must not send its own clients away."""
-    region = Region(node("a"), node("b"), flops={"a": 2e11, "b": 1e11})
+    region = CoreRegion(node("a"), node("b"), flops={"a": 2e11, "b": 1e11})
     region.intents = (intent(),)
     region.run(10)
-    assert region.routed("a") == region.routed("b") == ["a"]
+    assert region.routed_nodes("a") == region.routed_nodes("b") == ["a"]
     region.agents["a"].up = False
     region.run(4)
     assert region.fleet.nodes["a"].liveness is Liveness.SUSPECT
-    assert region.routed("b") == [], "nobody else is sent there"
-    assert region.routed("a") == ["a"]
+    assert region.routed_nodes("b") == [], "nobody else is sent there"
+    assert region.routed_nodes("a") == ["a"]
     region.agents["a"].up = True
     region.run(1)
-    assert region.routed("a")[0] == "a"
+    assert region.routed_nodes("a")[0] == "a"
 
 
 def test_a_lower_quota_drains_what_is_over_it_by_priority() -> None:
-    region = Region(node("a"), node("b"), node("c"))
+    region = CoreRegion(node("a"), node("b"), node("c"))
     region.intents = (intent("low", replicas=2, priority=1), intent("high", replicas=2, priority=9))
     region.run(10)
     region.quotas = {"shop": Quota("shop", replicas=3)}
@@ -280,7 +384,7 @@ def test_a_lower_quota_drains_what_is_over_it_by_priority() -> None:
 
 
 def test_a_full_quota_does_not_break_before_it_makes() -> None:
-    region = Region(node("a"), node("b"), flops={"a": 1e11, "b": 9e11})
+    region = CoreRegion(node("a"), node("b"), flops={"a": 1e11, "b": 9e11})
     region.quotas = {"shop": Quota("shop", replicas=1)}
     region.intents = (intent(where='node.name == "a"', replicas=2, spread=Spread.NONE),)
     region.run(10)
@@ -288,16 +392,16 @@ def test_a_full_quota_does_not_break_before_it_makes() -> None:
     region.intents = (intent(where='node.name == "b"', replicas=2, spread=Spread.NONE),)
     for _ in range(40):
         region.step()
-        assert region.routed("a") != []
+        assert region.routed_nodes("a") != []
     region.intents = (intent(replicas=2, spread=Spread.NONE, weights=Weights(0, 0, 1)),)
     for _ in range(40):
         region.step()
-        assert region.routed("a") != []
+        assert region.routed_nodes("a") != []
     assert len(nodes(region)) == 1
 
 
 def test_a_short_silence_costs_nobody_its_place_in_the_quota() -> None:
-    region = Region(node("a"), node("b"), node("c"), flops={"a": 1e11, "b": 2e11, "c": 3e11})
+    region = CoreRegion(node("a"), node("b"), node("c"), flops={"a": 1e11, "b": 2e11, "c": 3e11})
     region.quotas = {"shop": Quota("shop", replicas=2)}
     region.intents = (intent("text", where='node.name == "a"'),)
     region.run(10)
@@ -312,7 +416,7 @@ def test_a_short_silence_costs_nobody_its_place_in_the_quota() -> None:
 
 
 def test_a_replacement_that_proves_needless_costs_another_workload_nothing() -> None:
-    region = Region(node("a"), node("b"), node("c"), flops={"a": 1e11, "b": 2e11, "c": 3e11})
+    region = CoreRegion(node("a"), node("b"), node("c"), flops={"a": 1e11, "b": 2e11, "c": 3e11})
     region.quotas = {"shop": Quota("shop", replicas=2)}
     region.intents = (intent("text", where='node.name == "a"'),)
     region.run(10)
@@ -330,7 +434,7 @@ def test_a_replacement_that_proves_needless_costs_another_workload_nothing() -> 
 
 
 def test_a_node_that_comes_back_brings_nobody_over_quota() -> None:
-    region = Region(node("a"), node("b"), node("c"))
+    region = CoreRegion(node("a"), node("b"), node("c"))
     region.quotas = {"shop": Quota("shop", replicas=2)}
     region.intents = (intent(replicas=3),)
     region.run(10)
@@ -341,12 +445,12 @@ def test_a_node_that_comes_back_brings_nobody_over_quota() -> None:
         agent.heard = True
     region.run(15)
     assert len(region.replicas()) == 2
-    assert len(region.routed("a")) == 2
+    assert len(region.routed_nodes("a")) == 2
 
 
 def test_mass_silence_is_not_answered_with_mass_replacement() -> None:
     names = [f"n{index}" for index in range(9)]
-    region = Region(*(node(name) for name in names))
+    region = CoreRegion(*(node(name) for name in names))
     region.intents = tuple(intent(f"w{index}", spread=Spread.NODE) for index in range(9))
     region.run(10)
     before = {name: agent.started[:] for name, agent in region.agents.items()}
@@ -363,7 +467,7 @@ def test_mass_silence_is_not_answered_with_mass_replacement() -> None:
 
 def test_a_real_mass_loss_is_replaced_within_half_a_minute() -> None:
     names = [f"n{index}" for index in range(9)]
-    region = Region(*(node(name) for name in names), flops=dict.fromkeys(names, 100000000000.0))
+    region = CoreRegion(*(node(name) for name in names), flops=dict.fromkeys(names, 100000000000.0))
     region.intents = (intent(replicas=5),)
     region.run(10)
     gone = sorted({where for where, _ in region.replicas().values()})[:4]
@@ -371,15 +475,15 @@ def test_a_real_mass_loss_is_replaced_within_half_a_minute() -> None:
         region.agents[name].up = False
     region.run(30)
     survivors = [name for name in names if name not in gone]
-    assert sorted(region.routed(survivors[0])) == survivors
+    assert sorted(region.routed_nodes(survivors[0])) == survivors
 
 
 def test_a_node_that_booted_is_not_routed_before_it_is_ready_again() -> None:
-    region = Region(node("a"), node("b"))
+    region = CoreRegion(node("a"), node("b"))
     region.intents = (intent(replicas=2),)
     region.run(10)
     region.reconnect("a", boot="boot-2")
     region.step()
-    assert region.routed("b") == ["b"]
+    assert region.routed_nodes("b") == ["b"]
     region.run(6)
-    assert sorted(region.routed("b")) == ["a", "b"]
+    assert sorted(region.routed_nodes("b")) == ["a", "b"]

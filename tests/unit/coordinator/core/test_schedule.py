@@ -2,20 +2,19 @@
 
 from dataclasses import replace
 
-from unit.coordinator.core.region import START, device, fleet_of, intent, node, observed, profile, reading
-
-from harness.samples import assignment
+from harness.builders.agent_values import assignment
+from harness.builders.coordinator_core import START, device, fleet_of, intent, node, observation, profile, reading
 from shoal.coordinator.core.placement.model import RegionFacts, Reservation, Slot, terms_of
 from shoal.coordinator.core.workloads import sleep
 from shoal.coordinator.core.workloads.decide import inputs_of
-from shoal.coordinator.core.workloads.model import Content, Memory, World
-from shoal.coordinator.core.workloads.schedule import LOAD_S, VERIFY_S, demanded, holding, lead_s
+from shoal.coordinator.core.workloads.model import DesiredContent, ReconcilerMemory, RegionState
+from shoal.coordinator.core.workloads.schedule import LOAD_S, VERIFY_S, demand_of, effective_intent, lead_s
 from shoal.types.assignment import Phase
-from shoal.types.device import Power, Rest
+from shoal.types.device import PowerState, Rest
 from shoal.types.migration import MigrationRule
 from shoal.types.offer import Demand
 from shoal.types.units import Bytes, Elapsed, PerSecond, Seconds, Wall, Watts
-from shoal.types.workload import Intent, Scheduled, Traffic, Weights
+from shoal.types.workload import Intent, ScheduledWeights, Traffic, Weights
 from shoal.wire.nouns import decode, encode
 
 REGION = RegionFacts("eu-west", "eu")
@@ -26,11 +25,11 @@ LATE = f"int(now) >= {START + 3000:.0f}"
 REST = Rest(Watts(100.0), Watts(10.0), Seconds(40.0), "of this test")
 
 
-def timed() -> Intent:
+def scheduled_intent() -> Intent:
     home = Traffic("eu-west", PerSecond(5.0), PerSecond(50.0), PEAK)
     abroad = Traffic("us", PerSecond(1.0), PerSecond(1.0))
     rule = MigrationRule(unasked=True)
-    return intent(traffic=(home, abroad), schedule=(Scheduled(LATE, NIGHT),), migration=rule)
+    return intent(traffic=(home, abroad), schedule=(ScheduledWeights(LATE, NIGHT),), migration=rule)
 
 
 def rates(found: Intent) -> list[float]:
@@ -38,51 +37,51 @@ def rates(found: Intent) -> list[float]:
 
 
 def test_a_workload_without_times_is_as_it_is() -> None:
-    assert holding(intent(), REGION, Wall(START), Seconds(60)) == intent()
+    assert effective_intent(intent(), REGION, Wall(START), Seconds(60)) == intent()
 
 
 def test_a_peak_counts_from_the_lead_before_it_until_it_has_passed() -> None:
     lead = Seconds(60.0)
     for at, expected in ((0, 5), (939, 5), (940, 50), (1500, 50), (1999, 50), (2000, 5)):
-        assert rates(holding(timed(), REGION, Wall(START + at), lead)) == [expected, 1], at
+        assert rates(effective_intent(scheduled_intent(), REGION, Wall(START + at), lead)) == [expected, 1], at
 
 
 def test_what_may_not_move_unasked_has_room_for_its_peak_at_any_time() -> None:
-    fixed = replace(timed(), migration=MigrationRule())
-    assert rates(holding(fixed, REGION, Wall(START), Seconds(60.0))) == [50, 1]
+    fixed = replace(scheduled_intent(), migration=MigrationRule())
+    assert rates(effective_intent(fixed, REGION, Wall(START), Seconds(60.0))) == [50, 1]
 
 
 def test_a_peak_shorter_than_the_lead_is_seen() -> None:
-    short = replace(timed(), traffic=(Traffic("a", PerSecond(1.0), PerSecond(9.0), PEAK),))
-    assert rates(holding(short, REGION, Wall(START + 400), Seconds(4000.0))) == [9]
+    short = replace(scheduled_intent(), traffic=(Traffic("a", PerSecond(1.0), PerSecond(9.0), PEAK),))
+    assert rates(effective_intent(short, REGION, Wall(START + 400), Seconds(4000.0))) == [9]
 
 
 def test_the_objective_is_that_of_the_time_ahead_and_the_documents_terms_stay() -> None:
-    before = holding(timed(), REGION, Wall(START + 2900), Seconds(60.0))
-    after = holding(timed(), REGION, Wall(START + 2950), Seconds(60.0))
-    assert (before.weights, after.weights) == (timed().weights, NIGHT)
-    assert terms_of(before) == terms_of(after) == terms_of(timed())
-    assert terms_of(replace(timed(), weights=NIGHT)) != terms_of(timed())
-    assert holding(after, REGION, Wall(START), Seconds(0.0)).traffic == after.traffic
+    before = effective_intent(scheduled_intent(), REGION, Wall(START + 2900), Seconds(60.0))
+    after = effective_intent(scheduled_intent(), REGION, Wall(START + 2950), Seconds(60.0))
+    assert (before.weights, after.weights) == (scheduled_intent().weights, NIGHT)
+    assert terms_of(before) == terms_of(after) == terms_of(scheduled_intent())
+    assert terms_of(replace(scheduled_intent(), weights=NIGHT)) != terms_of(scheduled_intent())
+    assert effective_intent(after, REGION, Wall(START), Seconds(0.0)).traffic == after.traffic
 
 
 def test_a_signal_that_is_unknown_holds_nothing() -> None:
-    dirty = intent(schedule=(Scheduled("region.carbon > 350.0", NIGHT),))
+    dirty = intent(schedule=(ScheduledWeights("region.carbon > 350.0", NIGHT),))
     for carbon, weights in ((float("nan"), dirty.weights), (300.0, dirty.weights), (400.0, NIGHT)):
         region = replace(REGION, carbon_g_per_kwh=carbon)
-        assert holding(dirty, region, Wall(START), Seconds(0.0)).weights == weights
+        assert effective_intent(dirty, region, Wall(START), Seconds(0.0)).weights == weights
 
 
 def test_the_lead_is_what_waking_loading_and_taking_over_take() -> None:
     fleet = fleet_of(node("a", device(rest=REST)), node("b"))
-    rule = timed().migration
-    assert lead_s(timed(), fleet, ()) == 40 + LOAD_S + VERIFY_S + len(rule.steps) * rule.hold_s
-    assert lead_s(timed(), fleet_of(node("b")), ()) == LOAD_S + VERIFY_S + len(rule.steps) * rule.hold_s
+    rule = scheduled_intent().migration
+    assert lead_s(scheduled_intent(), fleet, ()) == 40 + LOAD_S + VERIFY_S + len(rule.steps) * rule.hold_s
+    assert lead_s(scheduled_intent(), fleet_of(node("b")), ()) == LOAD_S + VERIFY_S + len(rule.steps) * rule.hold_s
 
 
 def test_placement_reads_what_holds() -> None:
     fleet = fleet_of(node("b"))
-    world = World(REGION, fleet, (timed(),), {"x": profile()}, {}, Memory())
+    world = RegionState(REGION, fleet, (scheduled_intent(),), {"x": profile()}, {}, ReconcilerMemory())
     found = [rates(inputs_of(world, Elapsed(at), Wall(START + at)).intents[0]) for at in (0, 1500)]
     assert found == [[5, 1], [50, 1]]
 
@@ -92,47 +91,47 @@ def test_placement_reads_what_holds() -> None:
 
 def test_what_nothing_is_on_sleeps_after_a_while_and_an_assignment_wakes_it() -> None:
     fleet = fleet_of(node("a", device("gpu0", rest=REST)), node("b"))
-    since = sleep.idle(fleet, {}, (), {}, Elapsed(100))
+    since = sleep.idle_since(fleet, {}, (), {}, Elapsed(100))
     assert since == {"a/gpu0": Elapsed(100)}  # b's cannot sleep
-    assert sleep.idle(fleet, {}, (), since, Elapsed(170)) == since
-    assert sleep.asleep(since, Seconds(60.0), Elapsed(159)) == {}
+    assert sleep.idle_since(fleet, {}, (), since, Elapsed(170)) == since
+    assert sleep.devices_to_sleep(since, Seconds(60.0), Elapsed(159)) == {}
     assert sleep.next_due(since, Seconds(60.0), Elapsed(150)) == 10.0
-    assert sleep.asleep(since, Seconds(60.0), Elapsed(160)) == {"a": ("gpu0",)}
-    assert sleep.asleep(since, None, Elapsed(9999)) == {}
+    assert sleep.devices_to_sleep(since, Seconds(60.0), Elapsed(160)) == {"a": ("gpu0",)}
+    assert sleep.devices_to_sleep(since, None, Elapsed(9999)) == {}
     taken = {"a": (assignment(device="gpu0"),)}
-    assert sleep.idle(fleet, taken, (), since, Elapsed(170)) == {}
+    assert sleep.idle_since(fleet, taken, (), since, Elapsed(170)) == {}
     draining = {"a": (replace(assignment(device="gpu0"), draining=True),)}
-    assert sleep.idle(fleet, draining, (), since, Elapsed(170)) == {}
+    assert sleep.idle_since(fleet, draining, (), since, Elapsed(170)) == {}
     kept = (Reservation("g", Slot("a", "gpu0"), Bytes(1), 0.1),)
-    assert sleep.idle(fleet, {}, kept, since, Elapsed(170)) == {}
+    assert sleep.idle_since(fleet, {}, kept, since, Elapsed(170)) == {}
 
 
 def test_what_its_node_still_has_keeps_a_device_awake() -> None:
     fleet = fleet_of(node("a", device("gpu0", rest=REST)))
     state = fleet.nodes["a"]
     for phase, idles in ((Phase.DRAINING, False), (Phase.GONE, True)):
-        held = replace(state, observed={"x": observed(assignment(device="gpu0"), phase)})
-        found = sleep.idle(replace(fleet, nodes={"a": held}), {}, (), {}, Elapsed(1))
+        held = replace(state, observed={"x": observation(assignment(device="gpu0"), phase)})
+        found = sleep.idle_since(replace(fleet, nodes={"a": held}), {}, (), {}, Elapsed(1))
         assert bool(found) == idles
 
 
 def test_who_sleeps_and_wakes_is_told_with_what_it_saves() -> None:
     on = device("gpu0", rest=REST)
     fleet = fleet_of(node("a", on))
-    slept = replace(reading(on), power=Power.ASLEEP, saved_j=5400.0)
+    slept = replace(reading(on), power=PowerState.ASLEEP, saved_j=5400.0)
     fleet = replace(fleet, nodes={"a": replace(fleet.nodes["a"], readings={"gpu0": slept})})
-    awake, asleep = {"a": Content()}, {"a": Content(asleep=("gpu0",))}
-    (sleeps,) = sleep.told(fleet, awake, asleep)
+    awake, asleep = {"a": DesiredContent()}, {"a": DesiredContent(asleep=("gpu0",))}
+    (sleeps,) = sleep.sleep_events(fleet, awake, asleep)
     assert (sleeps.code, sleeps.subject, sleeps.message) == ("DEVICE_SLEEPS", "a/gpu0", "nothing on it: 10 W for 100 W")
-    (wakes,) = sleep.told(fleet, asleep, awake)
+    (wakes,) = sleep.sleep_events(fleet, asleep, awake)
     assert (wakes.code, wakes.subject) == ("DEVICE_WAKES", "a/gpu0")
     assert "saved 5.4kJ" in wakes.message
-    assert sleep.told(fleet, asleep, asleep) == ()
+    assert sleep.sleep_events(fleet, asleep, asleep) == ()
 
 
 def test_another_region_is_asked_for_room_at_the_peak() -> None:
     plain, timed = Traffic("home", PerSecond(2), PerSecond(9)), Traffic("home", PerSecond(2), PerSecond(9), "true")
-    asked = demanded((plain, timed))
+    asked = demand_of((plain, timed))
     assert asked == (Demand("home", PerSecond(2), PerSecond(9)), Demand("home", PerSecond(9), PerSecond(9)))
     for each in asked:
         assert decode(Demand, encode(each)) == each

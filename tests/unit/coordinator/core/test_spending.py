@@ -2,10 +2,10 @@
 
 import math
 
-from harness.offers import offer
-from harness.samples import assignment
+from harness.builders.agent_values import assignment
+from harness.builders.offers import offer
 from shoal.coordinator.core.placement.model import Slot
-from shoal.coordinator.core.workloads.model import Delegated
+from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.coordinator.core.workloads.spending import rates
 from shoal.types.units import UsdPerHour
 from shoal.types.workload import WorkloadKey
@@ -32,10 +32,10 @@ def test_a_device_costs_its_price_once_and_whoever_is_on_it_shares() -> None:
 def test_another_region_costs_its_bid_beside_what_is_at_home() -> None:
     desired = {"edge": (assignment("a-1", workload=FAR, device="npu"),)}
     delegated = {
-        FAR: Delegated("ag-1", "east", (), ready=True, bid=offer("east", cost=0.25)),
-        OCR: Delegated("ag-2", "east", (), ready=True, bid=offer("east", cost=math.nan)),
-        ASR: Delegated("ag-3", "east", (), ready=True),
-        ODD: Delegated("ag-4", "east", (), ready=True, bid=offer("east", cost=-1.0)),
+        FAR: DelegatedWorkload("ag-1", "east", (), is_ready=True, bid=offer("east", cost=0.25)),
+        OCR: DelegatedWorkload("ag-2", "east", (), is_ready=True, bid=offer("east", cost=math.nan)),
+        ASR: DelegatedWorkload("ag-3", "east", (), is_ready=True),
+        ODD: DelegatedWorkload("ag-4", "east", (), is_ready=True, bid=offer("east", cost=-1.0)),
     }
     found = rates(desired, {Slot("edge", "npu"): UsdPerHour(0.1)}, delegated)
     assert found == {(FAR, ""): 0.1, (FAR, "east"): 0.25}, "no price is not free; no counter goes down"

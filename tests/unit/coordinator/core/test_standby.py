@@ -5,10 +5,11 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.coordinator.core.region import (
+
+from harness.builders.coordinator_core import (
     MIB,
     SMALL,
-    Region,
+    CoreRegion,
     device,
     fleet_of,
     inputs,
@@ -16,10 +17,9 @@ from unit.coordinator.core.region import (
     node,
     traffic,
 )
-
 from shoal.coordinator.core.placement.model import Inputs, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
-from shoal.coordinator.core.workloads.model import Delegated
+from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.types.agreement import GatewayRef
 from shoal.types.codes import Code
 from shoal.types.device import Role
@@ -28,16 +28,16 @@ from shoal.types.units import Seconds
 from shoal.types.workload import Intent, ModelRef, Quota, Spread, Standby, WorkloadKey
 
 KEY = WorkloadKey("shop", "ocr")
-AWAY = Delegated("ag-1", "us-east", (GatewayRef("gw", "far:7001"),), ready=True, wanted=True)
+AWAY = DelegatedWorkload("ag-1", "us-east", (GatewayRef("gw", "far:7001"),), is_ready=True, is_wanted=True)
 
 
-def kept(name: str = "ocr", **changes: Any) -> Intent:
+def standby_intent(name: str = "ocr", **changes: Any) -> Intent:
     return intent(name, standby=Standby.WARM, **changes)
 
 
-def three() -> Region:
+def three() -> CoreRegion:
     """`a` is the fastest, `c` the slowest."""
-    return Region(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 2e11, "c": 1e11})
+    return CoreRegion(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 2e11, "c": 1e11})
 
 
 def only(region: Inputs) -> WorkloadPlan:
@@ -51,15 +51,15 @@ def who(plan: WorkloadPlan) -> tuple[list[str], list[str]]:
     return at_work, [target.node for target in plan.targets if target.standby]
 
 
-def endpoints(region: Region, at: str, state: EndpointState) -> list[Endpoint]:
+def endpoints(region: CoreRegion, at: str, state: EndpointState) -> list[Endpoint]:
     return [each for each in region.desired[at].routes[0].endpoints if each.state is state]
 
 
-def served_by(region: Region, at: str) -> list[str]:
+def serving_nodes(region: CoreRegion, at: str) -> list[str]:
     return [each.node for each in endpoints(region, at, EndpointState.READY)]
 
 
-def spare_of(region: Region, at: str) -> list[str]:
+def spare_of(region: CoreRegion, at: str) -> list[str]:
     return [each.node for each in endpoints(region, at, EndpointState.STANDBY)]
 
 
@@ -70,7 +70,7 @@ def test_it_is_on_another_node_and_counted_apart() -> None:
     fleet = fleet_of(
         node("a", device("gpu0", kind="gpu"), device("gpu1", kind="gpu")), node("b"), flops={"a": 4e11, "b": 1e11}
     )
-    plan = only(inputs(fleet, kept()))
+    plan = only(inputs(fleet, standby_intent()))
     assert who(plan) == (["a"], ["b"])
     assert (plan.wanted, plan.placed, plan.refusal, plan.no_standby) == (1, 1, None, None)
     assert [(each.node, each.chosen, each.standby) for each in plan.candidates if each.chosen or each.standby] == [
@@ -84,7 +84,7 @@ def test_it_is_on_another_node_and_counted_apart() -> None:
 
 
 def test_without_another_node_it_is_missing_and_the_replica_is_not() -> None:
-    plan = only(inputs(fleet_of(node("a", device("cpu0"), device("gpu0", kind="gpu"))), kept()))
+    plan = only(inputs(fleet_of(node("a", device("cpu0"), device("gpu0", kind="gpu"))), standby_intent()))
     assert (plan.placed, plan.refusal) == (1, None)
     assert plan.no_standby is not None
     assert plan.no_standby.code is Code.STANDBY_SHORT
@@ -93,19 +93,21 @@ def test_without_another_node_it_is_missing_and_the_replica_is_not() -> None:
 
 def test_its_memory_and_its_traffic_are_committed() -> None:
     fleet = fleet_of(node("a"), node("b", device("cpu0", memory=100 * MIB)), flops={"a": 4e11, "b": 1e11})
-    first, second = place(inputs(fleet, kept(priority=2), kept("other"))).workloads
+    first, second = place(inputs(fleet, standby_intent(priority=2), standby_intent("other"))).workloads
     assert who(first) == (["a"], ["b"])
     assert who(second) == (["a"], [])
     assert second.no_standby is not None
     assert Code.OUTRANKED in second.no_standby.found or Code.MEMORY_SHORT in second.no_standby.found
-    busy = only(inputs(fleet_of(node("a"), node("b"), flops={"a": 1e12, "b": 2e9}), kept(traffic=traffic(100.0))))
+    busy = only(
+        inputs(fleet_of(node("a"), node("b"), flops={"a": 1e12, "b": 2e9}), standby_intent(traffic=traffic(100.0)))
+    )
     assert busy.no_standby is not None, "it could not carry what it stands by for"
     assert Code.UTILISATION_SHORT in busy.no_standby.found
 
 
 def test_quotas_count_it() -> None:
     fleet = fleet_of(node("a"), node("b"))
-    plan = only(inputs(fleet, kept(), quotas={"shop": Quota("shop", replicas=1)}))
+    plan = only(inputs(fleet, standby_intent(), quotas={"shop": Quota("shop", replicas=1)}))
     assert plan.placed == 1
     assert plan.no_standby is not None
     assert Code.QUOTA in plan.no_standby.found
@@ -113,13 +115,13 @@ def test_quotas_count_it() -> None:
 
 def test_what_is_only_slower_than_asked_stands_by_where_nothing_else_can() -> None:
     slow = fleet_of(node("a"), node("b"), flops={"a": 4e11, "b": 1e9})
-    asked = kept(latency_p95_s=Seconds(0.1))
+    asked = standby_intent(latency_p95_s=Seconds(0.1))
     plan = only(inputs(slow, asked))
     assert who(plan) == (["a"], ["b"])
     assert plan.changes[-1].why == "stands by, slower than asked"
     able = fleet_of(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 1e9, "c": 1e11})
     assert who(only(inputs(able, asked))) == (["a"], ["c"])
-    elsewhere = only(inputs(slow, kept(where='node.name == "a"')))
+    elsewhere = only(inputs(slow, standby_intent(where='node.name == "a"')))
     assert elsewhere.no_standby is not None, "what may not run it may not stand by"
 
 
@@ -135,7 +137,7 @@ def test_law_it_is_never_with_what_it_stands_by_for(
 ) -> None:
     nodes = [node(f"n{at}", device("cpu0"), device("gpu0", kind="gpu")) for at in range(len(speeds))]
     fleet = fleet_of(*nodes, flops={f"n{at}": speed for at, speed in enumerate(speeds)})
-    plan = only(inputs(fleet, kept(replicas=replicas, spread=spread, latency_p95_s=latency)))
+    plan = only(inputs(fleet, standby_intent(replicas=replicas, spread=spread, latency_p95_s=latency)))
     at_work, standby = who(plan)
     assert len(at_work) == plan.placed
     assert not set(at_work) & set(standby)
@@ -151,15 +153,15 @@ def test_law_it_is_never_with_what_it_stands_by_for(
 
 def test_it_is_loaded_listed_and_takes_over_when_its_active_one_is_silent() -> None:
     region = three()
-    region.intents = (kept(),)
+    region.intents = (standby_intent(),)
     region.run(10)
-    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], ["b"])
+    assert (serving_nodes(region, "c"), spare_of(region, "c")) == (["a"], ["b"])
     (standby,) = endpoints(region, "b", EndpointState.STANDBY)
     region.agents["a"].up = False
     seen = list[tuple[list[str], list[str]]]()
     for _ in range(16):
         region.step()
-        seen.append((served_by(region, "c"), spare_of(region, "c")))
+        seen.append((serving_nodes(region, "c"), spare_of(region, "c")))
     assert all(at_work or standby for at_work, standby in seen), "some front always has where to send"
     assert seen[-1] == (["b"], ["c"])
     assert endpoints(region, "b", EndpointState.READY)[0].assignment == standby.assignment, "the very same replica"
@@ -171,13 +173,13 @@ def test_one_that_is_staged_loads_only_when_its_active_one_is_silent() -> None:
     region = three()
     region.intents = (intent("ocr", standby=Standby.STAGED),)
     region.run(10)
-    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], [])
+    assert (serving_nodes(region, "c"), spare_of(region, "c")) == (["a"], [])
     (spare,) = region.desired["b"].assignments
     assert (spare.standby, spare.staged, region.agents["b"].started) == (True, True, [])
     assert not [wait for wait in region.decision.waits if wait.assignment == spare.id] if region.decision else False
     region.agents["a"].up = False
     region.run(16)
-    assert served_by(region, "c") == ["b"]
+    assert serving_nodes(region, "c") == ["b"]
     assert region.agents["b"].started == [spare.id], "the very same replica, loaded once"
     (other,) = region.desired["c"].assignments
     assert (other.staged, region.agents["c"].started) == (True, [])
@@ -189,80 +191,80 @@ def test_the_one_that_comes_back_lets_go_of_what_it_loaded_where_staged_is_asked
     region.run(10)
     region.agents["a"].heard = False
     region.run(8)
-    assert served_by(region, "c") == ["b"]
+    assert serving_nodes(region, "c") == ["b"]
     region.agents["a"].heard = True
     for _ in range(30):
         region.step()
-        assert served_by(region, "c")
+        assert serving_nodes(region, "c")
     (back,) = region.desired["a"].assignments
-    assert (served_by(region, "c"), back.staged) == (["b"], True)
+    assert (serving_nodes(region, "c"), back.staged) == (["b"], True)
 
 
 def test_it_is_unloaded_when_staged_is_enough_and_loaded_when_not() -> None:
     region = three()
-    region.intents = (kept(),)
+    region.intents = (standby_intent(),)
     region.run(10)
     (spare,) = region.desired["b"].assignments
     region.intents = (intent("ocr", standby=Standby.STAGED),)
     region.run(10)
     assert region.desired["b"].assignments[0].staged
-    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], [])
-    region.intents = (kept(),)
+    assert (serving_nodes(region, "c"), spare_of(region, "c")) == (["a"], [])
+    region.intents = (standby_intent(),)
     region.run(10)
-    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], ["b"])
+    assert (serving_nodes(region, "c"), spare_of(region, "c")) == (["a"], ["b"])
     assert region.desired["b"].assignments[0].id == spare.id
 
 
 def test_the_one_that_comes_back_stands_by() -> None:
     region = three()
-    region.intents = (kept(),)
+    region.intents = (standby_intent(),)
     region.run(10)
     before = {name: node for name, (node, _) in region.replicas().items()}
     region.agents["a"].heard = False
     region.run(5)
-    assert served_by(region, "c") == ["b"]
+    assert serving_nodes(region, "c") == ["b"]
     region.agents["a"].heard = True
     for _ in range(30):
         region.step()
-        assert served_by(region, "c") or spare_of(region, "c")
-    assert (served_by(region, "b"), spare_of(region, "b")) == (["b"], ["a"]), "what is well stays"
+        assert serving_nodes(region, "c") or spare_of(region, "c")
+    assert (serving_nodes(region, "b"), spare_of(region, "b")) == (["b"], ["a"]), "what is well stays"
     assert {name: node for name, (node, _) in region.replicas().items()} == before, "nothing was loaded anew"
     roles = [(event.node, event.code) for event in region.events if event.code in ("TOOK_OVER", "STANDS_BY")]
     assert roles == [("b", "TOOK_OVER"), ("a", "STANDS_BY")]
 
 
 def test_one_that_is_slower_serves_until_there_is_another_and_is_never_made_the_active_one() -> None:
-    region = Region(node("a"), node("b"), flops={"a": 4e11, "b": 1e9})
-    region.intents = (kept(latency_p95_s=Seconds(0.012)),)
+    region = CoreRegion(node("a"), node("b"), flops={"a": 4e11, "b": 1e9})
+    region.intents = (standby_intent(latency_p95_s=Seconds(0.012)),)
     region.run(10)
     region.agents["a"].up = False
     region.run(20)
-    assert (served_by(region, "b"), spare_of(region, "b")) == ([], ["b"])
+    assert (serving_nodes(region, "b"), spare_of(region, "b")) == ([], ["b"])
     assert region.decision is not None
     assert region.decision.plan.workloads[0].refusal is not None
     region.reconnect("a", boot="boot-2")
     region.run(10)
-    assert (served_by(region, "b"), spare_of(region, "b")) == (["a"], ["b"])
+    assert (serving_nodes(region, "b"), spare_of(region, "b")) == (["a"], ["b"])
 
 
 def test_a_lost_standby_is_replaced_and_nothing_else_moves() -> None:
     region = three()
-    region.intents = (kept(),)
+    region.intents = (standby_intent(),)
     region.run(10)
     region.agents["b"].up = False
     region.run(20)
-    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], ["c"])
+    assert (serving_nodes(region, "c"), spare_of(region, "c")) == (["a"], ["c"])
     assert not [event for event in region.events if event.code in ("TOOK_OVER", "STANDS_BY")]
 
 
 def test_a_new_model_comes_up_beside_the_old_ones() -> None:
-    region = Region(*(node(name) for name in "abcd"))
-    region.intents = (kept(),)
+    region = CoreRegion(*(node(name) for name in "abcd"))
+    region.intents = (standby_intent(),)
     region.run(10)
-    region.intents = (kept(models=(ModelRef("small.onnx", SMALL, ""),)),)
+    region.intents = (standby_intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
     for _ in range(60):
         region.step()
-        assert served_by(region, "a")
+        assert serving_nodes(region, "a")
         assert spare_of(region, "a")
     assert len(region.replicas()) == 2
     assert {each.model for content in region.desired.values() for each in content.assignments} == {SMALL}
@@ -270,30 +272,30 @@ def test_a_new_model_comes_up_beside_the_old_ones() -> None:
 
 def test_it_goes_when_it_is_not_asked_for_any_more() -> None:
     region = three()
-    region.intents = (kept(),)
+    region.intents = (standby_intent(),)
     region.run(10)
     region.intents = (intent(),)
     region.run(10)
-    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], [])
+    assert (serving_nodes(region, "c"), spare_of(region, "c")) == (["a"], [])
     assert len(region.replicas()) == 1
 
 
 def test_a_lower_quota_takes_it_first() -> None:
     region = three()
-    region.intents = (kept(),)
+    region.intents = (standby_intent(),)
     region.run(10)
     region.quotas = {"shop": Quota("shop", replicas=1)}
     region.run(10)
-    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], [])
+    assert (serving_nodes(region, "c"), spare_of(region, "c")) == (["a"], [])
 
 
 # -- for another region ------------------------------------------------------------------------------------------------
 
 
-def abroad() -> Region:
+def abroad() -> CoreRegion:
     """Home is too slow for what is asked."""
-    region = Region(node("gw", role=Role.GATEWAY), node("a"), flops={"gw": 1e9, "a": 1e10})
-    region.intents = (kept(latency_p95_s=Seconds(0.02)),)
+    region = CoreRegion(node("gw", role=Role.GATEWAY), node("a"), flops={"gw": 1e9, "a": 1e10})
+    region.intents = (standby_intent(latency_p95_s=Seconds(0.02)),)
     region.delegated = {KEY: AWAY}
     region.run(10)
     return region
@@ -301,7 +303,7 @@ def abroad() -> Region:
 
 def test_home_stands_by_for_the_region_that_runs_it() -> None:
     region = abroad()
-    assert served_by(region, "gw") == ["gw"]
+    assert serving_nodes(region, "gw") == ["gw"]
     assert spare_of(region, "gw") == ["a"]
     assert spare_of(region, "a") == ["a"]
     assert region.decision is not None
@@ -315,34 +317,34 @@ def test_when_that_region_is_lost_home_goes_on_with_what_stands_by() -> None:
     for _ in range(20):
         region.step()
         assert spare_of(region, "gw") == ["a"]
-    region.intents = (kept(),)
+    region.intents = (standby_intent(),)
     region.run(10)
-    assert served_by(region, "gw") == ["a"], "it does all that is asked now"
+    assert serving_nodes(region, "gw") == ["a"], "it does all that is asked now"
 
 
 def test_what_served_at_home_stands_by_there_when_another_region_has_it() -> None:
-    region = Region(node("gw", role=Role.GATEWAY), node("a"), node("b"), flops={"gw": 1e9, "a": 4e11, "b": 2e11})
-    region.intents = (kept(),)
+    region = CoreRegion(node("gw", role=Role.GATEWAY), node("a"), node("b"), flops={"gw": 1e9, "a": 4e11, "b": 2e11})
+    region.intents = (standby_intent(),)
     region.run(10)
-    assert (served_by(region, "b"), spare_of(region, "b")) == (["a"], ["b"])
+    assert (serving_nodes(region, "b"), spare_of(region, "b")) == (["a"], ["b"])
     region.delegated = {KEY: AWAY}
     for _ in range(20):
         region.step()
-        assert served_by(region, "gw")
-    assert served_by(region, "b") == ["gw"]
+        assert serving_nodes(region, "gw")
+    assert serving_nodes(region, "b") == ["gw"]
     assert len(spare_of(region, "b")) == 1
     assert len(region.replicas()) == 1
-    region.delegated = {KEY: replace(AWAY, wanted=False)}
+    region.delegated = {KEY: replace(AWAY, is_wanted=False)}
     for _ in range(30):
         region.step()
-        assert served_by(region, "gw")
-    assert served_by(region, "b") in (["a"], ["b"])
+        assert serving_nodes(region, "gw")
+    assert serving_nodes(region, "b") in (["a"], ["b"])
     assert len(region.replicas()) == 1 + len(spare_of(region, "b"))
 
 
 def test_its_room_is_not_sold() -> None:
-    region = Region(node("gw", role=Role.GATEWAY), node("a", device("cpu0", memory=100 * MIB)), flops={"a": 1e10})
-    region.intents = (kept(where='node.name == "a"'),)
+    region = CoreRegion(node("gw", role=Role.GATEWAY), node("a", device("cpu0", memory=100 * MIB)), flops={"a": 1e10})
+    region.intents = (standby_intent(where='node.name == "a"'),)
     region.delegated = {KEY: AWAY}
     region.run(10)
     assert spare_of(region, "a") == ["a"]

@@ -5,17 +5,17 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from harness import onnx_models
-from harness.crafted import BOOL, FLOAT, INT64, digest_of, model, tensor, weight
+from harness.models import engine_cases
+from harness.models.synthetic import BOOL, FLOAT, INT64, digest_of, model, tensor, weight
 from shoal.coordinator.core.graph import profile_of
-from shoal.coordinator.core.graph.bounds import below
+from shoal.coordinator.core.graph.bounds import index_bounds
 from shoal.types.profile import ModelProfile
 
 IDS, Y = tensor("ids", ["n"], INT64), tensor("y", None)
 
 
 def bounds(nodes: list[Any], *constants: Any) -> dict[str, int]:
-    return below(model(nodes, [IDS], [Y], list(constants)).graph, ["ids"])
+    return index_bounds(model(nodes, [IDS], [Y], list(constants)).graph, ["ids"])
 
 
 def test_an_index_is_below_the_rows_of_its_table_however_it_is_rearranged() -> None:
@@ -60,11 +60,11 @@ def test_a_table_may_be_quantised_and_lie_outside_the_branch_that_reads_it() -> 
         helper.make_node("If", ["flag"], ["y"], then_branch=branch, else_branch=branch),
     ]
     made = model(nodes, [IDS, tensor("flag", [], BOOL)], [Y], [weight("table", (99, 4)), weight("scale", ())])
-    assert below(made.graph, ["ids"]) == {"ids": 99}
+    assert index_bounds(made.graph, ["ids"]) == {"ids": 99}
 
 
 def test_a_real_model_of_tokens_has_its_vocabulary() -> None:
-    content = onnx_models.magika().read_bytes()
+    content = engine_cases.magika().read_bytes()
     profile = profile_of(content, digest_of(content))
     assert isinstance(profile, ModelProfile)
     assert profile.below == {"bytes": 257}, "256 bytes and the padding"

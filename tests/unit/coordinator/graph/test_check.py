@@ -14,14 +14,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from harness.crafted import (
+from harness.models.synthetic import (
     BOOL,
     FLOAT,
     INT64,
     digest_of,
-    field,
     graph,
     ints,
+    length_delimited_field,
     model,
     relu,
     tensor,
@@ -33,7 +33,7 @@ from shoal.coordinator.core.graph.scan import scan
 from shoal.types.codes import Code, Refusal
 
 
-def refused(content: bytes, rules: Rules | None = None) -> Refusal:
+def refusal_of(content: bytes, rules: Rules | None = None) -> Refusal:
     found = profile_of(content, digest_of(content), rules or Rules())
     assert isinstance(found, Refusal), found
     assert found.found
@@ -42,7 +42,7 @@ def refused(content: bytes, rules: Rules | None = None) -> Refusal:
     return found
 
 
-def stored(**fields: object) -> bytes:
+def relu_with_tensor(**fields: object) -> bytes:
     """relu() with an initializer of these TensorProto fields."""
     return with_constant(TensorProto(name="w", **fields))  # type: ignore[arg-type]
 
@@ -64,7 +64,7 @@ def external(*pairs: tuple[str, str]) -> bytes:
     ],
 )  # fmt: skip
 def test_external_data_is_refused_and_the_worst_is_named(location: str, why: str) -> None:
-    refusal = refused(external(("location", location)))
+    refusal = refusal_of(external(("location", location)))
     assert refusal.code is Code.MODEL_PATH
     assert why in refusal.found
 
@@ -77,7 +77,7 @@ def test_external_data_is_refused_and_the_worst_is_named(location: str, why: str
     ],
 )  # fmt: skip
 def test_external_data_fields(pair: tuple[str, str]) -> None:
-    assert refused(external(("location", "w.bin"), pair)).code is Code.MODEL_INVALID
+    assert refusal_of(external(("location", "w.bin"), pair)).code is Code.MODEL_INVALID
 
 
 def test_external_data_in_any_place_is_found() -> None:
@@ -97,44 +97,44 @@ def test_external_data_in_any_place_is_found() -> None:
             domains={"own": 1},
             functions=functions,
         )
-        assert refused(made.SerializeToString()).code is Code.MODEL_PATH
+        assert refusal_of(made.SerializeToString()).code is Code.MODEL_PATH
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        stored(data_type=FLOAT, dims=[-1], raw_data=b""),
-        stored(data_type=FLOAT, dims=[-2, -2], raw_data=b"0" * 16),
-        stored(data_type=FLOAT, dims=[2**62, 2**62, 0], raw_data=b""),
-        stored(data_type=FLOAT, dims=[2**31, 2**31, 2], raw_data=b""),
-        stored(data_type=FLOAT, dims=[1] * 65, raw_data=b"0000"),
-        stored(data_type=FLOAT, dims=[2**40], raw_data=b"0000"),
-        stored(data_type=FLOAT, dims=[2], raw_data=b"0" * 12),
-        stored(data_type=FLOAT, dims=[3], float_data=[1.0]),
-        stored(data_type=FLOAT, dims=[2**40]),
-        stored(data_type=FLOAT, dims=[1], raw_data=b"0000", float_data=[1.0]),
-        stored(data_type=TensorProto.INT4, dims=[5], int32_data=[1, 2]),
-        stored(data_type=TensorProto.COMPLEX64, dims=[2], float_data=[1.0, 2.0]),
-        stored(data_type=TensorProto.STRING, dims=[1], raw_data=b"text"),
-        stored(data_type=0, dims=[1], raw_data=b"0000"),
-        stored(data_type=99, dims=[1], raw_data=b"0000"),
-        stored(data_type=FLOAT, dims=[1], float_data=[1.0], segment=TensorProto.Segment(begin=0, end=9)),
+        relu_with_tensor(data_type=FLOAT, dims=[-1], raw_data=b""),
+        relu_with_tensor(data_type=FLOAT, dims=[-2, -2], raw_data=b"0" * 16),
+        relu_with_tensor(data_type=FLOAT, dims=[2**62, 2**62, 0], raw_data=b""),
+        relu_with_tensor(data_type=FLOAT, dims=[2**31, 2**31, 2], raw_data=b""),
+        relu_with_tensor(data_type=FLOAT, dims=[1] * 65, raw_data=b"0000"),
+        relu_with_tensor(data_type=FLOAT, dims=[2**40], raw_data=b"0000"),
+        relu_with_tensor(data_type=FLOAT, dims=[2], raw_data=b"0" * 12),
+        relu_with_tensor(data_type=FLOAT, dims=[3], float_data=[1.0]),
+        relu_with_tensor(data_type=FLOAT, dims=[2**40]),
+        relu_with_tensor(data_type=FLOAT, dims=[1], raw_data=b"0000", float_data=[1.0]),
+        relu_with_tensor(data_type=TensorProto.INT4, dims=[5], int32_data=[1, 2]),
+        relu_with_tensor(data_type=TensorProto.COMPLEX64, dims=[2], float_data=[1.0, 2.0]),
+        relu_with_tensor(data_type=TensorProto.STRING, dims=[1], raw_data=b"text"),
+        relu_with_tensor(data_type=0, dims=[1], raw_data=b"0000"),
+        relu_with_tensor(data_type=99, dims=[1], raw_data=b"0000"),
+        relu_with_tensor(data_type=FLOAT, dims=[1], float_data=[1.0], segment=TensorProto.Segment(begin=0, end=9)),
     ],
 )
 def test_a_tensor_brings_exactly_what_it_claims(content: bytes) -> None:
-    assert refused(content).code is Code.MODEL_INVALID
+    assert refusal_of(content).code is Code.MODEL_INVALID
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        stored(data_type=FLOAT, dims=[], float_data=[1.0]),
-        stored(data_type=FLOAT, dims=[0, 7], raw_data=b""),
-        stored(data_type=TensorProto.INT4, dims=[5], int32_data=[1, 2, 3]),
-        stored(data_type=TensorProto.INT4, dims=[5], raw_data=b"123"),
-        stored(data_type=TensorProto.COMPLEX64, dims=[1], float_data=[1.0, 2.0]),
-        stored(data_type=TensorProto.STRING, dims=[2], string_data=[b"a", b"b"]),
-        stored(data_type=TensorProto.BOOL, dims=[2], int32_data=[1, 0]),
+        relu_with_tensor(data_type=FLOAT, dims=[], float_data=[1.0]),
+        relu_with_tensor(data_type=FLOAT, dims=[0, 7], raw_data=b""),
+        relu_with_tensor(data_type=TensorProto.INT4, dims=[5], int32_data=[1, 2, 3]),
+        relu_with_tensor(data_type=TensorProto.INT4, dims=[5], raw_data=b"123"),
+        relu_with_tensor(data_type=TensorProto.COMPLEX64, dims=[1], float_data=[1.0, 2.0]),
+        relu_with_tensor(data_type=TensorProto.STRING, dims=[2], string_data=[b"a", b"b"]),
+        relu_with_tensor(data_type=TensorProto.BOOL, dims=[2], int32_data=[1, 0]),
     ],
 )
 def test_honest_tensors_of_every_form_are_taken(content: bytes) -> None:
@@ -146,7 +146,7 @@ def test_a_sparse_tensor_that_explodes() -> None:
     sparse = made.graph.sparse_initializer.add(dims=[2**20, 2**20])
     sparse.values.CopyFrom(weight("w", (1,)))
     sparse.indices.CopyFrom(ints("", [0]))
-    assert refused(made.SerializeToString()).code is Code.MODEL_INVALID
+    assert refusal_of(made.SerializeToString()).code is Code.MODEL_INVALID
 
 
 def _zip() -> bytes:
@@ -167,7 +167,7 @@ def _tar() -> bytes:
     "make", [_zip, _tar, lambda: gzip.compress(b"0" * 10**6), lambda: b"BZh91AY", lambda: b"Rar!\x1a\x07\1"]
 )
 def test_archives_are_not_accepted(make: Callable[[], bytes]) -> None:
-    refusal = refused(make())
+    refusal = refusal_of(make())
     assert refusal.code is Code.MODEL_ARCHIVE
     assert "not accepted" in refusal.remedy
 
@@ -180,31 +180,31 @@ def test_archives_are_not_accepted(make: Callable[[], bytes]) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_model(content: bytes) -> None:
-    assert refused(content).code is Code.MODEL_INVALID
+    assert refusal_of(content).code is Code.MODEL_INVALID
 
 
 def test_depth_fields_nodes_and_size_are_limited_before_parsing() -> None:
     content = relu().SerializeToString()
     deep = b""
     for _ in range(40):  # node 1, attribute 5, graph 6 of each other
-        deep = field(1, field(5, field(6, deep)))
+        deep = length_delimited_field(1, length_delimited_field(5, length_delimited_field(6, deep)))
     for made, rules in (
-        (field(7, deep), Rules()),
-        (field(7, field(1, b"") * 100_001), Rules()),
+        (length_delimited_field(7, deep), Rules()),
+        (length_delimited_field(7, length_delimited_field(1, b"") * 100_001), Rules()),
         (b"\x12\x00" * 5_000, Rules(max_fields=4_000)),
     ):
         assert (scan(made, rules) or Refusal(Code.INTERNAL)).code is Code.MODEL_INVALID
-    assert refused(content, Rules(max_size_bytes=10)).code is Code.MODEL_TOO_LARGE  # type: ignore[arg-type]
+    assert refusal_of(content, Rules(max_size_bytes=10)).code is Code.MODEL_TOO_LARGE  # type: ignore[arg-type]
 
 
 def test_bytes_of_a_weight_are_no_structure() -> None:
     """A tensor full of what looks like nested fields passes."""
-    hostile = field(7, field(1, b"") * 20) * 100
+    hostile = length_delimited_field(7, length_delimited_field(1, b"") * 20) * 100
     content = with_constant(helper.make_tensor("w", TensorProto.UINT8, [len(hostile)], hostile, raw=True))
     assert scan(content, Rules(max_fields=100)) is None
 
 
-def nested(levels: int) -> ModelProto:
+def nested_ifs(levels: int) -> ModelProto:
     inner = graph([helper.make_node("Identity", ["x"], [f"r{levels}"])], [], [tensor(f"r{levels}", [1])])
     for level in reversed(range(levels)):
         node = helper.make_node("If", ["q"], [f"r{level}"], then_branch=inner, else_branch=inner)
@@ -213,8 +213,8 @@ def nested(levels: int) -> ModelProto:
 
 
 def test_nested_subgraphs() -> None:
-    assert refused(nested(6).SerializeToString(), Rules(max_subgraph_depth=5)).code is Code.MODEL_INVALID
-    assert not isinstance(profile_of(nested(6).SerializeToString(), "d", Rules(max_subgraph_depth=6)), Refusal)
+    assert refusal_of(nested_ifs(6).SerializeToString(), Rules(max_subgraph_depth=5)).code is Code.MODEL_INVALID
+    assert not isinstance(profile_of(nested_ifs(6).SerializeToString(), "d", Rules(max_subgraph_depth=6)), Refusal)
 
 
 def with_functions(*calls: tuple[str, list[str]]) -> bytes:
@@ -242,7 +242,7 @@ def with_functions(*calls: tuple[str, list[str]]) -> bytes:
     ids=["itself", "ring", "twice", "doubling", "deep"],
 )
 def test_functions(content: bytes) -> None:
-    assert refused(content).code is Code.MODEL_INVALID
+    assert refusal_of(content).code is Code.MODEL_INVALID
 
 
 def node_of(domain: str, operator: str, **attributes: Any) -> ModelProto:
@@ -262,15 +262,15 @@ def node_of(domain: str, operator: str, **attributes: Any) -> ModelProto:
 )
 def test_custom_operators_need_the_operators_word(made: ModelProto) -> None:
     content = made.SerializeToString()
-    assert refused(content).code is Code.CUSTOM_OP_DENIED
-    trusted = Rules(trusted=frozenset({digest_of(content)}))
+    assert refusal_of(content).code is Code.CUSTOM_OP_DENIED
+    trusted = Rules(trusted_digests=frozenset({digest_of(content)}))
     assert not isinstance(profile_of(content, digest_of(content), trusted), Refusal)
 
 
 def test_a_context_that_names_a_file_is_a_path_even_if_trusted() -> None:
     content = node_of("com.microsoft", "EPContext", embed_mode=0, ep_cache_context=b"../ctx.bin").SerializeToString()
-    trusted = Rules(trusted=frozenset({digest_of(content)}))
-    assert refused(content, trusted).code is Code.MODEL_PATH
+    trusted = Rules(trusted_digests=frozenset({digest_of(content)}))
+    assert refusal_of(content, trusted).code is Code.MODEL_PATH
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_context_that_names_a_file_is_a_path_even_if_trusted() -> None:
 def test_options_in_metadata(key: str) -> None:
     made = relu()
     helper.set_model_props(made, {key: "1"})
-    assert refused(made.SerializeToString()).code is Code.CUSTOM_OP_DENIED
+    assert refusal_of(made.SerializeToString()).code is Code.CUSTOM_OP_DENIED
 
 
 def _with(change: Callable[[ModelProto], object]) -> bytes:
@@ -311,7 +311,7 @@ def _with(change: Callable[[ModelProto], object]) -> bytes:
     ],
 )  # fmt: skip
 def test_graphs_that_do_not_hold_together(content: bytes) -> None:
-    assert refused(content).code is Code.MODEL_INVALID
+    assert refusal_of(content).code is Code.MODEL_INVALID
 
 
 def test_a_few_bytes_that_want_four_tebibytes() -> None:
@@ -320,7 +320,7 @@ def test_a_few_bytes_that_want_four_tebibytes() -> None:
     )  # fmt: skip
     content = made.SerializeToString()
     assert len(content) < 120
-    refusal = refused(content)
+    refusal = refusal_of(content)
     assert refusal.code is Code.MODEL_INVALID
     assert "4TiB" in refusal.found
 
@@ -354,7 +354,7 @@ def test_no_bytes_make_the_scan_fail_otherwise(content: bytes) -> None:
 def test_what_the_scan_passes_is_no_deeper_than_allowed(at: int, patch: bytes) -> None:
     """Random damage to a nested model: the scan refuses it, or protobuf's own parser does, or reads it at that depth or
     less."""
-    content = bytearray(nested(4).SerializeToString())
+    content = bytearray(nested_ifs(4).SerializeToString())
     at %= len(content)
     content[at : at + len(patch)] = patch
     if scan(bytes(content), Rules(max_depth=20)) is None:

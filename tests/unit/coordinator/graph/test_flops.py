@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
-from harness.crafted import FLOAT, INT64, digest_of, graph, ints, model, tensor, weight
+from harness.models.synthetic import FLOAT, INT64, digest_of, graph, ints, model, tensor, weight
 from shoal.coordinator.core.graph import profile_of
 from shoal.types.profile import ModelProfile, OperatorCost
 
 
-def profiled(made: Any) -> ModelProfile:
+def profile_model(made: Any) -> ModelProfile:
     content = made.SerializeToString()
     profile = profile_of(content, digest_of(content))
     assert isinstance(profile, ModelProfile), profile
@@ -39,7 +39,7 @@ def one(
     node: NodeProto = helper.make_node(
         operator, [*names, *(item.name for item in constants)], made, domain=domain, **attributes
     )
-    return profiled(
+    return profile_model(
         model(
             [node],
             [tensor(name, shape, dtype) for name, shape in zip(names, shapes, strict=True)],
@@ -125,7 +125,7 @@ def test_bytes_are_each_tensor_once_and_a_view_moves_nothing() -> None:
 
 def test_indexing_reads_what_it_returns() -> None:
     """3 rows of an embedding of 1000 rows: 3 rows read, 3 written, 3 indices."""
-    profile = profiled(
+    profile = profile_model(
         model(
             [helper.make_node("Gather", ["table", "ids"], ["y"])],
             [tensor("ids", [3], INT64)],
@@ -171,7 +171,7 @@ def test_resnet50_costs_what_is_published() -> None:
     flat = node("Flatten", [node("GlobalAveragePool", [at])])
     inputs.append(tensor("fc", [2048, 1000]))
     nodes.append(helper.make_node("Gemm", [flat, "fc"], ["y"]))
-    profile = profiled(model(nodes, inputs, [tensor("y", [None, 1000])]))
+    profile = profile_model(model(nodes, inputs, [tensor("y", [None, 1000])]))
     assert cost_of(profile, "Conv").nodes == 53
     assert cost_of(profile, "Conv").flops + cost_of(profile, "Gemm").flops == 2 * 4_089_184_256
     assert profile.confident
@@ -188,7 +188,7 @@ def test_a_body_is_counted_as_often_as_it_runs() -> None:
         [tensor("i", [], INT64), tensor("c", [], TensorProto.BOOL), tensor("s", [3])],
         [tensor("c2", [], TensorProto.BOOL), tensor("s2", [3]), tensor("t", [3])],
     )
-    profile = profiled(
+    profile = profile_model(
         model(
             [helper.make_node("Loop", ["n", "", "x"], ["y", "all"], body=body)],
             [tensor("x", [3])],

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from harness.crafted import BOOL, FLOAT, INT64, digest_of, graph, ints, model, relu, tensor, weight
+from harness.models.synthetic import BOOL, FLOAT, INT64, digest_of, graph, ints, model, relu, tensor, weight
 from shoal.coordinator.core.graph import Rules, profile_of
 from shoal.types.codes import Code, Refusal
 from shoal.types.profile import ModelProfile, TensorSpec
 
 
-def profiled(made: ModelProto, rules: Rules | None = None) -> ModelProfile:
+def profile_model(made: ModelProto, rules: Rules | None = None) -> ModelProfile:
     content = made.SerializeToString()
     profile = profile_of(content, digest_of(content), rules or Rules())
     assert isinstance(profile, ModelProfile), profile
@@ -30,7 +30,7 @@ def test_interface_and_identity_are_read_as_they_stand() -> None:
         [tensor("y", ["batch", None]), tensor("same", [3], TensorProto.STRING)],
         opset=17,
     )
-    profile = profiled(made)
+    profile = profile_model(made)
     assert profile.inputs == (TensorSpec("ids", "INT64", (-1, -1)), TensorSpec("text", "BYTES", (3,)))
     assert profile.outputs == (TensorSpec("y", "FP32", (-1, -1)), TensorSpec("same", "BYTES", (3,)))
     assert profile.reference_shapes == {"ids": (1, 128), "text": (3,)}
@@ -41,7 +41,7 @@ def test_interface_and_identity_are_read_as_they_stand() -> None:
 
 def test_an_output_without_a_declared_shape_has_as_many_open_axes_as_it_will_have() -> None:
     made = model([helper.make_node("Relu", ["x"], ["y"])], [tensor("x", ["N", 4])], [tensor("y", None)])
-    assert profiled(made).outputs == (TensorSpec("y", "FP32", (-1, -1)),)
+    assert profile_model(made).outputs == (TensorSpec("y", "FP32", (-1, -1)),)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_an_output_without_a_declared_shape_has_as_many_open_axes_as_it_will_hav
 )  # fmt: skip
 def test_every_type_of_the_inference_protocol(dtype: int, name: str) -> None:
     made = model([helper.make_node("Identity", ["x"], ["y"])], [tensor("x", [2], dtype)], [tensor("y", [2], dtype)])
-    assert profiled(made).inputs[0].dtype == name
+    assert profile_model(made).inputs[0].dtype == name
 
 
 def test_weights_are_initializers_and_constants_and_decide_the_precision() -> None:
@@ -73,14 +73,14 @@ def test_weights_are_initializers_and_constants_and_decide_the_precision() -> No
         [tensor("y", None)],
         [weight("w", (8, 8), np.int8), weight("scale", ()), weight("gain", (1,)), ints("at", [0] * 10)],
     )
-    profile = profiled(made)
+    profile = profile_model(made)
     assert profile.weight_bytes == 64 + 4 + 4 + 80 + 1
     assert profile.precision == "int8"
 
 
 def test_without_weights_the_precision_is_that_of_the_input() -> None:
     half = model(chain("Relu"), [tensor("t0", [2], TensorProto.FLOAT16)], [tensor("t1", [2], TensorProto.FLOAT16)])
-    assert profiled(half).precision == "fp16"
+    assert profile_model(half).precision == "fp16"
 
 
 def test_a_tensor_lives_from_its_maker_to_its_last_reader() -> None:
@@ -95,7 +95,7 @@ def test_a_tensor_lives_from_its_maker_to_its_last_reader() -> None:
         [tensor("y", None)],
         [ints("hundred", [100])],
     )
-    assert profiled(made).activation_bytes == 4 * (1 + 200)
+    assert profile_model(made).activation_bytes == 4 * (1 + 200)
 
 
 def test_a_tensor_that_is_read_late_is_held_until_then() -> None:
@@ -105,7 +105,7 @@ def test_a_tensor_that_is_read_late_is_held_until_then() -> None:
         [tensor("t0", [10])],
         [tensor("y", [10])],
     )
-    assert profiled(made).activation_bytes == 4 * 10 * 4
+    assert profile_model(made).activation_bytes == 4 * 10 * 4
 
 
 def test_a_view_lives_in_its_inputs_memory() -> None:
@@ -119,7 +119,7 @@ def test_a_view_lives_in_its_inputs_memory() -> None:
         [tensor("x", [2, 5])],
         [tensor("y", [2, 5])],
     )
-    assert profiled(made).activation_bytes == 4 * 10 * 4  # x, a (which b is), c, y
+    assert profile_model(made).activation_bytes == 4 * 10 * 4  # x, a (which b is), c, y
 
 
 def branches(condition: str) -> ModelProto:
@@ -143,13 +143,13 @@ def branches(condition: str) -> ModelProto:
 
 
 def test_of_an_unknown_branch_the_dearer_counts_and_both_are_listed() -> None:
-    profile = profiled(branches("asked"))
+    profile = profile_model(branches("asked"))
     assert profile.flops == 100
     assert profile.operators == ("Add", "If", "Relu")
 
 
 def test_a_constant_condition_decides_the_branch() -> None:
-    assert profiled(branches("never")).flops == 30
+    assert profile_model(branches("never")).flops == 30
 
 
 def test_a_function_is_counted_at_every_call_with_its_attributes() -> None:
@@ -164,7 +164,7 @@ def test_a_function_is_counted_at_every_call_with_its_attributes() -> None:
         helper.make_node("Scale", ["x"], ["t"], domain="own", along=0),
         helper.make_node("Scale", ["t"], ["y"], domain="own", along=1),
     ]
-    profile = profiled(
+    profile = profile_model(
         model(calls, [tensor("x", [3, 4])], [tensor("y", [3, 4])], domains={"own": 1}, functions=[function])
     )
     assert profile.flops == 2 * 6 * 12
@@ -188,7 +188,7 @@ def test_shapes_computed_from_shapes_are_followed() -> None:
         [tensor("y", None)],
         [ints("first", [0]), ints("second", [1]), ints("two", [2]), weight("m", (2, 3))],
     )
-    profile = profiled(made)
+    profile = profile_model(made)
     assert next(c for c in profile.costs if c.operator == "MatMul").flops == 2 * 32 * 3 * 2
     assert profile.confident
 
@@ -205,7 +205,7 @@ def test_sizes_that_fit_the_network_are_found() -> None:
         [tensor("y", None)],
         [ints("axis", [2])],
     )
-    profile = profiled(made)
+    profile = profile_model(made)
     assert profile.reference_shapes["x"] == (1, 3, 48, 320)
     assert profile.confident
 
@@ -216,13 +216,13 @@ def test_a_shape_that_depends_on_data_is_admitted() -> None:
         [tensor("x", [4])],
         [tensor("y", None, INT64)],
     )
-    assert not profiled(made).confident
+    assert not profile_model(made).confident
 
 
 def test_long_metadata_stays_in_the_model() -> None:
     made = relu()
     helper.set_model_props(made, {"task": "ocr", "character": "x" * 5000})
-    assert profiled(made).metadata == {"task": "ocr"}
+    assert profile_model(made).metadata == {"task": "ocr"}
 
 
 def test_what_one_run_holds_is_limited() -> None:

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, ValueInfoProto, load, numpy_helper
 
-from harness.crafted import digest_of, real_models
+from harness.models.synthetic import digest_of, real_models
 from shoal.coordinator.core.graph import profile_of
 from shoal.types.profile import ModelProfile
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.crafted import FLOAT, INT64, Axes, tensor
+from harness.models.synthetic import FLOAT, INT64, Axes, tensor
 from shoal.coordinator.core.graph.reference import Scheme, reference_inputs
 
 SCHEME = Scheme(height=100, width=200, sequence=30, samples=400)

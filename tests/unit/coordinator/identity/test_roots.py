@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from shoal.coordinator.identity import roots as module
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.roots import Roots
+from shoal.host.private_files import write_private
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
-from shoal.wire.private import write_private
 
 WALL = Wall(1_800_000_000.0)
-NEXT = {"idle": "begun", "trust": "promoted", "issue": "retired"}
+NEXT = {"idle": "begin", "trust": "promote", "issue": "retire"}
 STAGES = ("idle", "trust", "issue")
 
 
@@ -46,21 +46,21 @@ def cut_after(writes: int) -> Iterator[None]:
         yield
 
 
-def opened(folder: Path) -> Roots:
+def open_roots(folder: Path) -> Roots:
     return Roots.open(folder, "eu", wall=WALL, may_create=True)
 
 
 def is_sound(found: Roots) -> None:
     assert found.stage in STAGES
-    assert found.issuing_name in found.trusted
+    assert found.issuing_name in found.trusted_names
     assert found.issuing.key is not None, "it can issue"
-    assert all(root.key is not None for root in found.trusting)
-    oldest = min(int(name) for name in found.trusted)
-    places = {root.name: found.folder if root.name == "1" else found.folder / root.name for root in found.known}
+    assert all(root.key is not None for root in found.trusted_roots)
+    oldest = min(int(name) for name in found.trusted_names)
+    places = {root.name: found.folder if root.name == "1" else found.folder / root.name for root in found.all_roots}
     kept = [name for name, place in places.items() if int(name) < oldest and (place / "key.pem").exists()]
     assert not kept, "a retired CA's key is gone"
     assert all(place.joinpath("key.pem").stat().st_mode & 0o077 == 0 for name, place in places.items()
-               if name in found.trusted)  # fmt: skip
+               if name in found.trusted_names)  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,7 +69,7 @@ def test_a_rotation_that_is_cut_off_anywhere_goes_on_where_it_stood(cuts: list[i
     """cuts: of each step, the write before which the power goes; None: it is not cut."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = opened(folder)
+        found = open_roots(folder)
         for cut in cuts:
             before = found
             try:
@@ -78,28 +78,28 @@ def test_a_rotation_that_is_cut_off_anywhere_goes_on_where_it_stood(cuts: list[i
                 done = True
             except PowerCut:
                 done = False
-            found = opened(folder)
+            found = open_roots(folder)
             is_sound(found)
             following = STAGES[(STAGES.index(before.stage) + 1) % 3]
             assert found.stage == (following if done else before.stage)
-            assert {root.fingerprint for root in before.known} <= {root.fingerprint for root in found.known}
+            assert {root.fingerprint for root in before.all_roots} <= {root.fingerprint for root in found.all_roots}
             if not done:
                 assert found.issuing.fingerprint == before.issuing.fingerprint
 
 
 def test_a_start_that_was_cut_off_makes_the_first_ca_anew(tmp_path: Path) -> None:
     with pytest.raises(PowerCut), cut_after(1):
-        opened(tmp_path)
+        open_roots(tmp_path)
     assert (tmp_path / "key.pem").exists()
-    is_sound(opened(tmp_path))
+    is_sound(open_roots(tmp_path))
 
 
 def test_a_key_that_retirement_left_behind_is_gone_at_the_next_start(tmp_path: Path) -> None:
-    found = opened(tmp_path).begun(WALL).promoted(WALL)
+    found = open_roots(tmp_path).begin(WALL).promote(WALL)
     with mock.patch.object(module, "_forget"):
-        found.retired(WALL)
+        found.retire(WALL)
     assert (tmp_path / "key.pem").exists(), "it was cut off right there"
-    is_sound(opened(tmp_path))
+    is_sound(open_roots(tmp_path))
     assert not (tmp_path / "key.pem").exists()
 
 
@@ -108,18 +108,18 @@ def test_a_key_that_retirement_left_behind_is_gone_at_the_next_start(tmp_path: P
 def test_who_trusts_only_the_ca_before_believes_what_the_next_one_issues(turns: int) -> None:
     """While both are trusted: the successor's certificate as its predecessor signed it closes the chain."""
     with tempfile.TemporaryDirectory() as name:
-        authority = FileAuthority(opened(Path(name)))
+        authority = FileAuthority(open_roots(Path(name)))
         certificates = []
         for _ in range(turns):
             old = authority._roots.issuing.certificate
-            authority._roots = authority._roots.begun(WALL).promoted(WALL)
+            authority._roots = authority._roots.begin(WALL).promote(WALL)
             issued = authority.enrol_self(Role.AGENT, "n", lifetime_s=Seconds(60.0), wall=WALL)
             leaf, cross = x509.load_pem_x509_certificates(issued.certificate_pem)
             leaf.verify_directly_issued_by(cross)
             cross.verify_directly_issued_by(old)
             assert authority.fingerprints[0] == authority.fingerprint
             assert authority.recognise(leaf) == authority.fingerprint
-            authority._roots = authority._roots.retired(WALL)
+            authority._roots = authority._roots.retire(WALL)
             assert len(x509.load_pem_x509_certificates(authority.ca_pem)) == 1
             certificates.append(leaf)
         for earlier, _ in pairwise(certificates):
@@ -141,7 +141,7 @@ def test_who_trusts_only_the_ca_before_believes_what_the_next_one_issues(turns: 
     ],
 )
 def test_files_that_do_not_belong_together_are_said_and_nothing_is_made_anew(tmp_path: Path, damage: Any) -> None:
-    opened(tmp_path).begun(WALL)
+    open_roots(tmp_path).begin(WALL)
     damage(tmp_path)
     with pytest.raises(ShoalError) as error:
         Roots.open(tmp_path, "eu", wall=WALL, may_create=False)
@@ -153,7 +153,7 @@ def test_a_known_region_without_its_ca_makes_no_other(tmp_path: Path) -> None:
     with pytest.raises(ShoalError) as error:
         Roots.open(tmp_path, "eu", wall=WALL, may_create=False)
     assert error.value.code is Code.STATE_CORRUPT
-    opened(tmp_path)
+    open_roots(tmp_path)
     with pytest.raises(ShoalError) as error:
         Roots.open(tmp_path, "us", wall=WALL, may_create=True)
     assert error.value.code is Code.STATE_CORRUPT

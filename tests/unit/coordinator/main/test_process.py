@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.coordinator import REGION
+from harness.cluster.coordinator import REGION
 from harness.ports import free_ports
 from harness.wait import until
-from shoal.client import Context, Region
+from shoal.client import Context, RegionClient
 from shoal.coordinator.main import federation, process, region
-from shoal.coordinator.main.options import Config, config_of, parser_of
+from shoal.coordinator.main.options import CoordinatorConfig, config_of, parser_of
 from shoal.coordinator.ports import OpenStore
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, ShoalError, refuse
@@ -23,7 +23,7 @@ class Stores:
         self.opened: list[SqliteStore] = []
         self.refusals = 0
 
-    async def open(self, config: Config) -> OpenStore:
+    async def open(self, config: CoordinatorConfig) -> OpenStore:
         if self.opened and self.refusals:
             self.refusals -= 1
             raise refuse(Code.STORE_UNAVAILABLE, "nobody answers", "a store", "wait")
@@ -31,9 +31,9 @@ class Stores:
         return self.opened[-1]
 
 
-@pytest.mark.parametrize(("role", "stand"), [("region", region.stand), ("federation", federation.stand)])
+@pytest.mark.parametrize(("role", "stand"), [("region", region.serve_store), ("federation", federation.serve_store)])
 async def test_a_store_that_is_outdated_is_opened_anew_and_writes_go_on_at_the_same_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, stand: process.Stand
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, stand: process.ServeStore
 ) -> None:
     stores, stopping = Stores(), asyncio.Event()
     monkeypatch.setattr(process, "open_store", stores.open)
@@ -45,19 +45,19 @@ async def test_a_store_that_is_outdated_is_opened_anew_and_writes_go_on_at_the_s
     operator = Context("tests", REGION, link, str(config.data_dir / "operator"))
 
     def token() -> str:
-        with Region(operator) as api:
+        with RegionClient(operator) as api:
             return api.create_token("operator", valid_s=60.0).id
 
-    async def created() -> str:
+    async def create_token() -> str:
         return await asyncio.to_thread(token)
 
     serving = asyncio.create_task(process.serve(config, role, stand, stopping))
     try:
-        await until(created, 20.0, "it takes a write")
+        await until(create_token, 20.0, "it takes a write")
         stores.refusals = 2
-        stores.opened[0].outdated.set()
+        stores.opened[0].stale.set()
         await until(lambda: len(stores.opened) == 2, 10.0, "another store is opened")
-        again = await until(created, 20.0, "it takes writes again")
+        again = await until(create_token, 20.0, "it takes writes again")
         with pytest.raises(ShoalError):
             await stores.opened[0].read("anything")
         assert any(again in record.key for record in await stores.opened[1].scan("tokens/"))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.pki import Authority
-from shoal.coordinator.clock import SystemClock
-from shoal.coordinator.peers.channels import CLOSE_S, Channels, answered
+from harness.crypto.pki import Authority
+from shoal.coordinator.clock import CoordinatorClock
+from shoal.coordinator.peers.channels import CLOSE_S, Channels, await_answer
 from shoal.coordinator.peers.grpc import stub_of
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
@@ -17,14 +17,14 @@ from shoal.wire.enrol import Enrolled
 
 
 async def test_who_waits_on_a_channel_that_a_renewed_identity_replaced_is_told(tmp_path: Path) -> None:
-    wall = SystemClock().wall()
+    wall = CoordinatorClock().wall()
     own, other = Authority(tmp_path / "own", "own", wall), Authority(tmp_path / "other", "other", wall)
 
-    def issued() -> Enrolled:
+    def issue_identity() -> Enrolled:
         certificate, key, ca = own.issue(Role.COORDINATOR, "coordinator").read()
         return Enrolled("own", Role.COORDINATOR, "coordinator", certificate, ca, "", "", key)
 
-    identity = issued()
+    identity = issue_identity()
     met = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,9 +37,9 @@ async def test_who_waits_on_a_channel_that_a_renewed_identity_replaced_is_told(t
     member = Member("other", f"127.0.0.1:{port}", (other.certificate.read_text(),), "")
     channels = Channels(lambda: identity)
     call = stub_of(channels, member).Measure(federation_pb2.MeasureRequest(), timeout=60.0)
-    waiting = asyncio.create_task(answered(call, Code.PEER_UNREACHABLE, "other"))
+    waiting = asyncio.create_task(await_answer(call, Code.PEER_UNREACHABLE, "other"))
     await asyncio.wait_for(met.wait(), 10.0)
-    identity = issued()
+    identity = issue_identity()
     stub_of(channels, member)
     await asyncio.wait([waiting], timeout=CLOSE_S + 10.0)
     assert not waiting.cancelled(), "the loop that waits would end without a word"

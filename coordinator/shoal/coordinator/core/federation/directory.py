@@ -1,7 +1,8 @@
-"""Who is in the federation, what each offers now, and how far its word is trusted: values, replaced as things happen.
+"""The state of the federation: its members, what each offers now, and how far its reports are trusted. Values are
+replaced as messages arrive.
 
-A lease is counted from when this replica heard (of) the advertisement, on its own elapsed time: replicas need no common
-clock, and one that starts gives everybody a lease's time.
+A lease starts when this replica learns of the advertisement, on its own monotonic clock. Replicas therefore need no
+common clock, and a replica that starts gives every region one full lease.
 """
 
 import hashlib
@@ -13,117 +14,134 @@ from statistics import median
 from typing import Final
 
 from shoal.coordinator.core.negotiation import reputation, standing
-from shoal.coordinator.core.negotiation.standing import Askers
+from shoal.coordinator.core.negotiation.standing import LedgerStandings
 from shoal.types.agreement import Delivered
 from shoal.types.offer import Advertisement, Directory, Member
 from shoal.types.units import Elapsed, Wall
 
 RECORDS_KEPT: Final = 64
-"""Of what one region delivered to another: the newest agreements."""
-WITNESSES: Final = 3
-"""So many delegates' words make an asker's standing."""
+"""Delivery records kept for each pair of regions: those of the newest agreements."""
+STANDING_QUORUM: Final = 3
+"""Delegates whose reports are needed before they alone decide the standing of an asking region."""
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """The newest advertisement of a region that counted."""
+class LiveAdvertisement:
+    """The newest valid advertisement of a region."""
 
     advertisement: Advertisement
+    # When this replica learned of it; its lease starts here.
     heard_at: Elapsed
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
-    """members: as they said of themselves (no advertisement, trust 1).
+class FederationState:
+    """What one replica of the federation knows."""
 
-    delivered: by delegate and origin, oldest first. trust: by delegate, what follows from that (`trusted`). askers: by
-    delegate."""
-
+    # Members by region name, as they described themselves: without advertisement, with trust 1.
     members: Mapping[str, Member] = field(default_factory=dict)
-    live: Mapping[str, Live] = field(default_factory=dict)
-    delivered: Mapping[str, Mapping[str, tuple[Delivered, ...]]] = field(default_factory=dict)
+    # Newest advertisement by region name. Its lease may have expired.
+    advertisements: Mapping[str, LiveAdvertisement] = field(default_factory=dict)
+    # Delivery records by delegate, then by origin; the oldest first.
+    deliveries: Mapping[str, Mapping[str, tuple[Delivered, ...]]] = field(default_factory=dict)
+    # Trust by delegate, computed from `deliveries` (`trust_score`); an absent delegate has trust 1.
     trust: Mapping[str, float] = field(default_factory=dict)
-    askers: Mapping[str, Askers] = field(default_factory=dict)
+    # By delegate, what its ledger says about the regions that let it hold capacity.
+    askers: Mapping[str, LedgerStandings] = field(default_factory=dict)
 
-    def with_member(self, member: Member) -> "Book":
+    def with_member(self, member: Member) -> "FederationState":
         return replace(self, members={**self.members, member.region: member})
 
-    def with_advertisement(self, advertisement: Advertisement, now: Elapsed) -> "Book":
-        """The same one again, as another replica may have written it, extends nothing."""
-        before = self.live.get(advertisement.region)
+    def with_advertisement(self, advertisement: Advertisement, now: Elapsed) -> "FederationState":
+        """Ignores an advertisement that is not newer: the same one, as another replica may have stored it, must not
+        extend the lease."""
+        before = self.advertisements.get(advertisement.region)
         if before is not None and before.advertisement.sequence >= advertisement.sequence:
             return self
-        return replace(self, live={**self.live, advertisement.region: Live(advertisement, now)})
-
-    def with_delivered(self, origin: str, region: str, delivered: tuple[Delivered, ...]) -> "Book":
-        seen = {**self.delivered.get(region, {}), origin: delivered}
         return replace(
-            self,
-            delivered={**self.delivered, region: seen},
-            trust={**self.trust, region: trusted(region, seen)},
+            self, advertisements={**self.advertisements, advertisement.region: LiveAdvertisement(advertisement, now)}
         )
 
-    def delivered_to(self, origin: str, region: str) -> tuple[Delivered, ...]:
-        return self.delivered.get(region, {}).get(origin, ())
+    def with_deliveries(self, origin: str, region: str, delivered: tuple[Delivered, ...]) -> "FederationState":
+        seen = {**self.deliveries.get(region, {}), origin: delivered}
+        return replace(
+            self,
+            deliveries={**self.deliveries, region: seen},
+            trust={**self.trust, region: trust_score(region, seen)},
+        )
 
-    def with_askers(self, region: str, askers: Askers) -> "Book":
+    def deliveries_to(self, origin: str, region: str) -> tuple[Delivered, ...]:
+        return self.deliveries.get(region, {}).get(origin, ())
+
+    def with_askers(self, region: str, askers: LedgerStandings) -> "FederationState":
         return replace(self, askers={**self.askers, region: askers})
 
-    def without(self, region: str) -> "Book":
-        """Its records stay: it may join again under its name."""
+    def without(self, region: str) -> "FederationState":
+        """Removes a member. Its delivery records stay, because it may join again under the same name."""
         members = {name: member for name, member in self.members.items() if name != region}
-        return replace(self, members=members, live={name: live for name, live in self.live.items() if name != region})
+        return replace(
+            self,
+            members=members,
+            advertisements={name: live for name, live in self.advertisements.items() if name != region},
+        )
 
 
-def listed(book: Book, federation: str, now: Elapsed, wall: Wall) -> Directory:
+def make_directory(state: FederationState, federation: str, now: Elapsed, wall: Wall) -> Directory:
+    """The directory as this replica sees it: members by name, with advertisements whose lease has not expired."""
     members = tuple(
         replace(
             member,
-            advertisement=_current(book, region, now),
-            trust=book.trust.get(region, 1.0),
-            standing=standing_of(book, region, wall),
+            advertisement=_current_advertisement(state, region, now),
+            trust=state.trust.get(region, 1.0),
+            standing=standing_of(state, region, wall),
         )
-        for region, member in sorted(book.members.items())
+        for region, member in sorted(state.members.items())
     )
-    return Directory(federation, _version(members), members)
+    return Directory(federation, _directory_version(members), members)
 
 
-def merged(known: Iterable[Delivered], told: Iterable[Delivered]) -> tuple[Delivered, ...]:
-    """The newest word of each agreement; the oldest agreements go first."""
+def merge_deliveries(known: Iterable[Delivered], reported: Iterable[Delivered]) -> tuple[Delivered, ...]:
+    """The newest record of each agreement. Beyond RECORDS_KEPT the oldest agreements are dropped."""
     by_agreement = {each.agreement: each for each in known}
-    for each in told:
+    for each in reported:
         by_agreement.pop(each.agreement, None)
         by_agreement[each.agreement] = each
     return tuple(by_agreement.values())[-RECORDS_KEPT:]
 
 
-def trusted(region: str, seen: Mapping[str, tuple[Delivered, ...]]) -> float:
-    """1: as promised; less below. The median of what each origin saw.
+def trust_score(region: str, seen: Mapping[str, tuple[Delivered, ...]]) -> float:
+    """Median of what each origin saw. 1: as promised; lower: worse than promised.
 
-    seen: by origin, what `region` delivered to it."""
-    return median(reputation.of(records).get(region, 1.0) for records in seen.values()) if seen else 1.0
+    seen: by origin, what `region` delivered to it.
+    """
+    return median(reputation.trust_of(records).get(region, 1.0) for records in seen.values()) if seen else 1.0
 
 
-def standing_of(book: Book, region: str, wall: Wall) -> float:
-    """1: what others held for it came to something, or nobody held anything; less below. The median of those who held;
-    while they are fewer than `WITNESSES`, the others are taken to find no fault: one that lies ruins nobody alone."""
+def standing_of(state: FederationState, region: str, wall: Wall) -> float:
+    """Median of what other regions report about the holds they granted to `region`. 1: all holds were used, or it asked
+    for none; lower: holds were wasted.
+
+    While fewer than STANDING_QUORUM regions report, the missing ones count as 1, so that one lying region cannot ruin
+    another's standing alone.
+    """
     said = [
         standing.value(askers.standings[region], wall)
-        for delegate, askers in book.askers.items()
+        for delegate, askers in state.askers.items()
         if delegate != region and region in askers.standings
     ]
-    return median([*said, *[1.0] * (WITNESSES - len(said))])
+    return median([*said, *[1.0] * (STANDING_QUORUM - len(said))])
 
 
-def _current(book: Book, region: str, now: Elapsed) -> Advertisement | None:
-    live = book.live.get(region)
+def _current_advertisement(state: FederationState, region: str, now: Elapsed) -> Advertisement | None:
+    """The region's advertisement; None where there is none or its lease has expired."""
+    live = state.advertisements.get(region)
     if live is None or now >= live.heard_at + live.advertisement.lease_s:
         return None
     return live.advertisement
 
 
-def _coarse(advertisement: Advertisement | None) -> list[tuple[object, ...]] | None:
-    """What free memory is worth telling again: a fifth more or less."""
+def _coarse_capacity(advertisement: Advertisement | None) -> list[tuple[object, ...]] | None:
+    """Capacity in steps of about a fifth of free memory. A smaller change does not make a new directory version."""
     if advertisement is None:
         return None
     return [
@@ -132,13 +150,13 @@ def _coarse(advertisement: Advertisement | None) -> list[tuple[object, ...]] | N
     ]
 
 
-def _version(members: tuple[Member, ...]) -> int:
-    """The same of every replica that knows the same. What changes with each advertisement alone is left out."""
+def _directory_version(members: tuple[Member, ...]) -> int:
+    """The same number on every replica that knows the same. What changes with every advertisement is left out."""
     told = [
         (
             *(member.region, member.address, member.roots, member.residency),
             *(round(member.trust, 2), round(member.standing, 1)),
-            _coarse(member.advertisement),
+            _coarse_capacity(member.advertisement),
         )
         for member in members
     ]

@@ -1,22 +1,23 @@
-"""What the federation takes from a region: members that can be reached and known, advertisements that can be true."""
+"""What the federation accepts from a region: members that can be reached and identified, and advertisements that can be
+true."""
 
 import math
 import re
 from typing import Final
 
-from shoal.coordinator.core.signals.model import MOST, SignalName
+from shoal.coordinator.core.signals.model import MAX_VALUES, SignalName
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Advertisement, CapacityClass, Member, Solicitation
 
 CLASSES_MOST: Final = 64
 REGIONS_MOST: Final = 1000
 DEVICES_MOST: Final = 1_000_000
-"""Of one class. A region with more of them is none."""
+"""Devices of one class. No real region has more."""
 DEVICE_BYTES_MOST: Final = 2**44
-COST_MOST: Final = MOST[SignalName.PRICE]
-"""USD an hour, of one device."""
+COST_MOST: Final = MAX_VALUES[SignalName.PRICE]
+"""USD/h of one device."""
 JOULES_MOST: Final = 1e6
-CARBON_MOST: Final = MOST[SignalName.CARBON]
+CARBON_MOST: Final = MAX_VALUES[SignalName.CARBON]
 RTT_MOST: Final = 60.0
 LEASE_LEAST_S: Final = 1.0
 LEASE_MOST_S: Final = 300.0
@@ -30,13 +31,14 @@ _ADDRESS: Final = re.compile(r"(?:\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):
 _DIGEST: Final = re.compile(r"(?:[0-9a-f]{64})?")
 
 
-def judge_advertisement(advertisement: Advertisement, before: Advertisement | None) -> Refusal | None:
-    """Why it does not count, if so: ADVERT_INVALID, or REPLAYED. before: the newest of that region that counted."""
-    if (found := _absurd(advertisement)) is not None:
+def check_advertisement(advertisement: Advertisement, before: Advertisement | None) -> Refusal | None:
+    """ADVERT_INVALID or REPLAYED where the advertisement does not count; else None. before: the newest valid one of
+    that region."""
+    if (found := _advertisement_problem(advertisement)) is not None:
         return Refusal(Code.ADVERT_INVALID, found, "what a region can have", "the last good one counts until it is old")
     if before is None or advertisement.sequence > before.sequence:
         return None
-    if repr(advertisement) != repr(before):  # an unknown number equals no other
+    if repr(advertisement) != repr(before):  # repr, because NaN does not equal itself
         return Refusal(
             Code.REPLAYED,
             f"advertisement {advertisement.sequence}",
@@ -46,8 +48,9 @@ def judge_advertisement(advertisement: Advertisement, before: Advertisement | No
     return None
 
 
-def judge_member(member: Member) -> Refusal | None:
-    """Of what a region says about itself; whether its CAs can be read is for who reads certificates."""
+def check_member(member: Member) -> Refusal | None:
+    """Checks what a region says about itself. Whether its CA certificates can be parsed is checked by the module that
+    reads certificates."""
     address = _ADDRESS.fullmatch(member.address)
     if address is None or not 0 < int(address[1]) < 65536:
         return _invalid(f"address {member.address!r:.80}", "HOST:PORT at which others reach its coordinator")
@@ -58,7 +61,7 @@ def judge_member(member: Member) -> Refusal | None:
     return None
 
 
-def judge_solicitation(solicitation: Solicitation) -> Refusal | None:
+def check_solicitation(solicitation: Solicitation) -> Refusal | None:
     remedy = "update the coordinator that asks"
     if not 0 < len(solicitation.models) <= MODELS_MOST:
         return Refusal(Code.MESSAGE_INVALID, f"{len(solicitation.models)} models", f"1 to {MODELS_MOST}", remedy)
@@ -68,7 +71,7 @@ def judge_solicitation(solicitation: Solicitation) -> Refusal | None:
     return None
 
 
-def _absurd(advertisement: Advertisement) -> str | None:
+def _advertisement_problem(advertisement: Advertisement) -> str | None:
     if len(advertisement.classes) > CLASSES_MOST:
         return f"{len(advertisement.classes)} classes, at most {CLASSES_MOST}"
     if not LEASE_LEAST_S <= advertisement.lease_s <= LEASE_MOST_S:
@@ -86,11 +89,11 @@ def _absurd(advertisement: Advertisement) -> str | None:
     kinds = [(each.device_class, each.runtime) for each in advertisement.classes]
     if len(set(kinds)) < len(kinds):
         return "a class that is there twice"
-    return next((found for each in advertisement.classes if (found := _absurd_class(each)) is not None), None)
+    return next((found for each in advertisement.classes if (found := _class_problem(each)) is not None), None)
 
 
-def _absurd_class(each: CapacityClass) -> str | None:
-    """NaN is in no range, and says `unknown` where that may be."""
+def _class_problem(each: CapacityClass) -> str | None:
+    """NaN lies in no range; it means `unknown` where that is allowed."""
     name = f"class {each.device_class!r:.40}"
     if not all(_WORD.fullmatch(word) for word in (each.device_class, each.runtime, *each.precisions)):
         return f"{name}: words that are none"

@@ -1,10 +1,10 @@
-"""Whom to ask: regions that may run it, by what they advertise, where they lie, how far they are and how they kept
-their word. One that is too far is asked all the same, after the nearer ones: it may have a counter-offer."""
+"""Which regions to solicit: those that may run the workload, by advertisement, residency, distance and trust. A region
+that is too far is asked too, after the nearer ones, because it may make a counter-offer."""
 
 from collections.abc import Iterable
 from typing import Final
 
-from shoal.coordinator.core.negotiation.trust import fits
+from shoal.coordinator.core.negotiation.trust import matches_any
 from shoal.types.offer import Advertisement, Member, Solicitation
 
 ASKED_MOST: Final = 16
@@ -13,9 +13,11 @@ ASKED_MOST: Final = 16
 def shortlist(
     solicitation: Solicitation, members: Iterable[Member], *, standing: float = 1.0, most: int = ASKED_MOST
 ) -> tuple[Member, ...]:
-    """The best first. How far they are the origin measured, and the solicitation carries it; else the member did.
+    """The best regions first. The round-trip time is the one that the origin measured and put into the solicitation,
+    else the one that the member measured.
 
-    standing: the origin's: of whom nothing comes, fewer hold room at a time."""
+    standing: the origin's. An origin whose holds lead to few agreements may solicit fewer regions at a time.
+    """
     fitting = (member for member in members if _fits(solicitation, member))
     return tuple(sorted(fitting, key=lambda member: _rank(solicitation, member))[: max(1, round(most * standing))])
 
@@ -24,7 +26,7 @@ def _fits(solicitation: Solicitation, member: Member) -> bool:
     advertisement = member.advertisement
     if member.region == solicitation.origin or advertisement is None:
         return False
-    if not fits(solicitation.to, member.region):
+    if not matches_any(solicitation.to, member.region):
         return False
     if not solicitation.require.may_be_in(member.region, member.residency):
         return False
@@ -32,7 +34,7 @@ def _fits(solicitation: Solicitation, member: Member) -> bool:
 
 
 def _has_room(solicitation: Solicitation, advertisement: Advertisement) -> bool:
-    """In one class, for the smallest of the models in one of the precisions asked for."""
+    """Whether one class has memory for the smallest of the models, in one of the precisions asked for."""
     precisions = solicitation.require.precisions
     for each in advertisement.classes:
         wanted = [
@@ -46,8 +48,8 @@ def _has_room(solicitation: Solicitation, advertisement: Advertisement) -> bool:
     return False
 
 
-def _distance(solicitation: Solicitation, member: Member) -> float | None:
-    """Seconds there and back; None where nobody measured."""
+def _rtt_s(solicitation: Solicitation, member: Member) -> float | None:
+    """Round-trip time in seconds; None where neither side measured it."""
     measured = solicitation.way_s.get(member.region)
     if measured is None and member.advertisement is not None:
         measured = member.advertisement.rtt_s.get(solicitation.origin)
@@ -55,6 +57,6 @@ def _distance(solicitation: Solicitation, member: Member) -> float | None:
 
 
 def _rank(solicitation: Solicitation, member: Member) -> tuple[float, float, str]:
-    """Trust first, in coarse steps, then nearness, and the name so that the order is always the same."""
-    way = _distance(solicitation, member)
-    return -round(member.trust, 1), way if way is not None else float("inf"), member.region
+    """Trust in coarse steps first, then round-trip time, then the name, so that the order is deterministic."""
+    rtt_s = _rtt_s(solicitation, member)
+    return -round(member.trust, 1), rtt_s if rtt_s is not None else float("inf"), member.region

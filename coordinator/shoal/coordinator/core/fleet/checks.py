@@ -1,4 +1,4 @@
-"""Is what a node reports possible at all? A refused value is dropped; the node's work goes on."""
+"""Checks whether what a node reports is possible. An absurd value is dropped; the node keeps serving."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,12 +12,13 @@ from shoal.types.latency import BUCKETS, Counts
 from shoal.types.receipt import MAX_SPREAD, Receipt
 from shoal.types.units import Bytes, Wall, show_bytes, show_seconds
 
-LATEST = Wall(2.0**33)
-"""The year 2242: no clock that was ever set shows more; and none shows less than 1970, as a device's that has none."""
+LATEST_TIME = Wall(2.0**33)
+"""The year 2242. No clock that was ever set shows more, and none shows less than 1970, which a device without a clock
+reports."""
 MOST_FLOPS = 1e17
-"""FLOP/s of one device above any that is sold (an H200 gives 4e15 at fp8, sparse), with room."""
+"""FLOP/s of one device. Above any that is sold, with a margin (an H200 gives 4e15 at fp8, sparse)."""
 MOST_BYTES = 1e14
-"""Bytes/s, likewise (HBM3e: 5e12)."""
+"""Bytes/s, chosen in the same way (HBM3e: 5e12)."""
 MOST_WATTS = 1e5
 MOST_SECONDS = 1e5
 """For launch and node overheads and served latencies."""
@@ -27,9 +28,10 @@ LEAST_CELSIUS = -60.0
 
 
 def check_receipt(receipt: Receipt, node: Node, wall: Wall) -> Refusal | None:
-    """None when the receipt can be true of one of the node's devices; else RECEIPT_ABSURD, or NODE_MISMATCH.
+    """None where the receipt can be true of one of the node's devices; else RECEIPT_ABSURD or NODE_MISMATCH.
 
-    wall: now, by the clock that is ahead: ours or the node's."""
+    wall: current time by whichever clock is ahead, ours or the node's.
+    """
     if receipt.node != node.name:
         return Refusal(
             Code.NODE_MISMATCH, f"a receipt of {receipt.node}", f"one of {node.name}", "a node reports itself only"
@@ -42,40 +44,45 @@ def check_receipt(receipt: Receipt, node: Node, wall: Wall) -> Refusal | None:
     if receipt.measured_at > wall + CLOCK_ALLOWANCE_S:
         ahead = show_seconds(receipt.measured_at - wall)
         return _receipt_absurd(receipt, f"measured {ahead} ahead of now", f"at most {show_seconds(CLOCK_ALLOWANCE_S)}")
-    if not 0 < receipt.memory_bytes <= _physical(device, node):
+    if not 0 < receipt.memory_bytes <= _physical_memory(device, node):
         return _receipt_absurd(
-            receipt, f"memory {show_bytes(receipt.memory_bytes)}", f"0 to {show_bytes(_physical(device, node))}"
+            receipt, f"memory {show_bytes(receipt.memory_bytes)}", f"0 to {show_bytes(_physical_memory(device, node))}"
         )
     if not 0 <= receipt.spread <= MAX_SPREAD:
         return _receipt_absurd(receipt, f"spread {receipt.spread:g}", f"0 to {MAX_SPREAD:g}")
     for name, value, most in _rates(receipt):
-        if math.isinf(value) or value > most or (value <= 0 and name not in MAY_BE_ZERO):
+        if math.isinf(value) or value > most or (value <= 0 and name not in RATES_MAY_BE_ZERO):
             return _receipt_absurd(receipt, f"{name} {value:g}", f"above 0, at most {most:g}, or NaN when not measured")
         if value < 0:
             return _receipt_absurd(receipt, f"{name} {value:g}", "not negative")
     return None
 
 
-MAY_BE_ZERO = frozenset({"launch_s", "node_s", "idle_w", "probe_s"})
+RATES_MAY_BE_ZERO = frozenset({"launch_s", "node_s", "idle_w", "probe_s"})
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A status without what cannot be true. refused: assignments whose figures are left out. refusals: why, and of
-    whatever else was absurd (TELEMETRY_ABSURD)."""
+class CheckedStatus:
+    """A status without the parts that cannot be true."""
 
+    # Valid readings by device name.
     readings: Mapping[str, Reading]
+    # Valid reports of replicas by assignment id.
     observed: Mapping[str, Observed]
+    # Valid counts of cross-region requests by agreement id.
     crossings: Mapping[str, Crossing]
-    refused: frozenset[str]
+    # Ids of assignments whose figures are left out.
+    refused_assignments: frozenset[str]
+    # Why anything was left out or absurd (TELEMETRY_ABSURD); empty: the whole status is valid.
     refusals: tuple[Refusal, ...]
 
 
-def check_status(status: Status, node: Node) -> Checked:
-    """Its stamps are judged among themselves: a clock that is wrong is no lie (`NodeState.skew_s`)."""
+def check_status(status: Status, node: Node) -> CheckedStatus:
+    """Splits a status into what can be true and what cannot. Its timestamps are compared with each other only, because
+    a wrong clock is not an absurd report (`NodeState.skew_s`)."""
     refusals = list[Refusal]()
-    if not is_a_time(status.taken_at):
-        refusals.append(_absurd("status", "taken_at", status.taken_at, f"0 to {LATEST:g}"))
+    if not is_plausible_time(status.taken_at):
+        refusals.append(_absurd("status", "taken_at", status.taken_at, f"0 to {LATEST_TIME:g}"))
     readings, observed, crossings = dict[str, Reading](), dict[str, Observed](), dict[str, Crossing]()
     refused = set[str]()
     for reading in status.readings:
@@ -84,7 +91,7 @@ def check_status(status: Status, node: Node) -> Checked:
         else:
             refusals.append(refusal)
     for each in status.observed:
-        if (refusal := check_observed(each)) is None:
+        if (refusal := check_replica_metrics(each)) is None:
             observed[each.assignment] = each
         else:
             refused.add(each.assignment)
@@ -94,34 +101,36 @@ def check_status(status: Status, node: Node) -> Checked:
         if not all(0 <= count <= MOST_COUNT for count in counts):
             refusals.append(_absurd(f"ingress of {ingress.workload}", "count", max(counts, key=abs), "0 to 2^53"))
     for crossing in status.crossings:
-        if (refusal := check_crossing(crossing)) is None:
+        if (refusal := check_agreement_counts(crossing)) is None:
             crossings[crossing.agreement] = crossing
         else:
             refusals.append(refusal)
-    return Checked(readings, observed, crossings, frozenset(refused), tuple(refusals))
+    return CheckedStatus(readings, observed, crossings, frozenset(refused), tuple(refusals))
 
 
-def check_crossing(crossing: Crossing) -> Refusal | None:
+def check_agreement_counts(crossing: Crossing) -> Refusal | None:
+    """TELEMETRY_ABSURD where a gateway's counts of an agreement cannot be true."""
     where = f"crossings of {crossing.agreement}"
-    counts = (crossing.requests, crossing.errors, crossing.latency_p95_s)
+    counts = (crossing.requests, crossing.errors, crossing.refused, crossing.late, crossing.latency_p95_s)
     if not all(0 <= count <= MOST_COUNT for count in counts):
         return _absurd(where, "count", max(counts, key=abs), "0 to 2^53")
     return _check_latencies(where, crossing.latencies, crossing.requests)
 
 
-def is_a_time(wall: Wall) -> bool:
-    """Whether a clock can show this, right or wrong."""
-    return 0.0 <= wall <= LATEST
+def is_plausible_time(wall: Wall) -> bool:
+    """Whether a clock, right or wrong, can show this time."""
+    return 0.0 <= wall <= LATEST_TIME
 
 
 def check_reading(reading: Reading, node: Node, wall: Wall) -> Refusal | None:
-    """TELEMETRY_ABSURD when a reading cannot be true. NaN means `does not tell` and is fine but for free_bytes.
+    """TELEMETRY_ABSURD where a reading cannot be true. NaN means `not reported` and is accepted except for free_bytes.
 
-    wall: what the node's own clock showed when it was sent."""
+    wall: what the node's own clock showed when the status was sent.
+    """
     device = next((device for device in node.devices if device.name == reading.device), None)
     if device is None:
         return _absurd(reading.device, "device", math.nan, "a device of the node's hello")
-    most = max(_physical(device, node), device.memory_bytes)
+    most = max(_physical_memory(device, node), device.memory_bytes)
     bounds = (
         ("free_bytes", float(reading.free_bytes), 0.0, float(most)),
         ("utilisation", reading.utilisation, 0.0, 1.0001),
@@ -140,10 +149,14 @@ def check_reading(reading: Reading, node: Node, wall: Wall) -> Refusal | None:
     return None
 
 
-def check_observed(observed: Observed) -> Refusal | None:
-    """TELEMETRY_ABSURD when an assignment's figures cannot be true."""
-    for name, value, most in _figures(observed):
-        if math.isnan(value) and name.endswith("joules"):
+METRICS_MAY_BE_NAN = frozenset({"joules", "served joules", "served latency_p50_s", "served latency_p95_s"})
+"""Metrics without a value while a replica has answered nothing, because its clients decide that."""
+
+
+def check_replica_metrics(observed: Observed) -> Refusal | None:
+    """TELEMETRY_ABSURD where an assignment's figures cannot be true."""
+    for name, value, most in _replica_metrics(observed):
+        if math.isnan(value) and name in METRICS_MAY_BE_NAN:
             continue
         if not 0 <= value <= most:
             return _absurd(observed.assignment, name, value, f"0 to {most:g}")
@@ -151,6 +164,8 @@ def check_observed(observed: Observed) -> Refusal | None:
 
 
 def _check_latencies(where: str, latencies: Counts, requests: int) -> Refusal | None:
+    """TELEMETRY_ABSURD where a latency histogram has impossible counts, too many buckets, or more entries than
+    requests."""
     if min(latencies, default=0) < 0 or max(latencies, default=0) > MOST_COUNT:
         return _absurd(where, "count", max(latencies, key=abs), "0 to 2^53")
     if len(latencies) > BUCKETS:
@@ -160,7 +175,8 @@ def _check_latencies(where: str, latencies: Counts, requests: int) -> Refusal | 
     return None
 
 
-def _figures(observed: Observed) -> Iterator[tuple[str, float, float]]:
+def _replica_metrics(observed: Observed) -> Iterator[tuple[str, float, float]]:
+    """(name, value, upper bound) of every figure that a node reports about an assignment."""
     yield "in_flight", observed.in_flight, MOST_COUNT
     yield "restarts", observed.restarts, MOST_COUNT
     measured = observed.measured
@@ -172,20 +188,22 @@ def _figures(observed: Observed) -> Iterator[tuple[str, float, float]]:
         yield "joules", measured.joules, 1e9
         yield "samples", measured.samples, MOST_COUNT
     for served in observed.served:
-        yield from _served(served)
+        yield from _service_metrics(served)
 
 
-def _served(served: Served) -> Iterator[tuple[str, float, float]]:
+def _service_metrics(served: Served) -> Iterator[tuple[str, float, float]]:
     yield "requests", served.requests, MOST_COUNT
     yield "errors", served.errors, MOST_COUNT
+    yield "refused", served.refused, MOST_COUNT
+    yield "late", served.late, MOST_COUNT
     if served.requests > 0:
-        yield "latency_p50_s", served.latency_p50_s, MOST_SECONDS
-        yield "latency_p95_s", served.latency_p95_s, MOST_SECONDS
+        yield "served latency_p50_s", served.latency_p50_s, MOST_SECONDS
+        yield "served latency_p95_s", served.latency_p95_s, MOST_SECONDS
     yield "served joules", served.joules, 1e15
 
 
 def _rates(receipt: Receipt) -> Iterator[tuple[str, float, float]]:
-    """(name, value, most); an unmeasured rate (NaN) is left out."""
+    """(name, value, upper bound) of every measured rate. Rates that were not measured (NaN) are left out."""
     rates = receipt.rates
     named: list[tuple[str, float, float]] = [
         *((f"matmul_flops[{key}]", value, MOST_FLOPS) for key, value in rates.matmul_flops.items()),
@@ -202,8 +220,8 @@ def _rates(receipt: Receipt) -> Iterator[tuple[str, float, float]]:
     return ((name, value, most) for name, value, most in named if not math.isnan(value))
 
 
-def _physical(device: Device, node: Node) -> Bytes:
-    """What the device can have at most; a CPU's memory is its machine's."""
+def _physical_memory(device: Device, node: Node) -> Bytes:
+    """The most memory that the device can have; for a CPU, the memory of its machine."""
     return Bytes(max(device.memory_bytes, node.memory_bytes) if device.kind == "cpu" else device.memory_bytes)
 
 

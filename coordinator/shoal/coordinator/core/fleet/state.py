@@ -1,4 +1,4 @@
-"""What the coordinator believes about its nodes: immutable values, replaced as messages and time come in."""
+"""What the coordinator believes about its nodes: immutable values, replaced as messages arrive and time passes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,22 +12,22 @@ from shoal.types.receipt import Receipt
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import PartitionRule
 
-DEFAULTS = PartitionRule()
+DEFAULT_PARTITION = PartitionRule()
 ORIGIN = Elapsed(0.0)
 NEVER = Wall(0.0)
 
 CLOCK_ALLOWANCE_S = Seconds(300.0)
-"""How far two clocks may differ: by less than this when they are kept."""
+"""Two clocks that are kept correct differ by less than this."""
 
-SUSPECT_AFTER_BEATS = 3
+SUSPECT_AFTER_HEARTBEATS = 3
 """A node is suspect when this many of its heartbeats are missing."""
-SETTLE_BEATS = 2
-"""Heartbeats that a new replica is in the routes, and a draining one out of them, before the old one goes: the time
-that routes take to reach every front."""
+ROUTE_PROPAGATION_HEARTBEATS = 2
+"""Heartbeats that routes take to reach every front. A new replica is in the routes for this long, and a draining one
+out of them, before the old one is removed."""
 
 
 class Liveness(StrEnum):
-    """never-seen: known from the store, silent since this coordinator began to watch, still in its window."""
+    """never-seen: known from the store and silent since this coordinator started to watch it, within `lost_after_s`."""
 
     NEVER_SEEN = "never-seen"
     READY = "ready"
@@ -36,79 +36,104 @@ class Liveness(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """How silence is judged, for the whole region: the shortest that any workload's `partition` rule asks for."""
+class LivenessTiming:
+    """How silence is judged in the whole region: by the shortest times that any workload's `partition` rule asks
+    for."""
 
-    heartbeat_s: Seconds = DEFAULTS.heartbeat_s
-    lost_after_s: Seconds = DEFAULTS.lost_after_s
+    # Interval at which nodes send a heartbeat.
+    heartbeat_s: Seconds = DEFAULT_PARTITION.heartbeat_s
+    # A node is lost after this many seconds without a message.
+    lost_after_s: Seconds = DEFAULT_PARTITION.lost_after_s
 
     @property
     def suspect_after_s(self) -> Seconds:
-        return Seconds(SUSPECT_AFTER_BEATS * self.heartbeat_s)
+        return Seconds(SUSPECT_AFTER_HEARTBEATS * self.heartbeat_s)
 
     @property
-    def settle_s(self) -> Seconds:
-        return Seconds(SETTLE_BEATS * self.heartbeat_s)
+    def route_propagation_s(self) -> Seconds:
+        return Seconds(ROUTE_PROPAGATION_HEARTBEATS * self.heartbeat_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Twins:
-    """Two agents showed one identity at once, and an operator has yet to say what that means. running, other: where the
-    one with the session and the one that was refused called from."""
+class DuplicateIdentity:
+    """Two agents used one identity at the same time, and no operator has resolved it yet."""
 
+    # Address of the agent that has the session.
     running: str
+    # Address of the agent that was refused.
     other: str
+    # When these two addresses were first seen together.
     since: Wall
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """One node as last heard.
+    """One node as last observed."""
 
-    epoch 0: no session yet. heard_at: last valid message. reported: a full status came in this boot of the node, so
-    `observed` is whole. strikes: absurd reports less clean ones since; quarantined while they persist. refusal: the
-    last absurdity. since: when `liveness` became what it is. revoked: its certificates are refused; it counts as lost.
-    serial, roots: of its certificate and of the CAs that it trusts, as it says. skew_s: our wall clock less its own, as
-    last heard; nothing is decided by it. hidden: the coordinator has lost what carried its session, so that its silence
-    proves nothing; excused_until: it is not judged for its silence before. crossings: by agreement, as last said;
-    crossed: of earlier fronts of the node, which began to count anew. counts_since: when this coordinator first heard
-    that its front, as it is now, was ready. protocol: that of its session.
-    """
-
+    # What the node said about itself in its hello.
     node: Node
+    # As of the last `update_liveness`.
     liveness: Liveness = Liveness.NEVER_SEEN
+    # When `liveness` became what it is.
     since: Elapsed = ORIGIN
+    # Number of the node's current session; 0: no session yet.
     epoch: int = 0
+    # Sequence number of the last status of this session; 0: none yet.
     sequence: int = 0
+    # True while its session is open. A closed session alone does not make it suspect.
     connected: bool = False
+    # When its last valid message arrived, or when this coordinator began to watch it.
     heard_at: Elapsed = ORIGIN
+    # When its last valid message arrived, by the wall clock; NEVER: none so far.
     last_seen: Wall = NEVER
-    reported: bool = False
+    # True once a full status arrived since the node booted, so that `observed` is complete.
+    has_full_status: bool = False
+    # Version of the desired set that the node last persisted; None before the first.
     version: Version | None = None
+    # Its assignments as it reports them, by assignment id.
     observed: Mapping[str, Observed] = field(default_factory=dict)
+    # Last valid reading of each device, by device name. A device that does not answer its node has none.
     readings: Mapping[str, Reading] = field(default_factory=dict)
+    # Capability receipts by device name.
     receipts: Mapping[str, Receipt] = field(default_factory=dict)
+    # Requests that entered the region at this node since its front started, by workload and tenant.
     ingress: tuple[Ingress, ...] = ()
+    # True where its front answers requests.
     front_ready: bool = False
+    # True where an operator allows nothing new on it.
     cordoned: bool = False
+    # Absurd reports, minus the clean ones since.
     strikes: int = 0
+    # True from QUARANTINE_AT strikes on, until the strikes are back at 0.
     quarantined: bool = False
+    # The last absurd report; None where no strikes are left.
     refusal: Refusal | None = None
+    # True where its certificates are refused; it counts as lost.
     revoked: bool = False
-    twins: Twins | None = None
+    # Set while two agents use its identity; None: no conflict.
+    duplicate: DuplicateIdentity | None = None
+    # Serial number of its certificate in decimal, as it reports it; empty: not reported yet.
     serial: str = ""
+    # Fingerprints of the CAs that it trusts, as it reports them; empty: not reported yet.
     roots: tuple[str, ...] = ()
+    # Our wall clock minus its own, as of its last message. Only the check of receipts' timestamps depends on it.
     skew_s: Seconds = Seconds(0.0)
-    hidden: bool = False
-    excused_until: Elapsed = ORIGIN
+    # True while the coordinator cannot reach the broker that carries its session. Its silence then proves nothing.
+    link_lost: bool = False
+    # The node is not judged for its silence before this time.
+    grace_until: Elapsed = ORIGIN
+    # Requests to and from other regions by agreement id, as last reported by its current front.
     crossings: Mapping[str, Crossing] = field(default_factory=dict)
-    crossed: Mapping[str, Crossing] = field(default_factory=dict)
+    # The same for earlier fronts of the node, summed up, because a new front counts from 0.
+    earlier_crossings: Mapping[str, Crossing] = field(default_factory=dict)
+    # When this coordinator first heard that the node's current front was ready.
     counts_since: Elapsed = ORIGIN
+    # Protocol version of its session.
     protocol: int = OLDEST_PROTOCOL
 
     @property
     def is_skewed(self) -> bool:
-        """Whether its clock, or ours, is wrong."""
+        """Whether its clock or ours is wrong."""
         return abs(self.skew_s) > CLOCK_ALLOWANCE_S
 
     @property
@@ -116,9 +141,9 @@ class NodeState:
         return self.node.name
 
     @property
-    def unheard(self) -> Refusal | None:
-        """Why its silence says nothing about it, where that is so."""
-        if not self.hidden:
+    def link_lost_refusal(self) -> Refusal | None:
+        """Why its silence proves nothing; None where it does."""
+        if not self.link_lost:
             return None
         found = f"{self.name} comes by the broker, which the coordinator does not reach"
         return Refusal(
@@ -128,40 +153,53 @@ class NodeState:
     def device(self, name: str) -> Device | None:
         return next((device for device in self.node.devices if device.name == name), None)
 
+    def is_emulated(self, device: str = "") -> bool:
+        """Whether that device is emulated; without a name, whether any device of the node is."""
+        return any(each.emulated for each in self.node.devices if device in ("", each.name))
+
 
 @dataclass(frozen=True, slots=True)
 class MassSilence:
-    """At least three nodes and a third of those alive fell silent in one window: their replacement is paced.
+    """At least three nodes, and at least a third of those alive, fell silent within one window. The coordinator then
+    replaces their replicas gradually, in the order of `nodes` (by name)."""
 
-    nodes: by name. sure: enough of them were suspect; else some are only late."""
-
+    # When the silence was detected.
     since: Elapsed
     nodes: tuple[str, ...]
-    sure: bool
+    # True where enough of them were suspect or lost; False where some are only late.
+    is_confirmed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All nodes of the region by name.
+    """All nodes of the region."""
 
-    patient_until: the observer itself started or paused, so nobody becomes suspect before. ticked_at: the last `judge`.
-    """
-
+    # By name.
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
-    timing: Timing = Timing()
-    patient_until: Elapsed = ORIGIN
+    # How silence is judged.
+    timing: LivenessTiming = LivenessTiming()
+    # No node becomes suspect or lost before this time, because the coordinator itself started or paused.
+    grace_until: Elapsed = ORIGIN
+    # When `update_liveness` last ran; None: never.
     ticked_at: Elapsed | None = None
+    # The mass silence that is under way; None: none.
     mass_silence: MassSilence | None = None
 
-    def put(self, state: NodeState) -> "Fleet":
+    def is_emulated(self, node: str, device: str = "") -> bool:
+        """As `NodeState.is_emulated`; False for a node that the region does not know."""
+        state = self.nodes.get(node)
+        return state is not None and state.is_emulated(device)
+
+    def with_node(self, state: NodeState) -> "Fleet":
         return replace(self, nodes={**self.nodes, state.name: state})
 
 
 @dataclass(frozen=True, slots=True)
 class LivenessChange:
-    """silent_s: seconds without a message when it was judged."""
+    """One node's change of liveness, from `before` to `after`."""
 
     node: str
     before: Liveness
     after: Liveness
+    # Seconds without a message when it was judged.
     silent_s: Seconds

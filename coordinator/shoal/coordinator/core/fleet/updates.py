@@ -1,10 +1,10 @@
-"""What a message does to the fleet. Replayed, late and foreign messages change nothing."""
+"""What a message does to the fleet. Messages that are replayed, late or from a foreign node change nothing."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from shoal.coordinator.core.fleet.checks import check_receipt, check_status, is_a_time
-from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState, Timing, Twins
+from shoal.coordinator.core.fleet.checks import check_receipt, check_status, is_plausible_time
+from shoal.coordinator.core.fleet.state import DuplicateIdentity, Fleet, Liveness, LivenessTiming, NodeState
 from shoal.types import latency
 from shoal.types.assignment import Crossing, Status
 from shoal.types.codes import Code, Refusal
@@ -14,12 +14,14 @@ from shoal.types.receipt import Receipt
 from shoal.types.units import Elapsed, Seconds, Wall
 
 QUARANTINE_AT = 3
-"""Absurd reports, less the clean ones since, that put a node in quarantine; it ends when they are made up for."""
+"""Absurd reports, minus the clean ones since, that put a node in quarantine. It ends when clean reports have outweighed
+them."""
 MOST_STRIKES = 30
 
 
-def restored(nodes: tuple[NodeState, ...], fleet: Fleet, now: Elapsed) -> Fleet:
-    """The fleet as a coordinator starts with it: what the store knew, nobody heard yet, a full window of patience."""
+def restore(nodes: tuple[NodeState, ...], fleet: Fleet, now: Elapsed) -> Fleet:
+    """The fleet when a coordinator starts: every node that the store knows, none heard yet, and one full loss window of
+    grace."""
     seen = {
         state.name: replace(
             state,
@@ -27,31 +29,31 @@ def restored(nodes: tuple[NodeState, ...], fleet: Fleet, now: Elapsed) -> Fleet:
             since=now,
             connected=False,
             heard_at=now,
-            reported=False,
+            has_full_status=False,
             counts_since=now,
         )
         for state in nodes
     }
     patient_until = Elapsed(now + fleet.timing.lost_after_s)
-    return replace(fleet, nodes=seen, patient_until=patient_until, ticked_at=now, mass_silence=None)
+    return replace(fleet, nodes=seen, grace_until=patient_until, ticked_at=now, mass_silence=None)
 
 
-def retimed(fleet: Fleet, timing: Timing, now: Elapsed) -> Fleet:
-    """Silence is judged by other rules from now on. A shorter beat counts only once the nodes can have heard of it."""
+def with_timing(fleet: Fleet, timing: LivenessTiming, now: Elapsed) -> Fleet:
+    """Applies new timing. A shorter heartbeat interval takes effect only after the nodes can have received it."""
     if timing.suspect_after_s >= fleet.timing.suspect_after_s:
         return replace(fleet, timing=timing)
-    patient_until = Elapsed(max(fleet.patient_until, now + fleet.timing.suspect_after_s))
-    return replace(fleet, timing=timing, patient_until=patient_until)
+    patient_until = Elapsed(max(fleet.grace_until, now + fleet.timing.suspect_after_s))
+    return replace(fleet, timing=timing, grace_until=patient_until)
 
 
-def connected(
+def connect(
     fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall, sent_at: Wall | None = None,
     protocol: int = OLDEST_PROTOCOL,
 ) -> Fleet:  # fmt: skip
-    """A session began. Until its first full status the node counts as it was last seen, unless it booted since.
+    """A session began. Until its first full status the node counts as last observed, unless it rebooted since.
 
-    Only the first hello is a sign of life: who does not hear the answer says hello for ever. sent_at: by the node's
-    clock.
+    Only the first hello is a sign of life, because an agent that does not get the answer repeats its hello endlessly.
+    sent_at: by the node's clock.
     """
     known = fleet.nodes.get(node.name)
     if known is None:
@@ -59,28 +61,30 @@ def connected(
     elif epoch <= known.epoch:
         return fleet
     if known.node.boot_id != node.boot_id:
-        known = replace(known, observed={}, readings={}, ingress=(), reported=False, front_ready=False, version=None)
-    receipts = {name: receipt for name, receipt in known.receipts.items() if _still_holds(receipt, node)}
+        known = replace(
+            known, observed={}, readings={}, ingress=(), has_full_status=False, front_ready=False, version=None
+        )
+    receipts = {name: receipt for name, receipt in known.receipts.items() if _is_valid_for(receipt, node)}
     first_status = Elapsed(now + fleet.timing.suspect_after_s)
-    excused = first_status if known.hidden else Elapsed(min(known.excused_until, first_status))
-    return fleet.put(
+    excused = first_status if known.link_lost else Elapsed(min(known.grace_until, first_status))
+    return fleet.with_node(
         replace(
             known, node=node, epoch=epoch, sequence=0, connected=True, receipts=receipts, last_seen=wall,
             heard_at=now if known.liveness is Liveness.NEVER_SEEN else known.heard_at,
             skew_s=known.skew_s if sent_at is None else _skew(known, sent_at, wall), revoked=False,
-            hidden=False, excused_until=excused, protocol=protocol,
-            readings={name: reading for name, reading in known.readings.items() if _has(node, name)},
+            link_lost=False, grace_until=excused, protocol=protocol,
+            readings={name: reading for name, reading in known.readings.items() if _has_device(node, name)},
         )
     )  # fmt: skip
 
 
-def status_received(
+def merge_status(
     fleet: Fleet, node: str, epoch: int, status: Status, now: Elapsed, wall: Wall
 ) -> tuple[Fleet, tuple[Refusal, ...]]:
-    """Merge one status. Absurd parts are left out and answered; the node lives all the same.
+    """Merges one status. Absurd parts are left out and returned as refusals; the node stays alive.
 
-    A full status replaces what was observed, a delta amends it. A delta that is missing needs no repair: every entry is
-    a whole assignment, and the next full status settles the rest.
+    A full status replaces what was observed, a delta updates it. A missing delta needs no repair, because every entry
+    is a whole assignment and the next full status corrects the rest.
     """
     known = fleet.nodes.get(node)
     if known is None:
@@ -93,16 +97,16 @@ def status_received(
     if status.sequence <= known.sequence:
         return fleet, ()
     checked = check_status(status, known.node)
-    ended = _ended(known, checked.crossings)
+    ended = _counts_of_restarted_fronts(known, checked.crossings)
     is_new = status.front_ready and not known.front_ready
     still_there = {key: each for key, each in known.observed.items() if key not in status.gone}
     known_observed = {} if status.full else still_there
-    # What was known of an assignment whose figures were refused stays: it did not vanish.
-    kept = {key: known.observed[key] for key in known.observed if key in checked.refused}
+    # An assignment whose figures were refused keeps its last report: it did not vanish.
+    kept = {key: known.observed[key] for key in known.observed if key in checked.refused_assignments}
     answered = {each.device for each in status.readings}  # a device without a reading is lost
     last_good = {device: reading for device, reading in known.readings.items() if device in answered}
     state = replace(
-        _judged(known, checked.refusals),
+        _with_strikes(known, checked.refusals),
         heard_at=max(now, known.heard_at),
         last_seen=wall,
         sequence=status.sequence,
@@ -112,21 +116,21 @@ def status_received(
         skew_s=_skew(known, status.taken_at, wall),
         ingress=status.ingress if status.full or status.ingress else known.ingress,
         front_ready=status.front_ready,
-        reported=known.reported or status.full,
+        has_full_status=known.has_full_status or status.full,
         serial=status.serial or known.serial,
         roots=status.roots or known.roots,
         crossings={**known.crossings, **checked.crossings},
-        crossed={**known.crossed, **ended},
+        earlier_crossings={**known.earlier_crossings, **ended},
         counts_since=now if is_new or ended else known.counts_since,
     )
-    return fleet.put(state), checked.refusals
+    return fleet.with_node(state), checked.refusals
 
 
-def receipts_received(
+def merge_receipts(
     fleet: Fleet, node: str, receipts: tuple[Receipt, ...], now: Elapsed, wall: Wall
 ) -> tuple[Fleet, tuple[Refusal, ...]]:
-    """Keep the receipts that can be true and are not older than what is kept; refuse the rest. From the future is
-    what is ahead of both clocks, the node's and ours: either may be behind."""
+    """Keeps the receipts that can be true and are not older than those known, and refuses the rest. A receipt is from
+    the future only if it is ahead of both clocks, the node's and ours, because either may be behind."""
     known = fleet.nodes.get(node)
     if known is None:
         return fleet, (Refusal(Code.NODE_UNKNOWN, node, "an enrolled node", "say hello first"),)
@@ -139,98 +143,106 @@ def receipts_received(
             refusals.append(refusal)
         elif receipt.device not in kept or receipt.measured_at >= kept[receipt.device].measured_at:
             kept[receipt.device] = receipt
-    state = _heard(known, now, wall)
+    state = _with_contact(known, now, wall)
     if refusals:
-        state = _judged(state, tuple(refusals))
-    return fleet.put(replace(state, receipts=kept)), tuple(refusals)
+        state = _with_strikes(state, tuple(refusals))
+    return fleet.with_node(replace(state, receipts=kept)), tuple(refusals)
 
 
-def disconnected(fleet: Fleet, node: str, epoch: int) -> Fleet:
-    """The session ended. Only silence, not a closed stream, makes a node suspect."""
+def disconnect(fleet: Fleet, node: str, epoch: int) -> Fleet:
+    """The session ended. A closed stream does not make a node suspect, only silence does."""
     known = fleet.nodes.get(node)
     if known is None or known.epoch != epoch:
         return fleet
-    return fleet.put(replace(known, connected=False))
+    return fleet.with_node(replace(known, connected=False))
 
 
-def unread(fleet: Fleet, nodes: Collection[str], now: Elapsed) -> Fleet:
-    """The coordinator has yet to read what these said last: for a beat it holds their silence to be its own."""
+def extend_grace(fleet: Fleet, nodes: Collection[str], now: Elapsed) -> Fleet:
+    """For one heartbeat, the silence of these nodes does not count, because the coordinator has not processed their
+    last messages yet."""
     until = Elapsed(now + fleet.timing.heartbeat_s)
     found = {
-        name: replace(fleet.nodes[name], excused_until=max(fleet.nodes[name].excused_until, until))
+        name: replace(fleet.nodes[name], grace_until=max(fleet.nodes[name].grace_until, until))
         for name in nodes
         if name in fleet.nodes
     }
     return replace(fleet, nodes={**fleet.nodes, **found}) if found else fleet
 
 
-def hidden(fleet: Fleet, nodes: Collection[str], now: Elapsed) -> Fleet:
-    """The coordinator has lost what carries these nodes' sessions: for one window it holds their silence to be its own
-    blindness. A carrier that stays away longer keeps nobody from being replaced, since a node may have died with it."""
+def mark_link_lost(fleet: Fleet, nodes: Collection[str], now: Elapsed) -> Fleet:
+    """The coordinator lost the broker that carries these nodes' sessions. For one loss window it attributes their
+    silence to its own link. A longer outage does not prevent their replacement, because a node may have died with the
+    broker."""
     until = Elapsed(now + fleet.timing.lost_after_s)
     found = {
-        name: replace(fleet.nodes[name], hidden=True, excused_until=until)
+        name: replace(fleet.nodes[name], link_lost=True, grace_until=until)
         for name in nodes
-        if name in fleet.nodes and not fleet.nodes[name].hidden
+        if name in fleet.nodes and not fleet.nodes[name].link_lost
     }
     return replace(fleet, nodes={**fleet.nodes, **found}) if found else fleet
 
 
-def uncovered(fleet: Fleet, now: Elapsed) -> Fleet:
-    """What was lost carries again. Whoever has to connect anew has one window for it, the others until they are heard
-    or are suspect by right."""
+def mark_link_restored(fleet: Fleet, now: Elapsed) -> Fleet:
+    """The broker is reachable again. A node that has to reconnect gets one loss window to do so. A node that is still
+    connected gets the time after which it would be suspect."""
     found = {
         state.name: replace(
             state,
-            hidden=False,
-            excused_until=Elapsed(
-                now + (fleet.timing.suspect_after_s if state.connected else fleet.timing.lost_after_s)
-            ),
+            link_lost=False,
+            grace_until=Elapsed(now + (fleet.timing.suspect_after_s if state.connected else fleet.timing.lost_after_s)),
         )
         for state in fleet.nodes.values()
-        if state.hidden
+        if state.link_lost
     }
     return replace(fleet, nodes={**fleet.nodes, **found}) if found else fleet
 
 
-def cordoned(fleet: Fleet, node: str, is_cordoned: bool) -> Fleet:
-    """Nothing new is placed on a cordoned node; what runs there goes on."""
+def with_cordon(fleet: Fleet, node: str, is_cordoned: bool) -> Fleet:
+    """Nothing new is placed on a cordoned node; what runs there continues."""
     known = fleet.nodes.get(node)
-    return fleet if known is None else fleet.put(replace(known, cordoned=is_cordoned))
+    return fleet if known is None else fleet.with_node(replace(known, cordoned=is_cordoned))
 
 
-def revoked(fleet: Fleet, node: str, epoch: int) -> Fleet:
-    """Its certificates are refused from now on: lost at once, whatever it says, and its session is over."""
+def revoke(fleet: Fleet, node: str, epoch: int) -> Fleet:
+    """The node's certificates are refused from now on. It is lost at once, whatever it reports, and its session
+    ends."""
     known = fleet.nodes.get(node)
     if known is None:
         return fleet
-    lost = replace(known, revoked=True, connected=False, epoch=epoch, liveness=Liveness.LOST, twins=None)
-    return fleet.put(lost)
+    lost = replace(known, revoked=True, connected=False, epoch=epoch, liveness=Liveness.LOST, duplicate=None)
+    return fleet.with_node(lost)
 
 
-def marked(fleet: Fleet, node: str, twins: Twins | None) -> Fleet:
-    """Two agents showed its identity; None: an operator settled that."""
+def with_duplicate(fleet: Fleet, node: str, duplicate: DuplicateIdentity | None) -> Fleet:
+    """Two agents used the node's identity; None: an operator resolved that."""
     known = fleet.nodes.get(node)
-    return fleet if known is None else fleet.put(replace(known, twins=twins))
+    return fleet if known is None else fleet.with_node(replace(known, duplicate=duplicate))
 
 
-def released(fleet: Fleet, node: str) -> Fleet:
-    """An operator looked at it: what it reported is forgiven, and what it reports next is judged anew."""
+def with_labels(fleet: Fleet, node: str, labels: Mapping[str, str]) -> Fleet:
     known = fleet.nodes.get(node)
-    return fleet if known is None else fleet.put(replace(known, strikes=0, quarantined=False, refusal=None))
+    return fleet if known is None else fleet.with_node(replace(known, node=replace(known.node, labels=labels)))
 
 
-def forgotten(fleet: Fleet, node: str) -> Fleet:
-    """The node was deleted by an operator."""
+def clear_quarantine(fleet: Fleet, node: str) -> Fleet:
+    """An operator inspected the node: its strikes are cleared, and later reports are judged without them."""
+    known = fleet.nodes.get(node)
+    return fleet if known is None else fleet.with_node(replace(known, strikes=0, quarantined=False, refusal=None))
+
+
+def remove_node(fleet: Fleet, node: str) -> Fleet:
+    """An operator deleted the node."""
     return replace(fleet, nodes={name: state for name, state in fleet.nodes.items() if name != node})
 
 
-def _heard(state: NodeState, now: Elapsed, wall: Wall) -> NodeState:
-    """Any valid message of the node's own session shows that it lives; `judge` reports the change."""
+def _with_contact(state: NodeState, now: Elapsed, wall: Wall) -> NodeState:
+    """Any valid message of the node's own session is a sign of life; `update_liveness` reports the change."""
     return replace(state, heard_at=max(now, state.heard_at), last_seen=wall)
 
 
-def _judged(state: NodeState, refusals: tuple[Refusal, ...]) -> NodeState:
+def _with_strikes(state: NodeState, refusals: tuple[Refusal, ...]) -> NodeState:
+    """One strike more for a message with absurd parts, one less for a clean one; enters and leaves quarantine
+    accordingly."""
     if not refusals and state.strikes == 0:
         return state
     strikes = min(state.strikes + 1, MOST_STRIKES) if refusals else max(state.strikes - 1, 0)
@@ -240,39 +252,43 @@ def _judged(state: NodeState, refusals: tuple[Refusal, ...]) -> NodeState:
 
 
 def _skew(known: NodeState, stamp: Wall, wall: Wall) -> Seconds:
-    """What a message that its node stamped just now tells of its clock."""
-    return Seconds(wall - stamp) if is_a_time(stamp) else known.skew_s
+    """Clock skew according to a message that the node stamped just now; unchanged where the timestamp is
+    implausible."""
+    return Seconds(wall - stamp) if is_plausible_time(stamp) else known.skew_s
 
 
-def _ended(known: NodeState, now: Mapping[str, Crossing]) -> Mapping[str, Crossing]:
-    """A front that counts less than before began anew: what those before it had counted is kept."""
+def _counts_of_restarted_fronts(known: NodeState, now: Mapping[str, Crossing]) -> Mapping[str, Crossing]:
+    """A front that counts less than before has restarted: the counts of its predecessors are kept."""
     return {
-        name: united(known.crossed[name], before) if name in known.crossed else before
+        name: sum_agreement_counts(known.earlier_crossings[name], before) if name in known.earlier_crossings else before
         for name, before in known.crossings.items()
-        if name in now and _is_anew(now[name], before)
+        if name in now and _has_restarted(now[name], before)
     }
 
 
-def _is_anew(now: Crossing, before: Crossing) -> bool:
-    return now.requests < before.requests or latency.since(now.latencies, before.latencies) is None
+def _has_restarted(now: Crossing, before: Crossing) -> bool:
+    """Whether a count, or any bucket of its latency histogram, went down."""
+    return now.requests < before.requests or latency.subtract(now.latencies, before.latencies) is None
 
 
-def united(one: Crossing, other: Crossing) -> Crossing:
-    """What two fronts of a node counted under one agreement, the p95 as the second has it."""
+def sum_agreement_counts(one: Crossing, other: Crossing) -> Crossing:
+    """What two fronts of a node counted under one agreement. The p95 is that of the second."""
     return replace(
         other,
         requests=one.requests + other.requests,
         errors=one.errors + other.errors,
-        latencies=latency.together(one.latencies, other.latencies),
+        refused=one.refused + other.refused,
+        late=one.late + other.late,
+        latencies=latency.merge(one.latencies, other.latencies),
     )
 
 
-def _has(node: Node, device: str) -> bool:
+def _has_device(node: Node, device: str) -> bool:
     return any(each.name == device for each in node.devices)
 
 
-def _still_holds(receipt: Receipt, node: Node) -> bool:
-    """A receipt is void when its device, driver or runtime changed."""
+def _is_valid_for(receipt: Receipt, node: Node) -> bool:
+    """A receipt becomes invalid when its device, driver or runtime changes."""
     return any(
         device.name == receipt.device
         and device.provider == receipt.provider

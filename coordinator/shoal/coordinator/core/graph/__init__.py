@@ -1,4 +1,5 @@
-"""An ONNX graph's operators, FLOPs, bytes, activations, inputs and outputs; and whether it may come in at all."""
+"""An ONNX graph's operators, FLOPs, bytes, activations, inputs and outputs, and whether the model is admitted at
+all."""
 
 from shoal.coordinator.core.graph.profile import profile_of
 from shoal.coordinator.core.graph.rules import RULES, Rules

@@ -1,6 +1,6 @@
-"""Whether a stranger's model may come in, decided before anything is allocated by what it claims.
+"""Whether an untrusted model is admitted, decided before anything is allocated according to its claims.
 
-ONNX's own checker is not asked: it answers another question (is this ONNX) and passing it proves nothing about safety.
+ONNX's own checker is not used: it checks conformance to ONNX, and passing it proves nothing about safety.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,20 +32,22 @@ _LARGEST: Final = 2**63 - 1
 _FOREIGN_CODE: Final = frozenset(
     {"EPContext", "PythonOp", "PythonOpGrad", "Snpe", "TritonOp", "ATen", "ExternalGradient"}
 )
-"""com.microsoft operators that carry or name somebody's compiled code instead of a definition."""
+"""com.microsoft operators that carry or name third-party compiled code instead of a definition."""
 
 _OPTIONS: Final = (
     "ort_config", "ort.", "session.", "session_", "ep.", "ep_compatibility_info", "optimization.", "mlas.", "memory.",
     "custom_op", "customop", "execution_provider", "provider_options",
 )  # fmt: skip
-"""Metadata that a runtime may take for its options: ONNX Runtime reads a session's from `ort_config`."""
+"""Prefixes of metadata that a runtime may interpret as its options: ONNX Runtime reads a session's options from
+`ort_config`."""
 
 _REQUIRED_GRAPHS: Final = {"If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("body",)}
 
 
 def check(model: ModelProto, digest: str, rules: Rules) -> Refusal | None:
-    """The first thing wrong with the model, None if it may come in. The order is that of what later checks rely on."""
-    trusted = digest in rules.trusted
+    """The first problem of the model; None if it is admitted. The order matters, because later checks rely on earlier
+    ones."""
+    trusted = digest in rules.trusted_digests
     problems = chain(
         _form(model),
         _nesting(model, rules),
@@ -106,7 +108,7 @@ def _operators(model: ModelProto, rules: Rules, trusted: bool) -> Iterator[Refus
 
 
 def _names_a_file(node: NodeProto) -> bool:
-    """EPContext: embed_mode 1 (the default) carries the context's bytes, 0 a path to them."""
+    """For EPContext: embed_mode 1 (the default) carries the context's bytes, embed_mode 0 a path to them."""
     return any(attribute.name == "embed_mode" and attribute.i == 0 for attribute in node.attribute)
 
 
@@ -122,7 +124,7 @@ def _metadata(model: ModelProto) -> Iterator[Refusal]:
 
 
 def _interface(model: ModelProto) -> Iterator[Refusal]:
-    """Inputs and outputs that the inference protocol can carry, under names that people can read."""
+    """Inputs and outputs must be types that the inference protocol can carry, with printable names."""
     stored = {tensor.name for tensor in model.graph.initializer}
     inputs = [info for info in model.graph.input if info.name not in stored]
     for side, infos in (("input", inputs), ("output", list(model.graph.output))):
@@ -156,7 +158,8 @@ def _tensor(side: str, info: ValueInfoProto) -> Iterator[Refusal]:
 
 
 def _names(model: ModelProto) -> Iterator[Refusal]:
-    """Every name is made once and before it is read, as ONNX demands and every walk over the graph relies on."""
+    """Every name must be defined once and before it is read. ONNX demands it, and every walk over the graph relies on
+    it."""
     yield from _names_in(model.graph, [])
     for function in model.functions:
         yield from _order(function.node, [set(function.input)], function.output)
@@ -169,6 +172,8 @@ def _names_in(graph: GraphProto, outer: list[set[str]]) -> Iterator[Refusal]:
 
 
 def _order(nodes: Iterable[NodeProto], scopes: list[set[str]], results: Iterable[str]) -> Iterator[Refusal]:
+    """Checks that each node reads only names of an enclosing scope or of earlier nodes, and defines new names. The last
+    of `scopes` is the body's own; it grows with each node."""
     mine = scopes[-1]
     for node in nodes:
         for name in node.input:

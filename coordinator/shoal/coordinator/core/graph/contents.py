@@ -1,4 +1,4 @@
-"""Everything a model contains, in one walk without recursion: graphs, nodes, tensors, however deep they lie."""
+"""Iterates over everything that a model contains at any depth (graphs, nodes, tensors), without recursion."""
 
 from collections.abc import Iterable, Iterator
 
@@ -18,7 +18,7 @@ FunctionKey = tuple[str, str, str]
 
 
 def every_body(model: ModelProto) -> Iterator[tuple[Body, int]]:
-    """(the main graph, a function, or a subgraph of either; how many subgraphs it lies in)."""
+    """Pairs of (main graph, function or subgraph; number of subgraphs that enclose it)."""
     stack: list[tuple[Body, int]] = [(model.graph, 0), *((function, 0) for function in model.functions)]
     while stack:
         body, depth = stack.pop()
@@ -32,7 +32,7 @@ def every_node(model: ModelProto) -> Iterator[NodeProto]:
 
 
 def every_tensor(model: ModelProto) -> Iterator[TensorProto | SparseTensorProto]:
-    """Initializers and constants in attributes. The parts of a sparse tensor come with it, not by themselves."""
+    """Initializers, and constants in attributes. A sparse tensor is yielded whole, not its parts."""
     for body, _ in every_body(model):
         if isinstance(body, GraphProto):
             yield from body.initializer
@@ -47,7 +47,7 @@ def every_tensor(model: ModelProto) -> Iterator[TensorProto | SparseTensorProto]
 
 
 def attributes(body: Body) -> Iterator[AttributeProto]:
-    """Of the body's own nodes, and a function's defaults."""
+    """Attributes of the body's own nodes, and a function's attribute defaults."""
     if isinstance(body, FunctionProto):
         yield from body.attribute_proto
     for node in body.node:
@@ -64,7 +64,7 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def opsets_of(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
-    """Domain -> version; the higher where one is imported twice."""
+    """Domain -> version; the higher version where a domain is imported twice."""
     found: dict[str, int] = {}
     for entry in imports:
         domain = domain_of(entry)
@@ -73,17 +73,17 @@ def opsets_of(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
 
 
 def domain_of(named: NodeProto | FunctionProto | OperatorSetIdProto) -> str:
-    """`ai.onnx` is the default domain under its full name."""
+    """The domain, with `ai.onnx` as the empty string: it is the default domain's full name."""
     return "" if named.domain == "ai.onnx" else named.domain
 
 
 def function_key(named: NodeProto | FunctionProto) -> FunctionKey:
-    """What a node calls and a function is called by."""
+    """The key by which a node calls a function."""
     name = named.op_type if isinstance(named, NodeProto) else named.name
     return domain_of(named), name, named.overload
 
 
 def operator_name(node: NodeProto) -> str:
-    """`Conv`, `com.microsoft:FusedMatMul`."""
+    """The name with its domain: `Conv`, `com.microsoft:FusedMatMul`."""
     domain = domain_of(node)
     return f"{domain}:{node.op_type}" if domain else node.op_type

@@ -1,4 +1,5 @@
-"""Functions that a model brings: no rings, and no more work than the limits allow once every call is written out."""
+"""Checks the functions that a model defines: no recursion, and no more nodes than the limits allow after all calls are
+expanded."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -10,7 +11,8 @@ from shoal.types.codes import Code, Refusal
 
 
 def function_problems(model: ModelProto, rules: Rules) -> Iterator[Refusal]:
-    """Time is proportional to the nodes in the file: a function's size and depth are worked out once."""
+    """Problems of the model's functions. Time is proportional to the nodes in the file, because each function's size
+    and depth are computed once."""
     functions = {function_key(function): function for function in model.functions}
     if len(functions) < len(model.functions):
         yield _invalid("two functions of one name", "each function once")
@@ -34,7 +36,7 @@ def function_problems(model: ModelProto, rules: Rules) -> Iterator[Refusal]:
 def _extent(
     nodes: Iterable[NodeProto], size: Mapping[FunctionKey, int], depth: Mapping[FunctionKey, int]
 ) -> tuple[int, int]:
-    """(nodes with every call written out, levels of calls and subgraphs) of a body whose callees are known."""
+    """(nodes with every call expanded, levels of calls and subgraphs) of a body whose callees are known."""
     count, deepest = 0, 1
     stack = [(node, 1) for node in nodes]
     while stack:
@@ -47,7 +49,7 @@ def _extent(
 
 
 def _callees_first(functions: Mapping[FunctionKey, FunctionProto]) -> list[FunctionKey] | None:
-    """Every function after those that it calls. None: there is a ring."""
+    """Every function after those that it calls; None where functions are recursive."""
     done: dict[FunctionKey, bool] = {}
     order: list[FunctionKey] = []
     for start in functions:

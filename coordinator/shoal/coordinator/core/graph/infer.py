@@ -1,7 +1,7 @@
-"""Types and shapes of one node's outputs, from what is known of its inputs.
+"""Types and shapes of one node's outputs, derived from what is known of its inputs.
 
-ONNX's own inference function of the operator is asked, one node at a time, with the content of small constants; what it
-lacks (operators of com.microsoft, values computed from shapes) is added here.
+The inference function of ONNX runs for one operator at a time, with the content of small constants. This module adds
+what it lacks: operators of com.microsoft, and values computed from shapes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,22 +9,30 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TypeProto, defs, helper, numpy_helper, shape_inference
+from onnx import ModelProto, NodeProto, TypeProto, checker, defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from shoal.coordinator.core.graph.contents import domain_of
-from shoal.coordinator.core.graph.values import SMALL, UNKNOWN, Value, constant_of, of_array, of_type
+from shoal.coordinator.core.graph.values import (
+    SMALL,
+    UNKNOWN,
+    Value,
+    value_from_array,
+    value_from_constant,
+    value_from_type,
+)
 
 MICROSOFT: Final = "com.microsoft"
 
-_FOLDED: Final = frozenset({
+_FOLDABLE: Final = frozenset({
     "Abs", "Add", "And", "Cast", "Ceil", "Concat", "ConstantOfShape", "CumSum", "Div", "Equal", "Expand", "Flatten",
     "Floor", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual",
     "Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "Or", "Pow", "Range", "ReduceMax", "ReduceMin", "ReduceProd",
     "ReduceSum", "Reshape", "Round", "ScatterND", "Sign", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile",
     "Transpose", "Unsqueeze", "Where", "Xor",
 })  # fmt: skip
-"""Operators that exporters compute shapes with: cheap, and no larger than their inputs and inferred output."""
+"""Operators that exporters use to compute shapes: cheap, with outputs no larger than the inputs and the inferred
+output."""
 
 _GROW: Final = frozenset({"ConstantOfShape", "Expand", "Range", "Tile"})
 
@@ -34,7 +42,12 @@ _LIKE_FIRST: Final = frozenset({
     "MultiHeadAttention", "GroupQueryAttention", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax",
     "Inverse", "BiasSoftmax", "BiasDropout", "GatedRelativePositionBias", "DecoderMaskedMultiHeadAttention",
 })  # fmt: skip
-"""com.microsoft operators whose first output is like the first input (ONNX Runtime's ContribOperators.md)."""
+"""com.microsoft operators whose first output has the type and shape of the first input (ONNX Runtime's
+ContribOperators.md)."""
+
+_ACTIVATION_PREFIX: Final = "activation"
+"""Prefix of the attributes that a fused operator has in addition to the standard operator's: the activation that
+follows it, and its parameters (ONNX Runtime's ContribOperators.md, FusedConv and FusedGemm)."""
 
 
 def attributes_of(node: NodeProto) -> dict[str, Any]:
@@ -43,7 +56,7 @@ def attributes_of(node: NodeProto) -> dict[str, Any]:
 
 @cache
 def schema_of(operator: str, opset: int, domain: str) -> defs.OpSchema | None:
-    """The operator's definition at this opset. None: ONNX does not define it."""
+    """The operator's definition at this opset; None where ONNX does not define it."""
     try:
         return defs.get_schema(operator, opset, domain)
     except defs.SchemaError:
@@ -51,26 +64,28 @@ def schema_of(operator: str, opset: int, domain: str) -> defs.OpSchema | None:
 
 
 def infer(node: NodeProto, inputs: Sequence[Value], opsets: Mapping[str, int]) -> tuple[Value, ...]:
-    """Values of the node's outputs, in order; UNKNOWN where nothing can be said or its inputs contradict each other.
+    """Values of the node's outputs, in order; UNKNOWN where nothing can be inferred or the inputs contradict each
+    other.
 
-    inputs: one per name in `node.input`, UNKNOWN for those left out. Control flow and calls are not for this function.
+    inputs: one for each name in `node.input`, UNKNOWN for omitted ones. Does not handle control flow and function
+    calls.
     """
     if node.op_type == "Constant":
-        return (constant_of(attributes_of(node)),)
+        return (value_from_constant(attributes_of(node)),)
     if node.op_type == "Shape" and inputs and inputs[0].shape is not None:
         attributes = attributes_of(node)
         axes = inputs[0].shape[attributes.get("start", 0) : attributes.get("end")]
-        return (of_array(np.asarray(axes, np.int64)),)
+        return (value_from_array(np.asarray(axes, np.int64)),)
     if node.op_type == "Size" and inputs and inputs[0].elements is not None:
-        return (of_array(np.asarray(inputs[0].elements, np.int64)),)
-    known = _typed(node, inputs, opsets)
-    return _folded(node, inputs, known, opsets) or known
+        return (value_from_array(np.asarray(inputs[0].elements, np.int64)),)
+    known = _infer_types(node, inputs, opsets)
+    return _fold_constants(node, inputs, known, opsets) or known
 
 
-def _typed(node: NodeProto, inputs: Sequence[Value], opsets: Mapping[str, int]) -> tuple[Value, ...]:
+def _infer_types(node: NodeProto, inputs: Sequence[Value], opsets: Mapping[str, int]) -> tuple[Value, ...]:
     schema = schema_of(node.op_type, opsets.get(domain_of(node), 1), domain_of(node))
     if schema is None or not schema.has_type_and_shape_inference_function:
-        return _contributed(node, inputs, opsets)
+        return _infer_microsoft(node, inputs, opsets)
     types: dict[str, TypeProto] = {}
     content = {}
     for name, value in zip(node.input, inputs, strict=True):
@@ -81,13 +96,13 @@ def _typed(node: NodeProto, inputs: Sequence[Value], opsets: Mapping[str, int]) 
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     try:
         found = shape_inference.infer_node_outputs(schema, node, types, content, opset_imports=imports)
-    except (shape_inference.InferenceError, RuntimeError, ValueError):
+    except (shape_inference.InferenceError, checker.ValidationError, RuntimeError, ValueError):
         return (UNKNOWN,) * len(node.output)
-    return tuple(of_type(found[name]) if name in found else UNKNOWN for name in node.output)
+    return tuple(value_from_type(found[name]) if name in found else UNKNOWN for name in node.output)
 
 
-def _contributed(node: NodeProto, inputs: Sequence[Value], opsets: Mapping[str, int]) -> tuple[Value, ...]:
-    """Operators of com.microsoft, whose definitions `onnx` does not carry."""
+def _infer_microsoft(node: NodeProto, inputs: Sequence[Value], opsets: Mapping[str, int]) -> tuple[Value, ...]:
+    """Operators of com.microsoft, which the `onnx` package does not define."""
     first: Value = UNKNOWN
     if node.domain == MICROSOFT and inputs:
         attributes = attributes_of(node)
@@ -108,13 +123,14 @@ def _contributed(node: NodeProto, inputs: Sequence[Value], opsets: Mapping[str, 
             plain = NodeProto()
             plain.CopyFrom(node)
             plain.op_type, plain.domain = standard, ""
-            del plain.input[3:], plain.output[1:]
-            return _typed(plain, inputs[: len(plain.input)], opsets)
+            del plain.input[3:], plain.output[1:], plain.attribute[:]
+            plain.attribute.extend(each for each in node.attribute if not each.name.startswith(_ACTIVATION_PREFIX))
+            return _infer_types(plain, inputs[: len(plain.input)], opsets)
     return (first, *(UNKNOWN,) * (len(node.output) - 1))
 
 
 def _product(a: Value, b: Value, attributes: Mapping[str, Any]) -> Value:
-    """The matrix product's shape, numpy's rules, with transA and transB (com.microsoft FusedMatMul)."""
+    """Shape of a matrix product by numpy's rules, with transA and transB (com.microsoft FusedMatMul)."""
     if a.shape is None or b.shape is None or len(a.shape) < 2 or len(b.shape) < 2:
         return UNKNOWN
     rows = a.shape[-1] if attributes.get("transA") else a.shape[-2]
@@ -132,11 +148,12 @@ def _broadcast(a: Value, b: Value) -> Value:
         return Value(a.dtype)
 
 
-def _folded(
+def _fold_constants(
     node: NodeProto, inputs: Sequence[Value], known: tuple[Value, ...], opsets: Mapping[str, int]
 ) -> tuple[Value, ...] | None:
-    """The outputs' content when every input's is known. Bounded: inputs and outputs of at most SMALL elements."""
-    if domain_of(node) or node.op_type not in _FOLDED:
+    """The outputs' content where every input's content is known; else None. Inputs and outputs are limited to SMALL
+    elements."""
+    if domain_of(node) or node.op_type not in _FOLDABLE:
         return None
     named = [(name, value.data) for name, value in zip(node.input, inputs, strict=True) if name]
     if (not named) or any(data is None for _, data in named):
@@ -146,19 +163,22 @@ def _folded(
         if (elements is None and node.op_type in _GROW) or (elements or 0) > SMALL:
             return None
     try:
-        arrays = ReferenceEvaluator(_single(node, named, opsets)).run(None, dict(named))
+        arrays = ReferenceEvaluator(_single_node_model(node, named, opsets)).run(None, dict(named))
     except Exception:
         return None
     if not isinstance(arrays, list) or any(not isinstance(array, np.ndarray | np.generic) for array in arrays):
         return None
-    return tuple(of_array(np.asarray(array)) for array in arrays)
+    return tuple(value_from_array(np.asarray(array)) for array in arrays)
 
 
-def _single(node: NodeProto, named: Sequence[tuple[str, Any]], opsets: Mapping[str, int]) -> ModelProto:
+def _single_node_model(node: NodeProto, named: Sequence[tuple[str, Any]], opsets: Mapping[str, int]) -> ModelProto:
     graph = helper.make_graph(
         [node],
         "fold",
-        [helper.make_value_info(name, of_array(np.asarray(data)).type_proto()) for name, data in dict(named).items()],
+        [
+            helper.make_value_info(name, value_from_array(np.asarray(data)).type_proto())
+            for name, data in dict(named).items()
+        ],
         [helper.make_value_info(name, TypeProto()) for name in node.output],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opsets.get("", 1))])

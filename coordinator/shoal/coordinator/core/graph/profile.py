@@ -1,34 +1,47 @@
-"""From a model's bytes to its profile."""
+"""Computes a model's profile from its bytes."""
 
 from collections import Counter
 from typing import Final
 
-from onnx import GraphProto, ModelProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, ValueInfoProto, defs
 
-from shoal.coordinator.core.graph.bounds import below
+from shoal.coordinator.core.graph.bounds import index_bounds
 from shoal.coordinator.core.graph.check import check
-from shoal.coordinator.core.graph.contents import domain_of, every_body, every_node, function_key, opsets_of
-from shoal.coordinator.core.graph.infer import attributes_of
+from shoal.coordinator.core.graph.contents import (
+    domain_of,
+    every_body,
+    every_node,
+    function_key,
+    operator_name,
+    opsets_of,
+    subgraphs,
+)
+from shoal.coordinator.core.graph.infer import attributes_of, schema_of
+from shoal.coordinator.core.graph.operands import operands
 from shoal.coordinator.core.graph.reference import SCHEMES, axes_of, reference_inputs
 from shoal.coordinator.core.graph.rules import RULES, Rules
 from shoal.coordinator.core.graph.scan import scan
-from shoal.coordinator.core.graph.values import OIP, PRECISION, Value, constant_of
-from shoal.coordinator.core.graph.walk import Ran, World, run_graph
+from shoal.coordinator.core.graph.values import OIP, PRECISION, Value, value_from_constant
+from shoal.coordinator.core.graph.walk import GraphContext, GraphRun, run_graph
 from shoal.types.codes import Code, Refusal
 from shoal.types.profile import ModelProfile, OperatorCost, TensorSpec
 from shoal.types.units import Bytes, show_bytes
 
 _INTEGERS: Final = frozenset(dtype for dtype, name in OIP.items() if name.startswith(("INT", "UINT")))
+_NEVER_RUN: Final = frozenset({"Constant", "Dropout"})
+"""In any version: ONNX Runtime removes them from a graph before it selects kernels (core/optimizer, constant_folding.cc
+and dropout_elimination.cc)."""
 METADATA_VALUE: Final = 4096
 METADATA_ENTRIES: Final = 64
-"""Metadata beyond these (a vocabulary, a licence text) stays in the model and is left out of its profile."""
+"""Metadata beyond these limits (a vocabulary, a licence text) stays in the model but not in its profile."""
 
 
 def profile_of(content: bytes, digest: str, rules: Rules = RULES) -> ModelProfile | Refusal:
-    """What the model of these bytes asks of a device, or why it is refused.
+    """What the model of these bytes demands of a device, or why it is refused.
 
-    content: the whole file. digest: `sha256:<hex>` of it, as the caller verified it; it is copied, and decides whether
-    `rules` trusts the model's custom operators. Nothing in the model is executed and no file it names is opened.
+    content: the whole file. digest: `sha256:<hex>` of it, already verified by the caller. It is copied into the profile
+    and decides whether `rules` trusts the model's custom operators. Nothing in the model is executed, and no file that
+    it names is opened.
     """
     refusal = scan(content, rules)
     if refusal is not None:
@@ -41,8 +54,8 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules) -> ModelPr
     constants = {tensor.name for tensor in model.graph.initializer}
     given = [info for info in model.graph.input if info.name not in constants]
     opsets = opsets_of(model.opset_import)
-    world = World(opsets, {function_key(function): function for function in model.functions})
-    inputs, ran = _first_that_fits(model.graph, given, world)
+    context = GraphContext(opsets, {function_key(function): function for function in model.functions})
+    inputs, ran = _run_best_scheme(model.graph, given, context)
     if ran.peak_bytes > rules.max_activation_bytes:
         return Refusal(
             Code.MODEL_INVALID,
@@ -69,20 +82,25 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules) -> ModelPr
         activation_bytes=Bytes(ran.peak_bytes),
         confident=ran.tally.unknown == 0,
         metadata=_metadata(model),
-        below=below(model.graph, [info.name for info in given if info.type.tensor_type.elem_type in _INTEGERS]),
+        below=index_bounds(model.graph, [info.name for info in given if info.type.tensor_type.elem_type in _INTEGERS]),
+        definitions=_definitions(model),
+        operands=operands(model.graph, inputs),
     )
 
 
-def _first_that_fits(graph: GraphProto, given: list[ValueInfoProto], world: World) -> tuple[dict[str, Value], Ran]:
-    """The first scheme of input sizes under which every shape follows; else the one that leaves the fewest open."""
-    best: tuple[dict[str, Value], Ran] | None = None
+def _run_best_scheme(
+    graph: GraphProto, given: list[ValueInfoProto], context: GraphContext
+) -> tuple[dict[str, Value], GraphRun]:
+    """The first scheme of input sizes under which every shape can be inferred; else the one with the fewest unknown
+    costs."""
+    best: tuple[dict[str, Value], GraphRun] | None = None
     tried: list[dict[str, Value]] = []
     for scheme in SCHEMES:
         inputs = reference_inputs(given, scheme)
         if inputs in tried:
             continue
         tried.append(inputs)
-        ran = run_graph(graph, inputs, world)
+        ran = run_graph(graph, inputs, context)
         if best is None or ran.tally.unknown < best[1].tally.unknown:
             best = inputs, ran
         if ran.tally.unknown == 0:
@@ -96,14 +114,41 @@ def _shapes(inputs: dict[str, Value]) -> str:
 
 
 def _spec(info: ValueInfoProto, value: Value) -> TensorSpec:
-    """As declared. Where not even the number of axes is, they are those found by inference, all open."""
+    """The tensor as declared. Where not even its rank is declared, the rank is inferred and all axes are open."""
     axes = axes_of(info) if info.type.tensor_type.HasField("shape") else (-1,) * len(value.shape or ())
     return TensorSpec(info.name, OIP[info.type.tensor_type.elem_type], axes)
 
 
 def _domains(model: ModelProto, opsets: dict[str, int]) -> dict[str, int]:
+    """Opset version of each domain that a node uses; `ai.onnx` for the default one."""
     used = {domain_of(node) for node in every_node(model)}
     return {domain or "ai.onnx": opsets.get(domain, 1) for domain in sorted(used)}
+
+
+def _definitions(model: ModelProto) -> dict[str, int]:
+    """Versions of the operators' definitions by operator name. An operator that two bodies use from different opsets is
+    left out, because one number cannot describe both."""
+    own = {function_key(function) for function in model.functions}
+    roots = [(model.graph.node, opsets_of(model.opset_import))]
+    roots += [(function.node, opsets_of(function.opset_import)) for function in model.functions]
+    found: dict[str, set[int]] = {}
+    for nodes, opsets in roots:
+        stack = list(nodes)
+        while stack:
+            node = stack.pop()
+            stack += [inner for graph in subgraphs(node) for inner in graph.node]
+            domain = domain_of(node)
+            if domain not in ("", "ai.onnx.ml") or function_key(node) in own or node.op_type in _NEVER_RUN:
+                continue
+            schema = schema_of(node.op_type, opsets.get(domain, 1), domain)
+            if schema is not None and not _is_composite(schema):
+                found.setdefault(operator_name(node), set()).add(schema.since_version)
+    return {name: versions.pop() for name, versions in sorted(found.items()) if len(versions) == 1}
+
+
+def _is_composite(schema: defs.OpSchema) -> bool:
+    """Whether the operator is defined as a function. The stubs of `onnx` lack these two attributes."""
+    return bool(getattr(schema, "has_function", False) or getattr(schema, "has_context_dependent_function", False))
 
 
 def _weights(model: ModelProto) -> Counter[int]:
@@ -117,13 +162,13 @@ def _weights(model: ModelProto) -> Counter[int]:
                 found[sparse.values.data_type] += Value(sparse.values.data_type, tuple(sparse.dims)).nbytes or 0
         for node in graph.node:
             if node.op_type == "Constant" and not domain_of(node):
-                value = constant_of(attributes_of(node))
+                value = value_from_constant(attributes_of(node))
                 found[value.dtype] += value.nbytes or 0
     return found
 
 
 def _precision(weights: Counter[int], given: list[ValueInfoProto]) -> str:
-    """The element type of most weight bytes; without weights that of the first numeric input; else fp32."""
+    """The element type of most weight bytes. Without weights: that of the first numeric input, else fp32."""
     by_name: Counter[str] = Counter()
     for dtype, size in weights.items():
         if dtype in PRECISION:
@@ -134,6 +179,7 @@ def _precision(weights: Counter[int], given: list[ValueInfoProto]) -> str:
 
 
 def _metadata(model: ModelProto) -> dict[str, str]:
+    """Metadata entries without NUL, within the limits on length and number."""
     short = ((entry.key, entry.value) for entry in model.metadata_props)
     fitting = [(k, v) for k, v in short if len(k) <= METADATA_VALUE and len(v) <= METADATA_VALUE and "\0" not in k + v]
     return dict(fitting[:METADATA_ENTRIES])

@@ -1,18 +1,19 @@
-"""Lengths for the axes that a model leaves open, so that its cost can be stated at one definite size.
+"""Reference lengths for the axes that a model leaves open, so that its cost can be stated for one definite size.
 
-An axis keeps the length the model gives it. Axes of one symbol have one length. For the others, in this order:
+An axis keeps the length that the model gives it. Axes with the same symbol get the same length. For the other axes, the
+first rule that applies counts:
 
-1. a symbol that says what it is: `batch` 1; `seq`, `len`, `time`, `frame`, `token`, `past`: the sequence length
-   (samples, for the last of two axes of floating point);
-2. the first axis is the batch: 1. So is the second of three where the first is fixed above 1 and the last is fixed:
-   a recurrent state [layers, batch, hidden];
+1. a symbol that says what it is: `batch` is 1; `seq`, `len`, `time`, `frame`, `token`, `past` are the sequence length
+   (for the last of two axes of floating point: samples);
+2. the first axis is the batch: 1. So is the second of three axes where the first is fixed above 1 and the last is
+   fixed: a recurrent state [layers, batch, hidden];
 3. four axes are an image, channels first unless only the last axis is fixed at 1, 3 or 4: 3 channels, then height and
-   width; a width beside a fixed height of at most 64 is 320 (a line of text). Five axes: a depth of 16 before them;
-4. three axes: a sequence. Two axes: samples of a signal for floating point, a sequence (of tokens) for integers;
+   width. The width beside a fixed height of at most 64 is 320 (a line of text). Five axes: a depth of 16 before them;
+4. three axes are a sequence. Two axes are samples of a signal for floating point, a sequence of tokens for integers;
 5. anything else: 1.
 
-Networks differ in the sizes they accept (a text recogniser may need a height of 48 and not say so), so there are
-several schemes; the first under which every shape of the graph can be worked out is taken.
+Networks differ in the sizes that they accept (a text recogniser may need a height of 48 without declaring it). There
+are therefore several schemes, and the first under which every shape of the graph can be inferred is used.
 """
 
 from collections.abc import Iterable
@@ -26,11 +27,15 @@ from shoal.coordinator.core.graph.values import UNKNOWN, Value
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Lengths for open axes: pixels, tokens or frames, samples of a signal."""
+    """Lengths for open axes."""
 
+    # Image height in pixels.
     height: int
+    # Image width in pixels.
     width: int
+    # Tokens or frames of a sequence.
     sequence: int
+    # Samples of a signal.
     samples: int
 
 
@@ -45,11 +50,11 @@ _LINE_WIDTH: Final = 320
 _DEPTH: Final = 16
 _CHANNELS: Final = (1, 3, 4)
 _FLOATING: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-_IN_TIME: Final = ("seq", "len", "time", "frame", "token", "past")
+_SEQUENCE_SYMBOLS: Final = ("seq", "len", "time", "frame", "token", "past")
 
 
 def reference_inputs(inputs: Iterable[ValueInfoProto], scheme: Scheme) -> dict[str, Value]:
-    """Each input's value at this scheme; without a shape where the model does not even fix the number of axes."""
+    """Each input's value under this scheme, without a shape where the model does not even fix the number of axes."""
     symbols: dict[str, int] = {}
     found: dict[str, Value] = {}
     for given in inputs:
@@ -64,7 +69,7 @@ def reference_inputs(inputs: Iterable[ValueInfoProto], scheme: Scheme) -> dict[s
             for axis, dim in enumerate(tensor.shape.dim):
                 length = fixed[axis]
                 if length < 0:
-                    length = _open(axis, dim.dim_param, fixed, tensor.elem_type, scheme)
+                    length = _open_length(axis, dim.dim_param, fixed, tensor.elem_type, scheme)
                     if dim.dim_param:
                         length = symbols.setdefault(dim.dim_param, length)
                 shape.append(length)
@@ -73,17 +78,18 @@ def reference_inputs(inputs: Iterable[ValueInfoProto], scheme: Scheme) -> dict[s
 
 
 def axes_of(given: ValueInfoProto) -> tuple[int, ...]:
-    """The declared lengths, -1 where an axis is open (unset, symbolic, or written as a negative number)."""
+    """The declared lengths; -1 where an axis is open (unset, symbolic or negative)."""
     dims = given.type.tensor_type.shape.dim
     return tuple(dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else -1 for dim in dims)
 
 
-def _open(axis: int, symbol: str, fixed: tuple[int, ...], dtype: int, scheme: Scheme) -> int:
+def _open_length(axis: int, symbol: str, fixed: tuple[int, ...], dtype: int, scheme: Scheme) -> int:
+    """Applies the rules of this module to one open axis. fixed: the declared lengths, -1 where open."""
     name, rank = symbol.lower(), len(fixed)
     if "batch" in name:
         return 1
     floating = dtype in _FLOATING
-    if any(part in name for part in _IN_TIME):
+    if any(part in name for part in _SEQUENCE_SYMBOLS):
         return scheme.samples if floating and (rank, axis) == (2, 1) else scheme.sequence
     if axis == 0 or (rank == 3 and axis == 1 and fixed[0] > 1 and fixed[2] > 0):
         return 1
@@ -93,11 +99,12 @@ def _open(axis: int, symbol: str, fixed: tuple[int, ...], dtype: int, scheme: Sc
         case 3:
             return scheme.sequence
         case 4 | 5:
-            return _pixels(axis, fixed, scheme)
+            return _image_length(axis, fixed, scheme)
     return 1
 
 
-def _pixels(axis: int, fixed: tuple[int, ...], scheme: Scheme) -> int:
+def _image_length(axis: int, fixed: tuple[int, ...], scheme: Scheme) -> int:
+    """Rule 3: the length of an open axis of an image or a volume."""
     rank = len(fixed)
     channel = rank - 1 if fixed[-1] in _CHANNELS and fixed[1] not in _CHANNELS else 1
     width = rank - 2 if channel == rank - 1 else rank - 1

@@ -1,4 +1,4 @@
-"""What a model from outside may be: limits on its size and shape, and the operators it may name."""
+"""What a model from outside may contain: limits on its size and shape, and the operators it may use."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,25 +8,27 @@ from shoal.types.units import Bytes
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Every limit has a value that real models stay far below and a machine survives.
+    """Limits on a model. Every default is far above what real models need, and low enough that a machine survives
+    it."""
 
-    max_size_bytes: of the file; protobuf itself ends below 2 GiB. max_depth: nested messages; a subgraph takes three.
-    max_fields: protobuf fields in the whole file, a packed array being one. max_nodes: of all graphs and functions, and
-    again with every call to a function written out. max_subgraph_depth: If in Loop in If .. max_call_depth: functions
-    that call functions, their subgraphs counted. max_activation_bytes: of one run at the reference shapes. domains:
-    operator sets that are known; a model may bring others as functions of its own. trusted: digests of models whose
-    custom operators the operator of this region has allowed.
-    """
-
+    # Size of the file; protobuf itself ends below 2 GiB.
     max_size_bytes: Bytes = Bytes(2**31 - 1)
+    # Nested protobuf messages; a subgraph takes three.
     max_depth: int = 64
+    # Protobuf fields in the whole file; a packed array counts as one.
     max_fields: int = 4_000_000
+    # Nodes of all graphs and functions. The limit applies again with every function call expanded.
     max_nodes: int = 100_000
+    # Nested subgraphs, such as an If in a Loop in an If.
     max_subgraph_depth: int = 16
+    # Functions that call functions, their subgraphs included.
     max_call_depth: int = 64
+    # Activation memory of one run at the reference shapes.
     max_activation_bytes: Bytes = Bytes(256 * 2**30)
+    # Operator domains that are known. A model may define others as its own functions.
     domains: frozenset[str] = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
-    trusted: frozenset[str] = frozenset()
+    # Digests of models whose custom operators the region's operator has allowed.
+    trusted_digests: frozenset[str] = frozenset()
 
 
 RULES: Final = Rules()

@@ -1,7 +1,7 @@
-"""What a file is, from its bytes, before a parser allocates anything for it.
+"""Checks a file by its bytes, before a parser allocates anything for it.
 
-One pass over protobuf's wire format with ONNX's own schema as the map: which fields are messages is known, so that
-bytes of a weight are never mistaken for structure. Counts what a parser would have to allocate for.
+One pass over protobuf's wire format, guided by ONNX's own schema. The schema tells which fields are messages, so bytes
+of a weight are never mistaken for structure. The pass counts what a parser would have to allocate.
 """
 
 from functools import cache
@@ -28,16 +28,16 @@ _MAGIC: Final[tuple[tuple[int, bytes, str], ...]] = (
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MESSAGE_TYPE: Final = 11
-"""FieldDescriptor.TYPE_MESSAGE, a constant of protobuf's."""
+"""FieldDescriptor.TYPE_MESSAGE of protobuf."""
 
 Table = dict[int, Any]
-"""Field number -> the table of the message it holds."""
+"""Field number -> the table of the message that the field holds."""
 
 
 def scan(content: bytes, rules: Rules) -> Refusal | None:
-    """Refuses archives, what is no protobuf, and protobuf that is too deep or has too many fields or nodes.
+    """Refuses archives, files that are not protobuf, and protobuf that is too deep or has too many fields or nodes.
 
-    Time is proportional to the number of fields, at most `rules.max_fields`; memory to the depth.
+    Time is proportional to the number of fields, at most `rules.max_fields`; memory is proportional to the depth.
     """
     if len(content) > rules.max_size_bytes:
         return Refusal(
@@ -59,6 +59,8 @@ def scan(content: bytes, rules: Rules) -> Refusal | None:
 
 
 def _fields(content: bytes, rules: Rules) -> Refusal | None:
+    """Walks the wire format with a stack of (end of message, its table). Fields that are not messages are skipped
+    unread."""
     tables = _tables()
     node = tables[NodeProto.DESCRIPTOR.full_name]
     stack: list[tuple[int, Table]] = [(len(content), tables[ModelProto.DESCRIPTOR.full_name])]
@@ -74,11 +76,11 @@ def _fields(content: bytes, rules: Rules) -> Refusal | None:
         tag, at = _varint(content, at, end)
         kind = tag & 7
         if at > 0 and not tag >> 3:
-            return _broken("a field without a number")
+            return _not_protobuf("a field without a number")
         if kind == _BYTES:
             length, at = _varint(content, at, end)
             if at < 0 or at + length > end:
-                return _broken("a field claims more bytes than there are")
+                return _not_protobuf("a field claims more bytes than there are")
             inner = table.get(tag >> 3)
             if inner is None:
                 at += length
@@ -100,14 +102,14 @@ def _fields(content: bytes, rules: Rules) -> Refusal | None:
         elif kind == _FIXED64:
             at += 8
         else:
-            return _broken(f"wire type {kind}")
+            return _not_protobuf(f"wire type {kind}")
         if at < 0 or at > end:
-            return _broken("a field is cut short")
+            return _not_protobuf("a field is cut short")
     return None
 
 
 def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
-    """(value, the position after it); position -1 where it is cut short or longer than ten bytes."""
+    """(value, position after it). The position is -1 where the number is cut short or longer than ten bytes."""
     if 0 <= at < end and (first := content[at]) < 0x80:
         return first, at + 1
     value = shift = 0
@@ -123,12 +125,12 @@ def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
 
 @cache
 def _tables() -> dict[str, Table]:
-    """By full name, for every message that a model can hold."""
+    """Tables by full name, for every message that a model can hold."""
     return _fill(ModelProto.DESCRIPTOR, {})
 
 
 def _fill(descriptor: Any, tables: dict[str, Table]) -> dict[str, Table]:
-    """Entered before it is filled, since messages contain each other."""
+    """Registers a table before it is filled, because messages contain each other."""
     if descriptor.full_name not in tables:
         mine = tables[descriptor.full_name] = {}
         for field in descriptor.fields:
@@ -137,7 +139,7 @@ def _fill(descriptor: Any, tables: dict[str, Table]) -> dict[str, Table]:
     return tables
 
 
-def _broken(found: str) -> Refusal:
+def _not_protobuf(found: str) -> Refusal:
     return _invalid(f"not protobuf: {found}", "an ONNX model in protobuf", "push the .onnx file, whole")
 
 

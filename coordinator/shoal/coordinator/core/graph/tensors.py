@@ -1,4 +1,5 @@
-"""Whether a stored tensor is what it says: its bytes in the file, as many as its dims claim, and nowhere else."""
+"""Checks that a stored tensor is what it claims: its bytes are in the file, as many as its dims say, and nowhere
+else."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -16,19 +17,21 @@ _EXTERNAL_KEYS: Final = frozenset({"location", "offset", "length", "checksum", "
 _RUNTIME_MEMORY: Final = "_ORT_MEM_ADDR_"
 _LARGEST: Final = 2**63 - 1
 
-_TYPED: Final[dict[int, str]] = {
+_TYPED_FIELDS: Final[dict[int, str]] = {
     _T.FLOAT: "float_data", _T.COMPLEX64: "float_data", _T.DOUBLE: "double_data", _T.COMPLEX128: "double_data",
     _T.INT64: "int64_data", _T.UINT32: "uint64_data", _T.UINT64: "uint64_data", _T.STRING: "string_data",
 }  # fmt: skip
-"""The typed field of an element type (onnx.proto, TensorProto); for all others int32_data."""
+"""The typed data field of an element type (onnx.proto, TensorProto); for all others int32_data."""
 
 
 def tensor_problems(tensor: TensorProto | SparseTensorProto, rules: Rules) -> Iterator[Refusal]:
+    """What is wrong with a stored tensor. A sparse tensor is also limited by its dense size, because the runtime
+    expands it."""
     if isinstance(tensor, TensorProto):
-        yield from _dense(tensor)
+        yield from _dense_problems(tensor)
         return
-    yield from _dense(tensor.values)
-    yield from _dense(tensor.indices)
+    yield from _dense_problems(tensor.values)
+    yield from _dense_problems(tensor.indices)
     count = _count(tensor.dims)
     dense = None if count is None else count * BITS.get(tensor.values.data_type, 8) // 8
     if dense is None or dense > rules.max_size_bytes:
@@ -41,27 +44,27 @@ def tensor_problems(tensor: TensorProto | SparseTensorProto, rules: Rules) -> It
         yield _invalid(tensor.values, "sparse, with as many indices as it likes", "one index for each value")
 
 
-def _dense(tensor: TensorProto) -> Iterator[Refusal]:
+def _dense_problems(tensor: TensorProto) -> Iterator[Refusal]:
     if tensor.data_location == _T.EXTERNAL or tensor.external_data:
-        yield _external(tensor)
+        yield _external_data_refusal(tensor)
         return
     bits = BITS.get(tensor.data_type)
     count = _count(tensor.dims)
     if bits is None:
         yield _invalid(tensor, f"element type {tensor.data_type}", "an element type of ONNX")
     elif any(axis < 0 for axis in tensor.dims):
-        yield _invalid(tensor, f"dims {_shown(tensor.dims)}", "no negative length")
+        yield _invalid(tensor, f"dims {_show_dims(tensor.dims)}", "no negative length")
     elif count is None or count * bits > 8 * _LARGEST:
-        yield _invalid(tensor, f"dims {_shown(tensor.dims)}", "a size below 2^63 bytes")
+        yield _invalid(tensor, f"dims {_show_dims(tensor.dims)}", "a size below 2^63 bytes")
     elif tensor.HasField("segment"):
         yield _invalid(tensor, "a segment of a tensor", "whole tensors")
     else:
-        yield from _brought(tensor, count, bits)
+        yield from _content_problems(tensor, count, bits)
 
 
-def _brought(tensor: TensorProto, count: int, bits: int) -> Iterator[Refusal]:
-    """Exactly the bytes (raw) or the elements (typed) that the dims claim, from one field."""
-    typed = _TYPED.get(tensor.data_type, "int32_data")
+def _content_problems(tensor: TensorProto, count: int, bits: int) -> Iterator[Refusal]:
+    """The content must be exactly the bytes (raw) or elements (typed) that the dims claim, in one field."""
+    typed = _TYPED_FIELDS.get(tensor.data_type, "int32_data")
     if tensor.HasField("raw_data"):
         if tensor.data_type == _T.STRING:
             yield _invalid(tensor, "text in raw_data", "text in string_data")
@@ -74,13 +77,15 @@ def _brought(tensor: TensorProto, count: int, bits: int) -> Iterator[Refusal]:
         parts = 2 if tensor.data_type in (_T.COMPLEX64, _T.COMPLEX128) else 1
         unit, found, claimed = "elements", len(getattr(tensor, typed)), -(-count * parts // per_item)
     if found != claimed:
-        yield _invalid(tensor, f"dims {_shown(tensor.dims)}, {claimed} {unit}, and brings {found}", "what it claims")
+        yield _invalid(
+            tensor, f"dims {_show_dims(tensor.dims)}, {claimed} {unit}, and brings {found}", "what it claims"
+        )
 
 
-def _external(tensor: TensorProto) -> Refusal:
-    """External data is refused whole, since a pushed model is one file; the reason named is the worst that is wrong.
+def _external_data_refusal(tensor: TensorProto) -> Refusal:
+    """Refuses external data entirely, because a pushed model is one file. The refusal names the worst problem.
 
-    No path is looked up: whether it is a link, a FIFO or a device beside the model makes no difference.
+    No path is looked up. Whether it is a link, a FIFO or a device makes no difference.
     """
     entries = [(entry.key, entry.value) for entry in tensor.external_data]
     location = dict(entries).get("location", "")
@@ -100,6 +105,7 @@ def _external(tensor: TensorProto) -> Refusal:
 
 
 def _bad_location(location: str) -> str | None:
+    """What is wrong with the path of external data; None for a plain file name."""
     if _RUNTIME_MEMORY in location:
         return "an address in the runtime's memory"
     if "\0" in location:
@@ -115,14 +121,14 @@ def _bad_location(location: str) -> str | None:
 
 
 def _count(dims: Iterable[int]) -> int | None:
-    """Number of elements; None where a length is negative or the product (of the nonzero lengths too) exceeds 2^63."""
+    """Number of elements; None where a length is negative or the product of the nonzero lengths exceeds 2^63."""
     lengths = list(dims)
     if any(axis < 0 for axis in lengths) or len(lengths) > 64:
         return None
     return math.prod(lengths) if math.prod(axis or 1 for axis in lengths) <= _LARGEST else None
 
 
-def _shown(dims: Iterable[int]) -> str:
+def _show_dims(dims: Iterable[int]) -> str:
     lengths = list(dims)
     return str(lengths) if len(lengths) <= 8 else f"[{len(lengths)} axes]"
 

@@ -26,22 +26,25 @@ OIP: Final[dict[int, str]] = {
     _T.INT8: "INT8", _T.INT16: "INT16", _T.INT32: "INT32", _T.INT64: "INT64", _T.FLOAT16: "FP16", _T.FLOAT: "FP32",
     _T.DOUBLE: "FP64", _T.STRING: "BYTES", _T.BFLOAT16: "BF16",
 }  # fmt: skip
-"""Element types that the Open Inference Protocol can carry, by its names."""
+"""Element types that the Open Inference Protocol can carry, with its names."""
 
 PRECISION: Final[dict[int, str]] = {
     _T.FLOAT: "fp32", _T.FLOAT16: "fp16", _T.BFLOAT16: "bf16", _T.DOUBLE: "fp64", _T.INT8: "int8", _T.UINT8: "int8",
     _T.INT4: "int4", _T.UINT4: "int4", _T.INT2: "int2", _T.UINT2: "int2", _T.FLOAT4E2M1: "fp4",
     _T.FLOAT8E4M3FN: "fp8", _T.FLOAT8E4M3FNUZ: "fp8", _T.FLOAT8E5M2: "fp8", _T.FLOAT8E5M2FNUZ: "fp8",
 }  # fmt: skip
-"""Element types that weights are computed in. Others (indices, shapes, text) say nothing about precision."""
+"""Element types of weights that define a precision. Others (indices, shapes, text) do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One tensor. dtype: TensorProto.DataType, 0 where unknown. shape: None where any axis is unknown."""
+    """What is known of one tensor."""
 
+    # TensorProto.DataType; 0 where unknown.
     dtype: int = 0
+    # None where any axis is unknown.
     shape: tuple[int, ...] | None = None
+    # Content of a small constant; None where unknown or larger than SMALL elements.
     data: NDArray[Any] | None = None
 
     @property
@@ -50,7 +53,7 @@ class Value:
 
     @property
     def nbytes(self) -> int | None:
-        """Dense size. None where shape or type is unknown."""
+        """Dense size in bytes; None where shape or type is unknown."""
         bits = BITS.get(self.dtype)
         return None if self.shape is None or bits is None else -(-math.prod(self.shape) * bits // 8)
 
@@ -67,8 +70,8 @@ class Value:
 UNKNOWN: Final = Value()
 
 
-def of_type(proto: TypeProto) -> Value:
-    """A value of this declared or inferred type; axes without a fixed length leave the shape unknown."""
+def value_from_type(proto: TypeProto) -> Value:
+    """A value of this declared or inferred type. Its shape is unknown where an axis has no fixed length."""
     if proto.WhichOneof("value") != "tensor_type":
         return UNKNOWN
     tensor = proto.tensor_type
@@ -78,29 +81,29 @@ def of_type(proto: TypeProto) -> Value:
     return Value(tensor.elem_type, axes if all(axis >= 0 for axis in axes) else None)
 
 
-def of_tensor(tensor: TensorProto) -> Value:
-    """A stored constant. Its content is kept when it is small and numeric. The tensor has passed `check`."""
+def value_from_tensor(tensor: TensorProto) -> Value:
+    """A stored constant that has passed `check`. Its content is kept where it is small and numeric."""
     shape = tuple(tensor.dims)
     keep = math.prod(shape) <= SMALL and tensor.data_type not in (_T.STRING, _T.UNDEFINED)
     return Value(tensor.data_type, shape, numpy_helper.to_array(tensor) if keep else None)
 
 
-def of_array(array: NDArray[Any]) -> Value:
+def value_from_array(array: NDArray[Any]) -> Value:
     return Value(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, array)
 
 
-def constant_of(attributes: dict[str, Any]) -> Value:
-    """The value of a Constant node, whichever of its attributes carries it."""
+def value_from_constant(attributes: dict[str, Any]) -> Value:
+    """The value of a Constant node, from whichever attribute carries it."""
     for name, given in attributes.items():
         match name:
             case "value":
-                return of_tensor(given)
+                return value_from_tensor(given)
             case "sparse_value":
                 return Value(given.values.data_type, tuple(given.dims))
             case "value_float" | "value_floats":
-                return of_array(np.asarray(given, np.float32))
+                return value_from_array(np.asarray(given, np.float32))
             case "value_int" | "value_ints":
-                return of_array(np.asarray(given, np.int64))
+                return value_from_array(np.asarray(given, np.int64))
             case "value_string":
                 return Value(_T.STRING, ())
             case "value_strings":

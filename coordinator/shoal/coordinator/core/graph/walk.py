@@ -1,8 +1,9 @@
-"""A graph run on shapes instead of tensors: what each operator costs and how many bytes live at once."""
+"""Runs a graph on shapes instead of tensors: the cost of each operator, and the peak of live bytes."""
 
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
@@ -14,36 +15,44 @@ from shoal.coordinator.core.graph.contents import (
     opsets_of,
     subgraphs,
 )
-from shoal.coordinator.core.graph.flops import VIEWS, Site, flops, moved
+from shoal.coordinator.core.graph.flops import VIEWS, NodeSite, flops, memory_traffic
 from shoal.coordinator.core.graph.infer import attributes_of, infer
-from shoal.coordinator.core.graph.values import UNKNOWN, Value, of_tensor, of_type
+from shoal.coordinator.core.graph.values import UNKNOWN, Value, value_from_tensor, value_from_type
 
-Scope = MutableMapping[str, Value]
+TensorScope = MutableMapping[str, Value]
+
+_SCAN_BATCHED: Final = 8
+"""The opset whose Scan has a batch axis; later opsets have none (ONNX, Changelog.md, Scan-8 and Scan-9)."""
 
 
 @dataclass(slots=True)
 class Cost:
+    """Cost of all nodes of one operator: their number, FLOPs, and bytes read and written."""
+
     nodes: int = 0
     flops: float = 0.0
     bytes: float = 0.0
 
 
 @dataclass(slots=True)
-class Tally:
-    """Costs by operator name (`Conv`, `com.microsoft:FusedMatMul`). unknown: nodes whose cost is a lower bound."""
+class CostTally:
+    """Costs of a graph."""
 
+    # By operator name (`Conv`, `com.microsoft:FusedMatMul`).
     costs: dict[str, Cost] = field(default_factory=dict)
+    # Number of nodes whose cost is a lower bound.
     unknown: int = 0
 
     @property
     def flops(self) -> float:
         return sum(cost.flops for cost in self.costs.values())
 
-    def add(self, name: str, *, flops: float = 0.0, moved: float = 0.0) -> None:
+    def add(self, name: str, *, flops: float = 0.0, traffic: float = 0.0) -> None:
         cost = self.costs.setdefault(name, Cost())
-        cost.nodes, cost.flops, cost.bytes = cost.nodes + 1, cost.flops + flops, cost.bytes + moved
+        cost.nodes, cost.flops, cost.bytes = cost.nodes + 1, cost.flops + flops, cost.bytes + traffic
 
-    def merge(self, other: "Tally", share: float = 1.0) -> None:
+    def merge(self, other: "CostTally", share: float = 1.0) -> None:
+        """Adds `other`, with FLOPs and bytes multiplied by `share`, such as a loop's trip count. Nodes count once."""
         self.unknown += other.unknown
         for name, cost in other.costs.items():
             mine = self.costs.setdefault(name, Cost())
@@ -53,59 +62,69 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """outputs: the graph's results in order. peak_bytes: most bytes that live at once, weights left out."""
+class GraphRun:
+    """The result of running a graph, or one node."""
 
+    # Values of the results, in order.
     outputs: tuple[Value, ...]
+    # Peak of live bytes, without weights.
     peak_bytes: int
-    tally: Tally
+    # Costs of all nodes that ran.
+    tally: CostTally
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """What every node of a body may refer to. bindings: a function call's attributes, by the function's names."""
+class GraphContext:
+    """What every node of a body may refer to."""
 
+    # Opset version by domain.
     opsets: Mapping[str, int]
+    # The model's functions.
     functions: Mapping[FunctionKey, FunctionProto]
+    # Attributes of the current function call, by the function's names; empty outside of functions.
     bindings: Mapping[str, AttributeProto] = field(default_factory=dict)
 
 
-def run_graph(graph: GraphProto, inputs: Mapping[str, Value], world: World, outer: Scope | None = None) -> Ran:
-    """One run of a graph: nodes in the order of the file, which ONNX demands to be topological.
+def run_graph(
+    graph: GraphProto, inputs: Mapping[str, Value], context: GraphContext, outer: TensorScope | None = None
+) -> GraphRun:
+    """Runs a graph once: nodes in the order of the file, which ONNX requires to be topological.
 
-    A tensor lives from the node that makes it to the last that reads it; inputs and results live throughout, since the
-    caller holds them; a view lives in its input's memory; reuse in place is not assumed. Raises nothing on any graph
-    that has passed `check`.
+    A tensor lives from the node that makes it to the last node that reads it. Inputs and results live throughout,
+    because the caller holds them. A view shares its input's memory. Reuse in place is not assumed. Raises nothing for a
+    graph that has passed `check`.
     """
-    scope: Scope = ChainMap({}, *(outer.maps if isinstance(outer, ChainMap) else ()))
+    scope: TensorScope = ChainMap({}, *(outer.maps if isinstance(outer, ChainMap) else ()))
     for tensor in graph.initializer:
-        scope[tensor.name] = of_tensor(tensor)
+        scope[tensor.name] = value_from_tensor(tensor)
     for sparse in graph.sparse_initializer:
         scope[sparse.values.name] = Value(sparse.values.data_type, tuple(sparse.dims))
     scope.update(inputs)
-    declared = {info.name: of_type(info.type) for info in (*graph.value_info, *graph.output)}
-    held = sum(value.nbytes or 0 for value in inputs.values())
-    return _run(graph.node, scope, [info.name for info in graph.output], declared, world, held)
+    declared = {info.name: value_from_type(info.type) for info in (*graph.value_info, *graph.output)}
+    held_bytes = sum(value.nbytes or 0 for value in inputs.values())
+    return _run(graph.node, scope, [info.name for info in graph.output], declared, context, held_bytes)
 
 
 def _run(
     nodes: Sequence[NodeProto],
-    scope: Scope,
+    scope: TensorScope,
     results: Sequence[str],
     declared: Mapping[str, Value],
-    world: World,
-    held: int,
-) -> Ran:
-    tally = Tally()
+    context: GraphContext,
+    held_bytes: int,
+) -> GraphRun:
+    """Runs a body node by node and tracks live bytes. results: names of the body's outputs. declared: values that the
+    file declares, used where inference fails. held_bytes: bytes that live throughout."""
+    tally = CostTally()
     root, until = _lifetimes(nodes, results)
     ends: dict[int, list[str]] = {}
     for name, last in until.items():
         ends.setdefault(last, []).append(name)
     sizes: dict[str, int] = {}
-    live = peak = held
+    live = peak = held_bytes
     for index, node in enumerate(nodes):
         inputs = [scope.get(name, UNKNOWN) if name else UNKNOWN for name in node.input]
-        ran = _step(_bound(node, world), inputs, scope, world)
+        ran = _step(_bind_attributes(node, context), inputs, scope, context)
         for name, value in zip(node.output, ran.outputs, strict=False):
             if not name:
                 continue
@@ -121,137 +140,151 @@ def _run(
         peak = max(peak, live + ran.peak_bytes)
         for name in ends.get(index, ()):
             live -= sizes.pop(name, 0)
-    return Ran(tuple(scope.get(name, UNKNOWN) for name in results), peak, tally)
+    return GraphRun(tuple(scope.get(name, UNKNOWN) for name in results), peak, tally)
 
 
-def _step(node: NodeProto, inputs: Sequence[Value], scope: Scope, world: World) -> Ran:
-    """One node: its outputs' values, the bytes that live inside it while it runs, its costs."""
-    function = world.functions.get(function_key(node))
+def _step(node: NodeProto, inputs: Sequence[Value], scope: TensorScope, context: GraphContext) -> GraphRun:
+    """Runs one node: its outputs' values, the bytes that live inside it while it runs, and its costs."""
+    function = context.functions.get(function_key(node))
     if function is not None:
-        return _call(node, function, inputs, world)
+        return _call(node, function, inputs, context)
     if not domain_of(node):
         match node.op_type:
             case "If":
-                return _if(node, inputs, scope, world)
+                return _if(node, inputs, scope, context)
             case "Loop":
-                return _loop(node, inputs, scope, world)
+                return _loop(node, inputs, scope, context)
             case "Scan":
-                return _scan(node, inputs, scope, world)
+                return _scan(node, inputs, scope, context)
             case "Constant":
-                return Ran(infer(node, inputs, world.opsets), 0, Tally())
-    outputs = infer(node, inputs, world.opsets)
-    site = Site(node, inputs, outputs)
+                return GraphRun(infer(node, inputs, context.opsets), 0, CostTally())
+    outputs = infer(node, inputs, context.opsets)
+    site = NodeSite(node, inputs, outputs)
     work = flops(site)
-    traffic, whole = moved(site)
-    tally = Tally()
-    tally.add(operator_name(node), flops=work or 0.0, moved=traffic)
+    traffic, whole = memory_traffic(site)
+    tally = CostTally()
+    tally.add(operator_name(node), flops=work or 0.0, traffic=traffic)
     tally.unknown += work is None or not whole
-    return Ran(outputs, 0, tally)
+    return GraphRun(outputs, 0, tally)
 
 
-def _call(node: NodeProto, function: FunctionProto, inputs: Sequence[Value], world: World) -> Ran:
+def _call(node: NodeProto, function: FunctionProto, inputs: Sequence[Value], context: GraphContext) -> GraphRun:
+    """Runs a function's body, in its own scope and opsets, with the attributes of the call."""
     bindings = {attribute.name: attribute for attribute in function.attribute_proto}
     bindings.update({attribute.name: attribute for attribute in node.attribute})
-    inner = World(opsets_of(function.opset_import), world.functions, bindings)
-    scope: Scope = ChainMap(dict(zip(function.input, inputs, strict=False)))
-    declared = {info.name: of_type(info.type) for info in function.value_info}
+    inner = GraphContext(opsets_of(function.opset_import), context.functions, bindings)
+    scope: TensorScope = ChainMap(dict(zip(function.input, inputs, strict=False)))
+    declared = {info.name: value_from_type(info.type) for info in function.value_info}
     ran = _run(function.node, scope, function.output, declared, inner, 0)
-    return Ran(ran.outputs, _inner(ran), ran.tally)
+    return GraphRun(ran.outputs, _inner_peak(ran), ran.tally)
 
 
-def _if(node: NodeProto, inputs: Sequence[Value], scope: Scope, world: World) -> Ran:
-    """The branch that a known condition takes, else the dearer one. The other is listed and costs nothing."""
+def _if(node: NodeProto, inputs: Sequence[Value], scope: TensorScope, context: GraphContext) -> GraphRun:
+    """The branch that a known condition selects, else the more expensive one. The operators of the other branch are
+    listed at no cost."""
     graphs = attributes_of(node)
-    branches = [run_graph(graphs[name], {}, world, scope) for name in ("then_branch", "else_branch")]
+    branches = [run_graph(graphs[name], {}, context, scope) for name in ("then_branch", "else_branch")]
     condition = inputs[0].data
     if condition is not None and condition.size == 1:
         first = bool(condition.reshape(-1)[0])
     else:
         first = branches[0].tally.flops >= branches[1].tally.flops
     taken, other = branches if first else reversed(branches)
-    tally = Tally()
+    tally = CostTally()
     tally.add("If")
     tally.merge(taken.tally)
     other.tally.unknown = 0
     tally.merge(other.tally, 0.0)
-    return Ran(taken.outputs, _inner(taken), tally)
+    return GraphRun(taken.outputs, _inner_peak(taken), tally)
 
 
-def _loop(node: NodeProto, inputs: Sequence[Value], scope: Scope, world: World) -> Ran:
-    """The body's cost for every trip when the count is a constant, else once, as a lower bound."""
+def _loop(node: NodeProto, inputs: Sequence[Value], scope: TensorScope, context: GraphContext) -> GraphRun:
+    """The body's cost for every trip where the trip count is constant; else once, as a lower bound."""
     body: GraphProto = attributes_of(node)["body"]
     limit = inputs[0].data if inputs else None
     trips = max(0, int(limit.reshape(-1)[0])) if limit is not None and limit.size == 1 else None
     state = inputs[2:]
     given = [Value(7, ()), Value(9, ()), *(Value(value.dtype, value.shape) for value in state)]
-    ran = run_graph(body, _named(body, given), world, scope)
+    ran = run_graph(body, _bind_inputs(body, given), context, scope)
     states, scans = ran.outputs[1 : 1 + len(state)], ran.outputs[1 + len(state) :]
-    outputs = (*(Value(value.dtype, value.shape) for value in states), *(_stacked(value, trips, 0) for value in scans))
-    tally = Tally()
+    outputs = (*(Value(value.dtype, value.shape) for value in states), *(_stack(value, trips, 0) for value in scans))
+    tally = CostTally()
     tally.add("Loop")
     tally.merge(ran.tally, 1 if trips is None else float(trips))
     tally.unknown += trips is None or any(a.shape != b.shape for a, b in zip(states, state, strict=False))
-    return Ran(outputs, _inner(ran), tally)
+    return GraphRun(outputs, _inner_peak(ran), tally)
 
 
-def _scan(node: NodeProto, inputs: Sequence[Value], scope: Scope, world: World) -> Ran:
-    """The body's cost for every slice of the scanned inputs (opset 9 and later)."""
+def _scan(node: NodeProto, inputs: Sequence[Value], scope: TensorScope, context: GraphContext) -> GraphRun:
+    """The body's cost for every slice of the scanned inputs; up to opset 8 for every slice of every batch."""
     attributes = attributes_of(node)
     body, count = attributes["body"], int(attributes["num_scan_inputs"])
-    state, scanned = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
-    axes = attributes.get("scan_input_axes", [0] * count)
+    batched = context.opsets.get("", 1) <= _SCAN_BATCHED
+    if batched:  # sequence_lens is first, and the first axis of everything else is the batch
+        inputs = inputs[1:]
+    batches = {value.shape[0] for value in inputs if value.shape} if batched else {1}
+    batch = batches.pop() if len(batches) == 1 else None
+    given = [_drop_axis(value, 0) for value in inputs] if batched else inputs
+    state, scanned = given[: len(given) - count], given[len(given) - count :]
+    axes = [0] * count if batched else attributes.get("scan_input_axes", [0] * count)
     lengths = {
-        value.shape[axis] for value, axis in zip(scanned, axes, strict=False) if _has(value, axis) and value.shape
+        value.shape[axis] for value, axis in zip(scanned, axes, strict=False) if _has_axis(value, axis) and value.shape
     }
-    trips = lengths.pop() if len(lengths) == 1 and world.opsets.get("", 1) > 8 else None
-    slices = [_without(value, axis) for value, axis in zip(scanned, axes, strict=False)]
-    ran = run_graph(body, _named(body, [*(Value(v.dtype, v.shape) for v in state), *slices]), world, scope)
+    trips = lengths.pop() if len(lengths) == 1 else None
+    slices = [_drop_axis(value, axis) for value, axis in zip(scanned, axes, strict=False)]
+    ran = run_graph(body, _bind_inputs(body, [*(Value(v.dtype, v.shape) for v in state), *slices]), context, scope)
     states, scans = ran.outputs[: len(state)], ran.outputs[len(state) :]
-    out_axes = attributes.get("scan_output_axes", [0] * len(scans))
-    outputs = (*states, *(_stacked(value, trips, axis) for value, axis in zip(scans, out_axes, strict=False)))
-    tally = Tally()
+    out_axes = [0] * len(scans) if batched else attributes.get("scan_output_axes", [0] * len(scans))
+    outputs = (*states, *(_stack(value, trips, axis) for value, axis in zip(scans, out_axes, strict=False)))
+    if batched:
+        outputs = tuple(_stack(value, batch, 0) for value in outputs)
+    known = trips is not None and batch is not None
+    tally = CostTally()
     tally.add("Scan")
-    tally.merge(ran.tally, 1 if trips is None else float(trips))
-    tally.unknown += trips is None
-    return Ran(outputs, _inner(ran), tally)
+    tally.merge(ran.tally, float((trips or 0) * (batch or 0)) if known else 1)
+    tally.unknown += not known
+    return GraphRun(outputs, _inner_peak(ran), tally)
 
 
-def _inner(ran: Ran) -> int:
-    """A body's peak beyond its results, which the node that runs it owns."""
+def _inner_peak(ran: GraphRun) -> int:
+    """A body's peak without its results, which belong to the node that runs the body."""
     return max(0, ran.peak_bytes - sum(value.nbytes or 0 for value in ran.outputs))
 
 
-def _named(body: GraphProto, values: Iterable[Value]) -> dict[str, Value]:
+def _bind_inputs(body: GraphProto, values: Iterable[Value]) -> dict[str, Value]:
     return {info.name: value for info, value in zip(body.input, values, strict=False)}
 
 
-def _has(value: Value, axis: int) -> bool:
+def _has_axis(value: Value, axis: int) -> bool:
     return value.shape is not None and -len(value.shape) <= axis < len(value.shape)
 
 
-def _without(value: Value, axis: int) -> Value:
-    if value.shape is None or not _has(value, axis):
+def _drop_axis(value: Value, axis: int) -> Value:
+    """The value of one slice along `axis`."""
+    if value.shape is None or not _has_axis(value, axis):
         return Value(value.dtype)
     axis %= len(value.shape)
     return Value(value.dtype, value.shape[:axis] + value.shape[axis + 1 :])
 
 
-def _stacked(value: Value, trips: int | None, axis: int) -> Value:
+def _stack(value: Value, trips: int | None, axis: int) -> Value:
+    """The value of `trips` slices stacked along `axis`; its shape is unknown where `trips` is None."""
     if value.shape is None or trips is None:
         return Value(value.dtype)
     at = axis % (len(value.shape) + 1)
     return Value(value.dtype, (*value.shape[:at], trips, *value.shape[at:]))
 
 
-def _bound(node: NodeProto, world: World) -> NodeProto:
-    """The node with a function's attribute references replaced by what the call gave; one not given is left out."""
+def _bind_attributes(node: NodeProto, context: GraphContext) -> NodeProto:
+    """The node with references to the function's attributes replaced by the values of the call. An attribute that the
+    call does not give is left out."""
     if not any(attribute.ref_attr_name for attribute in node.attribute):
         return node
     bound = NodeProto()
     bound.CopyFrom(node)
     del bound.attribute[:]
     for attribute in node.attribute:
-        given = world.bindings.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+        given = context.bindings.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
         if given is not None:
             copy = bound.attribute.add()
             copy.CopyFrom(given)
@@ -260,11 +293,11 @@ def _bound(node: NodeProto, world: World) -> NodeProto:
 
 
 def _lifetimes(nodes: Sequence[NodeProto], results: Sequence[str]) -> tuple[dict[str, str], dict[str, int]]:
-    """(view -> the tensor whose memory it shares, tensor -> index of the last node that needs its memory)."""
+    """(view -> tensor whose memory it shares, tensor -> index of the last node that needs its memory)."""
     root: dict[str, str] = {}
     until: dict[str, int] = {}
     for index, node in enumerate(nodes):
-        for name in reads(node):
+        for name in input_names(node):
             until[root.get(name, name)] = index
         for name in node.output:
             if node.op_type in VIEWS and not node.domain and node.input and name == node.output[0]:
@@ -277,10 +310,10 @@ def _lifetimes(nodes: Sequence[NodeProto], results: Sequence[str]) -> tuple[dict
     return root, until
 
 
-def reads(node: NodeProto) -> Iterator[str]:
-    """Names that the node needs, those of its subgraphs included."""
+def input_names(node: NodeProto) -> Iterator[str]:
+    """Names that the node reads, including those that its subgraphs read."""
     yield from node.input
     for graph in subgraphs(node):
         for inner in graph.node:
-            yield from reads(inner)
+            yield from input_names(inner)
         yield from (info.name for info in graph.output)

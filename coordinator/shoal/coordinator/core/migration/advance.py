@@ -1,49 +1,64 @@
-"""One step of the region with its migrations: what to do, what becomes of each, and what both replicas are told."""
+"""One step of the region with its migrations: the decision, each migration's next state, the replicas' instructions."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
-from shoal.coordinator.core.migration import crossing, machine
-from shoal.coordinator.core.migration.budget import Allotted, Held, allot
-from shoal.coordinator.core.migration.expected import (
-    came,
-    came_abroad,
-    expected_abroad,
-    expected_between,
-    fetched_for,
-    is_settled,
+from shoal.coordinator.core.migration import cross_region, machine
+from shoal.coordinator.core.migration.budget import MoveHold, MoveSelection, select_moves
+from shoal.coordinator.core.migration.effects import (
+    blocked_placements,
+    had_outage,
+    has_wrong_answers,
+    is_block_outdated,
+    moves_of,
 )
 from shoal.coordinator.core.migration.model import (
-    Aborted,
-    Alone,
-    Came,
+    AbortedState,
+    ActualOutcome,
     Cause,
-    Draining,
-    Limits,
+    DrainingState,
+    GapState,
     Migration,
-    Place,
-    Planned,
-    Preparing,
-    RollingBack,
-    Seen,
-    Shifting,
-    Sight,
-    Stage,
-    Told,
+    MigrationEvent,
+    MigrationLimits,
+    MigrationObservation,
+    MigrationStage,
+    PlannedState,
+    PreparingState,
+    ReplicaObservation,
+    ReplicaPlace,
+    RollingBackState,
+    ShiftingState,
+    place_of,
 )
-from shoal.coordinator.core.migration.moves import blocked, forbids, left_dark, moves_of, outlived
-from shoal.coordinator.core.migration.reference import recorders, records, referred
-from shoal.coordinator.core.migration.tolerance import completed
-from shoal.coordinator.core.migration.triggers import look as look_at
-from shoal.coordinator.core.migration.triggers.view import View
+from shoal.coordinator.core.migration.outcomes import (
+    actual_outcome,
+    actual_remote_outcome,
+    expected_outcome_between,
+    expected_remote_outcome,
+    fetched_bytes,
+    is_outcome_due,
+)
+from shoal.coordinator.core.migration.reference import needs_recording, recorders, with_reference
+from shoal.coordinator.core.migration.tolerance import with_defaults
+from shoal.coordinator.core.migration.triggers import scan
+from shoal.coordinator.core.migration.triggers.view import TriggerView
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Aim, WorkloadPlan
 from shoal.coordinator.core.workloads.decide import decide, inputs_of
-from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Memory, References, Replaced, World
-from shoal.coordinator.core.workloads.model import Stage as Began
-from shoal.coordinator.core.workloads.trouble import broken
+from shoal.coordinator.core.workloads.failures import broken_assignments
+from shoal.coordinator.core.workloads.model import (
+    AssignmentStage,
+    Decision,
+    DesiredContent,
+    ReconcilerMemory,
+    References,
+    RegionEvent,
+    RegionState,
+    Replacement,
+)
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import (
@@ -57,254 +72,286 @@ from shoal.types.migration import (
     Verifier,
     has_answers,
 )
-from shoal.types.units import Bytes, Elapsed, Seconds, Wall
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall, show_gain
 from shoal.types.workload import Intent, WorkloadKey
 
-Migrations = Mapping[str, Migration]
+MigrationsById = Mapping[str, Migration]
 
 
 @dataclass(frozen=True, slots=True)
-class Advanced:
-    """changed: migrations that are new or have another state now, by id. The caller persists them in one transaction
-    with the decision, and steps again at once: what they ask of the region now, the next step reads. held: what speaks
-    for moves that do not begin, and why they do not; None where that was not looked at. news: of those, what was not
-    told before."""
+class AdvanceResult:
+    """Result of one step. The caller persists the changes in one transaction with the decision and steps again at
+    once, because the next step acts on what the changed migrations ask for."""
 
+    # The decision, with the instructions for replicas that move.
     decision: Decision
-    changed: Migrations
-    held: tuple[Held, ...] | None = None
-    news: tuple[Held, ...] = ()
+    # Migrations that are new or changed, by id.
+    changed: MigrationsById
+    # Proposed moves that do not start, and why; None: triggers did not run.
+    move_holds: tuple[MoveHold, ...] | None = None
+    # Those of them that have another obstacle than the one reported last.
+    new_holds: tuple[MoveHold, ...] = ()
 
 
-def moving(world: World, migrations: Migrations, now: Elapsed) -> World:
-    """The world as its migrations want it."""
+def with_migrations(world: RegionState, migrations: MigrationsById, now: Elapsed) -> RegionState:
+    """The region's state with what its migrations ask for."""
     desired = {node: content.assignments for node, content in world.desired.items()}
     every = migrations.values()
-    courses = crossing.courses_of(every, now)
-    failed = broken(world.memory, world.fleet, desired, now)
+    courses = cross_region.cross_region_states(every, now)
+    failed = broken_assignments(world.memory, world.fleet, desired, now)
     return replace(
         world,
         moves=moves_of(every),
-        blocked=blocked(every, world.intents, world.fleet, desired, failed, now, world.delegated),
-        courses=courses,
-        crossed=crossing.crossed_of(every),
+        blocked=blocked_placements(every, world.intents, world.fleet, desired, failed, now, world.delegations),
+        cross_region_states=courses,
+        served_agreements=cross_region.served_agreements(every),
     )
 
 
-def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, look: bool = True) -> Advanced:
-    """`decide`, for the region as its migrations want it; then each migration, by what is seen and was decided; then
-    (look) what speaks for moves that nobody asked for, and which of them begin.
+def advance(
+    world: RegionState, migrations: MigrationsById, now: Elapsed, wall: Wall, *, run_triggers: bool = True
+) -> AdvanceResult:
+    """`decide` with what the migrations ask for; then each migration's step on the result; then, with `run_triggers`,
+    the automatic moves that start.
 
-    Pure, and level-triggered: called again with what it answered and the same fleet, it changes nothing.
+    Pure and level-triggered: called again with its own result and the same fleet, it changes nothing.
     """
-    decision = decide(moving(world, migrations, now), now, wall)
+    decision = decide(with_migrations(world, migrations, now), now, wall)
 
     @cache
     def scope() -> Scope:
         return Scope(inputs_of(world, now, wall))
 
     @cache
-    def holding() -> Mapping[WorkloadKey, Intent]:
+    def effective_intents() -> Mapping[WorkloadKey, Intent]:
         return {intent.key: intent for intent in scope().inputs.intents}
 
-    limits = Limits(settle_s=world.fleet.timing.settle_s)
+    limits = MigrationLimits(route_propagation_s=world.fleet.timing.route_propagation_s)
     intents = {intent.key: intent for intent in world.intents}
-    changed, told = dict[str, Migration](), list[Happened]()
+    changed, told = dict[str, Migration](), list[RegionEvent]()
 
-    def note(migration: Migration, events: Sequence[Told]) -> None:
+    def note(migration: Migration, events: Sequence[MigrationEvent]) -> None:
         changed[migration.id] = migration
-        told.extend(_happened(migration, event) for event in events)
+        told.extend(_migration_event(migration, event) for event in events)
 
-    for replaced in decision.replaced:
+    for replaced in decision.replacements:
         known = migrations.get(replaced.migration)
         if known is None:
-            known, events = machine.planned(_asked(replaced, intents[replaced.workload]), now, wall, limits)
+            known, events = machine.start(
+                _new_migration(world.fleet, replaced, intents[replaced.workload]), now, wall, limits
+            )
             note(known, events)
-        target = _place(world.fleet, replaced.target_node, replaced.target)
+        target = place_of(world.fleet, replaced.target_node, replaced.target)
         if known.expected is None:
-            hoped = expected_between(scope(), holding()[known.workload], known.source, target)
+            hoped = expected_outcome_between(scope(), effective_intents()[known.workload], known.source, target)
             known = replace(known, expected=hoped)
-        note(*machine.placed(known, target, now, wall, limits, gap=replaced.target.staged))
-    for settled, brought in _settled(migrations, world, scope, holding, now, wall):
-        note(replace(settled, came=brought), (_brought(settled, brought),))
-    begins, at_home = crossing.begun(world, migrations.values(), decision, now, wall)
+        note(*machine.reserve(known, target, now, wall, limits, gap=replaced.target.staged))
+    for settled, brought in _actual_outcomes(migrations, world, scope, effective_intents, now, wall):
+        note(replace(settled, came=brought), (_outcome_event(settled, brought),))
+    begins, at_home = cross_region.new_migrations(world, migrations.values(), decision, now, wall)
     for each in begins:
-        note(*machine.planned(each, now, wall, limits))
-    for each in [each for each in migrations.values() if each.crosses and isinstance(each.state, Planned)]:
-        found = crossing.target_of(each, world, decision)
-        if found is not None and crossing.queued(each, {**migrations, **changed}.values()) is None:
-            place = found if isinstance(found, Place) else _place(world.fleet, *found)
-            away, intent = world.delegated.get(each.workload), holding().get(each.workload)
+        note(*machine.start(each, now, wall, limits))
+    for each in [each for each in migrations.values() if each.is_cross_region and isinstance(each.state, PlannedState)]:
+        found = cross_region.target_of(each, world, decision)
+        if found is not None and cross_region.queue_refusal(each, {**migrations, **changed}.values()) is None:
+            place = found if isinstance(found, ReplicaPlace) else place_of(world.fleet, *found)
+            away, intent = world.delegations.get(each.workload), effective_intents().get(each.workload)
             if away is not None and intent is not None:
-                home = crossing.replicas_of(each.workload, decision)
-                each = replace(each, expected=expected_abroad(scope(), intent, each, home, away))
-            note(*machine.placed(each, place, now, wall, limits))
+                home = cross_region.replicas_of(each.workload, world.fleet, decision)
+                each = replace(each, expected=expected_remote_outcome(scope(), intent, each, home, away))
+            note(*machine.reserve(each, place, now, wall, limits))
     assigned = frozenset(one.id for each in _assignments(decision).values() for one in each)
-    failing = broken(decision.memory, world.fleet, _assignments(decision), now)
-    scene = _Scene(world, {**migrations, **changed}, decision, failing, wall)
+    failing = broken_assignments(decision.memory, world.fleet, _assignments(decision), now)
+    scene = _Observer(world, {**migrations, **changed}, decision, failing, wall)
     for name in sorted(migrations):
         if name not in changed and not migrations[name].is_over:
-            after, events = machine.step(migrations[name], scene.seen(migrations[name]), now, wall, limits)
+            after, events = machine.step(migrations[name], scene.observe(migrations[name]), now, wall, limits)
             if after != migrations[name]:
                 note(after, events)
-        if name not in changed and _forgiven(migrations[name], intents, assigned, world.fleet):
+        if name not in changed and _should_clear(migrations[name], intents, assigned, world.fleet):
             note(replace(migrations[name], cleared=True), ())
-    held: tuple[Held, ...] | None = None
-    news: tuple[Held, ...] = ()
-    if look:
+    held: tuple[MoveHold, ...] | None = None
+    news: tuple[MoveHold, ...] = ()
+    if run_triggers:
         there = replace(world, desired=decision.desired, memory=decision.memory)
-        allotted = _looked(there, {**migrations, **changed}, intents, now, wall)
-        for begun, events in allotted.begun:
+        allotted = _run_triggers(there, {**migrations, **changed}, intents, now, wall)
+        for begun, events in allotted.started_moves:
             note(begun, events)
-        held, news = (*at_home, *allotted.held), allotted.news
-        told += [_holding(each) for each in news]
+        held, news = (*at_home, *allotted.move_holds), allotted.new_holds
+        told += [_hold_event(each) for each in news]
         decision = replace(decision, memory=replace(decision.memory, pending=allotted.pending))
     rules = {key: intent.migration for key, intent in intents.items()}
-    told_of = _told(decision, {**migrations, **changed}, rules, world, limits)
+    told_of = _with_migration_instructions(decision, {**migrations, **changed}, rules, world, limits)
     equipped = replace(decision, desired=told_of, events=(*decision.events, *told))
-    return Advanced(equipped, changed, held, news)
+    return AdvanceResult(equipped, changed, held, news)
 
 
-def _forgiven(
+def _should_clear(
     migration: Migration, intents: Mapping[WorkloadKey, Intent], assigned: Collection[str], fleet: Fleet
 ) -> bool:  # fmt: skip
-    """What is held against its target says nothing any more."""
-    if forbids(migration):
-        return migration.workload not in intents or outlived(migration, fleet)
-    return left_dark(migration) and migration.source.assignment not in assigned
+    """True if the block on its target no longer applies."""
+    if has_wrong_answers(migration):
+        return migration.workload not in intents or is_block_outdated(migration, fleet)
+    return had_outage(migration) and migration.source.assignment not in assigned
 
 
-def view(
-    world: World, migrations: Migrations, now: Elapsed, wall: Wall, only: WorkloadKey | None = None
-) -> View:  # fmt: skip
-    """The region as triggers look at it."""
-    inputs = inputs_of(moving(world, migrations, now), now, wall)
-    return View(inputs, world.memory.pending, migrations, only)
+def trigger_view(
+    world: RegionState, migrations: MigrationsById, now: Elapsed, wall: Wall, only: WorkloadKey | None = None
+) -> TriggerView:  # fmt: skip
+    """The region as triggers see it."""
+    inputs = inputs_of(with_migrations(world, migrations, now), now, wall)
+    return TriggerView(inputs, world.memory.pending, migrations, only)
 
 
-def _looked(
-    world: World, migrations: Migrations, intents: Mapping[WorkloadKey, Intent], now: Elapsed, wall: Wall
-) -> Allotted:  # fmt: skip
+def _run_triggers(
+    world: RegionState, migrations: MigrationsById, intents: Mapping[WorkloadKey, Intent], now: Elapsed, wall: Wall
+) -> MoveSelection:  # fmt: skip
     assigned = frozenset(one.id for content in world.desired.values() for one in content.assignments)
-    found = look_at(view(world, migrations, now, wall))
-    return allot(found, world.memory.pending, assigned, migrations, intents, now, wall)
+    found = scan(trigger_view(world, migrations, now, wall))
+    return select_moves(found, world.memory.pending, assigned, migrations, intents, now, wall)
 
 
-def _settled(
-    migrations: Migrations, world: World, scope: Callable[[], Scope],
-    holding: Callable[[], Mapping[WorkloadKey, Intent]], now: Elapsed, wall: Wall,
-) -> Iterator[tuple[Migration, Came]]:  # fmt: skip
-    """Moves of which it can be said now what they brought."""
+def _actual_outcomes(
+    migrations: MigrationsById, world: RegionState, scope: Callable[[], Scope],
+    effective_intents: Callable[[], Mapping[WorkloadKey, Intent]], now: Elapsed, wall: Wall,
+) -> Iterator[tuple[Migration, ActualOutcome]]:  # fmt: skip
+    """Moves whose outcome can be measured now."""
     for name in sorted(migrations):
         each = migrations[name]
         known = each.came is not None or each.expected is None
-        if known or each.target is None or not is_settled(each, world.region.sleep_after_s, now):
+        if known or each.target is None or not is_outcome_due(each, world.region.sleep_after_s, now):
             continue
-        away = world.delegated.get(each.workload) if each.leaves_home else None
-        if each.leaves_home:
-            observed = crossing.sight_of(each.target, each, world, wall).observed
+        away = world.delegations.get(each.workload) if each.leaves_region else None
+        if each.leaves_region:
+            observed = cross_region.agreement_observation(each.target, each, world, wall).observed
         else:
             state = world.fleet.nodes.get(each.target.node)
             observed = state.observed.get(each.target.assignment) if state is not None else None
-        if observed is not None and observed.phase is Phase.READY and (intent := holding().get(each.workload)):
-            fetched = fetched_for(world, each)
+        if (
+            observed is not None
+            and observed.phase is Phase.READY
+            and (intent := effective_intents().get(each.workload))
+        ):
+            fetched = fetched_bytes(world, each)
             if away is not None:
-                brought = came_abroad(intent, each, away, crossing.figures_abroad(world.fleet, away), now, fetched)
+                brought = actual_remote_outcome(
+                    intent, each, away, cross_region.remote_stats(world.fleet, away), now, fetched
+                )
             else:
-                brought = came(scope(), intent, each, observed, now, fetched)
+                brought = actual_outcome(scope(), intent, each, observed, now, fetched)
             if brought is not None:
                 yield each, brought
 
 
-class _Scene:
-    """What the machine is shown of one step."""
+class _Observer:
+    """Builds the observations of one step."""
 
     def __init__(
-        self, world: World, migrations: Migrations, decision: Decision, broken: Mapping[str, Refusal], wall: Wall
-    ) -> None:  # fmt: skip
+        self,
+        world: RegionState,
+        migrations: MigrationsById,
+        decision: Decision,
+        failures: Mapping[str, Refusal],
+        wall: Wall,
+    ) -> None:
         self._world = world
         self._migrations = migrations
         self._decision = decision
         self._wall = wall
         self._fleet = world.fleet
-        self._broken = broken
+        self._failures = failures
         self._plans = {plan.workload: plan for plan in decision.plan.workloads}
         self._assigned = {
             (node, one.id): one for node, content in decision.desired.items() for one in content.assignments
         }
 
-    def seen(self, migration: Migration) -> Seen:
+    def observe(self, migration: Migration) -> MigrationObservation:
         plan = self._plans.get(migration.workload)
         target = migration.target
-        if migration.crosses:
-            return self._crossing(plan, migration)
-        return Seen(
-            self._sight(migration.source, leaving=isinstance(migration.state, Draining)),
-            self._sight(target, leaving=True) if target is not None else Sight(),
-            self._broken.get(target.assignment) if target is not None else None,
-            _unwanted(plan, migration, self._fleet),
-            plan.unmoved.get(migration.id) if plan is not None else None,
-            plan is not None and migration.id not in plan.unmoved,
+        if migration.is_cross_region:
+            return self._observe_cross_region(plan, migration)
+        return MigrationObservation(
+            self._observe_replica(migration.source, leaving=isinstance(migration.state, DrainingState)),
+            self._observe_replica(target, leaving=True) if target is not None else ReplicaObservation(),
+            self._failures.get(target.assignment) if target is not None else None,
+            _obsolete_reason(plan, migration, self._fleet),
+            plan.unplaced_moves.get(migration.id) if plan is not None else None,
+            plan is not None and migration.id not in plan.unplaced_moves,
         )
 
-    def _crossing(self, plan: WorkloadPlan | None, migration: Migration) -> Seen:
-        """Here any replica of the workload stands for all of them."""
+    def _observe_cross_region(self, plan: WorkloadPlan | None, migration: Migration) -> MigrationObservation:
+        """Any local replica stands for all of the workload."""
         source, target = migration.source, migration.target
         gone = Refusal(Code.WORKLOAD_UNKNOWN, f"{migration.workload} was deleted")
         deleted = gone if plan is None else None
-        turn = crossing.queued(migration, self._migrations.values()) if migration.stage is Stage.PLANNED else None
-        waits = turn or crossing.refusal_of(migration, self._world.turned)
-        if migration.leaves_home:
-            here = self._from_gateways(self._sight(source, leaving=isinstance(migration.state, Draining)), migration)
-            there = crossing.sight_of(target, migration, self._world, self._wall) if target is not None else Sight()
-            turns = isinstance(migration.state, Preparing | Shifting)
-            ends = crossing.ends(migration, self._world) if turns else None
-            return Seen(here, there, ends, deleted, waits, turn is not None, crossing.counts_since(self._fleet))
-        there = crossing.sight_of(source, migration, self._world, self._wall)
-        here = self._sight(target, leaving=True) if target is not None else Sight()
-        if not isinstance(migration.state, Draining):  # what it did after is read at its worker: so from the same count
-            here = self._from_gateways(here, migration)
-        away = self._world.delegated.get(migration.workload)
-        if isinstance(migration.state, RollingBack) and not (away is not None and away.wanted):
-            here = Sight()  # that region gives it up in any case: home has to do with what it has
+        turn = (
+            cross_region.queue_refusal(migration, self._migrations.values())
+            if migration.stage is MigrationStage.PLANNED
+            else None
+        )
+        waits = turn or cross_region.placement_refusal(migration, self._world.last_refusals)
+        if migration.leaves_region:
+            here = self._with_gateway_stats(
+                self._observe_replica(source, leaving=isinstance(migration.state, DrainingState)), migration
+            )
+            there = (
+                cross_region.agreement_observation(target, migration, self._world, self._wall)
+                if target is not None
+                else ReplicaObservation()
+            )
+            turns = isinstance(migration.state, PreparingState | ShiftingState)
+            ends = cross_region.ending_refusal(migration, self._world) if turns else None
+            return MigrationObservation(
+                here, there, ends, deleted, waits, turn is not None, cross_region.counts_since(self._fleet)
+            )
+        there = cross_region.agreement_observation(source, migration, self._world, self._wall)
+        here = self._observe_replica(target, leaving=True) if target is not None else ReplicaObservation()
+        # While it drains: the worker's counters, because the outcome after the move is read from those.
+        if not isinstance(migration.state, DrainingState):
+            here = self._with_gateway_stats(here, migration)
+        away = self._world.delegations.get(migration.workload)
+        if isinstance(migration.state, RollingBackState) and not (away is not None and away.is_wanted):
+            here = ReplicaObservation()  # the other region ends it anyway: the local replicas have to do
         observed = here.observed
         if (
             observed is not None
             and observed.phase is Phase.READY
-            and not crossing.is_whole(migration, self._decision, self._fleet)
+            and not cross_region.is_locally_complete(migration, self._decision, self._fleet)
         ):
             here = replace(here, observed=replace(observed, phase=Phase.WARMING))
-        broken = self._broken.get(target.assignment) if target is not None else None
-        return Seen(there, here, broken, deleted, waits, turn is not None, crossing.counts_since(self._fleet))
+        broken = self._failures.get(target.assignment) if target is not None else None
+        return MigrationObservation(
+            there, here, broken, deleted, waits, turn is not None, cross_region.counts_since(self._fleet)
+        )
 
-    def _from_gateways(self, sight: Sight, migration: Migration) -> Sight:
-        return replace(sight, figures=crossing.figures_at_home(self._fleet, migration))
+    def _with_gateway_stats(self, sight: ReplicaObservation, migration: Migration) -> ReplicaObservation:
+        return replace(sight, stats=cross_region.local_stats(self._fleet, migration))
 
-    def _sight(self, place: Place, *, leaving: bool) -> Sight:
-        """leaving: it counts until it is gone; else until it begins to go."""
+    def _observe_replica(self, place: ReplicaPlace, *, leaving: bool) -> ReplicaObservation:
+        """leaving: it counts as assigned until it is gone; otherwise only until it drains."""
         state = self._fleet.nodes.get(place.node)
         assignment = self._assigned.get((place.node, place.assignment))
         if state is None:
-            return Sight(lost=True)
-        return Sight(
-            assigned=assignment is not None and (leaving or not assignment.draining),
-            lost=state.liveness is Liveness.LOST or state.revoked or state.device(place.device) is None,
-            seen=state.liveness is Liveness.READY and state.reported,
+            return ReplicaObservation(is_lost=True)
+        return ReplicaObservation(
+            is_assigned=assignment is not None and (leaving or not assignment.draining),
+            is_lost=state.liveness is Liveness.LOST or state.revoked or state.device(place.device) is None,
+            is_current=state.liveness is Liveness.READY and state.has_full_status,
             observed=state.observed.get(place.assignment),
-            stateful=assignment is not None and bool(assignment.session),
-            counted=state.front_ready,
+            is_stateful=assignment is not None and bool(assignment.session),
+            is_counted=state.front_ready,
         )
 
 
-def _unwanted(plan: WorkloadPlan | None, migration: Migration, fleet: Fleet) -> Refusal | None:
+def _obsolete_reason(plan: WorkloadPlan | None, migration: Migration, fleet: Fleet) -> Refusal | None:
     if plan is None:
         return Refusal(Code.WORKLOAD_UNKNOWN, f"{migration.workload} was deleted")
     if plan.elsewhere:
         return Refusal(Code.DELEGATED, f"{migration.workload} runs in another region")
     target = migration.target
-    if target is None or not isinstance(migration.state, Preparing | Alone | Shifting):
+    if target is None or not isinstance(migration.state, PreparingState | GapState | ShiftingState):
         return None
-    if any(each.keeps == target.assignment for each in plan.targets):
+    if any(each.existing_assignment == target.assignment for each in plan.targets):
         return None
     state = fleet.nodes.get(target.node)
     if state is not None and state.liveness is Liveness.SUSPECT:
@@ -312,13 +359,13 @@ def _unwanted(plan: WorkloadPlan | None, migration: Migration, fleet: Fleet) -> 
     return Refusal(Code.CONFLICT, f"{target.where} is not where the plan has it now")
 
 
-def _asked(replaced: Replaced, intent: Intent) -> Migration:
-    """A move that the plan wants: its id is that of the replica that it brings."""
+def _new_migration(fleet: Fleet, replaced: Replacement, intent: Intent) -> Migration:
+    """A move that the plan asks for; its id derives from the new replica's."""
     source = replaced.source
-    place = Place(source.id, replaced.source_node, source.device, source.model, source.precision)
+    place = place_of(fleet, replaced.source_node, source)
     to = Aim(replaced.target_node, replaced.target.device, replaced.target.model)
     name = "m-" + replaced.target.id.removeprefix("a-")
-    state = Planned(Elapsed(0.0), Elapsed(0.0))
+    state = PlannedState(Elapsed(0.0), Elapsed(0.0))
     asked = Migration(name, replaced.workload, Cause.DOCUMENTS, "", place, to, intent.migration, state)
     left = source.model not in {model.digest for model in intent.models}
     if not (intent.back and left and asked.rule.against is Against.SOURCE):
@@ -328,40 +375,38 @@ def _asked(replaced: Replaced, intent: Intent) -> Migration:
     return replace(asked, rule=replace(asked.rule, against=against), reason=why)
 
 
-def _place(fleet: Fleet, node: str, assignment: Assignment) -> Place:
-    state = fleet.nodes.get(node)
-    receipt = state.receipts.get(assignment.device) if state is not None else None
-    measured_at = receipt.measured_at if receipt is not None else Wall(0.0)
-    return Place(assignment.id, node, assignment.device, assignment.model, assignment.precision, measured_at)
+def _with_migration_instructions(
+    decision: Decision,
+    migrations: MigrationsById,
+    rules: Mapping[WorkloadKey, MigrationRule],
+    world: RegionState,
+    limits: MigrationLimits,
+) -> Mapping[str, DesiredContent]:
+    """Adds instructions to the assignments: what a new replica has to verify, while it has to; the verifier that an old
+    one may answer meanwhile; and where sessions are handed over.
 
-
-def _told(
-    decision: Decision, migrations: Migrations, rules: Mapping[WorkloadKey, MigrationRule], world: World, limits: Limits
-) -> Mapping[str, Content]:  # fmt: skip
-    """With what a new replica has to show, as long as it has to, and whom an old one may then answer; and where the
-    sessions of either go.
-
-    One that is taken back has to show it until it drains: without, its node would let it serve as it is."""
+    A rolled-back replica keeps its verification until it drains: without it, its node would let it serve unverified.
+    """
     desired, memory, fleet, references = decision.desired, decision.memory, world.fleet, world.references
     shows, answers = dict[str, Verification](), dict[str, Verifier]()
     hands, takes = dict[str, Handover](), dict[str, Giver]()
+    # The rules of replicas that move; the others follow their documents.
     ruled = dict[str, MigrationRule]()
-    """By what those of a move are judged; the rest by what their documents say."""
     for migration in migrations.values():
-        if migration.crosses:
-            shows |= _crossing(migration, fleet, limits, references)
+        if migration.is_cross_region:
+            shows |= _cross_region_verification(migration, fleet, limits, references)
             continue
-        for giver, taker in _handing(migration):
+        for giver, taker in _handovers(migration):
             state = fleet.nodes.get(taker.node)
             if state is not None:
                 hands[giver.assignment] = Handover(migration.id, taker.assignment, taker.node, state.node.grpc_address)
                 takes[taker.assignment] = Giver(migration.id, giver.node)
-        if _alone_left(migration) and migration.target is not None and has_answers(migration.rule):
+        if _has_lost_source(migration) and migration.target is not None and has_answers(migration.rule):
             ruled[migration.target.assignment] = replace(migration.rule, against=Against.REFERENCE)
-        if isinstance(migration.state, Preparing | Alone | RollingBack) and migration.target is not None:
+        if isinstance(migration.state, PreparingState | GapState | RollingBackState) and migration.target is not None:
             ruled[migration.target.assignment] = migration.rule
             shows[migration.target.assignment] = _verification(migration, fleet, limits, references)
-        if isinstance(migration.state, Preparing) and migration.target is not None:
+        if isinstance(migration.state, PreparingState) and migration.target is not None:
             answers[migration.source.assignment] = Verifier(migration.id, migration.target.node)
 
     def rule_of(one: Assignment) -> MigrationRule | None:
@@ -369,13 +414,13 @@ def _told(
 
     recording = recorders(desired, fleet, rule_of, references)
 
-    def told(one: Assignment) -> Assignment:
+    def with_instructions(one: Assignment) -> Assignment:
         verifiers = (answers[one.id],) if one.id in answers else ()
         show, rule = shows.get(one.id), rule_of(one)
-        if show is None and rule is not None and (one.id in recording or _starts(one, memory)):
-            show = _by_itself(one, referred(rule, one.model, references), limits)
+        if show is None and rule is not None and (one.id in recording or _is_starting(one, memory)):
+            show = _reference_verification(one, with_reference(rule, one.model, references), limits)
         if show is not None and rule is not None and one.id in recording and show.against is Against.REFERENCE:
-            show = _recording(show.migration, rule, one.precision, limits, beside=recording[one.id])
+            show = _recording_verification(show.migration, rule, one.precision, limits, beside=recording[one.id])
         handover = hands.get(one.id) if one.session else None
         givers = (takes[one.id],) if one.session and one.id in takes else ()
         if (one.verification, one.verifiers, one.handover, one.givers) == (show, verifiers, handover, givers):
@@ -383,51 +428,56 @@ def _told(
         return replace(one, verification=show, verifiers=verifiers, handover=handover, givers=givers)
 
     return {
-        node: replace(content, assignments=tuple(map(told, content.assignments))) for node, content in desired.items()
+        node: replace(content, assignments=tuple(map(with_instructions, content.assignments)))
+        for node, content in desired.items()
     }
 
 
-def _alone_left(migration: Migration) -> bool:
-    """Its old replica was lost before the new one had shown anything: that goes on by itself."""
+def _has_lost_source(migration: Migration) -> bool:
+    """True if the old replica was lost before the new one had verified anything; the new one continues by itself."""
     state = migration.state
-    lost = isinstance(state, Aborted) and state.refusal.code is Code.NODE_LOST
+    lost = isinstance(state, AbortedState) and state.refusal.code is Code.NODE_LOST
     return lost and migration.verdict is None and migration.rule.against is Against.SOURCE
 
 
-def _starts(one: Assignment, memory: Memory) -> bool:
+def _is_starting(one: Assignment, memory: ReconcilerMemory) -> bool:
     mark = memory.marks.get(one.id)
-    return not one.draining and (mark is None or mark.stage is Began.STARTING)
+    return not one.draining and (mark is None or mark.stage is AssignmentStage.STARTING)
 
 
-def _by_itself(one: Assignment, rule: MigrationRule, limits: Limits) -> Verification | None:
-    """What a replica has to show that takes over from none that could be asked: the first one of its workload, one more
-    of it, or one in the place of what was lost."""
+def _reference_verification(one: Assignment, rule: MigrationRule, limits: MigrationLimits) -> Verification | None:
+    """Verification of a replica without a live predecessor: a workload's first replica, an additional one, or the
+    replacement of a lost one."""
     if rule.against is not Against.REFERENCE:
         return None
-    return _asked_of(f"r-{one.id.removeprefix('a-')}", rule, one.precision, one.precision, limits)
+    return _base_verification(f"r-{one.id.removeprefix('a-')}", rule, one.precision, one.precision, limits)
 
 
-def _recording(name: str, rule: MigrationRule, precision: str, limits: Limits, *, beside: bool) -> Verification:
-    """Of who makes the reference, also where there is one by now."""
-    asked = _asked_of(name, rule, precision, precision, limits)
-    within_s = limits.verify_within(asked.samples)
+def _recording_verification(
+    name: str, rule: MigrationRule, precision: str, limits: MigrationLimits, *, beside: bool
+) -> Verification:
+    """Instruction for the replica that records the reference, even if there is one by now."""
+    asked = _base_verification(name, rule, precision, precision, limits)
+    within_s = limits.verify_timeout_s(asked.samples)
     return replace(asked, recording=Recording.HERE, within_s=within_s, beside=beside)
 
 
-def _asked_of(name: str, rule: MigrationRule, before: str, after: str, limits: Limits) -> Verification:
-    """before, after: precisions. What is read from the workload's samples is said so."""
+def _base_verification(
+    name: str, rule: MigrationRule, before: str, after: str, limits: MigrationLimits
+) -> Verification:
+    """before, after: precisions. Inputs from the workload's samples are marked as such."""
     referring = rule.against is Against.REFERENCE
     pack = rule.pack if referring or (rule.inputs is InputsFrom.SAMPLES and rule.against is Against.SOURCE) else None
     samples = min(rule.samples, pack.count) if pack is not None and referring else rule.samples
-    within_s, recording = limits.verify_within(samples), None
-    if records(rule):  # by whom is said later; who waits for it waits longer than that may take
+    within_s, recording = limits.verify_timeout_s(samples), None
+    if needs_recording(rule):  # the recorder is chosen later; the others wait longer than it may take
         within_s, recording = Seconds(2 * within_s), Recording.AWAITED
     return Verification(
         migration=name,
         against=rule.against,
         inputs=InputsFrom.SAMPLES if pack is not None else rule.inputs,
         samples=samples,
-        tolerances=completed(rule.tolerances, before, after),
+        tolerances=with_defaults(rule.tolerances, before, after),
         within_s=within_s,
         advisory=rule.advisory,
         pack=pack.digest if pack is not None else "",
@@ -436,38 +486,39 @@ def _asked_of(name: str, rule: MigrationRule, before: str, after: str, limits: L
     )
 
 
-def _handing(migration: Migration) -> tuple[tuple[Place, Place], ...]:
-    """Which of its replicas hands its sessions to which now: once new ones all begin at the other."""
+def _handovers(migration: Migration) -> tuple[tuple[ReplicaPlace, ReplicaPlace], ...]:
+    """(from, to) pairs of replicas that hand over sessions now: the old one does once all new sessions start at the
+    other."""
     source, target, state = migration.source, migration.target, migration.state
     if target is None:
         return ()
-    if isinstance(state, Shifting) and migration.rule.steps[state.step] >= 1.0:
+    if isinstance(state, ShiftingState) and migration.rule.steps[state.step] >= 1.0:
         return ((source, target),)
-    return ((target, source),) if isinstance(state, RollingBack) and state.handing else ()
+    return ((target, source),) if isinstance(state, RollingBackState) and state.handing else ()
 
 
-def _crossing(
-    migration: Migration, fleet: Fleet, limits: Limits, references: References
+def _cross_region_verification(
+    migration: Migration, fleet: Fleet, limits: MigrationLimits, references: References
 ) -> Mapping[str, Verification]:  # fmt: skip
-    """What the one of the two that is here has to show, or to compare."""
-    shown = Preparing if migration.leaves_home else Preparing | RollingBack
-    here = migration.source if migration.leaves_home else migration.target
+    """What the local replica of the two has to verify or compare."""
+    shown = PreparingState if migration.leaves_region else PreparingState | RollingBackState
+    here = migration.source if migration.leaves_region else migration.target
     if here is None or migration.target is None or not isinstance(migration.state, shown):
         return {}
-    if migration.leaves_home and migration.stage is not Stage.VERIFYING:
-        return {}  # there is nobody to ask yet
-    asked = crossing.verification_of(_verification(migration, fleet, limits, references), migration, fleet)
+    if migration.leaves_region and migration.stage is not MigrationStage.VERIFYING:
+        return {}  # the other region does not answer yet
+    asked = cross_region.verification_of(_verification(migration, fleet, limits, references), migration, fleet)
     return {here.assignment: asked} if asked is not None else {}
 
 
-def _verification(migration: Migration, fleet: Fleet, limits: Limits, references: References) -> Verification:
+def _verification(migration: Migration, fleet: Fleet, limits: MigrationLimits, references: References) -> Verification:
     source, target = migration.source, migration.target
-    rule = referred(migration.rule, target.model if target is not None else source.model, references)
+    rule = with_reference(migration.rule, target.model if target is not None else source.model, references)
     precision = target.precision if target is not None else source.precision
     state = fleet.nodes.get(source.node)
     asks = rule.against is Against.SOURCE
     return replace(
-        _asked_of(migration.id, rule, source.precision, precision, limits),
+        _base_verification(migration.id, rule, source.precision, precision, limits),
         source=source.assignment if asks else "",
         source_node=source.node if asks else "",
         source_address=state.node.grpc_address if asks and state is not None else "",
@@ -478,18 +529,20 @@ def _assignments(decision: Decision) -> Mapping[str, tuple[Assignment, ...]]:
     return {node: content.assignments for node, content in decision.desired.items()}
 
 
-def _brought(migration: Migration, brought: Came) -> Told:
+def _outcome_event(migration: Migration, brought: ActualOutcome) -> MigrationEvent:
     hoped = migration.expected.gain if migration.expected is not None else 0.0
     if not brought.requests:
-        return Told("MIGRATION_BROUGHT", f"no requests in {brought.over_s:.0f} s, {hoped:.0%} better was expected")
-    return Told("MIGRATION_BROUGHT", f"{brought.gain:.0%} better where {hoped:.0%} was expected")
+        return MigrationEvent(
+            "MIGRATION_BROUGHT", f"no requests in {brought.over_s:.0f} s, {show_gain(hoped)} was expected"
+        )
+    return MigrationEvent("MIGRATION_BROUGHT", f"{show_gain(brought.gain)}, {show_gain(hoped)} was expected")
 
 
-def _holding(held: Held) -> Happened:
+def _hold_event(held: MoveHold) -> RegionEvent:
     one = held.proposal
-    return Happened(Code.MOVE_HELD, one.source.assignment, str(held), one.source.node, one.workload)
+    return RegionEvent(Code.MOVE_HELD, one.source.assignment, str(held), one.source.node, one.workload)
 
 
-def _happened(migration: Migration, told: Told) -> Happened:
+def _migration_event(migration: Migration, told: MigrationEvent) -> RegionEvent:
     place = migration.target or migration.source
-    return Happened(told.code, migration.id, told.message, "" if place.region else place.node, migration.workload)
+    return RegionEvent(told.code, migration.id, told.message, "" if place.region else place.node, migration.workload)

@@ -1,9 +1,9 @@
-"""Which of the moves that something speaks for begin now, and what holds the others back.
+"""Decides which of the proposed moves start now, and what holds the others back.
 
-A condition has to hold for a while. A workload rests for `cooldown` after each of its moves, whatever began it; on the
-way back to a place that it left, twice as long for each time that it went to and fro within the last hour. So many of a
-workload's replicas, and so many of the region's, move at once; one at a time looks for room on a device; windows bind
-what could as well wait.
+A condition has to be sustained for `SUSTAINED_S`. A workload rests for `cooldown` after each of its moves, whatever
+the cause. Before a return to a place that it left it rests longer: the cooldown doubles with each further move
+between the two places in the last hour. The number of simultaneous moves is limited per workload and per region.
+Only one move at a time searches for room on a device. Windows bind the moves that can wait.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,74 +11,80 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from shoal.coordinator.core.migration.machine import planned
+from shoal.coordinator.core.migration.machine import start
 from shoal.coordinator.core.migration.model import (
     NEVER,
-    Aborted,
+    AbortedState,
     Cause,
-    Done,
-    Limits,
+    DoneState,
     Migration,
-    Planned,
-    Proposal,
-    Told,
+    MigrationEvent,
+    MigrationLimits,
+    MoveProposal,
+    PlannedState,
 )
-from shoal.coordinator.core.migration.triggers import Look
-from shoal.coordinator.core.migration.windows import next_open, open_at
-from shoal.coordinator.core.workloads.model import Pending
+from shoal.coordinator.core.migration.triggers import TriggerScan
+from shoal.coordinator.core.migration.windows import is_open_at, next_open
+from shoal.coordinator.core.workloads.model import PendingMove
 from shoal.types.migration import MigrationRule
 from shoal.types.units import Elapsed, Seconds, Wall, show_seconds
 from shoal.types.workload import Intent, WorkloadKey
 
-HOLD_S: Final = Seconds(10.0)
-"""A condition that holds for less speaks for nothing."""
-UNSEEN_S: Final = Seconds(30.0)
-"""What spoke for a move of a replica that could not be looked at for so long begins anew."""
-RETURNS_S: Final = Seconds(3600.0)
-"""So long it is remembered that a workload went to and fro."""
+SUSTAINED_S: Final = Seconds(10.0)
+"""A condition that holds for less starts no move."""
+UNSEEN_EXPIRY_S: Final = Seconds(30.0)
+"""If a replica could not be observed for this long, its pending conditions start over."""
+RETURN_MEMORY_S: Final = Seconds(3600.0)
+"""Moves back and forth between two places count for this long."""
 REGION_MOST: Final = 4
-"""Moves of a region at once that nobody asked for; and as many between it and others."""
-FORCED: Final = frozenset({Cause.SLO, Cause.HEAT, Cause.POWER, Cause.NOTICE, Cause.WAKE})
+"""Most simultaneous automatic moves within a region; and most between it and others."""
+FORCED_CAUSES: Final = frozenset({Cause.SLO, Cause.HEAT, Cause.POWER, Cause.NOTICE, Cause.WAKE})
 """These cannot wait for a window."""
 URGENT_MOST: Final = 8
-"""Of those that have a deadline, which the others do not hold back."""
-UNASKED: Final = Limits(planned_s=Seconds(15.0))
-"""There was room as it began: it takes it, or gives up."""
-UNPLACED_S: Final = Seconds(60.0)
-"""The longest rest after a move that found no room, and so moved nothing."""
-ASKED: Final = frozenset({Cause.OPERATOR, Cause.DOCUMENTS, Cause.DRAIN})
-CAN_WAIT: Final = frozenset({Cause.COST, Cause.FAILBACK})
-"""Of moves between regions, those that have no deadline."""
+"""Most simultaneous moves of one cause that have a deadline; other moves do not hold these back."""
+AUTOMATIC_LIMITS: Final = MigrationLimits(planned_s=Seconds(15.0))
+"""An automatic move saw room when it began: it gets that room soon, or gives up."""
+UNPLACED_COOLDOWN_S: Final = Seconds(60.0)
+"""Longest rest after a move that found no room and so moved nothing."""
+REQUESTED_CAUSES: Final = frozenset({Cause.OPERATOR, Cause.DOCUMENTS, Cause.DRAIN})
+DEFERRABLE_CAUSES: Final = frozenset({Cause.COST, Cause.FAILBACK})
+"""Moves between regions that have no deadline."""
 
 
-class Hold(StrEnum):
+class HoldReason(StrEnum):
     """What holds a move back."""
 
     UNASKED = "unasked"
-    """Its policy lets nothing move unasked."""
+    """The policy allows no automatic moves."""
     GAIN = "gain"
-    """It would gain less than is asked."""
+    """The gain is below the required one."""
     NO_PLACE = "no-place"
     SETTLING = "settling"
-    """Its condition has not held for long."""
+    """The condition has not been sustained for long enough."""
     COOLDOWN = "cooldown"
     WINDOW = "window"
     OTHERS = "others"
-    """As many of its workload's replicas as may move do, or another goes first."""
+    """The workload's limit of simultaneous moves is reached, or another move goes first."""
     TURN = "turn"
-    """Where it could go is looked at after that of others."""
+    """Its places are searched in a later scan."""
     REGION = "region"
-    """As many of the region's."""
+    """The region's limit of simultaneous moves is reached."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """until: then it will not be held back by this any more; 0: nobody knows."""
+class MoveHold:
+    """A proposed move that does not start, and why."""
 
-    proposal: Proposal
-    hold: Hold
+    # The move that is held back.
+    proposal: MoveProposal
+    # Kind of the obstacle.
+    hold: HoldReason
+    # The obstacle in words.
     why: str
+    # When this obstacle ends; 0: unknown.
     until: Wall = NEVER
+    # What an operator can do so that it moves; empty: nothing.
+    remedy: str = ""
 
     def __str__(self) -> str:
         one = self.proposal
@@ -87,78 +93,92 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Allotted:
-    """begun: with what is told of each. news: held back by something else than was told before."""
+class MoveSelection:
+    """Which proposed moves start."""
 
-    begun: tuple[tuple[Migration, tuple[Told, ...]], ...]
-    held: tuple[Held, ...]
-    news: tuple[Held, ...]
-    pending: Mapping[str, Pending]
+    # New migrations, each with its events.
+    started_moves: tuple[tuple[Migration, tuple[MigrationEvent, ...]], ...]
+    # Every proposal that does not start.
+    move_holds: tuple[MoveHold, ...]
+    # Those of `move_holds` that have another obstacle than the one reported last.
+    new_holds: tuple[MoveHold, ...]
+    # State for the next call, by `ASSIGNMENT TRIGGER`.
+    pending: Mapping[str, PendingMove]
 
 
-def allot(
-    look: Look, pending: Mapping[str, Pending], assigned: frozenset[str], migrations: Mapping[str, Migration],
-    intents: Mapping[WorkloadKey, Intent], now: Elapsed, wall: Wall,
-) -> Allotted:  # fmt: skip
-    """assigned: replicas that are there; of others nothing is remembered. Asked again with what it answered, it begins
-    nothing more."""
-    kept = _kept(look, pending, assigned, now)
-    book = _Book(migrations, intents, now, wall)
-    begun = list[tuple[Migration, tuple[Told, ...]]]()
-    held, news = list[Held](), list[Held]()
-    for key, proposal in sorted(look.found, key=_rank):
-        found = book.holds(proposal, kept[key].since)
+def select_moves(
+    scan: TriggerScan,
+    pending: Mapping[str, PendingMove],
+    assigned: frozenset[str],
+    migrations: Mapping[str, Migration],
+    intents: Mapping[WorkloadKey, Intent],
+    now: Elapsed,
+    wall: Wall,
+) -> MoveSelection:
+    """assigned: existing replicas; the pending conditions of any other are dropped. Idempotent: called again with
+    its own result, it starts nothing more."""
+    kept = _next_pending(scan, pending, assigned, now)
+    book = _MoveBudget(migrations, intents, now, wall)
+    begun = list[tuple[Migration, tuple[MigrationEvent, ...]]]()
+    held, news = list[MoveHold](), list[MoveHold]()
+    for key, proposal in sorted(scan.proposals, key=_rank):
+        found = book.first_hold(proposal, kept[key].since)
         if found is None:
             begun.append(book.begin(proposal))
             kept[key] = replace(kept[key], told="")
             continue
         held.append(found)
-        if found.hold not in (Hold.SETTLING, Hold.TURN) and kept[key].told != found.hold:
+        if found.hold not in (HoldReason.SETTLING, HoldReason.TURN) and kept[key].told != found.hold:
             kept[key] = replace(kept[key], told=str(found.hold))
             news.append(found)
-    return Allotted(tuple(begun), tuple(held), tuple(news), dict(sorted(kept.items())))
+    return MoveSelection(tuple(begun), tuple(held), tuple(news), dict(sorted(kept.items())))
 
 
-def holds_at_home(
+def cross_region_hold(
     key: WorkloadKey, rule: MigrationRule, migrations: Collection[Migration], now: Elapsed, wall: Wall
-) -> tuple[Hold, str, Wall] | None:  # fmt: skip
-    """The first thing that holds back a move of a workload between regions which can wait and nobody asked for, why,
-    and until when (0: nobody knows)."""
+) -> tuple[HoldReason, str, Wall] | None:  # fmt: skip
+    """The first obstacle to an automatic, deferrable move of a workload between regions: kind, why, and until when
+    (0: unknown). None if it may start."""
     live = [each for each in migrations if not each.is_over]
     mine = sorted(each.id for each in live if each.workload == key)
     if mine:
-        return Hold.OTHERS, f"{', '.join(mine)} first", NEVER
-    if sum(each.crosses and each.cause in CAN_WAIT for each in live) >= REGION_MOST:
-        return Hold.REGION, f"{REGION_MOST} moves between regions are under way", NEVER
-    rests_s, why = _rests_s(key, migrations, rule.cooldown_s, now, _went)
+        return HoldReason.OTHERS, f"{', '.join(mine)} first", NEVER
+    if sum(each.is_cross_region and each.cause in DEFERRABLE_CAUSES for each in live) >= REGION_MOST:
+        return HoldReason.REGION, f"{REGION_MOST} moves between regions are under way", NEVER
+    rests_s, why = _cooldown_left_s(key, migrations, rule.cooldown_s, now, _is_completed_cross_region)
     if rests_s > 0:
-        return Hold.COOLDOWN, why, Wall(wall + rests_s)
-    if not open_at(rule.windows, wall):
-        return Hold.WINDOW, "outside the policy's windows", next_open(rule.windows, wall)
+        return HoldReason.COOLDOWN, why, Wall(wall + rests_s)
+    if not is_open_at(rule.windows, wall):
+        return HoldReason.WINDOW, "outside the policy's windows", next_open(rule.windows, wall)
     return None
 
 
-def _kept(
-    look: Look, pending: Mapping[str, Pending], assigned: frozenset[str], now: Elapsed
-) -> dict[str, Pending]:  # fmt: skip
-    """What speaks for a move now, and what may go on to, as nobody looked whether it does."""
-    known = {key: each for key, each in pending.items() if each.unseen is None or now - each.unseen < UNSEEN_S}
-    kept = dict[str, Pending]()
+def _next_pending(
+    scan: TriggerScan, pending: Mapping[str, PendingMove], assigned: frozenset[str], now: Elapsed
+) -> dict[str, PendingMove]:  # fmt: skip
+    """Conditions that hold now, and those that may still hold because their replica could not be observed."""
+    known = {key: each for key, each in pending.items() if each.unseen is None or now - each.unseen < UNSEEN_EXPIRY_S}
+    kept = dict[str, PendingMove]()
     for key, each in known.items():
         name = key.partition(" ")[0]
-        if key not in look.judged and name in assigned:
+        if key not in scan.evaluated_keys and name in assigned:
             since = now if each.unseen is None else each.unseen
-            kept[key] = replace(each, unseen=None if name in look.seen else since)
-    return kept | {key: replace(known.get(key, Pending(now)), unseen=None) for key, _ in look.found}
+            kept[key] = replace(each, unseen=None if name in scan.known_replicas else since)
+    return kept | {key: replace(known.get(key, PendingMove(now)), unseen=None) for key, _ in scan.proposals}
 
 
-def _rank(found: tuple[str, Proposal]) -> tuple[bool, bool, float, str]:
-    """What has a deadline, then what is forced, then what gains most."""
+def _rank(found: tuple[str, MoveProposal]) -> tuple[bool, bool, float, str]:
+    """Moves with a deadline first, then forced ones, then the greatest gain."""
     key, one = found
-    return not one.urgent, one.cause not in FORCED, -(one.expected.gain if one.expected is not None else 0.0), key
+    return (
+        not one.is_urgent,
+        one.cause not in FORCED_CAUSES,
+        -(one.expected.gain if one.expected is not None else 0.0),
+        key,
+    )
 
 
-class _Book:
+class _MoveBudget:
     def __init__(
         self, migrations: Mapping[str, Migration], intents: Mapping[WorkloadKey, Intent], now: Elapsed, wall: Wall
     ) -> None:
@@ -167,106 +187,116 @@ class _Book:
         self._now = now
         self._wall = wall
 
-    def holds(self, one: Proposal, since: Elapsed) -> Held | None:
-        """The first thing that holds it back."""
+    def first_hold(self, one: MoveProposal, since: Elapsed) -> MoveHold | None:
+        """The first obstacle to a move; None if it may start."""
         rule = self._intents[one.workload].migration
         live = [each for each in self._all.values() if not each.is_over]
         mine = [each for each in live if each.workload == one.workload]
         if one.refusal is not None:
-            return Held(one, Hold.NO_PLACE, one.refusal.found)
+            return MoveHold(one, HoldReason.NO_PLACE, one.refusal.found)
         if len(mine) >= rule.max_concurrent or any(each.source.assignment == one.source.assignment for each in mine):
-            return Held(one, Hold.OTHERS, f"{', '.join(sorted(each.id for each in mine))} first")
-        if one.waits:
-            return Held(one, Hold.SETTLING if one.fading else Hold.TURN, "its places are looked at after others'")
-        if (first := self._first(one, live)) is not None:
-            return Held(one, Hold.OTHERS, f"{first.id} first")
-        if one.urgent:
+            return MoveHold(one, HoldReason.OTHERS, f"{', '.join(sorted(each.id for each in mine))} first")
+        if one.is_deferred:
+            return MoveHold(
+                one, HoldReason.SETTLING if one.is_fading else HoldReason.TURN, "its places are looked at after others'"
+            )
+        if (first := self._blocking_move(one, live)) is not None:
+            return MoveHold(one, HoldReason.OTHERS, f"{first.id} first")
+        if one.is_urgent:
             if sum(each.cause is one.cause for each in live) >= URGENT_MOST:
-                return Held(one, Hold.REGION, f"{URGENT_MOST} moves of the region with a deadline are under way")
+                return MoveHold(
+                    one, HoldReason.REGION, f"{URGENT_MOST} moves of the region with a deadline are under way"
+                )
             return None
-        if sum(each.cause not in ASKED and not each.crosses for each in live) >= REGION_MOST:
-            return Held(one, Hold.REGION, f"{REGION_MOST} moves of the region are under way")
-        if one.fading:
-            return Held(one, Hold.SETTLING, "just below its threshold again")
-        if (left := since + HOLD_S - self._now) > 0:
-            return Held(one, Hold.SETTLING, f"since {show_seconds(self._now - since)}", Wall(self._wall + left))
-        rests_s, why = _rests_s(
-            one.workload, self._all.values(), rule.cooldown_s, self._now, lambda each: _between(each, one)
+        if sum(each.cause not in REQUESTED_CAUSES and not each.is_cross_region for each in live) >= REGION_MOST:
+            return MoveHold(one, HoldReason.REGION, f"{REGION_MOST} moves of the region are under way")
+        if one.is_fading:
+            return MoveHold(one, HoldReason.SETTLING, "just below its threshold again")
+        if (left := since + SUSTAINED_S - self._now) > 0:
+            return MoveHold(
+                one, HoldReason.SETTLING, f"since {show_seconds(self._now - since)}", Wall(self._wall + left)
+            )
+        rests_s, why = _cooldown_left_s(
+            one.workload,
+            self._all.values(),
+            rule.cooldown_s,
+            self._now,
+            lambda each: _is_between_same_places(each, one),
         )
         if rests_s > 0:
-            return Held(one, Hold.COOLDOWN, why, Wall(self._wall + rests_s))
-        if one.cause not in FORCED and not open_at(rule.windows, self._wall):
-            return Held(one, Hold.WINDOW, "outside the policy's windows", next_open(rule.windows, self._wall))
+            return MoveHold(one, HoldReason.COOLDOWN, why, Wall(self._wall + rests_s))
+        if one.cause not in FORCED_CAUSES and not is_open_at(rule.windows, self._wall):
+            return MoveHold(one, HoldReason.WINDOW, "outside the policy's windows", next_open(rule.windows, self._wall))
         return None
 
-    def begin(self, one: Proposal) -> tuple[Migration, tuple[Told, ...]]:
+    def begin(self, one: MoveProposal) -> tuple[Migration, tuple[MigrationEvent, ...]]:
         asked = Migration(
-            self._name(one), one.workload, one.cause, "", one.source, one.aim,
-            self._intents[one.workload].migration, Planned(Elapsed(0.0), Elapsed(0.0)),
+            self._new_name(one), one.workload, one.cause, "", one.source, one.aim,
+            self._intents[one.workload].migration, PlannedState(Elapsed(0.0), Elapsed(0.0)),
             reason=one.reason, expected=one.expected,
         )  # fmt: skip
-        migration, told = planned(asked, self._now, self._wall, UNASKED)
+        migration, told = start(asked, self._now, self._wall, AUTOMATIC_LIMITS)
         self._all[migration.id] = migration
         return migration, told
 
-    def _first(self, one: Proposal, live: Sequence[Migration]) -> Migration | None:
-        """What changes where there is room, and is not in the books yet; and of devices that may sleep without their
-        replica, one after the other, or two would swap theirs."""
-        unasked = sorted((each for each in live if each.cause not in ASKED), key=lambda each: each.id)
+    def _blocking_move(self, one: MoveProposal, live: Sequence[Migration]) -> Migration | None:
+        """A live automatic move that has to finish first: it waits for room on the same device and is not in the
+        allocations yet. Consolidations also run one at a time, or else two could swap their devices."""
+        unasked = sorted((each for each in live if each.cause not in REQUESTED_CAUSES), key=lambda each: each.id)
         to = (one.aim.node, one.aim.device)
         return next(
             (
                 each
                 for each in unasked
-                if (isinstance(each.state, Planned) and (each.aim.node, each.aim.device) == to)
+                if (isinstance(each.state, PlannedState) and (each.aim.node, each.aim.device) == to)
                 or one.cause is each.cause is Cause.CONSOLIDATION
             ),
             None,
         )
 
-    def _name(self, one: Proposal) -> str:
+    def _new_name(self, one: MoveProposal) -> str:
         stem, number = "m-" + one.source.assignment.removeprefix("a-"), 1
         while f"{stem}-{number}" in self._all:
             number += 1
         return f"{stem}-{number}"
 
 
-def _rests_s(
+def _cooldown_left_s(
     key: WorkloadKey, migrations: Collection[Migration], cooldown_s: Seconds, now: Elapsed,
-    between: Callable[[Migration], bool],
+    is_return: Callable[[Migration], bool],
 ) -> tuple[float, str]:  # fmt: skip
-    """Seconds until a workload has rested, and from what. between: whether a move went to and fro between the places of
-    the one that is to begin."""
-    ended = [(_ended_at(each), each) for each in migrations if each.workload == key]
+    """Seconds until the workload's cooldown is over, and what it follows. is_return: whether a past move was between
+    the two places of the new one."""
+    ended = [(_end_time(each), each) for each in migrations if each.workload == key]
     over = [(at, each) for at, each in ended if at is not None]
     if not over:
         return 0.0, ""
     last_at, last = max(over, key=lambda each: (each[0], each[1].id))
-    times = sum(between(each) for at, each in over if at > now - RETURNS_S)
-    if isinstance(last.state, Aborted) and last.target is None:
-        cooldown_s = min(cooldown_s, UNPLACED_S)
-    rest_s = cooldown_s * 2 ** max(0, times - 1) if between(last) else cooldown_s
+    times = sum(is_return(each) for at, each in over if at > now - RETURN_MEMORY_S)
+    if isinstance(last.state, AbortedState) and last.target is None:
+        cooldown_s = min(cooldown_s, UNPLACED_COOLDOWN_S)
+    rest_s = cooldown_s * 2 ** max(0, times - 1) if is_return(last) else cooldown_s
     back = f", {times} times between these places" if rest_s > cooldown_s else ""
     return last_at + rest_s - now, f"{show_seconds(rest_s)} after {last.id}{back}"
 
 
-def _ended_at(migration: Migration) -> Elapsed | None:
+def _end_time(migration: Migration) -> Elapsed | None:
     match migration.state:
-        case Done(at=at) | Aborted(at=at):
+        case DoneState(at=at) | AbortedState(at=at):
             return at
         case _:
             return None
 
 
-def _went(migration: Migration) -> bool:
-    """It went from home to another region, or back."""
-    return migration.crosses and isinstance(migration.state, Done)
+def _is_completed_cross_region(migration: Migration) -> bool:
+    """True if it moved the workload to another region or back."""
+    return migration.is_cross_region and isinstance(migration.state, DoneState)
 
 
-def _between(migration: Migration, one: Proposal) -> bool:
-    """Whether it went to and fro between the two places of a proposal."""
+def _is_between_same_places(migration: Migration, one: MoveProposal) -> bool:
+    """True if it moved a replica between the two places of the proposal, in either direction."""
     places = {(each.node, each.device, each.model) for each in (migration.source, migration.target) if each is not None}
     here = one.source
-    return isinstance(migration.state, Done) and places == {
+    return isinstance(migration.state, DoneState) and places == {
         (here.node, here.device, here.model), (one.aim.node, one.aim.device, one.aim.model)
     }  # fmt: skip

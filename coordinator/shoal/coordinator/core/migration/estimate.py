@@ -1,14 +1,15 @@
-"""Can a workload move there, and at what price? What `shoal can-move` answers, and what a migration is held against."""
+"""Answers `shoal can-move`: can a workload move there, and at what price? Migrations check the same estimate."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from shoal.coordinator.core.fleet.state import Fleet
-from shoal.coordinator.core.migration.expected import both_s, missing_bytes
-from shoal.coordinator.core.migration.tolerance import completed
-from shoal.coordinator.core.placement.model import Aim, Candidate, Inputs, Slot, WorkloadPlan
+from shoal.coordinator.core.migration.outcomes import missing_bytes, overlap_s
+from shoal.coordinator.core.migration.tolerance import with_defaults
+from shoal.coordinator.core.placement.model import Aim, Candidate, Inputs, Move, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.prediction.model import Interval
 from shoal.types.codes import Code, Refusal, refuse
@@ -20,97 +21,127 @@ from shoal.types.workload import WorkloadKey
 UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
-class Answer(StrEnum):
+class MoveAnswer(StrEnum):
     YES = "yes"
     YES_WITH = "yes-with"
-    """It can, and something of it changes: `Estimate.needs` says what."""
+    """It can, but something changes: `Estimate.needs` lists it."""
     NO = "no"
 
 
-class Need(StrEnum):
-    """What changes on the way."""
+class MoveNeed(StrEnum):
+    """What a move changes."""
 
     REBUILD = "rebuild"
-    """Another runtime or provider prepares the model anew: compiled or optimised there, and its kernels differ."""
+    """Another runtime or provider compiles or optimises the model again, and its kernels differ."""
     PRECISION = "precision"
     """Another variant of the model, in another precision."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """A replica's service. latency_p95_s: at the worker, seconds. joules: per inference. cost: USD/h of the device."""
+class PredictedFigures:
+    """Predicted service of a replica."""
 
+    # p95 latency at the worker, in seconds.
     latency_p95_s: Interval
+    # Joules per inference.
     joules: Interval
+    # How the joules are known.
     energy_source: EnergySource
+    # USD/h of the device.
     cost: UsdPerHour
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One (device, model variant) that a workload might move to.
+    """One (device, model variant) that a workload might move to."""
 
-    needs: of YES_WITH, with what it is in words. refusal, nearest: of NO: the first constraint in the way, and what
-    one would change to be rid of it. fetch_bytes: what its node lacks of the model, 0 where it holds it. load_s:
-    loading and warming up there. now: of the replica that would move, None where none runs. then: None where nothing
-    is known of the device. cost_of_both: USD for the new one while both run: it loads, is compared, takes over
-    step by step, and the old one drains (as long as it may), each at the middle of its prediction; NaN where a price or
-    a time is unknown; where nothing runs, for loading. drift: how far its answers may be from those of now before a
-    migration is refused; empty where nothing runs.
-    """
-
+    # Name of the node.
     node: str
+    # Name of the device on it.
     device: str
+    # The device is emulated.
     emulated: bool
+    # Digest of the variant.
     model: str
+    # Precision of the variant.
     precision: str
+    # The device's execution provider; empty: unknown.
     provider: str
-    answer: Answer
-    needs: tuple[tuple[Need, str], ...]
+    # Whether it can move there.
+    answer: MoveAnswer
+    # For YES_WITH: what changes, each with its description.
+    needs: tuple[tuple[MoveNeed, str], ...]
+    # For NO: the first constraint in the way; None otherwise.
     refusal: Refusal | None
+    # For NO: the nearest change that would allow it; empty: none known.
     nearest: str
+    # Bytes of the model that the node still has to fetch; 0 if it has it.
     fetch_bytes: Bytes
+    # Seconds to load and warm up there.
     load_s: Interval
-    now: Figures | None
-    then: Figures | None
+    # Figures of the replica that would move; None: none runs.
+    now: PredictedFigures | None
+    # Figures there; None: the device is unknown.
+    then: PredictedFigures | None
+    # USD for the new replica while both run: it loads, is verified, takes over in steps, and the old one drains for as
+    # long as it may, each at the middle of its prediction. NaN: a price or time is unknown. If nothing runs: for
+    # loading alone.
     cost_of_both: float
+    # How far its answers may differ from the current ones before a migration is refused; empty: nothing runs.
     drift: tuple[Tolerance, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """source: where the replica that would move is; None where none runs. estimates: the best first."""
+class MoveEstimates:
+    """Every place that a workload might move to."""
 
+    # Workload that was asked about.
     workload: WorkloadKey
+    # Place of the replica that would move; None: none runs.
     source: Slot | None
+    # One for each candidate place, best first; empty: nothing to place it on.
     estimates: tuple[Estimate, ...]
 
     @property
-    def answer(self) -> Answer:
-        return self.estimates[0].answer if self.estimates else Answer.NO
+    def answer(self) -> MoveAnswer:
+        return self.estimates[0].answer if self.estimates else MoveAnswer.NO
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why the answer is NO; None otherwise. Queries and moves give the same reason."""
+        if self.answer is not MoveAnswer.NO:
+            return None
+        return self.estimates[0].refusal if self.estimates else _NOWHERE
 
 
-def outlook(inputs: Inputs, key: WorkloadKey, aim: Aim) -> Outlook:
-    """What moving a replica of this workload there would take.
+_NOWHERE: Final = Refusal(Code.NO_CANDIDATE, "nothing to place it on there", "a device that can run it")
+_TRIAL: Final = "trial"
+"""Id of the move that `_with_trial` tries out. Ids of real migrations begin with `m-`."""
 
-    The replica that moves is the first that is not there; the others stay. Raises ShoalError(WORKLOAD_UNKNOWN |
-    NODE_UNKNOWN | NOT_FOUND): a node without that device.
+
+def estimate_move(inputs: Inputs, key: WorkloadKey, aim: Aim, replica: str = "") -> MoveEstimates:
+    """What moving a replica of this workload to `aim` would take.
+
+    replica: the assignment that moves; empty: the first one that is not there. The others stay. Placement itself
+    decides: it gets the move as if it had begun, and its result is discarded. Raises ShoalError(WORKLOAD_UNKNOWN |
+    NODE_UNKNOWN | NOT_FOUND), the last one for a node without that device.
     """
-    aimed_at(inputs.fleet, aim)
+    check_aim(inputs.fleet, aim)
     plan = place(inputs, explain=(key,)).of(key)
     if plan is None:
         raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
     there = [one for one in plan.candidates if aim.allows(one.node, one.device, one.model)]
+    there = _with_trial(inputs, key, aim, replica, there)
     source = _source(plan, there)
     rule = next(intent.migration for intent in inputs.intents if intent.key == key)
     estimates = [_estimate(inputs, rule, source, candidate) for candidate in there]
-    order = (Answer.YES, Answer.YES_WITH, Answer.NO)
+    order = (MoveAnswer.YES, MoveAnswer.YES_WITH, MoveAnswer.NO)
     ranked = tuple(sorted(estimates, key=lambda each: order.index(each.answer)))
-    return Outlook(key, Slot(source.node, source.device) if source is not None else None, ranked)
+    return MoveEstimates(key, Slot(source.node, source.device) if source is not None else None, ranked)
 
 
-def aimed_at(fleet: Fleet, aim: Aim) -> None:
-    """Raises ShoalError(NODE_UNKNOWN | NOT_FOUND) where there is no such node, or no such device on it."""
+def check_aim(fleet: Fleet, aim: Aim) -> None:
+    """Raises ShoalError(NODE_UNKNOWN | NOT_FOUND) if there is no such node, or no such device on it."""
     state = fleet.nodes.get(aim.node)
     if state is None:
         raise refuse(Code.NODE_UNKNOWN, f"node {aim.node!r:.80}", "an enrolled node", "see `shoal get nodes`")
@@ -119,6 +150,38 @@ def aimed_at(fleet: Fleet, aim: Aim) -> None:
             Code.NOT_FOUND, f"{aim.node} has no device {aim.device!r:.80}", "one of its devices",
             f"see `shoal describe node {aim.node}`",
         )  # fmt: skip
+
+
+def _with_trial(
+    inputs: Inputs, key: WorkloadKey, aim: Aim, replica: str, there: Sequence[Candidate]
+) -> list[Candidate]:  # fmt: skip
+    """The candidates with the result of a trial move to them. Unchanged if none can be tried: nothing runs, or the
+    limit of simultaneous moves is reached."""
+    held = [
+        (one.id, Slot(node, one.device), one.model)
+        for node, assignments in sorted(inputs.desired.items())
+        for one in assignments
+        if one.workload == key and not (one.draining or one.standby) and replica in ("", one.id)
+    ]
+    source = next((name for name, slot, model in held if not aim.allows(*slot, model)), None)
+    if source is None:
+        return list(there)
+    trial = Move(_TRIAL, key, source, Refusal(Code.MOVE_HELD, "it would move"), aim=aim)
+    settled = tuple(move for move in inputs.moves if move.target)
+    found = place(replace(inputs, moves=(*settled, trial)), explain=False).of(key)
+    if found is None:
+        return list(there)
+    goes = next((one for one in found.targets if one.migration == _TRIAL), None)
+    if goes is not None:
+        names = (goes.node, goes.device, goes.model)
+        return [
+            replace(one, refusal=None, nearest="") if (one.node, one.device, one.model) == names else one
+            for one in there
+        ]
+    refusal = found.unplaced_moves.get(_TRIAL)
+    if refusal is None:
+        return list(there)
+    return [one if one.refusal is not None or one.current else replace(one, refusal=refusal) for one in there]
 
 
 def _source(plan: WorkloadPlan, there: Sequence[Candidate]) -> Candidate | None:
@@ -133,7 +196,7 @@ def _estimate(inputs: Inputs, rule: MigrationRule, source: Candidate | None, can
         where = f"{candidate.node}/{candidate.device}"
         refusal, nearest = Refusal(Code.CONFLICT, f"it runs on {where} already", "another device"), ""
     needs = _needs(inputs, source, candidate) if source is not None and refusal is None else ()
-    answer = Answer.NO if refusal is not None else Answer.YES_WITH if needs else Answer.YES
+    answer = MoveAnswer.NO if refusal is not None else MoveAnswer.YES_WITH if needs else MoveAnswer.YES
     load_s = candidate.prediction.load_s if candidate.prediction is not None else UNKNOWN
     return Estimate(
         node=candidate.node,
@@ -150,29 +213,29 @@ def _estimate(inputs: Inputs, rule: MigrationRule, source: Candidate | None, can
         load_s=load_s,
         now=_figures(source),
         then=_figures(candidate),
-        cost_of_both=candidate.cost_usd_per_h * _both_s(inputs, rule, source, candidate) / 3600,
-        drift=completed(rule.tolerances, source.precision, candidate.precision) if source is not None else (),
+        cost_of_both=candidate.cost_usd_per_h * _overlap_s(inputs, rule, source, candidate) / 3600,
+        drift=with_defaults(rule.tolerances, source.precision, candidate.precision) if source is not None else (),
     )
 
 
-def _both_s(inputs: Inputs, rule: MigrationRule, source: Candidate | None, candidate: Candidate) -> float:
-    """Seconds from the new replica's first to the old one's last."""
+def _overlap_s(inputs: Inputs, rule: MigrationRule, source: Candidate | None, candidate: Candidate) -> float:
+    """Seconds from the start of the new replica to the end of the old one; NaN if unknown."""
     there = candidate.prediction
     if there is None:
         return math.nan
     if source is None:
         return there.load_s.mid
     here_s = source.prediction.latency_p95_s.mid if source.prediction is not None else math.nan
-    return both_s(inputs.fleet, rule, here_s, there)
+    return overlap_s(inputs.fleet, rule, here_s, there)
 
 
-def _needs(inputs: Inputs, source: Candidate, candidate: Candidate) -> tuple[tuple[Need, str], ...]:
-    found = list[tuple[Need, str]]()
+def _needs(inputs: Inputs, source: Candidate, candidate: Candidate) -> tuple[tuple[MoveNeed, str], ...]:
+    found = list[tuple[MoveNeed, str]]()
     here, there = _provider(inputs, source), _provider(inputs, candidate)
     if here != there:
-        found.append((Need.REBUILD, f"{there} prepares it anew, {here} ran it"))
+        found.append((MoveNeed.REBUILD, f"{there} prepares it anew, {here} ran it"))
     if source.model != candidate.model:
-        found.append((Need.PRECISION, f"the {candidate.precision} variant, {source.precision} runs now"))
+        found.append((MoveNeed.PRECISION, f"the {candidate.precision} variant, {source.precision} runs now"))
     return tuple(found)
 
 
@@ -182,9 +245,9 @@ def _provider(inputs: Inputs, candidate: Candidate) -> str:
     return device.provider if device is not None else ""
 
 
-def _figures(candidate: Candidate | None) -> Figures | None:
+def _figures(candidate: Candidate | None) -> PredictedFigures | None:
     if candidate is None or candidate.prediction is None:
         return None
     prediction = candidate.prediction
     cost = UsdPerHour(candidate.cost_usd_per_h)
-    return Figures(prediction.latency_p95_s, prediction.joules, prediction.energy_source, cost)
+    return PredictedFigures(prediction.latency_p95_s, prediction.joules, prediction.energy_source, cost)

@@ -1,10 +1,11 @@
-"""What a model is to answer: as was pushed with its workload, else as the first replica of it did. Who records that."""
+"""Reference answers of a model: pushed with its workload, or else recorded from a replica; and which replica
+records."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
-from shoal.coordinator.core.workloads.model import Content, References
+from shoal.coordinator.core.workloads.model import DesiredContent, References
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.migration import Against, MigrationRule, Recording, has_answers
 
@@ -13,36 +14,39 @@ _Rank = tuple[bool, bool, float, str]
 RuleOf = Callable[[Assignment], MigrationRule | None]
 
 
-def referred(rule: MigrationRule, model: str, references: References) -> MigrationRule:
-    """With what was recorded of the model, where it is to be judged by a reference and nobody pushed one."""
-    if not records(rule):
+def with_reference(rule: MigrationRule, model: str, references: References) -> MigrationRule:
+    """The rule with the model's recorded reference, if it asks for one and none was pushed."""
+    if not needs_recording(rule):
         return rule
     found = references.get((model, _samples(rule)))
     return replace(rule, pack=found.pack) if found is not None else rule
 
 
-def records(rule: MigrationRule) -> bool:
-    """Whether the reference that it asks for has to be recorded."""
+def needs_recording(rule: MigrationRule) -> bool:
+    """True if the reference that the rule asks for has to be recorded."""
     return rule.against is Against.REFERENCE and not has_answers(rule)
 
 
 def recorders(
-    desired: Mapping[str, Content], fleet: Fleet, rule_of: RuleOf, references: References
+    desired: Mapping[str, DesiredContent], fleet: Fleet, rule_of: RuleOf, references: References
 ) -> Mapping[str, bool]:  # fmt: skip
-    """Assignments that record, one for each model (and samples) that has no reference yet: the one that was asked
-    already, as long as it can; else one that serves, which then records beside that (True); else the first that is
-    warm. None, where none is. Once there is one, who made it is asked for it until it serves: it is not to be judged by
-    itself."""
+    """Assignments that record: one for each (model, samples) without a reference. True: it serves, and records beside
+    that.
+
+    The one already asked keeps recording for as long as it can. Otherwise a serving one is chosen, or else the first
+    that is warm; if there is none, no replica records. Once the reference exists, its author stays in the result until
+    it serves, because it must not be judged by its own answers.
+    """
     best = dict[tuple[str, str], tuple[_Rank, bool]]()
     for node, content in desired.items():
         state = fleet.nodes.get(node)
         for one in content.assignments if state is not None else ():
             rule = rule_of(one)
-            if rule is None or not records(rule):
+            if rule is None or not needs_recording(rule):
                 continue
             assert state is not None
             key, rank, serves = (one.model, _samples(rule)), _rank(one, state), _serves(one, state)
-            if (held := references.get(key)) is not None and (held.by != one.id or not _asked(one) or serves):
+            if (held := references.get(key)) is not None and (held.by != one.id or not _is_recording(one) or serves):
                 continue
             if rank is not None and (key not in best or rank < best[key][0]):
                 best[key] = rank, serves
@@ -50,32 +54,32 @@ def recorders(
 
 
 def _rank(one: Assignment, state: NodeState) -> _Rank | None:
-    """The least records; None: it cannot."""
+    """Rank of a recorder, the least is chosen; None: it cannot record."""
     lost = state.revoked or state.liveness is Liveness.LOST or state.device(one.device) is None
     if lost or one.draining or one.staged or one.session:
         return None
-    asked = _asked(one)
+    asked = _is_recording(one)
     observed = state.observed.get(one.id)
-    if state.liveness is not Liveness.READY or not state.reported:
-        return (False, False, 0.0, one.id) if asked else None  # it goes on, whatever is heard of it
+    if state.liveness is not Liveness.READY or not state.has_full_status:
+        return (False, False, 0.0, one.id) if asked else None  # it continues, whatever its node reports
     if observed is None or observed.phase not in _WARM:
         return None
     if observed.verdict is not None and not observed.verdict.passed:
-        return None  # it was tried, or answers otherwise than it should
+        return None  # it was tried, or its answers are wrong
     return (not asked, observed.phase is not Phase.READY, observed.since, one.id)
 
 
 def _serves(one: Assignment, state: NodeState) -> bool:
     observed = state.observed.get(one.id)
-    if not state.reported or observed is None:
+    if not state.has_full_status or observed is None:
         return one.verification is not None and one.verification.beside
     return observed.phase is Phase.READY
 
 
-def _asked(one: Assignment) -> bool:
+def _is_recording(one: Assignment) -> bool:
     return one.verification is not None and one.verification.recording is Recording.HERE
 
 
 def _samples(rule: MigrationRule) -> str:
-    """The inputs that are to be answered; empty: made-up ones."""
+    """Digest of the inputs to answer; empty: generated ones."""
     return rule.pack.digest if rule.pack is not None else ""

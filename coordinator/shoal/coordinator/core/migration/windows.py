@@ -1,7 +1,7 @@
-"""When moves that nobody asked for may begin: windows of the week, by the clock on the wall in their zone.
+"""When automatic moves may begin: weekly windows in wall-clock time of their zone.
 
-A window is one stretch of time on each of its days. A time that the clock skips (summer time begins) counts as the
-moment of the skip; a time that comes twice (it ends) counts as its first.
+A window is one period on each of its days. A local time that does not exist (summer time begins) counts as the
+moment of the change; a local time that occurs twice (summer time ends) counts as its first occurrence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,27 +9,27 @@ from datetime import date, datetime, time, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from shoal.types.migration import Window
+from shoal.types.migration import MigrationWindow
 from shoal.types.units import Wall
 
 _AHEAD_DAYS: Final = 22
-"""A window of one day in the week that a skip of the clock swallowed whole opens two weeks later at the latest."""
+"""A window on one weekday that falls wholly into a skipped hour opens two weeks later at the latest."""
 
 
-def open_at(windows: Sequence[Window], wall: Wall) -> bool:
-    """Whether one of them is open. Without any it always is."""
-    return not windows or any(opens <= wall < closes for one in windows for opens, closes in _around(one, wall, 0))
+def is_open_at(windows: Sequence[MigrationWindow], wall: Wall) -> bool:
+    """True if one of the windows is open, or there are none."""
+    return not windows or any(opens <= wall < closes for one in windows for opens, closes in _openings(one, wall, 0))
 
 
-def next_open(windows: Sequence[Window], wall: Wall) -> Wall:
-    """The first time from `wall` on at which one of them is open: `wall` itself where one is."""
-    if open_at(windows, wall):
+def next_open(windows: Sequence[MigrationWindow], wall: Wall) -> Wall:
+    """The first time from `wall` on at which a window is open; `wall` itself if one is."""
+    if is_open_at(windows, wall):
         return wall
-    return min(opens for one in windows for opens, _ in _around(one, wall, _AHEAD_DAYS) if opens > wall)
+    return min(opens for one in windows for opens, _ in _openings(one, wall, _AHEAD_DAYS) if opens > wall)
 
 
-def _around(window: Window, wall: Wall, ahead: int) -> Iterator[tuple[Wall, Wall]]:
-    """From when to when it is open: on the day of `wall`, from the day before, and on `ahead` days after."""
+def _openings(window: MigrationWindow, wall: Wall, ahead: int) -> Iterator[tuple[Wall, Wall]]:
+    """The window's (opening, closing) times on the day of `wall`, the day before, and `ahead` days after."""
     zone = ZoneInfo(window.zone)
     today = datetime.fromtimestamp(wall, zone).date()
     over = timedelta(days=1 if window.closes <= window.opens else 0)
@@ -41,12 +41,13 @@ def _around(window: Window, wall: Wall, ahead: int) -> Iterator[tuple[Wall, Wall
 
 
 def _moment(day: date, minutes: int, zone: ZoneInfo) -> Wall:
-    """When the clock first shows that time on that day, or has gone past it."""
+    """When local clocks first show that time on that day, or have skipped it."""
     shown = datetime.combine(day, time.min) + timedelta(minutes=minutes)
     moment = shown.replace(tzinfo=zone).timestamp()
     if datetime.fromtimestamp(moment, zone).replace(tzinfo=None) == shown:
         return Wall(moment)
-    early, late = shown.replace(tzinfo=zone, fold=1).timestamp(), moment  # skipped: the skip lies between these
+    # The time was skipped: the change lies between these two.
+    early, late = shown.replace(tzinfo=zone, fold=1).timestamp(), moment
     before = datetime.fromtimestamp(early, zone).utcoffset()
     while late - early > 1:
         middle = (early + late) // 2

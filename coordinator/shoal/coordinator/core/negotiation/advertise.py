@@ -1,4 +1,4 @@
-"""What a region says that it has: its free devices summed by kind, without a node's name."""
+"""A region's advertised capacity: its free devices summed by kind, without node names."""
 
 import math
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator.core.fleet.commitments import NOTHING, Committed, admissible_bytes, commitments
+from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, MemoryCommitment, admissible_bytes, commitments
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
 from shoal.coordinator.core.placement.model import Inputs, Slot
 from shoal.types.device import Device
@@ -15,32 +15,34 @@ from shoal.types.receipt import Receipt
 from shoal.types.units import Bytes, UsdPerHour, Wall
 
 FRESH_S: Final = 30 * 86400.0
-"""A receipt that is older counts as declared."""
+"""An older receipt counts as declared, not measured."""
 CLASSES_MOST: Final = 64
 _OTHER: Final = re.compile(r"[^A-Za-z0-9 ._:@()+/-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class _Free:
+class _FreeDevice:
     device: Device
     bytes: int
     cost: UsdPerHour | None
     receipt: Receipt | None
 
 
-def classes(inputs: Inputs) -> tuple[CapacityClass, ...]:
-    """By class and runtime; what is committed, held for a bid, cordoned, silent or quarantined is not in it.
+def capacity_classes(inputs: Inputs) -> tuple[CapacityClass, ...]:
+    """Free capacity by device class and runtime, without what is committed, held for a bid, cordoned, silent or
+    quarantined.
 
-    The largest `CLASSES_MOST` where there are more."""
-    kinds = dict[tuple[str, str], list[_Free]]()
+    The largest `CLASSES_MOST` if there are more.
+    """
+    kinds = dict[tuple[str, str], list[_FreeDevice]]()
     for each in _free(inputs):
         kinds.setdefault((_class_of(each.device), each.device.provider), []).append(each)
-    found = [_summed(*kind, free, inputs) for kind, free in sorted(kinds.items())]
+    found = [_capacity_class(*kind, free, inputs) for kind, free in sorted(kinds.items())]
     found.sort(key=lambda each: -each.free_bytes)
     return tuple(sorted(found[:CLASSES_MOST], key=lambda each: (each.device_class, each.runtime)))
 
 
-def _free(inputs: Inputs) -> Iterator[_Free]:
+def _free(inputs: Inputs) -> Iterator[_FreeDevice]:
     books = commitments(inputs.fleet, inputs.desired)
     held = dict[Slot, int]()
     for reservation in inputs.reserved:
@@ -50,10 +52,12 @@ def _free(inputs: Inputs) -> Iterator[_Free]:
             continue
         for device in state.node.devices:
             slot = Slot(name, device.name)
-            book: Committed = books.get((name, device.name), NOTHING).plus(Bytes(held.get(slot, 0)), loaded=False)
+            book: MemoryCommitment = books.get((name, device.name), NO_COMMITMENT).plus(
+                Bytes(held.get(slot, 0)), loaded=False
+            )
             free = admissible_bytes(device, state, book)
             if free > 0:
-                yield _Free(device, free, inputs.costs.get(slot), state.receipts.get(device.name))
+                yield _FreeDevice(device, free, inputs.costs.get(slot), state.receipts.get(device.name))
 
 
 def _is_open(state: NodeState) -> bool:
@@ -61,13 +65,13 @@ def _is_open(state: NodeState) -> bool:
 
 
 def _class_of(device: Device) -> str:
-    """Kind and model; what is emulated says so."""
+    """Kind and model; emulated devices are marked."""
     words = f"{device.kind} {device.profile or device.model}" + (" (emulated)" if device.emulated else "")
     return _OTHER.sub("-", words)[:80]
 
 
-def _summed(kind: str, runtime: str, free: list[_Free], inputs: Inputs) -> CapacityClass:
-    """Prices and joules: the mean over the devices that have them; unknown where none has."""
+def _capacity_class(kind: str, runtime: str, free: list[_FreeDevice], inputs: Inputs) -> CapacityClass:
+    """Prices and joules are means over the devices that have them; unknown if none has."""
     receipts = [each.receipt for each in free if each.receipt is not None]
     costs = [each.cost for each in free if each.cost is not None and not math.isnan(each.cost)]
     joules = [found for receipt in receipts if not math.isnan(found := _joules_per_tflop(receipt))]
@@ -86,7 +90,7 @@ def _summed(kind: str, runtime: str, free: list[_Free], inputs: Inputs) -> Capac
 
 
 def _joules_per_tflop(receipt: Receipt) -> float:
-    """In the precision in which it is best."""
+    """In the device's most efficient precision."""
     fastest = max(receipt.rates.matmul_flops.values(), default=math.nan)
     return float(receipt.rates.active_w / fastest * 1e12) if fastest > 0 else math.nan
 

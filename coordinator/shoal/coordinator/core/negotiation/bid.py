@@ -1,7 +1,7 @@
-"""What this region answers when another asks whether it could run a workload: placement asked "what if", and its terms.
+"""Answers another region's solicitation: a placement trial under the solicited terms, and the terms of the offer.
 
-An answer shows classes of capacity and figures, never a node: reasons are codes, and a counter-offer that would have to
-name one is declined.
+An answer shows classes of capacity and figures, never a node: reasons are codes, and a counter-offer that would have
+to name a node is declined.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Final
 
 from shoal.coordinator.core.fleet.commitments import total_bytes
 from shoal.coordinator.core.fleet.state import Fleet
-from shoal.coordinator.core.negotiation.trust import denied, may_trade
+from shoal.coordinator.core.negotiation.trust import may_trade, trade_refusal
 from shoal.coordinator.core.placement.model import (
     Candidate,
     Inputs,
@@ -22,103 +22,113 @@ from shoal.coordinator.core.placement.model import (
 )
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.placement.solve import UTILISATION_MOST
-from shoal.types.agreement import GUESTS
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer, Solicitation
 from shoal.types.profile import ModelProfile
 from shoal.types.units import GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour
-from shoal.types.workload import Intent, ModelRef, PartitionRule, Trade, Traffic, WorkloadKey
+from shoal.types.workload import Intent, ModelRef, PartitionRule, TradeRule, Traffic, WorkloadKey
 
 GUEST_PRIORITY: Final = -1
-"""Below what any document can say: who lives here is placed first. What stands already is never preempted."""
+"""Below any priority that a document can state: local workloads are placed first. Running replicas are never
+preempted."""
 REPLICAS_MOST: Final = 100
 BATCH_MOST: Final = 65_536
 MODELS_MOST: Final = 16
 LARGE: Final = 1e18
-"""No FLOPs of one inference, no bytes and no requests a second come near."""
+"""Above any real FLOPs of one inference, bytes, or requests a second."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bid:
-    """reserved: what an offer holds; empty where it holds nothing."""
+class BidAnswer:
+    """The answer, and what it holds."""
 
+    # Offer, counter-offer or decline.
     answer: Answer
-    reserved: tuple[Reservation, ...] = ()
+    # Room that an offer holds; empty: it holds nothing.
+    reservations: tuple[Reservation, ...] = ()
 
 
-def answer(
-    asked: Solicitation,
+def answer_solicitation(
+    solicitation: Solicitation,
     inputs: Inputs,
-    trades: Sequence[Trade],
+    trades: Sequence[TradeRule],
     *,
     bid: str,
     used: Iterable[Reservation],
     cached: Collection[str],
     hold_s: Seconds,
-    held: Iterable[Reservation] = (),
+    unawarded: Iterable[Reservation] = (),
     standing: float = 1.0,
-) -> Bid:
+) -> BidAnswer:
     """Offer, counter-offer or decline.
 
-    inputs: the region as it is, with all that is reserved. bid: what an offer shall be called. used: what this
-    counterpart's open bids and agreements take of the region. cached: digests whose bytes are here. hold_s: how long
-    an offer holds its room. held: what of `used` was not awarded; standing (`standing.value`): what part of its share
-    the counterpart may so hold.
+    inputs: the region with all that is reserved. bid: id for the offer. used: what this counterpart's open bids and
+    agreements take of the region. cached: digests whose bytes are here. hold_s: how long an offer holds its room.
+    unawarded: the part of `used` that was not awarded. standing (`standing.value`): the part of its share that the
+    counterpart may hold without an award.
     """
     region = inputs.region
-    if (refusal := denied(trades, asked.origin, asked.workload.tenant)) is not None:
-        return _declined(asked, inputs, refusal)
-    trade = may_trade(trades, asked.origin, asked.workload.tenant)
-    if trade is None or asked.origin == region.name:
-        return _declined(asked, inputs, Refusal(Code.TRADE_DENIED, f"{region.name} asks itself", "another region"))
-    if (absurd := _absurd(asked)) is not None:
-        return _declined(asked, inputs, absurd)
-    if (outside := outside_of(asked, region)) is not None:
-        return _declined(asked, inputs, outside)
-    intent = _guest(asked, bid, tuple(ModelRef(each.digest, each.digest, "") for each in asked.models))
-    plan = _what_if(intent, asked, inputs)
+    if (refusal := trade_refusal(trades, solicitation.origin, solicitation.workload.tenant)) is not None:
+        return _decline(solicitation, inputs, refusal)
+    trade = may_trade(trades, solicitation.origin, solicitation.workload.tenant)
+    if trade is None or solicitation.origin == region.name:
+        return _decline(
+            solicitation, inputs, Refusal(Code.TRADE_DENIED, f"{region.name} asks itself", "another region")
+        )
+    if (absurd := _implausible_figures(solicitation)) is not None:
+        return _decline(solicitation, inputs, absurd)
+    if (outside := residency_refusal(solicitation, region)) is not None:
+        return _decline(solicitation, inputs, outside)
+    intent = _intent_for_guest(
+        solicitation, bid, tuple(ModelRef(each.digest, each.digest, "") for each in solicitation.models)
+    )
+    plan = _what_if(intent, solicitation, inputs)
     if plan.refusal is None:
-        offer, reserved = _offer(asked, plan, inputs, bid, cached), _reservations(plan, bid)
-        if asked.indicative:
-            return Bid(offer)
-        over = _over_share(trade.hold_share, asked, (*used, *reserved), inputs.fleet)
+        offer, reserved = _offer(solicitation, plan, inputs, bid, cached), _reservations(plan, bid)
+        if solicitation.indicative:
+            return BidAnswer(offer)
+        over = _share_refusal(trade.hold_share, solicitation, (*used, *reserved), inputs.fleet)
         if over is None and standing < 1.0:
-            over = _over_share(trade.hold_share * standing, asked, (*held, *reserved), inputs.fleet, standing)
+            over = _share_refusal(
+                trade.hold_share * standing, solicitation, (*unawarded, *reserved), inputs.fleet, standing
+            )
         if over is not None:
-            return _declined(asked, inputs, over)
-        return Bid(replace(offer, hold_s=hold_s), reserved)
+            return _decline(solicitation, inputs, over)
+        return BidAnswer(replace(offer, hold_s=hold_s), reserved)
     proposal = plan.proposal
-    if proposal is None or not _tellable(intent, proposal.require.where, proposal.require.signed_by):
-        return _declined(asked, inputs, _reason(plan))
-    relaxed = _what_if(replace(intent, require=proposal.require, limits=proposal.limits), asked, inputs)
+    if proposal is None or not _is_disclosable(intent, proposal.require.where, proposal.require.signed_by):
+        return _decline(solicitation, inputs, _reason(plan))
+    relaxed = _what_if(replace(intent, require=proposal.require, limits=proposal.limits), solicitation, inputs)
     if relaxed.refusal is not None:
-        return _declined(asked, inputs, _reason(plan))
-    return Bid(replace(_offer(asked, relaxed, inputs, bid, cached), changes=(proposal.change,)))
+        return _decline(solicitation, inputs, _reason(plan))
+    return BidAnswer(replace(_offer(solicitation, relaxed, inputs, bid, cached), changes=(proposal.change,)))
 
 
-def guest(asked: Solicitation, offer: Offer, agreement: str) -> Intent:
-    """What the region runs once its offer was awarded: the very model that it offered."""
-    return _guest(asked, agreement, (ModelRef(offer.model, offer.model, offer.precision),))
+def guest_intent(asked: Solicitation, offer: Offer, agreement: str) -> Intent:
+    """The workload that the region runs once its offer was awarded, with exactly the model that it offered."""
+    return _intent_for_guest(asked, agreement, (ModelRef(offer.model, offer.model, offer.precision),))
 
 
-def way_s(asked: Solicitation, region: str) -> Seconds:
-    """There and back between the origin and this region, as the origin measured it."""
+def origin_rtt_s(asked: Solicitation, region: str) -> Seconds:
+    """RTT between the origin and this region in seconds, as the origin measured it."""
     return Seconds(asked.way_s.get(region, 0.0))
 
 
-def outside_of(asked: Solicitation, region: RegionFacts) -> Refusal | None:
-    """Why the data of this workload may not come here."""
+def residency_refusal(asked: Solicitation, region: RegionFacts) -> Refusal | None:
+    """Why the data of this workload may not come here; None: it may."""
     if asked.require.may_be_in(region.name, region.residency):
         return None
     lies = region.residency or "nowhere that it declares"
     return Refusal(Code.RESIDENCY, f"{region.name} lies in {lies}", ", ".join(asked.require.residency))
 
 
-def _guest(asked: Solicitation, name: str, models: tuple[ModelRef, ...]) -> Intent:
-    """Never delegated on. Its one traffic origin is the way from its home, whose length goes under its own name."""
+def _intent_for_guest(asked: Solicitation, name: str, models: tuple[ModelRef, ...]) -> Intent:
+    """A guest is never delegated again. Its only traffic origin is its own region, whose RTT is listed under the
+    guest's name."""
     rate, peak = (math.fsum(values) for values in ([t.rate for t in asked.traffic], [t.peak for t in asked.traffic]))
     return Intent(
-        key=WorkloadKey(GUESTS, name),
+        key=WorkloadKey(GUEST_TENANT, name),
         revision=1,
         labels={},
         policy=f"guest of {asked.origin}",
@@ -136,9 +146,10 @@ def _guest(asked: Solicitation, name: str, models: tuple[ModelRef, ...]) -> Inte
 
 
 def _what_if(intent: Intent, asked: Solicitation, inputs: Inputs) -> WorkloadPlan:
-    """Its profile of a model that is known here counts, not the asker's."""
+    """Places the guest on trial. For a model known here, this region's profile counts, not the one in the
+    solicitation."""
     profiles = {each.digest: each for each in asked.models} | dict(inputs.profiles)
-    rtt_s = {**inputs.rtt_s, intent.key.name: way_s(asked, inputs.region.name)}
+    rtt_s = {**inputs.rtt_s, intent.key.name: origin_rtt_s(asked, inputs.region.name)}
     world = replace(inputs, intents=(*inputs.intents, intent), profiles=profiles, rtt_s=rtt_s)
     plan = place(world, explain={intent.key}).of(intent.key)
     assert plan is not None
@@ -146,10 +157,10 @@ def _what_if(intent: Intent, asked: Solicitation, inputs: Inputs) -> WorkloadPla
 
 
 def _offer(asked: Solicitation, plan: WorkloadPlan, inputs: Inputs, bid: str, cached: Collection[str]) -> Offer:
-    chosen = _chosen(plan)
+    chosen = _chosen_candidates(plan)
     first = chosen[0]
     predictions = [each.prediction for each in chosen if each.prediction is not None]
-    away = way_s(asked, inputs.region.name) if asked.require.latency_from_origin else 0.0
+    away = origin_rtt_s(asked, inputs.region.name) if asked.require.latency_from_origin else 0.0
     return Offer(
         id=bid,
         solicitation=asked.id,
@@ -172,7 +183,7 @@ def _offer(asked: Solicitation, plan: WorkloadPlan, inputs: Inputs, bid: str, ca
     )
 
 
-def _chosen(plan: WorkloadPlan) -> list[Candidate]:
+def _chosen_candidates(plan: WorkloadPlan) -> list[Candidate]:
     """The candidate of each target."""
     known = {(each.node, each.device, each.model): each for each in plan.candidates if each.chosen}
     return [known[target.node, target.device, target.model] for target in plan.targets]
@@ -188,10 +199,11 @@ def _reservations(plan: WorkloadPlan, bid: str) -> tuple[Reservation, ...]:
     )
 
 
-def _over_share(
+def _share_refusal(
     share: float, asked: Solicitation, used: Sequence[Reservation], fleet: Fleet, standing: float = 1.0
 ) -> Refusal | None:
-    """Whether one counterpart would hold more than its share of the region's memory, or of its devices' time."""
+    """Why one counterpart would hold more than its share of the region's memory or of its devices' time; None: it
+    would not."""
     devices = [(device, state) for state in fleet.nodes.values() for device in state.node.devices]
     memory = sum(total_bytes(device, state) for device, state in devices)
     time = UTILISATION_MOST * len(devices)
@@ -210,23 +222,23 @@ def _over_share(
     )
 
 
-def _tellable(intent: Intent, where: str, signed_by: tuple[str, ...]) -> bool:
-    """What the nearest change lets through is told by figures alone: an expression or a key would name things here."""
+def _is_disclosable(intent: Intent, where: str, signed_by: tuple[str, ...]) -> bool:
+    """True if the nearest change consists of figures only: an expression or a key would name things of this region."""
     return (where, signed_by) == (intent.require.where, intent.require.signed_by)
 
 
 def _reason(plan: WorkloadPlan) -> Refusal:
-    """Without what it was found on."""
+    """The plan's refusal without the places that it is about."""
     assert plan.refusal is not None
     return Refusal(plan.refusal.code, f"{plan.placed} of {plan.wanted} replicas would fit", f"{plan.wanted} replicas")
 
 
-def _declined(asked: Solicitation, inputs: Inputs, refusal: Refusal) -> Bid:
-    return Bid(Decline(asked.id, asked.round, inputs.region.name, refusal))
+def _decline(asked: Solicitation, inputs: Inputs, refusal: Refusal) -> BidAnswer:
+    return BidAnswer(Decline(asked.id, asked.round, inputs.region.name, refusal))
 
 
-def _absurd(asked: Solicitation) -> Refusal | None:
-    """What cannot be meant: a negative size would make room where there is none."""
+def _implausible_figures(asked: Solicitation) -> Refusal | None:
+    """Refuses figures that cannot be meant: a negative size would create room where there is none."""
     require, weights = asked.require, asked.weights
     amounts = [
         *(figure for profile in asked.models for figure in _figures(profile)),

@@ -1,7 +1,7 @@
-"""One bid of this region, from the room that it holds to the agreement that comes of it, until nothing is owed.
+"""The delegate's side of one bid: from the room that it holds to its agreement, until nothing is owed.
 
-A hold becomes at most one agreement. The lease of an agreement is counted here from this region's answer, with an
-allowance, so that the other side, which counts from when it asked, always ends first.
+A hold becomes at most one agreement. The delegate counts a lease from its own answer and adds an allowance. The
+origin counts from its request, so the origin always ends first.
 """
 
 from dataclasses import dataclass, replace
@@ -15,132 +15,162 @@ from shoal.types.units import Elapsed, Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """hold_s: how long a bid holds its room. lease_s: what a grant or a renewal is good for. allowance_s: how much
-    later than the other side this one ends. kept_s: how long an end is remembered, so that repeats get their answer."""
+class HoldTerms:
+    """Durations of holds and leases, in seconds."""
 
+    # How long a bid holds its room.
     hold_s: Seconds = Seconds(10.0)
+    # Length of a lease, from a grant or a renewal.
     lease_s: Seconds = Seconds(30.0)
+    # How much later than the other side this one ends.
     allowance_s: Seconds = Seconds(5.0)
+    # How long a closed bid is remembered, so that repeated messages get their answer.
     kept_s: Seconds = Seconds(300.0)
 
 
-DEFAULTS: Final = Terms()
+DEFAULTS: Final = HoldTerms()
 
 
 # -- states -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Room is kept for an offer."""
+class HeldBid:
+    """Room is held for an offer, until `until`."""
 
+    # The solicitation that it answers.
     asked: Solicitation
+    # The offer, as sent.
     offer: Offer
+    # Room that it holds.
     reserved: tuple[Reservation, ...]
+    # End of the hold.
     until: Elapsed
+    # Discriminator of the stored form.
     kind: Literal["held"] = "held"
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
-    """The region runs the workload. reserved: the offer's room, kept until it has a replica. gateways: of the origin,
-    which may call; revoked: serials of theirs that may not. sequence, nonce: of the newest renewal, 0 and empty before
-    the first."""
+class GrantedBid:
+    """The region runs the workload under an agreement."""
 
+    # The solicitation that it answers.
     asked: Solicitation
+    # The offer that was awarded.
     offer: Offer
+    # The award, to recognise a repeat.
     award: Award
+    # The offer's room, kept until it has a replica.
     reserved: tuple[Reservation, ...]
+    # The origin's gateways, which may send requests.
     gateways: tuple[GatewayRef, ...]
+    # Number of the newest renewal; 0 before the first.
     sequence: int
+    # Nonce of the newest renewal; empty before the first.
     nonce: str
+    # End of the lease, with the allowance.
     until: Elapsed
+    # Certificate serials of those gateways that are refused.
     revoked: tuple[str, ...] = ()
+    # Discriminator of the stored form.
     kind: Literal["granted"] = "granted"
 
 
 @dataclass(frozen=True, slots=True)
-class Stopping:
-    """Notice was given: it is served until `ends`, and its lease still needs renewing till then. by: who gave it. told:
-    the other side knows."""
+class StoppingBid:
+    """Notice was given: it serves until `ends`, and its lease still needs renewals until then."""
 
-    granted: Granted
+    # The agreement, with its newest renewal.
+    granted: GrantedBid
+    # Region that gave notice.
     by: str
+    # Reason of the notice.
     code: Code
+    # Time from the notice to the end, in seconds.
     ends_s: Seconds
+    # End of the service.
     ends: Elapsed
+    # The other side knows of the notice.
     told: bool
+    # Discriminator of the stored form.
     kind: Literal["stopping"] = "stopping"
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """Nothing is owed any more. agreement: empty where none came of it. until: it is remembered."""
+class ClosedBid:
+    """Nothing is owed any longer."""
 
+    # The offer that was made.
     offer: Offer
+    # Id of the agreement; empty: it had none.
     agreement: str
+    # Reason of the end.
     code: Code
+    # How long it is remembered.
     until: Elapsed
+    # Discriminator of the stored form.
     kind: Literal["gone"] = "gone"
 
 
-State = Held | Granted | Stopping | Gone
+BidState = HeldBid | GrantedBid | StoppingBid | ClosedBid
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Awarded:
+class AwardReceived:
     award: Award
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
-    """The origin does not want it, or does not stand by its award."""
+class ReleaseReceived:
+    """The origin does not want the bid, or takes back its award."""
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
+class RenewalReceived:
     renewal: Renewal
 
 
 @dataclass(frozen=True, slots=True)
-class Noticed:
-    """By the origin."""
+class OriginNotice:
+    """The origin gave notice."""
 
     notice: Notice
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """This region gives notice. by: its name."""
+class OwnNotice:
+    """This region gives notice."""
 
+    # Name of this region.
     by: str
+    # Reason of the notice.
     code: Code
+    # Time to the end, in seconds.
     ends_s: Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """The origin has heard this region's notice."""
+class NoticeAcknowledged:
+    """The origin knows of this region's notice."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """Nothing but time."""
+class ClockTick:
+    """Only time has passed."""
 
 
-Event = Awarded | Released | Renewed | Noticed | Withdrawn | Told | Tick
+BidEvent = AwardReceived | ReleaseReceived | RenewalReceived | OriginNotice | OwnNotice | NoticeAcknowledged | ClockTick
 
 
 # -- effects ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """It is as asked: the origin may count on so much of the lease."""
+class LeaseAnswer:
+    """Accepted: the origin may rely on this much of the lease."""
 
     lease_s: Seconds
 
@@ -151,55 +181,62 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Enter:
+class LedgerTransition:
     """A transition for the ledger (`types.chain`)."""
 
+    # Kind of the transition.
     what: str
+    # Why; empty: no reason given.
     code: str = ""
 
 
-Effect = Answer | Refuse | Enter
+BidEffect = LeaseAnswer | Refuse | LedgerTransition
 
 
-def step(state: State, event: Event, now: Elapsed, terms: Terms = DEFAULTS) -> tuple[State, tuple[Effect, ...]]:
-    """What becomes of it. Time is looked at first: what is over takes nothing any more. No effects: nothing to say."""
+def step(
+    state: BidState, event: BidEvent, now: Elapsed, terms: HoldTerms = DEFAULTS
+) -> tuple[BidState, tuple[BidEffect, ...]]:
+    """The state after an event. Deadlines are checked first: an expired bid accepts nothing. No effects: nothing to
+    answer."""
     match state:
-        case Held():
+        case HeldBid():
             if now >= state.until:
-                return _ended(Gone(state.offer, "", Code.HOLD_EXPIRED, _kept(now, terms)), "expired", event)
-            return _held(state, event, now, terms)
-        case Granted():
+                return _end(ClosedBid(state.offer, "", Code.HOLD_EXPIRED, _memory_end(now, terms)), "expired", event)
+            return _step_held(state, event, now, terms)
+        case GrantedBid():
             if now >= state.until:
-                gone = Gone(state.offer, state.award.agreement, Code.BREACHED, _kept(now, terms))
-                return _ended(gone, "breached", event)
-            return _granted(state, event, now, terms)
-        case Stopping():
+                gone = ClosedBid(state.offer, state.award.agreement, Code.BREACHED, _memory_end(now, terms))
+                return _end(gone, "breached", event)
+            return _step_granted(state, event, now, terms)
+        case StoppingBid():
             if now >= min(state.granted.until, state.ends):
-                gone = Gone(state.granted.offer, state.granted.award.agreement, state.code, _kept(now, terms))
-                return _ended(gone, "ended", event)
-            return _stopping(state, event, now, terms)
-        case Gone():
-            return state, _afterwards(state, event)
+                gone = ClosedBid(
+                    state.granted.offer, state.granted.award.agreement, state.code, _memory_end(now, terms)
+                )
+                return _end(gone, "ended", event)
+            return _step_stopping(state, event, now, terms)
+        case ClosedBid():
+            return state, _effects_when_closed(state, event)
 
 
-def restarted(state: State, now: Elapsed, terms: Terms = DEFAULTS) -> State:
-    """As another process goes on: it cannot know how much time has passed. What was only held is over; who counts on an
-    agreement has its whole lease again."""
+def restore(state: BidState, now: Elapsed, terms: HoldTerms = DEFAULTS) -> BidState:
+    """The state as a new process continues it. It cannot know how much time has passed: a mere hold is over, and an
+    agreement gets its whole lease again."""
     match state:
-        case Held():
+        case HeldBid():
             return replace(state, until=now)
-        case Granted():
+        case GrantedBid():
             return replace(state, until=_lease_end(now, terms))
-        case Stopping():
+        case StoppingBid():
             granted = replace(state.granted, until=_lease_end(now, terms))
             return replace(state, granted=granted, ends=Elapsed(now + state.ends_s))
-        case Gone():
-            return replace(state, until=_kept(now, terms))
+        case ClosedBid():
+            return replace(state, until=_memory_end(now, terms))
 
 
-def caught_up(stored: State, known: State) -> State:
-    """What the store holds, with the renewals that were answered since and not written."""
-    mine, theirs = agreed(stored), agreed(known)
+def with_unwritten_renewals(stored: BidState, known: BidState) -> BidState:
+    """The stored state with the renewals that were answered since but not written."""
+    mine, theirs = agreement_of(stored), agreement_of(known)
     if mine is None or theirs is None or mine.award != theirs.award or mine.sequence >= theirs.sequence:
         return stored
     granted = replace(
@@ -210,49 +247,51 @@ def caught_up(stored: State, known: State) -> State:
         revoked=theirs.revoked,
         until=theirs.until,
     )
-    return replace(stored, granted=granted) if isinstance(stored, Stopping) else granted
+    return replace(stored, granted=granted) if isinstance(stored, StoppingBid) else granted
 
 
-def offer_of(state: State) -> Offer:
-    return state.granted.offer if isinstance(state, Stopping) else state.offer
+def offer_of(state: BidState) -> Offer:
+    return state.granted.offer if isinstance(state, StoppingBid) else state.offer
 
 
-def name_of(state: State) -> str:
-    """The agreement that came of it; empty where none did."""
-    granted = agreed(state)
-    return granted.award.agreement if granted is not None else state.agreement if isinstance(state, Gone) else ""
+def agreement_name(state: BidState) -> str:
+    """Id of its agreement; empty: it has none."""
+    granted = agreement_of(state)
+    return granted.award.agreement if granted is not None else state.agreement if isinstance(state, ClosedBid) else ""
 
 
-def agreed(state: State) -> Granted | None:
-    """The agreement under which this region runs something, notice given or not."""
+def agreement_of(state: BidState) -> GrantedBid | None:
+    """The agreement under which this region runs a workload, whether or not notice was given; None: it has none."""
     match state:
-        case Granted():
+        case GrantedBid():
             return state
-        case Stopping():
+        case StoppingBid():
             return state.granted
-        case Held() | Gone():
+        case HeldBid() | ClosedBid():
             return None
 
 
-def room(state: State, now: Elapsed) -> tuple[Reservation, ...]:
-    """What it takes of the region; a hold that is over takes nothing, whether or not that is written yet."""
+def reservations_of(state: BidState, now: Elapsed) -> tuple[Reservation, ...]:
+    """Room that the bid takes. An expired hold takes none, even if its end is not written yet."""
     match state:
-        case Held():
+        case HeldBid():
             return state.reserved if now < state.until else ()
-        case Granted():
+        case GrantedBid():
             return state.reserved
-        case Stopping():
+        case StoppingBid():
             return state.granted.reserved
-        case Gone():
+        case ClosedBid():
             return ()
 
 
-def _held(state: Held, event: Event, now: Elapsed, terms: Terms) -> tuple[State, tuple[Effect, ...]]:
+def _step_held(
+    state: HeldBid, event: BidEvent, now: Elapsed, terms: HoldTerms
+) -> tuple[BidState, tuple[BidEffect, ...]]:
     match event:
-        case Awarded(award):
-            if (refusal := _other(award, state.offer, state.asked)) is not None:
+        case AwardReceived(award):
+            if (refusal := _award_mismatch(award, state.offer, state.asked)) is not None:
                 return state, (Refuse(refusal),)
-            granted = Granted(
+            granted = GrantedBid(
                 asked=state.asked,
                 offer=state.offer,
                 award=award,
@@ -262,65 +301,75 @@ def _held(state: Held, event: Event, now: Elapsed, terms: Terms) -> tuple[State,
                 nonce="",
                 until=_lease_end(now, terms),
             )
-            return granted, (Enter("granted"), Answer(terms.lease_s))
-        case Released():
-            return Gone(state.offer, "", Code.HOLD_RELEASED, _kept(now, terms)), (Enter("released"),)
-        case Renewed() | Noticed() | Withdrawn():
+            return granted, (LedgerTransition("granted"), LeaseAnswer(terms.lease_s))
+        case ReleaseReceived():
+            return ClosedBid(state.offer, "", Code.HOLD_RELEASED, _memory_end(now, terms)), (
+                LedgerTransition("released"),
+            )
+        case RenewalReceived() | OriginNotice() | OwnNotice():
             return state, (Refuse(Refusal(Code.AGREEMENT_UNKNOWN, "a bid that was not awarded", "an agreement")),)
-        case Told() | Tick():
+        case NoticeAcknowledged() | ClockTick():
             return state, ()
 
 
-def _granted(state: Granted, event: Event, now: Elapsed, terms: Terms) -> tuple[State, tuple[Effect, ...]]:
+def _step_granted(
+    state: GrantedBid, event: BidEvent, now: Elapsed, terms: HoldTerms
+) -> tuple[BidState, tuple[BidEffect, ...]]:
     match event:
-        case Awarded(award):
-            return state, (_again(state, award, now, terms),)
-        case Released():
-            gone = Gone(state.offer, state.award.agreement, Code.HOLD_RELEASED, _kept(now, terms))
-            return gone, (Enter("released"),)
-        case Renewed(renewal):
-            return _renewed(state, renewal, now, terms)
-        case Noticed(notice):
+        case AwardReceived(award):
+            return state, (_repeat_answer(state, award, now, terms),)
+        case ReleaseReceived():
+            gone = ClosedBid(state.offer, state.award.agreement, Code.HOLD_RELEASED, _memory_end(now, terms))
+            return gone, (LedgerTransition("released"),)
+        case RenewalReceived(renewal):
+            return _renew(state, renewal, now, terms)
+        case OriginNotice(notice):
             if notice.ends_s <= 0:
-                gone = Gone(state.offer, state.award.agreement, notice.code, _kept(now, terms))
-                return gone, (Enter("ended", notice.code),)
+                gone = ClosedBid(state.offer, state.award.agreement, notice.code, _memory_end(now, terms))
+                return gone, (LedgerTransition("ended", notice.code),)
             ends = Elapsed(now + notice.ends_s)
-            stopping = Stopping(state, notice.by, notice.code, notice.ends_s, ends, told=True)
-            return stopping, (Enter("noticed", notice.code),)
-        case Withdrawn(by, code, ends_s):
-            stopping = Stopping(state, by, code, ends_s, Elapsed(now + ends_s), told=False)
-            return stopping, (Enter("noticed", code),)
-        case Told() | Tick():
+            stopping = StoppingBid(state, notice.by, notice.code, notice.ends_s, ends, told=True)
+            return stopping, (LedgerTransition("noticed", notice.code),)
+        case OwnNotice(by, code, ends_s):
+            stopping = StoppingBid(state, by, code, ends_s, Elapsed(now + ends_s), told=False)
+            return stopping, (LedgerTransition("noticed", code),)
+        case NoticeAcknowledged() | ClockTick():
             return state, ()
 
 
-def _stopping(state: Stopping, event: Event, now: Elapsed, terms: Terms) -> tuple[State, tuple[Effect, ...]]:
+def _step_stopping(
+    state: StoppingBid, event: BidEvent, now: Elapsed, terms: HoldTerms
+) -> tuple[BidState, tuple[BidEffect, ...]]:
     granted = state.granted
     match event:
-        case Awarded(award):
-            return state, (_again(granted, award, now, terms),)
-        case Released():
-            gone = Gone(granted.offer, granted.award.agreement, Code.HOLD_RELEASED, _kept(now, terms))
-            return gone, (Enter("released"),)
-        case Renewed(renewal):
-            after, effects = _renewed(granted, renewal, now, terms)
+        case AwardReceived(award):
+            return state, (_repeat_answer(granted, award, now, terms),)
+        case ReleaseReceived():
+            gone = ClosedBid(granted.offer, granted.award.agreement, Code.HOLD_RELEASED, _memory_end(now, terms))
+            return gone, (LedgerTransition("released"),)
+        case RenewalReceived(renewal):
+            after, effects = _renew(granted, renewal, now, terms)
             left = Seconds(state.ends - now)
-            capped = tuple(Answer(min(each.lease_s, left)) if isinstance(each, Answer) else each for each in effects)
+            capped = tuple(
+                LeaseAnswer(min(each.lease_s, left)) if isinstance(each, LeaseAnswer) else each for each in effects
+            )
             return replace(state, granted=after), capped
-        case Noticed(notice):
+        case OriginNotice(notice):
             if notice.ends_s <= 0:
-                gone = Gone(granted.offer, granted.award.agreement, state.code, _kept(now, terms))
-                return gone, (Enter("ended", state.code),)
+                gone = ClosedBid(granted.offer, granted.award.agreement, state.code, _memory_end(now, terms))
+                return gone, (LedgerTransition("ended", state.code),)
             return replace(state, told=True), ()
-        case Told():
+        case NoticeAcknowledged():
             return replace(state, told=True), ()
-        case Withdrawn() | Tick():
+        case OwnNotice() | ClockTick():
             return state, ()
 
 
-def _renewed(state: Granted, renewal: Renewal, now: Elapsed, terms: Terms) -> tuple[Granted, tuple[Effect, ...]]:
+def _renew(
+    state: GrantedBid, renewal: Renewal, now: Elapsed, terms: HoldTerms
+) -> tuple[GrantedBid, tuple[BidEffect, ...]]:
     if (renewal.sequence, renewal.nonce) == (state.sequence, state.nonce):
-        return state, (Answer(_left(state, now, terms)),)
+        return state, (LeaseAnswer(_lease_left_s(state, now, terms)),)
     if renewal.sequence <= state.sequence:
         found = f"renewal {renewal.sequence} after {state.sequence}"
         return state, (Refuse(Refusal(Code.REPLAYED, found, "a renewal of its own", "renew anew")),)
@@ -332,46 +381,46 @@ def _renewed(state: Granted, renewal: Renewal, now: Elapsed, terms: Terms) -> tu
         revoked=renewal.revoked,
         until=_lease_end(now, terms),
     )
-    return after, (Enter("renewed"), Answer(terms.lease_s))
+    return after, (LedgerTransition("renewed"), LeaseAnswer(terms.lease_s))
 
 
-def _other(award: Award, offer: Offer, asked: Solicitation) -> Refusal | None:
-    """Why an award does not fit the bid that it names."""
+def _award_mismatch(award: Award, offer: Offer, asked: Solicitation) -> Refusal | None:
+    """Why an award does not fit the bid that it names; None: it fits."""
     if (award.solicitation, award.origin, award.workload) == (offer.solicitation, offer.origin, asked.workload):
         return None
     return Refusal(Code.REPLAYED, f"bid {award.bid} under another solicitation", "the award of what was solicited")
 
 
-def _again(state: Granted, award: Award, now: Elapsed, terms: Terms) -> Answer | Refuse:
-    """The same award gets its first answer, with what is left of the lease."""
+def _repeat_answer(state: GrantedBid, award: Award, now: Elapsed, terms: HoldTerms) -> LeaseAnswer | Refuse:
+    """The same award gets its first answer again, with the rest of the lease."""
     if award == state.award:
-        return Answer(_left(state, now, terms))
+        return LeaseAnswer(_lease_left_s(state, now, terms))
     return Refuse(Refusal(Code.REPLAYED, f"bid {award.bid} was awarded as {state.award.agreement}", "the same award"))
 
 
-def _afterwards(state: Gone, event: Event) -> tuple[Effect, ...]:
+def _effects_when_closed(state: ClosedBid, event: BidEvent) -> tuple[BidEffect, ...]:
     match event:
-        case Awarded():
+        case AwardReceived():
             code = Code.AGREEMENT_ENDED if state.agreement else state.code
             return (Refuse(Refusal(code, f"bid {state.offer.id}", "one that is held", "solicit anew")),)
-        case Renewed():
+        case RenewalReceived():
             found = f"agreement {state.agreement or 'of no award'}: {state.code}"
             return (Refuse(Refusal(Code.AGREEMENT_ENDED, found, "one that runs", "solicit anew")),)
-        case Released() | Noticed() | Withdrawn() | Told() | Tick():
+        case ReleaseReceived() | OriginNotice() | OwnNotice() | NoticeAcknowledged() | ClockTick():
             return ()
 
 
-def _ended(gone: Gone, what: str, event: Event) -> tuple[State, tuple[Effect, ...]]:
-    return gone, (Enter(what, gone.code), *_afterwards(gone, event))
+def _end(gone: ClosedBid, what: str, event: BidEvent) -> tuple[BidState, tuple[BidEffect, ...]]:
+    return gone, (LedgerTransition(what, gone.code), *_effects_when_closed(gone, event))
 
 
-def _left(state: Granted, now: Elapsed, terms: Terms) -> Seconds:
+def _lease_left_s(state: GrantedBid, now: Elapsed, terms: HoldTerms) -> Seconds:
     return Seconds(max(0.0, state.until - terms.allowance_s - now))
 
 
-def _lease_end(now: Elapsed, terms: Terms) -> Elapsed:
+def _lease_end(now: Elapsed, terms: HoldTerms) -> Elapsed:
     return Elapsed(now + terms.lease_s + terms.allowance_s)
 
 
-def _kept(now: Elapsed, terms: Terms) -> Elapsed:
+def _memory_end(now: Elapsed, terms: HoldTerms) -> Elapsed:
     return Elapsed(now + terms.kept_s)

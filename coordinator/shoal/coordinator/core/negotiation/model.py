@@ -1,6 +1,6 @@
-"""The origin's side of a trade as values: what a workload's trade can be, what happens to it, what is to be done.
+"""The origin's side of a trade as values: states of a workload's trade, its events, and its effects.
 
-Nothing here has an optional part that another part decides: a state holds what is true in it.
+No field is optional depending on another field: each state has exactly the fields that hold in it.
 """
 
 import math
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
-from shoal.coordinator.core.negotiation.choice import Terms
-from shoal.types.agreement import Award, GatewayRef, Grant, Notice, Release, Renewed, Service
+from shoal.coordinator.core.negotiation.offer_selection import DelegationTerms
+from shoal.types.agreement import Award, GatewayRef, Grant, Notice, Release, Renewed, ServiceState
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Offer
 from shoal.types.units import Elapsed, Seconds
@@ -19,41 +19,58 @@ from shoal.types.workload import Relaxation, WorkloadKey
 LONG_AGO: Final = Elapsed(-math.inf)
 
 
-class Need(StrEnum):
-    """nothing: not to be delegated, or not there any more. content: has a place at home and may not move. better: has
-    a place at home, may move to a better one. short: has none. moved: is on its way to one region, or there to stay.
-    held: is on its way home, and stays there till then. home: is to leave the other region now."""
+class DelegationNeed(StrEnum):
+    """What a workload needs from other regions."""
 
     NOTHING = "nothing"
+    """It may not be delegated, or was deleted."""
     CONTENT = "content"
+    """It has a local place and may not move."""
     BETTER = "better"
+    """It has a local place but may move to a better one."""
     SHORT = "short"
+    """It has no local place."""
     MOVED = "moved"
+    """A migration takes it to one region, or left it there for good."""
     HELD = "held"
+    """It moves back, and stays there until that is done."""
     HOME = "home"
+    """It is to leave the other region now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
-    """What is known of one agreement. heard_at: when the newest renewal was asked for that was answered. lease_until:
-    it may serve until then; over_at: it counts as breached from then on. since: of `service`. revoked: serials
-    of the delegate's gateways that are refused. joules: of an inference, to two digits, as the delegate meters it;
-    None: it has not said."""
+class OriginAgreement:
+    """What the origin knows of one agreement."""
 
+    # Id of the agreement, `g-..`.
     agreement: str
+    # The offer that was awarded.
     offer: Offer
+    # The delegate's gateways, as of the newest renewal.
     gateways: tuple[GatewayRef, ...]
+    # Length of the lease, in seconds.
     lease_s: Seconds
+    # The delegate may serve until then.
     lease_until: Elapsed
+    # The agreement counts as breached from then on.
     over_at: Elapsed
+    # Number of the newest renewal; 0 before the first.
     sequence: int
+    # Nonce of the newest renewal; empty before the first.
     nonce: str
+    # When the newest renewal, or else the award, was sent.
     asked_at: Elapsed
+    # When the newest renewal that was answered was sent.
     heard_at: Elapsed
+    # When the next renewal is due.
     renew_at: Elapsed
-    service: Service
+    # Service state that the delegate reports.
+    service: ServiceState
+    # Since when `service` has this value.
     since: Elapsed
+    # Certificate serials of the delegate's gateways that are refused.
     revoked: tuple[str, ...] = ()
+    # Joules per inference to two digits, as the delegate meters them; None: not reported.
     joules: float | None = None
 
     @property
@@ -61,174 +78,226 @@ class Deal:
         return self.offer.region
 
     @property
-    def serves(self) -> bool:
-        """It was in service and nothing says that it stopped; `short` and `stopping` serve on."""
-        return self.service is not Service.STARTING
+    def is_serving(self) -> bool:
+        """True if it was in service and nothing says that it stopped: SHORT and STOPPING still serve."""
+        return self.service is not ServiceState.STARTING
 
 
 @dataclass(frozen=True, slots=True)
-class Resting:
-    """No trade is under way. until: nothing is solicited before. refusal: what came of the last trade."""
+class IdleTrade:
+    """No trade is under way."""
 
+    # Nothing is solicited before.
     until: Elapsed
+    # Why the last trade or agreement ended; None: no reason is recorded.
     refusal: Refusal | None = None
     kind: Literal["resting"] = "resting"
 
 
 @dataclass(frozen=True, slots=True)
 class Soliciting:
-    """asked: hash of the documents that it was asked under. relaxed: in round 2, the change that was made for it.
-    need: why. to: the one region that is asked; empty: all that the policy names."""
+    """Regions were asked for bids."""
 
+    # Id of the solicitation.
     solicitation: str
+    # 1; 2 if it is a second round with a relaxation.
     round: int
+    # Hash of the documents that it was sent for.
     asked: str
+    # In round 2, the relaxation that was applied; empty in round 1.
     relaxed: str
-    need: Need
+    # Why it was sent.
+    need: DelegationNeed
+    # When the round began.
     asked_at: Elapsed
+    # When the round counts as unanswered.
     until: Elapsed
+    # The only region asked; empty: all that the policy names.
     to: str = ""
+    # Discriminator of the stored form.
     kind: Literal["soliciting"] = "soliciting"
 
 
 @dataclass(frozen=True, slots=True)
 class Awarding:
-    """until: the hold's end. award: sent again at `retry_at`, always the same."""
+    """An offer was awarded, and the grant is outstanding."""
 
+    # The winning offer.
     offer: Offer
+    # The award, sent again unchanged at `retry_at`.
     award: Award
+    # Hash of the documents that it was solicited for.
     asked: str
+    # End of the hold.
     until: Elapsed
+    # When the award is sent again.
     retry_at: Elapsed
+    # Discriminator of the stored form.
     kind: Literal["awarding"] = "awarding"
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawing:
-    """What came of the award is not known; it is released until that is acknowledged or holds nothing any more."""
+    """The result of an award is unknown. It is released until the delegate confirms, or until it cannot hold
+    anything any longer."""
 
+    # The offer that was awarded.
     offer: Offer
+    # Id of the agreement in the award.
     agreement: str
+    # From then on the award holds nothing.
     until: Elapsed
+    # When the release is sent again.
     retry_at: Elapsed
+    # Why it is withdrawn.
     code: Code
+    # Discriminator of the stored form.
     kind: Literal["withdrawing"] = "withdrawing"
 
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """home_since: since when home has had a place for it all along; None: it has none. term_at: when its term is over:
-    it goes on, unless another region offers better then. stays: it was moved there, and is not moved back by itself.
-    returns: why it is to come home, by a live move; empty: it is not."""
+    """Another region runs the workload, or is starting to."""
 
-    deal: Deal
+    # The agreement under which it does.
+    deal: OriginAgreement
+    # Hash of the documents that it was made for.
     asked: str
+    # End of its term. It continues unless another region offers better then.
     term_at: Elapsed
+    # Since when the local region has had a place for it without a break; None: it has none.
     home_since: Elapsed | None = None
+    # A move took it there, and it does not come back by itself.
     stays: bool = False
+    # Why a live move is to bring it back; empty: none is.
     returns: str = ""
+    # Discriminator of the stored form.
     kind: Literal["active"] = "active"
 
 
-class Stage(StrEnum):
-    """serving: in the routes. settling: out of them. ending: the other side is told that it may stop."""
+class LeavingStage(StrEnum):
+    """How far the end of an agreement has got."""
 
     SERVING = "serving"
+    """It is in the routes."""
     SETTLING = "settling"
+    """It has just left the routes."""
     ENDING = "ending"
+    """The other side is informed that it may stop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
-    """An agreement that was noticed by either side, or breached. told: the other side knows what this stage tells it.
+class LeavingAgreement:
+    """An agreement that either side gave notice of, or that was breached."""
 
-    ends_at: over by then. next_at: when it is told again; while settling, when that is over."""
-
-    deal: Deal
-    stage: Stage
+    # The agreement, with its newest renewal.
+    deal: OriginAgreement
+    # How far its end has got.
+    stage: LeavingStage
+    # Reason of the notice; BREACHED after a breach.
     code: Code
+    # The other side has confirmed the message of this stage.
     told: bool
+    # It is over by then.
     ends_at: Elapsed
+    # When that message is sent again; while SETTLING, the end of this stage.
     next_at: Elapsed
 
 
-Phase = Resting | Soliciting | Awarding | Withdrawing | Active
+TradePhase = IdleTrade | Soliciting | Awarding | Withdrawing | Active
 
 
 @dataclass(frozen=True, slots=True)
-class Trade:
-    """better_at: until then nothing is done merely because it would be better. tries: rounds in vain since the last
-    agreement, or since the documents changed. asked: hash of the documents as last seen. said: hash of the answers that
-    were in vain, so that the same ones are not told to the log again and again; empty where the next are news."""
+class WorkloadTrade:
+    """The trade of one workload."""
 
+    # Workload of this region.
     workload: WorkloadKey
-    phase: Phase = Resting(LONG_AGO)
-    leaving: tuple[Leaving, ...] = ()
+    # State of its current trade.
+    phase: TradePhase = IdleTrade(LONG_AGO)
+    # Agreements that are ending, oldest first.
+    leaving: tuple[LeavingAgreement, ...] = ()
+    # No attempt at mere improvement before this time.
     better_at: Elapsed = LONG_AGO
+    # Rounds without a result since the last agreement, or since the documents changed.
     tries: int = 0
+    # Hash of the documents as last seen.
     asked: str = ""
+    # Hash of the last unsuccessful answers, so that equal ones are not logged again; empty: the next are logged.
     said: str = ""
 
     @property
     def is_over(self) -> bool:
-        """Nothing to remember of it but its pauses."""
-        return isinstance(self.phase, Resting) and not self.leaving
+        """True if there is nothing to remember but its pauses."""
+        return isinstance(self.phase, IdleTrade) and not self.leaving
 
 
 # -- events ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """How things stand, told again and again: this is the clock's tick as well. home_serves: all that is wanted at home
-    is in service there. fails: this region's gateways see requests fail under the agreement that lasts, and none that
-    succeeds. unmet: the agreement of which they do for long, where home has a place; empty: none. to: of MOVED, the
-    region. stays: of MOVED, there is no way back. live: it comes home by a live move, which leaves the agreement when
-    it is done; else at once, by notice."""
+class DelegationDemand:
+    """What a workload needs now. It is sent repeatedly, and serves as the clock's tick too."""
 
-    need: Need
-    asked: str
-    home_serves: bool = False
-    fails: bool = False
-    unmet: str = ""
+    # What it needs from other regions.
+    need: DelegationNeed
+    # Hash of its documents.
+    request_hash: str
+    # All replicas wanted locally are in service.
+    is_served_locally: bool = False
+    # This region's gateways see requests fail under the lasting agreement, and none succeed.
+    is_failing: bool = False
+    # The agreement for which this has held for long while there is a local place; empty: none.
+    failing_agreement: str = ""
+    # For MOVED: the region.
     to: str = ""
-    stays: bool = False
-    live: bool = False
+    # For MOVED: only another move brings it back.
+    is_permanent: bool = False
+    # A return is a live move, which ends the agreement when it is done; False: notice is given at once.
+    by_live_move: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """All answers of one round that came in time. terms: None when the workload must not be delegated any more.
+class RoundAnswered:
+    """All answers of one round that came in time."""
 
-    evidence: by region, its signed answer."""
-
+    # Id of the solicitation.
     solicitation: str
+    # 1; 2 if it is a second round with a relaxation.
     round: int
+    # The answers, in the order of arrival.
     answers: tuple[Answer, ...]
-    terms: Terms | None
+    # What to judge them by; None: the workload may not be delegated any longer.
+    terms: DelegationTerms | None
+    # Signed answer of each region.
     evidence: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
-    """asked_at: when the award was sent that this answers."""
+class AwardGranted:
+    """The delegate granted the award."""
 
+    # The delegate's answer: agreement, lease and gateways.
     grant: Grant
+    # When the award was sent that this answers.
     asked_at: Elapsed
+    # Signed message of the delegate; empty: none.
     evidence: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class AwardFailed:
-    """refusal: of the delegate; None: its outcome is not known."""
+    """The award was refused, or got no answer."""
 
+    # Id of the agreement in the award.
     agreement: str
+    # The delegate's; None: the result is unknown.
     refusal: Refusal | None
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
-    """The delegate holds nothing under this bid (also: it says that it knows none)."""
+class ReleaseConfirmed:
+    """The delegate holds nothing under this bid, or does not know it."""
 
     bid: str
 
@@ -239,33 +308,38 @@ class ReleaseFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class RenewedBy:
-    renewed: Renewed
+class RenewalConfirmed:
+    renewal: Renewed
     evidence: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class RenewalFailed:
-    """refusal: of the delegate; None: it was not reached."""
+    """A renewal was refused, or got no answer."""
 
+    # Id of the agreement.
     agreement: str
+    # Nonce of the renewal.
     nonce: str
+    # The delegate's; None: it was not reached.
     refusal: Refusal | None
 
 
 @dataclass(frozen=True, slots=True)
-class NoticedBy:
-    """The delegate's notice."""
+class DelegateNotice:
+    """The delegate gave notice."""
 
     notice: Notice
     evidence: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
-class NoticeTaken:
-    """The delegate knows of the notice (also: it says that the agreement is over). ends_s: as it was told."""
+class NoticeConfirmed:
+    """The delegate knows of the notice, or says that the agreement is over."""
 
+    # Id of the agreement.
     agreement: str
+    # As in the notice sent, in seconds.
     ends_s: Seconds
 
 
@@ -275,50 +349,57 @@ class NoticeFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """What home could do now, for an agreement that may move to the better. best: the best of other regions, which
-    holds nothing; None where none was asked, or fits. live: as in Wish."""
+class ComparisonDone:
+    """The local region's current figures, for an agreement that may move to something better."""
 
+    # Id of the agreement.
     agreement: str
-    terms: Terms
+    # Terms with those figures.
+    terms: DelegationTerms
+    # The best offer of other regions, which holds nothing; None: none was asked, or none fits.
     best: Offer | None = None
-    live: bool = False
+    # As in DelegationDemand.
+    by_live_move: bool = False
 
 
-Event = (
-    Wish
-    | Answered
-    | Granted
+TradeEvent = (
+    DelegationDemand
+    | RoundAnswered
+    | AwardGranted
     | AwardFailed
-    | Released
+    | ReleaseConfirmed
     | ReleaseFailed
-    | RenewedBy
+    | RenewalConfirmed
     | RenewalFailed
-    | NoticedBy
-    | NoticeTaken
+    | DelegateNotice
+    | NoticeConfirmed
     | NoticeFailed
-    | Compared
+    | ComparisonDone
 )
 
 
-# -- effects: each may be carried out twice, or never, and what comes of it returns as an event ----------------------
+# -- effects: each may be performed twice or never; the result returns as an event -------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Solicit:
-    """Ask for bids -> Answered. relaxation: in round 2, what replaces the policy's own requirements and limits. to: as
-    in Soliciting."""
+    """Ask for bids -> RoundAnswered."""
 
+    # Id of the solicitation.
     solicitation: str
+    # 1; 2 if it is a second round with a relaxation.
     round: int
-    asked: str
+    # Hash of the documents that it is sent for.
+    request_hash: str
+    # In round 2, what replaces the policy's own requirements and limits; None in round 1.
     relaxation: Relaxation | None
+    # The only region to ask; empty: all that the policy names.
     to: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SendAward:
-    """-> Granted | AwardFailed. Its gateways are filled in as they are when it is first sent."""
+    """Send the award -> AwardGranted | AwardFailed. Its gateways are filled in when it is first sent."""
 
     region: str
     award: Award
@@ -326,7 +407,7 @@ class SendAward:
 
 @dataclass(frozen=True, slots=True)
 class SendRelease:
-    """-> Released | ReleaseFailed."""
+    """Send the release -> ReleaseConfirmed | ReleaseFailed."""
 
     region: str
     release: Release
@@ -334,7 +415,7 @@ class SendRelease:
 
 @dataclass(frozen=True, slots=True)
 class SendRenewal:
-    """-> RenewedBy | RenewalFailed."""
+    """Send the renewal -> RenewalConfirmed | RenewalFailed."""
 
     region: str
     agreement: str
@@ -344,7 +425,7 @@ class SendRenewal:
 
 @dataclass(frozen=True, slots=True)
 class SendNotice:
-    """-> NoticeTaken | NoticeFailed."""
+    """Send the notice -> NoticeConfirmed | NoticeFailed."""
 
     region: str
     notice: Notice
@@ -352,45 +433,56 @@ class SendNotice:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """-> Compared. abroad: with what other regions would offer, too."""
+    """Compare an agreement with the alternatives -> ComparisonDone."""
 
+    # Id of the agreement.
     agreement: str
-    abroad: bool
+    # Ask other regions for indicative offers, too.
+    with_other_regions: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """An agreement is over, or serves for a while: what it delivered goes into reputation."""
+class RecordDelivery:
+    """An agreement is over, or has served for a while: its delivery counts towards the region's reputation."""
 
+    # Region that served under the agreement.
     region: str
+    # Id of the agreement.
     agreement: str
+    # p95 promised in its offer, in seconds.
     promised_p95_s: Seconds
+    # It ended in a breach.
     breached: bool
 
 
-Effect = Solicit | SendAward | SendRelease | SendRenewal | SendNotice | Compare | Account
+TradeEffect = Solicit | SendAward | SendRelease | SendRenewal | SendNotice | Compare | RecordDelivery
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
-    """What happened, for the ledger and the region's log. what: as in `types.chain`, or solicited | bid | countered |
-    declined | no_bid, which are for the log alone. agreement: or the solicitation's id."""
+class TradeNote:
+    """An entry for the ledger and the region's log."""
 
+    # As in `types.chain`; or, for the log alone: solicited, bid, countered, declined, no_bid.
     what: str
+    # Id of the agreement, or of the solicitation.
     agreement: str
+    # The other region; empty: none.
     counterpart: str
+    # Reason, e.g. of a notice or a refusal; empty: none.
     code: str = ""
+    # Details in words, e.g. the terms of an offer; empty: none.
     terms: str = ""
+    # Signed message of the counterpart; empty: none.
     evidence: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
-    """state and notes are persisted in one transaction, then effects are carried out."""
+class TradeStep:
+    """Trade and notes are persisted in one transaction; then the effects are performed."""
 
-    trade: Trade
-    effects: tuple[Effect, ...] = ()
-    notes: tuple[Noted, ...] = ()
+    trade: WorkloadTrade
+    effects: tuple[TradeEffect, ...] = ()
+    notes: tuple[TradeNote, ...] = ()
 
-    def plus(self, other: "Stepped") -> "Stepped":
-        return Stepped(other.trade, (*self.effects, *other.effects), (*self.notes, *other.notes))
+    def plus(self, other: "TradeStep") -> "TradeStep":
+        return TradeStep(other.trade, (*self.effects, *other.effects), (*self.notes, *other.notes))

@@ -1,9 +1,9 @@
-"""The origin's side of a trade: one machine for each workload, from what it needs to an agreement's end.
+"""The origin's side of a trade: one state machine per workload, from its need to the end of an agreement.
 
-At most one award of a workload is open: awarded, being withdrawn, or an agreement that nobody has ended. One that was
-noticed serves on beside its successor (`leaving`), so that traffic moves before it stops.
+At most one award per workload is open: awarded, being withdrawn, or an agreement that neither side has ended. An
+agreement under notice serves on beside its successor (`leaving`), so that traffic moves before it stops.
 
-Elapsed times mean something within one process only: what a restart finds goes through `restarted`.
+Elapsed times are valid within one process only; `restore` converts those that a restart finds.
 """
 
 import hashlib
@@ -11,44 +11,50 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from shoal.coordinator.core.negotiation.choice import Choice, Terms, choose, gain_of, gain_of_home
 from shoal.coordinator.core.negotiation.model import (
-    Account,
     Active,
-    Answered,
     AwardFailed,
+    AwardGranted,
     Awarding,
     Compare,
-    Compared,
-    Deal,
-    Effect,
-    Event,
-    Granted,
-    Leaving,
-    Need,
-    Noted,
-    NoticedBy,
+    ComparisonDone,
+    DelegateNotice,
+    DelegationDemand,
+    DelegationNeed,
+    IdleTrade,
+    LeavingAgreement,
+    LeavingStage,
+    NoticeConfirmed,
     NoticeFailed,
-    NoticeTaken,
-    Phase,
-    Released,
+    OriginAgreement,
+    RecordDelivery,
+    ReleaseConfirmed,
     ReleaseFailed,
+    RenewalConfirmed,
     RenewalFailed,
-    RenewedBy,
-    Resting,
+    RoundAnswered,
     SendAward,
     SendNotice,
     SendRelease,
     SendRenewal,
     Solicit,
     Soliciting,
-    Stage,
-    Stepped,
-    Trade,
-    Wish,
+    TradeEffect,
+    TradeEvent,
+    TradeNote,
+    TradePhase,
+    TradeStep,
     Withdrawing,
+    WorkloadTrade,
 )
-from shoal.types.agreement import Award, Notice, Release, Renewed, Service, ServiceReport
+from shoal.coordinator.core.negotiation.offer_selection import (
+    DelegationTerms,
+    OfferSelection,
+    choose,
+    gain_of,
+    gain_of_local,
+)
+from shoal.types.agreement import Award, Notice, Release, Renewed, ServiceReport, ServiceState
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer
 from shoal.types.units import (
@@ -61,77 +67,85 @@ from shoal.types.units import (
 from shoal.types.workload import DelegationMode
 
 ANSWER_S: Final = Seconds(1.0)
-"""What bidders are given for an answer."""
-PATIENCE_S: Final = Seconds(3.0)
-"""Beyond `ANSWER_S`, until a round without any outcome counts as unanswered."""
+"""Time that bidders get for an answer."""
+ANSWER_GRACE_S: Final = Seconds(3.0)
+"""Time after `ANSWER_S` from which on a round without a result counts as unanswered."""
 CALL_S: Final = Seconds(2.0)
-"""A call to another region is repeated when nothing was heard of it for so long."""
+"""A call to another region is repeated if there was no result for this long."""
 RETRY_S: Final = Seconds(0.25)
-"""Likewise, when it is known to have failed."""
+"""The same, for a call that is known to have failed."""
 HOLD_MOST_S: Final = Seconds(60.0)
 LEASE_MOST_S: Final = Seconds(60.0)
-"""What is held or granted for longer counts as this long; the delegate's side grants no more."""
+"""Longer holds and leases count as this long; the delegate grants no longer ones."""
 ALLOWANCE_S: Final = Seconds(5.0)
-"""The delegate's, beyond its lease."""
-LONGEST_S: Final = Seconds(HOLD_MOST_S + LEASE_MOST_S + 2 * ALLOWANCE_S)
-"""An award that was sent for the last time so long ago, and never renewed, holds nothing any more."""
+"""The delegate's, after the end of its lease."""
+AWARD_EXPIRY_S: Final = Seconds(HOLD_MOST_S + LEASE_MOST_S + 2 * ALLOWANCE_S)
+"""An award that was last sent this long ago, and never renewed, holds nothing."""
 RENEW_S: Final = Seconds(1.5)
-"""Between renewals, or a third of the lease where that is less: they are also what tells that a region is lost."""
+"""Time between renewals, or a third of the lease if shorter: renewals also detect that a region is lost."""
 SILENT_S: Final = Seconds(4.0)
-"""A delegate that answered no renewal for so long is not relied upon: home makes ready, if it can."""
+"""A delegate that answered no renewal for this long is not relied on: the local region prepares to serve, if it can."""
 LOST_S: Final = Seconds(3.0)
-"""A delegate that was silent for so long, and whose gateways fail as well, is lost: silence alone may be of its
-coordinator, and what it runs may serve on."""
-SEQUENCES: Final = 1000
-"""Renewals are numbered on from the next multiple of this after a restart: a number need not be stored to be used."""
+"""A delegate that was silent for this long, and whose gateways fail too, is lost. Silence alone may be that of its
+coordinator only, while its replicas serve on."""
+SEQUENCE_STEP: Final = 1000
+"""After a restart, renewals are numbered from the next multiple of this, so that a number can be used without
+storing it."""
 CONFIRM_S: Final = Seconds(2.0)
-"""After a restart an agreement's routes stay for this long; by then its delegate must have answered."""
+"""After a restart, an agreement's routes stay for this long; its delegate must have answered by then."""
 NOTICE_S: Final = Seconds(60.0)
-SETTLE_S: Final = Seconds(2.0)
-"""Between leaving the routes and the end of an agreement: the time that routes take to reach every gateway."""
+ROUTE_PROPAGATION_S: Final = Seconds(2.0)
+"""Time between leaving the routes and the end of an agreement: routes take this long to reach every gateway."""
 POLL_LEAST_S: Final = Seconds(0.1)
-"""First pause between renewals while the delegate is getting ready; they grow with its age."""
+"""First interval between renewals while the delegate starts; it grows with the delegate's age."""
 START_S: Final = Seconds(60.0)
-"""A delegate that does not serve after this, and three times the load time of its bid, is in breach."""
+"""A delegate that does not serve after this plus three times the load time of its bid is in breach."""
 SHORT_S: Final = Seconds(30.0)
-"""Likewise one that serves short of what was agreed for so long."""
-HOME_STABLE_S: Final = Seconds(60.0)
-"""A workload that was delegated because home had no place comes back when home has had one for so long."""
-MOVE_LEAST: Final = 0.10
-"""At the end of its term an agreement yields to another region's offer that is better by this share, or the margin."""
+"""So is one that serves less than agreed for this long."""
+LOCAL_STABLE_S: Final = Seconds(60.0)
+"""A workload that was delegated for lack of a local place comes back when there has been one for this long."""
+SWITCH_GAIN_LEAST: Final = 0.10
+"""At the end of its term, an agreement yields to another region's offer that is better by this share, or by the
+margin if greater."""
 COOLDOWN_S: Final = Seconds(60.0)
-"""Between two attempts to better what runs; jittered upwards by a quarter."""
-REST_LEAST_S: Final = Seconds(1.0)
-REST_MOST_S: Final = Seconds(60.0)
-"""Pauses after a round that nobody could meet double from the one to the other."""
+"""Time between two attempts to improve a running workload; jitter adds up to a quarter."""
+BACKOFF_LEAST_S: Final = Seconds(1.0)
+BACKOFF_MOST_S: Final = Seconds(60.0)
+"""After a round in which no offer fits, the pause doubles from BACKOFF_LEAST_S up to this."""
 
-UNMET: Final = "no request is answered there, though it says that it serves"
+ALL_FAILING: Final = "no request is answered there, though it says that it serves"
 
 _ANY: Final = Elapsed(0.0)
-_SERVES: Final = (Service.READY, Service.STOPPING)
-"""What a delegate says that could be sent requests."""
+_SERVES: Final = (ServiceState.READY, ServiceState.STOPPING)
+"""Service states in which a delegate accepts requests."""
 
 
-def step(trade: Trade, event: Event, now: Elapsed, fresh: str, *, origin: str, term_s: Seconds) -> Stepped:
-    """fresh: a name never used before ([a-z0-9-], at most 40 characters). origin: this region. term_s: asked for."""
-    done = _timed(trade, now, fresh, origin)
+def step(
+    trade: WorkloadTrade, event: TradeEvent, now: Elapsed, fresh: str, *, origin: str, term_s: Seconds
+) -> TradeStep:
+    """Advances one workload's trade: deadlines, the event, then deadlines again.
+
+    fresh: a name never used before ([a-z0-9-], at most 40 characters). origin: this region. term_s: the term to ask
+    for.
+    """
+    done = _apply_deadlines(trade, now, fresh, origin)
     done = done.plus(_step(done.trade, event, now, fresh, origin, term_s))
-    return done.plus(_timed(done.trade, now, fresh, origin))
+    return done.plus(_apply_deadlines(done.trade, now, fresh, origin))
 
 
-def restarted(trade: Trade, at: Elapsed, now: Elapsed) -> Trade:
-    """What an earlier process left at its elapsed time `at`. How long nobody watched is not known: so bids that were
-    asked for or awarded are not relied upon, and agreements have to show that they are still held."""
+def restore(trade: WorkloadTrade, at: Elapsed, now: Elapsed) -> WorkloadTrade:
+    """The trade that an earlier process left at its elapsed time `at`. The length of the outage is unknown, so
+    solicited bids and awards are not relied on, and agreements have to be confirmed."""
 
-    def moved(time: Elapsed) -> Elapsed:
+    def rebase(time: Elapsed) -> Elapsed:
         return Elapsed(time + now - at)
 
-    def unproven(deal: Deal) -> Deal:
+    def unconfirm(deal: OriginAgreement) -> OriginAgreement:
         return replace(
             deal,
             lease_until=Elapsed(now + CONFIRM_S),
             over_at=Elapsed(now + deal.lease_s),
-            sequence=(deal.sequence // SEQUENCES + 1) * SEQUENCES,
+            sequence=(deal.sequence // SEQUENCE_STEP + 1) * SEQUENCE_STEP,
             nonce="",
             asked_at=now,
             heard_at=now,
@@ -139,34 +153,34 @@ def restarted(trade: Trade, at: Elapsed, now: Elapsed) -> Trade:
             since=now,
         )
 
-    phase: Phase
+    phase: TradePhase
     match trade.phase:
-        case Resting():
-            phase = replace(trade.phase, until=moved(trade.phase.until))
+        case IdleTrade():
+            phase = replace(trade.phase, until=rebase(trade.phase.until))
         case Soliciting():
-            phase = Resting(now)
+            phase = IdleTrade(now)
         case Awarding(offer=offer, award=award):
-            phase = Withdrawing(offer, award.agreement, Elapsed(now + LONGEST_S), now, Code.PEER_UNREACHABLE)
+            phase = Withdrawing(offer, award.agreement, Elapsed(now + AWARD_EXPIRY_S), now, Code.PEER_UNREACHABLE)
         case Withdrawing():
-            phase = replace(trade.phase, until=Elapsed(now + LONGEST_S), retry_at=now)
+            phase = replace(trade.phase, until=Elapsed(now + AWARD_EXPIRY_S), retry_at=now)
         case Active():
             active = trade.phase
-            phase = replace(active, deal=unproven(active.deal), home_since=None, term_at=moved(active.term_at))
+            phase = replace(active, deal=unconfirm(active.deal), home_since=None, term_at=rebase(active.term_at))
     leaving = tuple(
-        replace(each, deal=unproven(each.deal), ends_at=moved(each.ends_at), next_at=now) for each in trade.leaving
+        replace(each, deal=unconfirm(each.deal), ends_at=rebase(each.ends_at), next_at=now) for each in trade.leaving
     )
-    return replace(trade, phase=phase, leaving=leaving, better_at=moved(trade.better_at))
+    return replace(trade, phase=phase, leaving=leaving, better_at=rebase(trade.better_at))
 
 
-def durable(trade: Trade) -> Trade:
-    """A trade without what `restarted` does not rely on: when this is as it was, nothing need be stored."""
+def durable(trade: WorkloadTrade) -> WorkloadTrade:
+    """The trade without the values that `restore` does not rely on. If this is unchanged, nothing has to be stored."""
 
-    def plain(deal: Deal) -> Deal:
+    def without_times(deal: OriginAgreement) -> OriginAgreement:
         return replace(
             deal,
             lease_until=_ANY,
             over_at=_ANY,
-            sequence=deal.sequence // SEQUENCES,
+            sequence=deal.sequence // SEQUENCE_STEP,
             nonce="",
             asked_at=_ANY,
             heard_at=_ANY,
@@ -177,51 +191,51 @@ def durable(trade: Trade) -> Trade:
 
     phase = trade.phase
     match phase:
-        case Resting() | Soliciting():
+        case IdleTrade() | Soliciting():
             pass
         case Awarding() | Withdrawing():
             phase = replace(phase, retry_at=_ANY)
         case Active():
-            phase = replace(phase, deal=plain(phase.deal), home_since=None)
-    leaving = tuple(replace(each, deal=plain(each.deal), told=False, next_at=_ANY) for each in trade.leaving)
+            phase = replace(phase, deal=without_times(phase.deal), home_since=None)
+    leaving = tuple(replace(each, deal=without_times(each.deal), told=False, next_at=_ANY) for each in trade.leaving)
     idle = trade.is_over and not trade.tries
     return replace(trade, phase=phase, leaving=leaving, asked="" if idle else trade.asked, said="")
 
 
-def wake_at(trade: Trade, need: Need) -> Elapsed:
-    """When time alone changes something, while the wish stays as it is; inf: never."""
+def wake_at(trade: WorkloadTrade, need: DelegationNeed) -> Elapsed:
+    """When time alone changes something while the need stays the same; inf: never."""
     times = [time for each in trade.leaving for time in _leaving_times(each)]
     phase = trade.phase
     match phase:
-        case Resting(until=until):
-            times += [until] if need in (Need.SHORT, Need.MOVED) else []
-            times += [max(until, trade.better_at)] if need is Need.BETTER else []
+        case IdleTrade(until=until):
+            times += [until] if need in (DelegationNeed.SHORT, DelegationNeed.MOVED) else []
+            times += [max(until, trade.better_at)] if need is DelegationNeed.BETTER else []
         case Soliciting(until=until):
             times.append(until)
         case Awarding(until=until, retry_at=retry_at) | Withdrawing(until=until, retry_at=retry_at):
             times += [until, retry_at]
         case Active(deal=deal):
             times += [deal.renew_at, deal.over_at, phase.term_at]
-            times += [trade.better_at] if need is Need.BETTER else []
-            if deal.service is Service.STARTING:
+            times += [trade.better_at] if need is DelegationNeed.BETTER else []
+            if deal.service is ServiceState.STARTING:
                 times.append(Elapsed(deal.since + START_S + 3 * deal.offer.load_s))
-            if deal.service is Service.SHORT:
+            if deal.service is ServiceState.SHORT:
                 times.append(Elapsed(deal.since + SHORT_S))
-            if need is Need.CONTENT and phase.home_since is not None:
-                times.append(Elapsed(phase.home_since + HOME_STABLE_S))
+            if need is DelegationNeed.CONTENT and phase.home_since is not None:
+                times.append(Elapsed(phase.home_since + LOCAL_STABLE_S))
     return min(times, default=Elapsed(math.inf))
 
 
-def _leaving_times(each: Leaving) -> tuple[Elapsed, ...]:
-    serving = (each.deal.renew_at, each.deal.over_at) if each.stage is Stage.SERVING else ()
-    told = () if each.told and each.stage is not Stage.SETTLING else (each.next_at,)
+def _leaving_times(each: LeavingAgreement) -> tuple[Elapsed, ...]:
+    serving = (each.deal.renew_at, each.deal.over_at) if each.stage is LeavingStage.SERVING else ()
+    told = () if each.told and each.stage is not LeavingStage.SETTLING else (each.next_at,)
     return (each.ends_at, *serving, *told)
 
 
-def open_award(trade: Trade) -> str:
-    """The agreement that was awarded and not ended; empty where there is none. Never more than one."""
+def open_award(trade: WorkloadTrade) -> str:
+    """The agreement that was awarded and not ended, of which there is at most one; empty: none."""
     match trade.phase:
-        case Resting() | Soliciting():
+        case IdleTrade() | Soliciting():
             return ""
         case Awarding(award=award):
             return award.agreement
@@ -231,20 +245,20 @@ def open_award(trade: Trade) -> str:
             return deal.agreement
 
 
-def is_relied_on(trade: Trade, now: Elapsed) -> bool:
-    """Nothing is wanted at home: another region runs it, or is to, and answers."""
+def is_relied_on(trade: WorkloadTrade, now: Elapsed) -> bool:
+    """True if no local replica is wanted: another region runs it or is to, and answers."""
     return isinstance(trade.phase, Active) and now - trade.phase.deal.heard_at < SILENT_S
 
 
-def serving(trade: Trade, now: Elapsed) -> tuple[Deal, ...]:
-    """Agreements whose delegates may be sent requests now: the one that shall stay first."""
+def serving_agreements(trade: WorkloadTrade, now: Elapsed) -> tuple[OriginAgreement, ...]:
+    """Agreements whose delegates may receive requests now, the lasting one first."""
     deals = [trade.phase.deal] if isinstance(trade.phase, Active) else []
-    deals += [each.deal for each in trade.leaving if each.stage is Stage.SERVING]
-    return tuple(deal for deal in deals if deal.serves and now < deal.lease_until)
+    deals += [each.deal for each in trade.leaving if each.stage is LeavingStage.SERVING]
+    return tuple(deal for deal in deals if deal.is_serving and now < deal.lease_until)
 
 
-def deal_of(trade: Trade, agreement: str) -> Deal | None:
-    """What is known of an agreement that is not over."""
+def agreement_of(trade: WorkloadTrade, agreement: str) -> OriginAgreement | None:
+    """The agreement of this id, if it is not over."""
     deals = [trade.phase.deal] if isinstance(trade.phase, Active) else []
     deals += [each.deal for each in trade.leaving]
     return next((deal for deal in deals if deal.agreement == agreement), None)
@@ -253,69 +267,69 @@ def deal_of(trade: Trade, agreement: str) -> Deal | None:
 # -- time ------------------------------------------------------------------------------------------------------------
 
 
-def _timed(trade: Trade, now: Elapsed, fresh: str, origin: str) -> Stepped:
-    """What is due by the clock alone."""
-    done = Stepped(trade)
+def _apply_deadlines(trade: WorkloadTrade, now: Elapsed, fresh: str, origin: str) -> TradeStep:
+    """Everything that is due by time alone."""
+    done = TradeStep(trade)
     phase = trade.phase
     if isinstance(phase, Soliciting) and now >= phase.until:
         refusal = Refusal(Code.NO_BID, "no region answered in time", f"answers within {show_seconds(ANSWER_S)}")
-        done = done.plus(_rest(trade, phase, now, refusal, "nobody"))
+        done = done.plus(_end_round(trade, phase, now, refusal, "nobody"))
     elif isinstance(phase, Awarding) and now >= phase.until:
         done = done.plus(_withdraw(trade, phase, now, origin, Code.HOLD_EXPIRED))
     elif isinstance(phase, Awarding) and now >= phase.retry_at:
         again = replace(trade, phase=replace(phase, retry_at=Elapsed(now + CALL_S)))
-        done = done.plus(Stepped(again, (SendAward(phase.offer.region, phase.award),)))
+        done = done.plus(TradeStep(again, (SendAward(phase.offer.region, phase.award),)))
     elif isinstance(phase, Withdrawing) and now >= phase.until:
-        expired = Noted("expired", phase.agreement, phase.offer.region, phase.code)
-        done = done.plus(Stepped(_resting(trade, now, Refusal(phase.code)), (), (expired,)))
+        expired = TradeNote("expired", phase.agreement, phase.offer.region, phase.code)
+        done = done.plus(TradeStep(_with_pause(trade, now, Refusal(phase.code)), (), (expired,)))
     elif isinstance(phase, Withdrawing) and now >= phase.retry_at:
         again = replace(trade, phase=replace(phase, retry_at=Elapsed(now + CALL_S)))
-        done = done.plus(Stepped(again, (_release(phase.offer, origin),)))
+        done = done.plus(TradeStep(again, (_new_release(phase.offer, origin),)))
     elif isinstance(phase, Active):
-        done = done.plus(_timed_active(trade, phase, now, fresh, origin))
-    kept = list[Leaving]()
+        done = done.plus(_apply_deadlines_active(trade, phase, now, fresh, origin))
+    kept = list[LeavingAgreement]()
     for each in done.trade.leaving:
-        left, effects, notes = _timed_leaving(each, now, fresh, origin)
-        done = Stepped(done.trade, (*done.effects, *effects), (*done.notes, *notes))
+        left, effects, notes = _apply_deadlines_leaving(each, now, fresh, origin)
+        done = TradeStep(done.trade, (*done.effects, *effects), (*done.notes, *notes))
         kept += [left] if left is not None else []
     return replace(done, trade=replace(done.trade, leaving=tuple(kept)))
 
 
-def _timed_active(trade: Trade, phase: Active, now: Elapsed, fresh: str, origin: str) -> Stepped:
+def _apply_deadlines_active(trade: WorkloadTrade, phase: Active, now: Elapsed, fresh: str, origin: str) -> TradeStep:
     deal = phase.deal
     if now >= deal.over_at:
         return _breach(trade, deal, now, f"not renewed for {show_seconds(now - deal.asked_at)}", stays=Seconds(0.0))
-    if deal.service is Service.STARTING and now - deal.since >= START_S + 3 * deal.offer.load_s:
+    if deal.service is ServiceState.STARTING and now - deal.since >= START_S + 3 * deal.offer.load_s:
         return _breach(trade, deal, now, f"does not serve after {show_seconds(now - deal.since)}", stays=Seconds(0.0))
-    if deal.service is Service.SHORT and now - deal.since >= SHORT_S:
+    if deal.service is ServiceState.SHORT and now - deal.since >= SHORT_S:
         return _breach(trade, deal, now, f"serves short for {show_seconds(now - deal.since)}", stays=NOTICE_S)
     if now >= deal.renew_at:
-        deal, effect = _renewing(deal, now, fresh)
-        return Stepped(replace(trade, phase=replace(phase, deal=deal)), (effect,))
-    return Stepped(trade)
+        deal, effect = _renew(deal, now, fresh)
+        return TradeStep(replace(trade, phase=replace(phase, deal=deal)), (effect,))
+    return TradeStep(trade)
 
 
-def _timed_leaving(
-    each: Leaving, now: Elapsed, fresh: str, origin: str
-) -> tuple[Leaving | None, tuple[Effect, ...], tuple[Noted, ...]]:
+def _apply_deadlines_leaving(
+    each: LeavingAgreement, now: Elapsed, fresh: str, origin: str
+) -> tuple[LeavingAgreement | None, tuple[TradeEffect, ...], tuple[TradeNote, ...]]:
     deal = each.deal
-    if now >= each.ends_at or (each.stage is Stage.SERVING and now >= deal.over_at):
-        return None, (), (_ended(each),)
-    if each.stage is Stage.SETTLING and now >= each.next_at:
-        each = replace(each, stage=Stage.ENDING, told=False, next_at=now)
-    effects: tuple[Effect, ...] = ()
-    if each.stage is not Stage.SETTLING and not each.told and now >= each.next_at:
-        ends_s = Seconds(each.ends_at - now if each.stage is Stage.SERVING else 0.0)
+    if now >= each.ends_at or (each.stage is LeavingStage.SERVING and now >= deal.over_at):
+        return None, (), (_end_note(each),)
+    if each.stage is LeavingStage.SETTLING and now >= each.next_at:
+        each = replace(each, stage=LeavingStage.ENDING, told=False, next_at=now)
+    effects: tuple[TradeEffect, ...] = ()
+    if each.stage is not LeavingStage.SETTLING and not each.told and now >= each.next_at:
+        ends_s = Seconds(each.ends_at - now if each.stage is LeavingStage.SERVING else 0.0)
         notice = Notice(deal.agreement, origin, each.code, ends_s)
         effects, each = (SendNotice(deal.region, notice),), replace(each, next_at=Elapsed(now + CALL_S))
-    if each.stage is Stage.SERVING and now >= deal.renew_at:
-        deal, renewal = _renewing(deal, now, fresh)
+    if each.stage is LeavingStage.SERVING and now >= deal.renew_at:
+        deal, renewal = _renew(deal, now, fresh)
         effects, each = (*effects, renewal), replace(each, deal=deal)
     return each, effects, ()
 
 
-def _renewing(deal: Deal, now: Elapsed, fresh: str) -> tuple[Deal, SendRenewal]:
-    nonce = _name(fresh, deal.agreement, str(deal.sequence + 1))
+def _renew(deal: OriginAgreement, now: Elapsed, fresh: str) -> tuple[OriginAgreement, SendRenewal]:
+    nonce = _digest(fresh, deal.agreement, str(deal.sequence + 1))
     again_at = Elapsed(now + min(CALL_S, deal.lease_s / 2))
     after = replace(deal, sequence=deal.sequence + 1, nonce=nonce, asked_at=now, renew_at=again_at)
     return after, SendRenewal(deal.region, deal.agreement, after.sequence, nonce)
@@ -324,177 +338,199 @@ def _renewing(deal: Deal, now: Elapsed, fresh: str) -> tuple[Deal, SendRenewal]:
 # -- events ----------------------------------------------------------------------------------------------------------
 
 
-def _step(trade: Trade, event: Event, now: Elapsed, fresh: str, origin: str, term_s: Seconds) -> Stepped:
+def _step(trade: WorkloadTrade, event: TradeEvent, now: Elapsed, fresh: str, origin: str, term_s: Seconds) -> TradeStep:
     match event:
-        case Wish():
-            return _wished(trade, event, now, fresh, term_s)
-        case Answered():
-            return _answered(trade, event, now, origin, term_s)
-        case Granted():
-            return _granted(trade, event, now, term_s)
+        case DelegationDemand():
+            return _on_delegation_demand(trade, event, now, fresh, term_s)
+        case RoundAnswered():
+            return _on_answers(trade, event, now, origin, term_s)
+        case AwardGranted():
+            return _on_granted(trade, event, now, term_s)
         case AwardFailed():
-            return _award_failed(trade, event, now)
-        case Released(bid=bid):
-            return _released(trade, bid, now)
+            return _on_award_failed(trade, event, now)
+        case ReleaseConfirmed(bid=bid):
+            return _on_release_confirmed(trade, bid, now)
         case ReleaseFailed(bid=bid):
             phase = trade.phase
             if isinstance(phase, Withdrawing) and phase.offer.id == bid:
-                return Stepped(replace(trade, phase=replace(phase, retry_at=_sooner(phase.retry_at, now))))
-            return Stepped(trade)
-        case RenewedBy(renewed=renewed):
-            return _renewed(trade, renewed, now)
+                return TradeStep(replace(trade, phase=replace(phase, retry_at=_sooner(phase.retry_at, now))))
+            return TradeStep(trade)
+        case RenewalConfirmed(renewal=renewed):
+            return _on_renewal_confirmed(trade, renewed, now)
         case RenewalFailed():
-            return _renewal_failed(trade, event, now)
-        case NoticedBy(notice=notice):
-            return _noticed(trade, notice, event.evidence, now)
-        case NoticeTaken():
-            return _notice_taken(trade, event)
+            return _on_renewal_failed(trade, event, now)
+        case DelegateNotice(notice=notice):
+            return _on_delegate_notice(trade, notice, event.evidence, now)
+        case NoticeConfirmed():
+            return _on_notice_confirmed(trade, event)
         case NoticeFailed(agreement=agreement):
             leaving = tuple(
                 replace(each, next_at=_sooner(each.next_at, now))
-                if each.deal.agreement == agreement and each.stage is not Stage.SETTLING
+                if each.deal.agreement == agreement and each.stage is not LeavingStage.SETTLING
                 else each
                 for each in trade.leaving
             )
-            return Stepped(replace(trade, leaving=leaving))
-        case Compared():
-            return _compared(trade, event, now)
+            return TradeStep(replace(trade, leaving=leaving))
+        case ComparisonDone():
+            return _on_comparison(trade, event, now)
 
 
-def _wished(trade: Trade, wish: Wish, now: Elapsed, fresh: str, term_s: Seconds) -> Stepped:
-    changed = wish.asked != trade.asked and wish.need is not Need.NOTHING
+def _on_delegation_demand(
+    trade: WorkloadTrade, wish: DelegationDemand, now: Elapsed, fresh: str, term_s: Seconds
+) -> TradeStep:
+    changed = wish.request_hash != trade.asked and wish.need is not DelegationNeed.NOTHING
     if changed:
-        trade = replace(trade, asked=wish.asked, tries=0, said="")
-        if isinstance(trade.phase, Resting) and trade.phase.until > now:
+        trade = replace(trade, asked=wish.request_hash, tries=0, said="")
+        if isinstance(trade.phase, IdleTrade) and trade.phase.until > now:
             trade = replace(trade, phase=replace(trade.phase, until=now))
-    done = _wished_phase(trade, wish, now, fresh, term_s)
-    done = done.plus(_unmet(done.trade, wish))
-    return replace(done, trade=_make_way(done.trade, wish, now))
+    done = _apply_demand(trade, wish, now, fresh, term_s)
+    done = done.plus(_breach_failing(done.trade, wish))
+    return replace(done, trade=_unroute_leaving(done.trade, wish, now))
 
 
-def _wished_phase(trade: Trade, wish: Wish, now: Elapsed, fresh: str, term_s: Seconds) -> Stepped:
+def _apply_demand(trade: WorkloadTrade, wish: DelegationDemand, now: Elapsed, fresh: str, term_s: Seconds) -> TradeStep:
     phase = trade.phase
     match phase:
-        case Resting():
+        case IdleTrade():
             due = now >= phase.until and (
-                wish.need in (Need.SHORT, Need.MOVED) or (wish.need is Need.BETTER and now >= trade.better_at)
+                wish.need in (DelegationNeed.SHORT, DelegationNeed.MOVED)
+                or (wish.need is DelegationNeed.BETTER and now >= trade.better_at)
             )
             if not due:
-                return Stepped(trade)
-            until = Elapsed(now + ANSWER_S + PATIENCE_S)
-            asking = Soliciting(fresh, 1, wish.asked, "", wish.need, now, until, wish.to)
-            after = replace(trade, phase=asking, better_at=_cooled(trade, now, fresh))
-            solicited = Noted("solicited", fresh, "", "", wish.need)
-            solicit = Solicit(fresh, 1, wish.asked, None, wish.to)
-            return Stepped(after, (solicit,), () if trade.said else (solicited,))
+                return TradeStep(trade)
+            until = Elapsed(now + ANSWER_S + ANSWER_GRACE_S)
+            asking = Soliciting(fresh, 1, wish.request_hash, "", wish.need, now, until, wish.to)
+            after = replace(trade, phase=asking, better_at=_cooldown_end(trade, now, fresh))
+            solicited = TradeNote("solicited", fresh, "", "", wish.need)
+            solicit = Solicit(fresh, 1, wish.request_hash, None, wish.to)
+            return TradeStep(after, (solicit,), () if trade.said else (solicited,))
         case Soliciting() | Awarding() | Withdrawing():
-            return Stepped(trade)  # the answers, or the grant, are judged by how things stand then
+            return TradeStep(trade)  # its result is judged by the need at that time
         case Active():
-            return _wished_active(trade, phase, wish, now, fresh, term_s)
+            return _apply_demand_to_active(trade, phase, wish, now, fresh, term_s)
 
 
-def _wished_active(trade: Trade, phase: Active, wish: Wish, now: Elapsed, fresh: str, term_s: Seconds) -> Stepped:
-    if wish.need is Need.NOTHING:
+def _apply_demand_to_active(
+    trade: WorkloadTrade, phase: Active, wish: DelegationDemand, now: Elapsed, fresh: str, term_s: Seconds
+) -> TradeStep:
+    if wish.need is DelegationNeed.NOTHING:
         return _leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "it is not to be delegated any more")
-    if wish.asked != phase.asked:
+    if wish.request_hash != phase.asked:
         return _leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "its documents changed")
-    if wish.fails and now - phase.deal.heard_at >= LOST_S:
+    if wish.is_failing and now - phase.deal.heard_at >= LOST_S:
         left = Seconds(max(0.0, phase.deal.over_at - now))
         return _breach(trade, phase.deal, now, "neither it nor its gateways answer", stays=left)
-    if wish.unmet == phase.deal.agreement and phase.deal.service is Service.READY:
-        return _breach(trade, phase.deal, now, UNMET, stays=Seconds(max(0.0, phase.deal.over_at - now)))
-    if wish.need is Need.HOME or (wish.need is Need.MOVED and wish.to != phase.deal.region):
+    if wish.failing_agreement == phase.deal.agreement and phase.deal.service is ServiceState.READY:
+        return _breach(trade, phase.deal, now, ALL_FAILING, stays=Seconds(max(0.0, phase.deal.over_at - now)))
+    if wish.need is DelegationNeed.HOME or (wish.need is DelegationNeed.MOVED and wish.to != phase.deal.region):
         return _leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "it moves")
-    if wish.need in (Need.MOVED, Need.HELD):
-        held = replace(phase, home_since=None, stays=phase.stays or wish.stays)
-        return Stepped(replace(trade, phase=held))
-    since = None if wish.need is Need.SHORT else phase.home_since if phase.home_since is not None else now
-    phase = replace(phase, home_since=since, returns="" if wish.need is Need.SHORT else phase.returns)
-    if wish.need is Need.CONTENT and since is not None and now - since >= HOME_STABLE_S:
-        return _return(trade, phase, now, Code.AGREEMENT_ENDED, "home has a place for it again", live=wish.live)
+    if wish.need in (DelegationNeed.MOVED, DelegationNeed.HELD):
+        held = replace(phase, home_since=None, stays=phase.stays or wish.is_permanent)
+        return TradeStep(replace(trade, phase=held))
+    since = None if wish.need is DelegationNeed.SHORT else phase.home_since if phase.home_since is not None else now
+    phase = replace(phase, home_since=since, returns="" if wish.need is DelegationNeed.SHORT else phase.returns)
+    if wish.need is DelegationNeed.CONTENT and since is not None and now - since >= LOCAL_STABLE_S:
+        return _begin_return(
+            trade, phase, now, Code.AGREEMENT_ENDED, "home has a place for it again", live=wish.by_live_move
+        )
     if now >= phase.term_at and term_s > 0:
         after = replace(
-            trade, phase=replace(phase, term_at=Elapsed(now + term_s)), better_at=_cooled(trade, now, fresh)
+            trade, phase=replace(phase, term_at=Elapsed(now + term_s)), better_at=_cooldown_end(trade, now, fresh)
         )
-        return Stepped(after, (Compare(phase.deal.agreement, abroad=True),))
+        return TradeStep(after, (Compare(phase.deal.agreement, with_other_regions=True),))
     trade = replace(trade, phase=phase)
-    if wish.need is Need.BETTER and now >= trade.better_at:
-        after = replace(trade, better_at=_cooled(trade, now, fresh))
-        return Stepped(after, (Compare(phase.deal.agreement, abroad=False),))
-    return Stepped(trade)
+    if wish.need is DelegationNeed.BETTER and now >= trade.better_at:
+        after = replace(trade, better_at=_cooldown_end(trade, now, fresh))
+        return TradeStep(after, (Compare(phase.deal.agreement, with_other_regions=False),))
+    return TradeStep(trade)
 
 
-def _unmet(trade: Trade, wish: Wish) -> Stepped:
-    """What ends in good order, and answers nobody any more: home waits for nothing of it."""
+def _breach_failing(trade: WorkloadTrade, wish: DelegationDemand) -> TradeStep:
+    """Marks agreements under notice that answer no request as breached, so that the local region does not wait for
+    them."""
     broken = [
         each
         for each in trade.leaving
-        if each.deal.agreement == wish.unmet and each.code is not Code.BREACHED and each.deal.service in _SERVES
+        if each.deal.agreement == wish.failing_agreement
+        and each.code is not Code.BREACHED
+        and each.deal.service in _SERVES
     ]
     leaving = tuple(replace(each, code=Code.BREACHED) if each in broken else each for each in trade.leaving)
-    notes = tuple(Noted("breached", each.deal.agreement, each.deal.region, Code.BREACHED, UNMET) for each in broken)
-    return Stepped(replace(trade, leaving=leaving), tuple(_account(each.deal, breached=True) for each in broken), notes)
+    notes = tuple(
+        TradeNote("breached", each.deal.agreement, each.deal.region, Code.BREACHED, ALL_FAILING) for each in broken
+    )
+    return TradeStep(
+        replace(trade, leaving=leaving), tuple(_record_delivery(each.deal, breached=True) for each in broken), notes
+    )
 
 
-def _make_way(trade: Trade, wish: Wish, now: Elapsed) -> Trade:
-    """What is leaving goes out of the routes once something else serves, or nothing can or shall."""
+def _unroute_leaving(trade: WorkloadTrade, wish: DelegationDemand, now: Elapsed) -> WorkloadTrade:
+    """Takes leaving agreements out of the routes once something else serves, or nothing is to serve."""
     phase = trade.phase
-    replaced = wish.home_serves or (isinstance(phase, Active) and phase.deal.serves and now < phase.deal.lease_until)
+    replaced = wish.is_served_locally or (
+        isinstance(phase, Active) and phase.deal.is_serving and now < phase.deal.lease_until
+    )
     if not replaced:
         return trade
     leaving = tuple(
-        replace(each, stage=Stage.SETTLING, next_at=Elapsed(now + SETTLE_S)) if each.stage is Stage.SERVING else each
+        replace(each, stage=LeavingStage.SETTLING, next_at=Elapsed(now + ROUTE_PROPAGATION_S))
+        if each.stage is LeavingStage.SERVING
+        else each
         for each in trade.leaving
     )
     return replace(trade, leaving=leaving)
 
 
-def _answered(trade: Trade, event: Answered, now: Elapsed, origin: str, term_s: Seconds) -> Stepped:
+def _on_answers(trade: WorkloadTrade, event: RoundAnswered, now: Elapsed, origin: str, term_s: Seconds) -> TradeStep:
     phase = trade.phase
     offers = [each for each in event.answers if isinstance(each, Offer) and each.hold_s > 0]
     asked = isinstance(phase, Soliciting) and (phase.solicitation, phase.round) == (event.solicitation, event.round)
     if not isinstance(phase, Soliciting) or not asked:
-        return Stepped(trade, tuple(_release(each, origin) for each in offers if not _is_taken(trade, each)))
-    if event.terms is None or event.terms.asked != phase.asked:
+        return TradeStep(trade, tuple(_new_release(each, origin) for each in offers if not _is_taken(trade, each)))
+    if event.terms is None or event.terms.request_hash != phase.asked:
         gone = Refusal(Code.NO_BID, "its documents changed meanwhile", "bids for what they ask now")
-        after = replace(trade, phase=Resting(now, gone))
-        return Stepped(after, tuple(_release(each, origin) for each in offers))
-    terms = event.terms if phase.need is not Need.MOVED else _sent(event.terms, phase.to)
-    choice = choose(event.answers, _relaxed(terms, phase), since_s=now - phase.asked_at)
-    notes = tuple(_told(phase, row.answer, row.refusal) for row in choice.judged)
+        after = replace(trade, phase=IdleTrade(now, gone))
+        return TradeStep(after, tuple(_new_release(each, origin) for each in offers))
+    terms = event.terms if phase.need is not DelegationNeed.MOVED else _for_single_region(event.terms, phase.to)
+    choice = choose(event.answers, _with_relaxation(terms, phase), since_s=now - phase.asked_at)
+    notes = tuple(_answer_note(phase, row.answer, row.refusal) for row in choice.ranked)
     losers = [each for each in offers if choice.winner is None or each.id != choice.winner.id]
-    releases = tuple(_release(each, origin) for each in losers)
+    releases = tuple(_new_release(each, origin) for each in losers)
     if choice.winner is None:
-        return Stepped(trade, releases).plus(_without_winner(trade, phase, choice, notes, now))
+        return TradeStep(trade, releases).plus(_without_winner(trade, phase, choice, notes, now))
     winner = choice.winner
-    agreement = "g-" + _name(origin, phase.solicitation, winner.id)
+    agreement = "g-" + _digest(origin, phase.solicitation, winner.id)
     award = Award(agreement, phase.solicitation, winner.id, origin, trade.workload, term_s, ())
     until = Elapsed(phase.asked_at + min(winner.hold_s, HOLD_MOST_S))
     after = replace(trade, phase=Awarding(winner, award, phase.asked, until, Elapsed(now + CALL_S)), said="")
     evidence = event.evidence.get(winner.region, b"")
-    awarded = Noted("awarded", agreement, winner.region, "", shown(winner), evidence)
-    return Stepped(after, (SendAward(winner.region, award), *releases), (*notes, awarded))
+    awarded = TradeNote("awarded", agreement, winner.region, "", describe_offer(winner), evidence)
+    return TradeStep(after, (SendAward(winner.region, award), *releases), (*notes, awarded))
 
 
-def _without_winner(trade: Trade, phase: Soliciting, choice: Choice, notes: tuple[Noted, ...], now: Elapsed) -> Stepped:
-    """Another round with what may give, or rest. What was said before is not told again."""
+def _without_winner(
+    trade: WorkloadTrade, phase: Soliciting, choice: OfferSelection, notes: tuple[TradeNote, ...], now: Elapsed
+) -> TradeStep:
+    """Starts a second round with a relaxation, or ends the round. Equal results are not logged again."""
     step = choice.relaxation
     if step is not None and phase.round == 1:
-        asking = replace(phase, round=2, relaxed=step.change, asked_at=now, until=Elapsed(now + ANSWER_S + PATIENCE_S))
-        solicited = Noted("solicited", phase.solicitation, "", "", f"round 2, relaxed: {step.change}")
+        asking = replace(
+            phase, round=2, relaxed=step.change, asked_at=now, until=Elapsed(now + ANSWER_S + ANSWER_GRACE_S)
+        )
+        solicited = TradeNote("solicited", phase.solicitation, "", "", f"round 2, relaxed: {step.change}")
         asked = (Solicit(phase.solicitation, 2, phase.asked, step, phase.to),)
-        return Stepped(replace(trade, phase=asking), asked, () if trade.said else (*notes, solicited))
-    said = _name(*sorted(f"{row.answer.region} {row.refusal.code if row.refusal else ''}" for row in choice.judged))
-    return _rest(trade, phase, now, choice.refusal or Refusal(Code.NO_BID), said, notes)
+        return TradeStep(replace(trade, phase=asking), asked, () if trade.said else (*notes, solicited))
+    said = _digest(*sorted(f"{row.answer.region} {row.refusal.code if row.refusal else ''}" for row in choice.ranked))
+    return _end_round(trade, phase, now, choice.refusal or Refusal(Code.NO_BID), said, notes)
 
 
-def _granted(trade: Trade, event: Granted, now: Elapsed, term_s: Seconds) -> Stepped:
+def _on_granted(trade: WorkloadTrade, event: AwardGranted, now: Elapsed, term_s: Seconds) -> TradeStep:
     phase, grant = trade.phase, event.grant
     if not isinstance(phase, Awarding) or phase.award.agreement != grant.agreement:
-        return Stepped(trade)  # an answer that came twice, or too late: then it is being withdrawn
+        return TradeStep(trade)  # a repeated or late answer; a late one is being withdrawn
     lease_s = Seconds(min(grant.lease_s, LEASE_MOST_S))
     until = Elapsed(event.asked_at + lease_s)
-    deal = Deal(
+    deal = OriginAgreement(
         agreement=grant.agreement,
         offer=phase.offer,
         gateways=grant.gateways,
@@ -506,41 +542,41 @@ def _granted(trade: Trade, event: Granted, now: Elapsed, term_s: Seconds) -> Ste
         asked_at=event.asked_at,
         heard_at=event.asked_at,
         renew_at=now,
-        service=Service.STARTING,
+        service=ServiceState.STARTING,
         since=now,
     )
     after = replace(trade, phase=Active(deal, phase.asked, Elapsed(now + term_s)), tries=0)
-    granted = Noted("granted", grant.agreement, deal.region, "", f"lease {show_seconds(lease_s)}", event.evidence)
-    return Stepped(after, (), (granted,))
+    granted = TradeNote("granted", grant.agreement, deal.region, "", f"lease {show_seconds(lease_s)}", event.evidence)
+    return TradeStep(after, (), (granted,))
 
 
-def _award_failed(trade: Trade, event: AwardFailed, now: Elapsed) -> Stepped:
+def _on_award_failed(trade: WorkloadTrade, event: AwardFailed, now: Elapsed) -> TradeStep:
     phase = trade.phase
     if not isinstance(phase, Awarding) or phase.award.agreement != event.agreement:
-        return Stepped(trade)
+        return TradeStep(trade)
     if event.refusal is None:
-        return Stepped(replace(trade, phase=replace(phase, retry_at=_sooner(phase.retry_at, now))))
-    released = Noted("released", event.agreement, phase.offer.region, event.refusal.code, str(event.refusal))
-    return Stepped(_resting(trade, now, event.refusal), (), (released,))
+        return TradeStep(replace(trade, phase=replace(phase, retry_at=_sooner(phase.retry_at, now))))
+    released = TradeNote("released", event.agreement, phase.offer.region, event.refusal.code, str(event.refusal))
+    return TradeStep(_with_pause(trade, now, event.refusal), (), (released,))
 
 
-def _released(trade: Trade, bid: str, now: Elapsed) -> Stepped:
+def _on_release_confirmed(trade: WorkloadTrade, bid: str, now: Elapsed) -> TradeStep:
     phase = trade.phase
     if not isinstance(phase, Withdrawing) or phase.offer.id != bid:
-        return Stepped(trade)
-    released = Noted("released", phase.agreement, phase.offer.region, phase.code)
-    return Stepped(_resting(trade, now, Refusal(phase.code)), (), (released,))
+        return TradeStep(trade)
+    released = TradeNote("released", phase.agreement, phase.offer.region, phase.code)
+    return TradeStep(_with_pause(trade, now, Refusal(phase.code)), (), (released,))
 
 
-def _renewed(trade: Trade, renewed: Renewed, now: Elapsed) -> Stepped:
+def _on_renewal_confirmed(trade: WorkloadTrade, renewed: Renewed, now: Elapsed) -> TradeStep:
     """Only the answer to the newest renewal counts."""
-    deal = deal_of(trade, renewed.agreement)
+    deal = agreement_of(trade, renewed.agreement)
     if deal is None or not deal.nonce or deal.nonce != renewed.nonce:
-        return Stepped(trade)
+        return TradeStep(trade)
     lease_s = Seconds(min(renewed.lease_s, LEASE_MOST_S))
     until = Elapsed(max(deal.asked_at + lease_s, deal.lease_until))
-    renew_at = max(now, deal.asked_at + _pause(lease_s))
-    if renewed.service is Service.STARTING:
+    renew_at = max(now, deal.asked_at + _renewal_pause_s(lease_s))
+    if renewed.service is ServiceState.STARTING:
         renew_at = min(renew_at, now + max(POLL_LEAST_S, (now - deal.since) / 2))
     other = renewed.service is not deal.service
     after = replace(
@@ -554,142 +590,157 @@ def _renewed(trade: Trade, renewed: Renewed, now: Elapsed) -> Stepped:
         renew_at=Elapsed(renew_at),
         service=renewed.service,
         since=now if other else deal.since,
-        joules=_metered(renewed.report) or deal.joules,
+        joules=_joules_per_inference(renewed.report) or deal.joules,
     )
-    notes = (Noted("renewed", deal.agreement, deal.region, "", renewed.service),) if other else ()
-    done = Stepped(_with(trade, after), (), notes)
+    notes = (TradeNote("renewed", deal.agreement, deal.region, "", renewed.service),) if other else ()
+    done = TradeStep(_with_agreement(trade, after), (), notes)
     stays = isinstance(trade.phase, Active) and trade.phase.deal.agreement == deal.agreement
-    if renewed.service is Service.STOPPING and stays:  # its notice was lost
+    if renewed.service is ServiceState.STOPPING and stays:  # its notice was lost
         notice = Notice(deal.agreement, deal.region, Code.AGREEMENT_ENDED, Seconds(max(0.0, until - now)))
-        return done.plus(_noticed(done.trade, notice, b"", now))
+        return done.plus(_on_delegate_notice(done.trade, notice, b"", now))
     return done
 
 
-def _metered(report: ServiceReport) -> float | None:
-    """Joules of an inference. Two digits: whatever reads it looks again when it is another."""
+def _joules_per_inference(report: ServiceReport) -> float | None:
+    """Joules per inference to two digits, because every change of the value causes a new step."""
     served = report.requests - report.errors
     each = report.joules / served if served > 0 else 0.0
     return float(f"{each:.2g}") if math.isfinite(each) and each > 0 else None
 
 
-def _renewal_failed(trade: Trade, event: RenewalFailed, now: Elapsed) -> Stepped:
-    deal = deal_of(trade, event.agreement)
+def _on_renewal_failed(trade: WorkloadTrade, event: RenewalFailed, now: Elapsed) -> TradeStep:
+    deal = agreement_of(trade, event.agreement)
     if deal is None:
-        return Stepped(trade)
+        return TradeStep(trade)
     if event.refusal is not None and event.refusal.code in (Code.AGREEMENT_UNKNOWN, Code.AGREEMENT_ENDED):
         if isinstance(trade.phase, Active) and trade.phase.deal.agreement == event.agreement:
             return _breach(trade, deal, now, str(event.refusal), stays=None)
         gone = tuple(each for each in trade.leaving if each.deal.agreement == event.agreement)
         kept = tuple(each for each in trade.leaving if each.deal.agreement != event.agreement)
-        return Stepped(replace(trade, leaving=kept), (), tuple(_ended(each) for each in gone))
+        return TradeStep(replace(trade, leaving=kept), (), tuple(_end_note(each) for each in gone))
     if event.nonce != deal.nonce:
-        return Stepped(trade)
+        return TradeStep(trade)
     sooner = Elapsed(min(deal.renew_at, now + min(RETRY_S, deal.lease_s / 12)))
-    return Stepped(_with(trade, replace(deal, renew_at=sooner)))
+    return TradeStep(_with_agreement(trade, replace(deal, renew_at=sooner)))
 
 
-def _noticed(trade: Trade, notice: Notice, evidence: bytes, now: Elapsed) -> Stepped:
-    """The delegate's. It serves until then, or until something else does."""
+def _on_delegate_notice(trade: WorkloadTrade, notice: Notice, evidence: bytes, now: Elapsed) -> TradeStep:
+    """It serves until the notice ends, or until something else serves."""
     ends_at = Elapsed(now + min(notice.ends_s, LEASE_MOST_S + NOTICE_S))
     phase = trade.phase
     if isinstance(phase, Active) and phase.deal.agreement == notice.agreement:
-        noted = Noted(
+        noted = TradeNote(
             "noticed", notice.agreement, notice.by, notice.code, f"in {show_seconds(notice.ends_s)}", evidence
         )
-        leaving = Leaving(phase.deal, Stage.SERVING, notice.code, True, ends_at, now)
-        after = replace(_resting(trade, now, Refusal(notice.code)), leaving=(*trade.leaving, leaving))
-        return Stepped(after, (_account(phase.deal, breached=False),), (noted,))
+        leaving = LeavingAgreement(phase.deal, LeavingStage.SERVING, notice.code, True, ends_at, now)
+        after = replace(_with_pause(trade, now, Refusal(notice.code)), leaving=(*trade.leaving, leaving))
+        return TradeStep(after, (_record_delivery(phase.deal, breached=False),), (noted,))
     leaving_now = tuple(
         replace(each, ends_at=Elapsed(min(each.ends_at, ends_at))) if each.deal.agreement == notice.agreement else each
         for each in trade.leaving
     )
-    return Stepped(replace(trade, leaving=leaving_now))
+    return TradeStep(replace(trade, leaving=leaving_now))
 
 
-def _notice_taken(trade: Trade, event: NoticeTaken) -> Stepped:
-    kept, notes = list[Leaving](), list[Noted]()
+def _on_notice_confirmed(trade: WorkloadTrade, event: NoticeConfirmed) -> TradeStep:
+    kept, notes = list[LeavingAgreement](), list[TradeNote]()
     for each in trade.leaving:
         if each.deal.agreement != event.agreement:
             kept.append(each)
-        elif each.stage is Stage.ENDING and event.ends_s <= 0:
-            notes.append(_ended(each))
+        elif each.stage is LeavingStage.ENDING and event.ends_s <= 0:
+            notes.append(_end_note(each))
         else:
-            kept.append(replace(each, told=each.told or each.stage is Stage.SERVING))
-    return Stepped(replace(trade, leaving=tuple(kept)), (), tuple(notes))
+            kept.append(replace(each, told=each.told or each.stage is LeavingStage.SERVING))
+    return TradeStep(replace(trade, leaving=tuple(kept)), (), tuple(notes))
 
 
-def _compared(trade: Trade, event: Compared, now: Elapsed) -> Stepped:
+def _on_comparison(trade: WorkloadTrade, event: ComparisonDone, now: Elapsed) -> TradeStep:
     phase = trade.phase
-    if not isinstance(phase, Active) or phase.deal.agreement != event.agreement or event.terms.asked != phase.asked:
-        return Stepped(trade)
+    if (
+        not isinstance(phase, Active)
+        or phase.deal.agreement != event.agreement
+        or event.terms.request_hash != phase.asked
+    ):
+        return TradeStep(trade)
     offer, terms = phase.deal.offer, event.terms
-    gain = gain_of_home(offer, terms)
+    gain = gain_of_local(offer, terms)
     if terms.delegation.mode is DelegationMode.WHEN_BETTER and gain > 0 and gain >= terms.delegation.margin:
-        return _return(trade, phase, now, Code.BETTER_ELSEWHERE, f"home is {gain:.1%} better", live=event.live)
+        return _begin_return(
+            trade, phase, now, Code.BETTER_ELSEWHERE, f"home is {gain:.1%} better", live=event.by_live_move
+        )
     if event.best is not None and event.best.region != offer.region:
         better = gain_of(event.best, offer, terms)
-        if better >= max(MOVE_LEAST, terms.delegation.margin):
+        if better >= max(SWITCH_GAIN_LEAST, terms.delegation.margin):
             after = replace(trade, better_at=now)
             found = f"{event.best.region} is {better:.1%} better"
             return _leave(after, phase.deal, now, Code.BETTER_ELSEWHERE, found)
-    return Stepped(trade)
+    return TradeStep(trade)
 
 
-# -- what comes of it ------------------------------------------------------------------------------------------------
+# -- transitions -----------------------------------------------------------------------------------------------------
 
 
-def _leave(trade: Trade, deal: Deal, now: Elapsed, code: Code, why: str) -> Stepped:
-    """In good order: notice, then make before break."""
-    leaving = Leaving(deal, Stage.SERVING, code, False, Elapsed(now + NOTICE_S), now)
-    after = replace(trade, phase=Resting(now), leaving=(*trade.leaving, leaving))
-    return Stepped(
-        after, (_account(deal, breached=False),), (Noted("noticed", deal.agreement, deal.region, code, why),)
+def _leave(trade: WorkloadTrade, deal: OriginAgreement, now: Elapsed, code: Code, why: str) -> TradeStep:
+    """Ends an agreement in good order: notice first, then make before break."""
+    leaving = LeavingAgreement(deal, LeavingStage.SERVING, code, False, Elapsed(now + NOTICE_S), now)
+    after = replace(trade, phase=IdleTrade(now), leaving=(*trade.leaving, leaving))
+    return TradeStep(
+        after,
+        (_record_delivery(deal, breached=False),),
+        (TradeNote("noticed", deal.agreement, deal.region, code, why),),
     )
 
 
-def _return(trade: Trade, phase: Active, now: Elapsed, code: Code, why: str, *, live: bool) -> Stepped:
-    """live: a move does it, and leaves when home has shown to be as good."""
+def _begin_return(trade: WorkloadTrade, phase: Active, now: Elapsed, code: Code, why: str, *, live: bool) -> TradeStep:
+    """live: a live move does it, and ends the agreement once the local replicas have proved as good."""
     if not live:
         return _leave(trade, phase.deal, now, code, why)
-    return Stepped(replace(trade, phase=replace(phase, returns=phase.returns or why)))
+    return TradeStep(replace(trade, phase=replace(phase, returns=phase.returns or why)))
 
 
-def _breach(trade: Trade, deal: Deal, now: Elapsed, why: str, *, stays: Seconds | None) -> Stepped:
+def _breach(trade: WorkloadTrade, deal: OriginAgreement, now: Elapsed, why: str, *, stays: Seconds | None) -> TradeStep:
     """stays: how long it may serve on until something else does; None: the delegate has ended it already."""
     leaving = trade.leaving
     if stays is not None:
-        stage = Stage.SERVING if stays > 0 else Stage.ENDING
+        stage = LeavingStage.SERVING if stays > 0 else LeavingStage.ENDING
         ends_at = Elapsed(now + (stays or LEASE_MOST_S + ALLOWANCE_S))
-        leaving = (*leaving, Leaving(deal, stage, Code.BREACHED, False, ends_at, now))
-    after = replace(trade, phase=Resting(now, Refusal(Code.BREACHED, why)), leaving=leaving)
-    return Stepped(
-        after, (_account(deal, breached=True),), (Noted("breached", deal.agreement, deal.region, Code.BREACHED, why),)
+        leaving = (*leaving, LeavingAgreement(deal, stage, Code.BREACHED, False, ends_at, now))
+    after = replace(trade, phase=IdleTrade(now, Refusal(Code.BREACHED, why)), leaving=leaving)
+    return TradeStep(
+        after,
+        (_record_delivery(deal, breached=True),),
+        (TradeNote("breached", deal.agreement, deal.region, Code.BREACHED, why),),
     )
 
 
-def _withdraw(trade: Trade, phase: Awarding, now: Elapsed, origin: str, code: Code) -> Stepped:
-    longest = Elapsed(now + LONGEST_S)
+def _withdraw(trade: WorkloadTrade, phase: Awarding, now: Elapsed, origin: str, code: Code) -> TradeStep:
+    longest = Elapsed(now + AWARD_EXPIRY_S)
     after = Withdrawing(phase.offer, phase.award.agreement, longest, Elapsed(now + CALL_S), code)
-    return Stepped(replace(trade, phase=after), (_release(phase.offer, origin),))
+    return TradeStep(replace(trade, phase=after), (_new_release(phase.offer, origin),))
 
 
-def _rest(
-    trade: Trade, phase: Soliciting, now: Elapsed, refusal: Refusal, said: str, notes: tuple[Noted, ...] = ()
-) -> Stepped:
-    """What was only to be bettered has its cooldown, and no pause besides: it may come to be short."""
-    better = phase.need is Need.BETTER
-    after = replace(trade, phase=Resting(now, refusal)) if better else _resting(trade, now, refusal)
-    no_bid = Noted("no_bid", phase.solicitation, "", refusal.code, str(refusal))
-    return Stepped(replace(after, said=said), (), () if said == trade.said else (*notes, no_bid))
+def _end_round(
+    trade: WorkloadTrade,
+    phase: Soliciting,
+    now: Elapsed,
+    refusal: Refusal,
+    said: str,
+    notes: tuple[TradeNote, ...] = (),
+) -> TradeStep:
+    """A failed attempt at mere improvement has its cooldown but no pause, because the workload may become short."""
+    better = phase.need is DelegationNeed.BETTER
+    after = replace(trade, phase=IdleTrade(now, refusal)) if better else _with_pause(trade, now, refusal)
+    no_bid = TradeNote("no_bid", phase.solicitation, "", refusal.code, str(refusal))
+    return TradeStep(replace(after, said=said), (), () if said == trade.said else (*notes, no_bid))
 
 
-def _resting(trade: Trade, now: Elapsed, refusal: Refusal) -> Trade:
-    pause = min(REST_MOST_S, REST_LEAST_S * 2.0 ** min(trade.tries, 16))
-    until = Elapsed(now + pause * (0.75 + _chance(str(trade.workload), str(trade.tries)) / 2))
-    return replace(trade, phase=Resting(until, refusal), tries=trade.tries + 1)
+def _with_pause(trade: WorkloadTrade, now: Elapsed, refusal: Refusal) -> WorkloadTrade:
+    pause = min(BACKOFF_MOST_S, BACKOFF_LEAST_S * 2.0 ** min(trade.tries, 16))
+    until = Elapsed(now + pause * (0.75 + _jitter(str(trade.workload), str(trade.tries)) / 2))
+    return replace(trade, phase=IdleTrade(until, refusal), tries=trade.tries + 1)
 
 
-def _with(trade: Trade, deal: Deal) -> Trade:
+def _with_agreement(trade: WorkloadTrade, deal: OriginAgreement) -> WorkloadTrade:
     phase = trade.phase
     if isinstance(phase, Active) and phase.deal.agreement == deal.agreement:
         return replace(trade, phase=replace(phase, deal=deal))
@@ -699,57 +750,59 @@ def _with(trade: Trade, deal: Deal) -> Trade:
     return replace(trade, leaving=leaving)
 
 
-def _is_taken(trade: Trade, offer: Offer) -> bool:
-    """An answer that came again, of the bid that was awarded."""
+def _is_taken(trade: WorkloadTrade, offer: Offer) -> bool:
+    """True if the offer belongs to a bid that was awarded: the answer is a repeat."""
     match trade.phase:
         case Awarding(offer=mine) | Withdrawing(offer=mine):
             taken = mine.id == offer.id
         case Active(deal=deal):
             taken = deal.offer.id == offer.id
-        case Resting() | Soliciting():
+        case IdleTrade() | Soliciting():
             taken = False
     return taken or any(each.deal.offer.id == offer.id for each in trade.leaving)
 
 
-def _relaxed(terms: Terms, phase: Soliciting) -> Terms:
-    """In round 2 the setting that was asked for replaces the policy's own."""
+def _with_relaxation(terms: DelegationTerms, phase: Soliciting) -> DelegationTerms:
+    """In round 2, the relaxation that was asked for replaces the policy's own values."""
     setting = next((each for each in terms.relax if phase.relaxed and each.change == phase.relaxed), None)
     return terms if setting is None else replace(terms, require=setting.require, limits=setting.limits)
 
 
-def _sent(terms: Terms, to: str) -> Terms:
-    """Of a workload that somebody sends to one region: home is no rival, and no other region."""
+def _for_single_region(terms: DelegationTerms, to: str) -> DelegationTerms:
+    """Terms of a workload that is sent to one region: neither the local placement nor other regions compete."""
     return replace(terms, own=None, delegation=replace(terms.delegation, to=(to,)))
 
 
-def _release(offer: Offer, origin: str) -> SendRelease:
+def _new_release(offer: Offer, origin: str) -> SendRelease:
     return SendRelease(offer.region, Release(offer.solicitation, offer.id, origin))
 
 
-def _account(deal: Deal, *, breached: bool) -> Account:
-    return Account(deal.region, deal.agreement, deal.offer.latency_p95_s, breached)
+def _record_delivery(deal: OriginAgreement, *, breached: bool) -> RecordDelivery:
+    return RecordDelivery(deal.region, deal.agreement, deal.offer.latency_p95_s, breached)
 
 
-def _ended(each: Leaving) -> Noted:
-    return Noted("ended", each.deal.agreement, each.deal.region, each.code)
+def _end_note(each: LeavingAgreement) -> TradeNote:
+    return TradeNote("ended", each.deal.agreement, each.deal.region, each.code)
 
 
-def _told(phase: Soliciting, answer: Answer, refusal: Refusal | None) -> Noted:
+def _answer_note(phase: Soliciting, answer: Answer, refusal: Refusal | None) -> TradeNote:
     why = f"  {refusal}" if refusal is not None else ""
     if isinstance(answer, Decline):
-        return Noted("declined", phase.solicitation, answer.region, answer.refusal.code, f"round {phase.round}{why}")
+        return TradeNote(
+            "declined", phase.solicitation, answer.region, answer.refusal.code, f"round {phase.round}{why}"
+        )
     what = "countered" if answer.is_counter else "bid"
-    return Noted(
+    return TradeNote(
         what,
         phase.solicitation,
         answer.region,
         refusal.code if refusal else "",
-        f"round {phase.round}: {shown(answer)}{why}",
+        f"round {phase.round}: {describe_offer(answer)}{why}",
     )
 
 
-def shown(offer: Offer) -> str:
-    """An offer's terms, for people."""
+def describe_offer(offer: Offer) -> str:
+    """An offer's terms in words."""
     figures = [f"p95 {show_seconds(offer.latency_p95_s)}", f"{offer.replicas} x {offer.precision}"]
     figures += [show_usd_per_hour(offer.cost)] if math.isfinite(offer.cost) else []
     figures += [show_joules(offer.joules)] if math.isfinite(offer.joules) else []
@@ -761,18 +814,18 @@ def _sooner(time: Elapsed, now: Elapsed) -> Elapsed:
     return Elapsed(min(time, now + RETRY_S))
 
 
-def _cooled(trade: Trade, now: Elapsed, fresh: str) -> Elapsed:
-    return Elapsed(now + COOLDOWN_S * (1 + _chance(str(trade.workload), fresh) / 4))
+def _cooldown_end(trade: WorkloadTrade, now: Elapsed, fresh: str) -> Elapsed:
+    return Elapsed(now + COOLDOWN_S * (1 + _jitter(str(trade.workload), fresh) / 4))
 
 
-def _pause(lease_s: Seconds) -> Seconds:
+def _renewal_pause_s(lease_s: Seconds) -> Seconds:
     return Seconds(min(RENEW_S, lease_s / 3))
 
 
-def _chance(*names: str) -> float:
-    """0 to 1, by the names alone."""
+def _jitter(*names: str) -> float:
+    """0 to 1, determined by the names alone."""
     return int.from_bytes(hashlib.blake2b("\0".join(names).encode(), digest_size=8).digest()) / 2.0**64
 
 
-def _name(*names: str) -> str:
+def _digest(*names: str) -> str:
     return hashlib.sha256("\0".join(names).encode()).hexdigest()[:20]

@@ -1,35 +1,37 @@
-"""Who may trade with whom: the Region's `trade` for what comes, a policy's `federation` for what goes."""
+"""Who may trade with whom: the Region's `trade` for incoming work, a policy's `federation` for outgoing work."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from shoal.types.codes import Code, Refusal
-from shoal.types.workload import Delegation, DelegationMode, Trade
+from shoal.types.workload import DelegationMode, DelegationRule, TradeRule
 
 
-def may_trade(trades: Iterable[Trade], region: str, tenant: str) -> Trade | None:
+def may_trade(trades: Iterable[TradeRule], region: str, tenant: str) -> TradeRule | None:
     """The first entry under which this region takes work of `region` for `tenant`; None: it takes none."""
-    return next((each for each in trades if fits((each.partner,), region) and fits(each.tenants, tenant)), None)
+    return next(
+        (each for each in trades if matches_any((each.partner,), region) and matches_any(each.tenants, tenant)), None
+    )
 
 
-def denied(trades: Iterable[Trade], region: str, tenant: str) -> Refusal | None:
-    """Why this region does not work for `tenant` of `region`: each of them needs the right."""
+def trade_refusal(trades: Iterable[TradeRule], region: str, tenant: str) -> Refusal | None:
+    """Why this region does not take work of `region` for `tenant`, both of which need the right; None: it does."""
     trades = tuple(trades)
     if may_trade(trades, region, tenant) is not None:
         return None
-    if any(fits((each.partner,), region) for each in trades):
+    if any(matches_any((each.partner,), region) for each in trades):
         found = f"no work of {region} is taken for its tenant {tenant!r:.80}"
         return Refusal(Code.TENANT_DENIED, found, "a tenant that an entry of the Region's `trade` names")
     return Refusal(Code.TRADE_DENIED, f"no work of {region} is taken", "an entry of the Region's `trade`")
 
 
-def may_delegate(delegation: Delegation, region: str) -> bool:
-    """May a workload that says so be run by `region`?"""
-    return delegation.mode is not DelegationMode.NEVER and fits(delegation.to, region)
+def may_delegate(delegation: DelegationRule, region: str) -> bool:
+    """True if `region` may run a workload with this rule."""
+    return delegation.mode is not DelegationMode.NEVER and matches_any(delegation.to, region)
 
 
-def policy_forbids(delegation: Delegation, region: str) -> Refusal:
-    """Why such a workload may not be run by `region`."""
+def delegation_refusal(delegation: DelegationRule, region: str) -> Refusal:
+    """Why `region` may not run a workload with this rule."""
     if delegation.mode is DelegationMode.NEVER:
         found, remedy = "its policy delegates never", "federation: {delegate: when-infeasible}"
     else:
@@ -37,6 +39,6 @@ def policy_forbids(delegation: Delegation, region: str) -> Refusal:
     return Refusal(Code.TRADE_DENIED, found, f"a policy that delegates to {region}", remedy)
 
 
-def fits(patterns: Iterable[str], name: str) -> bool:
-    """Patterns are of the language's `Pattern`: names with `*` for any part."""
+def matches_any(patterns: Iterable[str], name: str) -> bool:
+    """Patterns are the policy language's `Pattern`: names with `*` for any part."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,36 +1,67 @@
-"""Why a workload is placed as it is, and what would have to give where it is not."""
+"""Explains why a workload is placed as it is, and which change would place it where it is not."""
 
 import math
+import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
-from shoal.coordinator.core.placement.feasible import Fault, Order
+from shoal.coordinator.core.placement.feasible import Constraint, Option, PlacementFault
 from shoal.coordinator.core.placement.model import Candidate, Move, PlacementChange
-from shoal.coordinator.core.placement.rank import pareto, score, tie, values
-from shoal.coordinator.core.placement.relax import CATEGORY, Give, distance, merged, relaxation, typed
+from shoal.coordinator.core.placement.rank import pareto, score, score_values, tie_break
+from shoal.coordinator.core.placement.relax import (
+    CATEGORY_SIZE,
+    RequiredRelaxation,
+    apply_relaxations,
+    distinct,
+    render_change,
+    total_size,
+)
+from shoal.coordinator.core.placement.replicas import CurrentReplica
 from shoal.coordinator.core.placement.solve import Level, Solver
-from shoal.types.agreement import GUESTS
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal
-from shoal.types.workload import Relaxation, Spread, Standby
+from shoal.types.migration import Against
+from shoal.types.workload import DelegationMode, Relaxation, Spread, Standby
 
-WAYS_MOST = 16
-"""Candidates whose shortfalls are looked at for the nearest change."""
+SHORTFALLS_MOST = 16
+"""Candidates whose faults are examined for the nearest change."""
 TRIALS_MOST = 24
-"""Changes that are tried out for one workload that does not fit."""
+"""Changes that are tried for one workload that does not fit."""
+PERMANENT = frozenset(
+    {
+        Constraint.SELECTOR,
+        Constraint.RESIDENCY,
+        Constraint.SIGNATURE,
+        Constraint.PRECISION,
+        Constraint.OPERATORS,
+        Constraint.POISONED,
+        Constraint.SIGNATURE_AGE,
+        Constraint.LATENCY,
+        Constraint.COST,
+        Constraint.ENERGY,
+    }
+)
+"""Constraints that hold until a document, a model, a price or a device changes. The others may pass by themselves:
+memory, utilisation, quota and power may become free, a silent node may return, a device may be measured."""
+_TRANSIENT = frozenset({Code.NODE_NOT_READY, Code.LOAD_TIMEOUT, Code.FETCH_FAILED, Code.NODE_LOST, Code.DEVICE_LOST})
+"""Failures after which a replica may still serve on the same device later."""
+_TIME_DEPENDENT = re.compile(r"\b(now|carbon)\b")
+"""Variables of an expression whose values change with time."""
 
 
 def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
-    """Every (device, model), chosen ones first, the standby, then by score; the excluded ones by how much would have to
-    give."""
+    """Every (device, model): the chosen ones, the standby, the other feasible ones by score, then the excluded ones by
+    the size of the change that they need."""
     scope, intent, options = solver.scope, solver.intent, solver.options
     replicas = level.require.replicas
-    chosen = {pick.option.names for pick in level.picks}
-    stands_by = level.standby.option.names if level.standby is not None else None
-    assigned = [(each.node, each.assignment) for each in solver.counted]
-    assigned += [(each.node, each.assignment) for each in solver.fallen]
+    chosen = {pick.option.key for pick in level.picks}
+    stands_by = level.standby.option.key if level.standby is not None else None
+    assigned = [(each.node, each.assignment) for each in solver.healthy]
+    assigned += [(each.node, each.assignment) for each in solver.failed]
     current = {(node, assignment.device, assignment.model) for node, assignment in assigned}
     fits = [index for index, found in enumerate(level.faults) if not found]
-    figures = [values(scope, options[index], intent, replicas) for index in fits]
+    figures = [score_values(scope, options[index], intent, replicas) for index in fits]
     terms, scores = score(figures, intent.weights)
     front = pareto(figures)
     place = {index: position for position, index in enumerate(fits)}
@@ -38,93 +69,120 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
     for index, option in enumerate(options):
         position = place.get(index)
         faults = _in_order(level.faults[index])
-        gives = tuple(fault.give for fault in faults)
+        gives = tuple(fault.relaxation for fault in faults)
         candidate = Candidate(
             node=option.slot.node,
             device=option.slot.device,
             model=option.model.digest,
             precision=option.precision,
             emulated=option.device.emulated,
-            chosen=option.names in chosen,
-            current=option.names in current,
+            chosen=option.key in chosen,
+            current=option.key in current,
             score=math.nan if position is None else scores[position],
             terms=() if position is None else terms[position],
             prediction=option.prediction,
             cost_usd_per_h=option.cost,
             carbon_g_per_h=scope.carbon_g_per_h(option, intent, replicas),
             refusal=_with_remedy(faults[0], level) if faults else None,
-            nearest=typed(gives, level.require, level.limits) if faults else "",
+            nearest=render_change(gives, level.require, level.limits) if faults else "",
             pareto=position is not None and front[position],
-            standby=option.names == stands_by,
+            standby=option.key == stands_by,
         )
-        weight = distance(gives) if position is None else scores[position]
+        weight = total_size(gives) if position is None else scores[position]
         part = 0 if candidate.chosen else 1 if candidate.standby else 2
-        rows.append(((position is None, part, weight, tie(scope.inputs.seed, *option.names)), candidate))
+        rows.append(((position is None, part, weight, tie_break(scope.inputs.seed, *option.key)), candidate))
     return tuple(candidate for _, candidate in sorted(rows, key=lambda row: row[0]))
 
 
-def changes(solver: Solver, level: Level) -> tuple[PlacementChange, ...]:
-    """What applying would do to the replicas: `+` new ones, `=` those that stay, `-` those that go."""
+STAYS_WITHOUT_TRIGGER = "stays: migration.when is not set"
+"""Why a replica stays although another place is better by the gain of its policy: without `migration.when` no replica
+moves by itself."""
+
+
+def changes(solver: Solver, level: Level, *, explain: bool = False) -> tuple[PlacementChange, ...]:
+    """What applying the plan would do to the replicas: `+` new ones, `=` those that stay, `-` those that are removed.
+    explain: whether to look for a better place for those that stay."""
     found = list[PlacementChange]()
     picks = level.picks if level.standby is None else (*level.picks, level.standby)
-    kept = {pick.keeps.assignment.id for pick in picks if pick.keeps is not None}
-    under_way = level.picks and all(pick.keeps is not None and solver.confirmed(pick.keeps) for pick in level.picks)
+    kept = {pick.existing.assignment.id for pick in picks if pick.existing is not None}
+    under_way = level.picks and all(
+        pick.existing is not None and solver.is_confirmed(pick.existing) for pick in level.picks
+    )
     for pick in level.picks:
-        option, keeps = pick.option, pick.keeps
+        option, existing = pick.option, pick.existing
         sign, name, why = ("+", "", "the best that fits")
-        if keeps is not None:
-            sign, name, why = "=", keeps.assignment.id, "takes over" if keeps.assignment.standby else "stays"
+        if existing is not None:
+            sign, name, why = "=", existing.assignment.id, "takes over" if existing.assignment.standby else "stays"
+            if explain and why == "stays" and (place := better_place(solver, level, existing)) is not None:
+                why = f"{STAYS_WITHOUT_TRIGGER}, though {place.where} is better"
         found.append(PlacementChange(sign, *option.slot, option.model.digest, option.precision, name, why))
-    found += standing_by(solver, level)
-    for standing in solver.counted:
-        if standing.assignment.id in kept:
+    found += standby_changes(solver, level)
+    for replica in solver.healthy:
+        if replica.assignment.id in kept:
             continue
-        if standing.assignment.id in level.evicted:
+        if replica.assignment.id in level.evicted:
             sign, why = "-", "its tenant's quota is spent"
-        elif not level.full:
+        elif not level.is_full:
             sign, why = "=", "serves until it can be replaced"
-        elif under_way and not solver.confirmed(standing):
+        elif under_way and not solver.is_confirmed(replica):
             sign, why = "=", "serves until its replacement does"
         else:
             sign, why = "-", "another is better, or was ready before it"
-        asked = standing.assignment
-        found.append(PlacementChange(sign, *standing.slot, asked.model, asked.precision, asked.id, why))
-    for fallen in solver.fallen:
-        asked = fallen.assignment
-        sign = "-" if level.full and not under_way else "="
+        asked = replica.assignment
+        found.append(PlacementChange(sign, *replica.slot, asked.model, asked.precision, asked.id, why))
+    for failed in solver.failed:
+        asked = failed.assignment
+        sign = "-" if level.is_full and not under_way else "="
         found.append(
             PlacementChange(
-                sign, fallen.node, asked.device, asked.model, asked.precision, asked.id, str(fallen.refusal)
+                sign, failed.node, asked.device, asked.model, asked.precision, asked.id, str(failed.refusal)
             )
         )
     return tuple(found)
 
 
-def standing_by(solver: Solver, level: Level) -> tuple[PlacementChange, ...]:
-    """What applying would do to the standby."""
+def better_place(solver: Solver, level: Level, existing: CurrentReplica) -> Option | None:
+    """Where a replica would move if its policy allowed moves by itself. None where the policy allows them, or where no
+    place is better by the gain that it asks for."""
+    if solver.intent.migration.unasked or not solver.is_confirmed(existing):
+        return None
+    picked = {pick.option.key for pick in level.picks}
+    free = (
+        option
+        for option, found in zip(solver.options, level.faults, strict=True)
+        if not found and option.key not in picked
+    )
+    gains = [(solver.gain(option, existing, level.require), option.key, option) for option in free]
+    gain, _, best = max(gains, key=lambda one: one[:2], default=(-math.inf, None, None))
+    return best if gain >= solver.intent.migration.gain else None
+
+
+def standby_changes(solver: Solver, level: Level) -> tuple[PlacementChange, ...]:
+    """What applying the plan would do to the standby."""
     if level.standby is None:
         return ()
-    option, keeps = level.standby.option, level.standby.keeps
+    option, existing = level.standby.option, level.standby.existing
     late = any(
-        fault.order is Order.LATENCY
+        fault.constraint is Constraint.LATENCY
         for fault in solver.scope.faults(option, solver.intent, level.require, level.limits)
     )
     why = "stands by, staged" if solver.intent.require.standby is Standby.STAGED else "stands by"
     why += ", slower than asked" if late else ""
-    sign, name = ("=", keeps.assignment.id) if keeps is not None else ("+", "")
+    sign, name = ("=", existing.assignment.id) if existing is not None else ("+", "")
     return (PlacementChange(sign, *option.slot, option.model.digest, option.precision, name, why),)
 
 
-def already_relaxed(solver: Solver, level: Level) -> tuple[str, ...]:
-    """The steps that standing replicas live by: placed under them, and not moved back by figures alone."""
+def relaxations_in_use(solver: Solver, level: Level) -> tuple[str, ...]:
+    """The `relax` steps that current replicas depend on. They were placed under these steps, and better figures alone
+    do not move them back."""
     intent = solver.intent
     if not intent.relax:
         return ()
-    kept = [pick.option for pick in level.picks if pick.keeps is not None]
+    kept = [pick.option for pick in level.picks if pick.existing is not None]
     settings = [(intent.require, intent.limits), *((step.require, step.limits) for step in intent.relax)]
     for count, (require, limits) in enumerate(settings):
         if not any(
-            Order.LATENCY <= fault.order <= Order.POWER
+            Constraint.LATENCY <= fault.constraint <= Constraint.POWER
             for option in kept
             for fault in solver.scope.faults(option, intent, require, limits)
         ):
@@ -133,46 +191,47 @@ def already_relaxed(solver: Solver, level: Level) -> tuple[str, ...]:
 
 
 def nearest(solver: Solver, level: Level) -> tuple[Relaxation | None, str]:
-    """The smallest change that really places every replica, found by trying; else what has to be done by hand.
+    """The smallest change that places every replica, found by trying; else None and what has to be done by hand.
 
-    Tried, by distance: what each near candidate lacks, what several of them lack together, fewer replicas, less spread.
+    Tried in order of size: what each near candidate lacks, what several of them lack together, fewer replicas, less
+    spread.
     """
     require, limits = level.require, level.limits
     ways = sorted(
-        {merged(tuple(fault.give for fault in found)) for found in level.faults if found},
-        key=lambda gives: (distance(gives), str(gives)),
+        {distinct(tuple(fault.relaxation for fault in found)) for found in level.faults if found},
+        key=lambda gives: (total_size(gives), str(gives)),
     )
-    by_document = [gives for gives in ways if all(give.in_document for give in gives)][:WAYS_MOST]
+    by_document = [gives for gives in ways if all(give.is_in_document for give in gives)][:SHORTFALLS_MOST]
     trials = set(by_document)
-    together: tuple[Give, ...] = ()
+    together: tuple[RequiredRelaxation, ...] = ()
     for gives in by_document:
-        together = merged((*together, *gives))
+        together = distinct((*together, *gives))
         trials.add(together)
     if require.replicas > 1:
         placed = len(level.picks)
-        fewer = Give(replicas=max(1, placed), distance=1 - placed / require.replicas)
+        fewer = RequiredRelaxation(replicas=max(1, placed), size=1 - placed / require.replicas)
         closer = [
-            Give(spread=spread, distance=CATEGORY)
+            RequiredRelaxation(spread=spread, size=CATEGORY_SIZE)
             for spread in (Spread.DEVICE, Spread.NONE)
             if require.spread is Spread.NODE or (require.spread is Spread.DEVICE and spread is Spread.NONE)
         ]
-        trials |= {merged((*gives, give)) for give in (fewer, *closer) for gives in ((), *by_document[:3])}
-    for gives in sorted(trials, key=lambda gives: (distance(gives), str(gives)))[:TRIALS_MOST]:
-        proposal = relaxation(gives, require, limits)
-        if solver.solve(proposal.require, proposal.limits).full:
+        trials |= {distinct((*gives, give)) for give in (fewer, *closer) for gives in ((), *by_document[:3])}
+    for gives in sorted(trials, key=lambda gives: (total_size(gives), str(gives)))[:TRIALS_MOST]:
+        proposal = apply_relaxations(gives, require, limits)
+        if solver.solve(proposal.require, proposal.limits).is_full:
             return proposal, proposal.change
-    return None, typed(ways[0], require, limits) if ways else "add a device to the region"
+    return None, render_change(ways[0], require, limits) if ways else "add a device to the region"
 
 
 def refusal(solver: Solver, level: Level, remedy: str) -> Refusal:
-    """Why replicas are missing: the first constraint of the candidate that comes nearest."""
+    """Why replicas are missing: the binding constraint, and how many candidates each constraint excludes."""
     intent = solver.intent
     wanted, placed = level.require.replicas, len(level.picks)
-    if solver.gave_up:
-        places = ", ".join(f"{each.node}/{each.assignment.device}" for each in solver.broken)
-        return Refusal(solver.broken[0].refusal.code, f"failed on {places}", f"{wanted} replicas", remedy)
+    if solver.has_given_up:
+        places = ", ".join(f"{each.node}/{each.assignment.device}" for each in solver.broken_replicas)
+        return Refusal(solver.broken_replicas[0].refusal.code, f"failed on {places}", f"{wanted} replicas", remedy)
     missing = [model.source for model in intent.models if model.digest not in solver.scope.inputs.profiles]
-    if len(missing) == len(intent.models) and intent.key.tenant == GUESTS:
+    if len(missing) == len(intent.models) and intent.key.tenant == GUEST_TENANT:
         return Refusal(Code.WAITING_FOR_FETCH, "its model is not here yet", "the bytes from its home region")
     if len(missing) == len(intent.models):
         return Refusal(Code.MODEL_UNKNOWN, ", ".join(missing), "a pushed model", "shoal model push FILE")
@@ -181,39 +240,112 @@ def refusal(solver: Solver, level: Level, remedy: str) -> Refusal:
         code = Code.REPLICAS_SHORT if solver.options else Code.NO_CANDIDATE
         found = f"{placed} of {wanted} placed on {len(solver.options)} candidates"
         return Refusal(code, found, f"{wanted} replicas", remedy)
-    counts = Counter(found[0].refusal.code for found in excluded)
-    census = ", ".join(f"{code} x {count}" for code, count in sorted(counts.items()))
+    counts = Counter(code for found in excluded for code in {fault.refusal.code for fault in found})
     if placed:
-        return Refusal(Code.REPLICAS_SHORT, f"{placed} of {wanted} placed; {census}", f"{wanted} replicas", remedy)
-    closest = min(excluded, key=lambda found: (distance(tuple(fault.give for fault in found)), str(found[0].refusal)))
-    first = closest[0].refusal
-    return Refusal(first.code, f"{first.found}; of all candidates: {census}", first.asked, remedy)
+        found = f"{placed} of {wanted} placed; {_constraint_counts(counts)}"
+        return Refusal(Code.REPLICAS_SHORT, found, f"{wanted} replicas", remedy)
+    first = _failed_comparison(excluded) or _binding_constraint(excluded)
+    found = f"{first.found}; this excludes {counts.pop(first.code)} of {len(level.faults)} candidates"
+    found += f", other constraints: {_constraint_counts(counts)}" if counts else ""
+    return Refusal(first.code, found, first.asked, first.remedy or remedy)
 
 
-def unmoved(solver: Solver, move: Move) -> Refusal:
+def _constraint_counts(counts: Mapping[Code, int]) -> str:
+    """How many candidates each constraint excludes, as text."""
+    return ", ".join(f"{code} x {count}" for code, count in sorted(counts.items()))
+
+
+def _binding_constraint(excluded: list[tuple[PlacementFault, ...]]) -> Refusal:
+    """The binding constraint, as the candidate that comes nearest to meeting it reports it.
+
+    It is the constraint that excludes most candidates, alone or with others. Of several that exclude the same number,
+    it is the one that even its nearest candidate misses by most.
+    """
+    by_code = dict[Code, list[PlacementFault]]()
+    for found in excluded:
+        for code, fault in {fault.refusal.code: fault for fault in reversed(found)}.items():
+            by_code.setdefault(code, []).append(fault)
+    nearest = {
+        code: min(faults, key=lambda fault: (total_size((fault.relaxation,)), str(fault.refusal)))
+        for code, faults in by_code.items()
+    }
+    binding = max(
+        by_code,
+        key=lambda code: (len(by_code[code]), total_size((nearest[code].relaxation,)), -nearest[code].constraint),
+    )
+    return nearest[binding].refusal
+
+
+def _failed_comparison(excluded: list[tuple[PlacementFault, ...]]) -> Refusal | None:
+    """A place where the model's answers differed from those of the serving replica. This is reported first, because it
+    says more than the constraints that exclude other places."""
+    wrong = [fault.refusal for found in excluded for fault in found if fault.refusal.code is Code.VERIFY_FAILED]
+    return min(wrong, key=str, default=None)
+
+
+def comparison_models(solver: Solver, level: Level) -> tuple[str, ...]:
+    """Digests of other models whose answers a new replica of this workload must reproduce before it takes a request."""
+    intent = solver.intent
+    wanted = {model.digest for model in intent.models}
+    rule = intent.migration
+    if intent.back or rule.advisory or rule.against is not Against.SOURCE or all(pick.existing for pick in level.picks):
+        return ()
+    running = [*(each.assignment for each in solver.healthy), *(each.assignment for each in solver.failed)]
+    return tuple(sorted({one.model for one in running} - wanted))
+
+
+def is_final(solver: Solver, level: Level) -> bool:
+    """Whether replicas stay missing until somebody changes something, because no unused device of the region can take
+    one by waiting. A workload that other regions may run, or whose requirements depend on the time, is never final."""
+    intent = solver.intent
+    may_change = intent.delegation.mode is not DelegationMode.NEVER or bool(intent.schedule)
+    if level.is_full or may_change or intent.key.tenant == GUEST_TENANT or not solver.options:
+        return False
+    if solver.has_given_up:
+        return all(each.refusal.code not in _TRANSIENT for each in solver.broken_replicas)
+    picked = {pick.option.key for pick in level.picks}
+    timely = _TIME_DEPENDENT.search(level.require.where) is not None
+    return all(
+        any(_is_permanent(fault, is_time_dependent=timely) for fault in found)
+        for option, found in zip(solver.options, level.faults, strict=True)
+        if option.key not in picked
+    )
+
+
+def _is_permanent(fault: PlacementFault, *, is_time_dependent: bool) -> bool:
+    """Whether a fault stays until somebody changes something. A selector over the time may admit the candidate
+    later."""
+    if fault.constraint is Constraint.FAILED_HERE:
+        return fault.refusal.code not in (*_TRANSIENT, Code.MOVE_BLOCKED)
+    return fault.constraint in PERMANENT and not (is_time_dependent and fault.constraint is Constraint.SELECTOR)
+
+
+def move_refusal(solver: Solver, move: Move) -> Refusal:
     """Why a move finds no place where it aims: the first constraint of the place that comes nearest."""
     level = solver.solve(solver.intent.require, solver.intent.limits)
     aimed = [
         _in_order(found)
         for option, found in zip(solver.options, level.faults, strict=True)
-        if found and move.aim.allows(*option.names)
+        if found and move.aim.allows(*option.key)
     ]
-    spare = next((each for each in solver.reserve if move.aim.allows(*each.option.names)), None)
+    spare = next((each for each in solver.standbys if move.aim.allows(*each.option.key)), None)
     if not aimed and spare is not None:
         found = f"its standby is on {spare.node}/{spare.assignment.device}"
         return Refusal(Code.CONFLICT, found, "another node or device", "aim elsewhere, or apply it without `standby`")
     if not aimed:
         where = move.aim.where or "another device"
         return Refusal(Code.NO_CANDIDATE, f"nothing to place it on at {where}", "a device that can run it")
-    closest = min(aimed, key=lambda found: (distance(tuple(fault.give for fault in found)), str(found[0].refusal)))
+    closest = min(
+        aimed, key=lambda found: (total_size(tuple(fault.relaxation for fault in found)), str(found[0].refusal))
+    )
     return _with_remedy(closest[0], level)
 
 
-def _in_order(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    return tuple(sorted(faults, key=lambda fault: fault.order))
+def _in_order(faults: tuple[PlacementFault, ...]) -> tuple[PlacementFault, ...]:
+    return tuple(sorted(faults, key=lambda fault: fault.constraint))
 
 
-def _with_remedy(fault: Fault, level: Level) -> Refusal:
+def _with_remedy(fault: PlacementFault, level: Level) -> Refusal:
     if fault.refusal.remedy:
         return fault.refusal
-    return replace(fault.refusal, remedy=typed((fault.give,), level.require, level.limits))
+    return replace(fault.refusal, remedy=render_change((fault.relaxation,), level.require, level.limits))

@@ -1,4 +1,4 @@
-"""What placement reads and what it answers. The answer mirrors `WorkloadPlan` of the operator API."""
+"""The input and the output of placement. The output mirrors `WorkloadPlan` of the operator API."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,21 +7,45 @@ from typing import NamedTuple
 
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.prediction.model import Prediction
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Measured
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.migration import DRAIN_S
 from shoal.types.profile import ModelProfile
 from shoal.types.signature import PublisherKey, SignedModel
 from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall
-from shoal.types.workload import Declared, Intent, PartitionRule, Quota, Relaxation, Requirements, Standby, WorkloadKey
+from shoal.types.workload import (
+    DeclaredValues,
+    Intent,
+    PartitionRule,
+    Quota,
+    Relaxation,
+    Requirements,
+    Standby,
+    WorkloadKey,
+)
 
 
 class Triple(NamedTuple):
-    """What a crash is blamed on: poisoned across the fleet until one of the three changes."""
+    """What a crash or a failed load is attributed to: a model on one version of one runtime."""
 
     model: str
     provider: str
     runtime_version: str
+
+
+class Poisoning(NamedTuple):
+    """`triple` is not placed for `requester` until one of its three parts changes or an operator clears the model."""
+
+    triple: Triple
+    # As `requester_of` returns it; empty: for every requester.
+    requester: str
+
+
+def requester_of(workload: WorkloadKey) -> str:
+    """Whose requests reach this workload's replicas: those of its tenant. For a guest workload it is the workload
+    itself, so that the crashes of each agreement are counted apart."""
+    return str(workload) if workload.tenant == GUEST_TENANT else workload.tenant
 
 
 class Slot(NamedTuple):
@@ -32,7 +56,7 @@ class Slot(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One model (by digest) on one device: what was measured there is remembered by this."""
+    """One model (by digest) on one device: the key under which its measurements are remembered."""
 
     model: str
     node: str
@@ -41,76 +65,94 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RegionFacts:
-    """name: the region's. residency: the label of `Region.location`. carbon_g_per_kwh: NaN where unknown.
-    sleep_after_s: a device that can sleep does so when nothing has been on it for so long; None: it stays awake."""
+    """What placement knows about its own region."""
 
+    # The region's name.
     name: str
+    # The label from `Region.location`; empty where the region declares none.
     residency: str = ""
+    # Labels of the region, by name.
     labels: Mapping[str, str] = field(default_factory=dict)
+    # Carbon intensity of the grid in gCO2/kWh; NaN where unknown.
     carbon_g_per_kwh: float = float("nan")
+    # A device that can sleep does so after this many seconds without a replica; None: devices never sleep.
     sleep_after_s: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentRef:
-    """One applied or proposed document; digest: SHA-256 of its normalised content."""
+    """One applied or proposed document."""
 
     kind: str
     name: str
+    # SHA-256 of the normalised content.
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
-class Publisher:
-    """A key that the region knows. until: when it stops to count; None: never."""
+class TrustedKey:
+    """A publisher's key that the region trusts."""
 
     key: PublisherKey
+    # The key is no longer valid from this time on; None: it never expires.
     until: Wall | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:
-    """A model's signature that verifies under the region's key `key`. allow_version: as in SignedModel."""
+    """A signature of a model, verified under one of the region's keys."""
 
+    # Name of the key that verifies it, as the Region document declares it.
     key: str
+    # The signature as pushed: an OpenSSF model signature (JSON).
     bundle: bytes
+    # The model version that the publisher signed.
     version: int
+    # The signature is no longer valid from this time on; None: it never expires.
     expires_at: Wall | None
+    # As in SignedModel: an older version that the region still accepts; 0: none.
     allow_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Signatures:
-    """keys: those that the region declares, by name. models: by digest, what those keys signed."""
+    """The publishers' keys of the region, and what they signed."""
 
-    keys: Mapping[str, Publisher] = field(default_factory=dict)
+    # Keys that the region declares, by name.
+    keys: Mapping[str, TrustedKey] = field(default_factory=dict)
+    # Verified signatures by model digest.
     models: Mapping[str, tuple[ModelSignature, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Room on one device that is kept for a workload of tenant `guests`: a bid that is held, or an agreement without a
-    replica yet. bid: the workload's name; it alone may take this room. busy: share of the device's time."""
+    """Capacity on one device that is kept for a guest workload: for a bid that is held, or for an agreement that has no
+    replica yet."""
 
+    # Name of the guest workload. It alone may use this capacity.
     bid: str
     slot: Slot
     memory_bytes: Bytes
+    # Share of the device's time that is kept, 0 to 1.
     busy: float
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Where a replica that moves may go. Empty: anywhere but where it is. region: a workload that goes to another
-    region, or comes home from one."""
+    """Where a replica that moves may go. All fields empty: anywhere but where it is now."""
 
+    # Name of the node; empty: any node.
     node: str = ""
+    # Name of the device; empty: any device.
     device: str = ""
+    # Digest of the model variant; empty: any variant.
     model: str = ""
+    # The other region of a workload that moves there or returns from it; empty: a move within this region.
     region: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "Aim":
-        """`NODE` or `NODE/DEVICE`. Raises ShoalError(FIELD_INVALID)."""
+        """Parses `NODE` or `NODE/DEVICE`. Raises ShoalError(FIELD_INVALID)."""
         node, _, device = text.partition("/")
         if not node or "/" in device or (not device and "/" in text):
             raise refuse(Code.FIELD_INVALID, f"target {text!r:.80}", "NODE or NODE/DEVICE", "see `shoal get devices`")
@@ -118,7 +160,7 @@ class Aim:
 
     @property
     def where(self) -> str:
-        """Empty: anywhere."""
+        """For people; empty: anywhere."""
         return self.region or "/".join(filter(None, (self.node, self.device)))
 
     def allows(self, node: str, device: str, model: str) -> bool:
@@ -127,71 +169,101 @@ class Aim:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a live migration wants of the region now. source, target: assignments; target is empty until it has a place
-    (then `aim` counts). share: of the source's requests that the target takes. leaves: which of the two is to go now,
-    empty: none; drain_s: what it has to finish in. why: said of the one that does not count as a replica any more.
-    stays: what leaves does not drain yet, it has sessions to hand over. gap: one device holds the larger of both, and
-    not both at once. holds: those of the two that are to be staged."""
+    """What one live migration needs from the region in its current state."""
 
+    # Id of the migration.
     migration: str
+    # The workload that moves.
     workload: WorkloadKey
+    # Id of the assignment that moves.
     source: str
+    # Reason shown for the replica that no longer counts (`excluded`).
     why: Refusal
+    # Id of the new assignment; empty until it has a place. Until then `aim` applies.
     target: str = ""
+    # Where the target may be placed.
     aim: Aim = Aim()
+    # Share of the source's requests that the target takes, 0 to 1.
     share: float = 0.0
-    leaves: str = ""
+    # Which of the two assignments drains now; empty: neither.
+    leaving: str = ""
+    # Time that the leaving replica has to finish its requests.
     drain_s: Seconds = DRAIN_S
-    stays: bool = False
+    # True while the leaving replica must not drain yet, because it still hands over sessions.
+    defers_drain: bool = False
+    # True where one device holds both, but not at the same time: its memory counts for the larger one only.
     gap: bool = False
-    holds: tuple[str, ...] = ()
+    # Ids of those of the two that keep only their bytes on disk for now.
+    staged: tuple[str, ...] = ()
 
     @property
-    def uncounted(self) -> str:
-        """The assignment that does not count as a replica: the source, but for a move that is rolled back."""
-        return self.target if self.target and self.leaves == self.target else self.source
+    def excluded_assignment(self) -> str:
+        """The assignment that does not count as a replica: the source, or the target of a move that rolls back."""
+        return self.target if self.target and self.leaving == self.target else self.source
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All that placement looks at: the same inputs give the same plan, in whatever order the mappings were filled.
+    """All that placement reads. The same inputs give the same plan, in whatever order the mappings were filled."""
 
-    profiles: by model digest. desired: every node's assignments as last decided, draining ones included; the others are
-    the current replicas. terms: by assignment id, what its workload asked when it was last confirmed (`terms_of`); one
-    that was confirmed under other terms yields to a gain. broken: assignments that do not count as replicas any more,
-    and why (`workloads.trouble`). measured: warm-up figures remembered from earlier replicas. costs: USD/h of a whole
-    device; absent = unknown. rtt_s: from a traffic origin to this region; absent = 0. seed breaks ties. elsewhere:
-    workloads that another region runs under an agreement: no replica of theirs is wanted here. reserved: counts as
-    taken. moves: of its two replicas one counts. blocked: places that may not take over a workload's model, and why.
-    """
-
+    # The region that is planned.
     region: RegionFacts
+    # Its nodes as last observed.
     fleet: Fleet
+    # The workloads with their policies applied, in any order.
     intents: tuple[Intent, ...]
+    # Model profiles by digest. A model without one cannot be placed.
     profiles: Mapping[str, ModelProfile]
+    # Each node's assignments as last decided, by node. Draining ones are included; the others are the current replicas.
     desired: Mapping[str, tuple[Assignment, ...]]
+    # Current time on the monotonic clock.
     now: Elapsed
+    # Current wall-clock time, for expiry dates and for expressions over `now`.
     wall: Wall
+    # Breaks ties between equal candidates.
     seed: int = 0
+    # Documents that the plan's hash covers.
     documents: tuple[DocumentRef, ...] = ()
+    # Quotas by tenant; a tenant without one is unlimited.
     quotas: Mapping[str, Quota] = field(default_factory=dict)
+    # By assignment id, `terms_of` its workload when the replica was last confirmed. A replica confirmed under other
+    # terms may be replaced by a better place.
     terms: Mapping[str, str] = field(default_factory=dict)
-    broken: Mapping[str, Refusal] = field(default_factory=dict)
-    poisoned: frozenset[Triple] = frozenset()
+    # By assignment id, why it no longer counts as a replica (`broken_assignments` of core.workloads.failures).
+    broken_assignments: Mapping[str, Refusal] = field(default_factory=dict)
+    # Models that crashed a runtime repeatedly, and for whose requests.
+    poisoned: frozenset[Poisoning] = frozenset()
+    # Load failures that are permanent for a model on a runtime version, as some node of the region showed.
+    unloadable: Mapping[Triple, Refusal] = field(default_factory=dict)
+    # Warm-up measurements of earlier replicas.
     measured: Mapping[Trial, Measured] = field(default_factory=dict)
+    # USD/h of a whole device; an absent device has an unknown cost.
     costs: Mapping[Slot, UsdPerHour] = field(default_factory=dict)
+    # Round-trip time from a traffic origin to this region; an absent origin counts as 0.
     rtt_s: Mapping[str, Seconds] = field(default_factory=dict)
+    # The region's publisher keys and the models that they signed.
     signatures: Signatures = field(default_factory=Signatures)
+    # Workloads that another region runs under an agreement. They need no replica here, except a standby.
     elsewhere: frozenset[WorkloadKey] = frozenset()
+    # Capacity kept for guest workloads; it counts as taken.
     reserved: tuple[Reservation, ...] = ()
+    # Live migrations. Only one of the two replicas of each counts.
     moves: tuple[Move, ...] = ()
+    # Places that must not take over a workload's model, and why: an earlier move there failed.
     blocked: Mapping[tuple[WorkloadKey, Trial], Refusal] = field(default_factory=dict)
+
+    def is_poisoned(self, triple: Triple, workload: WorkloadKey) -> bool:
+        asked = (Poisoning(triple, ""), Poisoning(triple, requester_of(workload)))
+        return not self.poisoned.isdisjoint(asked)
 
 
 def terms_of(intent: Intent) -> str:
-    """What a workload's documents ask of a placement, as a short hash: equal terms are no reason to move. Nor is a
-    standby that is asked for, or not any more, nor what a schedule changes for a time: that is for triggers to see."""
-    declared = intent.declared or Declared(intent.weights, intent.traffic)
+    """A short hash of what a workload's documents ask of a placement. Equal terms are no reason to move.
+
+    The hash leaves out a standby, because adding or removing one must not move replicas. It uses the declared weights
+    and traffic instead of those that a schedule sets for a time, because migration triggers react to these.
+    """
+    declared = intent.declared or DeclaredValues(intent.weights, intent.traffic)
     asked = (
         intent.models,
         without_standby(intent.require),
@@ -207,138 +279,196 @@ def terms_of(intent: Intent) -> str:
 
 
 def without_standby(require: Requirements) -> Requirements:
-    """What is asked of the replicas for requests."""
+    """The requirements on replicas that take requests."""
     return replace(require, standby=Standby.NONE)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreTerm:
-    """normalised: 0 (best) to 1 over the workload's feasible candidates; unknown values count as 1."""
+    """One term of a candidate's score."""
 
+    # `latency`, `cost` or `energy`.
     name: str
+    # Weight in the policy's objective, 0 to 1.
     weight: float
+    # Predicted value in `unit`; NaN where unknown.
     value: float
+    # Unit of `value`.
     unit: str
+    # 0 (best) to 1 (worst) over the workload's feasible candidates; an unknown value counts as 1.
     normalised: float
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One (device, model variant) for one workload. refusal: the first constraint that excluded it; None: feasible.
+    """One (device, model variant) for one workload, and why it was chosen, ranked or excluded."""
 
-    nearest: what would make it fit, as one would type it; empty when feasible. score: 0 best, NaN when excluded.
-    standby: chosen to stand by; `chosen` is for requests.
-    """
-
+    # Name of the node.
     node: str
+    # Name of the device on that node.
     device: str
+    # Digest of the model variant.
     model: str
+    # Precision it runs in, such as `fp32`.
     precision: str
+    # True where the device is emulated.
     emulated: bool
+    # True where a replica for requests is placed here; a standby has `standby` instead.
     chosen: bool
+    # True where a replica of the workload is assigned here now, healthy or failed.
     current: bool
+    # Weighted score, 0 best; NaN where excluded.
     score: float
+    # Terms of the score; empty where excluded.
     terms: tuple[ScoreTerm, ...]
+    # None where nothing could be predicted.
     prediction: Prediction | None
+    # Cost of the whole device in USD/h; NaN where unknown.
     cost_usd_per_h: float
+    # Emissions of one replica in gCO2/h; NaN where unknown.
     carbon_g_per_h: float
+    # First constraint that excludes it; None: it is feasible.
     refusal: Refusal | None
+    # Change that would make it feasible, as one would type it; empty where it is feasible.
     nearest: str
+    # True where no other feasible candidate is as good in every term and better in one.
     pareto: bool
+    # True where the standby is placed here.
     standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementChange:
-    """sign: `+` a new replica, `-` one that goes, `=` one that stays."""
+    """One replica in the diff that a plan shows."""
 
+    # `+` a new replica, `-` one that is removed, `=` one that stays.
     sign: str
+    # Name of the node.
     node: str
+    # Name of the device on that node.
     device: str
+    # Digest of the model variant.
     model: str
+    # Precision it runs in.
     precision: str
+    # Id of the current assignment; empty for a new replica.
     assignment: str
+    # Reason, for people.
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A replica that shall exist. keeps: the current assignment that is this replica; empty: a new one.
+class ReplicaTarget:
+    """A replica that should exist: what reconciliation turns into an assignment."""
 
-    signed: what its node is to verify; None where its policy asks for no signature. busy: share of the device's time
-    that its declared traffic takes. standby: it takes requests when no other replica does. moves: the migration that
-    waited for this place; empty for any other. instead: the replica in whose room it comes, and which has to go first.
-    capture: requests that its node may keep, with consent. session: as the Intent has it. staged: it stands by as bytes
-    on disk; its room is kept, so that it can be loaded.
-    """
-
+    # The workload it serves.
     workload: WorkloadKey
+    # Revision of the workload that is planned.
     revision: int
+    # Name of the node.
     node: str
+    # Name of the device on that node.
     device: str
+    # ONNX Runtime execution provider of the device.
     provider: str
+    # Digest of the model variant.
     model: str
+    # Size of the model file.
     model_bytes: Bytes
+    # Precision it runs in.
     precision: str
+    # Memory to commit: that of the current assignment, or the upper end of the prediction for a new one.
     memory_bytes: Bytes
+    # Largest batch of requests it may run.
     max_batch: int
+    # True where it may share a worker process with other models of its tenant.
     shared_worker: bool
+    # What its node does while it is cut off from the coordinator.
     partition: PartitionRule
-    keeps: str
+    # Id of the current assignment that is this replica; empty: a new one.
+    existing_assignment: str
+    # `terms_of` its workload; equal terms later confirm the replica.
     terms: str
+    # What its node has to verify; None where the policy asks for no signature.
     signed: SignedModel | None = None
+    # Share of the device's time that its declared traffic takes; 1: all of it, 0: no traffic is declared.
     busy: float = 0.0
+    # True where it takes requests only when no other replica answers.
     standby: bool = False
-    moves: str = ""
-    instead: str = ""
+    # Id of the migration that waited for this place; empty for any other replica.
+    migration: str = ""
+    # Id of the assignment whose memory it needs, and which is unloaded first; empty: none.
+    replaces: str = ""
+    # Number of recent requests that its node may keep in memory to verify moves, with the owner's consent; 0: none.
     capture: int = 0
+    # As in Intent: by each input that takes session state, the output that produces it. Empty: stateless.
     session: Mapping[str, str] = field(default_factory=dict)
+    # True where only its bytes are kept on disk. Its memory is committed, so that it can be loaded.
     staged: bool = False
+    # As in Assignment: digest of the inputs that feed its warm-up first; empty: those that its graph implies.
+    samples: str = ""
+    # Size of these inputs.
+    samples_bytes: Bytes = Bytes(0)
+    # As in Assignment: it serves without a warm-up where no known input runs.
+    warm_up_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPlan:
-    """Why one workload is placed as it is. candidates: feasible first, best first.
+    """Where one workload is placed, and why."""
 
-    relaxed: changes of the policy's `relax` that were needed. refusal: set when replicas are missing. nearest: the
-    smallest change that places it; proposal: the same as values, None where no change of the document helps. evicted:
-    ids of replicas that run beyond their tenant's quota and drain, although the plan lacks replicas. elsewhere: another
-    region runs it (DELEGATED): nothing is wanted here but a standby. wanted, placed: without standbys; targets: with.
-    no_standby: why none stands by, though its policy asks for one and all other replicas are placed. unmoved: by
-    migration, why it has no place yet.
-    """
-
+    # The workload.
     workload: WorkloadKey
+    # Name of its policy.
     policy: str
+    # Replicas asked for, without the standby.
     wanted: int
+    # Replicas that have a place, without the standby.
     placed: int
+    # Feasible ones first, the best of them first. Empty in a plan without explanations.
     candidates: tuple[Candidate, ...]
+    # What applying the plan would do to each replica.
     changes: tuple[PlacementChange, ...]
+    # Why replicas are missing; None where all are placed.
     refusal: Refusal | None
+    # Changes of the policy's `relax` that the plan uses, as typed.
     relaxed: tuple[str, ...]
+    # Smallest change that would place it, as typed; empty where it is placed or nothing was searched.
     nearest: str
+    # The same as values; None where no change of the document helps.
     proposal: Relaxation | None
-    targets: tuple[Target, ...]
+    # The replicas that should exist, the standby last.
+    targets: tuple[ReplicaTarget, ...]
+    # Ids of replicas beyond the tenant's quota. They drain, although the plan lacks replicas.
     evicted: tuple[str, ...] = ()
+    # True where another region runs it (DELEGATED). It needs nothing here but a standby.
     elsewhere: bool = False
+    # Why it has no standby although its policy asks for one and all other replicas are placed; else None.
     no_standby: Refusal | None = None
-    unmoved: Mapping[str, Refusal] = field(default_factory=dict)
+    # By migration id, why that move has no place yet.
+    unplaced_moves: Mapping[str, Refusal] = field(default_factory=dict)
+    # True where replicas stay missing until somebody changes something.
+    is_final: bool = False
+    # Digests of other models whose answers the new replicas must reproduce before they take a request.
+    compared_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """workloads: in order of (priority descending, key). hash: over decisions alone, not telemetry or predictions."""
+class PlacementPlan:
+    """The plan of all workloads."""
 
+    # In order of (priority descending, key).
     workloads: tuple[WorkloadPlan, ...]
+    # Covers the decisions alone, not telemetry or predictions.
     hash: str
 
     @property
-    def changes(self) -> bool:
+    def has_changes(self) -> bool:
         return any(change.sign != "=" for workload in self.workloads for change in workload.changes)
 
     def of(self, key: WorkloadKey) -> WorkloadPlan | None:
         return next((plan for plan in self.workloads if plan.workload == key), None)
 
     @property
-    def targets(self) -> Mapping[WorkloadKey, tuple[Target, ...]]:
+    def targets(self) -> Mapping[WorkloadKey, tuple[ReplicaTarget, ...]]:
         return {plan.workload: plan.targets for plan in self.workloads}

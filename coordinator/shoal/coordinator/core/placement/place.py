@@ -1,4 +1,5 @@
-"""Where every workload runs: pure, deterministic, and able to say why. Guide: docs/guides/placement.md."""
+"""Plans where every workload runs. Placement is pure and deterministic, and explains itself. Guide:
+docs/guides/placement.md."""
 
 import hashlib
 import json
@@ -7,13 +8,27 @@ from dataclasses import replace
 
 from shoal.coordinator.core.fleet.commitments import memory_of
 from shoal.coordinator.core.placement import explain as why
-from shoal.coordinator.core.placement.books import Books, busy_share, opened, quota_caps, wants_standby
+from shoal.coordinator.core.placement.allocations import (
+    Allocations,
+    busy_share,
+    initial_allocations,
+    quota_caps,
+    wants_standby,
+)
 from shoal.coordinator.core.placement.feasible import Scope
-from shoal.coordinator.core.placement.model import Inputs, Move, PlacementChange, Plan, Slot, Target, WorkloadPlan
-from shoal.coordinator.core.placement.signatures import sealed
-from shoal.coordinator.core.placement.solve import Level, Occupied, Pick, Solver, memory_needed
-from shoal.coordinator.core.placement.standing import current_of
-from shoal.types.agreement import GUESTS
+from shoal.coordinator.core.placement.model import (
+    Inputs,
+    Move,
+    PlacementChange,
+    PlacementPlan,
+    ReplicaTarget,
+    Slot,
+    WorkloadPlan,
+)
+from shoal.coordinator.core.placement.replicas import replicas_of
+from shoal.coordinator.core.placement.signatures import make_signed_model
+from shoal.coordinator.core.placement.solve import Level, Occupancy, Pick, Solver, memory_requirement
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Against
@@ -22,83 +37,92 @@ from shoal.types.workload import Standby, WorkloadKey
 
 
 def place(
-    inputs: Inputs, *, explain: bool | Collection[WorkloadKey] = True, at_home: Collection[WorkloadKey] = ()
-) -> Plan:
-    """Where every workload shall run, why, and what would have to give where it cannot.
+    inputs: Inputs, *, explain: bool | Collection[WorkloadKey] = True, as_if_local: Collection[WorkloadKey] = ()
+) -> PlacementPlan:
+    """Where every workload should run, why, and which change would place it where it cannot run.
 
-    explain: for all, none, or these. Without it there are no candidates and no proposals, and a workload whose replicas
-    all stand costs nothing that grows with the fleet; the decisions, and so the hash, are the same.
-    at_home: of those elsewhere, where each would be placed if no other region ran it, and the others were where they
-    are: such a plan takes no room from anybody.
+    explain: for all workloads, none, or these. Without it there are no candidates and no proposals, and a workload
+    whose replicas all stay costs nothing that grows with the fleet. The decisions, and so the hash, are the same.
+    as_if_local: workloads that another region runs. Each is planned as if it ran here and everything else stayed where
+    it is. Such a plan takes no capacity from others.
     """
     scope = Scope(inputs)
     intents = sorted(inputs.intents, key=lambda intent: (-intent.priority, intent.key))
-    current = {intent.key: current_of(scope, intent) for intent in intents}
+    current = {intent.key: replicas_of(scope, intent) for intent in intents}
     caps = quota_caps(scope, [(intent, current[intent.key]) for intent in intents])
-    opening = opened(scope, ((intent, current[intent.key]) for intent in intents))
-    books = opening
+    baseline = initial_allocations(scope, ((intent, current[intent.key]) for intent in intents))
+    allocations = baseline
     plans = list[WorkloadPlan]()
     for intent in intents:
-        stands = current[intent.key]
+        replicas = current[intent.key]
         away = intent.key in inputs.elsewhere
-        if away and intent.key not in at_home:
-            spare = Solver(scope, intent, stands, caps[intent.key], books, opening, elsewhere=True)
-            plan, books = _elsewhere(spare, books)
+        if away and intent.key not in as_if_local:
+            spare = Solver(scope, intent, replicas, caps[intent.key], allocations, baseline, elsewhere=True)
+            plan, allocations = _plan_elsewhere(spare, allocations)
             plans.append(plan)
             continue
-        is_guest = intent.key.tenant == GUESTS
+        # A guest workload may use the capacity that is reserved for it.
+        is_guest = intent.key.tenant == GUEST_TENANT
         own = [each for each in inputs.reserved if each.bid == intent.key.name] if is_guest else []
-        free, free_at_first = books.reserving(own, -1), opening.reserving(own, -1)
-        solver = Solver(scope, intent, stands, caps[intent.key], free, free_at_first)
+        free, free_at_first = allocations.with_reservations(own, -1), baseline.with_reservations(own, -1)
+        solver = Solver(scope, intent, replicas, caps[intent.key], free, free_at_first)
         asked = explain if isinstance(explain, bool) else intent.key in explain
-        plan, after = _moved(solver, *_workload(solver, explain=asked), explain=asked)
-        plan, after = _replaced(solver, plan, after, explain=asked)
+        plan, after = _place_moves(solver, *_plan_workload(solver, explain=asked), explain=asked)
+        plan, after = _replace_in_place(solver, plan, after, explain=asked)
         plans.append(plan)
         if not away:
-            books = after if plan.targets else after.reserving(own)
-            opening = free_at_first.without(scope, intent, stands)
-    return Plan(tuple(plans), _hash(inputs, plans))
+            # The reservation stays while the guest has no place. The baseline loses this workload, so that later ones
+            # can tell OUTRANKED from a real shortage.
+            allocations = after if plan.targets else after.with_reservations(own)
+            baseline = free_at_first.without_workload(scope, intent, replicas)
+    return PlacementPlan(tuple(plans), _hash(inputs, plans))
 
 
-def _moved(unmoved: Solver, plan: WorkloadPlan, after: Books, *, explain: bool) -> tuple[WorkloadPlan, Books]:
-    """With as many of the moves that wait for a place as find one and may go at once, and what the others lack."""
-    scope, intent = unmoved.scope, unmoved.intent
+def _place_moves(
+    base: Solver, plan: WorkloadPlan, after: Allocations, *, explain: bool
+) -> tuple[WorkloadPlan, Allocations]:
+    """Adds as many of the waiting moves as find a place and may run concurrently. For the others, the plan says why
+    they wait."""
+    scope, intent = base.scope, base.intent
     waiting = [move for move in scope.inputs.moves if move.workload == intent.key and not move.target]
-    room = intent.migration.max_concurrent - sum(move.workload == intent.key for move in scope.moving)
-    taken, held, best = list[Move](), dict[str, Refusal](), plan
+    room = intent.migration.max_concurrent - sum(move.workload == intent.key for move in scope.placed_moves)
+    accepted, refusals, best = list[Move](), dict[str, Refusal](), plan
     for move in waiting:
-        if len(taken) >= room:
+        if len(accepted) >= room:
             break
-        moving = (*taken, move)
-        solver = unmoved.moved(current_of(scope, intent, moving), moving)
-        found, books = _workload(solver, explain=explain)
-        if found.placed >= plan.placed and sum(bool(target.moves) for target in found.targets) == len(moving):
-            taken, best, after = [*moving], found, books
+        moving = (*accepted, move)
+        solver = base.with_moves(replicas_of(scope, intent, moving), moving)
+        found, allocations = _plan_workload(solver, explain=explain)
+        if found.placed >= plan.placed and sum(bool(target.migration) for target in found.targets) == len(moving):
+            accepted, best, after = [*moving], found, allocations
             continue
-        instead = _instead(unmoved, move.source, moving, plan.placed, explain=explain)
+        instead = _place_with_gap(base, move.source, moving, plan.placed, explain=explain)
         if instead is None or isinstance(instead, Refusal):
-            held[move.migration] = instead or why.unmoved(solver, move)
+            refusals[move.migration] = instead or why.move_refusal(solver, move)
         else:
-            taken, (best, after) = [*moving], instead
-    return (replace(best, unmoved=held) if held else best), after
+            accepted, (best, after) = [*moving], instead
+    return (replace(best, unplaced_moves=refusals) if refusals else best), after
 
 
-def _instead(
-    unmoved: Solver, source: str, moving: Sequence[Move], placed: int, *, explain: bool
-) -> tuple[WorkloadPlan, Books] | Refusal | None:
-    """With a new replica in the room of `source`, which goes before that is loaded, where the policy allows a gap and
-    nothing else helps: the source's device is the only place for it. A refusal where the gap is too short for it."""
-    scope, intent = unmoved.scope, unmoved.intent
-    if intent.migration.allow_gap_s <= 0 or intent.session or any(move.gap for move in scope.moving):
-        return None  # sessions have nowhere to be while nobody serves
+def _place_with_gap(
+    base: Solver, source: str, moving: Sequence[Move], placed: int, *, explain: bool
+) -> tuple[WorkloadPlan, Allocations] | Refusal | None:
+    """The plan with a new replica in the memory of `source`, which is unloaded before the new one loads. Only where the
+    policy allows a gap and the device of `source` is the only place.
+
+    Returns None where that does not help, and a refusal where the gap would exceed what the policy allows.
+    """
+    scope, intent = base.scope, base.intent
+    if intent.migration.allow_gap_s <= 0 or intent.session or any(move.gap for move in scope.placed_moves):
+        return None  # sessions would be lost while no replica serves
     leaving = next(
-        (_occupied(scope, *each) for each in scope.current.get(intent.key, ()) if each[1].id == source), None
+        (_occupancy(scope, *each) for each in scope.current.get(intent.key, ()) if each[1].id == source), None
     )
     if leaving is None:
         return None
-    solver = unmoved.moved(current_of(scope, intent, moving), moving, leaving)
-    found, books = _workload(solver, explain=explain)
-    new = [each for each in found.targets if not each.keeps]
+    solver = base.with_moves(replicas_of(scope, intent, moving), moving, leaving)
+    found, allocations = _plan_workload(solver, explain=explain)
+    new = [each for each in found.targets if not each.existing_assignment]
     last = new[-1] if new else None
     if found.placed < max(placed, 1) or last is None or (last.node, last.device) != leaving.slot or last.standby:
         return None
@@ -106,42 +130,45 @@ def _instead(
     if needed_s > allowed_s:
         gap = f"{needed_s:.1f} s for the new one to come up, and the old one again should it fail"
         return Refusal(Code.NO_ROOM_FOR_BOTH, gap, f"within `migration: allow_gap` {allowed_s:g} s")
-    targets = tuple(replace(each, instead=source, staged=True) if each is last else each for each in found.targets)
-    kept = Bytes(max(0, leaving.memory - last.memory_bytes))
-    return replace(found, targets=targets), books.freed(leaving.slot, Bytes(-kept))
+    targets = tuple(replace(each, replaces=source, staged=True) if each is last else each for each in found.targets)
+    kept = Bytes(max(0, leaving.memory_bytes - last.memory_bytes))
+    return replace(found, targets=targets), allocations.with_freed_memory(leaving.slot, Bytes(-kept))
 
 
-def _gap_s(solver: Solver, target: Target, source: str) -> float:
-    """For how long nobody may serve at the most, by what is known or predicted of both."""
+def _gap_s(solver: Solver, target: ReplicaTarget, source: str) -> float:
+    """The longest time without a serving replica, by what is known or predicted of both."""
     scope, rule = solver.scope, solver.intent.migration
     names = (target.node, target.device, target.model)
-    there = next((each.prediction for each in solver.options if each.names == names), None)
+    there = next((each.prediction for each in solver.options if each.key == names), None)
     state = scope.inputs.fleet.nodes.get(target.node)
     observed = state.observed.get(source) if state is not None else None
     again_s = observed.measured.load_s if observed is not None and observed.measured is not None else 0.0
     if there is None:
         return again_s
     compared_s = 0.0 if rule.against is Against.NONE else rule.samples * there.latency_p95_s.mid
-    return there.load_s.mid + compared_s + again_s + scope.inputs.fleet.timing.settle_s
+    return there.load_s.mid + compared_s + again_s + scope.inputs.fleet.timing.route_propagation_s
 
 
-def _occupied(scope: Scope, node: str, assignment: Assignment) -> Occupied:
+def _occupancy(scope: Scope, node: str, assignment: Assignment) -> Occupancy:
     state = scope.inputs.fleet.nodes.get(node)
     observed = state.observed.get(assignment.id) if state is not None else None
-    return Occupied(assignment.id, Slot(node, assignment.device), memory_of(assignment, observed))
+    return Occupancy(assignment.id, Slot(node, assignment.device), memory_of(assignment, observed))
 
 
-def _replaced(unmoved: Solver, plan: WorkloadPlan, after: Books, *, explain: bool) -> tuple[WorkloadPlan, Books]:
-    """Where replicas lack a place only because what they replace is there: one of them in that room."""
-    scope, intent = unmoved.scope, unmoved.intent
+def _replace_in_place(
+    base: Solver, plan: WorkloadPlan, after: Allocations, *, explain: bool
+) -> tuple[WorkloadPlan, Allocations]:
+    """Where replicas lack a place only because the ones that they replace occupy it: puts one of them into that
+    memory."""
+    scope, intent = base.scope, base.intent
     busy = any(move.workload == intent.key for move in scope.inputs.moves)
     if intent.migration.allow_gap_s <= 0 or plan.placed >= plan.wanted or busy:
         return plan, after
-    kept = {target.keeps for target in plan.targets}
-    superseded = [each.assignment.id for each in unmoved.fallen if each.refusal.code is Code.CONFLICT]
-    superseded += [each.assignment.id for each in unmoved.standing if each.assignment.id not in kept]
+    kept = {target.existing_assignment for target in plan.targets}
+    superseded = [each.assignment.id for each in base.failed if each.refusal.code is Code.CONFLICT]
+    superseded += [each.assignment.id for each in base.active if each.assignment.id not in kept]
     for source in superseded:
-        found = _instead(unmoved, source, (), plan.placed + 1, explain=explain)
+        found = _place_with_gap(base, source, (), plan.placed + 1, explain=explain)
         if isinstance(found, Refusal):
             plan = replace(plan, refusal=found)
         elif found is not None:
@@ -149,47 +176,51 @@ def _replaced(unmoved: Solver, plan: WorkloadPlan, after: Books, *, explain: boo
     return plan, after
 
 
-def _workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Books]:
-    """The policy's own setting, then its `relax` steps in order: the first that places all replicas, else most."""
+def _plan_workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Allocations]:
+    """Tries the policy's own setting, then its `relax` steps in order. Takes the first that places all replicas, else
+    the one that places most."""
     intent = solver.intent
-    level = None if explain else solver.unmoved()
+    level = None if explain else solver.steady_level()
     relaxed: tuple[str, ...] = ()
     if level is None:
         levels = [solver.solve(intent.require, intent.limits)]
         for step in intent.relax:
-            if levels[-1].full:
+            if levels[-1].is_full:
                 break
             levels.append(solver.solve(step.require, step.limits))
-        index = max(range(len(levels)), key=lambda index: (levels[index].full, len(levels[index].picks), -index))
+        index = max(range(len(levels)), key=lambda index: (levels[index].is_full, len(levels[index].picks), -index))
         level = levels[index]
         relaxed = tuple(step.change for step in intent.relax[:index])
-    proposal, change = why.nearest(solver, level) if explain and not level.full else (None, "")
+    proposal, change = why.nearest(solver, level) if explain and not level.is_full else (None, "")
     plan = WorkloadPlan(
         workload=intent.key,
         policy=intent.policy,
         wanted=level.wanted,
         placed=len(level.picks),
         candidates=why.candidates(solver, level) if explain else (),
-        changes=why.changes(solver, level),
-        refusal=None if level.full else why.refusal(solver, level, change),
-        relaxed=relaxed or why.already_relaxed(solver, level),
+        changes=why.changes(solver, level, explain=explain),
+        refusal=None if level.is_full else why.refusal(solver, level, change),
+        relaxed=relaxed or why.relaxations_in_use(solver, level),
         nearest=change,
         proposal=proposal,
         targets=_targets(solver, level),
         evicted=level.evicted,
         no_standby=level.no_standby,
+        is_final=why.is_final(solver, level),
+        compared_with=why.comparison_models(solver, level) if explain else (),
     )
-    return plan, level.books
+    return plan, level.allocations
 
 
-def _elsewhere(solver: Solver, books: Books) -> tuple[WorkloadPlan, Books]:
-    """A standby, where the policy asks for one. What else still runs here keeps its room until it is gone."""
+def _plan_elsewhere(solver: Solver, allocations: Allocations) -> tuple[WorkloadPlan, Allocations]:
+    """Plans a standby where the policy asks for one. Other replicas that still run here keep their capacity until they
+    are gone."""
     intent = solver.intent
-    level = solver.unmoved() or solver.solve(intent.require, intent.limits) if wants_standby(intent) else None
+    level = solver.steady_level() or solver.solve(intent.require, intent.limits) if wants_standby(intent) else None
     targets = _targets(solver, level) if level is not None else ()
-    runs = [(each.node, each.assignment) for each in solver.counted]
-    runs += [(each.node, each.assignment) for each in solver.fallen]
-    kept = {target.keeps for target in targets}
+    runs = [(each.node, each.assignment) for each in solver.healthy]
+    runs += [(each.node, each.assignment) for each in solver.failed]
+    kept = {target.existing_assignment for target in targets}
     plan = WorkloadPlan(
         workload=intent.key,
         policy=intent.policy,
@@ -197,7 +228,7 @@ def _elsewhere(solver: Solver, books: Books) -> tuple[WorkloadPlan, Books]:
         placed=0,
         candidates=(),
         changes=(
-            *(why.standing_by(solver, level) if level is not None else ()),
+            *(why.standby_changes(solver, level) if level is not None else ()),
             *(
                 PlacementChange("-", node, one.device, one.model, one.precision, one.id, "another region runs it")
                 for node, one in runs
@@ -212,21 +243,22 @@ def _elsewhere(solver: Solver, books: Books) -> tuple[WorkloadPlan, Books]:
         elsewhere=True,
         no_standby=level.no_standby if level is not None else None,
     )
-    return plan, level.books if level is not None else books
+    return plan, level.allocations if level is not None else allocations
 
 
-def _targets(solver: Solver, level: Level) -> tuple[Target, ...]:
-    """The standby last."""
+def _targets(solver: Solver, level: Level) -> tuple[ReplicaTarget, ...]:
+    """Replicas for requests first, the standby last."""
     found = [_target(solver, pick, level.require.replicas) for pick in level.picks]
     if level.standby is not None:
         found.append(_target(solver, level.standby, level.require.replicas, standby=True))
     return tuple(found)
 
 
-def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False) -> Target:
+def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False) -> ReplicaTarget:
     inputs, intent, option = solver.scope.inputs, solver.intent, pick.option
-    kept = pick.keeps.assignment if pick.keeps is not None else None
-    return Target(
+    kept = pick.existing.assignment if pick.existing is not None else None
+    pack = intent.packs.get(option.model.digest)
+    return ReplicaTarget(
         workload=intent.key,
         revision=intent.revision,
         node=option.slot.node,
@@ -235,24 +267,28 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
         model=option.model.digest,
         model_bytes=option.profile.size_bytes,
         precision=option.precision,
-        memory_bytes=kept.memory_bytes if kept is not None else memory_needed(option),
+        memory_bytes=kept.memory_bytes if kept is not None else memory_requirement(option),
         max_batch=intent.max_batch,
         shared_worker=intent.shared_worker,
         partition=intent.partition,
-        keeps=kept.id if kept is not None else "",
+        existing_assignment=kept.id if kept is not None else "",
         terms=solver.terms,
-        signed=sealed(inputs.signatures, option.model.digest, intent.require, inputs.wall),
+        signed=make_signed_model(inputs.signatures, option.model.digest, intent.require, inputs.wall),
         busy=busy_share(solver.scope, intent, option, replicas),
         standby=standby,
         staged=standby and intent.require.standby is Standby.STAGED,
-        moves=pick.moves.migration if pick.moves is not None else "",
+        migration=pick.move.migration if pick.move is not None else "",
         capture=intent.capture,
         session=intent.session,
+        samples=pack.digest if pack is not None else "",
+        samples_bytes=pack.size_bytes if pack is not None else Bytes(0),
+        warm_up_optional=intent.warm_up_optional,
     )
 
 
 def _hash(inputs: Inputs, plans: Iterable[WorkloadPlan]) -> str:
-    """SHA-256 over the documents and the chosen (workload, node, device, model, precision), first 16 hex digits."""
+    """First 16 hex digits of the SHA-256 over the documents, the chosen (workload, node, device, model, precision,
+    role) and the workloads that lack replicas."""
     decided = {
         "documents": sorted((each.kind, each.name, each.digest) for each in inputs.documents),
         "targets": sorted(
@@ -265,5 +301,5 @@ def _hash(inputs: Inputs, plans: Iterable[WorkloadPlan]) -> str:
     return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _role(target: Target) -> tuple[str, ...]:
+def _role(target: ReplicaTarget) -> tuple[str, ...]:
     return ("standby",) if target.standby else ()

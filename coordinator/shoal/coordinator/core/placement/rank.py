@@ -1,4 +1,4 @@
-"""How good a feasible candidate is: terms normalised over all of them, weighted by the policy; and the Pareto front."""
+"""Ranks feasible candidates: terms normalised over all of them and weighted by the policy, and the Pareto front."""
 
 import hashlib
 import math
@@ -10,14 +10,14 @@ from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import ScoreTerm
 from shoal.types.workload import Intent, Weights
 
-NAMES = ("latency", "cost", "energy")
-UNITS = ("s", "USD/h", "J/inference")
-WORSE = 1.0
-"""Normalised value of a term that is unknown: no better than the worst that is known."""
+TERM_NAMES = ("latency", "cost", "energy")
+TERM_UNITS = ("s", "USD/h", "J/inference")
+UNKNOWN_SCORE = 1.0
+"""Normalised value of an unknown term: no better than the worst known value."""
 
 
-def values(scope: Scope, option: Option, intent: Intent, replicas: int) -> tuple[float, float, float]:
-    """(p95 latency s, USD/h, J per inference) as predicted; NaN where unknown."""
+def score_values(scope: Scope, option: Option, intent: Intent, replicas: int) -> tuple[float, float, float]:
+    """Predicted (p95 latency s, USD/h, J per inference); NaN where unknown."""
     joules = math.nan if option.prediction is None else option.prediction.joules.mid
     return scope.latency_s(option, intent, replicas), option.cost, joules
 
@@ -34,12 +34,12 @@ def score(
     low = np.min(np.where(known, table, np.inf), axis=0)
     high = np.max(np.where(known, table, -np.inf), axis=0)
     span = np.where(known.any(axis=0), high - low, 0.0)
-    normalised = np.where(known, (table - low) / np.where(span > 0, span, 1.0), WORSE)
+    normalised = np.where(known, (table - low) / np.where(span > 0, span, 1.0), UNKNOWN_SCORE)
     share = (weights.latency, weights.cost, weights.energy)
     terms = [
         tuple(
             ScoreTerm(name, weight, value, unit, part)
-            for name, weight, value, unit, part in zip(NAMES, share, row, UNITS, parts, strict=True)
+            for name, weight, value, unit, part in zip(TERM_NAMES, share, row, TERM_UNITS, parts, strict=True)
         )
         for row, parts in zip(figures, normalised.tolist(), strict=True)
     ]
@@ -47,16 +47,20 @@ def score(
 
 
 def gain(new: Sequence[float], old: Sequence[float], weights: Weights) -> float:
-    """By what share `new` betters `old`: 1 - weighted mean of the ratios; a term that is unknown counts as even."""
+    """The share by which `new` is better than `old`: 1 - weighted mean of the ratios. An unknown term counts as
+    equal."""
     ratios = [a / b if math.isfinite(a) and math.isfinite(b) and b > 0 else 1.0 for a, b in zip(new, old, strict=True)]
     share = (weights.latency, weights.cost, weights.energy)
     return 1 - math.fsum(weight * ratio for weight, ratio in zip(share, ratios, strict=True)) / (math.fsum(share) or 1)
 
 
 def pareto(figures: Sequence[tuple[float, float, float]]) -> list[bool]:
-    """Rows that no other row matches or betters in every term and betters in one. Unknown counts as infinite.
+    """True for rows that no other row dominates. A row dominates another if it is as good in every term and better in
+    one. Unknown counts as infinite.
 
-    In lexical order only an earlier row can dominate, and a row on the front at that."""
+    Only an earlier row in lexical order can dominate, and only a row on the front, so one pass over the sorted rows is
+    enough.
+    """
     rows = [tuple(math.inf if math.isnan(value) else value for value in row) for row in figures]
     front = list[tuple[float, ...]]()
     on_front = [False] * len(rows)
@@ -69,6 +73,6 @@ def pareto(figures: Sequence[tuple[float, float, float]]) -> list[bool]:
     return on_front
 
 
-def tie(seed: int, *names: str) -> bytes:
-    """An order among equals that depends on the seed and the names alone, never on who was looked at first."""
+def tie_break(seed: int, *names: str) -> bytes:
+    """An order among equals that depends on the seed and the names alone, never on the order of evaluation."""
     return hashlib.blake2b("\0".join((str(seed), *names)).encode(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""What would have to give: changes of a document as values and as one would type them."""
+"""Relaxations: the changes of a document that would place a workload, as values and as text to type."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,71 +16,82 @@ from shoal.types.units import (
 )
 from shoal.types.workload import Limits, Relaxation, Requirements, Spread
 
-PHYSICAL = 1000.0
-"""Distance of what no document can give: free memory, an operator, a node's return."""
-CATEGORY = 1.0
-"""Distance of a change that is a yes or no (another precision, device, spread), against 100 % more of a quantity."""
+MANUAL_SIZE = 1000.0
+"""Size of a remedy that no document can express: free memory, an operator, a node's return."""
+CATEGORY_SIZE = 1.0
+"""Size of a yes-or-no change (another precision, device or spread). It equals 100 % more of a quantity."""
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
-    """The least that a document must allow. None, empty: nothing. Quantities as bounds; inf: the bound must go.
+class RequiredRelaxation:
+    """The least that a document must allow for one candidate. None or empty: no change. A bound of inf means that the
+    bound has to be removed."""
 
-    where: a CEL term that admits the candidate. distance: how far this is from what was asked; 1 = one bound doubled.
-    advice: what to do where no document helps.
-    """
-
+    # Bound on the p95 latency in seconds.
     latency_p95_s: float | None = None
+    # Bound in USD/h over all replicas.
     cost: float | None = None
+    # Bound in J per inference.
     energy: float | None = None
+    # Bound in gCO2/h over all replicas.
     carbon: float | None = None
+    # Bound on the power of the whole node, in W.
     node_power: float | None = None
+    # A CEL term that admits the candidate.
     where: str = ""
-    residency: str = ""
+    # A precision to allow.
     precision: str = ""
+    # Name of a publisher's key to accept.
     signed_by: str = ""
+    # The spread rule to use instead.
     spread: Spread | None = None
+    # The number of replicas to ask for instead.
     replicas: int | None = None
+    # True where the requirement of measured capabilities has to be removed.
     unmeasured: bool = False
+    # Maximum age of the device's measurement, in seconds.
     within_s: float | None = None
+    # What to do where no document helps.
     advice: tuple[str, ...] = ()
-    distance: float = 0.0
+    # How far this is from what was asked; 1: one bound doubled.
+    size: float = 0.0
 
     @property
-    def in_document(self) -> bool:
+    def is_in_document(self) -> bool:
         return not self.advice
 
 
-def physical(advice: str) -> Give:
-    return Give(advice=(advice,), distance=PHYSICAL)
+def manual_remedy(advice: str) -> RequiredRelaxation:
+    return RequiredRelaxation(advice=(advice,), size=MANUAL_SIZE)
 
 
-def merged(gives: tuple[Give, ...]) -> tuple[Give, ...]:
-    """The same gives without repetitions, first come first."""
-    return tuple(dict.fromkeys(gives))
+def distinct(relaxations: tuple[RequiredRelaxation, ...]) -> tuple[RequiredRelaxation, ...]:
+    """The same relaxations without repetitions, in order of first appearance."""
+    return tuple(dict.fromkeys(relaxations))
 
 
-def distance(gives: tuple[Give, ...]) -> float:
-    return math.fsum(give.distance for give in merged(gives))
+def total_size(relaxations: tuple[RequiredRelaxation, ...]) -> float:
+    return math.fsum(give.size for give in distinct(relaxations))
 
 
-def relaxation(gives: tuple[Give, ...], require: Requirements, limits: Limits) -> Relaxation:
-    """`require` and `limits` after all gives, and the change as typed."""
-    for give in merged(gives):
-        require = _require(give, require)
-        limits = _limits(give, limits)
-    return Relaxation(", ".join(_typed(gives, require, limits)), require, limits)
+def apply_relaxations(relaxations: tuple[RequiredRelaxation, ...], require: Requirements, limits: Limits) -> Relaxation:
+    """`require` and `limits` after all relaxations, and the change as typed."""
+    for give in distinct(relaxations):
+        require = _relax_requirements(give, require)
+        limits = _relax_limits(give, limits)
+    return Relaxation(", ".join(_policy_lines(relaxations, require, limits)), require, limits)
 
 
-def typed(gives: tuple[Give, ...], require: Requirements, limits: Limits) -> str:
-    """The change as one would type it, with what has to be done besides."""
-    advice = dict.fromkeys(text for give in gives for text in give.advice)
-    change = relaxation(gives, require, limits).change
+def render_change(relaxations: tuple[RequiredRelaxation, ...], require: Requirements, limits: Limits) -> str:
+    """The change as one would type it, followed by what has to be done outside the documents."""
+    advice = dict.fromkeys(text for give in relaxations for text in give.advice)
+    change = apply_relaxations(relaxations, require, limits).change
     return "; ".join(part for part in (change, *advice) if part)
 
 
-def rounded_up(value: float, dimension: Dimension) -> float:
-    """The next quantity of two figures that is not smaller, in the unit that people would type."""
+def round_up(value: float, dimension: Dimension, asked: float = 0.0) -> float:
+    """The next quantity of two significant digits that is not smaller. Its unit is that of `asked`, else the largest
+    unit that is not above the value."""
     if not math.isfinite(value) or value <= 0:
         return value
     unit, factor = max(
@@ -88,6 +99,10 @@ def rounded_up(value: float, dimension: Dimension) -> float:
         key=lambda pair: pair[1],
         default=min(dimension.factors.items(), key=lambda pair: pair[1]),
     )
+    if math.isfinite(asked) and asked > 0:
+        text = show_quantity(asked, dimension)
+        unit = max((each for each in dimension.factors if text.endswith(each)), key=len)
+        factor = dimension.factors[unit]
     number = value / factor
     step = 10.0 ** (math.floor(math.log10(number)) - 1)
     rounded = value
@@ -98,70 +113,68 @@ def rounded_up(value: float, dimension: Dimension) -> float:
     return max(rounded, value)
 
 
-def _require(give: Give, require: Requirements) -> Requirements:
-    if give.latency_p95_s is not None and require.latency_p95_s is not None:
+def _relax_requirements(relaxation: RequiredRelaxation, require: Requirements) -> Requirements:
+    """Applies a relaxation to the requirements. A bound is only ever raised, and only where one is set."""
+    if relaxation.latency_p95_s is not None and require.latency_p95_s is not None:
         require = replace(
             require,
             latency_p95_s=None
-            if math.isinf(give.latency_p95_s)
-            else Seconds(max(require.latency_p95_s, give.latency_p95_s)),
+            if math.isinf(relaxation.latency_p95_s)
+            else Seconds(max(require.latency_p95_s, relaxation.latency_p95_s)),
         )
-    if give.where and give.where not in require.where:
-        require = replace(require, where=f"({require.where}) || ({give.where})")
-    if give.residency and give.residency not in require.residency:
-        require = replace(require, residency=(*require.residency, give.residency))
-    if give.precision and give.precision not in require.precisions:
-        require = replace(require, precisions=(*require.precisions, give.precision))
-    if give.signed_by and give.signed_by not in require.signed_by:
-        require = replace(require, signed_by=(*require.signed_by, give.signed_by))
-    if give.spread is not None:
-        require = replace(require, spread=give.spread)
-    if give.replicas is not None:
-        require = replace(require, replicas=give.replicas)
-    if give.unmeasured:
+    if relaxation.where and relaxation.where not in require.where:
+        require = replace(require, where=f"({require.where}) || ({relaxation.where})")
+    if relaxation.precision and relaxation.precision not in require.precisions:
+        require = replace(require, precisions=(*require.precisions, relaxation.precision))
+    if relaxation.signed_by and relaxation.signed_by not in require.signed_by:
+        require = replace(require, signed_by=(*require.signed_by, relaxation.signed_by))
+    if relaxation.spread is not None:
+        require = replace(require, spread=relaxation.spread)
+    if relaxation.replicas is not None:
+        require = replace(require, replicas=relaxation.replicas)
+    if relaxation.unmeasured:
         require = replace(require, measured_only=False)
-    if give.within_s is not None and require.measured_within_s is not None:
-        require = replace(require, measured_within_s=Seconds(max(require.measured_within_s, give.within_s)))
+    if relaxation.within_s is not None and require.measured_within_s is not None:
+        require = replace(require, measured_within_s=Seconds(max(require.measured_within_s, relaxation.within_s)))
     return require
 
 
-def _limits(give: Give, limits: Limits) -> Limits:
+def _relax_limits(relaxation: RequiredRelaxation, limits: Limits) -> Limits:
+    """Applies a relaxation to the limits. A limit is only ever raised, and only where one is set."""
     changes = {
         name: None if math.isinf(value) else max(before, value)
         for name in ("cost", "energy", "carbon", "node_power")
-        if (value := getattr(give, name)) is not None and (before := getattr(limits, name)) is not None
+        if (value := getattr(relaxation, name)) is not None and (before := getattr(limits, name)) is not None
     }
     return replace(limits, **changes) if changes else limits
 
 
-def _typed(gives: tuple[Give, ...], require: Requirements, limits: Limits) -> list[str]:
-    """Lines of a policy, with the values that `require` and `limits` have come to."""
+def _policy_lines(relaxations: tuple[RequiredRelaxation, ...], require: Requirements, limits: Limits) -> list[str]:
+    """Lines of a policy, with the resulting values of `require` and `limits`."""
     lines = list[str]()
 
-    def asked(name: str) -> bool:
-        return any(getattr(give, name) not in (None, "", False) for give in gives)
+    def is_relaxed(name: str) -> bool:
+        return any(getattr(give, name) not in (None, "", False) for give in relaxations)
 
-    if asked("latency_p95_s"):
+    if is_relaxed("latency_p95_s"):
         bound = require.latency_p95_s
         lines.append("remove latency" if bound is None else f"latency: {{p95: {show_quantity(bound, DURATION)}}}")
-    if asked("where"):
+    if is_relaxed("where"):
         lines.append(f"where: {require.where}")
-    if asked("residency"):
-        lines.append(f"residency: [{', '.join(require.residency)}]")
-    if asked("precision"):
+    if is_relaxed("precision"):
         lines.append(f"precision: {{allow: [{', '.join(require.precisions)}]}}")
-    if asked("signed_by"):
+    if is_relaxed("signed_by"):
         lines.append(f"trust: {{signed_model: {{keys: [{', '.join(require.signed_by)}]}}}}")
-    availability = [f"replicas: {require.replicas}"] if asked("replicas") else []
-    availability += [f"spread: {require.spread}"] if asked("spread") else []
+    availability = [f"replicas: {require.replicas}"] if is_relaxed("replicas") else []
+    availability += [f"spread: {require.spread}"] if is_relaxed("spread") else []
     if availability:
         lines.append(f"availability: {{{', '.join(availability)}}}")
-    if asked("unmeasured"):
+    if is_relaxed("unmeasured"):
         lines.append("remove trust.capability")
-    if asked("within_s") and require.measured_within_s is not None:
+    if is_relaxed("within_s") and require.measured_within_s is not None:
         lines.append(f"trust: {{within: {show_quantity(require.measured_within_s, DURATION)}}}")
     for name, dimension in (("cost", COST), ("energy", ENERGY), ("carbon", CARBON), ("node_power", POWER)):
-        if asked(name):
+        if is_relaxed(name):
             value = getattr(limits, name)
             text = f"limits: {{{name}: {show_quantity(value, dimension)}}}" if value is not None else ""
             lines.append(text or f"remove limits.{name}")

@@ -1,4 +1,4 @@
-"""Choosing a workload's replicas at one setting of what may give."""
+"""Chooses a workload's replicas for one set of requirements and limits."""
 
 import math
 from collections import Counter
@@ -7,141 +7,196 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from shoal.coordinator.core.fleet.commitments import NOTHING, admissible_bytes
-from shoal.coordinator.core.placement.books import Books, Held, busy_share, wants_standby
-from shoal.coordinator.core.placement.feasible import HARD, Fault, Option, Order, Scope, memory_fault, utilisation_fault
+from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, admissible_bytes
+from shoal.coordinator.core.placement.allocations import Allocations, QuotaUsage, busy_share, wants_standby
+from shoal.coordinator.core.placement.feasible import (
+    HARD_CONSTRAINTS,
+    Constraint,
+    Option,
+    PlacementFault,
+    Scope,
+    memory_fault,
+    utilisation_fault,
+)
 from shoal.coordinator.core.placement.model import Move, Slot, terms_of
-from shoal.coordinator.core.placement.rank import gain, score, tie, values
-from shoal.coordinator.core.placement.relax import CATEGORY, Give, physical
-from shoal.coordinator.core.placement.standing import Current, Fallen, Standing
+from shoal.coordinator.core.placement.rank import gain, score, score_values, tie_break
+from shoal.coordinator.core.placement.relax import CATEGORY_SIZE, RequiredRelaxation, manual_remedy
+from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas, may_retry
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import Bytes, show_bytes
 from shoal.types.workload import Intent, Limits, Requirements, Spread
 
 UTILISATION_MOST = 0.7
-"""Declared traffic may fill this share of a device: at 0.7 an M/D/1 queue adds about one service time."""
+"""Declared traffic may use this share of a device: at 0.7 an M/D/1 queue adds about one service time."""
 BROKEN_MOST = 3
-"""Replicas of one workload that may lie broken before it is tried nowhere else: one bad model does not tour a fleet."""
+"""Replicas of one workload that may be broken before it is tried nowhere else, so that one bad model does not fail on
+every node of a fleet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A chosen replica. keeps: the current one that it is; None: a new one. moves: what waited for this place."""
+    """A chosen replica."""
 
+    # Where it runs.
     option: Option
-    keeps: Standing | None
-    moves: Move | None = None
+    # The current replica that it is; None: a new one.
+    existing: CurrentReplica | None
+    # The move that waited for this place; None: none did.
+    move: Move | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One setting, worked through. faults: by option; empty for those that were picked or only were not the best.
-    evicted: ids of replicas that run beyond their tenant's quota. standby: beside the picks; no_standby: why there is
-    none although one is asked for."""
+    """The solution for one set of requirements and limits."""
 
+    # The requirements.
     require: Requirements
+    # The limits.
     limits: Limits
+    # Replicas for requests that are wanted.
     wanted: int
+    # Replicas for requests that were chosen.
     picks: tuple[Pick, ...]
+    # Ids of current replicas beyond their tenant's quota.
     evicted: tuple[str, ...]
-    faults: tuple[tuple[Fault, ...], ...]
-    books: Books
+    # Per option of the solver, what excludes it; empty for those that were picked or merely ranked lower.
+    faults: tuple[tuple[PlacementFault, ...], ...]
+    # Capacity that is taken, this workload's replicas included.
+    allocations: Allocations
+    # The standby; None: none was asked for or found.
     standby: Pick | None = None
+    # Why there is no standby although one is asked for; else None.
     no_standby: Refusal | None = None
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return len(self.picks) >= self.wanted
 
 
-class Occupied(NamedTuple):
-    """Where a replica is, and what it takes there."""
+class Occupancy(NamedTuple):
+    """Where a replica is, and the memory that it takes there."""
 
+    # Id of the replica.
     assignment: str
     slot: Slot
-    memory: Bytes
+    memory_bytes: Bytes
 
 
 class Solver:
-    """One workload against the books of all others."""
+    """Places one workload against the allocations of all others."""
 
     def __init__(
-        self, scope: Scope, intent: Intent, current: Current, cap: int, books: Books, opening: Books, *,
-        elsewhere: bool = False, moving: Sequence[Move] = (),
-    ) -> None:  # fmt: skip
-        """cap: current replicas that the quota lets stay. books: with all that was decided before.
-        opening: without, and as if nothing of that stood already. elsewhere: nothing is wanted here but a standby.
-        moving: what shall find a place, each where it aims; their sources do not count among the current."""
-        self.moving = moving
+        self,
+        scope: Scope,
+        intent: Intent,
+        replicas: WorkloadReplicas,
+        cap: int,
+        allocations: Allocations,
+        baseline: Allocations,
+        *,
+        elsewhere: bool = False,
+        pending_moves: Sequence[Move] = (),
+    ) -> None:
+        """cap: current replicas that the quota lets stay. allocations: with everything that was decided before this
+        workload. baseline: without those decisions, and as if their workloads had no replicas. elsewhere: only a
+        standby is wanted here. pending_moves: moves that look for a place, each where it aims; their sources do not
+        count as current replicas."""
+        self.pending_moves = pending_moves
         self.scope = scope
         self.intent = intent
         self.elsewhere = elsewhere
-        self.standing = current.standing
-        self.reserve = current.reserve
-        self.fallen = current.fallen
+        self.active = replicas.active
+        self.standbys = replicas.standbys
+        self.failed = replicas.failed
         self.cap = cap
-        self.books = books.undecided(scope, intent, current, -1)
-        self.opening = opening.undecided(scope, intent, current, -1)
+        self.allocations = allocations.with_undecided(scope, intent, replicas, -1)
+        self.baseline = baseline.with_undecided(scope, intent, replicas, -1)
         self.terms = terms_of(intent)
-        self.broken = tuple(each for each in current.fallen if each.assignment.id in scope.inputs.broken)
+        self.broken_replicas = tuple(
+            each
+            for each in replicas.failed
+            if each.assignment.id in scope.inputs.broken_assignments and not may_retry(scope.inputs, each)
+        )
         self._levels = dict[tuple[Requirements, Limits], Level]()
 
     @property
-    def counted(self) -> tuple[Standing, ...]:
-        return (*self.standing, *self.reserve)
+    def healthy(self) -> tuple[CurrentReplica, ...]:
+        return (*self.active, *self.standbys)
 
-    def moved(self, current: Current, moving: Sequence[Move], freed: Occupied | None = None) -> "Solver":
-        """The same workload, `current` as it would be with these of its moves under way. freed: a replica that would
-        be gone before what comes in its place is loaded."""
-        books, opening = (each.undecided(self.scope, self.intent, current, 1) for each in (self.books, self.opening))
-        if freed is not None:
-            books, opening = (each.freed(freed.slot, freed.memory) for each in (books, opening))
+    def with_moves(
+        self, replicas: WorkloadReplicas, pending_moves: Sequence[Move], leaving: Occupancy | None = None
+    ) -> "Solver":
+        """A solver of the same workload with these of its moves under way. replicas: as they then are. leaving: a
+        replica that is unloaded before its replacement is loaded."""
+        allocations, baseline = (
+            each.with_undecided(self.scope, self.intent, replicas, 1) for each in (self.allocations, self.baseline)
+        )
+        if leaving is not None:
+            allocations, baseline = (
+                each.with_freed_memory(leaving.slot, leaving.memory_bytes) for each in (allocations, baseline)
+            )
         return Solver(
-            self.scope, self.intent, current, self.cap, books, opening, elsewhere=self.elsewhere, moving=moving
+            self.scope,
+            self.intent,
+            replicas,
+            self.cap,
+            allocations,
+            baseline,
+            elsewhere=self.elsewhere,
+            pending_moves=pending_moves,
         )
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
-        """Every (device, model) of the region; one that a current replica holds, as it measures there."""
+        """Every (device, model) of the region. Where a current replica runs, the option uses that replica's
+        measurements."""
         scope, intent = self.scope, self.intent
-        held = {(*each.slot, each.assignment.model): each.option for each in self.counted}
-        failed = {(each.node, each.assignment.device, each.assignment.model): each.refusal for each in self.broken}
+        held = {(*each.slot, each.assignment.model): each.option for each in self.healthy}
+        failed = {
+            (each.node, each.assignment.device, each.assignment.model): each.refusal for each in self.broken_replicas
+        }
         return tuple(
             held.get((state.name, device.name, model.digest))
-            or scope.option(intent, model, state, device, broken=failed.get((state.name, device.name, model.digest)))
+            or scope.option(
+                intent, model, state, device, earlier_failure=failed.get((state.name, device.name, model.digest))
+            )
             for model in intent.models
             if model.digest in scope.inputs.profiles
             for state, device in scope.devices
         )
 
-    def unmoved(self) -> Level | None:
-        """The level at which nothing needs deciding: all that is wanted stands, confirmed under the terms of now."""
+    def steady_level(self) -> Level | None:
+        """The level where nothing has to be decided: all wanted replicas exist and are confirmed under the current
+        terms. None where something has to be decided."""
         require = self.intent.require
-        wanted = self._wanted(require)
-        if len(self.standing) != wanted or len(self.reserve) != wants_standby(self.intent):
+        wanted = self._replica_count(require)
+        if len(self.active) != wanted or len(self.standbys) != wants_standby(self.intent):
             return None
-        if self.cap != len(self.counted):
+        if self.cap != len(self.healthy):
             return None
-        if not all(self.confirmed(each) and self._still_meets(each, require) for each in self.counted):
+        if not all(self.is_confirmed(each) and self._still_meets(each, require) for each in self.healthy):
             return None
-        books = self.books
+        allocations = self.allocations
         picks = list[Pick]()
-        for each in self.standing:
+        for each in self.active:
             if not spread_allows(each.option, picks, require):
-                return None  # one that had fallen came back beside its replacement
+                return None  # a failed replica came back beside its replacement
             picks.append(Pick(each.option, each))
-            books = books.kept(self.scope, self.intent, each)
-        standby = next((Pick(each.option, each) for each in self.reserve), None)
-        if standby is not None and standby.keeps is not None:
-            if not is_apart(standby.option, picks):
+            allocations = allocations.with_kept_replica(self.scope, self.intent, each)
+        standby = next((Pick(each.option, each) for each in self.standbys), None)
+        if standby is not None and standby.existing is not None:
+            if not is_on_other_node(standby.option, picks):
                 return None
-            books = books.kept(self.scope, self.intent, standby.keeps)
-        return Level(require, self.intent.limits, wanted, tuple(picks), (), (), books, standby)
+            allocations = allocations.with_kept_replica(self.scope, self.intent, standby.existing)
+        return Level(require, self.intent.limits, wanted, tuple(picks), (), (), allocations, standby)
 
     def solve(self, require: Requirements, limits: Limits) -> Level:
-        """Pick replicas one by one, best first. A current one that is confirmed stays; one whose documents changed
-        yields to what its policy calls a gain; one that stands by takes over before a new one comes. Worked out once:
-        why a move waits is read from what found no place for it."""
+        """Picks replicas one by one, the best first. The result is cached, because the reason why a move waits is read
+        from it later.
+
+        A confirmed current replica stays. One whose documents changed yields to a place that is better by its policy's
+        gain. A standby takes over before a new replica is created.
+        """
         known = self._levels.get((require, limits))
         if known is None:
             known = self._levels[require, limits] = self._solve(require, limits)
@@ -149,126 +204,143 @@ class Solver:
 
     def _solve(self, require: Requirements, limits: Limits) -> Level:
         scope, intent, options = self.scope, self.intent, self.options
-        wanted = self._wanted(require)
+        wanted = self._replica_count(require)
         faults = [scope.faults(option, intent, require, limits) for option in options]
-        staying = [each for each in self.standing if self.confirmed(each) and self._still_meets(each, require)]
+        # Confirmed replicas have to meet the hard constraints only; the others are checked like new ones.
+        staying = [each for each in self.active if self.is_confirmed(each) and self._still_meets(each, require)]
         yielding = [
-            each for each in self.standing if not self.confirmed(each) and self._may_stay(each, require, limits)
+            each for each in self.active if not self.is_confirmed(each) and self._may_stay(each, require, limits)
         ]
-        relief = [each for each in self.reserve if self._may_stay(each, require, limits)]
-        rank = self._rank(faults, (*staying, *yielding, *relief), require)
+        standbys = [each for each in self.standbys if self._may_stay(each, require, limits)]
+        rank = self._rank(faults, (*staying, *yielding, *standbys), require)
         order = [index for index in sorted(rank, key=rank.__getitem__) if not faults[index]]
-        places = {options[index].names: place for index, place in rank.items()}
-        for each in (staying, yielding, relief):
-            each.sort(key=lambda one: (not one.ready, places[one.option.names], one.assignment.id))
+        places = {options[index].key: place for index, place in rank.items()}
+        # Ready replicas first, so that surplus ones that are not ready go first.
+        for each in (staying, yielding, standbys):
+            each.sort(key=lambda one: (not one.ready, places[one.option.key], one.assignment.id))
         picks = list[Pick]()
-        books = self.books
+        allocations = self.allocations
         while len(picks) < wanted:
             left = (*staying, *yielding)
-            if self._capped(picks) and any(spread_allows(each.option, picks, require) for each in left):
-                break  # the quota gives up one that stands: then nothing new may come in its place
-            keeps = self._first(staying, picks, require)
+            if self._is_capped(picks) and any(spread_allows(each.option, picks, require) for each in left):
+                break  # the quota forces a current replica out, so nothing new may take its place
+            existing = self._first(staying, picks, require)
             best, move = None, None
-            if keeps is None:
+            if existing is None:
                 move = self._next_move(picks)
-                best = self._best(order, picks, require, books, move)
-                keeps = self._first(yielding, picks, require)
-                if keeps is None and move is None:
-                    keeps = self._first(relief, picks, require)
-                elif keeps is not None and best is not None and self._betters(best, keeps, require):
-                    keeps = None
-            if keeps is not None:
-                next(each for each in (staying, yielding, relief) if keeps in each).remove(keeps)
-                picks.append(Pick(keeps.option, keeps))
-                books = self._with(picks[-1], books, require)
+                best = self._best(order, picks, require, allocations, move)
+                existing = self._first(yielding, picks, require)
+                if existing is None and move is None:
+                    existing = self._first(standbys, picks, require)
+                elif existing is not None and best is not None and self._is_better(best, existing, require):
+                    existing = None
+            if existing is not None:
+                next(each for each in (staying, yielding, standbys) if existing in each).remove(existing)
+                picks.append(Pick(existing.option, existing))
+                allocations = self._allocate(picks[-1], allocations, require)
             elif best is not None:
                 picks.append(Pick(best, None, move))
-                books = self._with(picks[-1], books, require)
+                allocations = self._allocate(picks[-1], allocations, require)
             else:
                 break
         full = len(picks) >= wanted
         standby, short = None, None
         if wants_standby(intent):
-            late = (each for each in self.reserve if each not in relief and all(each is not one.keeps for one in picks))
-            left = (*relief, *late, *staying, *yielding)
-            standby, short = self._standby(left, picks, require, limits, faults, order, books)
-        picked = {pick.option.names for pick in picks}
+            # Standbys that no longer meet every bound stay eligible, because a late answer is better than none.
+            late = (
+                each
+                for each in self.standbys
+                if each not in standbys and all(each is not one.existing for one in picks)
+            )
+            left = (*standbys, *late, *staying, *yielding)
+            standby, short = self._pick_standby(left, picks, require, limits, faults, order, allocations)
+        picked = {pick.option.key for pick in picks}
         if standby is not None:
-            picked.add(standby.option.names)
-            books = self._with(standby, books, require)
+            picked.add(standby.option.key)
+            allocations = self._allocate(standby, allocations, require)
+        # Once all replicas are placed, other options are judged without them: they are then no reason for exclusion.
         judged = tuple(
             ()
-            if option.names in picked
-            else found or self._left_out(option, picks, require, self.books if full else books)
+            if option.key in picked
+            else found or self._exclusion_faults(option, picks, require, self.allocations if full else allocations)
             for option, found in zip(options, faults, strict=True)
         )
-        beyond = (*staying, *yielding) if not full and self._capped(picks) else ()
+        beyond = (*staying, *yielding) if not full and self._is_capped(picks) else ()
         evicted = tuple(each.assignment.id for each in beyond)
-        return Level(require, limits, wanted, tuple(picks), evicted, judged, books, standby, short)
+        return Level(require, limits, wanted, tuple(picks), evicted, judged, allocations, standby, short)
 
     def places(self, require: Requirements, limits: Limits) -> Iterator[Option]:
-        """Where one more replica could come now beside those that stand, but where one of them is or was: for what may
-        move there, whatever it would be worth."""
-        if self.gave_up:
+        """Where one more replica could run beside the current ones, whatever its score, for moves. Places where a
+        replica of the workload is or was are left out."""
+        if self.has_given_up:
             return
-        picks = [Pick(each.option, each) for each in self.standing]
-        books = self.books
+        picks = [Pick(each.option, each) for each in self.active]
+        allocations = self.allocations
         for pick in picks:
-            books = self._with(pick, books, require)
-        taken = {each.option.names for each in self.counted}
-        taken |= {(each.node, each.assignment.device, each.assignment.model) for each in self.fallen}
+            allocations = self._allocate(pick, allocations, require)
+        taken = {each.option.key for each in self.healthy}
+        taken |= {(each.node, each.assignment.device, each.assignment.model) for each in self.failed}
         for option in self.options:
-            if option.names in taken or self.scope.faults(option, self.intent, require, limits):
+            if option.key in taken or self.scope.faults(option, self.intent, require, limits):
                 continue
-            if not self._crowded(option, picks, require, books):
+            if not self._contention_faults(option, picks, require, allocations):
                 yield option
 
-    def confirmed(self, current: Standing | Fallen) -> bool:
-        """Was this replica chosen, or confirmed, under the very terms that hold now?"""
-        return self.scope.inputs.terms.get(current.assignment.id) == self.terms
+    def is_confirmed(self, replica: CurrentReplica | FailedReplica) -> bool:
+        """Whether this replica was chosen or confirmed under exactly the current terms."""
+        return self.scope.inputs.terms.get(replica.assignment.id) == self.terms
 
     @property
-    def gave_up(self) -> bool:
-        """Did it fail on so many devices, under the terms of now, that no other is tried?"""
-        return sum(self.confirmed(each) for each in self.broken) >= BROKEN_MOST
+    def has_given_up(self) -> bool:
+        """Whether it failed on so many devices under the current terms that no other is tried."""
+        return sum(self.is_confirmed(each) for each in self.broken_replicas) >= BROKEN_MOST
 
-    def _wanted(self, require: Requirements) -> int:
-        """Replicas for requests."""
+    def _replica_count(self, require: Requirements) -> int:
+        """Number of replicas for requests."""
         return 0 if self.elsewhere else require.replicas
 
-    def _with(self, pick: Pick, books: Books, require: Requirements) -> Books:
-        if pick.keeps is not None:
-            return books.kept(self.scope, self.intent, pick.keeps)
+    def _allocate(self, pick: Pick, allocations: Allocations, require: Requirements) -> Allocations:
+        """Adds a pick to the allocations: a current replica keeps what it has, a new one takes what is predicted."""
+        if pick.existing is not None:
+            return allocations.with_kept_replica(self.scope, self.intent, pick.existing)
         busy = busy_share(self.scope, self.intent, pick.option, require.replicas)
-        return books.added(self.intent.key.tenant, pick.option.slot, memory_needed(pick.option), busy)
+        return allocations.with_new_replica(
+            self.intent.key.tenant, pick.option.slot, memory_requirement(pick.option), busy
+        )
 
-    # -- who stands by -----------------------------------------------------------------------------------------------
+    # -- standby -----------------------------------------------------------------------------------------------------
 
-    def _standby(
-        self, left: Sequence[Standing], picks: Sequence[Pick], require: Requirements, limits: Limits,
-        faults: Sequence[tuple[Fault, ...]], order: Sequence[int], books: Books,
+    def _pick_standby(
+        self, left: Sequence[CurrentReplica], picks: Sequence[Pick], require: Requirements, limits: Limits,
+        faults: Sequence[tuple[PlacementFault, ...]], order: Sequence[int], allocations: Allocations,
     ) -> tuple[Pick | None, Refusal | None]:  # fmt: skip
-        """One more replica, on a node without any of the others: one that is there, else a new one once all others
-        are. What is only slower than asked stands by where nothing else can: a late answer is better than none."""
-        capped = self._capped(picks)
-        apart = [each for each in left if not capped and is_apart(each.option, picks)]
+        """One more replica, on a node without any of the others: a current one, else a new one once all others are
+        placed.
+
+        A place that only misses the latency bound is used if there is no other, because a late answer is better than
+        none.
+        """
+        capped = self._is_capped(picks)
+        apart = [each for each in left if not capped and is_on_other_node(each.option, picks)]
         stays = [each for each in apart if self._still_meets(each, require)]
-        stays.sort(key=lambda each: (not each.ready, not each.assignment.standby))  # stable: of equals the best
-        fits = next((each for each in stays if self.confirmed(each) or self._may_stay(each, require, limits)), None)
-        if fits is not None or len(picks) < self._wanted(require):
+        stays.sort(
+            key=lambda each: (not each.ready, not each.assignment.standby)
+        )  # stable: the better one first among equals
+        fits = next((each for each in stays if self.is_confirmed(each) or self._may_stay(each, require, limits)), None)
+        if fits is not None or len(picks) < self._replica_count(require):
             kept = fits or next(iter(stays), None)
             return (Pick(kept.option, kept) if kept is not None else None), None
-        if self.gave_up:
-            return None, _no_standby(Counter(each.refusal.code for each in self.broken))
+        if self.has_given_up:
+            return None, _standby_refusal(Counter(each.refusal.code for each in self.broken_replicas))
         if capped and left:
-            return None, _no_standby(Counter([Code.QUOTA]))
-        waiting = {each.option.names for each in left}
+            return None, _standby_refusal(Counter([Code.QUOTA]))
+        waiting = {each.option.key for each in left}
         bars = [
             [
-                *(found.refusal.code for found in faults[index] if found.order is not Order.LATENCY),
-                *(() if is_apart(option, picks) else (Code.SPREAD_CONFLICT,)),
-                *(found.refusal.code for found in self._taken(option, require, books)),
-                *((Code.WAITING_FOR_REPLACEMENT,) if option.names in waiting else ()),
+                *(found.refusal.code for found in faults[index] if found.constraint is not Constraint.LATENCY),
+                *(() if is_on_other_node(option, picks) else (Code.SPREAD_CONFLICT,)),
+                *(found.refusal.code for found in self._capacity_faults(option, require, allocations)),
+                *((Code.WAITING_FOR_REPLACEMENT,) if option.key in waiting else ()),
             ]
             for index, option in enumerate(self.options)
         ]
@@ -278,109 +350,154 @@ class Solver:
         if best is None:
             able = [index for index, found in enumerate(bars) if not found]
             late = {index: self.scope.latency_s(self.options[index], self.intent, require.replicas) for index in able}
-            best = min(able, key=lambda index: (late[index], self.options[index].names), default=None)
+            best = min(able, key=lambda index: (late[index], self.options[index].key), default=None)
         if best is None:
-            return None, _no_standby(Counter(found[0] for found in bars))
+            return None, _standby_refusal(Counter(found[0] for found in bars))
         return Pick(self.options[best], None), None
 
-    # -- what may stay -----------------------------------------------------------------------------------------------
+    # -- current replicas that may stay ------------------------------------------------------------------------------
 
-    def _still_meets(self, standing: Standing, require: Requirements) -> bool:
-        return not any(fault.order in HARD for fault in self.scope.document_faults(standing.option, require))
+    def _still_meets(self, replica: CurrentReplica, require: Requirements) -> bool:
+        """Whether a confirmed replica still meets HARD_CONSTRAINTS, the only ones that it can fail while its documents
+        are unchanged."""
+        return not any(
+            fault.constraint in HARD_CONSTRAINTS for fault in self.scope.document_faults(replica.option, require)
+        )
 
-    def _may_stay(self, standing: Standing, require: Requirements, limits: Limits) -> bool:
-        """Under changed documents everything is asked again but the node's state: it takes nothing new here."""
-        found = self.scope.faults(standing.option, self.intent, require, limits)
-        return all(fault.order is Order.NODE for fault in found)
+    def _may_stay(self, replica: CurrentReplica, require: Requirements, limits: Limits) -> bool:
+        """Whether a replica still fits after its documents changed. Everything is checked again except the node's
+        state, because the replica is nothing new there."""
+        found = self.scope.faults(replica.option, self.intent, require, limits)
+        return all(fault.constraint is Constraint.NODE for fault in found)
 
-    def _betters(self, best: Option, standing: Standing, require: Requirements) -> bool:
-        new = values(self.scope, best, self.intent, require.replicas)
-        old = values(self.scope, standing.option, self.intent, require.replicas)
-        return gain(new, old, self.intent.weights) >= self.intent.migration.gain
+    def _is_better(self, best: Option, replica: CurrentReplica, require: Requirements) -> bool:
+        return self.gain(best, replica, require) >= self.intent.migration.gain
 
-    def _first(self, current: Sequence[Standing], picks: list[Pick], require: Requirements) -> Standing | None:
-        if self._capped(picks):
+    def gain(self, best: Option, replica: CurrentReplica, require: Requirements) -> float:
+        """The share by which a place is better than a replica's own, under the workload's weights."""
+        new = score_values(self.scope, best, self.intent, require.replicas)
+        old = score_values(self.scope, replica.option, self.intent, require.replicas)
+        return gain(new, old, self.intent.weights)
+
+    def _first(
+        self, current: Sequence[CurrentReplica], picks: list[Pick], require: Requirements
+    ) -> CurrentReplica | None:
+        """The first current replica that the spread allows beside the picks; None once the quota's cap is reached."""
+        if self._is_capped(picks):
             return None
         return next((each for each in current if spread_allows(each.option, picks, require)), None)
 
-    def _capped(self, picks: Sequence[Pick]) -> bool:
-        return sum(pick.keeps is not None for pick in picks) >= self.cap
+    def _is_capped(self, picks: Sequence[Pick]) -> bool:
+        """Whether the picks already keep as many current replicas as the quota allows."""
+        return sum(pick.existing is not None for pick in picks) >= self.cap
 
-    # -- what may come -----------------------------------------------------------------------------------------------
+    # -- new replicas ------------------------------------------------------------------------------------------------
 
     def _rank(
-        self, faults: Sequence[tuple[Fault, ...]], current: Sequence[Standing], require: Requirements
+        self, faults: Sequence[tuple[PlacementFault, ...]], current: Sequence[CurrentReplica], require: Requirements
     ) -> dict[int, tuple[float, bytes]]:
-        """Score and tie-break by option, over those that fit or stand."""
-        stands = {each.option.names for each in current}
-        fits = [index for index, found in enumerate(faults) if not found or self.options[index].names in stands]
-        figures = [values(self.scope, self.options[index], self.intent, require.replicas) for index in fits]
+        """Score and tie-break by option index, over options that are feasible or hold a current replica."""
+        stands = {each.option.key for each in current}
+        fits = [index for index, found in enumerate(faults) if not found or self.options[index].key in stands]
+        figures = [score_values(self.scope, self.options[index], self.intent, require.replicas) for index in fits]
         _, scores = score(figures, self.intent.weights)
         return {
-            index: (value, tie(self.scope.inputs.seed, str(self.intent.key), *self.options[index].names))
+            index: (value, tie_break(self.scope.inputs.seed, str(self.intent.key), *self.options[index].key))
             for index, value in zip(fits, scores, strict=True)
         }
 
     def _next_move(self, picks: Sequence[Pick]) -> Move | None:
-        found = sum(pick.moves is not None for pick in picks)
-        return self.moving[found] if found < len(self.moving) else None
+        found = sum(pick.move is not None for pick in picks)
+        return self.pending_moves[found] if found < len(self.pending_moves) else None
 
     def _best(
-        self, order: Sequence[int], picks: list[Pick], require: Requirements, books: Books, move: Move | None
+        self,
+        order: Sequence[int],
+        picks: list[Pick],
+        require: Requirements,
+        allocations: Allocations,
+        move: Move | None,
     ) -> Option | None:
-        if self.gave_up:
+        """The best place for a new replica, or for `move` where it aims; None where there is none.
+
+        Places of current replicas that are not picked yet are left out. For a move so are the places of failed
+        replicas, because its source is one of them and it has to leave that place.
+        """
+        if self.has_given_up:
             return None
-        left = {(each.node, each.assignment.device, each.assignment.model) for each in self.fallen if move is not None}
-        kept = {pick.keeps.assignment.id for pick in picks if pick.keeps is not None}
-        waiting = {each.option.names for each in self.counted if each.assignment.id not in kept}
+        left = {(each.node, each.assignment.device, each.assignment.model) for each in self.failed if move is not None}
+        kept = {pick.existing.assignment.id for pick in picks if pick.existing is not None}
+        waiting = {each.option.key for each in self.healthy if each.assignment.id not in kept}
         for index in order:
             option = self.options[index]
-            if move is not None and (option.names in left or not move.aim.allows(*option.names)):
+            if move is not None and (option.key in left or not move.aim.allows(*option.key)):
                 continue
-            if option.names not in waiting and not self._crowded(option, picks, require, books):
+            if option.key not in waiting and not self._contention_faults(option, picks, require, allocations):
                 return option
         return None
 
-    def _left_out(self, option: Option, picks: list[Pick], require: Requirements, books: Books) -> tuple[Fault, ...]:
-        """What kept an option out that is fit by itself. When all replicas are placed, the picks did not."""
-        found = self._crowded(option, picks, require, books)
-        full = len(picks) >= self._wanted(require)
-        return tuple(fault for fault in found if not full or fault.order is not Order.SPREAD)
+    def _exclusion_faults(
+        self, option: Option, picks: list[Pick], require: Requirements, allocations: Allocations
+    ) -> tuple[PlacementFault, ...]:
+        """What excluded an option that is feasible by itself. Once all replicas are placed, the spread relative to the
+        picks is no reason."""
+        found = self._contention_faults(option, picks, require, allocations)
+        full = len(picks) >= self._replica_count(require)
+        return tuple(fault for fault in found if not full or fault.constraint is not Constraint.SPREAD)
 
-    def _crowded(self, option: Option, picks: list[Pick], require: Requirements, books: Books) -> tuple[Fault, ...]:
-        """Constraints that depend on what else is placed."""
-        taken = self._taken(option, require, books)
+    def _contention_faults(
+        self, option: Option, picks: list[Pick], require: Requirements, allocations: Allocations
+    ) -> tuple[PlacementFault, ...]:
+        """Violations of constraints that depend on what else is placed."""
+        taken = self._capacity_faults(option, require, allocations)
         return taken if spread_allows(option, picks, require) else (*taken, _spread_fault(option, require))
 
-    def _taken(self, option: Option, require: Requirements, books: Books) -> tuple[Fault, ...]:
-        """Room and quota."""
-        held = books.held.get(self.intent.key.tenant, Held())
-        quota = self._quota(held.plus(1, memory_needed(option)))
-        return (*self._no_room(option, require, books), *((quota,) if quota is not None else ()))
+    def _capacity_faults(
+        self, option: Option, require: Requirements, allocations: Allocations
+    ) -> tuple[PlacementFault, ...]:
+        """Violations of device capacity and quota."""
+        usage = allocations.quota_usage.get(self.intent.key.tenant, QuotaUsage())
+        quota = self._quota_fault(usage.plus(1, memory_requirement(option)))
+        return (*self._device_faults(option, require, allocations), *((quota,) if quota is not None else ()))
 
-    def _no_room(self, option: Option, require: Requirements, books: Books) -> tuple[Fault, ...]:
-        """Memory and time of the device; OUTRANKED where they went to workloads that were decided before this one."""
-        found = self._short(option, require, books)
-        if found and self._short(option, require, self.books) and not self._short(option, require, self.opening):
+    def _device_faults(
+        self, option: Option, require: Requirements, allocations: Allocations
+    ) -> tuple[PlacementFault, ...]:
+        """Shortages of the device's memory and time. OUTRANKED where workloads that were decided before this one took
+        them."""
+        found = self._shortages(option, require, allocations)
+        if (
+            found
+            and self._shortages(option, require, self.allocations)
+            and not self._shortages(option, require, self.baseline)
+        ):
             slot = f"{option.slot.node}/{option.slot.device}"
             lacking = " and ".join(fault.refusal.code for fault in found)
             refusal = Refusal(
                 Code.OUTRANKED, f"{lacking} on {slot} after workloads of higher rank", "room for this one"
             )
-            return (Fault(Order.MEMORY, refusal, physical(f"raise its priority above {self.intent.priority}")),)
+            return (
+                PlacementFault(
+                    Constraint.MEMORY, refusal, manual_remedy(f"raise its priority above {self.intent.priority}")
+                ),
+            )
         return found
 
-    def _short(self, option: Option, require: Requirements, books: Books) -> tuple[Fault, ...]:
-        admissible = admissible_bytes(option.device, option.state, books.memory.get(option.slot, NOTHING))
-        busy, booked = busy_share(self.scope, self.intent, option, require.replicas), books.busy.get(option.slot, 0.0)
+    def _shortages(self, option: Option, require: Requirements, allocations: Allocations) -> tuple[PlacementFault, ...]:
+        """Faults of memory and utilisation on the option's device under these allocations."""
+        admissible = admissible_bytes(option.device, option.state, allocations.memory.get(option.slot, NO_COMMITMENT))
+        busy, booked = (
+            busy_share(self.scope, self.intent, option, require.replicas),
+            allocations.busy.get(option.slot, 0.0),
+        )
         found = (
-            memory_fault(option, memory_needed(option), admissible),
+            memory_fault(option, memory_requirement(option), admissible),
             utilisation_fault(option, busy, booked, UTILISATION_MOST, require.replicas),
         )
         return tuple(fault for fault in found if fault is not None)
 
-    def _quota(self, would_hold: Held) -> Fault | None:
-        """The quota that the tenant would exceed."""
+    def _quota_fault(self, would_hold: QuotaUsage) -> PlacementFault | None:
+        """The limit of the tenant's quota that would be exceeded; None where none would be."""
         tenant = self.intent.key.tenant
         quota = self.scope.inputs.quotas.get(tenant)
         if quota is None:
@@ -388,17 +505,19 @@ class Solver:
         if quota.replicas is not None and would_hold.replicas > quota.replicas:
             found = f"{tenant} would have {would_hold.replicas} replicas"
             remedy = f"quota: {{replicas: {would_hold.replicas}}} of tenant {tenant}"
-            return Fault(Order.QUOTA, Refusal(Code.QUOTA, found, f"at most {quota.replicas}"), physical(remedy))
+            return PlacementFault(
+                Constraint.QUOTA, Refusal(Code.QUOTA, found, f"at most {quota.replicas}"), manual_remedy(remedy)
+            )
         if quota.memory is not None and would_hold.memory > quota.memory:
             found = f"{tenant} would have {show_bytes(would_hold.memory)}"
             remedy = f"quota: {{memory: {show_bytes(would_hold.memory)}}} of tenant {tenant}"
             refusal = Refusal(Code.QUOTA, found, f"at most {show_bytes(quota.memory)}")
-            return Fault(Order.QUOTA, refusal, physical(remedy))
+            return PlacementFault(Constraint.QUOTA, refusal, manual_remedy(remedy))
         return None
 
 
-def memory_needed(option: Option) -> Bytes:
-    """What is committed for a new replica: the upper end of the prediction."""
+def memory_requirement(option: Option) -> Bytes:
+    """Memory that is committed for a new replica: the upper end of the prediction."""
     return Bytes(0 if option.prediction is None else math.ceil(option.prediction.memory_bytes.high))
 
 
@@ -412,19 +531,19 @@ def spread_allows(option: Option, picks: Sequence[Pick], require: Requirements) 
             return all(pick.option.slot.node != option.slot.node for pick in picks)
 
 
-def is_apart(option: Option, picks: Sequence[Pick]) -> bool:
-    """On a node with none of these: a standby does not fall with what it stands by for."""
+def is_on_other_node(option: Option, picks: Sequence[Pick]) -> bool:
+    """Whether none of these replicas is on the option's node, so that a standby does not fail together with them."""
     return all(pick.option.slot.node != option.slot.node for pick in picks)
 
 
-def _no_standby(census: Counter[Code]) -> Refusal:
+def _standby_refusal(census: Counter[Code]) -> Refusal:
     found = ", ".join(f"{code} x {count}" for code, count in sorted(census.items()))
     asked = "a node without an active replica, and room there"
     return Refusal(Code.STANDBY_SHORT, found, asked, "add a node, or free memory")
 
 
-def _spread_fault(option: Option, require: Requirements) -> Fault:
+def _spread_fault(option: Option, require: Requirements) -> PlacementFault:
     taken = option.slot.node if require.spread is Spread.NODE else f"{option.slot.node}/{option.slot.device}"
     refusal = Refusal(Code.SPREAD_CONFLICT, f"{taken} has a replica already", f"spread: {require.spread}")
     other = Spread.DEVICE if require.spread is Spread.NODE else Spread.NONE
-    return Fault(Order.SPREAD, refusal, Give(spread=other, distance=CATEGORY))
+    return PlacementFault(Constraint.SPREAD, refusal, RequiredRelaxation(spread=other, size=CATEGORY_SIZE))

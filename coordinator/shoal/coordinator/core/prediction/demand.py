@@ -1,4 +1,4 @@
-"""What a model asks of a device, by operator class: the rows of the roofline."""
+"""What a model demands of a device, by operator class: the rows of the roofline model."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +8,7 @@ from shoal.types.profile import ModelProfile
 
 
 class OperatorClass(StrEnum):
-    """Which measured rate bounds an operator."""
+    """The measured rate that limits an operator."""
 
     MATMUL = "matmul"
     CONV = "conv"
@@ -68,20 +68,26 @@ COPY = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One class at batch 1: FLOPs, bytes that grow with the batch, bytes that do not (weights)."""
+class DemandRow:
+    """The demand of one operator class at batch 1."""
 
+    # The operator class.
     kind: OperatorClass
+    # Floating-point operations.
     flops: float
+    # Bytes moved that grow with the batch.
     bytes: float
+    # Bytes moved that do not grow with the batch: the weights.
     weight_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """A profile summed up by operator class; nodes: of the whole graph."""
+class ModelDemand:
+    """A model's profile summed up by operator class."""
 
-    rows: tuple[Row, ...]
+    # One row for each class that occurs.
+    rows: tuple[DemandRow, ...]
+    # Number of nodes in the whole graph.
     nodes: int
 
 
@@ -93,8 +99,9 @@ def class_of(operator: str) -> OperatorClass:
     return OperatorClass.COPY if operator in COPY else OperatorClass.ELEMENTWISE
 
 
-def demand_of(profile: ModelProfile) -> Demand:
-    """`profile.costs` by class. Weights belong to matrix products and convolutions, in proportion to their bytes."""
+def demand_of(profile: ModelProfile) -> ModelDemand:
+    """Sums `profile.costs` by class. The weights are split over matrix products and convolutions in proportion to their
+    bytes."""
     flops = dict.fromkeys(OperatorClass, 0.0)
     moved = dict.fromkeys(OperatorClass, 0.0)
     for cost in profile.costs:
@@ -104,16 +111,16 @@ def demand_of(profile: ModelProfile) -> Demand:
     heavy = moved[OperatorClass.MATMUL] + moved[OperatorClass.CONV]
     share = min(1.0, profile.weight_bytes / heavy) if heavy > 0 else 0.0
     rows = [
-        Row(kind, flops[kind], moved[kind] - weights, weights)
+        DemandRow(kind, flops[kind], moved[kind] - weights, weights)
         for kind in OperatorClass
         if flops[kind] > 0 or moved[kind] > 0
         for weights in (share * moved[kind] if kind in (OperatorClass.MATMUL, OperatorClass.CONV) else 0.0,)
     ]
-    return Demand(tuple(rows), sum(cost.nodes for cost in profile.costs))
+    return ModelDemand(tuple(rows), sum(cost.nodes for cost in profile.costs))
 
 
 def work_of(profile: ModelProfile) -> Work:
-    """What an assignment carries of its model's profile."""
+    """The part of a model's profile that its assignments carry."""
     flops = dict.fromkeys(OperatorClass, 0.0)
     for cost in profile.costs:
         flops[class_of(cost.operator)] += cost.flops
@@ -125,4 +132,5 @@ def work_of(profile: ModelProfile) -> Work:
         nodes=sum(cost.nodes for cost in profile.costs),
         shapes=dict(profile.reference_shapes),
         below=dict(profile.below),
+        operands=dict(profile.operands),
     )

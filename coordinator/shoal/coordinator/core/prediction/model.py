@@ -1,4 +1,4 @@
-"""What a prediction is made of: intervals, and where they come from."""
+"""A prediction: intervals, and what they are based on."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +8,7 @@ from shoal.types.device import EnergySource
 
 
 class Interval(NamedTuple):
-    """An estimate with its bounds; all three NaN where nothing is known."""
+    """An estimate with its bounds; all three are NaN where nothing is known."""
 
     low: float
     mid: float
@@ -16,7 +16,8 @@ class Interval(NamedTuple):
 
 
 class Basis(StrEnum):
-    """analytic: roofline from the receipt. warmup: measured as a replica warmed up. service: measured on requests."""
+    """analytic: roofline from the receipt. warmup: measured while a replica warmed up. service: measured on
+    requests."""
 
     ANALYTIC = "analytic"
     WARMUP = "warmup"
@@ -25,12 +26,19 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One model on one device at one batch size. Latency at the worker, once through; joules per inference."""
+    """One model on one device at one batch size."""
 
+    # Median latency of one execution at the worker, without queueing or network.
     latency_p50_s: Interval
+    # 95th percentile of the same.
     latency_p95_s: Interval
+    # Memory of the replica; `high` is what is committed.
     memory_bytes: Interval
+    # Time to load the model; NaN where the load rate is unknown.
     load_s: Interval
+    # Energy per inference; NaN where the device's power is unknown.
     joules: Interval
+    # Whether the energy is measured, from a device profile, or estimated.
     energy_source: EnergySource
+    # Where the figures come from.
     basis: Basis

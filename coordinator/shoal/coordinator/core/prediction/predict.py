@@ -2,7 +2,7 @@
 
 import math
 
-from shoal.coordinator.core.prediction.demand import Demand, OperatorClass, demand_of
+from shoal.coordinator.core.prediction.demand import ModelDemand, OperatorClass, demand_of
 from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
 from shoal.types.assignment import Measured, Served
 from shoal.types.codes import Code, Refusal
@@ -14,11 +14,12 @@ PROCESS_BYTES = 16 * 2**20
 FILE_LOW, FILE_MID, FILE_HIGH = 2.8, 4.6, 5.0
 """Memory per byte of model file, measured with ONNX Runtime 1.31 on CPU: 2.8 to 5.3, median 4.6 (guide, equation 4)."""
 ROOFLINE_FACTOR = 2.0
-"""A roofline is a bound that real kernels miss: the interval spans this factor to either side (guide, section 3)."""
+"""A roofline is a bound that real kernels do not reach: the interval spans this factor on both sides (guide, section
+3)."""
 UNCERTAIN_FACTOR = 3.0
-"""The same, for a profile whose shapes could not all be inferred, and for load times."""
-TAIL = 1.3
-"""p95 over p50 of one request at a time, until it is measured."""
+"""The same factor for load times, and for a profile whose shapes could not all be inferred."""
+P95_OVER_P50 = 1.3
+"""Assumed p95 over p50 with one request at a time, until both are measured."""
 LEAST_SPREAD = 0.05
 
 
@@ -30,13 +31,13 @@ def predict(
     batch: int = 1,
     measured: Measured | None = None,
     served: tuple[Served, ...] = (),
-    demand: Demand | None = None,
+    demand: ModelDemand | None = None,
 ) -> Prediction | Refusal:
-    """One model on one device, `batch` requests at once, one batch in flight.
+    """One model on one device, with `batch` requests at once and one batch in flight.
 
-    measured: from warming this model on this very device; replaces the analytic figures. served: service since, blended
-    in by count. demand: `demand_of(profile)`, where the caller has it. CAPABILITY_UNMEASURED where neither a receipt
-    nor a measurement says what the device can do.
+    measured: from the warm-up of this model on this device; it replaces the analytic figures. served: service since
+    then, blended in by count. demand: `demand_of(profile)`, where the caller has it already. Refuses with
+    CAPABILITY_UNMEASURED where neither a receipt nor a measurement says what the device can do.
     """
     demand = demand_of(profile) if demand is None else demand
     seconds = math.nan if receipt is None else service_seconds(demand, receipt.rates, precision, batch)
@@ -47,17 +48,19 @@ def predict(
     spread = LEAST_SPREAD if receipt is None else max(receipt.spread, LEAST_SPREAD)
     if measured is None:
         assert receipt is not None
-        return _analytic(seconds, profile, receipt.rates, spread, batch)
+        return _from_roofline(seconds, profile, receipt.rates, spread, batch)
     growth = 1.0
     if batch > 1 and receipt is not None:
         growth = seconds / service_seconds(demand, receipt.rates, precision, 1)
-    return _measured(measured, served, profile, spread, batch, growth if math.isfinite(growth) else float(batch))
+    return _from_measurement(
+        measured, served, profile, spread, batch, growth if math.isfinite(growth) else float(batch)
+    )
 
 
-def service_seconds(demand: Demand, rates: Rates, precision: str, batch: int = 1) -> float:
-    """Equation 1: launch + sum over classes of max(flops / rate, bytes / bandwidth) + further nodes x node.
+def service_seconds(demand: ModelDemand, rates: Rates, precision: str, batch: int = 1) -> float:
+    """Equation 1: launch + sum over classes of max(flops / rate, bytes / bandwidth) + (nodes - 1) x time per node.
 
-    NaN where a rate that is needed was not measured.
+    Returns NaN where a rate that is needed was not measured.
     """
     seconds = rates.launch_s + max(0, demand.nodes - 1) * rates.node_s
     for row in demand.rows:
@@ -70,7 +73,8 @@ def service_seconds(demand: Demand, rates: Rates, precision: str, batch: int = 1
 
 
 def _flops(kind: OperatorClass, rates: Rates, precision: str) -> float:
-    """FLOP/s for a class. Elementwise work is bound by bytes; a class without its own rate takes the other's."""
+    """FLOP/s of a class. Elementwise and copy work is limited by bytes. A class without its own rate takes the
+    other's."""
     matmul, conv = rates.matmul_flops.get(precision, math.nan), rates.conv_flops.get(precision, math.nan)
     if kind is OperatorClass.MATMUL:
         return conv if math.isnan(matmul) else matmul
@@ -80,36 +84,40 @@ def _flops(kind: OperatorClass, rates: Rates, precision: str) -> float:
 
 
 def _bandwidth(kind: OperatorClass, rates: Rates) -> float:
+    """Bytes/s of a class: copy or elementwise bandwidth, or the other one where it was not measured."""
     if kind is OperatorClass.COPY:
         return rates.elementwise_bytes if math.isnan(rates.copy_bytes) else rates.copy_bytes
     return rates.copy_bytes if math.isnan(rates.elementwise_bytes) else rates.elementwise_bytes
 
 
-def _analytic(seconds: float, profile: ModelProfile, rates: Rates, spread: float, batch: int) -> Prediction:
+def _from_roofline(seconds: float, profile: ModelProfile, rates: Rates, spread: float, batch: int) -> Prediction:
+    """A prediction from the receipt alone. `seconds` of one batch is the middle of the interval."""
     factor = (ROOFLINE_FACTOR if profile.confident else UNCERTAIN_FACTOR) * (1 + spread)
     latency = _around(seconds, factor)
     return Prediction(
         latency_p50_s=latency,
-        latency_p95_s=_scaled(latency, TAIL),
+        latency_p95_s=_scale(latency, P95_OVER_P50),
         memory_bytes=_memory(profile, batch),
         load_s=_around(profile.size_bytes / rates.load_bytes, UNCERTAIN_FACTOR * (1 + spread)),
-        joules=_scaled(latency, rates.active_w / batch),
+        joules=_scale(latency, rates.active_w / batch),
         energy_source=rates.energy_source,
         basis=Basis.ANALYTIC,
     )
 
 
 def _memory(profile: ModelProfile, batch: int) -> Interval:
-    """Equation 4; the bound that is committed is `high`."""
+    """Equation 4. The upper end of the interval is what is committed."""
     fixed = PROCESS_BYTES + profile.activation_bytes * batch
     return Interval(*(fixed + factor * profile.size_bytes for factor in (FILE_LOW, FILE_MID, FILE_HIGH)))
 
 
-def _measured(
+def _from_measurement(
     measured: Measured, served: tuple[Served, ...], profile: ModelProfile, spread: float, batch: int, growth: float
 ) -> Prediction:
-    """Equations 6 and 7: warm-up figures, blended with service by counts, scaled to the batch by the roofline."""
-    requests = sum(each.requests for each in served)
+    """Equations 6 and 7: warm-up figures, blended with service by request counts, scaled to the batch by the
+    roofline."""
+    served = tuple(each for each in served if each.successes > 0 and not math.isnan(each.latency_p50_s))
+    requests = sum(each.successes for each in served)
     samples = max(1, measured.samples)
     share = requests / (requests + samples)
     half = max(spread, 1 / math.sqrt(samples + requests))
@@ -117,19 +125,14 @@ def _measured(
     def blend(warm: float, per_request: list[float]) -> float:
         if requests == 0:
             return warm
-        mean = (
-            math.fsum(
-                value * each.requests for value, each in zip(per_request, served, strict=True) if each.requests > 0
-            )
-            / requests
-        )
+        mean = math.fsum(value * each.successes for value, each in zip(per_request, served, strict=True)) / requests
         return mean if math.isnan(warm) else warm if math.isnan(mean) else (1 - share) * warm + share * mean
 
     p50 = blend(measured.latency_p50_s, [each.latency_p50_s for each in served])
     p95 = blend(measured.latency_p95_s, [each.latency_p95_s for each in served])
     joules = blend(measured.joules, [each.joules / max(1, each.requests) for each in served])
     memory = measured.memory_bytes + profile.activation_bytes * (batch - 1)
-    sources = {measured.energy_source, *(each.energy_source for each in served if each.requests > 0)}
+    sources = {measured.energy_source, *(each.energy_source for each in served)}
     return Prediction(
         latency_p50_s=_within(p50 * growth, half),
         latency_p95_s=_within(max(p95, p50) * growth, half),
@@ -142,12 +145,14 @@ def _measured(
 
 
 def _around(mid: float, factor: float) -> Interval:
+    """An interval of a factor to both sides."""
     return Interval(mid / factor, mid, mid * factor)
 
 
 def _within(mid: float, half: float) -> Interval:
+    """An interval of a share to both sides; never below 0."""
     return Interval(mid * max(0.0, 1 - half), mid, mid * (1 + half))
 
 
-def _scaled(interval: Interval, factor: float) -> Interval:
+def _scale(interval: Interval, factor: float) -> Interval:
     return Interval(interval.low * factor, interval.mid * factor, interval.high * factor)

@@ -1,4 +1,4 @@
-"""A feed's text to readings. The formats are told in docs/guides/signals.md."""
+"""Parses the text of a feed into readings. docs/guides/signals.md describes the formats."""
 
 import csv
 import io
@@ -8,42 +8,42 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from shoal.coordinator.core.signals.model import MOST, Reading, SignalName
+from shoal.coordinator.core.signals.model import MAX_VALUES, SignalName, SignalReading
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Wall, parse_quantity, show_quantity
 
-AT = "at"
-VALUE = "value"
+TIME_COLUMN = "at"
+VALUE_COLUMN = "value"
 
 
-def readings(name: SignalName, text: str, taken_at: Wall) -> tuple[Reading, ...]:
-    """In order of time, one for each time (the last of the text); at least one.
+def parse_readings(name: SignalName, text: str, taken_at: Wall) -> tuple[SignalReading, ...]:
+    """Readings in order of time, at least one. Of several with the same time, the last in the text counts.
 
-    One value with its unit; CSV with a header `at` and `value` (then each with its unit) or the unit itself; JSON, an
-    object or a list of objects with the same names. taken_at: of a value that comes without a time.
-    Raises ShoalError(SIGNAL_INVALID): one mistake, and none of the text counts.
+    The text is one value with its unit, or CSV with a header, or JSON: an object or a list of objects. Columns and keys
+    are `at`, and `value` (with its unit) or the unit itself. taken_at: time of a value that comes without one. Raises
+    ShoalError(SIGNAL_INVALID): after one mistake nothing of the text counts.
     """
     text = text.removeprefix("\ufeff").strip()
     try:
-        found = {reading.at: reading for reading in _read(name, text, taken_at)}
+        found = {reading.at: reading for reading in _parse(name, text, taken_at)}
     except (ValueError, RecursionError, csv.Error) as cause:
-        raise invalid(f"{type(cause).__name__}: {cause!s:.120}", name) from cause
+        raise invalid_feed(f"{type(cause).__name__}: {cause!s:.120}", name) from cause
     except ShoalError as cause:
-        raise invalid(cause.refusal.found, name) from cause
+        raise invalid_feed(cause.refusal.found, name) from cause
     if not found:
-        raise invalid("no value", name)
+        raise invalid_feed("no value", name)
     return tuple(found[at] for at in sorted(found))
 
 
-def checked(name: SignalName, value: float) -> float:
-    """A value in SI that can be. Raises ShoalError(SIGNAL_INVALID)."""
-    if not (math.isfinite(value) and 0 <= value <= MOST[name]):
-        most = show_quantity(MOST[name], name.dimension)
+def check_value(name: SignalName, value: float) -> float:
+    """The value in SI, if it is plausible. Raises ShoalError(SIGNAL_INVALID)."""
+    if not (math.isfinite(value) and 0 <= value <= MAX_VALUES[name]):
+        most = show_quantity(MAX_VALUES[name], name.dimension)
         raise refuse(Code.SIGNAL_INVALID, f"a {name} of {value:g}", f"0 to {most}", "correct the value or its unit")
     return value
 
 
-def invalid(found: str, name: SignalName) -> ShoalError:
+def invalid_feed(found: str, name: SignalName) -> ShoalError:
     example = name.dimension.example
     return refuse(
         Code.SIGNAL_INVALID,
@@ -53,38 +53,41 @@ def invalid(found: str, name: SignalName) -> ShoalError:
     )
 
 
-def _read(name: SignalName, text: str, taken_at: Wall) -> Iterator[Reading]:
+def _parse(name: SignalName, text: str, taken_at: Wall) -> Iterator[SignalReading]:
     if text[:1] in ("{", "["):
         data = json.loads(text)
         for entry in data if isinstance(data, list) else [data]:
             if not isinstance(entry, dict):
                 raise ValueError(f"{entry!r:.40} where an object belongs")
-            yield _row(name, entry, taken_at)
+            yield _parse_row(name, entry, taken_at)
     elif "\n" in text or "," in text:
         for row in csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True):
             if None in row:
                 raise ValueError(f"a row with more cells than the header has: {row[None]!r:.60}")
-            yield _row(name, row, None)
+            yield _parse_row(name, row, None)
     else:
-        yield Reading(checked(name, parse_quantity(text, name.dimension)), taken_at)
+        yield SignalReading(check_value(name, parse_quantity(text, name.dimension)), taken_at)
 
 
-def _row(name: SignalName, row: dict[str, Any], taken_at: Wall | None) -> Reading:
-    """A row of a table: when, and the value under `value` with its unit, or the number under its unit."""
-    columns = [column for column in (VALUE, *name.dimension.factors) if row.get(column) is not None]
+def _parse_row(name: SignalName, row: dict[str, Any], taken_at: Wall | None) -> SignalReading:
+    """One row: its time, and either `value` with its unit or a number under the name of its unit."""
+    columns = [column for column in (VALUE_COLUMN, *name.dimension.factors) if row.get(column) is not None]
     if len(columns) != 1:
-        wanted = f"{VALUE} or one of {', '.join(name.dimension.factors)}"
-        raise ValueError(f"columns {', '.join(map(str, row)):.80} where {AT} and {wanted} belong")
+        wanted = f"{VALUE_COLUMN} or one of {', '.join(name.dimension.factors)}"
+        raise ValueError(f"columns {', '.join(map(str, row)):.80} where {TIME_COLUMN} and {wanted} belong")
     (column,) = columns
-    text = f"{row[column]}" if column == VALUE else f"{row[column]} {column}"
-    return Reading(checked(name, parse_quantity(text, name.dimension)), _time(row.get(AT), taken_at))
+    text = f"{row[column]}" if column == VALUE_COLUMN else f"{row[column]} {column}"
+    return SignalReading(
+        check_value(name, parse_quantity(text, name.dimension)), _parse_time(row.get(TIME_COLUMN), taken_at)
+    )
 
 
-def _time(text: object, otherwise: Wall | None) -> Wall:
+def _parse_time(text: object, otherwise: Wall | None) -> Wall:
+    """Seconds since 1970 of an ISO 8601 time with a time zone; `otherwise` where the row has no time."""
     if text is None and otherwise is not None:
         return otherwise
     if not isinstance(text, str):
-        raise ValueError(f"no time under `{AT}`")
+        raise ValueError(f"no time under `{TIME_COLUMN}`")
     moment = datetime.fromisoformat(text.strip())
     if moment.tzinfo is None:
         raise ValueError(f"{text:.40} without a time zone: write 2026-11-21T18:00:00Z")

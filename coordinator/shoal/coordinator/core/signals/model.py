@@ -1,4 +1,4 @@
-"""What an hour of a node costs here, and what a kilowatt-hour emits: as the region's rule says it, as it is now."""
+"""The price of a node-hour and the carbon intensity of a kilowatt-hour: the region's rule, and the current value."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,62 +17,72 @@ class SignalName(StrEnum):
 
     @property
     def unit(self) -> str:
-        """Of values in SI."""
+        """Unit of values in SI."""
         return next(unit for unit, factor in self.dimension.factors.items() if factor == 1.0)
 
     def show(self, value: float) -> str:
-        """For people, with its unit."""
+        """A value with its unit, for people."""
         return show_quantity(float(f"{value:.4g}"), self.dimension)
 
 
 DIMENSIONS: Final = {SignalName.PRICE: COST, SignalName.CARBON: INTENSITY}
-MOST: Final = {SignalName.PRICE: 10_000.0, SignalName.CARBON: 5_000.0}
-"""USD/h and gCO2/kWh: more is a mistake of whoever says so (the dirtiest grids emit about 1,000 gCO2/kWh), and no other
-region believes it."""
+MAX_VALUES: Final = {SignalName.PRICE: 10_000.0, SignalName.CARBON: 5_000.0}
+"""USD/h and gCO2/kWh. A larger value is a mistake of its source (the dirtiest grids emit about 1,000 gCO2/kWh), and
+other regions refuse it."""
 
 CONSTANT: Final = "constant"
 BY_HAND: Final = "by hand"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A value of a feed, in SI, and from when on it holds."""
+class SignalReading:
+    """One value of a feed."""
 
+    # In SI.
     value: float
+    # The time from which it holds.
     at: Wall
 
 
 @dataclass(frozen=True, slots=True)
-class ByHand:
-    """A value that an operator set. by: URI name of their certificate."""
+class SignalOverride:
+    """A value that an operator set."""
 
+    # In SI.
     value: float
+    # When it was set.
     at: Wall
+    # URI name of the operator's certificate.
     by: str
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """What the Region document says of one signal: a constant, or a source (then `constant` is None)."""
+class SignalRule:
+    """What the Region document says about one signal: a constant or a source."""
 
+    # Value in SI; None: a source gives the value.
     constant: float | None = None
+    # Path or URL of the feed, as the document writes it; empty for a constant.
     source: str = ""
+    # A reading older than this is stale.
     stale_after_s: Seconds = Seconds(7200.0)
+    # Value in SI while the source is stale or has given nothing; None: its last value is kept.
     fallback: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """The value that counts now, SI, and why it does.
+    """The value that counts now, and why it does."""
 
-    source: `constant`, `by hand`, or the feed as the document writes it, also where its fallback counts. taken_at: from
-    when the newest value of the source is; None of a constant, and of a feed that never gave one. stale: the source
-    says nothing that is new enough, so that this is its last value, or (fallback) the document's.
-    """
-
+    # Which signal it is.
     name: SignalName
+    # In SI: USD/h or gCO2/kWh.
     value: float
+    # `constant`, `by hand`, or the feed as the document writes it, also where its fallback counts.
     source: str
+    # Time of the source's newest value; None for a constant and for a feed that never gave one.
     taken_at: Wall | None = None
+    # True where the source has no recent value, so that `value` is its last one or the fallback.
     stale: bool = False
+    # True where `value` is the document's fallback.
     fallback: bool = False

@@ -1,68 +1,84 @@
-"""One step of the region's reconciling, from everything known to everything asked."""
+"""One step of the region's reconciliation, from its full state to its full decision."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shoal.coordinator.core.fleet.state import Fleet, Timing
-from shoal.coordinator.core.placement.model import Inputs, Plan, Trial
+from shoal.coordinator.core.fleet.state import Fleet, LivenessTiming
+from shoal.coordinator.core.placement.model import Inputs, PlacementPlan, Trial
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads import sleep
+from shoal.coordinator.core.workloads.entries import EntryPoints
+from shoal.coordinator.core.workloads.failures import (
+    broken_assignments,
+    count_crashes,
+    describe_poisoning,
+    load_refusals,
+    poisonings,
+    record_unloadable,
+)
 from shoal.coordinator.core.workloads.model import (
-    Content,
-    Course,
+    CrossRegionState,
     Decision,
-    Delegated,
-    Happened,
-    Memory,
-    Remembered,
-    Table,
-    Wait,
-    World,
+    DelegatedWorkload,
+    DesiredContent,
+    ReconcilerMemory,
+    RegionEvent,
+    RegionState,
+    RouteTable,
+    WarmUpRecord,
+    WorkloadWait,
 )
 from shoal.coordinator.core.workloads.reconcile import reconcile
-from shoal.coordinator.core.workloads.replacing import Moving
-from shoal.coordinator.core.workloads.routes import at_home, is_gateway, routes, served_here, shares_of, tables
-from shoal.coordinator.core.workloads.schedule import holding, is_timely, lead_s
-from shoal.coordinator.core.workloads.trouble import broken, crashes, poisoned
-from shoal.types.agreement import GUESTS
+from shoal.coordinator.core.workloads.replacements import MovesUnderWay
+from shoal.coordinator.core.workloads.routes import (
+    is_gateway,
+    local_replica_count,
+    locally_served,
+    routes,
+    shares_of,
+    tables,
+)
+from shoal.coordinator.core.workloads.schedule import effective_intent, is_time_dependent, lead_s
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import Intent, PartitionRule, WorkloadKey
 
 
-def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
-    """One step of the region: what broke, where things shall run (`place`), what to do next (`reconcile`), and routes.
+def decide(world: RegionState, now: Elapsed, wall: Wall) -> Decision:
+    """One step of the region: failures, placement (`place`), the next changes (`reconcile`), and routes.
 
-    Pure. The caller persists `decision.desired` where it differs (new generation) with `decision.memory` and the events
-    in one transaction, then sends. Called again with what it answered and the same fleet, it changes nothing.
+    Pure. The caller persists `decision.desired` where it differs (new generation) with `decision.memory` and the
+    events in one transaction, then sends. Called again with its own result and the same fleet, it changes nothing.
     """
-    desired = {node: world.desired.get(node, Content()).assignments for node in sorted(world.fleet.nodes)}
+    desired = {node: world.desired.get(node, DesiredContent()).assignments for node in sorted(world.fleet.nodes)}
     memory = replace(
         world.memory,
-        crashes=crashes(world.memory, world.fleet, desired, now),
-        measured=_remember(world.memory, world.fleet),
+        crashes=count_crashes(world.memory, world.fleet, desired, now),
+        measured=_remember_warm_ups(world.memory, world.fleet),
+        unloadable=record_unloadable(world.memory, world.fleet, desired, world.profiles.keys()),
     )
     inputs = inputs_of(replace(world, memory=memory), now, wall)
     plan = place(inputs, explain=False)
-    settled = _Settled(memory, Elapsed(now - world.fleet.timing.settle_s))
-    elsewhere = frozenset(key for key in inputs.elsewhere if settled.away(key))
+    settled = _SettledRoutes(memory, Elapsed(now - world.fleet.timing.route_propagation_s))
+    elsewhere = frozenset(key for key in inputs.elsewhere if settled.is_away(key))
     outcome = reconcile(
-        plan, desired, world.fleet, world.profiles, inputs.broken, memory, now, wall, elsewhere,
-        Moving(world.moves, {intent.key: _at_once(world, intent) for intent in world.intents}),
+        plan, desired, world.fleet, world.profiles, inputs.broken_assignments, memory, now, wall, elsewhere,
+        MovesUnderWay(world.moves, {intent.key: _max_concurrent_moves(world, intent) for intent in world.intents}),
     )  # fmt: skip
-    courses = {key: course for key in world.delegated if (course := _course_of(world, key)) is not None}
+    courses = {key: course for key in world.delegations if (course := _cross_region_state(world, key)) is not None}
     shares, abroad = shares_of(world.moves), {key: each.share for key, each in courses.items()}
-    here = served_here(world.delegated, outcome.desired, world.fleet, memory.tables, shares)
-    unshown = _unshown(world)
+    here = locally_served(world.delegations, outcome.desired, world.fleet, memory.tables, shares)
+    unshown = _unserved_delegations(world)
     delegated = {
         key: each
-        for key, each in world.delegated.items()
-        if _serves(key, each)
+        for key, each in world.delegations.items()
+        if _is_served_remotely(key, each)
         and _is_routed(
             each,
             courses.get(key),
-            here=key in here,
-            back=settled.back(key),
-            shown=key not in unshown,
+            is_served_here=key in here,
+            is_back=settled.is_back(key),
+            has_served=key not in unshown,
         )
     }
     tables_now = tables(plan, outcome.desired, world.fleet, memory.tables, delegated, shares, abroad)
@@ -78,41 +94,43 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
         without_ready=_since(memory.without_ready, dark, now),
         away=_since(
             memory.away,
-            {str(key) for key, each in delegated.items() if each.wanted and abroad.get(key, 1.0) >= 1.0},
+            {str(key) for key, each in delegated.items() if each.is_wanted and abroad.get(key, 1.0) >= 1.0},
             now,
         ),
-        back=_since(memory.back, _home_again(plan, tables_now, world.delegated), now),
-        idle=sleep.idle(world.fleet, outcome.desired, world.reserved, memory.idle, now),
+        back=_since(memory.back, _returned_workloads(plan, tables_now, world.delegations), now),
+        idle=sleep.idle_since(world.fleet, outcome.desired, world.reserved, memory.idle, now),
     )
     heartbeat_s = timing(world.intents).heartbeat_s
-    sleeping = sleep.asleep(after.idle, world.region.sleep_after_s, now)
+    sleeping = sleep.devices_to_sleep(after.idle, world.region.sleep_after_s, now)
+    entries = EntryPoints(world.fleet, outcome.desired, [each.workload for each in plan.workloads], world.delegations)
     contents = {
-        node: Content(
+        node: DesiredContent(
             assignments=assignments,
-            routes=routes(node, plan, tables_now, assignments, world.fleet.nodes.get(node), shares),
+            routes=routes(*(node, plan, tables_now, assignments, world.fleet.nodes.get(node), shares), entries=entries),
             pins=tuple(sorted({assignment.model for assignment in assignments})),
             heartbeat_s=heartbeat_s,
             peers=world.peers if is_gateway(world.fleet.nodes.get(node)) else (),
             asleep=sleeping.get(node, ()),
+            forwarding=entries.forwarding(node),
         )
         for node, assignments in outcome.desired.items()
     }
-    waits = tuple(_dated(wait, short, now, wall) for wait in outcome.waits)
-    slept = sleep.told(world.fleet, world.desired, contents)
+    waits = tuple(_with_start(wait, short, now, wall) for wait in outcome.waits)
+    slept = sleep.sleep_events(world.fleet, world.desired, contents)
     events = outcome.events + _poisonings(world.memory, memory) + slept
-    return Decision(plan, contents, after, waits, events, outcome.replaced)
+    return Decision(plan, contents, after, waits, events, outcome.replacements)
 
 
-def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
-    """What placement looks at, for `decide` and for `plan` and `explain` (with `place(inputs)`)."""
+def inputs_of(world: RegionState, now: Elapsed, wall: Wall) -> Inputs:
+    """Input of placement, for `decide` and for `plan` and `explain` (with `place(inputs)`)."""
     desired = {node: content.assignments for node, content in world.desired.items()}
-    awaited = {key for key in _unshown(world) if _is_served(world.memory.tables.get(str(key)))}
+    awaited = {key for key in _unserved_delegations(world) if _has_local_route(world.memory.tables.get(str(key)))}
     return Inputs(
         region=world.region,
         fleet=world.fleet,
         intents=tuple(
-            holding(intent, world.region, wall, lead_s(intent, world.fleet, world.memory.measured))
-            if is_timely(intent)
+            effective_intent(intent, world.region, wall, lead_s(intent, world.fleet, world.memory.measured))
+            if is_time_dependent(intent)
             else intent
             for intent in world.intents
         ),
@@ -124,16 +142,20 @@ def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
         documents=world.documents,
         quotas=world.quotas,
         terms={name: mark.terms for name, mark in world.memory.marks.items()},
-        broken=broken(world.memory, world.fleet, desired, now),
-        poisoned=poisoned(world.memory.crashes),
+        broken_assignments=broken_assignments(world.memory, world.fleet, desired, now),
+        poisoned=poisonings(world.memory.crashes),
+        unloadable=load_refusals(world.memory.unloadable),
         measured={each.trial: each.measured for each in world.memory.measured},
         costs=world.costs,
         rtt_s=world.rtt_s,
         signatures=world.signatures,
         elsewhere=frozenset(
             key
-            for key, each in world.delegated.items()
-            if each.wanted and _serves(key, each) and key not in awaited and not _is_home(_course_of(world, key))
+            for key, each in world.delegations.items()
+            if each.is_wanted
+            and _is_served_remotely(key, each)
+            and key not in awaited
+            and not _is_wanted_here(_cross_region_state(world, key))
         ),
         reserved=world.reserved,
         moves=world.moves,
@@ -141,100 +163,117 @@ def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
     )
 
 
-def timing(intents: tuple[Intent, ...]) -> Timing:
-    """The shortest heartbeat and loss that any workload's `partition` rule asks for; the defaults without workloads."""
+def timing(intents: tuple[Intent, ...]) -> LivenessTiming:
+    """The shortest heartbeat and loss time that any workload's `partition` rule asks for; the defaults without
+    workloads."""
     rules = [intent.partition for intent in intents] or [PartitionRule()]
-    return Timing(
+    return LivenessTiming(
         Seconds(min(rule.heartbeat_s for rule in rules)),
         Seconds(min(rule.lost_after_s for rule in rules)),
     )
 
 
-def _serves(key: WorkloadKey, delegated: Delegated) -> bool:
-    """What runs here for another region goes to no third."""
-    return delegated.ready and bool(delegated.gateways) and key.tenant != GUESTS
+def _is_served_remotely(key: WorkloadKey, delegated: DelegatedWorkload) -> bool:
+    """True if requests may go there. A guest of another region never goes to a third one."""
+    return delegated.is_ready and bool(delegated.gateways) and key.tenant != GUEST_TENANT
 
 
-def _unshown(world: World) -> frozenset[WorkloadKey]:
-    """Workloads that another region is to run and has not run yet: a move begins that."""
+def _unserved_delegations(world: RegionState) -> frozenset[WorkloadKey]:
+    """Workloads that another region is to run but has not served yet: a move starts that."""
     sessions = {intent.key for intent in world.intents if intent.session}
     return frozenset(
         key
-        for key, each in world.delegated.items()
-        if not (key in sessions or str(key) in world.memory.away or each.agreement in world.crossed)
+        for key, each in world.delegations.items()
+        if not (key in sessions or str(key) in world.memory.away or each.agreement in world.served_agreements)
     )
 
 
-def _is_served(table: Table | None) -> bool:
-    return table is not None and at_home(table.endpoints) > 0
+def _has_local_route(table: RouteTable | None) -> bool:
+    return table is not None and local_replica_count(table.endpoints) > 0
 
 
-def _at_once(world: World, intent: Intent) -> int:
-    """How many of its replicas may move: none while it moves as a whole."""
-    course = world.courses.get(intent.key)
-    return intent.migration.max_concurrent if course is None or course.over else 0
+def _max_concurrent_moves(world: RegionState, intent: Intent) -> int:
+    """How many of its replicas may move at once: none while it moves as a whole."""
+    course = world.cross_region_states.get(intent.key)
+    return intent.migration.max_concurrent if course is None or course.is_over else 0
 
 
-def _is_home(course: Course | None) -> bool:
-    return course is not None and course.home
+def _is_wanted_here(course: CrossRegionState | None) -> bool:
+    return course is not None and course.is_wanted_here
 
 
-def _course_of(world: World, key: WorkloadKey) -> Course | None:
-    """Of the very agreement that it has now. Once that is broken only what is wrong there counts of it: home serves
-    with what it has."""
-    course, away = world.courses.get(key), world.delegated.get(key)
-    if course is None or away is None or away.region != course.region or (away.is_broken and not course.wrong):
+def _cross_region_state(world: RegionState, key: WorkloadKey) -> CrossRegionState | None:
+    """State of its cross-region migration, if it is about its current agreement. After a breach it only matters if
+    the answers there are wrong: otherwise the local region serves with what it has."""
+    course, away = world.cross_region_states.get(key), world.delegations.get(key)
+    if (
+        course is None
+        or away is None
+        or away.region != course.region
+        or (away.is_broken and not course.has_wrong_answers)
+    ):
         return None
     return course if course.agreement in ("", away.agreement) else None
 
 
-def _is_routed(delegated: Delegated, course: Course | None, *, here: bool, back: bool, shown: bool) -> bool:
-    """here: home has a replica that takes requests. back: it has had all of them in the routes for a while. shown: this
-    agreement served before, or nothing is to be shown."""
-    if course is not None and course.wrong:
+def _is_routed(
+    delegated: DelegatedWorkload,
+    course: CrossRegionState | None,
+    *,
+    is_served_here: bool,
+    is_back: bool,
+    has_served: bool,
+) -> bool:
+    """True if the route leads to the other region. is_served_here: a local replica takes requests. is_back: all
+    local replicas have been in the routes for a while. has_served: this agreement served before, or needs no
+    verification."""
+    if course is not None and course.has_wrong_answers:
         return False
-    if not here:
+    if not is_served_here:
         return True
     if course is not None:
-        return not (course.leaves and course.share <= 0)
-    return shown if delegated.wanted else not back
+        return not (course.gives_up_agreement and course.share <= 0)
+    return has_served if delegated.is_wanted else not is_back
 
 
-class _Settled:
-    """What has been in the routes since `before`, the time that they take to reach every front."""
+class _SettledRoutes:
+    """Entries that have been in the routes since `before`, so that every front has them."""
 
-    def __init__(self, memory: Memory, before: Elapsed) -> None:
+    def __init__(self, memory: ReconcilerMemory, before: Elapsed) -> None:
         self._memory = memory
         self._before = before
 
-    def away(self, key: WorkloadKey) -> bool:
+    def is_away(self, key: WorkloadKey) -> bool:
         return self._is_old(self._memory.away.get(str(key)))
 
-    def back(self, key: WorkloadKey) -> bool:
+    def is_back(self, key: WorkloadKey) -> bool:
         return self._is_old(self._memory.back.get(str(key)))
 
     def _is_old(self, since: Elapsed | None) -> bool:
         return since is not None and since <= self._before
 
 
-def _home_again(plan: Plan, tables: Mapping[str, Table], delegated: Mapping[WorkloadKey, Delegated]) -> set[str]:
-    """Workloads that are to come home, and whose replicas are all in the routes."""
+def _returned_workloads(
+    plan: PlacementPlan, tables: Mapping[str, RouteTable], delegated: Mapping[WorkloadKey, DelegatedWorkload]
+) -> set[str]:
+    """Workloads that are to come back and whose local replicas are all in the routes."""
     wanted = {each.workload: each.wanted for each in plan.workloads}
     return {
         str(key)
         for key, each in delegated.items()
-        if not each.wanted and key in wanted and at_home(tables[str(key)].endpoints) >= wanted[key] > 0
+        if not each.is_wanted and key in wanted and local_replica_count(tables[str(key)].endpoints) >= wanted[key] > 0
     }
 
 
-def _remember(memory: Memory, fleet: Fleet) -> tuple[Remembered, ...]:
+def _remember_warm_ups(memory: ReconcilerMemory, fleet: Fleet) -> tuple[WarmUpRecord, ...]:
     """Warm-up figures by (model, node, device); the newest stay when their replica is gone."""
     known = {each.trial: each for each in memory.measured}
     for state in fleet.nodes.values():
-        for _, observed in sorted(state.observed.items()):  # two may be of one trial: in whatever order they came
-            if observed.measured is not None:
-                new = Remembered(Trial(observed.model, state.name, observed.device), observed.measured)
-                if repr(known.get(new.trial)) != repr(new):  # NaN is not equal to itself: an unknown joule is no news
+        for _, observed in sorted(state.observed.items()):  # sorted, because two may be of one trial
+            if observed.measured is not None and observed.measured.samples:  # no samples: it serves without a warm-up
+                new = WarmUpRecord(Trial(observed.model, state.name, observed.device), observed.measured)
+                # By repr, because NaN (unknown joules) is not equal to itself.
+                if repr(known.get(new.trial)) != repr(new):
                     known[new.trial] = new
     return tuple(known[trial] for trial in sorted(known))
 
@@ -243,16 +282,15 @@ def _since(before: Mapping[str, Elapsed], names: set[str], now: Elapsed) -> Mapp
     return {name: before.get(name, now) for name in sorted(names)}
 
 
-def _dated(wait: Wait, short: Mapping[str, Elapsed], now: Elapsed, wall: Wall) -> Wait:
-    """A wait of a whole workload began when its replicas came to be missing."""
+def _with_start(wait: WorkloadWait, short: Mapping[str, Elapsed], now: Elapsed, wall: Wall) -> WorkloadWait:
+    """A wait of a whole workload starts when its replicas became too few."""
     if wait.assignment:
         return wait
     return replace(wait, since=Wall(wall - (now - short.get(str(wait.workload), now))))
 
 
-def _poisonings(before: Memory, after: Memory) -> tuple[Happened, ...]:
-    fresh = poisoned(after.crashes) - poisoned(before.crashes)
+def _poisonings(before: ReconcilerMemory, after: ReconcilerMemory) -> tuple[RegionEvent, ...]:
+    fresh = poisonings(after.crashes) - poisonings(before.crashes)
     return tuple(
-        Happened("POISONED", triple.model, f"{triple.provider} {triple.runtime_version}", "", None)
-        for triple in sorted(fresh)
+        RegionEvent("POISONED", each.triple.model, describe_poisoning(each), "", None) for each in sorted(fresh)
     )

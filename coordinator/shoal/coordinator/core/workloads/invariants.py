@@ -1,7 +1,7 @@
-"""What must be true of a region at any moment, judged from a snapshot: for `shoal doctor` and the simulator.
+"""The invariants of a region, checked on a snapshot: for `shoal doctor` and the simulator.
 
-Knows nouns and records alone, none of the code that it judges. Of the invariants I1 to I12 those that a snapshot can
-show; I9 and I11 need histories, and are judged by tests.
+This module imports nouns and records alone, none of the code that it checks. Of the invariants I1 to I12 it checks
+those that a snapshot can show; I9 and I11 need histories, and tests check them.
 """
 
 from collections import Counter
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Reservation
-from shoal.coordinator.core.workloads.model import Content, Memory, Stage, Wait
-from shoal.coordinator.core.workloads.routes import is_abroad, is_gateway, is_seen
-from shoal.types.agreement import GUESTS
+from shoal.coordinator.core.workloads.model import AssignmentStage, DesiredContent, ReconcilerMemory, WorkloadWait
+from shoal.coordinator.core.workloads.routes import is_gateway, is_remote, is_status_current
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Observed, Phase, Version
-from shoal.types.codes import Code
+from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code
 from shoal.types.device import DeviceKind
 from shoal.types.route import Endpoint, EndpointKind, EndpointState
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -26,68 +26,87 @@ GRACE_S = Seconds(60.0)
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What this region owes another: room that is held for a bid (agreement empty), or an agreement. until: the end of
-    the hold or of the lease."""
+    """What this region owes another."""
 
+    # Id of the bid.
     bid: str
+    # Id of its agreement; empty: room is held for the bid.
     agreement: str
+    # End of the hold or the lease.
     until: Elapsed
 
 
 @dataclass(frozen=True, slots=True)
-class Underway:
-    """A live move that is not over. replicas: those that it binds. until: then it leaves the stage that it is in.
-    leaves: the workload whose replicas here all drain, since another region has served; it may be lost meanwhile."""
+class UnderwayMove:
+    """A live move that is not over."""
 
+    # Id of the migration.
     name: str
+    # Its MigrationStage.
     stage: str
+    # Assignments that it binds.
     replicas: tuple[str, ...]
+    # Deadline of the stage.
     until: Elapsed
+    # The workload whose local replicas all drain because another region has served; that agreement may be lost
+    # meanwhile. None: it is no such move.
     leaves: WorkloadKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A region after one step.
+class RegionSnapshot:
+    """A region after one step."""
 
-    placeable: workloads for which the plan found all replicas. versions, written_at: of each node's desired set, and
-    since when it stands. recovery_s: what a workload without its own `recovery` is allowed. grace_s: how late a
-    deadline may be noticed. reserved: room that is kept for bids and agreements. promises: each open one of them.
-    moves: all that are not over.
-    """
-
+    # Nodes and what they report.
     fleet: Fleet
+    # Applied workloads and guests.
     intents: tuple[Intent, ...]
-    desired: Mapping[str, Content]
-    memory: Memory
-    waits: tuple[Wait, ...]
+    # Desired set of each node.
+    desired: Mapping[str, DesiredContent]
+    # State of the reconciler.
+    memory: ReconcilerMemory
+    # What is not done yet, and why.
+    waits: tuple[WorkloadWait, ...]
+    # Time of the step on the coordinator's clock.
     now: Elapsed
+    # The same on the wall clock.
     wall: Wall
+    # Workloads for which the plan found all replicas.
     placeable: frozenset[WorkloadKey] = frozenset()
+    # Version of each node's desired set.
     versions: Mapping[str, Version] = field(default_factory=dict)
+    # When each node's desired set was written.
     written_at: Mapping[str, Elapsed] = field(default_factory=dict)
+    # Time without a ready replica allowed to a workload without its own `recovery`, in seconds.
     recovery_s: Seconds = RECOVERY_S
+    # How late a deadline may be noticed, in seconds.
     grace_s: Seconds = GRACE_S
+    # Room kept for bids and agreements.
     reserved: tuple[Reservation, ...] = ()
+    # Every open bid and agreement.
     promises: tuple[Promise, ...] = ()
-    moves: tuple[Underway, ...] = ()
+    # Every live move that is not over.
+    moves: tuple[UnderwayMove, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """invariant: `I2`. subject: what it is about."""
+    """A violated invariant."""
 
+    # Its number, e.g. `I2`.
     invariant: str
+    # Id or name of what violates it.
     subject: str
+    # The violation in words.
     message: str
 
 
-def check(snapshot: Snapshot) -> tuple[Violation, ...]:
-    """Every violated invariant; empty when all hold."""
-    return tuple(violation for judge in _JUDGES for violation in judge(snapshot))
+def check(snapshot: RegionSnapshot) -> tuple[Violation, ...]:
+    """Every violated invariant; empty: all hold."""
+    return tuple(violation for judge in _CHECKS for violation in judge(snapshot))
 
 
-def _served(snapshot: Snapshot) -> Iterator[Violation]:
+def _check_served(snapshot: RegionSnapshot) -> Iterator[Violation]:
     for intent in snapshot.intents:
         since = snapshot.memory.without_ready.get(str(intent.key))
         allowed = max(snapshot.recovery_s, intent.require.recovery_s or 0.0)
@@ -96,11 +115,11 @@ def _served(snapshot: Snapshot) -> Iterator[Violation]:
             yield Violation("I1", str(intent.key), message)
 
 
-def _not_oversold(snapshot: Snapshot) -> Iterator[Violation]:
+def _check_not_oversold(snapshot: RegionSnapshot) -> Iterator[Violation]:
     for name, content in snapshot.desired.items():
         state = snapshot.fleet.nodes.get(name)
         for device in state.node.devices if state is not None else ():
-            loads = [each for each in content.assignments if each.device == device.name and not _only_bytes(each)]
+            loads = [each for each in content.assignments if each.device == device.name and not _is_bytes_only(each)]
             committed = sum(each.memory_bytes for each in loads)
             held = [each for each in snapshot.reserved if each.slot == (name, device.name)]
             kept = sum(each.memory_bytes for each in held)
@@ -112,12 +131,13 @@ def _not_oversold(snapshot: Snapshot) -> Iterator[Violation]:
                 yield Violation("I2", f"{name}/{device.name}", message)
 
 
-def _only_bytes(assignment: Assignment) -> bool:
-    """One of two that share their room: it is loaded only once the other is not. One that stands by has its own."""
+def _is_bytes_only(assignment: Assignment) -> bool:
+    """True for one of two replicas that share their room: it loads only once the other has left. A standby has its
+    own room."""
     return assignment.staged and not assignment.standby
 
 
-def _one_owner(snapshot: Snapshot) -> Iterator[Violation]:
+def _check_one_owner(snapshot: RegionSnapshot) -> Iterator[Violation]:
     owners = Counter(assignment.id for content in snapshot.desired.values() for assignment in content.assignments)
     for name, count in owners.items():
         if count > 1:
@@ -133,8 +153,9 @@ def _one_owner(snapshot: Snapshot) -> Iterator[Violation]:
             yield Violation("I3", name, f"ready on {count} nodes")
 
 
-def _one_promise(snapshot: Snapshot) -> Iterator[Violation]:
-    """A hold becomes at most one agreement, an agreement is of one bid, room is kept for what is owed and no longer."""
+def _check_one_promise(snapshot: RegionSnapshot) -> Iterator[Violation]:
+    """A hold becomes at most one agreement, an agreement has one bid, and room is kept for what is owed and no
+    longer."""
     for name, count in Counter(each.bid for each in snapshot.promises).items():
         if count > 1:
             yield Violation("I3", name, f"a bid became {count} promises")
@@ -150,8 +171,8 @@ def _one_promise(snapshot: Snapshot) -> Iterator[Violation]:
         yield Violation("I3", name, "room is kept and nothing is owed")
 
 
-def _moves(snapshot: Snapshot) -> Iterator[Violation]:
-    """Each ends by its deadlines, and a replica is one move's."""
+def _check_moves(snapshot: RegionSnapshot) -> Iterator[Violation]:
+    """A move keeps its deadlines, and a replica belongs to one move."""
     for each in snapshot.moves:
         late = snapshot.now - each.until
         if late > snapshot.grace_s:
@@ -161,7 +182,7 @@ def _moves(snapshot: Snapshot) -> Iterator[Violation]:
             yield Violation("I3", name, f"{count} moves are of it")
 
 
-def _routes(snapshot: Snapshot) -> Iterator[Violation]:
+def _check_routes(snapshot: RegionSnapshot) -> Iterator[Violation]:
     assigned = {
         assignment.id: (name, assignment)
         for name, content in snapshot.desired.items()
@@ -176,7 +197,7 @@ def _routes(snapshot: Snapshot) -> Iterator[Violation]:
                 yield Violation("I5", subject, "an empty route without a reason")
             for endpoint in route.endpoints:
                 if endpoint.kind is EndpointKind.GATEWAY:
-                    yield from _leads_out(snapshot, subject, name, route.workload, endpoint)
+                    yield from _check_leads_out(snapshot, subject, name, route.workload, endpoint)
                     continue
                 node, assignment = assigned.get(endpoint.assignment, ("", None))
                 if assignment is None or node != endpoint.node or assignment.workload != route.workload:
@@ -188,53 +209,53 @@ def _routes(snapshot: Snapshot) -> Iterator[Violation]:
                     yield Violation("I4", subject, f"{endpoint.assignment} is {endpoint.state}, not as it was assigned")
                 if assignment.draining:
                     yield Violation("I4", subject, f"{endpoint.assignment} is draining")
-                # A node that is not seen judges its own replicas itself.
-                if endpoint.node != name or is_seen(snapshot.fleet.nodes.get(name)):
-                    yield from _answers(snapshot, subject, endpoint.node, endpoint.assignment)
+                # A node without a link judges its own replicas itself.
+                if endpoint.node != name or is_status_current(snapshot.fleet.nodes.get(name)):
+                    yield from _check_answers(snapshot, subject, endpoint.node, endpoint.assignment)
 
 
-def _leads_out(
-    snapshot: Snapshot, subject: str, node: str, workload: WorkloadKey, endpoint: Endpoint
+def _check_leads_out(
+    snapshot: RegionSnapshot, subject: str, node: str, workload: WorkloadKey, endpoint: Endpoint
 ) -> Iterator[Violation]:
-    """Another region is behind this region's gateways, and a guest's requests stay inside."""
-    if workload.tenant == GUESTS:
+    """Another region is reached only through this region's gateways, and a guest's requests stay here."""
+    if workload.tenant == GUEST_TENANT:
         yield Violation("I4", subject, f"a guest's requests leave for {endpoint.node}")
     leads_out = is_gateway(snapshot.fleet.nodes.get(node))
-    if is_abroad(endpoint) != leads_out:
+    if is_remote(endpoint) != leads_out:
         yield Violation("I4", subject, f"{endpoint.assignment} is routed to, not by this region's gateways alone")
-    if not is_abroad(endpoint):
+    if not is_remote(endpoint):
         state = snapshot.fleet.nodes.get(endpoint.node)
-        if state is None or (state.liveness in (Liveness.SUSPECT, Liveness.LOST) and not state.hidden):
+        if state is None or (state.liveness in (Liveness.SUSPECT, Liveness.LOST) and not state.link_lost):
             yield Violation("I4", subject, f"the gateway {endpoint.node} is silent")
 
 
-def _answers(snapshot: Snapshot, subject: str, node: str, assignment: str) -> Iterator[Violation]:
+def _check_answers(snapshot: RegionSnapshot, subject: str, node: str, assignment: str) -> Iterator[Violation]:
     state = snapshot.fleet.nodes.get(node)
-    if state is None or (state.liveness in (Liveness.SUSPECT, Liveness.LOST) and not state.hidden):
+    if state is None or (state.liveness in (Liveness.SUSPECT, Liveness.LOST) and not state.link_lost):
         yield Violation("I4", subject, f"{assignment} is on {node}, which is silent")
-    elif state.reported and state.liveness is Liveness.READY:
+    elif state.has_full_status and state.liveness is Liveness.READY:
         observed = state.observed.get(assignment)
         if observed is None or observed.phase is not Phase.READY:
             phase = "unknown" if observed is None else str(observed.phase)
             yield Violation("I4", subject, f"{assignment} on {node} is {phase}, not ready")
 
 
-def _waits(snapshot: Snapshot) -> Iterator[Violation]:
+def _check_waits(snapshot: RegionSnapshot) -> Iterator[Violation]:
     explained = {wait.assignment for wait in snapshot.waits}
     for wait in snapshot.waits:
         subject = wait.assignment or str(wait.workload)
         if wait.retry_at is None and wait.gives_up_at is None:
             yield Violation("I5", subject, f"{wait.code} without an end")
         late = wait.gives_up_at is not None and wait.gives_up_at + snapshot.grace_s < snapshot.wall
-        if late and wait.code is not Code.WAITING_FOR_LINK:
+        if late and wait.code is not Code.WAITING_FOR_LINK and wait.code not in PERMANENT_LOAD_FAILURES:
             yield Violation("I5", subject, f"{wait.code} past its deadline")
     for name, content in snapshot.desired.items():
         for assignment in content.assignments:
-            if assignment.id not in explained and not _as_asked(snapshot, name, assignment):
+            if assignment.id not in explained and not _is_as_desired(snapshot, name, assignment):
                 yield Violation("I5", assignment.id, f"not ready on {name}, and nothing says why")
 
 
-def _not_ahead(snapshot: Snapshot) -> Iterator[Violation]:
+def _check_not_ahead(snapshot: RegionSnapshot) -> Iterator[Violation]:
     for name, desired in snapshot.versions.items():
         state = snapshot.fleet.nodes.get(name)
         held = state.version if state is not None else None
@@ -243,7 +264,7 @@ def _not_ahead(snapshot: Snapshot) -> Iterator[Violation]:
             yield Violation("I6", name, message)
 
 
-def _shown(snapshot: Snapshot) -> Iterator[Violation]:
+def _check_documented(snapshot: RegionSnapshot) -> Iterator[Violation]:
     intents = {intent.key: intent for intent in snapshot.intents}
     explained = {wait.assignment for wait in snapshot.waits}
     for name, content in snapshot.desired.items():
@@ -255,7 +276,7 @@ def _shown(snapshot: Snapshot) -> Iterator[Violation]:
                 yield Violation("I8", assignment.id, f"runs on {name} and no document asks for it")
 
 
-def _not_blind(snapshot: Snapshot) -> Iterator[Violation]:
+def _check_not_blind(snapshot: RegionSnapshot) -> Iterator[Violation]:
     wanted = {intent.key for intent in snapshot.intents}
     draining = dict[WorkloadKey, str]()
     standing = set[WorkloadKey]()
@@ -266,48 +287,48 @@ def _not_blind(snapshot: Snapshot) -> Iterator[Violation]:
             mark = snapshot.memory.marks.get(assignment.id)
             if assignment.draining:
                 draining[assignment.workload] = assignment.id
-            elif mark is not None and mark.stage is Stage.SERVING:
+            elif mark is not None and mark.stage is AssignmentStage.SERVING:
                 standing.add(assignment.workload)
     for key, name in draining.items():
         if key in wanted and key not in standing | relieved and str(key) not in away:
             yield Violation("I10", str(key), f"{name} drains and no other replica has ever served")
 
 
-def _converging(snapshot: Snapshot) -> Iterator[Violation]:
+def _check_converging(snapshot: RegionSnapshot) -> Iterator[Violation]:
     for name, written_at in snapshot.written_at.items():
         state = snapshot.fleet.nodes.get(name)
-        if state is None or state.liveness is not Liveness.READY or not state.connected or not state.reported:
+        if state is None or state.liveness is not Liveness.READY or not state.connected or not state.has_full_status:
             continue
         age = snapshot.now - max(written_at, state.since)
         if age > snapshot.grace_s and state.version != snapshot.versions.get(name):
             yield Violation("I12", name, f"has not taken up its desired set for {age:.0f} s")
 
 
-def _ready(snapshot: Snapshot, node: str, assignment: Assignment) -> bool:
+def _is_ready(snapshot: RegionSnapshot, node: str, assignment: Assignment) -> bool:
     return _phase(snapshot, node, assignment) is Phase.READY and not assignment.draining
 
 
-def _as_asked(snapshot: Snapshot, node: str, assignment: Assignment) -> bool:
+def _is_as_desired(snapshot: RegionSnapshot, node: str, assignment: Assignment) -> bool:
     staged = assignment.staged and _phase(snapshot, node, assignment) is Phase.STAGED
-    return staged or _ready(snapshot, node, assignment)
+    return staged or _is_ready(snapshot, node, assignment)
 
 
-def _phase(snapshot: Snapshot, node: str, assignment: Assignment) -> Phase | None:
+def _phase(snapshot: RegionSnapshot, node: str, assignment: Assignment) -> Phase | None:
     state: NodeState | None = snapshot.fleet.nodes.get(node)
     observed: Observed | None = state.observed.get(assignment.id) if state is not None else None
     return observed.phase if observed is not None else None
 
 
-_JUDGES = (
-    _served,
-    _not_oversold,
-    _one_owner,
-    _one_promise,
-    _moves,
-    _routes,
-    _waits,
-    _not_ahead,
-    _shown,
-    _not_blind,
-    _converging,
+_CHECKS = (
+    _check_served,
+    _check_not_oversold,
+    _check_one_owner,
+    _check_one_promise,
+    _check_moves,
+    _check_routes,
+    _check_waits,
+    _check_not_ahead,
+    _check_documented,
+    _check_not_blind,
+    _check_converging,
 )

@@ -1,14 +1,14 @@
-"""What the reconciler reads, remembers and answers."""
+"""Input, stored state and output of the workload reconciler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from shoal.coordinator.core.fleet.state import DEFAULTS, Fleet
+from shoal.coordinator.core.fleet.state import DEFAULT_PARTITION, Fleet
 from shoal.coordinator.core.placement.model import (
     DocumentRef,
     Move,
-    Plan,
+    PlacementPlan,
     RegionFacts,
     Reservation,
     Signatures,
@@ -17,7 +17,7 @@ from shoal.coordinator.core.placement.model import (
     Triple,
 )
 from shoal.types.agreement import GatewayRef
-from shoal.types.assignment import Assignment, Measured, PeerTrust
+from shoal.types.assignment import Assignment, Forwarding, Measured, PeerTrust
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import PackRef
 from shoal.types.offer import Offer
@@ -29,255 +29,358 @@ from shoal.types.workload import Intent, Quota, WorkloadKey
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the assignment `by` answered."""
+    """The recorded answers of a model."""
 
+    # The samples with the answers.
     pack: PackRef
+    # Assignment that gave the answers.
     by: str
 
 
 References = Mapping[tuple[str, str], Reference]
-"""By model and by the samples that were answered (digests; empty: made-up ones)."""
+"""By (model digest, digest of the samples answered; empty: generated inputs)."""
 
 
-class Stage(StrEnum):
-    """Where the coordinator is with one assignment. serving: seen READY since it was assigned, whatever came after."""
+class AssignmentStage(StrEnum):
+    """The coordinator's view of one assignment."""
 
     STARTING = "starting"
     SERVING = "serving"
+    """It was seen READY since it was assigned, whatever happened later."""
     DRAINING = "draining"
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """When an assignment entered its stage, on the coordinator's clock; under which terms it was last confirmed."""
+    """The coordinator's view of one assignment."""
 
-    stage: Stage
+    # STARTING, SERVING or DRAINING.
+    stage: AssignmentStage
+    # When it entered the stage, on the coordinator's clock.
     since: Elapsed
+    # Terms (`terms_of`) under which it was last confirmed; empty: never.
     terms: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A workload's route before it is written for one node: endpoints as peers see them.
+class RouteTable:
+    """A workload's route before it is written for one node: the endpoints as other nodes see them."""
 
-    Those of another region's gateways are for this region's gateways; every other node goes through these: `through`.
-    stateful: as in Route; keeping: replicas that take no new sessions now and may have some, of no weight.
-    """
-
+    # Grows by 1 with every change of the table.
     generation: int
+    # Replicas of this region, then the gateways of another region. Only this region's gateways use the latter.
     endpoints: tuple[Endpoint, ...]
+    # Why there are no endpoints (a Code); empty if there are some.
     pending_code: str
+    # The same in words.
     pending_reason: str
+    # This region's gateways, which every other node uses to reach another region.
     through: tuple[Endpoint, ...] = ()
+    # Requests are steps of sessions (as in Route).
     stateful: bool = False
+    # Replicas that take no new sessions now but may still have some; their weight is 0.
     keeping: tuple[Endpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Crashes:
-    """Own-fault crashes of one triple. seen: (assignment, restarts) already counted: a replay changes nothing."""
+    """Own-fault crashes of one triple, with one requester's requests or at load."""
 
+    # Model, provider and runtime version.
     triple: Triple
+    # Crashes counted; 0 after an operator cleared the model.
     count: int
+    # When the newest one was counted.
     last_at: Elapsed
+    # (assignment, restarts) already counted, so that a repeated report counts nothing.
     seen: tuple[tuple[str, int], ...]
+    # As `requester_of` returns it; empty: it crashed at load, with no request in flight.
+    requester: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """What warming a model on a device showed, kept when its replica is gone."""
+class Unloadable:
+    """A load failure that no retry changes. It applies to every device with this provider and runtime."""
 
+    triple: Triple
+    refusal: Refusal
+    # The assignment that showed it. After `cleared`, a repeated report of the same assignment is ignored.
+    assignment: str
+    # An operator allowed a retry.
+    cleared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpRecord:
+    """What a model's warm-up on a device measured; kept when the replica is gone."""
+
+    # Model, node and device.
     trial: Trial
+    # Load time, memory, latencies and energy that it showed.
     measured: Measured
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
-    """Something speaks for a move, since then. told: what holds it back, as events said last; empty: nothing yet.
-    unseen: since when its replica cannot be looked at; None while it can."""
+class PendingMove:
+    """A condition for a move that holds, or may still hold."""
 
+    # Since when it holds.
     since: Elapsed
+    # The HoldReason last reported as an event; empty: none yet.
     told: str = ""
+    # Since when its replica cannot be observed; None while it can.
     unseen: Elapsed | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What reconciling carries from step to step; persisted with the desired sets in one transaction.
+class ReconcilerMemory:
+    """State that the reconciler carries from step to step; persisted with the desired sets in one transaction. It is
+    plain JSON: no key is a tuple."""
 
-    issued: assignments ever created, so that ids never repeat. marks: by assignment id. By `str(WorkloadKey)`: tables;
-    short (since when replicas, or a standby, could not be placed); without_ready (since when no replica was ready);
-    away (since when the region that shall run it is in its route); back (since when home, which shall run it again, has
-    all its replicas there). pending: what speaks for a move, by `ASSIGNMENT TRIGGER`. idle: by
-    `NODE/DEVICE` of those that can sleep, since when nothing has been on them. Plain JSON: no key is a tuple.
-    """
-
+    # Number of assignments ever created, so that ids never repeat.
     issued: int = 0
+    # Stage of each assignment in a desired set, by id.
     marks: Mapping[str, Mark] = field(default_factory=dict)
-    tables: Mapping[str, Table] = field(default_factory=dict)
+    # Route tables, by `str(WorkloadKey)`.
+    tables: Mapping[str, RouteTable] = field(default_factory=dict)
+    # Crash counts, sorted by triple and requester.
     crashes: tuple[Crashes, ...] = ()
-    measured: tuple[Remembered, ...] = ()
+    # Warm-up figures, one for each (model, node, device).
+    measured: tuple[WarmUpRecord, ...] = ()
+    # Since when replicas or a standby could not be placed, by `str(WorkloadKey)`.
     short: Mapping[str, Elapsed] = field(default_factory=dict)
+    # Since when no replica was ready, by `str(WorkloadKey)`.
     without_ready: Mapping[str, Elapsed] = field(default_factory=dict)
+    # Since when the route leads to the region that is to run the workload, by `str(WorkloadKey)`.
     away: Mapping[str, Elapsed] = field(default_factory=dict)
+    # Since when the local region, which is to run the workload again, has all its replicas in the route, by
+    # `str(WorkloadKey)`.
     back: Mapping[str, Elapsed] = field(default_factory=dict)
-    pending: Mapping[str, Pending] = field(default_factory=dict)
+    # Conditions for moves, by `ASSIGNMENT TRIGGER`.
+    pending: Mapping[str, PendingMove] = field(default_factory=dict)
+    # Since when nothing has been on a device that can sleep, by `NODE/DEVICE`.
     idle: Mapping[str, Elapsed] = field(default_factory=dict)
+    # Load failures that no retry changes, sorted by triple.
+    unloadable: tuple[Unloadable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Why something is not done yet. since, retry_at, gives_up_at: wall clock, for people."""
+class WorkloadWait:
+    """Why something is not done yet. The times are wall clock, for people."""
 
+    # Workload that waits, or whose assignment does.
     workload: WorkloadKey
+    # Assignment that waits; empty: the whole workload lacks replicas.
     assignment: str
+    # Node of the assignment; empty without one.
     node: str
+    # Kind of the wait.
     code: Code
+    # The reason in words.
     reason: str
+    # Since when it waits.
     since: Wall
+    # Next attempt; None: none is scheduled.
     retry_at: Wall | None
+    # When it is given up; None: no such deadline.
     gives_up_at: Wall | None
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
-    """An event for the region's log. code: ASSIGNED, READY, DRAINING, REMOVED, POISONED, or a Code."""
+class RegionEvent:
+    """An event for the region's log."""
 
+    # ASSIGNED, READY, DRAINING, REMOVED, POISONED and the like, or a Code.
     code: str
+    # Id of what it is about: an assignment, migration, model digest or `NODE/DEVICE`.
     subject: str
+    # The event in words; may be empty.
     message: str
+    # Node it is about; empty if none.
     node: str
+    # Workload it is about; None if none.
     workload: WorkloadKey | None
 
 
 @dataclass(frozen=True, slots=True)
-class Delegated:
-    """A workload that another region runs. gateways: of that region. ready: it serves there, so that its route may lead
-    there and home replicas may go. wanted: it shall run there; False: notice was given, and home takes it back. model,
-    precision: as it was bid. returns: why it is to come home, once that is shown to be as good; empty: it stays, or is
-    broken. way_s: there and back, between the regions. bid: what it was given there for. joules: of an inference there,
-    as that region meters it; None: it has not said."""
+class DelegatedWorkload:
+    """A workload of this region that another region runs."""
 
+    # Id of the agreement.
     agreement: str
+    # The region that runs it.
     region: str
+    # Gateways of that region.
     gateways: tuple[GatewayRef, ...]
-    ready: bool
-    wanted: bool = True
+    # It serves there, so the route may lead there and local replicas may go.
+    is_ready: bool
+    # It is to run there. False: notice was given, and the local region takes it back.
+    is_wanted: bool = True
+    # Digest of the model, as in the bid.
     model: str = ""
+    # Precision, as in the bid.
     precision: str = ""
-    returns: str = ""
-    way_s: Seconds = Seconds(0.0)
-    # Not compared: an agreement is of one, and what is unknown of an offer (NaN) equals nothing.
+    # Why it is to come back, once the local replicas have proved as good; empty: it stays, or the agreement is broken.
+    return_reason: str = ""
+    # RTT between the regions, in seconds.
+    rtt_s: Seconds = Seconds(0.0)
+    # The offer that was awarded. Not compared: an agreement belongs to one offer, and unknown figures of it (NaN) equal
+    # nothing.
     bid: Offer | None = field(default=None, compare=False)
+    # Joules per inference there, as that region meters them; None: not reported.
     joules: float | None = None
 
     @property
     def is_broken(self) -> bool:
-        """Breached: nothing is compared with it, and nobody waits for it."""
-        return not self.wanted and not self.returns
+        """True after a breach: nothing is compared with its answers, and nothing waits for it."""
+        return not self.is_wanted and not self.return_reason
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """A workload on its way between home and another region. share: of its requests that go there. home: it is wanted
-    here. goes: there, not home. leaves: the agreement is to be given up. stays: there is no way back from there but
-    another move. agreement: says nothing of any other; empty until there is one. wrong: its answers are: it gets no
-    request, even where home has nobody. rests: it came home lately, and leaves again only where it must; asked: as long
-    as its documents ask for this, however long ago; empty: whatever they ask for. over: its move is."""
+class CrossRegionState:
+    """State of a workload's cross-region migration, as placement, routes and the trade read it."""
 
+    # The other region: target of an outbound move, source of an inbound one.
     region: str
+    # Share of the requests that go there, 0 to 1.
     share: float
-    home: bool
-    goes: bool = False
-    leaves: bool = False
-    stays: bool = False
+    # Replicas are wanted in the local region.
+    is_wanted_here: bool
+    # It moves to the other region; False: back to the local one.
+    is_outbound: bool = False
+    # The agreement is to be ended.
+    gives_up_agreement: bool = False
+    # Only another move brings it back.
+    is_permanent: bool = False
+    # The only agreement that this state is about; empty until there is one.
     agreement: str = ""
-    wrong: bool = False
-    rests: bool = False
-    asked: str = ""
-    over: bool = False
+    # The other region's answers are wrong: it gets no request, even if the local region has no replica.
+    has_wrong_answers: bool = False
+    # It came back recently and leaves again only if it must.
+    is_cooling_down: bool = False
+    # While cooling down: it does so for as long as its documents have this hash; empty: whatever they say.
+    request_hash: str = ""
+    # The migration is over.
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
-    """A node's desired set without its version and credentials; a new generation is due only when this changes."""
+class DesiredContent:
+    """A node's desired set without its version and credentials; only a change of it makes a new generation."""
 
+    # What the node runs.
     assignments: tuple[Assignment, ...] = ()
+    # Where its front may send requests.
     routes: tuple[Route, ...] = ()
+    # Digests that its cache must keep.
     pins: tuple[str, ...] = ()
-    heartbeat_s: Seconds = DEFAULTS.heartbeat_s
+    # Interval of its heartbeats, in seconds.
+    heartbeat_s: Seconds = DEFAULT_PARTITION.heartbeat_s
+    # Other regions' gateways that a gateway may meet; empty for other nodes.
     peers: tuple[PeerTrust, ...] = ()
+    # Its devices that are to sleep; every other one is to be awake.
     asleep: tuple[str, ...] = ()
+    # Which requests the node takes, from which fronts and clients; None: not stated.
+    forwarding: Forwarding | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
-    """A new replica that takes over from one that serves. migration: what waited for it; empty: the plan wants it."""
+class Replacement:
+    """A new replica that takes over from one that serves."""
 
+    # The migration that waited for this place; empty: the plan started the move.
     migration: str
+    # Workload of both replicas.
     workload: WorkloadKey
+    # Node of the old replica.
     source_node: str
+    # The old replica, which serves.
     source: Assignment
+    # Node of the new replica.
     target_node: str
+    # The new replica, just created.
     target: Assignment
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """So much of a model's bytes, at once. by: a node, or the agreement that another region fetches under. at: when it
-    ended."""
+class ModelFetch:
+    """One finished fetch of a model's bytes from this coordinator."""
 
+    # The node, or the agreement under which another region fetched.
     by: str
+    # Digest of the model.
     model: str
+    # When the fetch ended.
     at: Wall
+    # Number of bytes fetched.
     size: Bytes
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """Everything the region's controller knows when it takes one step.
+class RegionState:
+    """Everything the region's controller knows when it takes one step."""
 
-    delegated: own workloads that run elsewhere. Those that other regions have run here are among `intents`, of tenant
-    `guests`, by agreement. reserved: for bids that are held. peers: whom this region's gateways may meet. moves,
-    blocked: as Inputs has them. courses: of workloads that go to another region, or come home. crossed: agreements that
-    moves ended at, or came home from. turned: why the last
-    trade of a workload came to nothing. fetched: from this coordinator, all of it since `counted_since`; None: nothing
-    was counted. references: what replicas recorded.
-    """
-
+    # Facts about this region.
     region: RegionFacts
+    # Nodes and what they report.
     fleet: Fleet
+    # Applied workloads, and those run for other regions (tenant `guests`, named by agreement).
     intents: tuple[Intent, ...]
+    # Profiles of the region's models, by digest.
     profiles: Mapping[str, ModelProfile]
-    desired: Mapping[str, Content]
-    memory: Memory
+    # Desired set of each node, as last decided.
+    desired: Mapping[str, DesiredContent]
+    # Reconciler state of the last step.
+    memory: ReconcilerMemory
+    # Quotas, by tenant.
     quotas: Mapping[str, Quota] = field(default_factory=dict)
+    # USD/h of a whole device; absent: unknown.
     costs: Mapping[Slot, UsdPerHour] = field(default_factory=dict)
+    # RTT in seconds from a traffic origin to this region; for guests alone, and 0 if absent.
     rtt_s: Mapping[str, Seconds] = field(default_factory=dict)
+    # Applied documents that placement refers to.
     documents: tuple[DocumentRef, ...] = ()
+    # Breaks ties in placement.
     seed: int = 0
+    # Signatures of the models.
     signatures: Signatures = field(default_factory=Signatures)
-    delegated: Mapping[WorkloadKey, Delegated] = field(default_factory=dict)
+    # Own workloads that other regions run.
+    delegations: Mapping[WorkloadKey, DelegatedWorkload] = field(default_factory=dict)
+    # Room kept for bids, and for agreements without a replica yet.
     reserved: tuple[Reservation, ...] = ()
+    # Other regions' gateways that this region's gateways may meet.
     peers: tuple[PeerTrust, ...] = ()
+    # Moves under way (as in Inputs).
     moves: tuple[Move, ...] = ()
+    # Places that may not take over a workload's model, and why (as in Inputs).
     blocked: Mapping[tuple[WorkloadKey, Trial], Refusal] = field(default_factory=dict)
-    courses: Mapping[WorkloadKey, Course] = field(default_factory=dict)
-    crossed: frozenset[str] = frozenset()
-    turned: Mapping[WorkloadKey, Refusal] = field(default_factory=dict)
-    fetched: tuple[Fetched, ...] = ()
-    counted_since: Wall | None = None
+    # Workloads that move to another region or back.
+    cross_region_states: Mapping[WorkloadKey, CrossRegionState] = field(default_factory=dict)
+    # Agreements under which another region has served: moves ended at them, or came back from them.
+    served_agreements: frozenset[str] = frozenset()
+    # Why the last trade of a workload found no region.
+    last_refusals: Mapping[WorkloadKey, Refusal] = field(default_factory=dict)
+    # Fetches from this coordinator, complete since `fetches_counted_since`.
+    fetches: tuple[ModelFetch, ...] = ()
+    # Since when fetches are counted; None: they are not.
+    fetches_counted_since: Wall | None = None
+    # Recorded answers, for verification.
     references: References = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One step's outcome. desired: every node's content, changed or not. replaced: moves that begin or have a place.
-    The caller persists, then sends."""
+    """Outcome of one step. The caller persists it, then sends."""
 
-    plan: Plan
-    desired: Mapping[str, Content]
-    memory: Memory
-    waits: tuple[Wait, ...]
-    events: tuple[Happened, ...]
-    replaced: tuple[Replaced, ...] = ()
+    # The placement plan, without explanations.
+    plan: PlacementPlan
+    # Content of every node, changed or not.
+    desired: Mapping[str, DesiredContent]
+    # Reconciler state for the next step.
+    memory: ReconcilerMemory
+    # What is not done yet, and why.
+    waits: tuple[WorkloadWait, ...]
+    # Events for the region's log.
+    events: tuple[RegionEvent, ...]
+    # Moves that begin, or that have a place now.
+    replacements: tuple[Replacement, ...] = ()

@@ -1,12 +1,13 @@
-"""Where every front may send requests. A table changes only when something in it does."""
+"""Where each front may send requests. A table's generation grows only when its content changes."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
-from shoal.coordinator.core.placement.model import Move, Plan
-from shoal.coordinator.core.workloads.model import Delegated, Table
+from shoal.coordinator.core.placement.model import Move, PlacementPlan
+from shoal.coordinator.core.workloads.entries import EntryPoints
+from shoal.coordinator.core.workloads.model import DelegatedWorkload, RouteTable
 from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code
@@ -14,28 +15,29 @@ from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.workload import WorkloadKey
 
-NOTHING_CROSSES: Final[Mapping[WorkloadKey, float]] = {}
+NO_REMOTE_SHARES: Final[Mapping[WorkloadKey, float]] = {}
 
 
 def tables(
-    plan: Plan,
+    plan: PlacementPlan,
     desired: Mapping[str, tuple[Assignment, ...]],
     fleet: Fleet,
-    before: Mapping[str, Table],
-    delegated: Mapping[WorkloadKey, Delegated],
+    before: Mapping[str, RouteTable],
+    delegated: Mapping[WorkloadKey, DelegatedWorkload],
     shares: Mapping[str, float],
-    abroad: Mapping[WorkloadKey, float] = NOTHING_CROSSES,
-) -> Mapping[str, Table]:
+    remote_shares: Mapping[WorkloadKey, float] = NO_REMOTE_SHARES,
+) -> Mapping[str, RouteTable]:
     """One table for each workload of the plan, by `str(key)`: replicas observed READY, not draining, on ready nodes.
 
-    A node that has not reported in full since this coordinator (or its session) began is believed as it was last
-    routed: a coordinator's restart changes no route. So is one whose carrier the coordinator has lost, however long:
-    those who send requests to it can see whether it answers. The gateways of the region to which a workload is
-    `delegated` count as replicas; this region's own gateways, which alone lead there, are judged as its nodes are.
-    One that stands by is listed as such. shares: by assignment, of those that move: what each takes of one replica's
-    requests; where that is none it is not listed. What takes no requests now but may have sessions is in `keeping`.
-    abroad: of a workload on its way from or to another region, what that one takes of all requests; listed where that
-    is none too, so that answers can be compared; all, where none is ready here.
+    A node without a full report since this coordinator (or its session) started keeps its last routes, so that a
+    restart of the coordinator changes no route. So does a node whose link to the coordinator is lost, for any length
+    of time, because the senders notice whether it answers. The gateways of the region to which a workload is
+    `delegated` count as replicas; only this region's own gateways lead there, and they are judged like its nodes. A
+    standby is listed as such. shares: by assignment, for replicas that move: the share of one replica's requests
+    that each takes; with a share of 0 it is not listed. A replica that takes no requests now but may have sessions
+    is in `keeping`. remote_shares: for a workload on its way from or to another region, that region's share of all
+    requests. It is listed with a share of 0 too, so that answers can be compared; it takes all requests if no local
+    replica is ready.
     """
     endpoints = dict[WorkloadKey, list[Endpoint]]()
     keeping = dict[WorkloadKey, list[Endpoint]]()
@@ -51,12 +53,12 @@ def tables(
                     assignment.id, node, EndpointKind.AGENT, state.node.grpc_address, share, _state_of(assignment)
                 )
                 endpoints.setdefault(assignment.workload, []).append(endpoint)
-            elif assignment.session and state is not None and _keeps(state, assignment, known):
+            elif assignment.session and state is not None and _may_keep_sessions(state, assignment, known):
                 endpoint = Endpoint(
                     assignment.id, node, EndpointKind.AGENT, state.node.grpc_address, 0.0, EndpointState.READY
                 )
                 keeping.setdefault(assignment.workload, []).append(endpoint)
-    after = dict[str, Table]()
+    after = dict[str, RouteTable]()
     for each in plan.workloads:
         name = str(each.workload)
         old = before.get(name)
@@ -64,26 +66,31 @@ def tables(
         away = delegated.get(each.workload)
         found, through = home, tuple[Endpoint, ...]()
         if away is not None:
-            found, through = _shared(home, _abroad(away), _through(away.agreement, own, old), abroad.get(each.workload))
+            found, through = _split_traffic(
+                home,
+                _remote_endpoints(away),
+                _gateway_endpoints(away.agreement, own, old),
+                remote_shares.get(each.workload),
+            )
         code, reason = (
-            ("", "") if found else _pending(each.workload, each.refusal.code if each.refusal else None, desired)
+            ("", "") if found else _pending_reason(each.workload, each.refusal.code if each.refusal else None, desired)
         )
         kept = tuple(sorted(keeping.get(each.workload, ()), key=lambda endpoint: endpoint.assignment))
-        table = Table(
+        table = RouteTable(
             old.generation if old is not None else 1, found, code, reason, through, each.workload in stateful, kept
         )
         after[name] = table if old in (None, table) else replace(table, generation=table.generation + 1)
     return after
 
 
-def served_here(
+def locally_served(
     keys: Collection[WorkloadKey],
     desired: Mapping[str, tuple[Assignment, ...]],
     fleet: Fleet,
-    before: Mapping[str, Table],
+    before: Mapping[str, RouteTable],
     shares: Mapping[str, float],
 ) -> frozenset[WorkloadKey]:
-    """Of these workloads, those that have a replica of this region for requests in their tables."""
+    """Those of the workloads that have a local replica for requests in their tables."""
     return frozenset(
         one.workload
         for node, held in desired.items()
@@ -96,11 +103,11 @@ def served_here(
     )
 
 
-def _shared(
+def _split_traffic(
     home: tuple[Endpoint, ...], away: tuple[Endpoint, ...], through: tuple[Endpoint, ...], share: float | None
 ) -> tuple[tuple[Endpoint, ...], tuple[Endpoint, ...]]:
-    """A table's endpoints, and those of the nodes that go through this region's gateways. share: that the other region
-    takes; None: it counts as one replica for each of its gateways."""
+    """A table's endpoints, and those for nodes that go through this region's gateways. share: the other region's;
+    None: each of its gateways counts as one replica."""
     ready = sum(endpoint.weight for endpoint in home if endpoint.state is EndpointState.READY)
     if share is None or share >= 1.0 or not ready:
         kept = tuple(each for each in home if share is None or each.state is EndpointState.STANDBY)
@@ -111,18 +118,24 @@ def _shared(
 
 
 def routes(
-    node: str, plan: Plan, tables: Mapping[str, Table], held: Sequence[Assignment], state: NodeState | None,
+    node: str,
+    plan: PlacementPlan,
+    tables: Mapping[str, RouteTable],
+    held: Sequence[Assignment],
+    state: NodeState | None,
     shares: Mapping[str, float],
-) -> tuple[Route, ...]:  # fmt: skip
-    """All routes of the region as `node` takes them: its own replicas are local, by their worker's assignment.
+    entries: EntryPoints,
+) -> tuple[Route, ...]:
+    """Routes of the workloads that may enter at `node`; its own replicas are local, by their worker's assignment.
 
-    held: what `node` is assigned. While it is not seen, no other is sent to it; but its own replicas stay its own:
-    whether they take requests its front knows, and this is what it meets first when its link is back.
+    held: the node's assignments. While the node is not reporting, no other node sends to its replicas, but they stay
+    in its own routes: its front knows whether they take requests, and uses these routes first when the link is
+    restored.
     """
     takes = [each for each in held if not (each.draining or each.staged)]
-    own = [each for each in takes if not is_seen(state) and shares.get(each.id, 1.0) > 0]
+    own = [each for each in takes if not is_status_current(state) and shares.get(each.id, 1.0) > 0]
     return tuple(
-        _as_taken(
+        _route_for_node(
             node,
             is_gateway(state),
             tables[str(each.workload)],
@@ -130,11 +143,12 @@ def routes(
             [one for one in own if one.workload == each.workload],
         )
         for each in sorted(plan.workloads, key=lambda each: each.workload)
+        if entries.may_enter(node, each.workload)
     )
 
 
 def shares_of(moves: Sequence[Move]) -> Mapping[str, float]:
-    """By assignment: of the requests that one replica gets, what the two of a move take."""
+    """By assignment: the share of one replica's requests that each of a move's two replicas takes."""
     shares = dict[str, float]()
     for move in moves:
         if move.target:
@@ -143,11 +157,11 @@ def shares_of(moves: Sequence[Move]) -> Mapping[str, float]:
 
 
 def gateways(fleet: Fleet) -> tuple[GatewayRef, ...]:
-    """Of this region, by name, but for those that are lost or revoked: whom another region may meet."""
+    """This region's gateways by name, without lost or revoked ones: those that another region may connect to."""
     return tuple(
         GatewayRef(state.name, state.node.grpc_address)
         for state in _gateways(fleet)
-        if not state.revoked and (state.liveness is not Liveness.LOST or state.hidden)
+        if not state.revoked and (state.liveness is not Liveness.LOST or state.link_lost)
     )
 
 
@@ -155,24 +169,26 @@ def is_gateway(state: NodeState | None) -> bool:
     return state is not None and state.node.role is Role.GATEWAY
 
 
-def is_abroad(endpoint: Endpoint) -> bool:
-    """Whether it is another region's."""
+def is_remote(endpoint: Endpoint) -> bool:
+    """True if it is another region's."""
     return bool(endpoint.region)
 
 
-def at_home(endpoints: Iterable[Endpoint]) -> int:
-    """How many replicas of this region take requests by these."""
-    return sum(not is_abroad(each) and each.state is EndpointState.READY for each in endpoints)
+def local_replica_count(endpoints: Iterable[Endpoint]) -> int:
+    """Number of local replicas that take requests."""
+    return sum(not is_remote(each) and each.state is EndpointState.READY for each in endpoints)
 
 
-def is_seen(state: NodeState | None) -> bool:
-    """Whether what the coordinator knows of the node's replicas is what they are now."""
-    return state is not None and state.liveness is Liveness.READY and state.reported
+def is_status_current(state: NodeState | None) -> bool:
+    """True if the coordinator's view of the node's replicas is current."""
+    return state is not None and state.liveness is Liveness.READY and state.has_full_status
 
 
-def _as_taken(node: str, leads_out: bool, table: Table, key: WorkloadKey, own: Sequence[Assignment]) -> Route:
+def _route_for_node(
+    node: str, leads_out: bool, table: RouteTable, key: WorkloadKey, own: Sequence[Assignment]
+) -> Route:
     listed = {endpoint.assignment for endpoint in table.endpoints}
-    home = tuple(endpoint for endpoint in table.endpoints if not is_abroad(endpoint))
+    home = tuple(endpoint for endpoint in table.endpoints if not is_remote(endpoint))
     endpoints = (
         *(_local(endpoint) if endpoint.node == node else endpoint for endpoint in home),
         *(table.endpoints[len(home) :] if leads_out else table.through),
@@ -189,7 +205,7 @@ def _as_taken(node: str, leads_out: bool, table: Table, key: WorkloadKey, own: S
     return Route(key, table.generation, (*endpoints, *kept), table.pending_code, table.pending_reason, table.stateful)
 
 
-def _abroad(away: Delegated) -> tuple[Endpoint, ...]:
+def _remote_endpoints(away: DelegatedWorkload) -> tuple[Endpoint, ...]:
     return tuple(
         Endpoint(
             assignment=f"{away.agreement}/{gateway.name}",
@@ -209,8 +225,8 @@ def _gateways(fleet: Fleet) -> list[NodeState]:
     return sorted((state for state in fleet.nodes.values() if is_gateway(state)), key=lambda state: state.name)
 
 
-def _through(agreement: str, own: Sequence[NodeState], known: Table | None) -> tuple[Endpoint, ...]:
-    """own: this region's gateways, one replica each for every workload that they lead to."""
+def _gateway_endpoints(agreement: str, own: Sequence[NodeState], known: RouteTable | None) -> tuple[Endpoint, ...]:
+    """own: this region's gateways; each counts as one replica for every workload that it routes to another region."""
     listed = {endpoint.node for endpoint in known.through} if known is not None else set()
     return tuple(
         Endpoint(
@@ -222,34 +238,36 @@ def _through(agreement: str, own: Sequence[NodeState], known: Table | None) -> t
             EndpointState.READY,
         )
         for state in own
-        if _answers(state, listed=state.name in listed)
+        if _is_reachable(state, listed=state.name in listed)
     )
 
 
-def _serves(state: NodeState, assignment: Assignment, known: Table | None) -> bool:
+def _serves(state: NodeState, assignment: Assignment, known: RouteTable | None) -> bool:
     listed = known is not None and any(endpoint.assignment == assignment.id for endpoint in known.endpoints)
-    if assignment.draining or assignment.staged or not _answers(state, listed=listed):
+    if assignment.draining or assignment.staged or not _is_reachable(state, listed=listed):
         return False
     observed = state.observed.get(assignment.id)
-    return not is_seen(state) or (observed is not None and observed.phase is Phase.READY)
+    return not is_status_current(state) or (observed is not None and observed.phase is Phase.READY)
 
 
-def _keeps(state: NodeState, assignment: Assignment, known: Table | None) -> bool:
-    """Whether its node may have sessions of it, though it takes no new ones: its worker is being started, say."""
+def _may_keep_sessions(state: NodeState, assignment: Assignment, known: RouteTable | None) -> bool:
+    """True if its node may have sessions of it although it takes no new ones, for instance while its worker starts."""
     before = () if known is None else (*known.endpoints, *known.keeping)
     listed = any(endpoint.assignment == assignment.id for endpoint in before)
-    return not assignment.draining and _answers(state, listed=listed)
+    return not assignment.draining and _is_reachable(state, listed=listed)
 
 
-def _answers(state: NodeState, *, listed: bool) -> bool:
-    """listed: it was routed to before, which counts for a node that cannot be judged now."""
+def _is_reachable(state: NodeState, *, listed: bool) -> bool:
+    """listed: it was routed to before, which decides for a node whose status is not current."""
     silent = state.liveness in (Liveness.SUSPECT, Liveness.LOST)
-    if state.revoked or (silent and not state.hidden):
+    if state.revoked or (silent and not state.link_lost):
         return False
-    return state.front_ready if is_seen(state) else listed
+    return state.front_ready if is_status_current(state) else listed
 
 
-def _pending(key: WorkloadKey, refused: Code | None, desired: Mapping[str, tuple[Assignment, ...]]) -> tuple[str, str]:
+def _pending_reason(
+    key: WorkloadKey, refused: Code | None, desired: Mapping[str, tuple[Assignment, ...]]
+) -> tuple[str, str]:
     if any(each.workload == key for assignments in desired.values() for each in assignments):
         return Code.MODEL_NOT_READY, "its replicas are not ready yet"
     return refused or Code.NO_CANDIDATE, "it has no replica; `shoal explain` says why"

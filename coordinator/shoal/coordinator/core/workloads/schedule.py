@@ -1,8 +1,7 @@
-"""What a workload asks for at a time: the objective of its schedule, and the traffic that is declared for it.
+"""What a workload asks for at a given time: the objective of its schedule, and its declared traffic.
 
-Both are looked at ahead of time: what has to stand when a peak comes is begun as long before as waking a device,
-loading, being compared and taking over may take (`lead_s`). A peak that is about to come counts as well as one that is
-there, so a place is left only once it has passed.
+Both are evaluated ahead of time, because a place for a peak takes up to `lead_s` to prepare: waking a device,
+loading, verification and shifting. A coming peak counts like a current one, so a place is left only after the peak.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,51 +11,52 @@ from typing import Final
 
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.placement.model import RegionFacts
-from shoal.coordinator.core.workloads.model import Remembered
+from shoal.coordinator.core.workloads.model import WarmUpRecord
 from shoal.policies.cel import Expression
 from shoal.types.codes import ShoalError
 from shoal.types.offer import Demand
 from shoal.types.units import PerSecond, Seconds, Wall
-from shoal.types.workload import Declared, Intent, Traffic, Weights
+from shoal.types.workload import DeclaredValues, Intent, Traffic, Weights
 
-SETTLE_S: Final = Seconds(2.0)
-"""The least that a step of a move is held (`migration.Limits.settle_s` of a region that beats once a second)."""
+ROUTE_PROPAGATION_S: Final = Seconds(2.0)
+"""Shortest shift step of a move (`MigrationLimits.route_propagation_s` of a region with a heartbeat of one second)."""
 VERIFY_S: Final = Seconds(5.0)
-"""What comparing may take where nothing is amiss, and every other wait of a move."""
+"""Time for verification without failures, and for every other wait of a move."""
 LOAD_S: Final = Seconds(10.0)
-"""Loading and warming up, where nobody has seen it."""
-LOOKS: Final = 4
-"""Times between now and `lead_s` later at which a peak is looked for."""
+"""Time for loading and warming up if it was never measured."""
+PEAK_CHECKS: Final = 4
+"""Number of times between now and `lead_s` later at which a peak is looked for."""
 
 
-def holding(intent: Intent, region: RegionFacts, wall: Wall, lead: Seconds) -> Intent:
-    """The intent with the weights and rates that hold: of the schedule at `wall` + `lead`, of traffic from now until
-    then. `declared` keeps what the documents say. An expression that gives no answer does not hold. A workload that may
-    not move unasked has room for its peaks at any time."""
-    if not is_timely(intent):
+def effective_intent(intent: Intent, region: RegionFacts, wall: Wall, lead: Seconds) -> Intent:
+    """The intent with its effective weights and rates: the schedule's at `wall` + `lead`, the traffic's from now
+    until then. `declared` keeps the documents' values. An expression that fails does not hold. A workload that may
+    not move automatically has room for its peaks at all times."""
+    if not is_time_dependent(intent):
         return intent
-    moments = tuple(Wall(wall + lead * step / LOOKS) for step in range(LOOKS + 1))
+    moments = tuple(Wall(wall + lead * step / PEAK_CHECKS) for step in range(PEAK_CHECKS + 1))
     weights = _weights(intent, region, moments[-1])
     moves = intent.migration.unasked
     traffic = tuple(_traffic(each, region, moments, always=not moves) for each in intent.traffic)
-    return replace(intent, weights=weights, traffic=traffic, declared=Declared(intent.weights, intent.traffic))
+    return replace(intent, weights=weights, traffic=traffic, declared=DeclaredValues(intent.weights, intent.traffic))
 
 
-def demanded(traffic: Iterable[Traffic]) -> tuple[Demand, ...]:
-    """What another region is asked for: it cannot move a workload ahead of a peak that it knows nothing of."""
+def demand_of(traffic: Iterable[Traffic]) -> tuple[Demand, ...]:
+    """Traffic to ask another region for. It includes every peak, because that region cannot move a workload ahead of
+    a peak that it does not know."""
     return tuple(
         Demand(each.origin, PerSecond(max(each.rate, each.peak)) if each.when else each.rate, each.peak)
         for each in traffic
     )
 
 
-def is_timely(intent: Intent) -> bool:
-    """Whether what it asks for depends on the time."""
+def is_time_dependent(intent: Intent) -> bool:
+    """True if what it asks for depends on the time."""
     return bool(intent.schedule) or any(each.when for each in intent.traffic)
 
 
-def lead_s(intent: Intent, fleet: Fleet, measured: tuple[Remembered, ...]) -> Seconds:
-    """How long before a time what holds then is to be begun: the slowest device wakes, the model loads, is compared and
+def lead_s(intent: Intent, fleet: Fleet, measured: tuple[WarmUpRecord, ...]) -> Seconds:
+    """How long before a time to start preparing for it: the slowest device wakes, the model loads, is verified and
     takes over."""
     models = {model.digest for model in intent.models}
     loads = [each.measured.load_s for each in measured if each.trial.model in models]
@@ -64,7 +64,7 @@ def lead_s(intent: Intent, fleet: Fleet, measured: tuple[Remembered, ...]) -> Se
         device.rest.wake_s for state in fleet.nodes.values() for device in state.node.devices if device.rest is not None
     ]
     rule = intent.migration
-    shifting = len(rule.steps) * max(rule.hold_s, SETTLE_S)
+    shifting = len(rule.steps) * max(rule.hold_s, ROUTE_PROPAGATION_S)
     return Seconds(max(wakes, default=0.0) + max(loads, default=LOAD_S) + VERIFY_S + shifting)
 
 

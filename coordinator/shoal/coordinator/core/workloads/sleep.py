@@ -1,7 +1,7 @@
-"""Which devices shall sleep: those that can, that nothing is on or promised to, and that have been so for a while.
+"""Which devices are to sleep: those that can, and have had nothing on them or reserved for them for a while.
 
-An assignment wakes its device: its node has it awake before it loads. How early that is, `schedule` and the triggers
-say. That a node may sleep at all is the region's to say (`Region.spec.sleep`).
+An assignment wakes its device: the node wakes it before it loads. `schedule` and the triggers decide how early. The
+region decides whether devices may sleep at all (`Region.spec.sleep`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,22 +9,23 @@ from typing import Final
 
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.placement.model import Reservation, Slot
-from shoal.coordinator.core.workloads.model import Content, Happened
+from shoal.coordinator.core.workloads.model import DesiredContent, RegionEvent
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.units import Elapsed, Seconds, show_joules
 
-ASLEEP: Final = "DEVICE_SLEEPS"
-WOKEN: Final = "DEVICE_WAKES"
+SLEEP_EVENT: Final = "DEVICE_SLEEPS"
+WAKE_EVENT: Final = "DEVICE_WAKES"
 
 
-def idle(
+def idle_since(
     fleet: Fleet,
     desired: Mapping[str, tuple[Assignment, ...]],
     reserved: Iterable[Reservation],
     before: Mapping[str, Elapsed],
     now: Elapsed,
 ) -> Mapping[str, Elapsed]:
-    """Since when nothing is on each device that can sleep, by `NODE/DEVICE`. What its node still has counts."""
+    """Since when nothing has been on each device that can sleep, by `NODE/DEVICE`. Replicas that the node still has
+    count."""
     taken = {Slot(node, each.device) for node, assignments in desired.items() for each in assignments}
     taken |= {each.slot for each in reserved}
     taken |= {
@@ -35,13 +36,15 @@ def idle(
     }
     return {
         _name(slot): before.get(_name(slot), now)
-        for slot in sorted(_able(fleet))
+        for slot in sorted(_sleep_capable(fleet))
         if slot not in taken
     }  # fmt: skip
 
 
-def asleep(since: Mapping[str, Elapsed], after_s: Seconds | None, now: Elapsed) -> Mapping[str, tuple[str, ...]]:
-    """Devices that shall sleep, by node. since: as `idle` told. after_s: None where none may."""
+def devices_to_sleep(
+    since: Mapping[str, Elapsed], after_s: Seconds | None, now: Elapsed
+) -> Mapping[str, tuple[str, ...]]:
+    """Devices that are to sleep, by node. since: from `idle_since`. after_s: None: none may sleep."""
     found = dict[str, list[str]]()
     for name, at in since.items():
         if after_s is not None and now - at >= after_s:
@@ -51,14 +54,16 @@ def asleep(since: Mapping[str, Elapsed], after_s: Seconds | None, now: Elapsed) 
 
 
 def next_due(since: Mapping[str, Elapsed], after_s: Seconds | None, now: Elapsed) -> Seconds | None:
-    """Until the next of them shall sleep by time alone."""
+    """Seconds until the next device is to sleep by time alone; None: none is."""
     left = [] if after_s is None else [at + after_s - now for at in since.values() if at + after_s > now]
     return Seconds(min(left)) if left else None
 
 
-def told(fleet: Fleet, before: Mapping[str, Content], after: Mapping[str, Content]) -> tuple[Happened, ...]:
-    """Who is to sleep or wake from now on, with what it saves and has saved."""
-    events = list[Happened]()
+def sleep_events(
+    fleet: Fleet, before: Mapping[str, DesiredContent], after: Mapping[str, DesiredContent]
+) -> tuple[RegionEvent, ...]:
+    """Devices that are to sleep or wake from now on, with the power that sleeping saves or the energy that it saved."""
+    events = list[RegionEvent]()
     for node, content in sorted(after.items()):
         slept = before[node].asleep if node in before else ()
         state = fleet.nodes.get(node)
@@ -68,14 +73,14 @@ def told(fleet: Fleet, before: Mapping[str, Content], after: Mapping[str, Conten
             if name in content.asleep and device is not None and device.rest is not None:
                 rest = device.rest
                 spared = f"nothing on it: {rest.asleep_w:.0f} W for {rest.idle_w:.0f} W"
-                events.append(Happened(ASLEEP, f"{node}/{name}", spared, node, None))
+                events.append(RegionEvent(SLEEP_EVENT, f"{node}/{name}", spared, node, None))
             elif name not in content.asleep:
                 saved = f"it has saved {show_joules(reading.saved_j)} so far" if reading is not None else ""
-                events.append(Happened(WOKEN, f"{node}/{name}", saved, node, None))
+                events.append(RegionEvent(WAKE_EVENT, f"{node}/{name}", saved, node, None))
     return tuple(events)
 
 
-def _able(fleet: Fleet) -> frozenset[Slot]:
+def _sleep_capable(fleet: Fleet) -> frozenset[Slot]:
     return frozenset(
         Slot(name, device.name)
         for name, state in fleet.nodes.items()

@@ -1,11 +1,11 @@
-"""What the region's workloads cost while things stand as they do: devices by the hour, and what other regions ask."""
+"""Current cost of the region's workloads: its devices by the hour, and what other regions charge."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from shoal.coordinator.core.placement.model import Slot
-from shoal.coordinator.core.workloads.model import Delegated
+from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.types.assignment import Assignment
 from shoal.types.units import UsdPerHour
 from shoal.types.workload import WorkloadKey
@@ -14,12 +14,13 @@ from shoal.types.workload import WorkloadKey
 def rates(
     desired: Mapping[str, Iterable[Assignment]],
     costs: Mapping[Slot, UsdPerHour],
-    delegated: Mapping[WorkloadKey, Delegated],
+    delegated: Mapping[WorkloadKey, DelegatedWorkload],
 ) -> Mapping[tuple[WorkloadKey, str], UsdPerHour]:
-    """By workload and the region that runs it, empty for this one. A device that has replicas costs its price, which
-    they share evenly; who works for this region costs what it bid. What has no price is left out.
+    """USD/h by workload and by the region that runs it; empty: this one. The replicas on a device share its price
+    evenly; another region costs what it bid. Anything without a price is left out.
 
-    desired: by node, all that it shall run."""
+    desired: by node, all that it is to run.
+    """
     on = [(Slot(node, each.device), each.workload) for node, assignments in desired.items() for each in assignments]
     sharing = Counter(slot for slot, _ in on)
     found = dict[tuple[WorkloadKey, str], float]()

@@ -1,8 +1,8 @@
-"""Calls to whichever member of an etcd cluster answers.
+"""Calls to any member of an etcd cluster that answers.
 
-Every request made here may be carried out twice without harm (what writes carries a guard of its own, `store.py`), so
-one that gets no answer goes to the next member. Whether it was carried out after all is then for the guard to tell:
-`Doubtful` says that nobody did in time.
+Every request made here may be executed twice without harm, because writes carry a guard of their own (`store.py`). A
+request that gets no answer therefore goes to the next member. The guard then tells whether the first attempt was
+executed; `OutcomeUnknown` means that no member answered in time.
 """
 
 import asyncio
@@ -13,24 +13,28 @@ from typing import Final, Protocol, TypeVar
 
 import grpc
 import grpc.aio
+from cryptography import x509
+from cryptography.x509.oid import NameOID
 
+from shoal.coordinator.ports import StoreOptions
 from shoal.etcd import etcd_pb2, etcd_pb2_grpc
-from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 TRY_S: Final = 1.5
-"""A member's time to answer; the first ones have less, since what is sent while etcd elects its leader gets none."""
+"""A member's time to answer, in seconds. First attempts have less, because a request that is sent while etcd elects its
+leader gets no answer."""
 FIRST_TRY_S: Final = 0.4
-"""Also all the time that a member has which is not connected: it is most likely the one that died."""
-PATIENCE_S: Final = 5.0
+"""Seconds for a first attempt, and for a member without a connection, which most likely died."""
+CALL_TIMEOUT_S: Final = 5.0
 PAUSE_S: Final = 0.05
 ANSWER_BYTES: Final = 512 * 2**20
 NEEDS_LEADER: Final = (("hasleader", "true"),)
-"""etcd's own: a member that is cut off from the others says so at once."""
+"""etcd's own metadata: a member that is cut off from the others refuses at once instead of waiting."""
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", ANSWER_BYTES),
     ("grpc.max_send_message_length", ANSWER_BYTES),
-    # A member ends the connection of whoever pings more often than every 5 s, or without a call.
+    # A member closes the connection of a client that pings more often than every 5 s, or without a call.
     ("grpc.keepalive_time_ms", 6_000),
     ("grpc.keepalive_timeout_ms", 2_000),
     ("grpc.http2.ping_timeout_ms", 2_000),
@@ -43,25 +47,27 @@ _OPTIONS: Final = (
 )
 
 
-class Answer(Protocol):
+class EtcdResponse(Protocol):
+    """Any response of etcd: all carry a header."""
+
     @property
     def header(self) -> etcd_pb2.ResponseHeader: ...
 
 
-R = TypeVar("R", bound=Answer)
+R = TypeVar("R", bound=EtcdResponse)
 
 
-class Doubtful(ShoalError):
-    """No answer in time: the request was carried out, will be, or never is."""
+class OutcomeUnknown(ShoalError):
+    """No answer in time: the request was executed, will be, or never is."""
 
 
-class Replaced(ShoalError):
-    """The cluster is not the one that it was, or has gone back in time: what is remembered of it no longer counts."""
+class ClusterReplaced(ShoalError):
+    """The cluster is another one, or its revision went back: everything cached from it is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """Whom to trust, and who one is."""
+    """The CA to trust, and the client's certificate and key, each PEM."""
 
     ca: bytes
     certificate: bytes
@@ -71,90 +77,143 @@ class Pem:
     def credentials(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
 
+    @property
+    def user(self) -> str:
+        """The etcd user: the certificate's common name; "" without one, or if the certificate cannot be read."""
+        try:
+            subject = x509.load_pem_x509_certificate(self.certificate).subject
+        except ValueError:
+            return ""
+        return next((str(each.value) for each in subject.get_attributes_for_oid(NameOID.COMMON_NAME)), "")
+
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class EtcdMember:
+    """One member of the cluster, with the stubs of its channel."""
+
+    # HOST:PORT.
     endpoint: str
+    # Channel that all stubs share; connects at the first call.
     channel: grpc.aio.Channel
-    kv: "etcd_pb2_grpc.KVAsyncStub"  # the stubs' classes for asyncio are known to type checkers only
+    # Reads and transactions.
+    kv: "etcd_pb2_grpc.KVAsyncStub"  # only type checkers know the stubs' asyncio classes
+    # Streams of changes.
     watch: "etcd_pb2_grpc.WatchAsyncStub"
+    # Leases, which elections use.
     lease: "etcd_pb2_grpc.LeaseAsyncStub"
+    # Users and roles.
+    auth: "etcd_pb2_grpc.AuthAsyncStub"
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         return self.channel.get_state() is grpc.ChannelConnectivity.READY
 
 
-class Members:
-    """endpoints: HOST:PORT of each. newest: the highest revision that any answer told; cluster: its id, 0 unknown.
-    outdated: set once what is remembered of this cluster no longer counts."""
+class EtcdMembers:
+    """All members of one cluster, one of them current. newest_revision: the highest revision in any answer. cluster_id:
+    0 while unknown. stale: set once everything cached from this cluster is invalid."""
 
     def __init__(self, endpoints: Sequence[str], read: Callable[[], Pem]) -> None:
-        """read: the files, as they are now. Raises OSError as it does."""
+        """endpoints: HOST:PORT of each member. read: returns the current PEM files; its OSError passes through."""
         self._endpoints = tuple(endpoints)
         self._read = read
         self._pem = read()
-        self._members = self._dialled(self._pem)
-        self._preferred = 0
-        self.newest = 0
-        self.cluster = 0
-        self.outdated = asyncio.Event()
+        self._members = self._connect(self._pem)
+        self._current_index = 0
+        self.newest_revision = 0
+        self.cluster_id = 0
+        self.stale = asyncio.Event()
+
+    @classmethod
+    def from_options(cls, options: StoreOptions) -> "EtcdMembers":
+        """Connects at the first call. Raises ShoalError(FIELD_MISSING | FIELD_INVALID | TLS_REQUIRED)."""
+        if not options.endpoints:
+            raise refuse(Code.FIELD_MISSING, "no --etcd-endpoints", "HOST:PORT,...", "name the members of the cluster")
+        ca, certificate, key = options.ca, options.certificate, options.key
+        if ca is None or certificate is None or key is None:
+            raise refuse(
+                Code.TLS_REQUIRED,
+                "etcd without certificates",
+                "--etcd-ca, --etcd-cert and --etcd-key",
+                "run etcd with --client-cert-auth, and give this coordinator a certificate of its CA",
+            )
+        try:
+            return cls(options.endpoints, lambda: Pem(ca.read_bytes(), certificate.read_bytes(), key.read_bytes()))
+        except OSError as cause:
+            found = f"{cause.filename}: {cause.strerror}"
+            raise refuse(Code.FIELD_INVALID, found, "PEM files that can be read", "see --etcd-ca") from cause
 
     @property
-    def preferred(self) -> Member:
-        return self._members[self._preferred]
+    def current(self) -> EtcdMember:
+        return self._members[self._current_index]
 
-    def avoid(self, member: Member) -> None:
-        """Another one is asked first from now on. With a certificate that has replaced the one in use meanwhile, where
-        there is one: perhaps that is what this member asked for."""
-        if member is self.preferred:
-            self._preferred = (self._preferred + 1) % len(self._members)
+    @property
+    def user(self) -> str:
+        """This coordinator's etcd user, from the certificate in use."""
+        return self._pem.user
+
+    def avoid(self, member: EtcdMember) -> None:
+        """Asks another member first from now on. Also reloads the certificate if its file changed, because an outdated
+        one may be why this member failed."""
+        if member is self.current:
+            self._current_index = (self._current_index + 1) % len(self._members)
+        self._reload_files()
+
+    def _reload_files(self) -> bool:
+        """True if new files have replaced those in use."""
         with suppress(OSError):
             pem = self._read()
-            if pem != self._pem:  # the old channels end with the last call on them
-                self._pem, self._members = pem, self._dialled(pem)
+            if pem != self._pem:  # channels with the old certificate end with their last call
+                self._pem, self._members = pem, self._connect(pem)
+                return True
+        return False
 
-    def _dialled(self, pem: Pem) -> tuple[Member, ...]:
+    def _connect(self, pem: Pem) -> tuple[EtcdMember, ...]:
         return tuple(_member(endpoint, pem.credentials) for endpoint in self._endpoints)
 
     async def call(
-        self, ask: Callable[[Member, float], Awaitable[R]], *, patience_s: float = PATIENCE_S, exact: bool = True
+        self, ask: Callable[[EtcdMember, float], Awaitable[R]], *, timeout_s: float = CALL_TIMEOUT_S, exact: bool = True
     ) -> R:
-        """The answer of the first member that gives one. ask: a member and the seconds that it has.
+        """The answer of the first member that gives one. ask: gets a member and a timeout in seconds.
 
-        exact: the answer is as new as any before it (reads and transactions are). Raises Doubtful; Replaced;
-        ShoalError(STORE_FULL | STORE_CORRUPT | STORE_UNAVAILABLE | TOO_LARGE) when it was surely not carried out;
-        AioRpcError with OUT_OF_RANGE, NOT_FOUND or FAILED_PRECONDITION, of which the caller knows what it means.
+        exact: require an answer at least as new as any before it, which reads and transactions are. Raises
+        OutcomeUnknown; ClusterReplaced; ShoalError(STORE_FULL | STORE_CORRUPT | STORE_DENIED | STORE_UNAVAILABLE |
+        TOO_LARGE) if the request was certainly not executed; AioRpcError with OUT_OF_RANGE, NOT_FOUND or
+        FAILED_PRECONDITION, which the caller interprets.
         """
         clock = asyncio.get_running_loop()
-        ends, doubtful, seen, limit_s = clock.time() + patience_s, False, self.newest, FIRST_TRY_S
+        ends, doubtful, seen, limit_s = clock.time() + timeout_s, False, self.newest_revision, FIRST_TRY_S
         while True:
-            member = self.preferred
-            tries_s = limit_s if member.connected else FIRST_TRY_S
+            member = self.current
+            tries_s = limit_s if member.is_connected else FIRST_TRY_S
             try:
                 answer = await ask(member, min(tries_s, max(0.05, ends - clock.time())))
             except grpc.aio.AioRpcError as error:
-                refusal = _refusal_of(error)
+                refusal = _refusal_of(error, self.user)
                 if refusal is not None:
-                    raise (Doubtful if doubtful else ShoalError)(refusal) from error
-                if error.code() in _CALLERS:
+                    if refusal.code is Code.STORE_DENIED and self._reload_files():
+                        continue
+                    raise (OutcomeUnknown if doubtful else ShoalError)(refusal) from error
+                if error.code() in _CALLER_CODES:
                     raise
                 doubtful = True
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     limit_s = min(max(limit_s, 1.5 * tries_s), TRY_S)
                 self.avoid(member)
                 if clock.time() >= ends:
-                    raise Doubtful(self._silent(error)) from error
+                    raise OutcomeUnknown(self._no_answer(error)) from error
                 await asyncio.sleep(PAUSE_S)
             else:
                 self._check(answer.header, seen if exact else 0)
                 return answer
 
-    async def range(self, request: etcd_pb2.RangeRequest, *, patience_s: float = PATIENCE_S) -> etcd_pb2.RangeResponse:
+    async def range(
+        self, request: etcd_pb2.RangeRequest, *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> etcd_pb2.RangeResponse:
         """Raises as `call` does."""
         return await self.call(
             lambda member, limit_s: member.kv.Range(request, timeout=limit_s, metadata=NEEDS_LEADER),
-            patience_s=patience_s,
+            timeout_s=timeout_s,
         )
 
     async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
@@ -162,16 +221,16 @@ class Members:
         return await self.call(lambda member, limit_s: member.kv.Txn(request, timeout=limit_s, metadata=NEEDS_LEADER))
 
     def _check(self, header: etcd_pb2.ResponseHeader, at_least: int) -> None:
-        if self.cluster not in (0, header.cluster_id) or header.revision < at_least:
-            self.outdated.set()
-            raise Replaced(went_back(at_least, header.revision))
-        self.cluster = header.cluster_id
-        self.newest = max(self.newest, header.revision)
+        if self.cluster_id not in (0, header.cluster_id) or header.revision < at_least:
+            self.stale.set()
+            raise ClusterReplaced(rollback_refusal(at_least, header.revision))
+        self.cluster_id = header.cluster_id
+        self.newest_revision = max(self.newest_revision, header.revision)
 
     async def close(self) -> None:
         await asyncio.gather(*(member.channel.close(None) for member in self._members))
 
-    def _silent(self, error: grpc.aio.AioRpcError) -> Refusal:
+    def _no_answer(self, error: grpc.aio.AioRpcError) -> Refusal:
         asked = ", ".join(member.endpoint for member in self._members)
         return Refusal(
             Code.STORE_UNAVAILABLE,
@@ -181,28 +240,34 @@ class Members:
         )
 
 
-def is_at(key: bytes, revision: int) -> etcd_pb2.Compare:
-    """A transaction's condition; 0: the key is not there."""
+def end_of(prefix: bytes) -> bytes:
+    """The first key that is not under `prefix`. No byte of `prefix` is 0xFF, because keys are UTF-8."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def at_revision(key: bytes, revision: int) -> etcd_pb2.Compare:
+    """A transaction's condition that `key` has this revision; 0: the key does not exist."""
     return etcd_pb2.Compare(result=etcd_pb2.Compare.EQUAL, target=etcd_pb2.Compare.MOD, key=key, mod_revision=revision)
 
 
-_CALLERS: Final = frozenset(
+_CALLER_CODES: Final = frozenset(
     {grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION}
 )
 
 
-def _member(endpoint: str, credentials: grpc.ChannelCredentials) -> Member:
+def _member(endpoint: str, credentials: grpc.ChannelCredentials) -> EtcdMember:
     channel = grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
-    return Member(
+    return EtcdMember(
         endpoint,
         channel,
         etcd_pb2_grpc.KVStub(channel),
         etcd_pb2_grpc.WatchStub(channel),
         etcd_pb2_grpc.LeaseStub(channel),
+        etcd_pb2_grpc.AuthStub(channel),
     )
 
 
-def went_back(seen: int, found: int) -> Refusal:
+def rollback_refusal(seen: int, found: int) -> Refusal:
     return Refusal(
         Code.STORE_CORRUPT,
         f"etcd stands at revision {found}, this coordinator has seen {seen}: it is another cluster, or an old copy",
@@ -211,10 +276,28 @@ def went_back(seen: int, found: int) -> Refusal:
     )
 
 
-def _refusal_of(error: grpc.aio.AioRpcError) -> Refusal | None:
-    """What asking again would not change. Texts: etcd's api/v3rpc/rpctypes/error.go."""
+def _refusal_of(error: grpc.aio.AioRpcError, user: str) -> Refusal | None:
+    """The refusal for an error that a retry would not change, else None. user: the etcd user of the request. Texts:
+    etcd's api/v3rpc/rpctypes/error.go."""
     details = str(error.details())
+    is_nameless = "user name is empty" in details
     match error.code():
+        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
+            return Refusal(
+                Code.STORE_DENIED,
+                f"etcd refuses its user {user!r:.80}: {details:.80}",
+                "a user whose role may read and write what is asked for",
+                "`shoal-coordinator etcd-users` makes users; --etcd-cert and --etcd-key name the certificate of one",
+            )
+        case grpc.StatusCode.INVALID_ARGUMENT if is_nameless and not user:
+            return Refusal(
+                Code.STORE_DENIED,
+                "etcd knows its users by name, and this certificate has no common name",
+                "the certificate of a user",
+                "--etcd-cert and --etcd-key name one; `shoal-coordinator etcd-users` makes the user",
+            )
+        case grpc.StatusCode.INVALID_ARGUMENT if is_nameless or "auth store is old" in details:
+            return None  # users changed, or authentication was enabled, while the request was in flight
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "space exceeded" in details:
             return Refusal(
                 Code.STORE_FULL,
@@ -233,13 +316,6 @@ def _refusal_of(error: grpc.aio.AioRpcError) -> Refusal | None:
             )
         case grpc.StatusCode.DATA_LOSS:
             return Refusal(Code.STORE_CORRUPT, details[:120], "members that agree", "see `etcdctl alarm list`")
-        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
-            return Refusal(
-                Code.STORE_UNAVAILABLE,
-                f"etcd: {details[:120]}",
-                "read and write rights under the prefix",
-                "give the name in this coordinator's certificate a role: `etcdctl role grant-permission`",
-            )
         case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.UNIMPLEMENTED:
             return Refusal(Code.STORE_UNAVAILABLE, f"etcd: {details[:120]}", "etcd 3.4 or later", "update etcd")
         case _:

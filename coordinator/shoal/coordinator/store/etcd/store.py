@@ -1,14 +1,14 @@
-"""The truth of a region, or of a federation, in etcd v3, under a prefix of its own.
+"""The store of a region, or of a federation, in etcd v3, under a prefix of its own.
 
-    PREFIX/data/KEY          what is stored
+    PREFIX/data/KEY          records
     PREFIX/guard/CLIENT/N    the last transaction that this client made in lane N
-    PREFIX/leader            who leads (`election.py`)
+    PREFIX/leader            the leader (`election.py`)
 
-A transaction whose answer was lost must be neither repeated blindly nor given up: both would tell somebody an untruth.
-So each one also writes a token of its own to a guard key, on the condition that the guard is as the client saw it last.
-Repeated, it then fails on that condition if it had been carried out, and the token that is found tells so; one that
-was given up can be told apart later, or kept from ever happening, by writing another token. etcd's revision is the
-store's: a record's is its `mod_revision`.
+A transaction without an answer must be neither repeated blindly nor reported as failed, because either could be wrong.
+So each transaction also writes a token of its own to a guard key, on condition that the guard is as the client last saw
+it. A repeated transaction fails on that condition if the first attempt was executed, and the token found there proves
+it. After giving up, the client can later find out what happened, or prevent execution for good by writing another
+token. etcd's revision is the store's: a record's is its `mod_revision`.
 """
 
 import asyncio
@@ -25,40 +25,60 @@ import grpc
 import grpc.aio
 import structlog
 
-from shoal.coordinator.ports import Change, Compacted, Record, Snapshot, StaleRevision, StoreOptions, Transaction
+from shoal.coordinator.ports import (
+    Compacted,
+    StaleRevision,
+    StoreChange,
+    StoreOptions,
+    StoreRecord,
+    StoreSnapshot,
+    Transaction,
+)
 from shoal.coordinator.store.etcd.election import EtcdElection
-from shoal.coordinator.store.etcd.members import NEEDS_LEADER, Doubtful, Members, Pem, Replaced, is_at, went_back
+from shoal.coordinator.store.etcd.members import (
+    NEEDS_LEADER,
+    ClusterReplaced,
+    EtcdMembers,
+    OutcomeUnknown,
+    at_revision,
+    end_of,
+    rollback_refusal,
+)
 from shoal.etcd import etcd_pb2
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 log: Final = structlog.get_logger("shoal.coordinator.store")
 LANES: Final = 8
-"""Transactions at once."""
+"""Concurrent transactions."""
 PAGE: Final = 2000
 """Records in one answer of a scan."""
-AGAIN_S: Final = 0.1
-"""Between a watch that ended and the next member."""
-FIRST_S: Final = 20.0
-"""For the first answer, when the store is opened: etcd may be starting too."""
+RETRY_S: Final = 0.1
+"""Seconds between the end of a watch and the attempt at the next member."""
+OPEN_TIMEOUT_S: Final = 20.0
+"""Seconds for the first answer when the store is opened, because etcd may be starting too."""
 
 
 @dataclass(slots=True)
 class _Lane:
-    """revision: the guard's, as it was seen last. token: of a transaction of which it is not known what became."""
+    """One guard key. At most one transaction at a time uses it."""
 
+    # The guard key.
     guard: bytes
+    # Revision of the guard as last seen; 0: it does not exist.
     revision: int = 0
+    # Token of a transaction whose outcome is unknown; None: every outcome is known.
     token: bytes | None = None
 
 
 class EtcdStore:
-    """ports.Store, for several coordinators at once. recovery: why what is there is older than what was acknowledged.
+    """ports.Store for several coordinators at once. recovery: why the stored state is older than what was acknowledged.
 
-    Once `outdated` is set (a write that was refused as unavailable turned out to have happened, or etcd was put back to
-    an older state), whoever remembers things by this store opens it anew and reads them again; it takes no more writes.
+    Once `stale` is set, the store takes no more writes; whoever caches its content opens it again and reads again. It
+    is set when a write that was refused as unavailable turned out to have happened, or etcd was restored to an older
+    state.
     """
 
-    def __init__(self, members: Members, root: str, client: str, lock: int, directory: Path) -> None:
+    def __init__(self, members: EtcdMembers, root: str, client: str, lock: int, directory: Path) -> None:
         self.recovery: Refusal | None = None
         self.root = root
         self.members = members
@@ -67,35 +87,19 @@ class EtcdStore:
         self._data = f"{root}/data/".encode()
         self._lock = lock
         self._closed = False
-        self._places = asyncio.Semaphore(LANES)
-        self._free = [_Lane(f"{root}/guard/{client}/{lane}".encode()) for lane in range(LANES)]
-        self._doubted: list[_Lane] = []
-        self._settling: asyncio.Future[None] | None = None
+        self._lane_slots = asyncio.Semaphore(LANES)
+        self._free_lanes = [_Lane(f"{root}/guard/{client}/{lane}".encode()) for lane in range(LANES)]
+        self._unresolved_lanes: list[_Lane] = []
+        self._resolving: asyncio.Future[None] | None = None
 
     @property
-    def outdated(self) -> asyncio.Event:
-        return self.members.outdated
+    def stale(self) -> asyncio.Event:
+        return self.members.stale
 
     @classmethod
-    async def configured(cls, options: StoreOptions) -> "EtcdStore":
-        """Raises ShoalError(FIELD_MISSING | FIELD_INVALID | STORE_UNAVAILABLE)."""
-        if not options.endpoints:
-            raise refuse(Code.FIELD_MISSING, "no --etcd-endpoints", "HOST:PORT,...", "name the members of the cluster")
-        ca, certificate, key = options.ca, options.certificate, options.key
-        if ca is None or certificate is None or key is None:
-            raise refuse(
-                Code.TLS_REQUIRED,
-                "etcd without certificates",
-                "--etcd-ca, --etcd-cert and --etcd-key",
-                "run etcd with --client-cert-auth, and give this coordinator a certificate of its CA",
-            )
-        try:
-            members = Members(
-                options.endpoints, lambda: Pem(ca.read_bytes(), certificate.read_bytes(), key.read_bytes())
-            )
-        except OSError as cause:
-            found = f"{cause.filename}: {cause.strerror}"
-            raise refuse(Code.FIELD_INVALID, found, "PEM files that can be read", "see --etcd-ca") from cause
+    async def from_options(cls, options: StoreOptions) -> "EtcdStore":
+        """Raises ShoalError(FIELD_MISSING | FIELD_INVALID | TLS_REQUIRED | STORE_UNAVAILABLE | STORE_DENIED)."""
+        members = EtcdMembers.from_options(options)
         try:
             return await cls.open(options.directory, members, f"{options.prefix}/{options.scope}")
         except BaseException:
@@ -103,44 +107,46 @@ class EtcdStore:
             raise
 
     @classmethod
-    async def open(cls, directory: Path, members: Members, root: str) -> "EtcdStore":
-        """directory: holds this client's name and what it saw last; one process at a time. root: before every key.
+    async def open(cls, directory: Path, members: EtcdMembers, root: str) -> "EtcdStore":
+        """directory: holds this client's name and the newest revision it saw; one process at a time. root: before every
+        key.
 
-        Raises ShoalError(STORE_UNAVAILABLE) when another process has the directory, or etcd does not answer.
+        Raises ShoalError(STORE_UNAVAILABLE) when another process has the directory, or etcd does not answer;
+        STORE_DENIED when it answers, and this coordinator's user has no right to what is under `root`.
         """
         lock = _lock(directory)
         try:
             store = cls(members, root, _client_of(directory), lock, directory)
-            await store._begin()
+            await store._load_guards()
         except BaseException:
             os.close(lock)
             raise
         return store
 
     def election(self, candidate: bytes) -> EtcdElection:
-        """candidate: what others are told of this one when it leads."""
+        """candidate: the value that other coordinators read while this one leads."""
         return EtcdElection(self.members, f"{self.root}/leader", self.client, candidate)
 
-    async def read(self, key: str) -> Record | None:
+    async def read(self, key: str) -> StoreRecord | None:
         self._check_open()
         found = await self.members.range(etcd_pb2.RangeRequest(key=self._data + key.encode()))
         return self._record(found.kvs[0]) if found.kvs else None
 
-    async def scan(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[Record, ...]:
-        """At one revision, however many pages it takes."""
+    async def scan(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[StoreRecord, ...]:
+        """Reads at one revision, however many pages it takes."""
         self._check_open()
         start = max(self._data + prefix.encode(), self._data + after.encode() + b"\0" if after else b"")
-        return (await self._at_once(start, _end_of(self._data + prefix.encode()), limit)).records
+        return (await self._read_consistent(start, end_of(self._data + prefix.encode()), limit)).records
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> StoreSnapshot:
         self._check_open()
-        return await self._at_once(self._data, _end_of(self._data), 0)
+        return await self._read_consistent(self._data, end_of(self._data), 0)
 
-    async def _at_once(self, start: bytes, end: bytes, limit: int) -> Snapshot:
+    async def _read_consistent(self, start: bytes, end: bytes, limit: int) -> StoreSnapshot:
         while True:
             try:
                 return await self._pages(start, end, limit)
-            except grpc.aio.AioRpcError as error:  # its revision was compacted between two pages
+            except grpc.aio.AioRpcError as error:  # the scan's revision was compacted between two pages
                 if error.code() is not grpc.StatusCode.OUT_OF_RANGE:
                     raise
 
@@ -148,94 +154,102 @@ class EtcdStore:
         self._check_open()
         try:
             async with self._lane() as lane:
-                return await self._guarded(lane, self._compares(transaction), self._writes(transaction))
+                return await self._commit_guarded(lane, self._compares(transaction), self._writes(transaction))
         except ShoalError as error:
             if error.code is not Code.STORE_FULL or transaction.puts:
                 raise
         return await self._delete(transaction)
 
-    async def watch(self, prefix: str, after: int) -> AsyncIterator[Change]:
-        """Goes on at another member, from the revision after the last one told, when one fails."""
+    async def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
+        """When a member fails, continues at another one, from the revision after the last one delivered."""
         self._check_open()
         key, told = self._data + prefix.encode(), after
         while True:
-            member = self.members.preferred
+            member = self.members.current
             call = member.watch.Watch(None, metadata=NEEDS_LEADER)
             events: list[etcd_pb2.Event] = []
             try:
                 create = etcd_pb2.WatchCreateRequest(
-                    key=key, range_end=_end_of(key), start_revision=told + 1, fragment=True
+                    key=key, range_end=end_of(key), start_revision=told + 1, fragment=True
                 )
                 await call.write(etcd_pb2.WatchRequest(create_request=create))
                 async for answer in call:
                     if answer.created and answer.header.revision < told:
-                        # It waits, without a word, for a revision that another history would reach.
-                        self.outdated.set()
-                        raise Replaced(went_back(told, answer.header.revision))
+                        # The watch would wait silently for a revision that only another history reaches.
+                        self.stale.set()
+                        raise ClusterReplaced(rollback_refusal(told, answer.header.revision))
                     if answer.compact_revision:
-                        raise Compacted(await self._newest())
+                        raise Compacted(await self._newest_revision())
                     events += answer.events
                     if answer.canceled:
                         break
                     if answer.fragment:
                         continue
-                    # Whole revisions only, and none again: a member may repeat what another one has told.
+                    # Deliver whole revisions, each once: a member may repeat what another one has delivered.
                     news = [self._change(event) for event in events if event.kv.mod_revision > told]
                     events = []
                     for change in news:
                         yield change
                     told = max(told, *(change.revision for change in news), 0)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                pass  # another member goes on
+                pass  # continues at another member
             finally:
                 call.cancel()
             self._check_open()
             self.members.avoid(member)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_S)
 
     async def backup(self) -> Path | None:
-        """Nothing: etcd keeps its own copies (`etcdctl snapshot save`). What was seen last is noted, so that a cluster
-        that was put back is known at the next start."""
-        self._note()
+        """None: etcd keeps its own copies (`etcdctl snapshot save`). Saves the newest revision seen, so that the next
+        start detects a cluster that was restored to an older state."""
+        self._save_newest_revision()
         return None
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
             if self.recovery is None:
-                self._note()
+                self._save_newest_revision()
             await self.members.close()
             os.close(self._lock)
 
-    async def _begin(self) -> None:
-        """The guards as they are; whether etcd is the one that it was. Raises ShoalError(STORE_UNAVAILABLE)."""
+    async def _load_guards(self) -> None:
+        """Loads the guards and checks that etcd did not go back. Raises ShoalError(STORE_UNAVAILABLE |
+        STORE_DENIED)."""
         guards = f"{self.root}/guard/{self.client}/".encode()
-        found = await self.members.range(
-            etcd_pb2.RangeRequest(key=guards, range_end=_end_of(guards)), patience_s=FIRST_S
-        )
+        try:
+            found = await self.members.range(
+                etcd_pb2.RangeRequest(key=guards, range_end=end_of(guards)), timeout_s=OPEN_TIMEOUT_S
+            )
+        except ShoalError as error:
+            if error.code is not Code.STORE_DENIED:
+                raise
+            refusal = error.refusal
+            wanted = f"one that may read and write {self.root}/"
+            raise refuse(Code.STORE_DENIED, refusal.found, wanted, refusal.remedy) from error
         seen = {kv.key: kv.mod_revision for kv in found.kvs}
-        for lane in self._free:
+        for lane in self._free_lanes:
             lane.revision = seen.get(lane.guard, 0)
-        noted = _noted(self._directory)
+        noted = _saved_revision(self._directory)
         if noted > found.header.revision:
-            self.recovery = went_back(noted, found.header.revision)
+            self.recovery = rollback_refusal(noted, found.header.revision)
 
-    def _note(self) -> None:
-        """Written whole: a name of its own, then renamed. Where the disk takes nothing the one before stands: an etcd
-        that was put back by less than what is since is not known, and nothing else ends by that."""
+    def _save_newest_revision(self) -> None:
+        """Writes a new file and renames it. If the disk refuses, the previous revision stays: a rollback that ends
+        after that revision is then not detected, but nothing else breaks."""
         unfinished = self._directory / "newest.new"
         try:
-            unfinished.write_text(f"{self.members.newest}\n")
+            unfinished.write_text(f"{self.members.newest_revision}\n")
             unfinished.rename(self._directory / "newest")
         except OSError as error:
             log.error("newest revision not noted", directory=str(self._directory), error=str(error))
 
-    async def _newest(self) -> int:
+    async def _newest_revision(self) -> int:
         found = await self.members.range(etcd_pb2.RangeRequest(key=self._data))
         return found.header.revision
 
-    async def _pages(self, start: bytes, end: bytes, limit: int) -> Snapshot:
-        records: list[Record] = []
+    async def _pages(self, start: bytes, end: bytes, limit: int) -> StoreSnapshot:
+        records: list[StoreRecord] = []
         revision = 0
         while True:
             size = min(PAGE, limit - len(records)) if limit else PAGE
@@ -245,38 +259,40 @@ class EtcdStore:
             records += map(self._record, page.kvs)
             revision = revision or page.header.revision
             if not page.more or len(records) == limit:
-                return Snapshot(revision, tuple(records))
+                return StoreSnapshot(revision, tuple(records))
             start = page.kvs[-1].key + b"\0"
 
     @asynccontextmanager
     async def _lane(self) -> AsyncIterator[_Lane]:
-        """A free one, once it is known what became of every transaction before."""
-        async with self._places:
-            while self._doubted:
-                if self._settling is None or self._settling.done():
-                    self._settling = asyncio.ensure_future(self._settle())
-                await asyncio.shield(self._settling)
-            if self.outdated.is_set():
+        """A free lane, once the outcome of every earlier transaction is known."""
+        async with self._lane_slots:
+            while self._unresolved_lanes:
+                if self._resolving is None or self._resolving.done():
+                    self._resolving = asyncio.ensure_future(self._resolve_lanes())
+                await asyncio.shield(self._resolving)
+            if self.stale.is_set():
                 raise refuse(
                     Code.STORE_UNAVAILABLE,
                     "what this coordinator remembers is not what etcd holds",
                     "a coordinator that knows what is stored",
                     "it reads its state again by itself; try once more",
                 )
-            lane = self._free.pop()
+            lane = self._free_lanes.pop()
             try:
                 yield lane
             finally:
-                (self._free if lane.token is None else self._doubted).append(lane)
+                (self._free_lanes if lane.token is None else self._unresolved_lanes).append(lane)
 
-    async def _guarded(self, lane: _Lane, compares: list[etcd_pb2.Compare], writes: list[etcd_pb2.RequestOp]) -> int:
-        """The revision. The lane keeps the token as long as nobody knows what became of it."""
+    async def _commit_guarded(
+        self, lane: _Lane, compares: list[etcd_pb2.Compare], writes: list[etcd_pb2.RequestOp]
+    ) -> int:
+        """The revision of the commit. The lane keeps the token while the outcome is unknown."""
         token = secrets.token_bytes(8)
         while True:
             request = etcd_pb2.TxnRequest(
-                compare=[is_at(lane.guard, lane.revision), *compares],
+                compare=[at_revision(lane.guard, lane.revision), *compares],
                 success=[_put(lane.guard, token), *writes],
-                failure=[_look(lane.guard)],
+                failure=[_get(lane.guard)],
             )
             answer = await self._txn(lane, token, request)
             if answer.succeeded:
@@ -289,13 +305,13 @@ class EtcdStore:
                 return revision
             if revision == lane.revision:
                 raise StaleRevision
-            lane.revision = revision  # an earlier transaction of this lane came through meanwhile
+            lane.revision = revision  # an earlier transaction of this lane was executed meanwhile
 
     async def _txn(self, lane: _Lane, token: bytes, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
         lane.token = token
         try:
             answer = await self.members.txn(request)
-        except Doubtful as doubt:
+        except OutcomeUnknown as doubt:
             refusal = doubt.refusal
             raise refuse(
                 refusal.code,
@@ -309,15 +325,15 @@ class EtcdStore:
         lane.token = None
         return answer
 
-    async def _settle(self) -> None:
-        """What became of transactions that got no answer. Raises ShoalError(STORE_UNAVAILABLE | STORE_FULL)."""
-        while self._doubted:
-            lane = self._doubted[-1]
-            # Once the guard is another one, what is still on its way can happen no more.
+    async def _resolve_lanes(self) -> None:
+        """Finds the outcome of transactions that got no answer. Raises ShoalError(STORE_UNAVAILABLE | STORE_FULL)."""
+        while self._unresolved_lanes:
+            lane = self._unresolved_lanes[-1]
+            # Once the guard has changed, a request that is still in flight can no longer be executed.
             request = etcd_pb2.TxnRequest(
-                compare=[is_at(lane.guard, lane.revision)],
+                compare=[at_revision(lane.guard, lane.revision)],
                 success=[_put(lane.guard, secrets.token_bytes(8))],
-                failure=[_look(lane.guard)],
+                failure=[_get(lane.guard)],
             )
             answer = await self.members.txn(request)
             if answer.succeeded:
@@ -326,12 +342,13 @@ class EtcdStore:
                 guard = answer.responses[0].response_range.kvs[0]
                 lane.revision = guard.mod_revision
                 if guard.value == lane.token:
-                    self.outdated.set()
+                    self.stale.set()
             lane.token = None
-            self._free.append(self._doubted.pop())
+            self._free_lanes.append(self._unresolved_lanes.pop())
 
     async def _delete(self, transaction: Transaction) -> int:
-        """Without a guard, which is a write, and a full etcd takes none: to delete what is gone is to delete it."""
+        """Deletes without a guard, because a guard is a write and a full etcd takes none. Repeating a delete does no
+        harm."""
         request = etcd_pb2.TxnRequest(compare=self._compares(transaction), success=self._writes(transaction))
         answer = await self.members.txn(request)
         if answer.succeeded:
@@ -339,7 +356,7 @@ class EtcdStore:
         raise StaleRevision
 
     def _compares(self, transaction: Transaction) -> list[etcd_pb2.Compare]:
-        return [is_at(self._data + key.encode(), revision) for key, revision in transaction.expect.items()]
+        return [at_revision(self._data + key.encode(), revision) for key, revision in transaction.expect.items()]
 
     def _writes(self, transaction: Transaction) -> list[etcd_pb2.RequestOp]:
         deletes = dict.fromkeys(key for key in transaction.deletes if key not in transaction.puts)
@@ -351,29 +368,24 @@ class EtcdStore:
             ),
         ]
 
-    def _record(self, kv: etcd_pb2.KeyValue) -> Record:
-        return Record(kv.key.removeprefix(self._data).decode(), kv.value, kv.mod_revision)
+    def _record(self, kv: etcd_pb2.KeyValue) -> StoreRecord:
+        return StoreRecord(kv.key.removeprefix(self._data).decode(), kv.value, kv.mod_revision)
 
-    def _change(self, event: etcd_pb2.Event) -> Change:
+    def _change(self, event: etcd_pb2.Event) -> StoreChange:
         kv = event.kv
         value = None if event.type == etcd_pb2.Event.DELETE else kv.value
-        return Change(kv.key.removeprefix(self._data).decode(), value, kv.mod_revision)
+        return StoreChange(kv.key.removeprefix(self._data).decode(), value, kv.mod_revision)
 
     def _check_open(self) -> None:
         if self._closed:
             raise refuse(Code.STORE_UNAVAILABLE, "the store is closed", "an open store", "start the coordinator")
 
 
-def _end_of(prefix: bytes) -> bytes:
-    """The first key that is not under `prefix`, of which no byte is 0xFF (keys are UTF-8)."""
-    return prefix[:-1] + bytes([prefix[-1] + 1])
-
-
 def _put(key: bytes, value: bytes) -> etcd_pb2.RequestOp:
     return etcd_pb2.RequestOp(request_put=etcd_pb2.PutRequest(key=key, value=value))
 
 
-def _look(key: bytes) -> etcd_pb2.RequestOp:
+def _get(key: bytes) -> etcd_pb2.RequestOp:
     return etcd_pb2.RequestOp(request_range=etcd_pb2.RangeRequest(key=key))
 
 
@@ -399,7 +411,8 @@ def _lock(directory: Path) -> int:
 
 
 def _client_of(directory: Path) -> str:
-    """The name of this directory's guards: made once, so that they do not grow in number with each start."""
+    """The name that this directory's guards have in etcd. Made once, so that the number of guards does not grow with
+    each start."""
     path = directory / "client"
     if not path.exists():
         unfinished = directory / "client.new"
@@ -408,7 +421,7 @@ def _client_of(directory: Path) -> str:
     return path.read_text()
 
 
-def _noted(directory: Path) -> int:
+def _saved_revision(directory: Path) -> int:
     path = directory / "newest"
     text = path.read_text().strip() if path.exists() else ""
     return int(text) if text.isdigit() else 0

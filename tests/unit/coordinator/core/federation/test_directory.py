@@ -3,12 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
-from unit.coordinator.core.federation.members import GIB, advertisement, capacity, member
-from unit.coordinator.core.negotiation.trades import ORIGIN, solicitation
-
-from shoal.coordinator.core.federation.directory import RECORDS_KEPT, Book, listed, merged, standing_of, trusted
+from harness.builders.federation_members import GIB, advertisement, capacity, member
+from harness.builders.negotiation import ORIGIN, solicitation
+from shoal.coordinator.core.federation.directory import (
+    RECORDS_KEPT,
+    FederationState,
+    make_directory,
+    merge_deliveries,
+    standing_of,
+    trust_score,
+)
 from shoal.coordinator.core.federation.shortlist import ASKED_MOST, shortlist
-from shoal.coordinator.core.negotiation.standing import Askers, Standing
+from shoal.coordinator.core.negotiation.standing import LedgerStandings, RegionStanding
 from shoal.types.agreement import Delivered
 from shoal.types.offer import Member
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -16,8 +22,8 @@ from shoal.types.units import Elapsed, Seconds, Wall
 NOON = Wall(1.7e9)
 
 
-def book(*regions: str) -> Book:
-    found = Book()
+def book(*regions: str) -> FederationState:
+    found = FederationState()
     for region in regions:
         found = found.with_member(member(region)).with_advertisement(advertisement(region), Elapsed(100.0))
     return found
@@ -27,25 +33,25 @@ def names(members: tuple[Member, ...]) -> list[str]:
     return [each.region for each in members]
 
 
-def delivered(agreement: str, seconds: float, *, region: str = "eu", breached: bool = False) -> Delivered:
+def delivery(agreement: str, seconds: float, *, region: str = "eu", breached: bool = False) -> Delivered:
     return Delivered(region, agreement, Seconds(0.1), Seconds(seconds), 100, breached)
 
 
 def test_a24_the_last_good_advertisement_ages_out() -> None:
     known = book("eu")
-    assert listed(known, "fed", Elapsed(109.0), NOON).members[0].advertisement is not None
-    silent = listed(known, "fed", Elapsed(110.0), NOON).members[0]
+    assert make_directory(known, "fed", Elapsed(109.0), NOON).members[0].advertisement is not None
+    silent = make_directory(known, "fed", Elapsed(110.0), NOON).members[0]
     assert silent.advertisement is None
     assert silent.address == "eu:7447", "it is a member still"
 
 
 def test_the_same_advertisement_from_another_replica_extends_nothing() -> None:
     known = book("eu").with_advertisement(advertisement("eu"), Elapsed(108.0))
-    assert listed(known, "fed", Elapsed(110.0), NOON).members[0].advertisement is None
+    assert make_directory(known, "fed", Elapsed(110.0), NOON).members[0].advertisement is None
 
 
 def test_the_version_tells_of_what_matters_and_not_of_each_beat() -> None:
-    version = listed(book("eu", "us"), "fed", Elapsed(101.0), NOON).version
+    version = make_directory(book("eu", "us"), "fed", Elapsed(101.0), NOON).version
     assert version > 0
     beat = book("eu", "us").with_advertisement(advertisement("eu", 2, rtt_s={"us": 0.1}), Elapsed(101.0))
     slightly = book("eu", "us").with_advertisement(
@@ -54,34 +60,34 @@ def test_the_version_tells_of_what_matters_and_not_of_each_beat() -> None:
     half = book("eu", "us").with_advertisement(
         advertisement("eu", 2, classes=(capacity(free_bytes=50 * GIB),)), Elapsed(101.0)
     )
-    assert listed(beat, "fed", Elapsed(101.0), NOON).version == version
-    assert listed(slightly, "fed", Elapsed(101.0), NOON).version == version
+    assert make_directory(beat, "fed", Elapsed(101.0), NOON).version == version
+    assert make_directory(slightly, "fed", Elapsed(101.0), NOON).version == version
     for other in (half, book("eu"), book("eu", "us").with_member(member("us", address="us:1"))):
-        assert listed(other, "fed", Elapsed(101.0), NOON).version != version
-    assert listed(book("eu", "us"), "fed", Elapsed(200.0), NOON).version != version, "what aged out is told"
+        assert make_directory(other, "fed", Elapsed(101.0), NOON).version != version
+    assert make_directory(book("eu", "us"), "fed", Elapsed(200.0), NOON).version != version, "what aged out is told"
 
 
 def test_who_left_is_gone_and_its_record_is_not() -> None:
-    known = book("eu", "us").with_delivered("us", "eu", (delivered("a", 0.5, breached=True),))
+    known = book("eu", "us").with_deliveries("us", "eu", (delivery("a", 0.5, breached=True),))
     left = known.without("eu")
-    assert names(listed(left, "fed", Elapsed(101.0), NOON).members) == ["us"]
+    assert names(make_directory(left, "fed", Elapsed(101.0), NOON).members) == ["us"]
     assert left.with_member(member("eu")).trust["eu"] < 1
 
 
 def test_trust_is_the_median_of_what_origins_saw() -> None:
-    kept, broken = (delivered("a", 0.05),) * 3, tuple(delivered(f"b{n}", 9.0, breached=True) for n in range(3))
-    known = book("eu").with_delivered("us", "eu", kept).with_delivered("ap", "eu", kept)
+    kept, broken = (delivery("a", 0.05),) * 3, tuple(delivery(f"b{n}", 9.0, breached=True) for n in range(3))
+    known = book("eu").with_deliveries("us", "eu", kept).with_deliveries("ap", "eu", kept)
     assert known.trust["eu"] == 1.0
-    assert known.with_delivered("liar", "eu", broken).trust["eu"] == 1.0, "one that lies ruins nobody alone"
-    assert Book().with_delivered("us", "eu", broken).trust["eu"] < 0.5
-    assert trusted("eu", {}) == 1.0
+    assert known.with_deliveries("liar", "eu", broken).trust["eu"] == 1.0, "one that lies ruins nobody alone"
+    assert FederationState().with_deliveries("us", "eu", broken).trust["eu"] < 0.5
+    assert trust_score("eu", {}) == 1.0
 
 
 def test_a_record_has_the_newest_word_of_each_agreement() -> None:
-    first, second = delivered("a", 0.1), delivered("a", 0.9)
-    assert merged((first,), (second,)) == (second,)
-    many = tuple(delivered(f"a{n}", 0.1) for n in range(RECORDS_KEPT + 5))
-    assert merged((), many) == many[5:]
+    first, second = delivery("a", 0.1), delivery("a", 0.9)
+    assert merge_deliveries((first,), (second,)) == (second,)
+    many = tuple(delivery(f"a{n}", 0.1) for n in range(RECORDS_KEPT + 5))
+    assert merge_deliveries((), many) == many[5:]
 
 
 def members(**changed: Any) -> tuple[Member, ...]:
@@ -129,19 +135,21 @@ def test_no_more_are_asked_than_can_be_waited_for() -> None:
     assert len(shortlist(solicitation(), many)) == ASKED_MOST
 
 
-def held(value: float) -> Askers:
-    return Askers({"eu": Standing(value, NOON)})
+def credits_of(value: float) -> LedgerStandings:
+    return LedgerStandings({"eu": RegionStanding(value, NOON)})
 
 
 def test_a28_an_asker_stands_as_the_median_of_those_who_held_for_it() -> None:
-    one = book("eu", "us", "ap", "sa").with_askers("us", held(0.1))
-    known = one.with_askers("ap", held(0.5))
+    one = book("eu", "us", "ap", "sa").with_askers("us", credits_of(0.1))
+    known = one.with_askers("ap", credits_of(0.5))
     assert standing_of(known, "us", NOON) == 1.0
     assert standing_of(one, "eu", NOON) == 1.0, "one that lies ruins nobody alone"
-    assert standing_of(known.with_askers("sa", held(0.9)), "eu", NOON) == standing_of(known, "eu", NOON) == 0.5
-    assert standing_of(known.with_askers("eu", held(1.0)), "eu", NOON) == 0.5, "nobody speaks for itself"
+    assert standing_of(known.with_askers("sa", credits_of(0.9)), "eu", NOON) == standing_of(known, "eu", NOON) == 0.5
+    assert standing_of(known.with_askers("eu", credits_of(1.0)), "eu", NOON) == 0.5, "nobody speaks for itself"
     assert standing_of(known, "eu", Wall(NOON + 3600)) > 0.99
-    (before, after) = (listed(each, "fed", Elapsed(101.0), NOON) for each in (book("eu", "us", "ap", "sa"), known))
+    (before, after) = (
+        make_directory(each, "fed", Elapsed(101.0), NOON) for each in (book("eu", "us", "ap", "sa"), known)
+    )
     assert before.version != after.version
     assert [each.standing for each in after.members if each.region != "eu"] == [1.0, 1.0, 1.0]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.coordinator.core.federation.members import advertisement, capacity, member
-from unit.coordinator.core.negotiation.trades import solicitation
 
-from shoal.coordinator.core.federation.rules import judge_advertisement, judge_member, judge_solicitation
+from harness.builders.federation_members import advertisement, capacity, member
+from harness.builders.negotiation import solicitation
+from shoal.coordinator.core.federation.rules import check_advertisement, check_member, check_solicitation
 from shoal.types.codes import Code
 
 ABSURD: dict[str, Any] = {
@@ -33,7 +33,7 @@ ABSURD: dict[str, Any] = {
 @pytest.mark.parametrize("name", ABSURD)
 def test_a24_a_class_that_cannot_be(name: str) -> None:
     told = advertisement(classes=(capacity(**ABSURD[name]),))
-    refusal = judge_advertisement(told, None)
+    refusal = check_advertisement(told, None)
     assert refusal is not None
     assert refusal.code is Code.ADVERT_INVALID
 
@@ -57,24 +57,24 @@ def test_a24_a_class_that_cannot_be(name: str) -> None:
     ids=str,
 )
 def test_a24_an_advertisement_that_cannot_be(changes: dict[str, Any]) -> None:
-    refusal = judge_advertisement(advertisement(**changes), None)
+    refusal = check_advertisement(advertisement(**changes), None)
     assert refusal is not None
     assert refusal.code is Code.ADVERT_INVALID
 
 
 def test_what_a_region_can_have_counts_with_what_it_does_not_know() -> None:
     told = advertisement(rtt_s={"us": 0.08}, heads={"us": "a" * 64}, ledger_head="b" * 64, residency="eu")
-    assert judge_advertisement(told, None) is None
-    assert judge_advertisement(advertisement(classes=()), None) is None, "a region with nothing free is a region"
+    assert check_advertisement(told, None) is None
+    assert check_advertisement(advertisement(classes=()), None) is None, "a region with nothing free is a region"
 
 
 def test_an_older_one_is_replayed_and_the_same_again_is_not() -> None:
     newest = advertisement(sequence=5, classes=(capacity(joules_per_tflop=math.nan),))
-    assert judge_advertisement(advertisement(sequence=6), newest) is None
+    assert check_advertisement(advertisement(sequence=6), newest) is None
     again = advertisement(sequence=5, classes=(capacity(joules_per_tflop=float("nan")),))
-    assert judge_advertisement(again, newest) is None, "what it does not know is the same too"
+    assert check_advertisement(again, newest) is None, "what it does not know is the same too"
     for other in (advertisement(sequence=4), advertisement(sequence=5, classes=())):
-        refusal = judge_advertisement(other, newest)
+        refusal = check_advertisement(other, newest)
         assert refusal is not None
         assert refusal.code is Code.REPLAYED
 
@@ -92,7 +92,7 @@ def test_a24_whatever_counts_is_finite_and_within_reach(
         carbon_g_per_kwh=carbon,
         confidence=confidence,
     )
-    if judge_advertisement(advertisement(classes=(told,)), None) is None:
+    if check_advertisement(advertisement(classes=(told,)), None) is None:
         assert 0 < devices <= 10**6
         assert 0 <= free <= devices * 2**44
         assert math.isnan(cost) or 0 <= cost <= 10_000
@@ -102,20 +102,20 @@ def test_a24_whatever_counts_is_finite_and_within_reach(
 
 @pytest.mark.parametrize("address", ["", "eu", "eu:0", "eu:65536", "eu:x", "e u:1", "http://eu:1", "eu:1/x"])
 def test_an_address_that_nobody_can_dial(address: str) -> None:
-    refusal = judge_member(member(address=address))
+    refusal = check_member(member(address=address))
     assert refusal is not None
     assert refusal.code is Code.FIELD_INVALID
 
 
 def test_members_that_can_be_dialled_and_known() -> None:
     for address in ("eu.example.org:7447", "10.0.0.1:7447", "[::1]:7447"):
-        assert judge_member(member(address=address)) is None
-    assert judge_member(member(roots=())) is not None
-    assert judge_member(member(residency="Two Words")) is not None
+        assert check_member(member(address=address)) is None
+    assert check_member(member(roots=())) is not None
+    assert check_member(member(residency="Two Words")) is not None
 
 
 def test_solicitations_ask_for_something_in_time() -> None:
-    assert judge_solicitation(solicitation()) is None
-    assert judge_solicitation(replace(solicitation(), models=())) is not None
+    assert check_solicitation(solicitation()) is None
+    assert check_solicitation(replace(solicitation(), models=())) is not None
     for seconds in (0.0, 60.0, math.nan):
-        assert judge_solicitation(solicitation(answer_s=seconds)) is not None
+        assert check_solicitation(solicitation(answer_s=seconds)) is not None

@@ -5,36 +5,36 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.coordinator.core.region import DIGEST, START, intent
 
+from harness.builders.coordinator_core import DIGEST, START, intent
 from shoal.coordinator.core.migration.budget import (
-    HOLD_S,
     REGION_MOST,
-    RETURNS_S,
-    UNPLACED_S,
-    UNSEEN_S,
+    RETURN_MEMORY_S,
+    SUSTAINED_S,
+    UNPLACED_COOLDOWN_S,
+    UNSEEN_EXPIRY_S,
     URGENT_MOST,
-    Hold,
-    allot,
+    HoldReason,
+    select_moves,
 )
 from shoal.coordinator.core.migration.model import (
-    Aborted,
+    AbortedState,
     Cause,
-    Done,
-    Entered,
-    Expected,
+    DoneState,
+    ExpectedOutcome,
     Migration,
-    Place,
-    Planned,
-    Preparing,
-    Proposal,
-    Service,
-    Stage,
+    MigrationStage,
+    MoveProposal,
+    PlannedState,
+    PreparingState,
+    ReplicaPlace,
+    ServiceFigures,
+    StageEntry,
 )
-from shoal.coordinator.core.migration.triggers import Look
+from shoal.coordinator.core.migration.triggers import TriggerScan
 from shoal.coordinator.core.migration.triggers.view import pending_key
 from shoal.coordinator.core.placement.model import Aim
-from shoal.coordinator.core.workloads.model import Pending
+from shoal.coordinator.core.workloads.model import PendingMove
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import MigrationRule
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
@@ -55,11 +55,11 @@ class Plain:
         self.keys = [WorkloadKey("shop", f"w{number}") for number in range(workloads)]
         self.intents = {key: replace(intent(key.name), migration=rule) for key in self.keys}
         devices = {key: "cpu0" if together else f"cpu{number}" for number, key in enumerate(self.keys)}
-        self.at = {key: Place(f"a-{key.name}-0", "edge-0", devices[key], DIGEST, "fp32") for key in self.keys}
+        self.at = {key: ReplicaPlace(f"a-{key.name}-0", "edge-0", devices[key], DIGEST, "fp32") for key in self.keys}
         self.migrations: dict[str, Migration] = {}
-        self.pending: dict[str, Pending] = {}
+        self.pending: dict[str, PendingMove] = {}
         self.now = 0.0
-        self.holds: list[Hold] = []
+        self.holds: list[HoldReason] = []
 
     def look(
         self,
@@ -73,30 +73,30 @@ class Plain:
         """One look at which these workloads' replicas would be better on their other node. seen: it sees any at all."""
         now, wall = Elapsed(self.now), Wall(START + self.now)
         self._go_on(fails=fails)
-        found = tuple(self._found(key, cause, urgent=urgent, waits=waits) for key in wanted if not self._moves(key))
+        found = tuple(self._proposal(key, cause, urgent=urgent, waits=waits) for key in wanted if not self._moves(key))
         judged = frozenset(pending_key(self.at[key], "objective") for key in self.keys if seen and not self._moves(key))
         assigned = frozenset(place.assignment for place in self.at.values())
         looked = assigned if seen else frozenset[str]()
 
-        def asked() -> tuple[Migration, ...]:
-            allotted = allot(
-                Look(found, judged, looked), self.pending, assigned, self.migrations, self.intents, now, wall
+        def allot_moves() -> tuple[Migration, ...]:
+            allotted = select_moves(
+                TriggerScan(found, judged, looked), self.pending, assigned, self.migrations, self.intents, now, wall
             )
             self.pending = dict(allotted.pending)
-            self.holds = [each.hold for each in allotted.held]
-            return tuple(migration for migration, _ in allotted.begun)
+            self.holds = [each.hold for each in allotted.move_holds]
+            return tuple(migration for migration, _ in allotted.started_moves)
 
-        begun = asked()
+        begun = allot_moves()
         self.migrations |= {each.id: each for each in begun}
-        assert not (begun and asked()), "asked again, it begins nothing more"
+        assert not (begun and allot_moves()), "asked again, it begins nothing more"
         self.now += LOOK_S
 
-    def _found(self, key: WorkloadKey, cause: Cause, *, urgent: bool, waits: bool) -> tuple[str, Proposal]:
+    def _proposal(self, key: WorkloadKey, cause: Cause, *, urgent: bool, waits: bool) -> tuple[str, MoveProposal]:
         place = self.at[key]
         other = "edge-1" if place.node == "edge-0" else "edge-0"
-        hoped = Expected(Service(), Service(), 0.5, Bytes(0), Seconds(1.0))
-        proposal = Proposal(
-            key, place, Aim(other, place.device, DIGEST), cause, "cheaper", hoped, urgent=urgent, waits=waits
+        hoped = ExpectedOutcome(ServiceFigures(), ServiceFigures(), 0.5, Bytes(0), Seconds(1.0))
+        proposal = MoveProposal(
+            key, place, Aim(other, place.device, DIGEST), cause, "cheaper", hoped, is_urgent=urgent, is_deferred=waits
         )
         return pending_key(place, "objective"), proposal
 
@@ -108,20 +108,22 @@ class Plain:
             if each.is_over:
                 continue
             wall = Wall(START + self.now)
-            if isinstance(each.state, Planned):
+            if isinstance(each.state, PlannedState):
                 target = replace(each.source, assignment=f"a-{name}", node=each.aim.node)
-                state = Preparing(Stage.RESERVED, Elapsed(self.now), Elapsed(self.now + HOUR_S))
+                state = PreparingState(MigrationStage.RESERVED, Elapsed(self.now), Elapsed(self.now + HOUR_S))
                 self.migrations[name] = each = replace(each, target=target, state=state)
             if START + self.now < each.story[0].at + MOVE_S:
                 continue
             if fails:
-                ended = Aborted(Refusal(Code.GUARD_TRIPPED), Elapsed(self.now))
-                self.migrations[name] = replace(each, state=ended, story=(*each.story, Entered(Stage.ABORTED, wall)))
+                ended = AbortedState(Refusal(Code.GUARD_TRIPPED), Elapsed(self.now))
+                self.migrations[name] = replace(
+                    each, state=ended, story=(*each.story, StageEntry(MigrationStage.ABORTED, wall))
+                )
                 continue
             assert each.target is not None
             self.at[each.workload] = each.target
-            story = (*each.story, Entered(Stage.DONE, wall))
-            self.migrations[name] = replace(each, state=Done(Elapsed(self.now)), story=story)
+            story = (*each.story, StageEntry(MigrationStage.DONE, wall))
+            self.migrations[name] = replace(each, state=DoneState(Elapsed(self.now)), story=story)
 
     @property
     def live(self) -> list[Migration]:
@@ -148,7 +150,7 @@ def test_moves_of_a_workload_are_apart_by_its_cooldown_whatever_the_signal_does(
         assert after.story[0].at - before.story[-1].at >= COOLDOWN_S
     for each in plain.moves:
         began = each.story[0].at - START
-        assert all(holds for at, holds in held if began - HOLD_S <= at <= began), "it held for a while before"
+        assert all(holds for at, holds in held if began - SUSTAINED_S <= at <= began), "it held for a while before"
 
 
 def test_a_signal_that_never_rests_moves_a_workload_to_and_fro_ever_less() -> None:
@@ -160,7 +162,7 @@ def test_a_signal_that_never_rests_moves_a_workload_to_and_fro_ever_less() -> No
     waits = [after.story[0].at - before.story[-1].at for before, after in pairwise(plain.moves)]
     for number, wait in enumerate(waits[:3]):
         assert wait >= COOLDOWN_S * 2**number
-    assert max(sum(at < each <= at + RETURNS_S for each in ended) for at in ended) <= 5
+    assert max(sum(at < each <= at + RETURN_MEMORY_S for each in ended) for at in ended) <= 5
     assert min(waits[3:]) > HOUR_S / 4
     assert len(waits) >= 4, "it is not held for ever"
 
@@ -182,13 +184,13 @@ def test_moves_between_regions_take_no_turn_from_those_inside() -> None:
     plain = Plain(workloads=REGION_MOST + 1)
     for key in plain.keys[1:]:
         place = replace(plain.at[key], assignment=f"g-{key.name}", node="", region="us-east")
-        state = Planned(Elapsed(0.0), Elapsed(HOUR_S))
+        state = PlannedState(Elapsed(0.0), Elapsed(HOUR_S))
         crossing = Migration(f"x-{key.name}", key, Cause.FAILBACK, "", place, Aim(region="eu-west"), RULE, state)
-        plain.migrations[crossing.id] = replace(crossing, story=(Entered(Stage.PLANNED, Wall(START)),))
+        plain.migrations[crossing.id] = replace(crossing, story=(StageEntry(MigrationStage.PLANNED, Wall(START)),))
     for _ in range(4):
         plain.look(plain.keys[0])
-    assert sum(each.crosses and not each.is_over for each in plain.moves) == REGION_MOST
-    assert [each.workload for each in plain.moves if not each.crosses] == [plain.keys[0]]
+    assert sum(each.is_cross_region and not each.is_over for each in plain.moves) == REGION_MOST
+    assert [each.workload for each in plain.moves if not each.is_cross_region] == [plain.keys[0]]
 
 
 def test_what_has_a_deadline_waits_for_nothing_but_its_own_workload() -> None:
@@ -206,7 +208,7 @@ def test_what_holds_a_move_back_is_told_once() -> None:
     (key,) = plain.keys
     for _ in range(12):
         plain.look(key)
-    assert plain.holds == [Hold.COOLDOWN]
+    assert plain.holds == [HoldReason.COOLDOWN]
     assert [each.told for each in plain.pending.values()] == ["cooldown"]
 
 
@@ -215,7 +217,7 @@ def test_one_at_a_time_looks_for_room_on_a_device() -> None:
     while not plain.moves:
         plain.look(*plain.keys)
     assert len(plain.moves) == 1, "what it takes there is not in the books yet"
-    assert set(plain.holds) == {Hold.OTHERS}
+    assert set(plain.holds) == {HoldReason.OTHERS}
     plain.look(*plain.keys)
     assert len(plain.live) == 2, "the first has its place"
 
@@ -226,22 +228,22 @@ def test_a_move_that_finds_no_room_gives_up_soon_and_rests_a_little() -> None:
     while not plain.moves:
         plain.look(key)
     (begun,) = plain.moves
-    assert isinstance(begun.state, Planned)
+    assert isinstance(begun.state, PlannedState)
     assert begun.state.until - begun.state.since <= 3 * LOOK_S
-    full = Aborted(Refusal(Code.NO_ROOM_FOR_BOTH), Elapsed(plain.now))
+    full = AbortedState(Refusal(Code.NO_ROOM_FOR_BOTH), Elapsed(plain.now))
     plain.migrations[begun.id] = replace(begun, state=full)
     since = plain.now
     while len(plain.moves) < 2:
         plain.look(key)
     again = plain.moves[1].story[0].at - START
-    assert UNPLACED_S <= again - since <= UNPLACED_S + LOOK_S < COOLDOWN_S
+    assert UNPLACED_COOLDOWN_S <= again - since <= UNPLACED_COOLDOWN_S + LOOK_S < COOLDOWN_S
 
 
 def test_what_has_a_deadline_has_a_bound_of_its_own() -> None:
     plain = Plain(workloads=URGENT_MOST + 3)
     plain.look(*plain.keys, urgent=True, cause=Cause.WAKE)
     assert len(plain.live) == URGENT_MOST
-    assert plain.holds.count(Hold.REGION) == 3
+    assert plain.holds.count(HoldReason.REGION) == 3
 
 
 def test_devices_that_may_sleep_give_up_theirs_one_after_the_other() -> None:
@@ -258,13 +260,13 @@ def test_what_waits_for_its_turn_has_held_meanwhile() -> None:
     for _ in range(4):
         plain.look(key, waits=True)
     assert not plain.moves
-    assert plain.holds == [Hold.TURN]
+    assert plain.holds == [HoldReason.TURN]
     plain.look(key)
     assert len(plain.moves) == 1
 
 
 def test_what_nobody_could_see_for_long_has_not_held_meanwhile() -> None:
-    for blind, begins in ((UNSEEN_S - LOOK_S, True), (UNSEEN_S + LOOK_S, False)):
+    for blind, begins in ((UNSEEN_EXPIRY_S - LOOK_S, True), (UNSEEN_EXPIRY_S + LOOK_S, False)):
         plain = Plain()
         (key,) = plain.keys
         plain.look(key)

@@ -3,12 +3,13 @@
 import math
 
 import pytest
-from unit.coordinator.core.region import (
+
+from harness.builders.coordinator_core import (
     DIGEST,
     GIB,
     SMALL,
     START,
-    Region,
+    CoreRegion,
     device,
     fleet_of,
     inputs,
@@ -19,34 +20,40 @@ from unit.coordinator.core.region import (
     traffic,
     warm,
 )
-
-from shoal.coordinator.core.migration.estimate import Answer, Need, Outlook, outlook
+from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveEstimates, MoveNeed, estimate_move
 from shoal.coordinator.core.migration.tolerance import default
 from shoal.coordinator.core.placement.model import Aim, Slot
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import Against, Metric, MigrationRule, Tolerance
 from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
-from shoal.types.workload import Intent, ModelRef
+from shoal.types.workload import Intent, ModelRef, Spread
 
 NPU = device("npu0", kind="npu", memory=2 * GIB)
 
 
-def running(asked: Intent, *, to: str, device: str = "", costs: dict[Slot, UsdPerHour] | None = None) -> Outlook:
+def running(asked: Intent, *, to: str, device: str = "", costs: dict[Slot, UsdPerHour] | None = None) -> MoveEstimates:
     """The workload runs on `first`; `second` is a CPU of half its speed, `edge` an NPU."""
-    region = Region(
+    region = CoreRegion(
         node("first"), node("second"), node("edge", NPU), flops={"first": 2e11, "second": 1e11, "edge": 1e11}
     )
     region.intents = (asked,)
     region.costs = costs or {}
     region.run(20)
-    return outlook(inputs_of(region.world(), Elapsed(region.now), Wall(START + region.now)), asked.key, Aim(to, device))
+    return estimate_move(
+        inputs_of(region.world(), Elapsed(region.now), Wall(START + region.now)), asked.key, Aim(to, device)
+    )
 
 
 def test_to_the_same_kind_of_device_nothing_changes_but_the_figures() -> None:
     found = running(intent(), to="second", costs={Slot("second", "cpu0"): UsdPerHour(0.36)})
     (one,) = found.estimates
-    assert (found.source, found.answer, one.answer, one.needs) == (Slot("first", "cpu0"), Answer.YES, Answer.YES, ())
+    assert (found.source, found.answer, one.answer, one.needs) == (
+        Slot("first", "cpu0"),
+        MoveAnswer.YES,
+        MoveAnswer.YES,
+        (),
+    )
     assert one.fetch_bytes == profile().size_bytes
     assert one.now is not None
     assert one.then is not None
@@ -68,30 +75,33 @@ def test_the_price_and_the_drift_are_those_of_the_policy() -> None:
 
 def test_another_provider_prepares_the_model_anew() -> None:
     (one,) = running(intent(), to="edge", device="npu0").estimates
-    assert one.answer is Answer.YES_WITH
-    assert [need for need, _ in one.needs] == [Need.REBUILD]
+    assert one.answer is MoveAnswer.YES_WITH
+    assert [need for need, _ in one.needs] == [MoveNeed.REBUILD]
     assert math.isnan(one.cost_of_both)
 
 
 def test_a_variant_is_another_precision() -> None:
     both = (ModelRef("model.onnx", DIGEST, ""), ModelRef("small.onnx", SMALL, ""))
     found = running(intent(models=both), to="second")
-    assert [one.answer for one in found.estimates] in ([Answer.YES, Answer.YES_WITH], [Answer.YES_WITH, Answer.YES])
+    assert [one.answer for one in found.estimates] in (
+        [MoveAnswer.YES, MoveAnswer.YES_WITH],
+        [MoveAnswer.YES_WITH, MoveAnswer.YES],
+    )
     changed = next(one for one in found.estimates if one.needs)
-    assert [need for need, _ in changed.needs] == [Need.PRECISION]
+    assert [need for need, _ in changed.needs] == [MoveNeed.PRECISION]
     assert changed.drift == default("int8", "fp32")
 
 
 def test_what_the_policy_forbids_says_so_and_what_would_do() -> None:
     found = running(intent(require=require(where='device.kind == "cpu"')), to="edge")
     (one,) = found.estimates
-    assert (found.answer, one.refusal is not None and one.refusal.code) == (Answer.NO, Code.SELECTOR_MISMATCH)
+    assert (found.answer, one.refusal is not None and one.refusal.code) == (MoveAnswer.NO, Code.SELECTOR_MISMATCH)
     assert "edge" in one.nearest
 
 
 def test_it_is_there_already() -> None:
     (one,) = running(intent(), to="first").estimates
-    assert one.answer is Answer.NO
+    assert one.answer is MoveAnswer.NO
     assert one.refusal is not None
     assert one.refusal.code is Code.CONFLICT
     assert one.fetch_bytes == 0
@@ -99,11 +109,11 @@ def test_it_is_there_already() -> None:
 
 def test_what_runs_nowhere_yet_may_be_asked_for() -> None:
     fleet = fleet_of(node("only"))
-    found = outlook(
+    found = estimate_move(
         inputs(fleet, intent(traffic=traffic(1.0)), profiles={DIGEST: profile()}), intent().key, Aim("only")
     )
     (one,) = found.estimates
-    assert (found.source, one.answer, one.now, one.drift) == (None, Answer.YES, None, ())
+    assert (found.source, one.answer, one.now, one.drift) == (None, MoveAnswer.YES, None, ())
 
 
 @pytest.mark.parametrize(
@@ -114,3 +124,28 @@ def test_what_there_is_not(to: str, device: str, code: Code) -> None:
     with pytest.raises(ShoalError) as caught:
         running(intent(), to=to, device=device)
     assert caught.value.code is code
+
+
+def test_a_node_that_has_another_replica_is_no_place_for_a_move() -> None:
+    """Where all replicas are placed their plan names no such constraint: the move itself is tried."""
+    asked = intent(require=require(replicas=2, spread=Spread.NODE))
+    region = CoreRegion(
+        node("first"),
+        node("second", device("cpu0"), device("cpu1")),
+        node("third"),
+        flops={"first": 3e11, "second": 2e11, "third": 1e9},
+    )
+    region.intents = (asked,)
+    region.run(20)
+    held = {name: content.assignments[0].id for name, content in region.desired.items() if content.assignments}
+    assert len(held) == 2
+    assert "second" in held
+    taken, other = "second", next(name for name in held if name != "second")
+    world, key = inputs_of(region.world(), Elapsed(region.now), Wall(START + region.now)), asked.key
+    spare = next(each for each in ("cpu0", "cpu1") if each != region.desired[taken].assignments[0].device)
+    found = estimate_move(world, key, Aim(taken, spare), held[other])
+    assert found.answer is MoveAnswer.NO
+    assert found.refusal is not None
+    assert found.refusal.code is Code.SPREAD_CONFLICT
+    (free,) = {"first", "second", "third"} - held.keys()
+    assert estimate_move(world, key, Aim(free), held[other]).refusal is None

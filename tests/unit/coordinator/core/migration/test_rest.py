@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from unit.coordinator.core.region import START, Region, device, intent, node
 
-from shoal.coordinator.core.migration.model import Cause, Done, Migration
+from harness.builders.coordinator_core import START, CoreRegion, device, intent, node
+from shoal.coordinator.core.migration.model import Cause, DoneState, Migration
 from shoal.types.assignment import Served
-from shoal.types.device import EnergySource, Power, Rest
+from shoal.types.device import EnergySource, PowerState, Rest
 from shoal.types.migration import Against, MigrationRule
 from shoal.types.units import Joules, PerSecond, Seconds, Watts
-from shoal.types.workload import Intent, Scheduled, Traffic, Weights, WorkloadKey
+from shoal.types.workload import Intent, ScheduledWeights, Traffic, Weights, WorkloadKey
 
 PEAK_AT, PEAK_END = 120, 160
 PEAK = f"int(now) >= {START + PEAK_AT:.0f} && int(now) < {START + PEAK_END:.0f}"
@@ -28,7 +28,7 @@ def workload(**changes: Any) -> Intent:
     )
     values: dict[str, Any] = {
         "weights": FAST,
-        "schedule": (Scheduled(f"!({PEAK})", ENERGY),),
+        "schedule": (ScheduledWeights(f"!({PEAK})", ENERGY),),
         "traffic": (Traffic("eu-west", PerSecond(1.0), PerSecond(50.0), PEAK),),
         "migration": rule,
         **changes,
@@ -36,9 +36,9 @@ def workload(**changes: Any) -> Intent:
     return intent(**values)
 
 
-def region(after: float | None = 5.0, **changes: Any) -> Region:
+def region(after: float | None = 5.0, **changes: Any) -> CoreRegion:
     """A server that can sleep, and a slow board that cannot."""
-    found = Region(
+    found = CoreRegion(
         node(SERVER, device("gpu0", kind="gpu", rest=REST)), node(BOARD), flops={SERVER: 1e12, BOARD: 1.5e10}
     )
     found.agents[SERVER].p50_s = 0.001
@@ -47,15 +47,15 @@ def region(after: float | None = 5.0, **changes: Any) -> Region:
     return found
 
 
-def asleep(found: Region) -> bool:
+def has_sleeping_devices(found: CoreRegion) -> bool:
     return SERVER in found.desired and bool(found.desired[SERVER].asleep)
 
 
-def where(found: Region) -> list[str]:
+def where(found: CoreRegion) -> list[str]:
     return sorted(at for at, draining in found.replicas().values() if not draining)
 
 
-def moves(found: Region) -> list[Migration]:
+def moves(found: CoreRegion) -> list[Migration]:
     return sorted(found.migrations.values(), key=lambda each: each.story[0].at)
 
 
@@ -63,23 +63,23 @@ def test_a_day() -> None:
     found = region()
     found.run(45, tick=1.0)
     assert where(found) == [BOARD]
-    assert asleep(found)
+    assert has_sleeping_devices(found)
     while found.now < PEAK_AT:
         found.step(1.0)
         assert where(found) or found.now < 10, "it is somewhere at any time"
         served = [name for name, draining in found.replicas().values() if not draining]
-        assert not (asleep(found) and SERVER in served), "what sleeps carries nothing"
+        assert not (has_sleeping_devices(found) and SERVER in served), "what sleeps carries nothing"
     assert where(found) == [SERVER], "it has taken over before the peak begins"
-    assert not asleep(found)
+    assert not has_sleeping_devices(found)
     woken = next(each for each in moves(found) if each.cause is Cause.WAKE)
-    assert isinstance(woken.state, Done)
+    assert isinstance(woken.state, DoneState)
     assert "declared peak" in woken.reason
     assert woken.story[0].at - START + REST.wake_s <= PEAK_AT
     found.run(PEAK_END - PEAK_AT - 1, tick=1.0)
     assert where(found) == [SERVER]
     found.run(110, tick=1.0)
     assert where(found) == [BOARD]
-    assert asleep(found)
+    assert has_sleeping_devices(found)
     assert moves(found)[-1].cause in (Cause.CONSOLIDATION, Cause.FAILBACK)
     codes = [event.code for event in found.events]
     assert codes.count("DEVICE_SLEEPS") == 2
@@ -96,7 +96,7 @@ def test_nothing_is_consolidated(after: float | None, changes: dict[str, Any]) -
     found.run(110, tick=1.0)
     assert not any(each.cause is Cause.CONSOLIDATION for each in moves(found))
     if after is None:
-        assert not asleep(found)
+        assert not has_sleeping_devices(found)
 
 
 def test_a_load_time_that_nobody_can_predict_holds_nothing_up() -> None:
@@ -123,7 +123,7 @@ def peaking(name: str, peak: float, **changes: Any) -> Intent:
     return replace(workload(traffic=rates, **changes), key=WorkloadKey("shop", name))
 
 
-def board(found: Region, *names: str) -> int:
+def board(found: CoreRegion, *names: str) -> int:
     """How many of them are there."""
     every = (at for name in names for at, draining in found.replicas(name).values() if not draining)
     return sum(at == BOARD for at in every)
@@ -157,7 +157,7 @@ def test_so_many_leave_as_the_device_cannot_carry() -> None:
 
 
 def test_two_devices_that_may_sleep_do_not_swap_their_replicas() -> None:
-    found = Region(*(node(name, device("gpu0", kind="gpu", rest=REST)) for name in ("left", "right")))
+    found = CoreRegion(*(node(name, device("gpu0", kind="gpu", rest=REST)) for name in ("left", "right")))
     found.facts = replace(found.facts, sleep_after_s=Seconds(5.0))
     homes = {"one": "left", "two": "right"}
     placed = {name: peaking(name, 1.0, where=f'node.name == "{at}"', weights=ENERGY) for name, at in homes.items()}
@@ -177,7 +177,9 @@ def test_two_devices_that_may_sleep_do_not_swap_their_replicas() -> None:
 def test_a_consolidation_is_begun_for_joules_and_brings_them() -> None:
     """At 1/s: awake, the server draws 100 W; asleep 10 W, beside what the board's inferences take."""
     found = region()
-    found.sensors[SERVER] = lambda each: replace(each, power=Power.ASLEEP if asleep(found) else Power.AWAKE)
+    found.sensors[SERVER] = lambda each: replace(
+        each, power=PowerState.ASLEEP if has_sleeping_devices(found) else PowerState.AWAKE
+    )
     took = (Seconds(0.02), Seconds(0.03), Joules(100 * 0.4))
     found.run(40, tick=1.0)
     found.agents[BOARD].served = (Served("eu-west", 100, 0, *took, EnergySource.ESTIMATED),)
@@ -193,9 +195,11 @@ def test_a_consolidation_is_begun_for_joules_and_brings_them() -> None:
 
 def test_it_comes_back_to_what_slept_once_energy_counts_no_more() -> None:
     night = f"int(now) < {START + PEAK_AT:.0f}"
-    found = region(schedule=(Scheduled(night, ENERGY),), traffic=(Traffic("eu-west", PerSecond(1.0), PerSecond(1.0)),))
+    found = region(
+        schedule=(ScheduledWeights(night, ENERGY),), traffic=(Traffic("eu-west", PerSecond(1.0), PerSecond(1.0)),)
+    )
     found.run(60, tick=1.0)
-    assert (where(found), asleep(found)) == ([BOARD], True)
+    assert (where(found), has_sleeping_devices(found)) == ([BOARD], True)
     found.run(160, tick=1.0)
-    assert (where(found), asleep(found)) == ([SERVER], False)
+    assert (where(found), has_sleeping_devices(found)) == ([SERVER], False)
     assert [each.cause for each in moves(found)] == [Cause.CONSOLIDATION, Cause.SCHEDULE]

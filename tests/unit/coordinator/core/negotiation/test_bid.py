@@ -7,48 +7,48 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.coordinator.core.negotiation.trades import HERE, ORIGIN, bid, demand, region, solicitation
-from unit.coordinator.core.region import DIGEST, GIB, MIB, device, fleet_of, inputs, intent, node, profile
 
-from shoal.coordinator.core.federation.rules import judge_advertisement
+from harness.builders.coordinator_core import DIGEST, GIB, MIB, device, fleet_of, inputs, intent, node, profile
+from harness.builders.negotiation import HERE, ORIGIN, bid, demand, region, solicitation
+from shoal.coordinator.core.federation.rules import check_advertisement
 from shoal.coordinator.core.fleet.commitments import total_bytes
-from shoal.coordinator.core.negotiation.advertise import classes
-from shoal.coordinator.core.negotiation.bid import Bid, guest
+from shoal.coordinator.core.negotiation.advertise import capacity_classes
+from shoal.coordinator.core.negotiation.bid import BidAnswer, guest_intent
 from shoal.coordinator.core.placement.model import Inputs, Reservation, Slot
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.placement.solve import UTILISATION_MOST
-from shoal.types.agreement import GUESTS
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code
 from shoal.types.offer import Advertisement, Decline, Offer
 from shoal.types.units import Bytes, PerSecond, Seconds, UsdPerHour
-from shoal.types.workload import Intent, Limits, Spread, Trade, Traffic, WorkloadKey
+from shoal.types.workload import Intent, Limits, Spread, TradeRule, Traffic, WorkloadKey
 
 
-def offered(answered: Bid) -> Offer:
+def offer_of(answered: BidAnswer) -> Offer:
     assert isinstance(answered.answer, Offer), answered.answer
     return answered.answer
 
 
-def declined(answered: Bid) -> Code:
+def decline_code(answered: BidAnswer) -> Code:
     assert isinstance(answered.answer, Decline), answered.answer
-    assert answered.reserved == ()
+    assert answered.reservations == ()
     return answered.answer.refusal.code
 
 
 def test_an_offer_holds_room_for_every_replica() -> None:
     costs = {Slot(name, "cpu0"): UsdPerHour(price) for name, price in (("a", 1.0), ("b", 2.0))}
     answered = bid(solicitation(replicas=2, traffic=demand(4.0)), region("a", "b", costs=costs))
-    told = offered(answered)
+    told = offer_of(answered)
     assert (told.region, told.origin, told.solicitation, told.round) == (HERE, ORIGIN, "s-1", 1)
     assert (told.replicas, told.cost, told.hold_s, told.changes, told.cached) == (2, 3.0, 10.0, (), False)
     assert (told.model, told.precision, told.residency) == (DIGEST, "fp32", "eu")
-    assert {each.slot.node for each in answered.reserved} == {"a", "b"}
-    assert all(each.bid == "b-1" and each.memory_bytes > 10 * MIB and each.busy > 0 for each in answered.reserved)
+    assert {each.slot.node for each in answered.reservations} == {"a", "b"}
+    assert all(each.bid == "b-1" and each.memory_bytes > 10 * MIB and each.busy > 0 for each in answered.reservations)
 
 
 def test_figures_are_those_that_placement_would_find() -> None:
     world = region("a")
-    told = offered(bid(solicitation(), world))
+    told = offer_of(bid(solicitation(), world))
     plan = place(replace(world, intents=(intent(),)))
     (candidate,) = plan.workloads[0].candidates
     prediction = candidate.prediction
@@ -63,65 +63,65 @@ def test_figures_are_those_that_placement_would_find() -> None:
 
 def test_the_way_counts_in_what_is_asked_and_not_in_what_is_offered() -> None:
     world = region("a")
-    alone = offered(bid(solicitation(), world)).latency_p95_s
+    alone = offer_of(bid(solicitation(), world)).latency_p95_s
     bound = Seconds(2 * alone + 0.04)
     near = solicitation(latency_p95_s=bound, way_s={HERE: 0.02})
-    assert offered(bid(near, world)).latency_p95_s == pytest.approx(alone)
-    assert offered(bid(replace(near, way_s={"elsewhere": 9.0}), world)).changes == ()
+    assert offer_of(bid(near, world)).latency_p95_s == pytest.approx(alone)
+    assert offer_of(bid(replace(near, way_s={"elsewhere": 9.0}), world)).changes == ()
     far = bid(replace(near, way_s={HERE: 1.0}), world)
-    assert offered(far).is_counter
+    assert offer_of(far).is_counter
 
 
 def test_a_counter_offer_says_what_would_have_to_give_and_holds_nothing() -> None:
     world = region("a")
     asked = solicitation(latency_p95_s=Seconds(0.001))
     answered = bid(asked, world)
-    told = offered(answered)
+    told = offer_of(answered)
     assert told.is_counter
     assert told.changes[0].startswith("latency: {p95: ")
-    assert (told.hold_s, answered.reserved) == (0.0, ())
+    assert (told.hold_s, answered.reservations) == (0.0, ())
     assert told.latency_p95_s > 0.001
     relaxed = replace(asked, round=2, require=replace(asked.require, latency_p95_s=Seconds(10.0)))
-    assert not offered(bid(relaxed, world)).is_counter
+    assert not offer_of(bid(relaxed, world)).is_counter
 
 
 def test_an_indicative_bid_holds_nothing() -> None:
     answered = bid(solicitation(indicative=True), region("a"))
-    assert (offered(answered).hold_s, answered.reserved) == (0.0, ())
+    assert (offer_of(answered).hold_s, answered.reservations) == (0.0, ())
 
 
 def test_a27_the_region_that_asks_and_the_tenant_it_asks_for_need_a_right_each() -> None:
-    trades = (Trade("us-*", ("bank", "lab-*"), 1.0), Trade("eu-*", ("shop",), 1.0))
-    assert declined(bid(solicitation(), region("a"), trades)) is Code.TENANT_DENIED
-    assert not offered(bid(solicitation(workload=WorkloadKey("lab-1", "ocr")), region("a"), trades)).is_counter
-    assert declined(bid(solicitation(origin="af-1"), region("a"), trades)) is Code.TRADE_DENIED
+    trades = (TradeRule("us-*", ("bank", "lab-*"), 1.0), TradeRule("eu-*", ("shop",), 1.0))
+    assert decline_code(bid(solicitation(), region("a"), trades)) is Code.TENANT_DENIED
+    assert not offer_of(bid(solicitation(workload=WorkloadKey("lab-1", "ocr")), region("a"), trades)).is_counter
+    assert decline_code(bid(solicitation(origin="af-1"), region("a"), trades)) is Code.TRADE_DENIED
 
 
 def test_what_no_price_is_known_of_is_offered_and_advertised_without_one() -> None:
     unpriced = region("a")
     unpriced = replace(unpriced, costs={})
-    assert math.isnan(offered(bid(solicitation(), unpriced)).cost)
-    (told,) = classes(unpriced)
+    assert math.isnan(offer_of(bid(solicitation(), unpriced)).cost)
+    (told,) = capacity_classes(unpriced)
     assert math.isnan(told.cost_usd_per_h)
-    assert judge_advertisement(Advertisement(HERE, 1, (told,), "", Seconds(10.0)), None) is None
+    assert check_advertisement(Advertisement(HERE, 1, (told,), "", Seconds(10.0)), None) is None
 
 
 @pytest.mark.parametrize(
     ("trades", "changes"),
     [
         ((), {}),
-        ((Trade("eu-*", ("*",), 1.0),), {}),
-        ((Trade("*", ("*",), 1.0),), {"origin": HERE}),
+        ((TradeRule("eu-*", ("*",), 1.0),), {}),
+        ((TradeRule("*", ("*",), 1.0),), {"origin": HERE}),
     ],
 )
-def test_who_may_not_trade_is_declined(trades: tuple[Trade, ...], changes: dict[str, Any]) -> None:
-    assert declined(bid(solicitation(**changes), region("a"), trades)) is Code.TRADE_DENIED
+def test_who_may_not_trade_is_declined(trades: tuple[TradeRule, ...], changes: dict[str, Any]) -> None:
+    assert decline_code(bid(solicitation(**changes), region("a"), trades)) is Code.TRADE_DENIED
 
 
 def test_a25_residency_is_judged_here_too() -> None:
-    assert declined(bid(solicitation(residency=("us",)), region("a"))) is Code.RESIDENCY
+    assert decline_code(bid(solicitation(residency=("us",)), region("a"))) is Code.RESIDENCY
     for allowed in ("eu", HERE):
-        assert not offered(bid(solicitation(residency=("us", allowed)), region("a"))).is_counter
+        assert not offer_of(bid(solicitation(residency=("us", allowed)), region("a"))).is_counter
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a25_residency_is_judged_here_too() -> None:
 def test_a_decline_tells_why_and_names_nothing_of_the_region(changes: dict[str, Any], code: Code) -> None:
     world = region("secret-node")
     answered = bid(solicitation(**changes), world)
-    assert declined(answered) is code
+    assert decline_code(answered) is code
     assert "secret-node" not in repr(answered)
     assert "cpu0" not in repr(answered)
 
@@ -158,38 +158,38 @@ def test_a_decline_tells_why_and_names_nothing_of_the_region(changes: dict[str, 
     ],
 )
 def test_absurd_figures_are_declined(changes: dict[str, Any]) -> None:
-    assert declined(bid(solicitation(**changes), region("a"))) is Code.MESSAGE_INVALID
+    assert decline_code(bid(solicitation(**changes), region("a"))) is Code.MESSAGE_INVALID
 
 
 def test_a_known_model_counts_as_it_was_inspected_here() -> None:
     """An origin that calls a model small gets no offer by it."""
     lied = solicitation(models=(profile(DIGEST, size=MIB, flops=1e3),))
-    assert offered(bid(lied, region("a"))).latency_p95_s == offered(bid(solicitation(), region("a"))).latency_p95_s
+    assert offer_of(bid(lied, region("a"))).latency_p95_s == offer_of(bid(solicitation(), region("a"))).latency_p95_s
 
 
 def test_a28_one_counterpart_holds_no_more_than_its_share() -> None:
     world = region("a", "b")
-    trades = (Trade(ORIGIN, ("*",), 0.01),)
+    trades = (TradeRule(ORIGIN, ("*",), 0.01),)
     first = bid(solicitation(), world, trades)
-    share = sum(each.memory_bytes for each in first.reserved) / (16 * GIB)
+    share = sum(each.memory_bytes for each in first.reservations) / (16 * GIB)
     assert 0 < share < 0.01, "the sample fits once, and not often"
-    held = list(first.reserved)
+    held = list(first.reservations)
     answered, count = first, 1
-    while answered.reserved and count < 100:
+    while answered.reservations and count < 100:
         count += 1
         answered = bid(solicitation(f"s-{count}"), replace(world, reserved=tuple(held)), trades, used=tuple(held))
-        held += [replace(each, bid=f"b-{count}") for each in answered.reserved]
-    assert declined(answered) is Code.HOLD_SHARE
+        held += [replace(each, bid=f"b-{count}") for each in answered.reservations]
+    assert decline_code(answered) is Code.HOLD_SHARE
     assert sum(each.memory_bytes for each in held) <= 0.01 * 16 * GIB
     others = bid(solicitation(), replace(world, reserved=tuple(held)), trades, used=())
-    assert not offered(others).is_counter, "another counterpart has its own share"
+    assert not offer_of(others).is_counter, "another counterpart has its own share"
 
 
 def test_time_counts_to_the_share_as_memory_does() -> None:
     busy = solicitation(traffic=demand(20.0))
-    trades = (Trade(ORIGIN, ("*",), 0.05),)
-    assert declined(bid(busy, region("a"), trades)) is Code.HOLD_SHARE
-    assert not offered(bid(solicitation(), region("a"), trades)).is_counter
+    trades = (TradeRule(ORIGIN, ("*",), 0.05),)
+    assert decline_code(bid(busy, region("a"), trades)) is Code.HOLD_SHARE
+    assert not offer_of(bid(solicitation(), region("a"), trades)).is_counter
 
 
 def test_who_lives_here_is_placed_first_and_guests_spend_no_tenants_quota() -> None:
@@ -197,16 +197,16 @@ def test_who_lives_here_is_placed_first_and_guests_spend_no_tenants_quota() -> N
     home = intent()
     world = inputs(small, home)
     assert place(world).workloads[0].refusal is None
-    assert declined(bid(solicitation(), world)) in (Code.MEMORY_SHORT, Code.OUTRANKED)
-    told = offered(bid(solicitation(), inputs(small)))
-    assert guest(solicitation(), told, "g-1").key == WorkloadKey(GUESTS, "g-1")
+    assert decline_code(bid(solicitation(), world)) in (Code.MEMORY_SHORT, Code.OUTRANKED)
+    told = offer_of(bid(solicitation(), inputs(small)))
+    assert guest_intent(solicitation(), told, "g-1").key == WorkloadKey(GUEST_TENANT, "g-1")
 
 
 def test_an_agreement_is_placed_in_its_own_room_and_no_one_else_is() -> None:
     small = fleet_of(node("a", device(memory=100 * MIB)))
     answered = bid(solicitation(), inputs(small))
-    kept = tuple(replace(each, bid="g-1") for each in answered.reserved)
-    asked = guest(solicitation(), offered(answered), "g-1")
+    kept = tuple(replace(each, bid="g-1") for each in answered.reservations)
+    asked = guest_intent(solicitation(), offer_of(answered), "g-1")
     home = intent()
     plan = place(inputs(small, asked, home, reserved=kept))
     placed = {each.workload: each.placed for each in plan.workloads}
@@ -238,9 +238,9 @@ def test_nothing_is_oversold_whatever_is_held_awarded_and_applied(data: st.DataO
             rate, replicas = data.draw(st.floats(0, 30)), data.draw(st.integers(1, 3))
             asked = solicitation(f"s-{turn}", replicas=replicas, spread=Spread.NONE, traffic=demand(rate))
             answered = bid(asked, world, name=f"b-{turn}")
-            if answered.reserved:
-                held[f"b-{turn}"] = answered.reserved
-                pending[f"b-{turn}"] = guest(asked, offered(answered), f"b-{turn}")
+            if answered.reservations:
+                held[f"b-{turn}"] = answered.reservations
+                pending[f"b-{turn}"] = guest_intent(asked, offer_of(answered), f"b-{turn}")
         elif move == "award" and (waiting := [name for name in held if name in pending]):
             name = data.draw(st.sampled_from(waiting))
             guests[name] = pending.pop(name)
@@ -278,4 +278,4 @@ def _within(
 def test_limits_are_asked_of_the_delegate_too() -> None:
     costs = {Slot("a", "cpu0"): UsdPerHour(2.0)}
     answered = bid(solicitation(limits=Limits(cost=UsdPerHour(1.0))), region("a", costs=costs))
-    assert "cost: 2 USD/h" in offered(answered).changes[0]
+    assert "cost: 2 USD/h" in offer_of(answered).changes[0]

@@ -1,13 +1,12 @@
 """A negotiation as a trace, from either side."""
 
-from unit.coordinator.core.negotiation.trades import solicitation
-
-from harness.offers import offer
+from harness.builders.negotiation import solicitation
+from harness.builders.offers import offer
 from shoal.coordinator.core.negotiation.spans import (
-    Line,
     Negotiation,
-    carried,
+    NegotiationLine,
     delegate_spans,
+    fan_out_span,
     negotiations,
     origin_spans,
     trace_id,
@@ -21,9 +20,9 @@ KEY, OTHER = WorkloadKey("default", "reader"), WorkloadKey("default", "writer")
 START = 1.7e9
 
 
-def line(what: str, name: str, at: float, *said: str, key: WorkloadKey = KEY) -> Line:
+def line(what: str, name: str, at: float, *said: str, key: WorkloadKey = KEY) -> NegotiationLine:
     """said: region, code, terms."""
-    return Line(what, name, key, Wall(START + at), *said)
+    return NegotiationLine(what, name, key, Wall(START + at), *said)
 
 
 TOLD = (
@@ -74,7 +73,7 @@ def test_the_federations_part_hangs_beneath_the_round_that_it_carried() -> None:
     _, first, *_, second, _, _ = origin_spans(Negotiation("s-1", TOLD), "eu")
     for number, round_ in ((1, first), (2, second)):
         asked = solicitation("s-1", round=number, origin="eu")
-        span = carried(asked, "fed", 3, 2, Wall(START), Wall(START + 0.5))
+        span = fan_out_span(asked, "fed", 3, 2, Wall(START), Wall(START + 0.5))
         assert (span.trace, span.parent, span.region, span.seconds) == (round_.trace, round_.id, "fed", 0.5)
         assert (span.attributes["shoal.asked"], span.attributes["shoal.answers"]) == ("3 regions", "2")
 

@@ -7,40 +7,40 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.offers import counter, offer, terms
+from harness.builders.offers import counter, offer, terms
 from shoal.coordinator.core.negotiation import trade
 from shoal.coordinator.core.negotiation.model import (
-    Account,
     Active,
-    Answered,
     AwardFailed,
+    AwardGranted,
     Awarding,
     Compare,
-    Compared,
-    Effect,
-    Event,
-    Granted,
-    Need,
-    NoticedBy,
+    ComparisonDone,
+    DelegateNotice,
+    DelegationDemand,
+    DelegationNeed,
+    IdleTrade,
+    LeavingStage,
+    NoticeConfirmed,
     NoticeFailed,
-    NoticeTaken,
-    Released,
+    RecordDelivery,
+    ReleaseConfirmed,
     ReleaseFailed,
+    RenewalConfirmed,
     RenewalFailed,
-    RenewedBy,
-    Resting,
+    RoundAnswered,
     SendAward,
     SendNotice,
     SendRelease,
     SendRenewal,
     Solicit,
-    Stage,
-    Stepped,
-    Trade,
-    Wish,
+    TradeEffect,
+    TradeEvent,
+    TradeStep,
     Withdrawing,
+    WorkloadTrade,
 )
-from shoal.types.agreement import Grant, Notice, Renewed, Service, ServiceReport
+from shoal.types.agreement import Grant, Notice, Renewed, ServiceReport, ServiceState
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import EnergySource
 from shoal.types.units import Elapsed, Joules, Seconds
@@ -48,97 +48,101 @@ from shoal.types.workload import DelegationMode, WorkloadKey
 
 KEY = WorkloadKey("default", "detect")
 REPORT = ServiceReport(0, 0, Seconds(0.0), Joules(0.0), EnergySource.ESTIMATED, 0.0)
-SHORT = Wish(Need.SHORT, "asked")
+SHORT = DelegationDemand(DelegationNeed.SHORT, "asked")
 
 
-def told(state: Trade, event: Event, now: float, fresh: str = "t-1") -> Stepped:
+def step_trade(state: WorkloadTrade, event: TradeEvent, now: float, fresh: str = "t-1") -> TradeStep:
     return trade.step(state, event, Elapsed(now), fresh, origin="home", term_s=Seconds(1800.0))
 
 
-def soliciting() -> Trade:
-    return told(Trade(KEY), SHORT, 0.0).trade
+def soliciting() -> WorkloadTrade:
+    return step_trade(WorkloadTrade(KEY), SHORT, 0.0).trade
 
 
-def awarding() -> Trade:
-    return told(soliciting(), Answered("t-1", 1, (offer("a"), offer("b", 0.05)), terms()), 0.5).trade
+def awarding() -> WorkloadTrade:
+    return step_trade(soliciting(), RoundAnswered("t-1", 1, (offer("a"), offer("b", 0.05)), terms()), 0.5).trade
 
 
-def agreement_of(state: Trade) -> str:
+def agreement_of(state: WorkloadTrade) -> str:
     return trade.open_award(state)
 
 
-def active(lease_s: float = 30.0, service: Service = Service.READY) -> Trade:
+def active(lease_s: float = 30.0, service: ServiceState = ServiceState.READY) -> WorkloadTrade:
     state = awarding()
     name = agreement_of(state)
-    state = told(state, Granted(Grant(name, "bid-a", "a", Seconds(lease_s), ()), Elapsed(0.5)), 0.6).trade
+    state = step_trade(state, AwardGranted(Grant(name, "bid-a", "a", Seconds(lease_s), ()), Elapsed(0.5)), 0.6).trade
     assert isinstance(state.phase, Active)
-    return told(state, renewed(state, service, lease_s), 0.7).trade
+    return step_trade(state, renewal_of(state, service, lease_s), 0.7).trade
 
 
-def renewed(state: Trade, service: Service = Service.READY, lease_s: float = 30.0) -> RenewedBy:
-    deal = trade.deal_of(state, agreement_of(state))
+def renewal_of(
+    state: WorkloadTrade, service: ServiceState = ServiceState.READY, lease_s: float = 30.0
+) -> RenewalConfirmed:
+    deal = trade.agreement_of(state, agreement_of(state))
     assert deal is not None
-    return RenewedBy(Renewed(deal.agreement, deal.nonce, Seconds(lease_s), service, REPORT, (), ""))
+    return RenewalConfirmed(Renewed(deal.agreement, deal.nonce, Seconds(lease_s), service, REPORT, (), ""))
 
 
-def held(state: Trade, wish: Wish, begins: int, ends: int) -> Trade:
+def renew_throughout(state: WorkloadTrade, wish: DelegationDemand, begins: int, ends: int) -> WorkloadTrade:
     """Renewed all the time."""
     for now in range(begins, ends):
-        state = told(state, wish, now).trade
-        state = told(state, renewed(state), now + 0.1).trade
+        state = step_trade(state, wish, now).trade
+        state = step_trade(state, renewal_of(state), now + 0.1).trade
     return state
 
 
-def kinds(stepped: Stepped) -> list[str]:
+def kinds(stepped: TradeStep) -> list[str]:
     return [type(each).__name__ for each in stepped.effects]
 
 
-def notes(stepped: Stepped) -> list[str]:
+def notes(stepped: TradeStep) -> list[str]:
     return [each.what for each in stepped.notes]
 
 
 def test_what_has_no_place_at_home_is_solicited_at_once() -> None:
-    stepped = told(Trade(KEY), SHORT, 5.0)
+    stepped = step_trade(WorkloadTrade(KEY), SHORT, 5.0)
     assert stepped.effects == (Solicit("t-1", 1, "asked", None),)
     assert notes(stepped) == ["solicited"]
 
 
 def test_what_is_sent_to_one_region_asks_that_alone_and_home_is_no_rival() -> None:
-    sent = Wish(Need.MOVED, "asked", to="b")
-    stepped = told(Trade(KEY), sent, 0.0)
+    sent = DelegationDemand(DelegationNeed.MOVED, "asked", to="b")
+    stepped = step_trade(WorkloadTrade(KEY), sent, 0.0)
     assert stepped.effects == (Solicit("t-1", 1, "asked", None, "b"),)
     own = replace(terms(), own=(0.001, 0.0, 0.0))
-    awarded = told(stepped.trade, Answered("t-1", 1, (offer("a"), offer("b", 0.05)), own), 0.5)
+    awarded = step_trade(stepped.trade, RoundAnswered("t-1", 1, (offer("a"), offer("b", 0.05)), own), 0.5)
     assert isinstance(awarded.trade.phase, Awarding)
     assert awarded.trade.phase.offer.region == "b"
 
 
 def test_what_was_moved_stays_until_it_is_moved_home() -> None:
-    state = held(active(), Wish(Need.MOVED, "asked", to="a", stays=True), 1, 80)
+    state = renew_throughout(
+        active(), DelegationDemand(DelegationNeed.MOVED, "asked", to="a", is_permanent=True), 1, 80
+    )
     assert isinstance(state.phase, Active)
     assert (state.phase.stays, state.phase.home_since) == (True, None)
-    left = told(state, Wish(Need.HOME, "asked"), 80.2)
+    left = step_trade(state, DelegationDemand(DelegationNeed.HOME, "asked"), 80.2)
     assert notes(left) == ["noticed"]
     assert [each.deal.region for each in left.trade.leaving] == ["a"]
 
 
 def test_what_is_to_come_home_live_stays_until_that_is_done() -> None:
-    state = held(active(), Wish(Need.CONTENT, "asked", live=True), 1, 70)
+    state = renew_throughout(active(), DelegationDemand(DelegationNeed.CONTENT, "asked", by_live_move=True), 1, 70)
     assert isinstance(state.phase, Active)
     assert state.phase.returns
     assert trade.is_relied_on(state, Elapsed(70.0))
-    short = told(state, SHORT, 70.2).trade
+    short = step_trade(state, SHORT, 70.2).trade
     assert isinstance(short.phase, Active)
     assert short.phase.returns == "", "home has no place any more"
 
 
-@pytest.mark.parametrize("need", [Need.NOTHING, Need.CONTENT])
-def test_what_may_not_move_is_not_solicited(need: Need) -> None:
-    assert told(Trade(KEY), Wish(need, "asked"), 5.0).effects == ()
+@pytest.mark.parametrize("need", [DelegationNeed.NOTHING, DelegationNeed.CONTENT])
+def test_what_may_not_move_is_not_solicited(need: DelegationNeed) -> None:
+    assert step_trade(WorkloadTrade(KEY), DelegationDemand(need, "asked"), 5.0).effects == ()
 
 
 def test_the_best_is_awarded_and_the_other_holds_are_released() -> None:
-    stepped = told(soliciting(), Answered("t-1", 1, (offer("a"), offer("b", 0.05)), terms()), 0.5)
+    stepped = step_trade(soliciting(), RoundAnswered("t-1", 1, (offer("a"), offer("b", 0.05)), terms()), 0.5)
     assert kinds(stepped) == ["SendAward", "SendRelease"]
     assert notes(stepped) == ["bid", "bid", "awarded"]
     assert isinstance(stepped.effects[1], SendRelease)
@@ -147,88 +151,91 @@ def test_the_best_is_awarded_and_the_other_holds_are_released() -> None:
 
 def test_answers_of_an_earlier_trade_are_released_and_change_nothing() -> None:
     state = awarding()
-    late = told(state, Answered("t-0", 1, (offer("c", solicitation="t-0"),), terms()), 1.0)
+    late = step_trade(state, RoundAnswered("t-0", 1, (offer("c", solicitation="t-0"),), terms()), 1.0)
     assert late.trade == state
     assert kinds(late) == ["SendRelease"]
 
 
 def test_the_same_answers_again_do_not_release_the_bid_that_was_awarded() -> None:
-    again = told(awarding(), Answered("t-1", 1, (offer("a"), offer("b", 0.05)), terms()), 1.0)
+    again = step_trade(awarding(), RoundAnswered("t-1", 1, (offer("a"), offer("b", 0.05)), terms()), 1.0)
     assert [each.release.bid for each in again.effects if isinstance(each, SendRelease)] == ["bid-b"]
 
 
 def test_counters_lead_to_a_second_round_with_the_smallest_step_that_helps() -> None:
     asked = terms(0.03, relax=(0.04, 0.06))
-    stepped = told(soliciting(), Answered("t-1", 1, (counter("a", 0.045),), asked), 0.5)
+    stepped = step_trade(soliciting(), RoundAnswered("t-1", 1, (counter("a", 0.045),), asked), 0.5)
     assert stepped.effects == (Solicit("t-1", 2, "asked", asked.relax[1]),)
     assert notes(stepped) == ["countered", "solicited"]
     second = offer("a", 0.045, round=2)
-    final = told(stepped.trade, Answered("t-1", 2, (second,), asked), 1.0)
+    final = step_trade(stepped.trade, RoundAnswered("t-1", 2, (second,), asked), 1.0)
     assert kinds(final) == ["SendAward"]
     assert notes(final) == ["bid", "awarded"]
 
 
 def test_there_is_no_third_round() -> None:
     asked = terms(0.03, relax=(0.04, 0.06))
-    second = told(soliciting(), Answered("t-1", 1, (counter("a", 0.035),), asked), 0.5).trade
-    stepped = told(second, Answered("t-1", 2, (counter("a", 0.055),), asked), 1.0)
+    second = step_trade(soliciting(), RoundAnswered("t-1", 1, (counter("a", 0.035),), asked), 0.5).trade
+    stepped = step_trade(second, RoundAnswered("t-1", 2, (counter("a", 0.055),), asked), 1.0)
     assert stepped.effects == ()
-    assert isinstance(stepped.trade.phase, Resting)
+    assert isinstance(stepped.trade.phase, IdleTrade)
     assert notes(stepped)[-1] == "no_bid"
 
 
 def test_documents_that_changed_meanwhile_begin_anew() -> None:
-    stepped = told(soliciting(), Answered("t-1", 1, (offer("a"),), terms(asked="other")), 0.5)
+    stepped = step_trade(soliciting(), RoundAnswered("t-1", 1, (offer("a"),), terms(asked="other")), 0.5)
     assert kinds(stepped) == ["SendRelease"]
-    assert isinstance(stepped.trade.phase, Resting)
-    assert kinds(told(stepped.trade, Wish(Need.SHORT, "other"), 0.6, "t-2")) == ["Solicit"]
+    assert isinstance(stepped.trade.phase, IdleTrade)
+    assert kinds(step_trade(stepped.trade, DelegationDemand(DelegationNeed.SHORT, "other"), 0.6, "t-2")) == ["Solicit"]
 
 
 def test_rounds_in_vain_are_ever_rarer_and_a_changed_document_is_tried_at_once() -> None:
-    state, now, pauses = Trade(KEY), 0.0, list[float]()
+    state, now, pauses = WorkloadTrade(KEY), 0.0, list[float]()
     for count in range(9):
-        state = told(state, SHORT, now, f"t-{count}").trade
-        state = told(state, Answered(f"t-{count}", 1, (), terms()), now).trade
-        assert isinstance(state.phase, Resting)
+        state = step_trade(state, SHORT, now, f"t-{count}").trade
+        state = step_trade(state, RoundAnswered(f"t-{count}", 1, (), terms()), now).trade
+        assert isinstance(state.phase, IdleTrade)
         pauses.append(state.phase.until - now)
         now = state.phase.until
     assert pauses[0] < 1.5
     assert 45.0 <= pauses[-1] <= 75.0
-    assert told(state, SHORT, now - 1.0).effects == ()
-    assert kinds(told(state, Wish(Need.SHORT, "other"), now - 1.0)) == ["Solicit"]
+    assert step_trade(state, SHORT, now - 1.0).effects == ()
+    assert kinds(step_trade(state, DelegationDemand(DelegationNeed.SHORT, "other"), now - 1.0)) == ["Solicit"]
 
 
 def test_an_award_is_repeated_as_it_was_until_it_is_answered() -> None:
     state = awarding()
-    assert told(state, SHORT, 1.0).effects == ()
-    again = told(state, SHORT, 2.5)
+    assert step_trade(state, SHORT, 1.0).effects == ()
+    again = step_trade(state, SHORT, 2.5)
     assert isinstance(state.phase, Awarding)
     assert again.effects == (SendAward("a", state.phase.award),)
-    failed = told(state, AwardFailed(agreement_of(state), None), 1.0).trade
-    assert kinds(told(failed, SHORT, 1.3)) == ["SendAward"]
+    failed = step_trade(state, AwardFailed(agreement_of(state), None), 1.0).trade
+    assert kinds(step_trade(failed, SHORT, 1.3)) == ["SendAward"]
 
 
 def test_a_hold_is_not_awarded_after_its_end() -> None:
-    stepped = told(awarding(), SHORT, 10.0)
+    stepped = step_trade(awarding(), SHORT, 10.0)
     assert kinds(stepped) == ["SendRelease"]
     assert isinstance(stepped.trade.phase, Withdrawing)
 
 
 def test_nothing_new_begins_until_a_withdrawn_award_is_acknowledged_or_over() -> None:
-    state = told(awarding(), SHORT, 10.0).trade
-    assert kinds(told(state, SHORT, 11.0)) == []
-    assert kinds(told(state, ReleaseFailed("bid-a"), 11.0)) == []
-    assert kinds(told(told(state, ReleaseFailed("bid-a"), 11.0).trade, SHORT, 11.5)) == ["SendRelease"]
-    late = Granted(Grant(agreement_of(state), "bid-a", "a", Seconds(30.0), ()), Elapsed(9.0))
-    assert told(state, late, 11.0).trade == state
-    for done in (told(state, Released("bid-a"), 12.0), told(state, SHORT, 10.0 + trade.LONGEST_S)):
-        assert isinstance(done.trade.phase, Resting)
+    state = step_trade(awarding(), SHORT, 10.0).trade
+    assert kinds(step_trade(state, SHORT, 11.0)) == []
+    assert kinds(step_trade(state, ReleaseFailed("bid-a"), 11.0)) == []
+    assert kinds(step_trade(step_trade(state, ReleaseFailed("bid-a"), 11.0).trade, SHORT, 11.5)) == ["SendRelease"]
+    late = AwardGranted(Grant(agreement_of(state), "bid-a", "a", Seconds(30.0), ()), Elapsed(9.0))
+    assert step_trade(state, late, 11.0).trade == state
+    for done in (
+        step_trade(state, ReleaseConfirmed("bid-a"), 12.0),
+        step_trade(state, SHORT, 10.0 + trade.AWARD_EXPIRY_S),
+    ):
+        assert isinstance(done.trade.phase, IdleTrade)
 
 
 def test_a_refused_award_ends_the_trade() -> None:
     state = awarding()
-    stepped = told(state, AwardFailed(agreement_of(state), Refusal(Code.HOLD_EXPIRED)), 1.0)
-    assert isinstance(stepped.trade.phase, Resting)
+    stepped = step_trade(state, AwardFailed(agreement_of(state), Refusal(Code.HOLD_EXPIRED)), 1.0)
+    assert isinstance(stepped.trade.phase, IdleTrade)
     assert notes(stepped) == ["released"]
 
 
@@ -236,69 +243,73 @@ def test_an_agreement_is_renewed_in_time_and_only_the_newest_nonce_extends_it() 
     state = active()
     assert isinstance(state.phase, Active)
     first = state.phase.deal
-    assert trade.serving(state, Elapsed(1.0)) == (first,)
-    due = told(state, SHORT, 3.0)
+    assert trade.serving_agreements(state, Elapsed(1.0)) == (first,)
+    due = step_trade(state, SHORT, 3.0)
     assert kinds(due) == ["SendRenewal"]
-    old = told(due.trade, renewed(state), 3.1).trade
+    old = step_trade(due.trade, renewal_of(state), 3.1).trade
     assert old == due.trade
-    new = told(due.trade, renewed(due.trade), 3.1).trade
+    new = step_trade(due.trade, renewal_of(due.trade), 3.1).trade
     assert isinstance(new.phase, Active)
     assert new.phase.deal.lease_until == 33.0
 
 
 def test_a_delegate_that_is_not_ready_is_asked_often() -> None:
-    state = active(service=Service.STARTING)
-    assert trade.serving(state, Elapsed(0.8)) == ()
-    assert kinds(told(state, SHORT, 0.85)) == ["SendRenewal"]
-    assert kinds(told(active(), SHORT, 0.85)) == []
+    state = active(service=ServiceState.STARTING)
+    assert trade.serving_agreements(state, Elapsed(0.8)) == ()
+    assert kinds(step_trade(state, SHORT, 0.85)) == ["SendRenewal"]
+    assert kinds(step_trade(active(), SHORT, 0.85)) == []
 
 
 def test_a_delegate_that_falls_silent_is_not_relied_upon_and_in_breach_at_the_leases_end() -> None:
     state = active()
     assert trade.is_relied_on(state, Elapsed(4.0))
     assert not trade.is_relied_on(state, Elapsed(5.0))
-    stepped = told(state, Wish(Need.CONTENT, "asked"), 30.7)
-    assert isinstance(stepped.trade.phase, Resting)
+    stepped = step_trade(state, DelegationDemand(DelegationNeed.CONTENT, "asked"), 30.7)
+    assert isinstance(stepped.trade.phase, IdleTrade)
     assert notes(stepped) == ["breached"]
-    assert Account("a", agreement_of(state), Seconds(0.02), True) in stepped.effects
+    assert RecordDelivery("a", agreement_of(state), Seconds(0.02), True) in stepped.effects
     assert [each.notice.ends_s for each in stepped.effects if isinstance(each, SendNotice)] == [0.0]
-    assert trade.serving(stepped.trade, Elapsed(30.7)) == ()
+    assert trade.serving_agreements(stepped.trade, Elapsed(30.7)) == ()
 
 
 def test_a_breach_may_be_followed_by_another_trade_at_once() -> None:
-    assert "Solicit" in kinds(told(active(), SHORT, 30.7, "t-2"))
+    assert "Solicit" in kinds(step_trade(active(), SHORT, 30.7, "t-2"))
 
 
 @pytest.mark.parametrize("code", [Code.AGREEMENT_UNKNOWN, Code.AGREEMENT_ENDED])
 def test_an_agreement_that_its_delegate_does_not_know_is_in_breach(code: Code) -> None:
     state = active()
-    stepped = told(state, RenewalFailed(agreement_of(state), "", Refusal(code)), 2.0)
+    stepped = step_trade(state, RenewalFailed(agreement_of(state), "", Refusal(code)), 2.0)
     assert notes(stepped) == ["breached"]
     assert stepped.trade.leaving == ()
 
 
 def test_a_delegate_that_never_serves_is_in_breach() -> None:
-    state = active(service=Service.STARTING)
+    state = active(service=ServiceState.STARTING)
     for now in range(1, 62):
-        state = told(state, SHORT, now).trade
-        state = told(state, renewed(state, Service.STARTING), now + 0.1).trade
+        state = step_trade(state, SHORT, now).trade
+        state = step_trade(state, renewal_of(state, ServiceState.STARTING), now + 0.1).trade
     assert isinstance(state.phase, Active)
-    assert notes(told(state, SHORT, 62.2)) == ["breached", "solicited"]
+    assert notes(step_trade(state, SHORT, 62.2)) == ["breached", "solicited"]
 
 
 def test_a_noticed_agreement_serves_until_its_replacement_does() -> None:
     state = active()
     old = agreement_of(state)
-    noticed = told(state, NoticedBy(Notice(old, "a", Code.NODE_CORDONED, Seconds(20.0))), 1.0)
+    noticed = step_trade(state, DelegateNotice(Notice(old, "a", Code.NODE_CORDONED, Seconds(20.0))), 1.0)
     assert notes(noticed) == ["noticed"]
-    assert [deal.agreement for deal in trade.serving(noticed.trade, Elapsed(1.5))] == [old]
-    waiting = told(noticed.trade, Wish(Need.CONTENT, "asked"), 2.0).trade
-    assert waiting.leaving[0].stage is Stage.SERVING
-    served = told(waiting, Wish(Need.CONTENT, "asked", home_serves=True), 3.0).trade
-    assert trade.serving(served, Elapsed(3.0)) == ()
-    ending = told(served, Wish(Need.CONTENT, "asked", home_serves=True), 3.0 + trade.SETTLE_S)
+    assert [deal.agreement for deal in trade.serving_agreements(noticed.trade, Elapsed(1.5))] == [old]
+    waiting = step_trade(noticed.trade, DelegationDemand(DelegationNeed.CONTENT, "asked"), 2.0).trade
+    assert waiting.leaving[0].stage is LeavingStage.SERVING
+    served = step_trade(waiting, DelegationDemand(DelegationNeed.CONTENT, "asked", is_served_locally=True), 3.0).trade
+    assert trade.serving_agreements(served, Elapsed(3.0)) == ()
+    ending = step_trade(
+        served,
+        DelegationDemand(DelegationNeed.CONTENT, "asked", is_served_locally=True),
+        3.0 + trade.ROUTE_PROPAGATION_S,
+    )
     assert [each.notice.ends_s for each in ending.effects if isinstance(each, SendNotice)] == [0.0]
-    over = told(ending.trade, NoticeTaken(old, Seconds(0.0)), 6.0)
+    over = step_trade(ending.trade, NoticeConfirmed(old, Seconds(0.0)), 6.0)
     assert notes(over) == ["ended"]
     assert over.trade.is_over
 
@@ -306,116 +317,133 @@ def test_a_noticed_agreement_serves_until_its_replacement_does() -> None:
 def test_a_noticed_agreement_that_nothing_replaces_serves_to_its_end() -> None:
     state = active()
     old = agreement_of(state)
-    state = told(state, NoticedBy(Notice(old, "a", Code.NODE_CORDONED, Seconds(20.0))), 1.0).trade
-    assert trade.serving(told(state, Wish(Need.CONTENT, "asked"), 20.9).trade, Elapsed(20.9)) != ()
-    assert notes(told(state, Wish(Need.CONTENT, "asked"), 21.0)) == ["ended"]
+    state = step_trade(state, DelegateNotice(Notice(old, "a", Code.NODE_CORDONED, Seconds(20.0))), 1.0).trade
+    assert (
+        trade.serving_agreements(
+            step_trade(state, DelegationDemand(DelegationNeed.CONTENT, "asked"), 20.9).trade, Elapsed(20.9)
+        )
+        != ()
+    )
+    assert notes(step_trade(state, DelegationDemand(DelegationNeed.CONTENT, "asked"), 21.0)) == ["ended"]
 
 
 def test_a_lost_notice_shows_in_the_renewal() -> None:
-    state = told(active(), SHORT, 3.0).trade
-    assert notes(told(state, renewed(state, Service.STOPPING), 3.1)) == ["renewed", "noticed"]
+    state = step_trade(active(), SHORT, 3.0).trade
+    assert notes(step_trade(state, renewal_of(state, ServiceState.STOPPING), 3.1)) == ["renewed", "noticed"]
 
 
 def test_what_may_not_be_delegated_any_more_leaves_the_routes_when_home_serves() -> None:
-    stepped = told(active(), Wish(Need.NOTHING, ""), 2.0)
+    stepped = step_trade(active(), DelegationDemand(DelegationNeed.NOTHING, ""), 2.0)
     assert notes(stepped) == ["noticed"]
-    waiting = told(stepped.trade, Wish(Need.NOTHING, ""), 3.0).trade
-    assert trade.serving(waiting, Elapsed(3.0)) != ()
-    assert trade.serving(told(waiting, Wish(Need.NOTHING, "", home_serves=True), 4.0).trade, Elapsed(4.0)) == ()
+    waiting = step_trade(stepped.trade, DelegationDemand(DelegationNeed.NOTHING, ""), 3.0).trade
+    assert trade.serving_agreements(waiting, Elapsed(3.0)) != ()
+    assert (
+        trade.serving_agreements(
+            step_trade(waiting, DelegationDemand(DelegationNeed.NOTHING, "", is_served_locally=True), 4.0).trade,
+            Elapsed(4.0),
+        )
+        == ()
+    )
 
 
 def test_what_is_deleted_is_given_up_by_notice() -> None:
     state = active()
-    stepped = told(state, Wish(Need.NOTHING, "", home_serves=True), 2.0)
+    stepped = step_trade(state, DelegationDemand(DelegationNeed.NOTHING, "", is_served_locally=True), 2.0)
     assert notes(stepped) == ["noticed"]
-    assert stepped.trade.leaving[0].stage is Stage.SETTLING
-    later = told(stepped.trade, Wish(Need.NOTHING, "", home_serves=True), 2.0 + trade.SETTLE_S)
+    assert stepped.trade.leaving[0].stage is LeavingStage.SETTLING
+    later = step_trade(
+        stepped.trade,
+        DelegationDemand(DelegationNeed.NOTHING, "", is_served_locally=True),
+        2.0 + trade.ROUTE_PROPAGATION_S,
+    )
     assert kinds(later) == ["SendNotice"]
-    assert kinds(told(later.trade, NoticeFailed(agreement_of(state)), 5.0)) == []
+    assert kinds(step_trade(later.trade, NoticeFailed(agreement_of(state)), 5.0)) == []
     assert (
-        kinds(told(told(later.trade, NoticeFailed(agreement_of(state)), 5.0).trade, SHORT, 5.5, "t-9")).count(
-            "SendNotice"
-        )
+        kinds(
+            step_trade(step_trade(later.trade, NoticeFailed(agreement_of(state)), 5.0).trade, SHORT, 5.5, "t-9")
+        ).count("SendNotice")
         <= 1
     )
 
 
 def test_other_documents_are_traded_anew_while_the_old_serve() -> None:
-    stepped = told(active(), Wish(Need.SHORT, "other"), 2.0)
+    stepped = step_trade(active(), DelegationDemand(DelegationNeed.SHORT, "other"), 2.0)
     assert notes(stepped)[0] == "noticed"
-    assert trade.serving(stepped.trade, Elapsed(2.0)) != ()
-    assert "Solicit" in kinds(told(stepped.trade, Wish(Need.SHORT, "other"), 2.2, "t-2"))
+    assert trade.serving_agreements(stepped.trade, Elapsed(2.0)) != ()
+    assert "Solicit" in kinds(step_trade(stepped.trade, DelegationDemand(DelegationNeed.SHORT, "other"), 2.2, "t-2"))
 
 
 def test_home_takes_it_back_when_it_has_had_a_place_for_long_enough() -> None:
-    at_home = Wish(Need.CONTENT, "asked")
-    state = held(held(active(), at_home, 2, 30), SHORT, 30, 40)
-    state = held(state, at_home, 40, 100)
+    at_home = DelegationDemand(DelegationNeed.CONTENT, "asked")
+    state = renew_throughout(renew_throughout(active(), at_home, 2, 30), SHORT, 30, 40)
+    state = renew_throughout(state, at_home, 40, 100)
     assert isinstance(state.phase, Active)
-    assert notes(told(state, at_home, 40.0 + trade.HOME_STABLE_S)) == ["noticed"]
+    assert notes(step_trade(state, at_home, 40.0 + trade.LOCAL_STABLE_S)) == ["noticed"]
 
 
-def better(gain_at_home: float) -> Compared:
+def better(gain_at_home: float) -> ComparisonDone:
     own = (math.nan, 1.0 - gain_at_home, math.nan)
-    return Compared("", terms(mode=DelegationMode.WHEN_BETTER, margin=0.2, own=own))
+    return ComparisonDone("", terms(mode=DelegationMode.WHEN_BETTER, margin=0.2, own=own))
 
 
 def test_home_takes_it_back_when_it_is_better_by_the_margin() -> None:
-    state = held(active(), SHORT, 1, 100)
-    due = told(state, Wish(Need.BETTER, "asked"), 100.0)
-    assert Compare(agreement_of(state), abroad=False) in due.effects
+    state = renew_throughout(active(), SHORT, 1, 100)
+    due = step_trade(state, DelegationDemand(DelegationNeed.BETTER, "asked"), 100.0)
+    assert Compare(agreement_of(state), with_other_regions=False) in due.effects
     for gain, left in ((0.1, []), (0.9, ["noticed"])):
-        assert notes(told(due.trade, replace(better(gain), agreement=agreement_of(state)), 100.1)) == left
+        assert notes(step_trade(due.trade, replace(better(gain), agreement=agreement_of(state)), 100.1)) == left
 
 
 def test_what_is_merely_to_be_better_is_tried_once_in_its_cooldown() -> None:
-    asked = Wish(Need.BETTER, "asked")
-    state = told(Trade(KEY), asked, 0.0).trade
-    state = told(state, Answered("t-1", 1, (), terms()), 0.1).trade
-    assert told(state, asked, trade.COOLDOWN_S - 1.0).effects == ()
-    assert kinds(told(state, asked, trade.COOLDOWN_S * 1.25, "t-2")) == ["Solicit"]
-    assert kinds(told(state, SHORT, 0.2, "t-2")) == ["Solicit"], "what fell short does not wait for it"
+    asked = DelegationDemand(DelegationNeed.BETTER, "asked")
+    state = step_trade(WorkloadTrade(KEY), asked, 0.0).trade
+    state = step_trade(state, RoundAnswered("t-1", 1, (), terms()), 0.1).trade
+    assert step_trade(state, asked, trade.COOLDOWN_S - 1.0).effects == ()
+    assert kinds(step_trade(state, asked, trade.COOLDOWN_S * 1.25, "t-2")) == ["Solicit"]
+    assert kinds(step_trade(state, SHORT, 0.2, "t-2")) == ["Solicit"], "what fell short does not wait for it"
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(soliciting(), Resting), (awarding(), Withdrawing), (active(), Active), (Trade(KEY), Resting)],
+    [(soliciting(), IdleTrade), (awarding(), Withdrawing), (active(), Active), (WorkloadTrade(KEY), IdleTrade)],
 )
-def test_a_restart_relies_on_nothing_that_may_be_over(before: Trade, after: type) -> None:
-    state = trade.restarted(before, Elapsed(1.0), Elapsed(-500.0))
+def test_a_restart_relies_on_nothing_that_may_be_over(before: WorkloadTrade, after: type) -> None:
+    state = trade.restore(before, Elapsed(1.0), Elapsed(-500.0))
     assert isinstance(state.phase, after)
-    deal = trade.deal_of(state, agreement_of(state))
+    deal = trade.agreement_of(state, agreement_of(state))
     if deal is not None:
-        assert trade.serving(state, Elapsed(-499.0))
-        assert not trade.serving(state, Elapsed(-500.0 + trade.CONFIRM_S))
-        again = told(state, SHORT, -500.0)
-        assert [each.sequence for each in again.effects if isinstance(each, SendRenewal)] == [trade.SEQUENCES + 1]
+        assert trade.serving_agreements(state, Elapsed(-499.0))
+        assert not trade.serving_agreements(state, Elapsed(-500.0 + trade.CONFIRM_S))
+        again = step_trade(state, SHORT, -500.0)
+        assert [each.sequence for each in again.effects if isinstance(each, SendRenewal)] == [trade.SEQUENCE_STEP + 1]
 
 
 def test_renewals_leave_nothing_to_store() -> None:
     before = active()
-    after = told(before, SHORT, 3.0).trade
-    after = told(after, renewed(after), 3.2).trade
+    after = step_trade(before, SHORT, 3.0).trade
+    after = step_trade(after, renewal_of(after), 3.2).trade
     assert after != before
     assert trade.durable(after) == trade.durable(before)
 
 
 def test_the_same_answers_in_vain_are_told_once() -> None:
-    state, now, told_of = Trade(KEY), 0.0, list[list[str]]()
+    state, now, told_of = WorkloadTrade(KEY), 0.0, list[list[str]]()
     for count in range(4):
-        first = told(state, SHORT, now, f"t-{count}")
+        first = step_trade(state, SHORT, now, f"t-{count}")
         answers = (counter("a", 0.5),) if count < 3 else ()
-        last = told(first.trade, Answered(f"t-{count}", 1, answers, terms(0.03)), now)
+        last = step_trade(first.trade, RoundAnswered(f"t-{count}", 1, answers, terms(0.03)), now)
         told_of.append(notes(first) + notes(last))
         state = last.trade
-        assert isinstance(state.phase, Resting)
+        assert isinstance(state.phase, IdleTrade)
         now = state.phase.until
     assert told_of == [["solicited", "countered", "no_bid"], [], [], ["no_bid"]]
 
 
 def test_what_has_a_place_and_never_traded_leaves_nothing_to_store() -> None:
-    after = told(Trade(KEY), Wish(Need.CONTENT, "asked", home_serves=True), 5.0).trade
-    assert trade.durable(after) == trade.durable(Trade(KEY))
+    after = step_trade(
+        WorkloadTrade(KEY), DelegationDemand(DelegationNeed.CONTENT, "asked", is_served_locally=True), 5.0
+    ).trade
+    assert trade.durable(after) == trade.durable(WorkloadTrade(KEY))
 
 
 # -- laws --------------------------------------------------------------------------------------------------------------
@@ -428,22 +456,22 @@ class Wire:
     resolved: awards that bind nobody any more, as far as the origin could know."""
 
     now: float = 0.0
-    state: Trade = Trade(KEY)  # noqa: RUF009
-    stored: tuple[Trade, float] = (Trade(KEY), 0.0)
+    state: WorkloadTrade = WorkloadTrade(KEY)  # noqa: RUF009
+    stored: tuple[WorkloadTrade, float] = (WorkloadTrade(KEY), 0.0)
     fresh: int = 0
     asked_at: dict[str, float] = field(default_factory=dict)
-    under_way: list[Effect] = field(default_factory=list)
-    heard: list[Event] = field(default_factory=list)
+    under_way: list[TradeEffect] = field(default_factory=list)
+    heard: list[TradeEvent] = field(default_factory=list)
     sent: dict[str, float] = field(default_factory=dict)
     resolved: set[str] = field(default_factory=set)
     granted: dict[str, float] = field(default_factory=dict)
     released: set[str] = field(default_factory=set)
     betters: list[float] = field(default_factory=list)
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: TradeEvent) -> None:
         self.fresh += 1
         before = self.state
-        stepped = told(self.state, event, self.now, f"t-{self.fresh}")
+        stepped = step_trade(self.state, event, self.now, f"t-{self.fresh}")
         self.state = stepped.trade
         if stepped.notes or trade.durable(before) != trade.durable(self.state):
             self.stored = (self.state, self.now)
@@ -453,10 +481,10 @@ class Wire:
             if note.what == "noticed" and note.code == Code.BETTER_ELSEWHERE:
                 self.betters.append(self.now)
         for effect in stepped.effects:
-            self.judge(effect)
+            self.check_effect(effect)
             self.under_way.append(effect)
 
-    def judge(self, effect: Effect) -> None:
+    def check_effect(self, effect: TradeEffect) -> None:
         if isinstance(effect, Solicit):
             self.asked_at[f"{effect.solicitation}/{effect.round}"] = self.now
         if isinstance(effect, SendAward):
@@ -464,11 +492,11 @@ class Wire:
             asked = max(at for name, at in self.asked_at.items() if name.startswith(f"{award.solicitation}/"))
             assert self.now < asked + 10.0, "a hold was awarded after its end"
             for other, at in self.sent.items():
-                settled = other in self.resolved or self.now >= at + trade.LONGEST_S
+                settled = other in self.resolved or self.now >= at + trade.AWARD_EXPIRY_S
                 assert other == award.agreement or settled, "two awards of a workload are open"
             self.sent[award.agreement] = self.now
 
-    def answer(self, effect: Effect) -> Event | None:
+    def answer(self, effect: TradeEffect) -> TradeEvent | None:
         """What the regions make of a message that comes now."""
         match effect:
             case Solicit():
@@ -476,38 +504,38 @@ class Wire:
                     offer(name, id=f"{effect.solicitation}-{effect.round}-{name}", solicitation=effect.solicitation,
                           round=effect.round) for name in "ab"
                 )  # fmt: skip
-                return Answered(effect.solicitation, effect.round, bids, terms())
+                return RoundAnswered(effect.solicitation, effect.round, bids, terms())
             case SendAward(award=award):
                 if award.bid in self.released:
                     return AwardFailed(award.agreement, Refusal(Code.HOLD_RELEASED))
                 self.granted[award.agreement] = self.now
-                return Granted(Grant(award.agreement, award.bid, "a", Seconds(12.0), ()), Elapsed(self.now))
+                return AwardGranted(Grant(award.agreement, award.bid, "a", Seconds(12.0), ()), Elapsed(self.now))
             case SendRelease(release=release):
                 self.released.add(release.bid)
-                return Released(release.bid)
+                return ReleaseConfirmed(release.bid)
             case SendRenewal():
                 known = effect.agreement in self.granted
                 if not known or self.now > self.granted[effect.agreement] + 17.0:
                     return RenewalFailed(effect.agreement, effect.nonce, Refusal(Code.AGREEMENT_UNKNOWN))
                 self.granted[effect.agreement] = self.now
-                service = Service.READY
-                return RenewedBy(Renewed(effect.agreement, effect.nonce, Seconds(12.0), service, REPORT, (), ""))
+                service = ServiceState.READY
+                return RenewalConfirmed(Renewed(effect.agreement, effect.nonce, Seconds(12.0), service, REPORT, (), ""))
             case SendNotice(notice=notice):
                 self.granted.pop(notice.agreement, None)
-                return NoticeTaken(notice.agreement, notice.ends_s)
+                return NoticeConfirmed(notice.agreement, notice.ends_s)
             case Compare(agreement=agreement):
                 return replace(better(0.9), agreement=agreement)
-            case Account():
+            case RecordDelivery():
                 return None
 
 
 WISHES = st.sampled_from(
     [
         SHORT,
-        Wish(Need.CONTENT, "asked"),
-        Wish(Need.BETTER, "asked", home_serves=True),
-        Wish(Need.NOTHING, "", home_serves=True),
-        Wish(Need.SHORT, "other"),
+        DelegationDemand(DelegationNeed.CONTENT, "asked"),
+        DelegationDemand(DelegationNeed.BETTER, "asked", is_served_locally=True),
+        DelegationDemand(DelegationNeed.NOTHING, "", is_served_locally=True),
+        DelegationDemand(DelegationNeed.SHORT, "other"),
     ]
 )
 STEPS = st.lists(
@@ -534,7 +562,7 @@ def test_laws_hold_under_loss_repetition_delay_and_restarts(steps: list[tuple[st
     wire.tell(SHORT)
     for what, value in steps:
         match what, value:
-            case "wish", Wish():
+            case "wish", DelegationDemand():
                 wire.tell(value)
             case "pass", float():
                 wire.now += value
@@ -552,22 +580,22 @@ def test_laws_hold_under_loss_repetition_delay_and_restarts(steps: list[tuple[st
             case "restart", float():
                 state, at = wire.stored
                 wire.now += value
-                wire.state = trade.restarted(state, Elapsed(at), Elapsed(wire.now))
+                wire.state = trade.restore(state, Elapsed(at), Elapsed(wire.now))
             case "notice", float() if trade.open_award(wire.state):
                 notice = Notice(trade.open_award(wire.state), "a", Code.NODE_CORDONED, Seconds(value))
-                wire.tell(NoticedBy(notice))
+                wire.tell(DelegateNotice(notice))
             case _:
                 pass
     assert all(
         later - earlier >= trade.COOLDOWN_S for earlier, later in zip(wire.betters, wire.betters[1:], strict=False)
     )
-    wire.tell(Wish(Need.NOTHING, "", home_serves=True))
+    wire.tell(DelegationDemand(DelegationNeed.NOTHING, "", is_served_locally=True))
     wire.under_way.clear()
     for _ in range(120):
         if wire.state.is_over and not wire.under_way:
             break
         wire.now += 2.0
-        wire.tell(Wish(Need.NOTHING, "", home_serves=True))
+        wire.tell(DelegationDemand(DelegationNeed.NOTHING, "", is_served_locally=True))
         for effect in [*wire.under_way]:
             wire.under_way.remove(effect)
             event = wire.answer(effect)

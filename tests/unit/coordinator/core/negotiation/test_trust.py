@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.coordinator.core.negotiation.trust import may_delegate, may_trade
-from shoal.types.workload import Delegation, DelegationMode, Trade
+from shoal.types.workload import DelegationMode, DelegationRule, TradeRule
 
 NAMES = st.text("ab-1", min_size=1, max_size=6)
-EU = Trade("eu-*", ("shop",), 0.1)
-ANY = Trade("*", ("*",), 0.3)
+EU = TradeRule("eu-*", ("shop",), 0.1)
+ANY = TradeRule("*", ("*",), 0.3)
 
 
 def test_the_first_entry_that_fits_both_counts() -> None:
@@ -25,11 +25,11 @@ def test_who_is_not_named_is_not_traded_with() -> None:
 
 
 def test_delegation_goes_where_it_may() -> None:
-    to_eu = Delegation(DelegationMode.WHEN_BETTER, to=("eu-*", "us-1"))
+    to_eu = DelegationRule(DelegationMode.WHEN_BETTER, to=("eu-*", "us-1"))
     assert [may_delegate(to_eu, region) for region in ("eu-west", "us-1", "us-12")] == [True, True, False]
-    assert not may_delegate(Delegation(DelegationMode.NEVER), "eu-west")
+    assert not may_delegate(DelegationRule(DelegationMode.NEVER), "eu-west")
 
 
 @given(NAMES, NAMES)
 def test_a_name_without_star_is_only_itself(pattern: str, name: str) -> None:
-    assert (may_trade((Trade(pattern),), name, "t") is not None) == (pattern == name)
+    assert (may_trade((TradeRule(pattern),), name, "t") is not None) == (pattern == name)

@@ -1,24 +1,27 @@
-"""What speaks for moves that nobody asked for: one module a signal, each with its `NAME` and `propose`."""
+"""Triggers: signals that propose automatic moves. One module each, with its `NAME` and `propose`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator.core.migration.model import Proposal
+from shoal.coordinator.core.migration.model import MoveProposal
 from shoal.coordinator.core.migration.triggers import consolidate, heat, limits, objective, wake
-from shoal.coordinator.core.migration.triggers.view import View, pending_key
+from shoal.coordinator.core.migration.triggers.view import TriggerView, pending_key
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """in_turn: it compares with every other place, and so speaks only of replicas that have their turn."""
+    """A signal that proposes moves."""
 
+    # Its name in `pending_key`.
     name: str
-    propose: Callable[[View], Iterator[Proposal]]
+    # Yields the moves that it proposes.
+    propose: Callable[[TriggerView], Iterator[MoveProposal]]
+    # It compares with every other place, so each scan covers only the replicas whose turn it is.
     in_turn: bool = False
 
 
-EVERY: Final = (
+TRIGGERS: Final = (
     Trigger(wake.NAME, wake.propose),
     Trigger(limits.NAME, limits.propose),
     Trigger(heat.NAME, heat.propose),
@@ -28,24 +31,26 @@ EVERY: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """found: by `pending_key`. judged: all of whose conditions this look knows whether they hold. seen: replicas that
-    it looked at, by assignment, or will when it is their turn."""
+class TriggerScan:
+    """Result of one scan."""
 
-    found: tuple[tuple[str, Proposal], ...]
-    judged: frozenset[str]
-    seen: frozenset[str]
+    # Proposed moves, with their `pending_key`.
+    proposals: tuple[tuple[str, MoveProposal], ...]
+    # `pending_key` of every condition that this scan evaluated.
+    evaluated_keys: frozenset[str]
+    # Assignments that it looked at, or will when it is their turn.
+    known_replicas: frozenset[str]
 
 
-def look(view: View) -> Look:
-    """All that speaks for a move now."""
-    return Look(
-        tuple((pending_key(one.source, each.name), one) for each in EVERY for one in each.propose(view)),
+def scan(view: TriggerView) -> TriggerScan:
+    """Runs all triggers."""
+    return TriggerScan(
+        tuple((pending_key(one.source, each.name), one) for each in TRIGGERS for one in each.propose(view)),
         frozenset(
             pending_key(replica.place, each.name)
-            for each in EVERY
+            for each in TRIGGERS
             for replica in view.replicas
-            if not each.in_turn or view.looks_at(replica)
+            if not each.in_turn or view.has_turn(replica)
         ),
         frozenset(replica.place.assignment for replica in view.replicas),
     )

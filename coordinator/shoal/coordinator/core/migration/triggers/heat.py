@@ -1,31 +1,37 @@
-"""Away from a device that is too hot, or slows itself down."""
+"""Moves replicas off a device that is too hot or throttles."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from shoal.coordinator.core.migration.model import Cause, Proposal
-from shoal.coordinator.core.migration.triggers.view import HOT_C, Replica, View, heat, waiting
+from shoal.coordinator.core.migration.model import Cause, MoveProposal
+from shoal.coordinator.core.migration.triggers.view import (
+    HOT_C,
+    MovableReplica,
+    TriggerView,
+    deferred_proposal,
+    heat_reason,
+)
 
 NAME: Final = "heat"
 
 
-def propose(view: View) -> Iterator[Proposal]:
-    hot = [(replica, *found) for replica in view.replicas if (found := _found(view, replica)) is not None]
+def propose(view: TriggerView) -> Iterator[MoveProposal]:
+    hot = [(replica, *found) for replica in view.replicas if (found := _heat_condition(view, replica)) is not None]
     turns = view.turns([replica for replica, _, share in hot if share == 1.0])
     for replica, reason, share in hot:
         intent = replica.intent
         if replica.place.assignment in turns:
-            yield view.forced(replica, Cause.HEAT, reason, intent.require, intent.limits)
+            yield view.forced_proposal(replica, Cause.HEAT, reason, intent.require, intent.limits)
         else:
-            yield replace(waiting(replica, Cause.HEAT, reason), fading=share < 1.0)
+            yield replace(deferred_proposal(replica, Cause.HEAT, reason), is_fading=share < 1.0)
 
 
-def _found(view: View, replica: Replica) -> tuple[str, float] | None:
-    """How hot its device is, and the share of the threshold at which it counts as that."""
-    reading = replica.loaded.state.readings.get(replica.slot.device)
+def _heat_condition(view: TriggerView, replica: MovableReplica) -> tuple[str, float] | None:
+    """How hot its device is, and the share of the threshold that it exceeds; None: it is not."""
+    reading = replica.live_option.state.readings.get(replica.slot.device)
     if reading is not None:
-        for share in view.shares(replica, NAME):
-            if found := heat(reading, share * HOT_C):
+        for share in view.threshold_shares(replica, NAME):
+            if found := heat_reason(reading, share * HOT_C):
                 return f"{replica.place.where} {found}", share
     return None

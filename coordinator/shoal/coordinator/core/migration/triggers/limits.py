@@ -1,68 +1,74 @@
-"""Away from a place that does not keep the policy's bounds any more: latency, cost, energy, carbon, the node's power.
+"""Moves replicas off a place that no longer keeps the policy's bounds: latency, cost, energy, carbon, the node's power.
 
-Judged as placement judges a candidate, the upper end of what is measured and predicted: a bound that may be missed is
-at risk. Where placement had to relax the policy, the step counts at which something fits.
+As for a placement candidate, the upper end of measurement and prediction counts: a bound that may be missed is at
+risk. If no place fits, the relaxation steps of the policy are tried in order.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from shoal.coordinator.core.migration.model import Cause, Proposal
-from shoal.coordinator.core.migration.triggers.view import Replica, View, waiting
-from shoal.coordinator.core.placement.feasible import Fault, Order
+from shoal.coordinator.core.migration.model import Cause, MoveProposal
+from shoal.coordinator.core.migration.triggers.view import MovableReplica, TriggerView, deferred_proposal
+from shoal.coordinator.core.placement.feasible import Constraint, PlacementFault
 from shoal.policies.resolve import PRICE_LABEL
 from shoal.types.units import Seconds
 from shoal.types.workload import Limits, Requirements
 
 NAME: Final = "limits"
 _CAUSES: Final = {
-    Order.LATENCY: Cause.SLO,
-    Order.COST: Cause.COST,
-    Order.ENERGY: Cause.ENERGY,
-    Order.CARBON: Cause.CARBON,
-    Order.POWER: Cause.POWER,
+    Constraint.LATENCY: Cause.SLO,
+    Constraint.COST: Cause.COST,
+    Constraint.ENERGY: Cause.ENERGY,
+    Constraint.CARBON: Cause.CARBON,
+    Constraint.POWER: Cause.POWER,
 }
 
 
-def propose(view: View) -> Iterator[Proposal]:
-    missing = [(replica, *found) for replica in view.replicas if (found := _found(view, replica)) is not None]
+def propose(view: TriggerView) -> Iterator[MoveProposal]:
+    missing = [(replica, *found) for replica in view.replicas if (found := _limit_condition(view, replica)) is not None]
     turns = view.turns([replica for replica, _, share in missing if share == 1.0])
     for replica, fault, share in missing:
         if replica.place.assignment in turns:
-            yield _proposed(view, replica, fault)
+            yield _proposal_for(view, replica, fault)
         else:
-            asked = waiting(replica, _cause(replica, fault.order), str(fault.refusal))
-            yield replace(asked, fading=share < 1.0)
+            asked = deferred_proposal(replica, _cause(replica, fault.constraint), str(fault.refusal))
+            yield replace(asked, is_fading=share < 1.0)
 
 
-def _found(view: View, replica: Replica) -> tuple[Fault, float] | None:
-    """What it misses, and the share of the bounds at which it does."""
+def _limit_condition(view: TriggerView, replica: MovableReplica) -> tuple[PlacementFault, float] | None:
+    """The bound that it misses, and the share of the bounds at which it does; None: it keeps all."""
     intent = replica.intent
-    for share in view.shares(replica, NAME):
-        fault = _missed(view, replica, *_tightened(intent.require, intent.limits, share))
+    for share in view.threshold_shares(replica, NAME):
+        fault = _first_fault(view, replica, *_tighten(intent.require, intent.limits, share))
         if fault is not None:
             return fault, share
     return None
 
 
-def _proposed(view: View, replica: Replica, fault: Fault) -> Proposal:
+def _proposal_for(view: TriggerView, replica: MovableReplica, fault: PlacementFault) -> MoveProposal:
     intent = replica.intent
-    found = view.forced(replica, _cause(replica, fault.order), str(fault.refusal), intent.require, intent.limits)
+    found = view.forced_proposal(
+        replica, _cause(replica, fault.constraint), str(fault.refusal), intent.require, intent.limits
+    )
     for step in intent.relax:
-        missed = _missed(view, replica, step.require, step.limits)
+        missed = _first_fault(view, replica, step.require, step.limits)
         if found.refusal is None or missed is None:
             break
-        found = view.forced(replica, _cause(replica, missed.order), str(missed.refusal), step.require, step.limits)
+        found = view.forced_proposal(
+            replica, _cause(replica, missed.constraint), str(missed.refusal), step.require, step.limits
+        )
     return found
 
 
-def _missed(view: View, replica: Replica, require: Requirements, limits: Limits) -> Fault | None:
-    found = view.scope.figure_faults(replica.loaded, replica.intent, require, limits)
-    return min(found, key=lambda fault: fault.order, default=None)
+def _first_fault(
+    view: TriggerView, replica: MovableReplica, require: Requirements, limits: Limits
+) -> PlacementFault | None:
+    found = view.scope.figure_faults(replica.live_option, replica.intent, require, limits)
+    return min(found, key=lambda fault: fault.constraint, default=None)
 
 
-def _tightened(require: Requirements, limits: Limits, share: float) -> tuple[Requirements, Limits]:
+def _tighten(require: Requirements, limits: Limits, share: float) -> tuple[Requirements, Limits]:
     if require.latency_p95_s is not None:
         require = replace(require, latency_p95_s=Seconds(share * require.latency_p95_s))
     names = ("cost", "energy", "carbon", "node_power")
@@ -70,6 +76,6 @@ def _tightened(require: Requirements, limits: Limits, share: float) -> tuple[Req
     return require, replace(limits, **scaled)
 
 
-def _cause(replica: Replica, order: Order) -> Cause:
-    by_signal = PRICE_LABEL not in replica.loaded.state.node.labels
-    return Cause.PRICE if order is Order.COST and by_signal else _CAUSES[order]
+def _cause(replica: MovableReplica, order: Constraint) -> Cause:
+    by_signal = PRICE_LABEL not in replica.live_option.state.node.labels
+    return Cause.PRICE if order is Constraint.COST and by_signal else _CAUSES[order]

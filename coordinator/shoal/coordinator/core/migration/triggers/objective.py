@@ -1,91 +1,97 @@
-"""To a place where the workload's objective is better, by the weights that hold now: one comparison, `gain`.
+"""Moves replicas to a place with a better objective, by the weights in effect now: one comparison, `gain`.
 
-The replica as it was when it warmed up against what is known or predicted of each other place: what only the load of
-the moment makes of it is no reason (`limits` sees that). What a move left behind counts: the way back is asked for more
-than was to be had when it was left, so that no move is undone without a reason of its own.
+It compares the replica's warm-up baseline with the known or predicted figures of each other place. The current load
+alone is no reason to move (`limits` handles that). A return to a place that was left needs more gain than it had
+when the place was left. So no move is undone without a reason of its own.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator.core.migration.expected import expected, gain_of
-from shoal.coordinator.core.migration.model import Cause, Expected, Migration, Proposal
-from shoal.coordinator.core.migration.triggers.view import Replica, View, proposal
+from shoal.coordinator.core.migration.model import Cause, ExpectedOutcome, Migration, MoveProposal
+from shoal.coordinator.core.migration.outcomes import expected_outcome, gain_of
+from shoal.coordinator.core.migration.triggers.view import MovableReplica, TriggerView, new_proposal
 from shoal.coordinator.core.placement.feasible import Option
 from shoal.policies.resolve import PRICE_LABEL
-from shoal.types.units import show_joules, show_seconds, show_usd_per_hour
+from shoal.types.units import show_gain, show_joules, show_seconds, show_usd_per_hour
 from shoal.types.workload import Weights
 
 NAME: Final = "objective"
-PASSING: Final = frozenset({Cause.HEAT, Cause.POWER, Cause.WAKE})
-"""What a place may get over, a peak as well: then it may have the replica again."""
-_TIMELY: Final = PASSING | {Cause.SCHEDULE}
-"""So with what holds for a time."""
+PASSING_CAUSES: Final = frozenset({Cause.HEAT, Cause.POWER, Cause.WAKE})
+"""Conditions that may pass, a peak included; after that the place may have the replica again."""
+_TEMPORARY_CAUSES: Final = PASSING_CAUSES | {Cause.SCHEDULE}
+"""These, and objectives that hold for a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Better:
-    """The best other place of a replica. asked: the gain that makes it worth a move. left: the move that left it."""
+class BetterPlace:
+    """The best other place of a replica."""
 
+    # Place that the replica would move to.
     option: Option
-    expected: Expected
-    asked: float
-    left: Migration | None
+    # Expected outcome of moving there.
+    expected: ExpectedOutcome
+    # Gain from which on the move is worthwhile.
+    required_gain: float
+    # The move that left this place; None: none did.
+    previous_move: Migration | None
 
 
-def propose(view: View) -> Iterator[Proposal]:
+def propose(view: TriggerView) -> Iterator[MoveProposal]:
     for replica in view.replicas:
-        best = better(view, replica) if view.looks_at(replica) else None
-        if best is not None and best.expected.gain >= best.asked * min(view.shares(replica, NAME)):
-            yield replace(proposed(replica, best), fading=best.expected.gain < best.asked)
+        best = best_place(view, replica) if view.has_turn(replica) else None
+        if best is not None and best.expected.gain >= best.required_gain * min(view.threshold_shares(replica, NAME)):
+            yield replace(proposal_for(replica, best), is_fading=best.expected.gain < best.required_gain)
 
 
-def proposed(replica: Replica, best: Better) -> Proposal:
-    cause, reason = _why(replica, best)
-    return proposal(replica, best.option, best.expected, cause, reason)
+def proposal_for(replica: MovableReplica, best: BetterPlace) -> MoveProposal:
+    cause, reason = _cause_and_reason(replica, best)
+    return new_proposal(replica, best.option, best.expected, cause, reason)
 
 
-def better(view: View, replica: Replica) -> Better | None:
-    """The place that comes closest to being worth a move, or is most. None: it has nowhere else to go."""
+def best_place(view: TriggerView, replica: MovableReplica) -> BetterPlace | None:
+    """The place whose gain exceeds the required one by most, or falls short by least; None: there is no other place."""
     intent = replica.intent
-    found = [_judged(view, replica, option) for option in view.places(replica, intent.require, intent.limits)]
-    return max(found, key=lambda each: (each.expected.gain - each.asked, each.option.names), default=None)
+    found = [_evaluate(view, replica, option) for option in view.places(replica, intent.require, intent.limits)]
+    return max(found, key=lambda each: (each.expected.gain - each.required_gain, each.option.key), default=None)
 
 
-def _judged(view: View, replica: Replica, option: Option) -> Better:
-    left, asked = _left(view, replica, option), replica.intent.migration.gain
-    if left is not None and not _is_over(left, replica.intent.weights) and left.expected is not None:
+def _evaluate(view: TriggerView, replica: MovableReplica, option: Option) -> BetterPlace:
+    left, asked = _previous_move(view, replica, option), replica.intent.migration.gain
+    if left is not None and not _is_reason_over(left, replica.intent.weights) and left.expected is not None:
         asked += max(0.0, gain_of(left.expected.before, left.expected.after, replica.intent.weights))
-    return Better(option, expected(view.scope, replica.intent, replica.calm, option), asked, left)
+    return BetterPlace(option, expected_outcome(view.scope, replica.intent, replica.baseline, option), asked, left)
 
 
-def _left(view: View, replica: Replica, option: Option) -> Migration | None:
-    """The move that brought the replica, where it came from this very place."""
-    last = view.came_by(replica)
+def _previous_move(view: TriggerView, replica: MovableReplica, option: Option) -> Migration | None:
+    """The move that brought the replica, if it came from this very place."""
+    last = view.arrival_move(replica)
     source = last.source if last is not None else None
-    came_from = source is not None and (source.node, source.device, source.model) == option.names
+    came_from = source is not None and (source.node, source.device, source.model) == option.key
     return last if came_from else None
 
 
-def _is_over(left: Migration, weights: Weights) -> bool:
-    """Whether what it left for may hold no more, without that any figure of the two places is another. Where energy
-    counts for nothing, no device is to sleep."""
-    return left.cause in _TIMELY or (left.cause is Cause.CONSOLIDATION and weights.energy <= 0)
+def _is_reason_over(previous_move: Migration, weights: Weights) -> bool:
+    """True if the reason for leaving may be over although no figure of the two places changed. Without a weight on
+    energy, no device is to sleep."""
+    return previous_move.cause in _TEMPORARY_CAUSES or (
+        previous_move.cause is Cause.CONSOLIDATION and weights.energy <= 0
+    )
 
 
-def _is_scheduled(replica: Replica, best: Better) -> bool:
-    """Whether it is a schedule's entry that speaks for it, or for the way back that there is none any more."""
+def _is_scheduled(replica: MovableReplica, best: BetterPlace) -> bool:
+    """True if a schedule entry asks for the move, or if it is the way back after the entry ended."""
     intent = replica.intent
     if intent.declared is None:
         return False
     if intent.weights == intent.declared.weights:
-        return best.left is not None and best.left.cause in (Cause.SCHEDULE, Cause.CONSOLIDATION)
-    return gain_of(best.expected.after, best.expected.before, intent.declared.weights) < best.asked
+        return best.previous_move is not None and best.previous_move.cause in (Cause.SCHEDULE, Cause.CONSOLIDATION)
+    return gain_of(best.expected.after, best.expected.before, intent.declared.weights) < best.required_gain
 
 
-def _why(replica: Replica, best: Better) -> tuple[Cause, str]:
-    """The term that makes most of the difference, with its figures."""
+def _cause_and_reason(replica: MovableReplica, best: BetterPlace) -> tuple[Cause, str]:
+    """The objective term that makes most of the difference, with its figures."""
     before, after, weights = best.expected.before, best.expected.after, replica.intent.weights
     terms = (
         (Cause.LATENCY, weights.latency, before.latency_p95_s, after.latency_p95_s, "p95", show_seconds),
@@ -95,13 +101,16 @@ def _why(replica: Replica, best: Better) -> tuple[Cause, str]:
     cause, _, old, new, name, show = max(
         terms, key=lambda term: term[1] * (1 - term[3] / term[2]) if term[2] > 0 and term[3] >= 0 else 0.0
     )
-    if cause is Cause.COST and not all(PRICE_LABEL in each.state.node.labels for each in (replica.calm, best.option)):
+    if cause is Cause.COST and not all(
+        PRICE_LABEL in each.state.node.labels for each in (replica.baseline, best.option)
+    ):
         cause = Cause.PRICE
-    how = f"{best.expected.gain:.0%} better" if best.expected.gain > 0 else "worse"
-    reason = f"{how}: {name} {show(new)} for {show(old)}"
+    gain = best.expected.gain
+    whole = f"the objective is {show_gain(gain)}" if gain > 0 else f"though the objective is {show_gain(gain)}"
+    reason = f"{name} {show(old)} -> {show(new)}, {whole}"
     if _is_scheduled(replica, best):
-        return Cause.SCHEDULE, f"by the objective that holds at this time {reason}"
-    if best.left is None:
+        return Cause.SCHEDULE, f"by the objective that holds at this time: {reason}"
+    if best.previous_move is None:
         return cause, reason
-    back = f"back where {best.left.id} ({best.left.cause}) left"
-    return (Cause.FAILBACK if best.left.cause in PASSING else cause), f"{back}: {reason}"
+    back = f"back where {best.previous_move.id} ({best.previous_move.cause}) left"
+    return (Cause.FAILBACK if best.previous_move.cause in PASSING_CAUSES else cause), f"{back}: {reason}"

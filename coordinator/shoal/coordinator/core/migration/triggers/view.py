@@ -1,4 +1,4 @@
-"""The region as triggers look at it: replicas that serve and may be moved unasked, and where each of them could go."""
+"""The region as triggers see it: serving replicas that may move automatically, and where each could go."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -7,196 +7,219 @@ from functools import cached_property
 from typing import Final
 
 from shoal.coordinator.core.fleet.state import Liveness
-from shoal.coordinator.core.migration.expected import calibrated, expected
-from shoal.coordinator.core.migration.model import Cause, Done, Expected, Migration, Place, Proposal
-from shoal.coordinator.core.placement.books import busy_share, opened
+from shoal.coordinator.core.migration.model import (
+    Cause,
+    DoneState,
+    ExpectedOutcome,
+    Migration,
+    MoveProposal,
+    ReplicaPlace,
+)
+from shoal.coordinator.core.migration.outcomes import calibrate, expected_outcome
+from shoal.coordinator.core.placement.allocations import busy_share, initial_allocations
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import Aim, Inputs, Move, Slot, terms_of
+from shoal.coordinator.core.placement.replicas import CurrentReplica, replicas_of
 from shoal.coordinator.core.placement.solve import Solver
-from shoal.coordinator.core.placement.standing import Standing, current_of
-from shoal.coordinator.core.workloads.model import Pending
+from shoal.coordinator.core.workloads.model import PendingMove
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Reading
 from shoal.types.units import Seconds
 from shoal.types.workload import Intent, Limits, Requirements, WorkloadKey
 
-LOOK_S: Final = Seconds(5.0)
+SCAN_S: Final = Seconds(5.0)
 OPTIONS_MOST: Final = 4000
-"""Places that one signal has thought through in one look: in a large region every replica has its turn."""
-BAND: Final = 0.1
-"""What began by passing a threshold ends when it is this share of the threshold short of it."""
+"""Places that one trigger evaluates in one scan; in a large region replicas take turns."""
+HYSTERESIS: Final = 0.1
+"""A condition that began by passing a threshold ends this share of the threshold below it."""
 HOT_C: Final = 90.0
-"""Common processors and accelerators slow themselves down between 90 and 105 degrees."""
+"""Common processors and accelerators throttle between 90 and 105 degrees Celsius."""
 _WHY: Final = Refusal(Code.CONFLICT, "it would move")
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
-    """loaded: as it serves. calm: as it was measured when it warmed up, which compares with other places."""
+class MovableReplica:
+    """A serving replica that may move."""
 
+    # Its workload, with the weights and rates in effect now.
     intent: Intent
-    standing: Standing
-    calm: Option
+    # The replica with its live figures.
+    current: CurrentReplica
+    # Its figures from warm-up, for comparison with other places.
+    baseline: Option
 
     @property
-    def loaded(self) -> Option:
-        return self.standing.option
+    def live_option(self) -> Option:
+        return self.current.option
 
     @property
-    def place(self) -> Place:
-        one = self.standing.assignment
-        return Place(one.id, self.standing.node, one.device, one.model, one.precision)
+    def place(self) -> ReplicaPlace:
+        one = self.current.assignment
+        emulated = self.current.option.device.emulated
+        return ReplicaPlace(one.id, self.current.node, one.device, one.model, one.precision, emulated=emulated)
 
     @property
     def slot(self) -> Slot:
-        return self.standing.slot
+        return self.current.slot
 
 
-class View:
-    """One look. Nothing moves by itself to a device that is hot."""
+class TriggerView:
+    """The view of one scan. No automatic move goes to a hot device."""
 
     def __init__(
-        self, inputs: Inputs, pending: Mapping[str, Pending], migrations: Mapping[str, Migration],
+        self, inputs: Inputs, pending: Mapping[str, PendingMove], migrations: Mapping[str, Migration],
         only: WorkloadKey | None = None,
     ) -> None:  # fmt: skip
-        """only: look at this workload alone, whether or not it may move unasked."""
+        """only: view this workload alone, whether or not it may move automatically."""
         self._pending = pending
-        self._came_by = {
+        self._arrivals = {
             each.target.assignment: each
             for each in migrations.values()
-            if isinstance(each.state, Done) and each.target is not None
+            if isinstance(each.state, DoneState) and each.target is not None
         }
         self._hot = frozenset(
             Slot(name, reading.device)
             for name, state in inputs.fleet.nodes.items()
             for reading in state.readings.values()
-            if heat(reading, HOT_C * (1.0 - BAND))
+            if heat_reason(reading, HOT_C * (1.0 - HYSTERESIS))
         )
         self.scope = Scope(inputs)
-        self.leaving = frozenset(move.leaves or move.source for move in inputs.moves)
-        """Replicas that go, or are about to."""
+        # Replicas that are leaving, or about to.
+        self.leaving = frozenset(move.leaving or move.source for move in inputs.moves)
         self._solvers = dict[str, Solver]()
-        current = {intent.key: current_of(self.scope, intent) for intent in inputs.intents}
+        current = {intent.key: replicas_of(self.scope, intent) for intent in inputs.intents}
         self._current = current
-        self._opening = opened(self.scope, ((intent, current[intent.key]) for intent in inputs.intents))
+        self._initial_allocations = initial_allocations(
+            self.scope, ((intent, current[intent.key]) for intent in inputs.intents)
+        )
         bound = {name for move in inputs.moves for name in (move.source, move.target)}
-        crossing = {each.workload for each in migrations.values() if each.crosses and not each.is_over}
+        crossing = {each.workload for each in migrations.values() if each.is_cross_region and not each.is_over}
         self.replicas = tuple(
-            Replica(intent, each, self._calm(intent, each))
+            MovableReplica(intent, each, self._baseline(intent, each))
             for intent in sorted(inputs.intents, key=lambda intent: intent.key)
-            if (intent.migration.unasked if only is None else intent.key == only) and self._is_whole(intent)
-            for each in current[intent.key].standing
+            if (intent.migration.unasked if only is None else intent.key == only) and self._has_all_replicas(intent)
+            for each in current[intent.key].active
             if each.assignment.id not in bound and intent.key not in crossing and self._may_move(intent, each)
         )
-        self._looked = self.turns(self.replicas)
+        self._in_turn = self.turns(self.replicas)
 
     @property
     def inputs(self) -> Inputs:
         return self.scope.inputs
 
-    def looks_at(self, replica: Replica) -> bool:
-        """Whether it has its turn to be compared with every other place."""
-        return replica.place.assignment in self._looked
+    def has_turn(self, replica: MovableReplica) -> bool:
+        """True if the replica is compared with every other place in this scan."""
+        return replica.place.assignment in self._in_turn
 
-    def turns(self, replicas: Collection[Replica]) -> frozenset[str]:
-        """Which of them, by assignment, are compared with every other place in this look."""
+    def turns(self, replicas: Collection[MovableReplica]) -> frozenset[str]:
+        """Assignments of those that are compared with every other place in this scan."""
         ordered = sorted(each.place.assignment for each in replicas)
         most = max(1, OPTIONS_MOST // max(1, len(self.scope.devices)))
         if len(ordered) <= most:
             return frozenset(ordered)
-        first = int(self.inputs.now / LOOK_S) * most
+        first = int(self.inputs.now / SCAN_S) * most
         return frozenset(ordered[(first + step) % len(ordered)] for step in range(most))
 
     @cached_property
     def busy(self) -> Mapping[Slot, float]:
-        """Share of each device's time that declared traffic takes, of every replica as it was when it warmed up, but
-        for those that leave."""
+        """Share of each device's time that declared traffic takes, by the replicas' warm-up baselines, without those
+        that are leaving."""
         busy = defaultdict[Slot, float](float)
         for kept in self.inputs.reserved:
             busy[kept.slot] += kept.busy
         for intent in self.inputs.intents:
-            for each in self._current[intent.key].counted:
+            for each in self._current[intent.key].healthy:
                 if each.assignment.id not in self.leaving:
-                    busy[each.slot] += self.share(intent, self._calm(intent, each))
+                    busy[each.slot] += self.device_share(intent, self._baseline(intent, each))
         return busy
 
-    def share(self, intent: Intent, option: Option) -> float:
-        """Of a device's time, that one replica's declared traffic takes there."""
+    def device_share(self, intent: Intent, option: Option) -> float:
+        """Share of a device's time that one replica's declared traffic takes."""
         return busy_share(self.scope, intent, option, intent.require.replicas)
 
-    def shares(self, replica: Replica, trigger: str) -> tuple[float, ...]:
-        """Shares of its threshold at which a condition holds: by the first in full, by another it only fades."""
-        return (1.0, 1.0 - BAND) if pending_key(replica.place, trigger) in self._pending else (1.0,)
+    def threshold_shares(self, replica: MovableReplica, trigger: str) -> tuple[float, ...]:
+        """Shares of the threshold to test: a condition holds at the full one. If it held before, it only fades at
+        the lower one."""
+        return (1.0, 1.0 - HYSTERESIS) if pending_key(replica.place, trigger) in self._pending else (1.0,)
 
-    def came_by(self, replica: Replica) -> Migration | None:
-        """The move that brought it."""
-        return self._came_by.get(replica.place.assignment)
+    def arrival_move(self, replica: MovableReplica) -> Migration | None:
+        """The move that brought the replica; None: none did."""
+        return self._arrivals.get(replica.place.assignment)
 
-    def places(self, replica: Replica, require: Requirements, limits: Limits) -> Iterator[Option]:
-        """Where it could go."""
+    def places(self, replica: MovableReplica, require: Requirements, limits: Limits) -> Iterator[Option]:
+        """Places that it could go to."""
         found = self._solver(replica).places(require, limits)
         return (option for option in found if option.slot not in self._hot)
 
-    def _solver(self, replica: Replica) -> Solver:
-        """Made once: what is known of every place is the same, whatever is asked of it."""
+    def _solver(self, replica: MovableReplica) -> Solver:
+        """Created once per replica: what is known of every place does not depend on the query."""
         name, intent = replica.place.assignment, replica.intent
         if name not in self._solvers:
             move = Move("", intent.key, name, _WHY)
-            most = len(self._current[intent.key].counted)
-            stays = Solver(self.scope, intent, self._current[intent.key], most, self._opening, self._opening)
-            self._solvers[name] = stays.moved(current_of(self.scope, intent, (move,)), (move,))
+            most = len(self._current[intent.key].healthy)
+            stays = Solver(
+                self.scope,
+                intent,
+                self._current[intent.key],
+                most,
+                self._initial_allocations,
+                self._initial_allocations,
+            )
+            self._solvers[name] = stays.with_moves(replicas_of(self.scope, intent, (move,)), (move,))
         return self._solvers[name]
 
-    def forced(
-        self, replica: Replica, cause: Cause, reason: str, require: Requirements, limits: Limits
-    ) -> Proposal:  # fmt: skip
-        """It shall leave, to the place of all that fit which its objective gains most by, or loses least. What would
-        miss the same bounds if it is as far off its roofline as this place is does not fit."""
-        intent, calm, scope = replica.intent, replica.calm, self.scope
+    def forced_proposal(
+        self, replica: MovableReplica, cause: Cause, reason: str, require: Requirements, limits: Limits
+    ) -> MoveProposal:  # fmt: skip
+        """A move to the fitting place with the greatest gain, or the least loss. A place does not fit if it would
+        miss the same bounds once its prediction is corrected by this place's error."""
+        intent, calm, scope = replica.intent, replica.baseline, self.scope
         found = [
-            (option, expected(scope, intent, replica.loaded, option, calm))
+            (option, expected_outcome(scope, intent, replica.live_option, option, calm))
             for option in self.places(replica, require, limits)
-            if not any(scope.figure_faults(calibrated(scope, intent, calm, option), intent, require, limits))
+            if not any(scope.figure_faults(calibrate(scope, intent, calm, option), intent, require, limits))
         ]
         if not found:
             refusal = Refusal(Code.NO_CANDIDATE, "no other place that fits has room for it", "one")
-            return Proposal(intent.key, replica.place, Aim(), cause, reason, refusal=refusal)
-        option, hoped = max(found, key=lambda each: (each[1].gain, each[0].names))
-        return proposal(replica, option, hoped, cause, reason)
+            return MoveProposal(intent.key, replica.place, Aim(), cause, reason, refusal=refusal)
+        option, hoped = max(found, key=lambda each: (each[1].gain, each[0].key))
+        return new_proposal(replica, option, hoped, cause, reason)
 
-    def _calm(self, intent: Intent, standing: Standing) -> Option:
+    def _baseline(self, intent: Intent, standing: CurrentReplica) -> Option:
         known = standing.option
         return self.scope.option(intent, known.model, known.state, known.device)
 
-    def _is_whole(self, intent: Intent) -> bool:
-        """Replicas that are missing come first."""
+    def _has_all_replicas(self, intent: Intent) -> bool:
+        """False while replicas are missing: placing them comes first."""
         if intent.key in self.inputs.elsewhere or self.inputs.fleet.mass_silence is not None:
             return False
-        return len(self._current[intent.key].standing) >= intent.require.replicas
+        return len(self._current[intent.key].active) >= intent.require.replicas
 
-    def _may_move(self, intent: Intent, standing: Standing) -> bool:
+    def _may_move(self, intent: Intent, standing: CurrentReplica) -> bool:
         state = standing.option.state
-        heard = state.liveness is Liveness.READY and state.reported and state.front_ready
+        heard = state.liveness is Liveness.READY and state.has_full_status and state.front_ready
         confirmed = self.inputs.terms.get(standing.assignment.id) == terms_of(intent)
         return heard and standing.ready and confirmed
 
 
-def heat(reading: Reading, limit_c: float) -> str:
-    """How hot a device is, in words; empty where it is not."""
+def heat_reason(reading: Reading, limit_c: float) -> str:
+    """How hot a device is, in words; empty: it is not."""
     if reading.throttled:
         return "slows itself down"
     return f"is at {reading.temperature_c:.0f} C" if reading.temperature_c >= limit_c else ""
 
 
-def waiting(replica: Replica, cause: Cause, reason: str) -> Proposal:
-    """It shall leave, but it is not its turn to have its places thought through."""
-    return Proposal(replica.intent.key, replica.place, Aim(), cause, reason, waits=True)
+def deferred_proposal(replica: MovableReplica, cause: Cause, reason: str) -> MoveProposal:
+    """A replica that has to leave, but whose places are searched in a later scan."""
+    return MoveProposal(replica.intent.key, replica.place, Aim(), cause, reason, is_deferred=True)
 
 
-def pending_key(source: Place, trigger: str) -> str:
+def pending_key(source: ReplicaPlace, trigger: str) -> str:
     return f"{source.assignment} {trigger}"
 
 
-def proposal(replica: Replica, target: Option, hoped: Expected, cause: Cause, reason: str) -> Proposal:
+def new_proposal(
+    replica: MovableReplica, target: Option, hoped: ExpectedOutcome, cause: Cause, reason: str
+) -> MoveProposal:
     aim = Aim(target.slot.node, target.slot.device, target.model.digest)
-    return Proposal(replica.intent.key, replica.place, aim, cause, reason, hoped)
+    return MoveProposal(replica.intent.key, replica.place, aim, cause, reason, hoped)

@@ -1,0 +1,340 @@
+"""Limits on what one caller may hold of a front: calls, bytes, and slots for messages being read.
+
+A transport cannot tell a message's size before it has the message. This module bounds how many are read at once, and
+`memory` bounds their bytes. A slow reader or sender keeps its slot only while no call waits for it. Every method of
+every transport passes through here. Unauthenticated callers have separate limits.
+"""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from shoal.agent.dataplane.memory import MessageMemory, shed_refusal
+from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused
+from shoal.types.codes import Code, Refusal, refuse
+from shoal.types.units import Seconds
+
+READ_SLOTS: Final = 32
+READ_SLOTS_PER_CALLER: Final = 8
+CALLS: Final = 2048
+"""Concurrent calls of all authenticated callers."""
+CALLS_PER_CALLER: Final = 512
+ANONYMOUS_CALLS: Final = 256
+"""Concurrent calls of all unauthenticated callers; they do not count in CALLS."""
+ANONYMOUS_PER_ADDRESS: Final = 64
+STREAMS_PER_CALLER: Final = 8
+WATCHES: Final = 1024
+"""Concurrent watches of all callers; they do not count in CALLS. Each takes 28 KiB (measured with 800)."""
+WATCHES_PER_CALLER: Final = 256
+BYTES_PER_CALLER: Final = 4 * MAX_MESSAGE
+"""Bytes of answers that a caller has not read yet; one answer always has room."""
+GRACE_S: Final = 10.0
+"""Seconds for one message when another waits for its slot."""
+SLOT_WAIT_S: Final = GRACE_S + 2.0
+"""Seconds to wait for a slot: by then every message that was inside when the wait began has been ended."""
+MAX_READ_S: Final = 60.0
+"""Seconds for one message in any case."""
+FIRST_READ_SPACING_S: Final = 1.0
+"""Seconds between two reads of a caller whose first message has not arrived: by then `memory` has measured what the
+previous one brings."""
+SMALL_BYTES: Final = 16 * 2**10
+SMALL_S: Final = 10.0
+"""Seconds for the request, and for the answer, of any method but an inference."""
+STREAM_S: Final = 300.0
+"""Seconds for the next message of a stream: longer than any request may take."""
+
+
+class _ReadSlots:
+    """A bounded number of read slots. Where all are taken, each read inside has at most GRACE_S from its start.
+
+    A freed slot goes to the waiting caller that has the fewest, so that a caller with many reads does not delay others.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._used: Counter[str] = Counter()
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+        self._inside: dict[asyncio.Timeout, float] = {}
+
+    @asynccontextmanager
+    async def hold(self, caller: str) -> AsyncIterator[bool]:
+        """Hold a slot; yields whether all were taken. Raises CallRefused(OVERLOADED) when none is freed in
+        SLOT_WAIT_S."""
+        crowd = not self._free
+        if crowd:
+            await self._wait(caller)
+        else:
+            self._free -= 1
+            self._used[caller] += 1
+        try:
+            yield crowd
+        finally:
+            self._release(caller)
+
+    @contextmanager
+    def track(self, limit: asyncio.Timeout) -> Iterator[None]:
+        now = self._inside[limit] = asyncio.get_running_loop().time()
+        # Callers may have begun to wait after this one got its slot and before it was tracked.
+        if any(not turn.done() for _, turn in self._waiting):
+            limit.reschedule(min(now + GRACE_S, limit.when() or math.inf))
+        try:
+            yield
+        finally:
+            del self._inside[limit]
+
+    async def _wait(self, caller: str) -> None:
+        """Return with a slot taken."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for limit, since in self._inside.items():
+            if not limit.expired():
+                limit.reschedule(max(now, since + GRACE_S))
+        turn = loop.create_future()
+        self._waiting.append((caller, turn))
+        try:
+            async with asyncio.timeout(SLOT_WAIT_S):
+                await turn
+        except (asyncio.CancelledError, TimeoutError) as error:
+            if not turn.cancelled():  # the slot was assigned at the same moment
+                self._release(caller)
+            else:
+                self._waiting.remove((caller, turn))
+            if isinstance(error, TimeoutError):
+                raise _overload("messages that do not arrive, in every place", "a free place") from error
+            raise
+
+    def _release(self, caller: str) -> None:
+        self._used[caller] -= 1
+        if not self._used[caller]:
+            del self._used[caller]
+        waiting = [(other, turn) for other, turn in self._waiting if not turn.done()]
+        if not waiting:
+            self._free += 1
+            return
+        other, turn = min(waiting, key=lambda one: self._used[one[0]])
+        self._waiting.remove((other, turn))
+        self._used[other] += 1
+        turn.set_result(None)
+
+
+class _FirstReads:
+    """Reads of a caller that has sent no message yet: one at a time, or one every FIRST_READ_SPACING_S while none
+    ends."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._latest = 0.0
+        """When the last read was opened, by the event loop's clock."""
+        self._read_ended = asyncio.Event()
+
+    @asynccontextmanager
+    async def turn(self, is_known: Callable[[], bool]) -> AsyncIterator[None]:
+        """Wait for the caller's turn to read. `is_known` tells whether a message of the caller has arrived since."""
+        loop = asyncio.get_running_loop()
+        while not is_known() and self._open and (left_s := self._latest + FIRST_READ_SPACING_S - loop.time()) > 0:
+            self._read_ended.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._read_ended.wait()
+        self._open += 1
+        self._latest = loop.time()
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._read_ended.set()
+
+
+@dataclass(slots=True)
+class _CallerUsage:
+    """What one caller holds now."""
+
+    # Open calls.
+    calls: int = 0
+    # Open streams; each is also a call.
+    streams: int = 0
+    # Bytes of answers that it has not read yet.
+    unread_bytes: int = 0
+    # Read slots for inference requests.
+    slots: _ReadSlots = field(default_factory=lambda: _ReadSlots(READ_SLOTS_PER_CALLER))
+    # Read slots for requests of other methods.
+    small_slots: _ReadSlots = field(default_factory=lambda: _ReadSlots(READ_SLOTS_PER_CALLER))
+    # Pacing of reads until its first message has arrived.
+    first_reads: "_FirstReads" = field(default_factory=lambda: _FirstReads())
+
+
+class IngressAdmission:
+    """Admission of one transport.
+
+    A `caller` is the verified name whose limits apply. A `payer` is charged for a message's memory; by default the
+    caller.
+    """
+
+    def __init__(self, memory: MessageMemory | None = None) -> None:
+        """`memory` is shared by all transports of a process; by default this one has its own."""
+        self._memory = memory or MessageMemory()
+        self._usage: dict[str, _CallerUsage] = {}
+        self._slots = _ReadSlots(READ_SLOTS)
+        self._small_slots = _ReadSlots(READ_SLOTS)
+        self._calls = 0
+        self._anonymous: Counter[str] = Counter()
+        self._watches: dict[str, dict[asyncio.Timeout, None]] = {}
+        """Watches by caller, the oldest first."""
+
+    @contextmanager
+    def call(self, caller: str, *, stream: bool = False) -> Iterator[None]:
+        """Count one call from its head to the last byte of its answer. Raises CallRefused(OVERLOADED)."""
+        held = self._usage.setdefault(caller, _CallerUsage())
+        if held.calls >= CALLS_PER_CALLER:
+            raise _overload(f"{held.calls} calls of this caller", f"at most {CALLS_PER_CALLER} at once")
+        if self._calls >= CALLS:
+            if not held.calls:
+                del self._usage[caller]
+            raise _overload(f"{self._calls} calls of all callers", f"at most {CALLS} at once")
+        if stream and held.streams >= STREAMS_PER_CALLER:
+            raise _overload(f"{held.streams} streams of this caller", f"at most {STREAMS_PER_CALLER} at once")
+        held.calls += 1
+        held.streams += stream
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            held.calls -= 1
+            held.streams -= stream
+            if held.calls == 0:
+                del self._usage[caller]
+
+    @contextmanager
+    def anonymous(self, address: str) -> Iterator[None]:
+        """As `call`, for an unauthenticated caller; none of its messages is read. Raises CallRefused(OVERLOADED)."""
+        if self._anonymous[address] >= ANONYMOUS_PER_ADDRESS or self._anonymous.total() >= ANONYMOUS_CALLS:
+            found = f"{self._anonymous[address]} calls without credentials, {self._anonymous.total()} of all addresses"
+            raise _overload(found, f"at most {ANONYMOUS_PER_ADDRESS} and {ANONYMOUS_CALLS} at once")
+        self._anonymous[address] += 1
+        try:
+            yield
+        finally:
+            self._anonymous[address] -= 1
+            if not self._anonymous[address]:
+                del self._anonymous[address]
+
+    @asynccontextmanager
+    async def watch(self, caller: str) -> AsyncIterator[None]:
+        """Count a call that waits for updates, once its request was read.
+
+        A watch holds no message and does not count as a call. Where all are taken, the oldest watch of the caller with
+        the most ends. Raises CallRefused(OVERLOADED).
+        """
+        own = self._watches.get(caller, {})
+        if len(own) >= WATCHES_PER_CALLER:
+            raise _overload(f"{len(own)} watches of this caller", f"at most {WATCHES_PER_CALLER} at once")
+        if sum(map(len, self._watches.values())) >= WATCHES:
+            self._evict_watch(more_than=len(own) + 1)
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._watches.setdefault(caller, {})[limit] = None
+                try:
+                    yield
+                finally:
+                    self._remove_watch(caller, limit)
+        except TimeoutError as error:
+            raise _overload(
+                "a watch of the caller with most, while all are taken", f"at most {WATCHES} of all"
+            ) from error
+
+    def _evict_watch(self, more_than: int) -> None:
+        """Raises CallRefused(OVERLOADED) when no caller has more than `more_than`."""
+        most = max(self._watches, key=lambda caller: len(self._watches[caller]))
+        if len(self._watches[most]) <= more_than:
+            raise _overload(f"{WATCHES} watches of all callers", f"at most {WATCHES} at once")
+        oldest = next(iter(self._watches[most]))
+        self._remove_watch(most, oldest)
+        oldest.reschedule(asyncio.get_running_loop().time())
+
+    def _remove_watch(self, caller: str, limit: asyncio.Timeout) -> None:
+        """Remove a watch; idempotent."""
+        own = self._watches.get(caller, {})
+        own.pop(limit, None)
+        if not own:
+            self._watches.pop(caller, None)
+
+    @asynccontextmanager
+    async def read_slot(
+        self, caller: str, max_s: float = MAX_READ_S, size: int | None = None, payer: str = ""
+    ) -> AsyncIterator[None]:
+        """Hold a slot, inside `call`, while one message is read; `size` is None where its head does not say.
+
+        Raises ShoalError(TOO_SLOW) when the read takes too long, CallRefused(OVERLOADED) when there is no slot or no
+        memory.
+        """
+        held, memory, payer = self._usage[caller], self._memory, payer or caller
+        async with AsyncExitStack() as inside:
+            mine = await inside.enter_async_context(held.slots.hold(caller))
+            ours = await inside.enter_async_context(self._slots.hold(caller))
+            if size is None and not memory.has_seen(caller):
+                await inside.enter_async_context(held.first_reads.turn(lambda: memory.has_seen(caller)))
+            expected = memory.expected_bytes(caller) if size is None else size
+            await memory.wait_for_room(payer, expected, SLOT_WAIT_S)
+            with memory.hold_expected(caller, payer, size):
+                limit_s = GRACE_S if mine or ours else max_s
+                async with self._read_limit(caller, limit_s, (held.slots, self._slots)):
+                    yield
+
+    @asynccontextmanager
+    async def small_read_slot(self, caller: str) -> AsyncIterator[None]:
+        """As `read_slot`, for a method with small requests. Its slots are separate, so that these do not delay
+        inferences."""
+        own, shared = self._usage[caller].small_slots, self._small_slots
+        async with own.hold(caller), shared.hold(caller), self._read_limit(caller, SMALL_S, (own, shared)):
+            yield
+
+    @asynccontextmanager
+    async def stream_read(self, caller: str) -> AsyncIterator[None]:
+        """As `read_slot`, for a stream: whether its next message has begun is unknown."""
+        async with self._read_limit(caller, STREAM_S, ()):
+            yield
+
+    @asynccontextmanager
+    async def _read_limit(self, caller: str, limit_s: float, slots: tuple[_ReadSlots, ...]) -> AsyncIterator[None]:
+        reading = None
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                with ExitStack() as noted:
+                    for each in slots:
+                        noted.enter_context(each.track(limit))
+                    reading = noted.enter_context(self._memory.track_read(caller, limit))
+                    yield
+        except TimeoutError as error:
+            if reading is not None and reading.is_shed:
+                raise shed_refusal() from error
+            raise refuse(Code.TOO_SLOW, "a message that does not arrive", "bytes in time", "send it faster") from error
+
+    @contextmanager
+    def hold_request(self, caller: str, size: int, payer: str = "") -> Iterator[None]:
+        """Charge a request of `size` bytes, inside `call`, until it is answered. Raises CallRefused(OVERLOADED)."""
+        self._memory.record_size(caller, size)
+        with self._memory.hold(payer or caller, size):
+            yield
+
+    @contextmanager
+    def hold_answer(self, caller: str, size: int, payer: str = "") -> Iterator[None]:
+        """Charge an answer of `size` bytes, inside `call`, while it is sent. Raises CallRefused(OVERLOADED)."""
+        held = self._usage[caller]
+        if held.unread_bytes and held.unread_bytes + size > BYTES_PER_CALLER:
+            found = f"{held.unread_bytes} bytes of answers that this caller does not take"
+            raise _overload(found, f"at most {BYTES_PER_CALLER}")
+        with self._memory.hold(payer or caller, size):
+            held.unread_bytes += size
+            try:
+                yield
+            finally:
+                held.unread_bytes -= size
+
+
+def _overload(found: str, asked: str) -> CallRefused:
+    return CallRefused(Refusal(Code.OVERLOADED, found, asked, "retry later, with fewer calls at once"), Seconds(1.0))

@@ -1,0 +1,242 @@
+"""Limits on the memory that messages may hold in a front: in total, and for one tenant.
+
+A message is charged with all its copies from its read until its answer is sent. A transport cannot tell a message's
+size before it has the message. So a caller's next message is expected to be as large as its recent largest one. The
+excess over that expectation is measured: while a read is open, the process's own memory is sampled. Where it exceeds
+the budget, reads are ended, those of the caller with the most reads first.
+"""
+
+import asyncio
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused
+from shoal.host import memory as machine
+from shoal.types.codes import Code, Refusal
+from shoal.types.units import Seconds
+
+COPIES: Final = 2
+"""Copies charged for a held message: its bytes and as many for its answer; for an answer, its bytes and the socket's
+copy."""
+MAX_BUDGET_BYTES: Final = 16 * MAX_MESSAGE
+"""Largest budget for all messages, whatever memory the machine has."""
+SHARE_OF_LIMIT: Final = 0.5
+"""Share of the process's memory limit for code and messages. The supervisor, and what arrives between two samples, need
+the rest."""
+MIN_BUDGET_BYTES: Final = COPIES * MAX_MESSAGE
+"""Smallest budget: one message always has room."""
+BASELINE_BYTES: Final = 80 * 2**20
+"""Memory of a front without messages (42 to 44 MiB, by `tests/integration/dataplane/test_a57_held_calls.py`), and room
+for routes and connections."""
+CHECK_EVERY_S: Final = 0.025
+"""Seconds between two samples while reads are open."""
+TRIM_S: Final = 0.25
+UNEXPLAINED_BYTES: Final = 16 * 2**20
+"""Bytes not explained by held messages below which no read is ended."""
+MIN_READ_AGE_S: Final = 0.05
+"""Reads younger than this are not ended: a small request is read in a few milliseconds. Eight streams on loopback
+brought 350 MiB in 0.1 s."""
+DEFAULT_EXPECTED_BYTES: Final = 64 * 2**10
+"""Expected size for a caller that has sent nothing yet: the bytes that a transport buffers before anybody reads."""
+MAX_CALLERS: Final = 4096
+"""Callers whose message sizes are remembered."""
+
+_log = structlog.get_logger(__name__)
+
+
+def budget_bytes(limit: int | None = None) -> int:
+    """Bytes for messages and their copies, from the memory limit of this process."""
+    limit = machine.limit_bytes() if limit is None else limit
+    return max(MIN_BUDGET_BYTES, min(MAX_BUDGET_BYTES, int(limit * SHARE_OF_LIMIT) - BASELINE_BYTES))
+
+
+@dataclass(eq=False)
+class MessageRead:
+    """One message being read."""
+
+    # Verified name of its caller.
+    caller: str
+    # Timeout that ends the read.
+    limit: asyncio.Timeout
+    # When the read began, by the event loop's clock.
+    since: float
+    # True if it was ended because reads took too much memory.
+    is_shed: bool = False
+
+
+@dataclass(eq=False)
+class MessageMemory:
+    """Memory accounting of one front, shared by all its transports."""
+
+    # Bytes for all messages and their copies.
+    budget: int = field(default_factory=budget_bytes)
+    # Reads the bytes of this process in RAM.
+    resident_bytes: Callable[[], int] = machine.resident_bytes
+    # Reads the heap bytes that it has not freed; None where the C library does not report them.
+    allocated_bytes: Callable[[], int | None] = machine.heap_bytes
+    # Bytes charged to all payers, copies included.
+    held_bytes: int = 0
+    # Reads ended because of their memory.
+    shed_count: int = 0
+    # Bytes charged to each payer, copies included.
+    _by_payer: Counter[str] = field(default_factory=Counter)
+    # Reads that are open.
+    _readings: list[MessageRead] = field(default_factory=list)
+    # Expected size in bytes of each caller's next message, least recently seen first.
+    _sizes: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    # Resident bytes of the process without messages.
+    _idle_resident: int = 0
+    # Allocated heap bytes without messages; None where not reported.
+    _idle_allocated: int | None = None
+    # Set when a charge is released.
+    _freed: asyncio.Event = field(default_factory=asyncio.Event)
+    # Set when a read opens; it wakes `watch`.
+    _opened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def payer_share(self) -> int:
+        """Largest share of one payer, bytes."""
+        return self.budget // 2
+
+    def expected_bytes(self, caller: str) -> int:
+        """Expected bytes of the caller's next message, from its earlier ones."""
+        return self._sizes.get(caller, DEFAULT_EXPECTED_BYTES)
+
+    def has_seen(self, caller: str) -> bool:
+        """Whether a message of the caller has arrived recently."""
+        return caller in self._sizes
+
+    def has_room(self, payer: str, size: int) -> bool:
+        """Whether a message of `size` fits beside what is held. A payer that holds nothing always fits its own
+        share."""
+        charge = COPIES * size
+        fits = self.held_bytes + charge <= self.budget or self.held_bytes == 0
+        return fits and (not self._by_payer[payer] or self._by_payer[payer] + charge <= self.payer_share)
+
+    @contextmanager
+    def hold(self, payer: str, size: int) -> Iterator[None]:
+        """Charge a message of `size` bytes for as long as it is inside. Raises CallRefused(OVERLOADED)."""
+        if not self.has_room(payer, size):
+            own, total = self._by_payer[payer] // COPIES, self.held_bytes // COPIES
+            found = f"{size} bytes beside {own} of this tenant and {total} of all"
+            raise _no_room(found, f"at most {self.payer_share // COPIES} and {self.budget // COPIES}")
+        with self._charge(payer, COPIES * size):
+            yield
+
+    @contextmanager
+    def hold_expected(self, caller: str, payer: str, size: int | None = None) -> Iterator[None]:
+        """Charge a message while it is read; `size` is None where its head does not say. Raises
+        CallRefused(OVERLOADED)."""
+        with self.hold(payer, self.expected_bytes(caller) if size is None else size):
+            yield
+
+    async def wait_for_room(self, payer: str, size: int, timeout_s: float) -> None:
+        """Return when a message of `size` fits, or after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.has_room(payer, size):
+                    self._freed.clear()
+                    await self._freed.wait()
+        except TimeoutError:
+            return
+
+    def record_size(self, caller: str, size: int) -> None:
+        """Record a message that arrived. The next is expected to be as large, less a tenth for each smaller one."""
+        self._sizes[caller] = max(DEFAULT_EXPECTED_BYTES, size, int(0.9 * self._sizes.get(caller, 0)))
+        self._sizes.move_to_end(caller)
+        if len(self._sizes) > MAX_CALLERS:
+            self._sizes.popitem(last=False)
+
+    @contextmanager
+    def track_read(self, caller: str, limit: asyncio.Timeout) -> Iterator[MessageRead]:
+        """Track a read while a message of unknown size arrives."""
+        reading = MessageRead(caller, limit, asyncio.get_running_loop().time())
+        self._readings.append(reading)
+        self._opened.set()
+        try:
+            yield reading
+        finally:
+            self._readings.remove(reading)
+
+    async def watch(self) -> None:
+        """End reads while the process exceeds the budget. Runs until cancelled."""
+        loop = asyncio.get_running_loop()
+        trimmed = loop.time()
+        self._idle_resident, self._idle_allocated = self.resident_bytes(), self.allocated_bytes()
+        while True:
+            if not self._readings:
+                self._opened.clear()
+                if not self.held_bytes:
+                    self._note_idle()
+                await self._opened.wait()
+            await asyncio.sleep(CHECK_EVERY_S)
+            if self.resident_bytes() - self._idle_resident > self.budget and loop.time() - trimmed >= TRIM_S:
+                machine.trim()
+                trimmed = loop.time()
+            self._shed_reads(loop.time())
+
+    def _note_idle(self) -> None:
+        """Record the process's memory without messages. Memory of past messages that is not returned yet counts only
+        step by step."""
+        self._idle_resident = min(self.resident_bytes(), self._idle_resident + UNEXPLAINED_BYTES)
+        allocated = self.allocated_bytes()
+        if allocated is not None and self._idle_allocated is not None:
+            self._idle_allocated = min(allocated, self._idle_allocated + UNEXPLAINED_BYTES)
+
+    def _message_bytes(self) -> int:
+        """Bytes of messages, derived from the process's memory."""
+        taken = self.resident_bytes() - self._idle_resident
+        if taken <= self.budget:
+            return taken
+        allocated = self.allocated_bytes()
+        return taken if allocated is None or self._idle_allocated is None else allocated - self._idle_allocated
+
+    def _shed_reads(self, now: float) -> None:
+        """End reads while the process exceeds the budget and held messages do not explain it.
+
+        Enough reads are ended to remove the excess, assuming that each brought as much. Reads of the caller with the
+        most reads go first, the oldest first.
+        """
+        taken = self._message_bytes()
+        unknown = taken - self.held_bytes
+        if taken <= self.budget or unknown <= UNEXPLAINED_BYTES:
+            return
+        of = Counter(each.caller for each in self._readings)
+        old = [each for each in self._readings if not each.is_shed and now - each.since >= MIN_READ_AGE_S]
+        old.sort(key=lambda each: (-of[each.caller], each.since))
+        for each in old[: math.ceil((taken - self.budget) * len(self._readings) / unknown)]:
+            each.is_shed = True
+            if not each.limit.expired():
+                each.limit.reschedule(now)
+            self.shed_count += 1
+            _log.warning("read_ended_for_memory", reads=len(self._readings), taken=taken, held=self.held_bytes)
+
+    @contextmanager
+    def _charge(self, payer: str, charge: int) -> Iterator[None]:
+        self._by_payer[payer] += charge
+        self.held_bytes += charge
+        try:
+            yield
+        finally:
+            self.held_bytes -= charge
+            self._by_payer[payer] -= charge
+            if not self._by_payer[payer]:
+                del self._by_payer[payer]
+            self._freed.set()
+
+
+def shed_refusal() -> CallRefused:
+    """The refusal for a read that was ended because of its memory."""
+    return _no_room("messages on their way in that take more memory than there is for them", "room for all of them")
+
+
+def _no_room(found: str, asked: str) -> CallRefused:
+    return CallRefused(
+        Refusal(Code.OVERLOADED, found, asked, "retry later, with fewer or smaller messages"), Seconds(1.0)
+    )

@@ -1,0 +1,98 @@
+"""The local region as the origin controller sees it: how its workloads are placed here, even while another region runs
+them.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from shoal.coordinator.controllers.federation.origin import LocalPlacement
+from shoal.coordinator.controllers.fleet.controller import FleetController
+from shoal.coordinator.controllers.workloads.step import WorkloadsController
+from shoal.coordinator.core.migration.cross_region import region_exclusions
+from shoal.coordinator.core.negotiation.offer_selection import ObjectiveFigures, own_figures
+from shoal.coordinator.core.placement.model import PlacementPlan, WorkloadPlan
+from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.workloads.model import CrossRegionState
+from shoal.coordinator.core.workloads.routes import gateways
+from shoal.coordinator.core.workloads.service_reports import service_report
+from shoal.coordinator.ports import Clock
+from shoal.types.agreement import GUEST_TENANT, GatewayRef, ServiceReport
+from shoal.types.profile import ModelProfile
+from shoal.types.units import Elapsed, Seconds
+from shoal.types.workload import Intent, WorkloadKey
+
+PLACE_CHECK_S: Final = Seconds(5.0)
+"""Interval between checks for a local place of delegated workloads. One check covers all, because it runs placement."""
+
+
+class LocalRegionAdapter:
+    """Implements origin.LocalRegion over the region's own controllers."""
+
+    def __init__(self, workloads: WorkloadsController, fleet: FleetController, clock: Clock) -> None:
+        self._workloads = workloads
+        self._fleet = fleet
+        self._clock = clock
+        self._intents: tuple[tuple[Intent, ...], tuple[Intent, ...]] = ((), ())
+        self._plans: tuple[PlacementPlan | None, dict[WorkloadKey, WorkloadPlan]] = (None, {})
+        self._check_at = Elapsed(-math.inf)
+        self._has_place_cache = dict[WorkloadKey, bool]()
+
+    def intents(self) -> tuple[Intent, ...]:
+        """The same tuple object until documents change."""
+        adopted = self._workloads.intents
+        if self._intents[0] is not adopted:
+            self._intents = (adopted, tuple(intent for intent in adopted if intent.key.tenant != GUEST_TENANT))
+        return self._intents[1]
+
+    def profiles(self) -> Mapping[str, ModelProfile]:
+        return self._workloads.catalog.profiles
+
+    def placement(self, key: WorkloadKey) -> LocalPlacement:
+        """By the last step's plan. A workload that the plan does not have yet counts as placeable."""
+        latest = self._workloads.last_plan
+        if self._plans[0] is not latest:
+            self._plans = (latest, {each.workload: each for each in latest.workloads} if latest is not None else {})
+        plan = self._plans[1].get(key)
+        if plan is None:
+            return LocalPlacement(is_placeable=True, serves=False)
+        if plan.elsewhere:
+            return LocalPlacement(self._has_place(key), serves=False)
+        return LocalPlacement(plan.refusal is None, self._workloads.serves_locally(key))
+
+    def cross_region_state(self, key: WorkloadKey) -> CrossRegionState | None:
+        return self._workloads.cross_region_state(key)
+
+    def may_leave(self, intent: Intent) -> bool:
+        return self._workloads.may_leave(intent)
+
+    def exclusions(self, key: WorkloadKey) -> frozenset[tuple[str, str]]:
+        return region_exclusions(self._workloads.migrations.all.values()).get(key, frozenset())
+
+    @property
+    def moves_live(self) -> bool:
+        return True
+
+    def figures(self, key: WorkloadKey) -> ObjectiveFigures | None:
+        plan = place(self._workloads.inputs(), explain=(key,), as_if_local=(key,)).of(key)
+        return own_figures(plan) if plan is not None else None
+
+    def gateways(self) -> tuple[GatewayRef, ...]:
+        return gateways(self._fleet.fleet)
+
+    def gateway_revocations(self) -> tuple[str, ...]:
+        return self._workloads.revoked_gateways
+
+    def service_report(self, agreement: str) -> ServiceReport:
+        return service_report(self._fleet.fleet, agreement)
+
+    def _has_place(self, key: WorkloadKey) -> bool:
+        now = self._clock.now()
+        if now >= self._check_at or key not in self._has_place_cache:
+            self._check_at = Elapsed(now + PLACE_CHECK_S)
+            inputs = self._workloads.inputs()
+            away = {*inputs.elsewhere, *(each.workload for each in self._plans[1].values() if each.elsewhere)}
+            plans = place(inputs, explain=False, as_if_local=away).workloads
+            found = {each.workload: each.refusal is None for each in plans}
+            self._has_place_cache = {each: found.get(each, False) for each in away}
+        return self._has_place_cache.get(key, False)

@@ -1,0 +1,265 @@
+"""A region's membership in a federation: join, leave, advertise free capacity, measure RTT to the other regions.
+
+The last directory is stored, so that after a restart, and without the federation, the region knows whom to trust and
+where they are.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shoal.coordinator.controllers.log import codec
+from shoal.coordinator.controllers.log.events import LogEvent
+from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.ports import (
+    Clock,
+    FederationLink,
+    FederationRegistry,
+    JoinedFederation,
+    Meter,
+    PeerRegions,
+    StaleRevision,
+    Store,
+)
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.offer import Advertisement, CapacityClass, Directory, Member, member_of, roots_of
+from shoal.types.units import Elapsed, Seconds, Wall
+
+KEY: Final = "federation"
+LEASE_S: Final = Seconds(10.0)
+ADVERTISE_INTERVAL_S: Final = Seconds(0.8)
+"""A region removed from the directory is unknown here within a second: row A60 of the attacks."""
+MEASURE_INTERVAL_S: Final = Seconds(10.0)
+RTT_SAMPLES_KEPT: Final = 5
+"""RTT is the minimum of this many round trips: queueing must not count as distance."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMembership:
+    # The federation and its newest directory.
+    """The membership as stored."""
+
+    joined: JoinedFederation
+    # When this region joined.
+    at: Wall
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHeads:
+    """Ledger heads for the advertisement."""
+
+    # Digest of this region's newest ledger entry.
+    own: str = ""
+    # By counterpart, the last digest of its ledger that this region was shown.
+    others: Mapping[str, str] | None = None
+
+
+class FederationMembership:
+    """Joins, leaves and keeps the region's directory entry fresh. own: this region's current entry. capacity: what is
+    free now. heads: of the ledgers.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        fence: RegionFence,
+        clock: Clock,
+        meter: Meter,
+        *,
+        link: FederationLink,
+        registry: FederationRegistry,
+        peers: PeerRegions,
+        own: Callable[[], Member],
+        capacity: Callable[[], tuple[CapacityClass, ...]],
+        heads: Callable[[], LedgerHeads] = LedgerHeads,
+    ) -> None:
+        self._store = store
+        self._fence = fence
+        self._clock = clock
+        self._meter = meter
+        self._link = link
+        self._registry = registry
+        self._peers = peers
+        self._own = own
+        self._capacity = capacity
+        self._heads = heads
+        self._stored: StoredMembership | None = None
+        self._sequence = 0
+        self._round_trips = dict[str, deque[float]]()
+        self._measure_at = Elapsed(0.0)
+        self._wake = asyncio.Event()
+        self._changing = asyncio.Lock()
+        self.last_answer_at: Wall | None = None
+        """When the federation last answered this process."""
+        self.refusal: Refusal | None = None
+        """Why the federation did not answer the last call; None if it did."""
+
+    async def start(self) -> None:
+        """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
+        record = await self._store.read(KEY)
+        self._stored = codec.load(StoredMembership, record.value) if record is not None else None
+
+    @property
+    def current(self) -> JoinedFederation | None:
+        return self._stored.joined if self._stored is not None else None
+
+    @property
+    def joined_at(self) -> Wall | None:
+        return self._stored.at if self._stored is not None else None
+
+    @property
+    def directory(self) -> Directory | None:
+        return self._stored.joined.directory if self._stored is not None else None
+
+    @property
+    def rtt(self) -> Mapping[str, Seconds]:
+        """RTT to the other regions' coordinators that answer: the minimum of the last RTT_SAMPLES_KEPT."""
+        return {region: Seconds(min(seen)) for region, seen in self._round_trips.items() if seen}
+
+    def roots_of(self, region: str) -> tuple[str, ...]:
+        """CA certificates (PEM) of another member; empty for this region."""
+        return roots_of(self.directory, region) if region != self._own().region else ()
+
+    async def join(self, address: str, token: str, actor: str) -> JoinedFederation:
+        """Raises ShoalError(CONFLICT | TOKEN_* | FEDERATION_UNREACHABLE | CERT_UNTRUSTED | STORE_*)."""
+        async with self._changing:
+            if self.current is not None:
+                raise refuse(
+                    Code.CONFLICT,
+                    f"this region is in {self.current.federation}",
+                    "a region that is in no federation",
+                    "leave that one first: shoal federation leave",
+                )
+            joined = await self._registry.join(address, token, self._own())
+            event = LogEvent("FEDERATION_JOINED", joined.federation, joined.address, actor)
+            await self._put(StoredMembership(joined, self._clock.wall()), event)
+        self._wake.set()
+        return joined
+
+    async def leave(self, actor: str, *, forget: bool = False) -> None:
+        """forget: leave even if the federation does not answer; it then keeps listing the region.
+
+        Raises ShoalError(CONFLICT | FEDERATION_UNREACHABLE | STORE_*).
+        """
+        async with self._changing:
+            event = LogEvent("FEDERATION_LEFT", self._require_membership().federation, "", actor)
+            try:
+                await self._registry.leave()
+            except ShoalError as error:
+                if error.code is not Code.REGION_UNKNOWN and not forget:
+                    raise
+            await self._fence.commit({}, deletes=(KEY,), events=[event])
+            self._stored = None
+            self._round_trips.clear()
+            self.last_answer_at = self.refusal = None
+
+    def examine(self) -> Iterator[tuple[str, Refusal | None]]:
+        """The checks of `shoal doctor` for a region in a federation, each with the reason why it fails."""
+        if (joined := self.current) is None:
+            return
+        yield f"{joined.federation} answers", self.refusal
+        for member in self._others():
+            refusal = None
+            if member.region not in self._round_trips:
+                remedy = "start its coordinator; open its port for peers to this one"
+                refusal = Refusal(Code.PEER_UNREACHABLE, f"{member.region} at {member.address}", "an answer", remedy)
+            yield f"{member.region} can be reached", refusal
+
+    async def run(self) -> None:
+        """Advertises and measures for ever, while the region is in a federation."""
+        while True:
+            if self.current is not None:
+                await self.step()
+                await self.measure()
+            await self._wait()
+
+    async def step(self) -> None:
+        """Sends one advertisement and adopts the returned directory."""
+        try:
+            directory = await self._link.advertise(self._advertisement())
+            if directory is None and not self._is_listed():
+                directory = await self._registry.update(self._own())
+            self.last_answer_at, self.refusal = self._clock.wall(), None
+            if directory is not None:
+                await self._adopt_directory(directory)
+                if not self._is_listed():
+                    await self._adopt_directory(await self._registry.update(self._own()))
+        except StaleRevision:
+            self._meter.count("steps_failed")
+        except ShoalError as error:
+            self._meter.count("advertisements_failed", code=error.code)
+            self.refusal = error.refusal
+
+    async def measure(self) -> None:
+        """Measures one round trip to each region that is due, and to a new region at once."""
+        others, now = {member.region for member in self._others()}, self._clock.now()
+        for region in self._round_trips.keys() - others:
+            del self._round_trips[region]
+        if now >= self._measure_at:
+            self._measure_at = Elapsed(now + MEASURE_INTERVAL_S)
+        else:
+            others -= self._round_trips.keys()
+        await asyncio.gather(*(self._measure(region) for region in sorted(others)))
+
+    async def _measure(self, region: str) -> None:
+        try:
+            seconds = await self._peers.measure(region)
+        except ShoalError as error:
+            self._meter.count("measurements_failed", code=error.code)
+            self._round_trips.pop(region, None)
+            return
+        self._round_trips.setdefault(region, deque(maxlen=RTT_SAMPLES_KEPT)).append(seconds)
+
+    def _advertisement(self) -> Advertisement:
+        """Its sequence number is the time, so that it also grows after a store was restored."""
+        self._sequence = max(self._sequence + 1, int(self._clock.wall() * 1000))
+        own, heads = self._own(), self._heads()
+        return Advertisement(
+            own.region,
+            self._sequence,
+            self._capacity(),
+            own.residency,
+            LEASE_S,
+            dict(self.rtt),
+            heads.own,
+            dict(heads.others or {}),
+            self._require_membership().directory.version,
+        )
+
+    def _is_listed(self) -> bool:
+        """Whether the directory lists this region with its current entry."""
+        own = self._own()
+        listed = member_of(self._require_membership().directory, own.region)
+        return listed is not None and replace(listed, advertisement=None, trust=own.trust, standing=own.standing) == own
+
+    async def _adopt_directory(self, directory: Directory) -> None:
+        async with self._changing:
+            if self._stored is not None and directory.version != self._stored.joined.directory.version:
+                joined = replace(self._stored.joined, directory=directory)
+                await self._put(replace(self._stored, joined=joined))
+
+    async def _put(self, stored: StoredMembership, *events: LogEvent) -> None:
+        await self._fence.commit({KEY: codec.dump(stored)}, events=events)
+        self._stored = stored
+
+    def _others(self) -> tuple[Member, ...]:
+        directory, own = self.directory, self._own().region
+        return tuple(member for member in directory.members if member.region != own) if directory is not None else ()
+
+    def _require_membership(self) -> JoinedFederation:
+        if (joined := self.current) is None:
+            raise refuse(Code.CONFLICT, "this region is in no federation", "one", "shoal federation join")
+        return joined
+
+    async def _wait(self) -> None:
+        """Waits for the next interval, or until the region joined."""
+        sleeping = asyncio.ensure_future(self._clock.sleep(ADVERTISE_INTERVAL_S))
+        waking = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleeping.cancel()
+            waking.cancel()
+            self._wake.clear()

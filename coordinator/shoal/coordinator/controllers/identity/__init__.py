@@ -1,0 +1,1 @@
+"""Join tokens, certificates, renewal and revocation. May import fleet, documents and log."""

@@ -1,0 +1,366 @@
+"""Events (an entry for every decision) and the audit log (an entry for every act of an operator or an unauthenticated
+caller).
+
+Both live in the store under fixed-width sequence numbers. So an entry is written in the same transaction as the change
+it describes, and each log keeps a stated number of entries. An audit entry carries the SHA-256 of the previous one.
+"""
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from shoal.coordinator.controllers.log import codec
+from shoal.coordinator.ports import Clock, Compacted, StaleRevision, Store, StoreRecord, Transaction
+from shoal.coordinator.uncancelled import run_to_completion
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.units import Seconds, Wall
+from shoal.types.workload import WorkloadKey
+
+EVENTS = "events/"
+AUDIT = "audit/"
+STORE_PROBE_S: Final = Seconds(5.0)
+"""Interval between two probes of the store."""
+UNSTAMPED = Wall(0.0)
+NODE_EVENTS_KEPT: Final = 256
+"""Entries kept for each node that caused some; counted apart from the others, so a node cannot displace those."""
+_NODE_CODES: Final = frozenset(
+    {
+        "NODE_CONNECTED",
+        "NODE_DISCONNECTED",
+        "NODE_TRUSTED",
+        "RECEIPT_KEPT",
+        Code.NODE_QUARANTINED,
+        Code.CLOCK_SKEW,
+        Code.TWIN_REFUSED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """One entry of the event log."""
+
+    # A code of types.codes for a refusal or wait, else an event name such as `NODE_READY` or `PLACED`.
+    code: str
+    # What the event is about, such as a node, an assignment or a digest.
+    subject: str
+    # Details, for people.
+    message: str
+    # Who caused it: `coordinator`, `agent NODE`, or a certificate's URI name.
+    actor: str = "coordinator"
+    # The node that it concerns; empty for none.
+    node: str = ""
+    # The workload that it concerns; None for none.
+    workload: WorkloadKey | None = None
+    # When it was written; UNSTAMPED before that.
+    at: Wall = UNSTAMPED
+    # Number in the event log; 0 before it is written.
+    sequence: int = 0
+    # True if `node` has an emulated device. Set when the event is written.
+    emulated: bool = False
+
+    @property
+    def cause(self) -> str:
+        """The node that can cause such entries at will; empty for the region's own decisions."""
+        said = self.actor.startswith("agent ") or self.code in _NODE_CODES
+        return self.node if said else ""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One entry of the audit log, chained to the previous one."""
+
+    # Number in the audit log, from 1.
+    sequence: int
+    # When it was written.
+    at: Wall
+    # A certificate's URI name, or `anonymous`.
+    actor: str
+    # The method or act, such as `Redeem` or `Verify`.
+    action: str
+    # What it acted on, such as a migration id or the caller's address.
+    subject: str
+    # The result: a code, or words and a digest.
+    outcome: str
+    # SHA-256 of the previous stored entry, hex; empty for the first.
+    previous: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWrites:
+    """Store operations to add to the caller's transaction."""
+
+    puts: Mapping[str, bytes] = field(default_factory=dict)
+    deletes: tuple[str, ...] = ()
+
+
+class EventLog:
+    """The one writer of both logs. An entry's number is taken when the entry is made: a gap is a transaction that
+    failed.
+
+    shared: other coordinators write to the same store at the same time, so a number that one of them took is skipped.
+    """
+
+    def __init__(self, store: Store, clock: Clock, *, kept: int, audit_kept: int, shared: bool = False) -> None:
+        self._store = store
+        self._shared = shared
+        self._numbering = asyncio.Lock()
+        self._clock = clock
+        self._kept = kept
+        self._audit_kept = audit_kept
+        self._next = 1
+        self._numbers: dict[str, deque[int]] = {}
+        """Numbers of the kept entries, oldest first, by the node that caused them; the empty name has all others."""
+        self._audit_next = 1
+        self._audit_head = ""
+        self._auditing = asyncio.Lock()
+        self._fence: Mapping[str, int] = {}
+        self.is_emulated: Callable[[str], bool] = lambda node: False
+        """True if the node of that name has an emulated device."""
+        self.leadership_loss = asyncio.Event()
+        """Set once a failed commit showed that another coordinator leads."""
+        self.refusal: Refusal | None = None
+        """Why the newest write or probe failed; None when it succeeded."""
+
+    def set_fence(self, key: str, revision: int) -> None:
+        """From now on every write requires `key` to be at `revision`. The audit log is exempt: each coordinator records
+        its own acts there.
+        """
+        self._fence = {key: revision}
+
+    async def start(self) -> None:
+        await self._find_number()
+        await self._find_tail()
+
+    def entries(self, events: Iterable[LogEvent]) -> StoreWrites:
+        """Writes for the stamped and numbered events, and deletes for the old entries that they displace."""
+        puts, deletes = {}, []
+        for event in events:
+            sequence, self._next = self._next, self._next + 1
+            puts[_key(EVENTS, sequence)] = codec.dump(self._stamp(event, sequence))
+            deletes += self._evict(event, sequence)
+        return StoreWrites(puts, tuple(each for each in deletes if each not in puts))
+
+    def _evict(self, event: LogEvent, sequence: int) -> list[str]:
+        """Keys of the oldest entries with the same cause that exceed the limit after this event."""
+        cause = event.cause
+        numbers = self._numbers.setdefault(cause, deque())
+        numbers.append(sequence)
+        most = min(NODE_EVENTS_KEPT, self._kept) if cause else self._kept
+        return [_key(EVENTS, numbers.popleft()) for _ in range(len(numbers) - most)]
+
+    def _stamp(self, event: LogEvent, sequence: int) -> LogEvent:
+        emulated = bool(event.node) and self.is_emulated(event.node)
+        return replace(event, at=self._clock.wall(), sequence=sequence, emulated=emulated)
+
+    async def commit(
+        self,
+        puts: Mapping[str, bytes],
+        *,
+        deletes: tuple[str, ...] = (),
+        expect: Mapping[str, int] | None = None,
+        events: Iterable[LogEvent] = (),
+    ) -> int:
+        """A transaction with its events. On a full disk a transaction of deletes alone is committed without events,
+        because deleting is the way to free space; not in shared mode.
+
+        Raises StaleRevision, ShoalError(STORE_FULL | STORE_UNAVAILABLE | NOT_LEADER).
+        """
+        if self._shared:
+            return await self._commit_shared(puts, deletes, expect or {}, tuple(events))
+        entries = self.entries(events)
+        try:
+            return await self._commit(Transaction({**puts, **entries.puts}, (*deletes, *entries.deletes), expect or {}))
+        except ShoalError as error:
+            if error.code is not Code.STORE_FULL or puts or not deletes:
+                raise
+        return await self._commit(Transaction(deletes=deletes, expect=expect or {}))
+
+    async def write(self, *events: LogEvent) -> None:
+        """Commits events without other changes. Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE | NOT_LEADER)."""
+        await self.commit({}, events=events)
+
+    async def commit_unfenced(self, transaction: Transaction) -> int:
+        """A commit without the fence. Raises StaleRevision, ShoalError(STORE_FULL | STORE_UNAVAILABLE)."""
+        try:
+            revision = await self._store.commit(transaction)
+        except ShoalError as error:
+            self.refusal = error.refusal
+            raise
+        if transaction.puts:
+            self.refusal = None
+        return revision
+
+    async def run(self) -> None:
+        """Probes the store until cancelled. The region may write nothing for days, and alerts read `refusal`."""
+        while True:
+            await self._clock.sleep(STORE_PROBE_S)
+            await self.probe()
+
+    async def probe(self) -> None:
+        """Reads the store, and sets `refusal` on failure. After a refused write, writes a STORE_BACK event instead; if
+        the store takes it, `refusal` is cleared.
+        """
+        if (refused := self.refusal) is not None:
+            with suppress(ShoalError, StaleRevision):
+                await self.write(LogEvent("STORE_BACK", "store", f"takes writes again; it said {refused.code}"))
+            return
+        try:
+            await self._store.read(EVENTS)
+        except ShoalError as error:
+            self.refusal = error.refusal
+
+    async def _commit_shared(
+        self,
+        puts: Mapping[str, bytes],
+        deletes: tuple[str, ...],
+        expect: Mapping[str, int],
+        events: tuple[LogEvent, ...],
+    ) -> int:
+        """Takes numbers that no other coordinator took: each entry's key must be absent, and a taken number is retried
+        with the next.
+        """
+        async with self._numbering:
+            while True:
+                await self._find_number()
+                entries = self.entries(events)
+                expected = {**expect, **dict.fromkeys(entries.puts, 0)}
+                try:
+                    return await self._commit(
+                        Transaction({**puts, **entries.puts}, (*deletes, *entries.deletes), expected)
+                    )
+                except StaleRevision:
+                    taken = [await self._store.read(key) for key in entries.puts]
+                    if not any(taken):
+                        raise  # the numbers are free: one of the caller's own keys is stale
+
+    async def _find_number(self) -> None:
+        for record in await self._store.scan(EVENTS, after=_key(EVENTS, self._next - 1)):
+            sequence = int(record.key.removeprefix(EVENTS))
+            self._next = sequence + 1
+            self._numbers.setdefault(_cause_of(record), deque()).append(sequence)
+
+    async def _commit(self, transaction: Transaction) -> int:
+        """A fenced commit. When the fence itself is stale, sets `leadership_loss` and raises ShoalError(NOT_LEADER)."""
+        fence = self._fence
+        try:
+            return await self.commit_unfenced(replace(transaction, expect={**fence, **transaction.expect}))
+        except StaleRevision:
+            if self._fence is not fence:  # this coordinator itself opened a new history meanwhile
+                return await self._commit(transaction)
+            for key, revision in self._fence.items():
+                found = await self._store.read(key)
+                if found is None or found.revision != revision:
+                    self.leadership_loss.set()
+                    raise refuse(
+                        Code.NOT_LEADER,
+                        "another coordinator was elected since",
+                        "the one that leads",
+                        "connect again",
+                    ) from None
+            raise
+
+    async def audit(self, actor: str, action: str, subject: str, outcome: str) -> None:
+        """Appends an audit entry, chained in the order of calls, whether or not the caller waits. A failed entry is not
+        linked to.
+
+        Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE).
+        """
+        await run_to_completion(self._chain(actor, action, subject, outcome))
+
+    @property
+    def audit_head(self) -> str:
+        """Digest of the newest audit entry; empty before the first."""
+        return self._audit_head
+
+    async def _chain(self, actor: str, action: str, subject: str, outcome: str) -> None:
+        async with self._auditing:
+            try:
+                await self._append(actor, action, subject, outcome)
+            except StaleRevision:  # a commit that timed out may have stored its entry
+                await self._find_tail()
+                await self._append(actor, action, subject, outcome)
+
+    async def _append(self, actor: str, action: str, subject: str, outcome: str) -> None:
+        entry = AuditEntry(self._audit_next, self._clock.wall(), actor, action, subject, outcome, self._audit_head)
+        key = _key(AUDIT, entry.sequence)
+        deletes = (_key(AUDIT, entry.sequence - self._audit_kept),) if entry.sequence > self._audit_kept else ()
+        value = codec.dump(entry)
+        await self.commit_unfenced(Transaction({key: value}, deletes, expect={key: 0}))
+        self._audit_next, self._audit_head = entry.sequence + 1, digest_of(value)
+
+    async def _find_tail(self) -> None:
+        """Finds the newest audit entry without validating it: doctor reports a corrupt entry, and start must not fail
+        on it.
+        """
+        for record in await self._store.scan(AUDIT, after=_key(AUDIT, self._audit_next - 1)):
+            self._audit_next, self._audit_head = _number(record) + 1, digest_of(record.value)
+
+    async def events_after(self, after: int, limit: int) -> tuple[LogEvent, ...]:
+        """The newest `limit` events after number `after`, oldest first."""
+        found = await self._store.scan(EVENTS, after=_key(EVENTS, max(after, self._next - 1 - limit)))
+        return tuple(codec.load(LogEvent, record.value) for record in found)
+
+    async def follow(self, after: int) -> AsyncIterator[LogEvent]:
+        """Past events from `after` on, then new ones as they are committed. A reader too slow for the watch lists
+        again.
+        """
+        revision = 0
+        while True:
+            for record in await self._store.scan(EVENTS, after=_key(EVENTS, after)):
+                event = codec.load(LogEvent, record.value)
+                after, revision = event.sequence, max(revision, record.revision)
+                yield event
+            try:
+                async for change in self._store.watch(EVENTS, revision):
+                    if change.value is not None:
+                        event = codec.load(LogEvent, change.value)
+                        revision = change.revision
+                        if event.sequence > after:
+                            after = event.sequence
+                            yield event
+            except Compacted as gone:
+                revision = gone.revision
+
+
+def first_broken_entry(stored: Iterable[StoreRecord]) -> int | None:
+    """The number of the first stored audit entry that is unreadable or not chained to the one before it; None when the
+    chain holds. Compares stored bytes, because a later version may parse an entry's fields differently.
+    """
+    previous: StoreRecord | None = None
+    for record in stored:
+        number = _number(record)
+        try:
+            entry = codec.load(AuditEntry, record.value)
+        except ShoalError:
+            return number
+        follows = previous is None or (entry.previous == digest_of(previous.value) and number == _number(previous) + 1)
+        if entry.sequence != number or not follows:
+            return number
+        previous = record
+    return None
+
+
+def digest_of(value: bytes) -> str:
+    """SHA-256 of a stored audit entry, hex, as the next entry carries it."""
+    return hashlib.sha256(value).hexdigest()
+
+
+def _cause_of(record: StoreRecord) -> str:
+    """`LogEvent.cause` of a stored event; empty for an unreadable entry, which doctor reports."""
+    try:
+        return codec.load(LogEvent, record.value).cause
+    except ShoalError:
+        return ""
+
+
+def _number(record: StoreRecord) -> int:
+    return int(record.key.removeprefix(AUDIT))
+
+
+def _key(prefix: str, sequence: int) -> str:
+    return f"{prefix}{sequence:012}"

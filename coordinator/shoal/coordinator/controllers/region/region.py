@@ -1,0 +1,393 @@
+"""One region's controllers, wired together. `main` and the simulator build it from ports only.
+
+Every method runs on one event loop: no threads, no clock and no randomness but the ports'. A restart resumes from the
+store; nothing else is kept.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.coordinator.controllers.documents.models import ModelsController
+from shoal.coordinator.controllers.federation.delegate import DelegateController, load_guests
+from shoal.coordinator.controllers.federation.ledger import Ledger
+from shoal.coordinator.controllers.federation.local_region import LocalRegionAdapter
+from shoal.coordinator.controllers.federation.origin import OriginController
+from shoal.coordinator.controllers.fleet.controller import FleetController
+from shoal.coordinator.controllers.log.events import EventLog, LogEvent
+from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.controllers.queries.logs import NodeLogs
+from shoal.coordinator.controllers.queries.traces import TracesController
+from shoal.coordinator.controllers.region.signals import SignalsController
+from shoal.coordinator.controllers.workloads.moves_api import MovesController
+from shoal.coordinator.controllers.workloads.restored_store import NoProofs, RestoredStoreDetector
+from shoal.coordinator.controllers.workloads.step import WorkloadsController
+from shoal.coordinator.core.negotiation.hold import DEFAULTS, HoldTerms
+from shoal.coordinator.core.negotiation.peering import merge_peers
+from shoal.coordinator.core.signals.model import SignalName, SignalReading
+from shoal.coordinator.ports import (
+    AgentLinks,
+    Blobs,
+    Clock,
+    FederationLink,
+    IdSource,
+    Inspector,
+    Meter,
+    PeerRegions,
+    Proofs,
+    Signals,
+    SpanExporter,
+    StaleRevision,
+    Store,
+)
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.link import LogLines, SpansFound
+from shoal.types.offer import Directory, member_of
+from shoal.types.trace import Span
+from shoal.types.units import Elapsed, Seconds
+
+TICK_S: Final = Seconds(0.25)
+STEP_S: Final = Seconds(2.0)
+RETRY_S: Final = Seconds(1.0)
+DRAIN_S: Final = Seconds(10.0)
+"""How long one `drain` call lasts: a region whose leave was abandoned trades again after this."""
+IDLE_FACTOR: Final = 3
+"""After a step that took t, wait min(3t, tick_s). In a reconnect storm every hello requests a step; this caps stepping
+at a quarter of the loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionConfig:
+    """Settings of one region."""
+
+    # The region's name.
+    name: str
+    # Interval at which liveness is updated.
+    tick_s: Seconds = TICK_S
+    # Longest time between two steps; a change requests a step at once.
+    step_s: Seconds = STEP_S
+    # Seed of every choice that placement leaves open.
+    seed: int = 0
+    # Event log entries kept; the oldest are dropped first.
+    events_kept: int = 10_000
+    # Audit log entries kept; the oldest are dropped first.
+    audit_kept: int = 100_000
+    # Terms of holds and leases for other regions.
+    terms: HoldTerms = DEFAULTS
+
+
+class NoMeter:
+    """Counts nothing."""
+
+    def count(self, name: str, **labels: str) -> None:
+        pass
+
+    def add(self, name: str, amount: float, **labels: str) -> None:
+        pass
+
+
+class NoSpanExporter:
+    """Exports nothing."""
+
+    is_enabled = False
+
+    def export(self, spans: Sequence[Span]) -> None:
+        pass
+
+
+class NoSignals:
+    """Reads no feed: only constants and operators' overrides have values."""
+
+    async def read(self, name: SignalName, source: str) -> tuple[SignalReading, ...]:
+        raise refuse(Code.SOURCE_DENIED, f"{source:.120}", "a constant", "this coordinator reads no feeds")
+
+
+class RegionalCoordinator:
+    """The regional coordinator behind its ports. `fleet` implements ports.LinkEvents: pass it to the link adapter."""
+
+    def __init__(
+        self,
+        store: Store,
+        links: AgentLinks,
+        blobs: Blobs,
+        inspector: Inspector,
+        clock: Clock,
+        ids: IdSource,
+        config: RegionConfig,
+        *,
+        meter: Meter | None = None,
+        restore_reason: Refusal | None = None,
+        signals: Signals | None = None,
+        proofs: Proofs | None = None,
+        exporter: SpanExporter | None = None,
+    ) -> None:
+        """restore_reason: why the store is older than what was acknowledged; opens a new history. proofs: let nodes
+        prove that the store is an undetected old copy; without them it stays undetected. exporter: receives the spans
+        of finished migrations and negotiations.
+        """
+        self.config = config
+        self.restore_reason = restore_reason
+        self._store = store
+        self._ids = ids
+        meter = meter or NoMeter()
+        self._clock = clock
+        self._meter = meter
+        self._dirty = asyncio.Event()
+        self._stopping = False
+        self.events = EventLog(store, clock, kept=config.events_kept, audit_kept=config.audit_kept)
+        self.fence = RegionFence(config.name, store, self.events, ids, meter)
+        proofs = proofs or NoProofs()
+        self.fleet = FleetController(
+            store,
+            links,
+            self.fence,
+            clock,
+            meter,
+            self._dirty.set,
+            before_hello=lambda hello: self._restored_store.check_hello(hello),
+            on_answer=self._on_answer,
+        )
+        self.events.is_emulated = lambda node: self.fleet.fleet.is_emulated(node)
+        self.logs = NodeLogs(links, clock)
+        self.signals = SignalsController(
+            config.name,
+            store,
+            self.fence,
+            clock,
+            meter,
+            signals or NoSignals(),
+            lambda: self.workloads.catalog,
+            on_change=self._dirty.set,
+        )
+        self.workloads = WorkloadsController(
+            config.name,
+            store,
+            links,
+            self.fence,
+            self.fleet,
+            clock,
+            meter,
+            seed=config.seed,
+            on_change=self._dirty.set,
+            signals=self.signals.current,
+            proofs=proofs,
+            on_migration_end=lambda migration: self.traces.on_end(migration),
+        )
+        self.ledger = Ledger(store, self.fence, clock)
+        self.traces = TracesController(
+            config.name,
+            links,
+            clock,
+            self.events,
+            self.ledger,
+            exporter or NoSpanExporter(),
+            migrations=lambda: self.workloads.migrations.all,
+            nodes=lambda: {name: each.protocol for name, each in self.fleet.fleet.nodes.items() if each.connected},
+            delegate=lambda: self.delegate,
+        )
+        self.moves = MovesController(self.workloads, self.fleet, self.fence, clock, ids, self._dirty.set)
+        self._restored_store = RestoredStoreDetector(self.fence, self.fleet, self.workloads, proofs, meter)
+        self.models = ModelsController(
+            store,
+            self.fence,
+            blobs,
+            inspector,
+            clock,
+            lambda: self.workloads.catalog,
+            self.workloads.adopt,
+            region=config.name,
+        )
+        self._directory: Callable[[], Directory | None] = lambda: None
+        self.origin: OriginController | None = None
+        """Workloads that others run for this region; None until `federate`."""
+        self.delegate: DelegateController | None = None
+        """Workloads that this region runs for others (ports.PeerEvents); None until `federate`."""
+        self.store_refusal: Refusal | None = None
+        """Why the last step could not be committed; None if it was."""
+
+    async def start(self, *, elected: bool = False) -> None:
+        """Reads the store and opens (or resumes) the history. Call once, before any link is served.
+
+        elected: this coordinator just won an election among several. Its term is written first, so that nobody else
+        changes what is read after that. Raises ShoalError(STATE_CORRUPT | REGION_MISMATCH | STORE_FULL |
+        STORE_UNAVAILABLE), StaleRevision when another one was elected meanwhile.
+        """
+        await self.fence.start(elected=elected)
+        await self.events.start()
+        if not self.fence.history:
+            await self.fence.open_history("the region's first start")
+        elif self.restore_reason is not None:
+            await self.fence.open_history(str(self.restore_reason))
+        elif elected:
+            await self.events.write(LogEvent("LEADER_ELECTED", self.config.name, f"term {self.fence.term}"))
+        await self._read()
+        self.workloads.adopt_guests(guests=(), reservations=(), promises=())  # `federate` loads those of the leader
+
+    async def follow(self) -> None:
+        """Loads the stored state for reading only; called again whenever the store changed. Raises ShoalError."""
+        await self.fence.start()
+        await self.events.start()
+        await self._read()
+        guests = await load_guests(self._store, self.config.name)
+        self.workloads.adopt_guests(guests=guests, reservations=(), promises=())
+
+    @property
+    def leadership_loss(self) -> asyncio.Event:
+        """Set once another coordinator was found to lead: this one can no longer write."""
+        return self.events.leadership_loss
+
+    @property
+    def write_refusal(self) -> Refusal | None:
+        """Why the store takes no writes; None if the last write succeeded."""
+        return self.store_refusal or self.events.refusal
+
+    async def _read(self) -> None:
+        await self.fleet.start()
+        await self.models.start()
+        await self.workloads.start()
+        await self.signals.start()
+        await self.ledger.start()
+
+    async def federate(
+        self,
+        peers: PeerRegions,
+        *,
+        federation: FederationLink | None,
+        directory: Callable[[], Directory | None],
+        rtt: Callable[[], Mapping[str, Seconds]],
+    ) -> None:
+        """Enables trading with the regions of `directory`, where documents allow it. Call after `start` and before
+        `run`; without it nothing is delegated, and nothing is run for others.
+
+        Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE).
+        """
+        self._directory = directory
+        self.origin = OriginController(
+            self.config.name,
+            self._store,
+            self.ledger,
+            LocalRegionAdapter(self.workloads, self.fleet, self._clock),
+            peers,
+            self._clock,
+            self._ids,
+            self._meter,
+            federation=federation,
+            directory=directory,
+            rtt=rtt,
+            on_change=self._adopt_delegations,
+            on_end=self.traces.on_end,
+        )
+        self.delegate = DelegateController(
+            self.config.name,
+            self._store,
+            self.ledger,
+            self.workloads,
+            self.models,
+            lambda: self.fleet.fleet,
+            self._clock,
+            self._ids,
+            self._meter,
+            peers=peers,
+            origin=self.origin,
+            member_of=lambda region: member_of(directory(), region),
+            on_change=self._adopt_delegations,
+            terms=self.config.terms,
+        )
+        await self.origin.start()
+        await self.delegate.start()
+
+    def drain(self) -> int:
+        """For the next `DRAIN_S` no agreement begins, and existing ones end in good order. Returns how many are left:
+        call it again until there are none.
+        """
+        if self.origin is None or self.delegate is None:
+            return 0
+        until = Elapsed(self._clock.now() + DRAIN_S)
+        for side in (self.origin, self.delegate):
+            side.drain(until)
+        self._dirty.set()
+        return self.origin.open_count + self.delegate.open_count
+
+    @property
+    def regions(self) -> frozenset[str]:
+        """This region and the members of its federation; empty where it is in none."""
+        directory = self._directory()
+        return frozenset((self.config.name, *(each.region for each in directory.members))) if directory else frozenset()
+
+    @property
+    def peer_heads(self) -> Mapping[str, str]:
+        """By counterpart, the digest of this region's ledger that it was last shown, by its own advertisement."""
+        directory = self._directory()
+        told = [each.advertisement for each in directory.members if each.advertisement] if directory is not None else []
+        return {each.region: each.heads.get(self.config.name, "") for each in told}
+
+    async def run(self) -> None:
+        """Ticks and steps until stopped."""
+        self._dirty.set()
+        step_at = self._clock.now()
+        while not self._stopping:
+            began = self._clock.now()
+            await self.fleet.tick()
+            if self._dirty.is_set() or began >= step_at:
+                self._dirty.clear()
+                await self._step()
+                deadline = self.workloads.next_deadline() or self.config.step_s
+                step_at = Elapsed(self._clock.now() + min(deadline, self.config.step_s))
+            if self.origin is not None and self.delegate is not None:
+                await self.origin.tick()
+                await self.delegate.tick()
+            await self._export_traces()
+            took = self._clock.now() - began
+            await self._clock.sleep(Seconds(min(IDLE_FACTOR * took, self.config.tick_s)))
+            await self._wait()
+
+    def stop(self) -> None:
+        """Ends `run` at its next iteration. Nothing needs saving, because everything is committed before it takes
+        effect.
+        """
+        self._stopping = True
+        self._dirty.set()
+        if self.origin is not None and self.delegate is not None:
+            self.origin.stop()
+            self.delegate.stop()
+
+    def _on_answer(self, node: str, answer: LogLines | SpansFound) -> None:
+        if isinstance(answer, LogLines):
+            self.logs.on_answer(node, answer)
+        else:
+            self.traces.on_answer(node, answer)
+
+    def _adopt_delegations(self) -> None:
+        if self.origin is not None and self.delegate is not None:
+            peers = merge_peers(self.origin.peers, self.delegate.peers)
+            self.workloads.adopt_delegations(delegations=self.origin.delegations, peers=peers)
+
+    async def _step(self) -> None:
+        if self.origin is not None:
+            self.workloads.last_refusals = self.origin.last_refusals
+        try:
+            await self.workloads.step()
+            self.store_refusal = None
+        except (ShoalError, StaleRevision) as error:
+            if isinstance(error, ShoalError):
+                self.store_refusal = error.refusal
+            self._meter.count("steps_failed")
+            self._dirty.set()
+            await self._clock.sleep(RETRY_S)
+
+    async def _export_traces(self) -> None:
+        try:
+            await self.traces.export()
+        except ShoalError:
+            self._meter.count("traces_not_told")
+
+    async def _wait(self) -> None:
+        """Waits for the next tick, or until a step is requested."""
+        ticking = asyncio.ensure_future(self._clock.sleep(self.config.tick_s))
+        happening = asyncio.ensure_future(self._dirty.wait())
+        try:
+            await asyncio.wait({ticking, happening}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ticking.cancel()
+            happening.cancel()

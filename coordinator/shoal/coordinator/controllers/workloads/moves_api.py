@@ -1,0 +1,313 @@
+"""The operator's commands on live moves: migrate, cancel, drain a node, and clear what excludes a place."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shoal.coordinator.controllers.fleet.controller import FleetController
+from shoal.coordinator.controllers.log.events import LogEvent
+from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.controllers.workloads.step import WorkloadsController
+from shoal.coordinator.core.migration import machine
+from shoal.coordinator.core.migration.cross_region import INITIAL_STATE, remote_place
+from shoal.coordinator.core.migration.effects import clearable
+from shoal.coordinator.core.migration.estimate import check_aim
+from shoal.coordinator.core.migration.model import (
+    AbortedState,
+    Cause,
+    Migration,
+    MigrationEvent,
+    PlannedState,
+    ReplicaPlace,
+    place_of,
+)
+from shoal.coordinator.core.negotiation.offer_selection import request_hash
+from shoal.coordinator.core.negotiation.trust import delegation_refusal, may_delegate
+from shoal.coordinator.core.placement.model import Aim
+from shoal.coordinator.ports import Clock, IdSource
+from shoal.types.assignment import Assignment, Phase
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.migration import MigrationRule
+from shoal.types.workload import Intent, WorkloadKey
+
+ID_KIND: Final = "m"
+
+
+@dataclass(frozen=True, slots=True)
+class DrainResult:
+    """What a drain began, and what cannot move now."""
+
+    # Live moves of the node's replicas, begun by this drain or earlier.
+    migrations: tuple[Migration, ...]
+    # By assignment id, why a replica cannot move now.
+    refusals: Mapping[str, Refusal]
+
+
+class MovesController:
+    """Commits every command before it answers, under the lock that steps hold."""
+
+    def __init__(
+        self,
+        workloads: WorkloadsController,
+        fleet: FleetController,
+        fence: RegionFence,
+        clock: Clock,
+        ids: IdSource,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._workloads = workloads
+        self._fleet = fleet
+        self._fence = fence
+        self._clock = clock
+        self._ids = ids
+        self._on_change = on_change
+
+    async def migrate(self, key: WorkloadKey, aim: Aim, actor: str, *, replica: str = "") -> Migration:
+        """Begins a move of one replica: of `replica`, else of the first one that is not already at the aim.
+
+        Raises ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND | MODEL_NOT_READY | CONFLICT | STORE_FULL), or the
+        code by which `shoal can-move` answers no.
+        """
+        async with self._workloads.step_lock:
+            check_aim(self._fleet.fleet, aim)
+            rule = self._rule_of(key)
+            found = self._movable_replica(key, aim, replica)
+            refusal = self._workloads.estimate_move(key, aim, replica=found[1].id).refusal
+            if refusal is not None:
+                raise ShoalError(refusal)
+            migration = self._new_migration(key, Cause.OPERATOR, actor, found, aim, rule)
+            # An operator's request overrides earlier failures there that were only late or slow.
+            known = self._workloads.migrations.all.values()
+            forgiven = [replace(each, cleared=True) for each in clearable(known, key)]
+            await self._commit([*forgiven, migration], actor)
+        return self._workloads.migrations.all[migration.id]
+
+    async def migrate_to_region(self, key: WorkloadKey, aim: Aim, actor: str, *, replica: str = "") -> Migration:
+        """Begins a move of a workload to the region that `aim` names as its node, or back to the local region.
+
+        Raises ShoalError(FIELD_INVALID | WORKLOAD_UNKNOWN | TRADE_DENIED | MODEL_NOT_READY | CONFLICT | STORE_FULL).
+        """
+        async with self._workloads.step_lock:
+            source, rule, home = self.cross_region_source(key, aim, replica), self._rule_of(key), self._is_local(aim)
+            name, now, wall = self._ids.name(ID_KIND), self._clock.now(), self._clock.wall()
+            begun = Migration(name, key, Cause.OPERATOR, actor, source, Aim(region=aim.node), rule, INITIAL_STATE)
+            if home:
+                begun = replace(begun, asked=request_hash(self._intent_of(key)))
+            migration = machine.start(begun, now, wall)[0]
+            await self._commit([migration], actor)
+        return self._workloads.migrations.all[migration.id]
+
+    def cross_region_source(self, key: WorkloadKey, aim: Aim, replica: str = "") -> ReplicaPlace:
+        """The current place of a workload that is to move to the region that `aim` names as its node; changes nothing.
+
+        Raises ShoalError(FIELD_INVALID | WORKLOAD_UNKNOWN | TRADE_DENIED | MODEL_NOT_READY | CONFLICT).
+        """
+        region = aim.node
+        if aim.device or replica:
+            raise refuse(
+                Code.FIELD_INVALID, f"{f'replica {replica}' if replica else f'device {aim.device}'} with a region",
+                "a region alone: it has all of a workload, where it likes",
+            )  # fmt: skip
+        self._intent_of(key)
+        away = self._workloads.delegations.get(key)
+        under_way = [each.id for each in self._workloads.migrations.live if each.workload == key]
+        if under_way:
+            raise refuse(Code.CONFLICT, f"{key} moves already: {under_way[0]}", "one that does not", "wait for its end")
+        if self._is_local(aim):
+            if away is None or not away.is_ready:
+                raise refuse(Code.CONFLICT, f"{key} runs at home", "one that another region runs")
+            return remote_place(away)
+        if away is not None:
+            raise refuse(
+                Code.CONFLICT, f"{away.region} has {key} already", "one that home runs",
+                f"bring it home first: --to {self._workloads.region}",
+            )  # fmt: skip
+        self._check_may_leave(key, region)
+        node, one = self._movable_replica(key, Aim(), "")
+        return place_of(self._fleet.fleet, node, one)
+
+    def _is_local(self, aim: Aim) -> bool:
+        return aim.node == self._workloads.region
+
+    async def cancel(self, name: str, actor: str, key: WorkloadKey | None = None) -> Migration:
+        """Cancels a migration. key: the workload that it must belong to; None: any.
+
+        Raises ShoalError(MIGRATION_UNKNOWN | CONFLICT | STORE_FULL | ..).
+        """
+        async with self._workloads.step_lock:
+            known = self.get(name)
+            if key is not None and known.workload != key:
+                raise refuse(Code.CONFLICT, f"{name} moves {known.workload}", f"a move of {key}")
+            after, told = machine.cancel(known, actor, self._clock.now(), self._clock.wall())
+            await self._commit([after], actor, told)
+        return after
+
+    async def drain(self, node: str, actor: str) -> DrainResult:
+        """Cordons a node and begins to move every replica on it to another node.
+
+        Raises ShoalError(NODE_UNKNOWN | STORE_FULL | ..).
+        """
+        await self._fleet.cordon(node, True, actor)
+        async with self._workloads.step_lock:
+            desired = self._workloads.desired.get(node)
+            moving = {each.source.assignment for each in self._workloads.migrations.live}
+            begun, unmoved = list[Migration](), dict[str, Refusal]()
+            for one in desired.assignments if desired is not None else ():
+                if one.draining or one.id in moving:
+                    continue
+                if one.standby:
+                    unmoved[one.id] = Refusal(
+                        Code.WAITING_FOR_REPLACEMENT, "it goes when another node has one that stands by"
+                    )
+                    continue
+                try:
+                    held = self._movable_replica(one.workload, Aim(), one.id)
+                    begun.append(
+                        self._new_migration(one.workload, Cause.DRAIN, actor, held, Aim(), self._rule_of(one.workload))
+                    )
+                except ShoalError as error:
+                    unmoved[one.id] = error.refusal
+            await self._commit(begun, actor)
+            under_way = (each for each in self._workloads.migrations.live if each.source.node == node)
+            return DrainResult(tuple(under_way), unmoved)
+
+    async def clear(self, name: str, actor: str) -> tuple[str, ...]:
+        """Clears failed migrations that exclude places of a model (by name or digest); returns those places.
+
+        Raises ShoalError(STORE_FULL | ..).
+        """
+        digest = self._workloads.catalog.digest_of(name)
+        async with self._workloads.step_lock:
+            cleared = self._clear_matching(lambda each: each.target is not None and each.target.model == digest)
+            await self._commit(cleared, actor)
+        return tuple(f"{each.target.model} on {each.target.where}" for each in cleared if each.target is not None)
+
+    def get(self, name: str) -> Migration:
+        """Raises ShoalError(MIGRATION_UNKNOWN)."""
+        known = self._workloads.migrations.all.get(name)
+        if known is None:
+            raise refuse(
+                Code.MIGRATION_UNKNOWN, f"migration {name!r:.80}", "one that is listed", "see `shoal get migrations`"
+            )
+        return known
+
+    # -- what may move -------------------------------------------------------------------------------------------------
+
+    def _rule_of(self, key: WorkloadKey) -> MigrationRule:
+        return self._intent_of(key).migration
+
+    def _intent_of(self, key: WorkloadKey) -> Intent:
+        intent = next((intent for intent in self._workloads.intents if intent.key == key), None)
+        if intent is None:
+            raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
+        return intent
+
+    def _check_may_leave(self, key: WorkloadKey, region: str) -> None:
+        intent = self._intent_of(key)
+        if intent.session:
+            raise refuse(
+                Code.CONFLICT, f"{key} keeps state for its sessions", "a workload without",
+                "sessions move between nodes of a region only",
+            )  # fmt: skip
+        if not may_delegate(intent.delegation, region):
+            raise ShoalError(delegation_refusal(intent.delegation, region))
+
+    def _movable_replica(self, key: WorkloadKey, aim: Aim, replica: str) -> tuple[str, Assignment]:
+        crossing = [
+            each.id for each in self._workloads.migrations.live if each.is_cross_region and each.workload == key
+        ]
+        if crossing:
+            raise refuse(Code.CONFLICT, f"{key} moves as a whole: {crossing[0]}", "one that does not", "wait for it")
+        held = [
+            (node, one)
+            for node, desired in sorted(self._workloads.desired.items())
+            for one in desired.assignments
+            if one.workload == key and not (one.draining or one.standby) and replica in ("", one.id)
+        ]
+        if not held:
+            raise refuse(Code.NOT_FOUND, f"no replica {replica} of {key}".replace("  ", " "), "one that runs here")
+        bound = {
+            name: each.id
+            for each in self._workloads.migrations.live
+            for name in (each.source.assignment, each.target.assignment if each.target is not None else "")
+        }
+        free = [each for each in held if each[1].id not in bound]
+        if not free:
+            moves = ", ".join(sorted({bound[one.id] for _, one in held}))
+            raise refuse(Code.CONFLICT, f"{key} moves already: {moves}", "a replica that does not", "wait for its end")
+        away = [each for each in free if not aim.node or not aim.allows(each[0], each[1].device, each[1].model)]
+        if not away:
+            where = f"{free[0][0]}/{free[0][1].device}"
+            raise refuse(Code.CONFLICT, f"{key} is on {where} already", "another node or device")
+        spare = self._standby_at(key, aim)
+        if spare is not None:
+            raise refuse(
+                Code.CONFLICT, f"the standby of {key} is on {aim.node}/{spare.device}", "another node or device",
+                "aim elsewhere, or apply it without `standby`",
+            )  # fmt: skip
+        serving = [each for each in away if self._serves(*each)]
+        if not serving:
+            raise refuse(
+                Code.MODEL_NOT_READY, f"no replica of {key} serves that could move", "one that is ready",
+                "ask again when it is; `shoal explain` says what it waits for",
+            )  # fmt: skip
+        return serving[0]
+
+    def _standby_at(self, key: WorkloadKey, aim: Aim) -> Assignment | None:
+        """The workload's standby on the only device that the aim allows; None if there is none."""
+        state, desired = self._fleet.fleet.nodes.get(aim.node), self._workloads.desired.get(aim.node)
+        if state is None or desired is None:
+            return None
+        devices = {each.name for each in state.node.devices if aim.device in ("", each.name)}
+        spares = (each for each in desired.assignments if each.workload == key and each.standby and not each.draining)
+        return next((each for each in spares if devices == {each.device}), None)
+
+    def _serves(self, node: str, one: Assignment) -> bool:
+        state = self._fleet.fleet.nodes.get(node)
+        observed = state.observed.get(one.id) if state is not None else None
+        return observed is not None and observed.phase is Phase.READY
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def _new_migration(
+        self, key: WorkloadKey, cause: Cause, actor: str, held: tuple[str, Assignment], aim: Aim, rule: MigrationRule
+    ) -> Migration:
+        node, one = held
+        source = place_of(self._fleet.fleet, node, one)
+        asked = Migration(self._ids.name(ID_KIND), key, cause, actor, source, aim, rule, INITIAL_STATE)
+        return machine.start(asked, self._clock.now(), self._clock.wall())[0]
+
+    def _clear_matching(self, which: Callable[[Migration], bool]) -> list[Migration]:
+        known = self._workloads.migrations.all.values()
+        return [
+            replace(each, cleared=True)
+            for each in known
+            if isinstance(each.state, AbortedState) and not each.cleared and which(each)
+        ]
+
+    async def _commit(self, changed: list[Migration], actor: str, told: tuple[MigrationEvent, ...] = ()) -> None:
+        if not changed:
+            return
+        book, by_id = self._workloads.migrations, {each.id: each for each in changed}
+        written = book.writes(by_id, self._clock.now())
+        events = [
+            LogEvent("MIGRATION_PLANNED", each.id, _description(each), actor, _node_of(each), each.workload)
+            for each in changed
+            if isinstance(each.state, PlannedState)
+        ]
+        events += [
+            LogEvent(one.code, each.id, one.message, actor, _node_of(each), each.workload)
+            for each in changed
+            for one in told
+        ]
+        await self._fence.commit(written.puts, deletes=written.deletes, events=events)
+        book.adopt(by_id, written)
+        self._on_change()
+
+
+def _node_of(migration: Migration) -> str:
+    return "" if migration.source.region else migration.source.node
+
+
+def _description(migration: Migration) -> str:
+    return f"from {migration.source.where} to {migration.aim.where or 'another place'} ({migration.cause})"

@@ -1,0 +1,835 @@
+"""Documents in, desired sets out: the one loop that decides what runs where.
+
+A step computes from the stored state and the fleet as last reported. It commits what changed (desired sets with their
+new generations, the reconciler's memory, the events) in one transaction, and only then sends. A lost message is
+repaired: a session is sent its set when it opens, and again when the node reports another version.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol, TypeVar
+
+from shoal.coordinator.controllers.documents import revisions
+from shoal.coordinator.controllers.documents.catalog import (
+    DOCUMENTS,
+    Catalog,
+    DocumentChange,
+    DocumentKey,
+    DocumentProposal,
+    Guest,
+    Provenance,
+    StoredDocument,
+    propose,
+    without_document,
+)
+from shoal.coordinator.controllers.fleet.controller import FleetController
+from shoal.coordinator.controllers.identity.enrolment import CREDENTIALS
+from shoal.coordinator.controllers.log import codec
+from shoal.coordinator.controllers.log.events import LogEvent
+from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.controllers.workloads.fetches import Fetches
+from shoal.coordinator.controllers.workloads.memory import StoredMemory
+from shoal.coordinator.controllers.workloads.migrations import MigrationRepository, verdict_digest
+from shoal.coordinator.core.fleet.state import NodeState
+from shoal.coordinator.core.fleet.updates import with_timing
+from shoal.coordinator.core.migration.advance import AdvanceResult, advance, trigger_view, with_migrations
+from shoal.coordinator.core.migration.budget import MoveHold, cross_region_hold
+from shoal.coordinator.core.migration.cross_region import cross_region_states
+from shoal.coordinator.core.migration.effects import clearable
+from shoal.coordinator.core.migration.estimate import MoveEstimates, estimate_move
+from shoal.coordinator.core.migration.model import AbortedState, Cause, Migration, MoveProposal, place_of
+from shoal.coordinator.core.migration.reasons_to_stay import reasons_to_stay
+from shoal.coordinator.core.migration.triggers.view import SCAN_S
+from shoal.coordinator.core.placement.model import (
+    Aim,
+    Inputs,
+    PlacementPlan,
+    Reservation,
+    Signatures,
+    Slot,
+    WorkloadPlan,
+)
+from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.signals.model import Signal, SignalName
+from shoal.coordinator.core.workloads.decide import inputs_of, timing
+from shoal.coordinator.core.workloads.entries import credentials_of
+from shoal.coordinator.core.workloads.failures import (
+    allow_retry,
+    clear_crashes,
+    describe_poisoning,
+    load_refusals,
+    poisonings,
+)
+from shoal.coordinator.core.workloads.invariants import Promise, RegionSnapshot
+from shoal.coordinator.core.workloads.model import (
+    CrossRegionState,
+    DelegatedWorkload,
+    DesiredContent,
+    ReconcilerMemory,
+    RegionEvent,
+    RegionState,
+    WorkloadWait,
+)
+from shoal.coordinator.core.workloads.routes import is_remote, local_replica_count
+from shoal.coordinator.core.workloads.sleep import next_due
+from shoal.coordinator.core.workloads.spending import rates
+from shoal.coordinator.ports import AgentLinks, Clock, Meter, Proofs, StaleRevision, Store
+from shoal.policies import Problem, node_price
+from shoal.types.agreement import GUEST_TENANT
+from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.device import Role
+from shoal.types.migration import Recording
+from shoal.types.units import Elapsed, Seconds, UsdPerHour
+from shoal.types.workload import DelegationMode, Intent, WorkloadKey
+from shoal.wire.identity import uri_of
+
+DESIRED: Final = "desired/"
+MEMORY: Final = "memory"
+RESEND_HEARTBEATS: Final = 3
+"""A node that still reports another version this many heartbeats after a send is sent its set again."""
+PLANS_KEPT: Final = 32
+FORGOTTEN_IDS: Final = 1_000_000
+"""Ids skipped when a history begins: the restored store may lack assignments that were created with them."""
+RECONNECT_S: Final = 5.0
+"""All agents reconnect within this time (`reconnect_after` of the agent)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """What applying the documents would do."""
+
+    # The catalog with the documents merged in.
+    proposal: DocumentProposal
+    # None exactly when there are problems; then there is no hash either.
+    plan: PlacementPlan | None
+    # Price and carbon as the plan uses them.
+    signals: Mapping[SignalName, Signal] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return self.proposal.problems
+
+    @property
+    def documents(self) -> tuple[DocumentChange, ...]:
+        return self.proposal.changes
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyResult:
+    """What was applied, or why nothing was."""
+
+    # The plan as computed at apply time.
+    plan_result: PlanResult
+    # Decisions that differ from the plan whose hash was given; if not empty, nothing was applied.
+    plan_differences: tuple[str, ...]
+    # Store revision of the commit; 0: nothing was applied.
+    revision: int
+
+
+T = TypeVar("T")
+
+
+class Compute(Protocol):
+    """Runs a pure function without blocking the caller's loop for long; raises what the function raises."""
+
+    async def __call__(self, work: Callable[[], T], /) -> T: ...
+
+
+async def inline(work: Callable[[], T], /) -> T:
+    """Runs the function at once, in the caller's task."""
+    return work()
+
+
+class WorkloadsController:
+    """Owns documents, desired sets, the reconciler's memory and the migrations; computes and commits each step."""
+
+    def __init__(
+        self,
+        region: str,
+        store: Store,
+        links: AgentLinks,
+        fence: RegionFence,
+        fleet: FleetController,
+        clock: Clock,
+        meter: Meter,
+        *,
+        seed: int,
+        on_change: Callable[[], None],
+        signals: Callable[[Catalog], Mapping[SignalName, Signal]],
+        proofs: Proofs,
+        on_migration_end: Callable[[str], None],
+    ) -> None:
+        """seed: of every choice that placement leaves open. on_change: called when the next step should run at once.
+        signals: current values under the documents of a catalog. on_migration_end: called with the id of each migration
+        that ended.
+        """
+        self.catalog = Catalog()
+        self.intents: tuple[Intent, ...] = ()
+        self.signatures = Signatures()
+        self.desired: dict[str, DesiredSet] = {}
+        self.credentials: tuple[Credential, ...] = ()
+        self.trust: Trust | None = None
+        self.revoked_gateways: tuple[str, ...] = ()
+        """Revoked serials of this region's gateways, which other regions must refuse too."""
+        self.delegations: Mapping[WorkloadKey, DelegatedWorkload] = {}
+        self.last_refusals: Mapping[WorkloadKey, Refusal] = {}
+        """Why the last delegation attempt of each workload failed."""
+        self.reservations: tuple[Reservation, ...] = ()
+        self.peers: tuple[PeerTrust, ...] = ()
+        self.promises: tuple[Promise, ...] = ()
+        self.migrations = MigrationRepository()
+        self.fetches = Fetches(clock)
+        self.waits: tuple[WorkloadWait, ...] = ()
+        self.move_holds: tuple[MoveHold, ...] = ()
+        """Moves that a trigger proposed and a hold prevents, by the last evaluation."""
+        self.last_plan: PlacementPlan | None = None
+        """The plan of the last step; None before the first."""
+        self.last_intents: Mapping[WorkloadKey, Intent] = {}
+        """The intents that `last_plan` was computed from; later documents are not in it."""
+        self._region = region
+        self._store = store
+        self._links = links
+        self._fence = fence
+        self._fleet = fleet
+        self._clock = clock
+        self._meter = meter
+        self._seed = seed
+        self._on_change = on_change
+        self._on_migration_end = on_migration_end
+        self._signals = signals
+        self._hosts: Mapping[WorkloadKey, frozenset[str]] = {}
+        self._proofs = proofs
+        self._awaited_until = Elapsed(0.0)
+        self._evaluate_at = Elapsed(0.0)
+        self._rates: Mapping[tuple[WorkloadKey, str], UsdPerHour] = {}
+        self._rated_at = Elapsed(0.0)
+        self._evaluated_inputs: tuple[object, ...] = ()
+        self._memory = ReconcilerMemory()
+        self._saved = ReconcilerMemory()
+        self._revisions: dict[str, int] = {}
+        self._sent_at: dict[str, Elapsed] = {}
+        self._written_at: dict[str, Elapsed] = {}
+        self._plans: dict[str, tuple[str, ...]] = {}
+        self.step_lock = asyncio.Lock()
+        """Held while state is computed and committed, and while capacity of the region is promised to others."""
+
+    async def start(self) -> None:
+        """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE): also where a document is of a newer version."""
+        documents = {}
+        for record in await self._store.scan(DOCUMENTS):
+            stored = codec.load(StoredDocument, record.value)
+            try:
+                _ = stored.value
+            except ShoalError as cause:
+                raise codec.unreadable(f"{stored.kind} {stored.name}", str(cause)) from cause
+            documents[stored.key] = stored
+            self._revisions[record.key] = record.revision
+        self.adopt(replace(self.catalog, documents=documents))
+        for record in await self._store.scan(DESIRED):
+            self.desired[record.key.removeprefix(DESIRED)] = codec.load(DesiredSet, record.value)
+        self._written_at = dict.fromkeys(self.desired, self._clock.now())
+        self.await_nodes()
+        found = await self._store.read(MEMORY)
+        if found is not None:
+            self._memory = self._saved = codec.load(StoredMemory, found.value).restore(self._clock.now())
+        await self.migrations.start(self._store, self._clock.now(), self._clock.wall())
+        await self.load_credentials()
+
+    def adopt(self, catalog: Catalog) -> None:
+        """Takes over documents and models that are already stored. Only `adopt_guests` changes the guests."""
+        self.catalog = replace(catalog, guests=self.catalog.guests)
+        self.intents = self.catalog.intents
+        self.signatures = self.catalog.signatures(self._region)
+        self._fleet.fleet = with_timing(self._fleet.fleet, timing(self.intents), self._clock.now())
+        self._on_change()
+
+    async def load_credentials(self) -> None:
+        found = [codec.load(Credential, record.value) for record in await self._store.scan(CREDENTIALS)]
+        self.credentials = tuple(found)
+        self._on_change()
+
+    def adopt_trust(self, trust: Trust, gateways: tuple[str, ...] = ()) -> None:
+        """The roots and revoked serials for every node, from the next step on. gateways: revoked serials of this
+        region's gateways.
+        """
+        self.revoked_gateways = gateways
+        if trust != self.trust:
+            self.trust = trust
+            self._on_change()
+
+    def adopt_delegations(
+        self,
+        *,
+        delegations: Mapping[WorkloadKey, DelegatedWorkload] | None = None,
+        reservations: tuple[Reservation, ...] | None = None,
+        peers: tuple[PeerTrust, ...] | None = None,
+    ) -> None:
+        """From the next step on: workloads that other regions run, capacity held for bids, and peers of the gateways.
+        None: unchanged.
+        """
+        news = (
+            self.delegations if delegations is None else dict(delegations),
+            self.reservations if reservations is None else reservations,
+            self.peers if peers is None else peers,
+        )
+        if news != (self.delegations, self.reservations, self.peers):
+            self.delegations, self.reservations, self.peers = news
+            self._on_change()
+
+    def adopt_guests(
+        self, *, guests: tuple[Guest, ...], reservations: tuple[Reservation, ...], promises: tuple[Promise, ...]
+    ) -> None:
+        """Guest workloads and capacity held for other regions, from the next step on."""
+        self.promises = promises
+        self.adopt_delegations(reservations=reservations)
+        if guests != self.catalog.guests:
+            self.catalog = replace(self.catalog, guests=guests)
+            self.adopt(self.catalog)
+
+    def endpoints(self, key: WorkloadKey) -> int:
+        """Number of this region's replicas in the workload's routes."""
+        table = self._memory.tables.get(str(key))
+        return local_replica_count(table.endpoints) if table is not None else 0
+
+    def hosts(self, key: WorkloadKey) -> frozenset[str]:
+        """Nodes that have replicas of a guest workload, by the last step."""
+        return self._hosts.get(key, frozenset())
+
+    @property
+    def open_reservations(self) -> tuple[Reservation, ...]:
+        """Reservations without a replica: an agreement whose replica is placed holds its capacity by that replica."""
+        if not self.reservations:
+            return ()
+        placed = {each.workload for desired in self.desired.values() for each in desired.assignments}
+        return tuple(each for each in self.reservations if WorkloadKey(GUEST_TENANT, each.bid) not in placed)
+
+    def serves_locally(self, key: WorkloadKey) -> bool:
+        """Whether all wanted replicas of the plan are in the routes, and no other region is."""
+        plan = self.last_plan.of(key) if self.last_plan is not None else None
+        return plan is not None and not self.routes_to_other_region(key) and self.endpoints(key) >= plan.wanted > 0
+
+    @property
+    def region(self) -> str:
+        return self._region
+
+    def cross_region_state(self, key: WorkloadKey) -> CrossRegionState | None:
+        """State of the workload's cross-region migration; None: there is none."""
+        crossing = [each for each in self.migrations.all.values() if each.is_cross_region and each.workload == key]
+        return cross_region_states(crossing, self._clock.now()).get(key) if crossing else None
+
+    def may_leave(self, intent: Intent) -> bool:
+        """Whether a workload may now move to a region that is merely better."""
+        now, wall = self._clock.now(), self._clock.wall()
+        return cross_region_hold(intent.key, intent.migration, self.migrations.all.values(), now, wall) is None
+
+    def routes_to_other_region(self, key: WorkloadKey) -> bool:
+        """Whether requests may still be routed to another region."""
+        table = self._memory.tables.get(str(key))
+        return table is not None and any(is_remote(endpoint) and endpoint.weight > 0 for endpoint in table.endpoints)
+
+    def provenance(self, node: str, assignment: str, model: str) -> Provenance:
+        """Provenance of a recording that this replica was asked to make, from the coordinator's own knowledge alone.
+
+        Raises ShoalError(ROLE_DENIED).
+        """
+        desired, state = self.desired.get(node), self._fleet.fleet.nodes.get(node)
+        for one in desired.assignments if desired is not None else ():
+            asked, device = one.verification, state.device(one.device) if state is not None else None
+            if (one.id, one.model) == (assignment, model) and asked and asked.recording is Recording.HERE:
+                return Provenance(
+                    model, asked.pack, one.workload, one.id, node, one.device, one.provider,
+                    device.runtime_version if device is not None else "", one.precision, self._clock.wall(),
+                )  # fmt: skip
+        raise refuse(
+            Code.ROLE_DENIED, f"{node} was not asked to record {model!r:.80} by {assignment!r:.80}",
+            "the replica that the coordinator chose", "it is judged by what another recorded",
+        )  # fmt: skip
+
+    async def plan(
+        self,
+        texts: Sequence[tuple[str, str]],
+        digests: Mapping[str, str],
+        actor: str,
+        *,
+        back: bool = False,
+        compute: Compute = inline,
+    ) -> PlanResult:
+        """What applying would do; changes nothing. No texts: what would change now. back: by a rollback. compute: runs
+        the parts whose cost grows with the texts, all of them pure.
+        """
+        catalog, wall = self.catalog, self._clock.wall()
+
+        def propose_all() -> DocumentProposal:
+            found = propose(catalog, texts, digests, region=self._region, actor=actor, wall=wall, back=back)
+            if not found.problems:
+                _ = found.catalog.intents  # parses every document; the results are cached
+            return found
+
+        proposal = await compute(propose_all)
+        if proposal.problems:
+            return PlanResult(proposal, None)
+        inputs = self.inputs(proposal.catalog)
+        plan = await compute(lambda: place(inputs))
+        self._remember_plan(plan)
+        return PlanResult(proposal, plan, self._signals(proposal.catalog))
+
+    def propose(self, texts: Sequence[tuple[str, str]]) -> DocumentProposal:
+        """Merges documents into the applied ones; changes nothing."""
+        return propose(self.catalog, texts, {}, region=self._region, actor="", wall=self._clock.wall())
+
+    async def apply(
+        self,
+        texts: Sequence[tuple[str, str]],
+        digests: Mapping[str, str],
+        plan_hash: str,
+        actor: str,
+        *,
+        back: bool = False,
+        compute: Compute = inline,
+    ) -> ApplyResult:
+        """back, compute: as in `plan`. Raises ShoalError(CONFLICT | STORE_FULL | STORE_UNAVAILABLE)."""
+        async with self._fence.documents_lock:
+            return await self._apply(texts, digests, plan_hash, actor, back, compute)
+
+    async def delete(self, key: DocumentKey, actor: str) -> int:
+        """Raises ShoalError(NOT_FOUND | WORKLOAD_UNKNOWN | IN_USE | CONFLICT)."""
+        async with self._fence.documents_lock:
+            left = without_document(self.catalog, key)
+            event = LogEvent("DELETED", f"{key.kind} {key.name}", "", actor, "", _workload_of(key))
+            kept = revisions.revision_keys(self.catalog.documents[key])
+            revision = await self._commit_documents({}, (key.store_key, *kept), (key,), [event])
+            self.adopt(left)
+            return revision
+
+    async def clear(self, name: str, actor: str) -> tuple[str, ...]:
+        """Lets a model (by name or digest) be tried again that is poisoned or that a runtime refused to load; returns
+        where.
+
+        Raises ShoalError(MODEL_UNKNOWN | STORE_FULL | STORE_UNAVAILABLE).
+        """
+        digest = self.catalog.digest_of(name)
+        if digest is None:
+            raise refuse(Code.MODEL_UNKNOWN, f"model {name!r:.80}", "a pushed model", "see `shoal model ls`")
+        async with self.step_lock:
+            held = tuple(
+                f"{digest} on {each}"
+                for each in (
+                    *(
+                        describe_poisoning(found)
+                        for found in sorted(poisonings(self._memory.crashes))
+                        if found.triple.model == digest
+                    ),
+                    *(
+                        f"{found.provider} {found.runtime_version}"
+                        for found in sorted(load_refusals(self._memory.unloadable))
+                        if found.model == digest
+                    ),
+                )
+            )
+            if not held:
+                return ()
+            memory = replace(
+                self._memory,
+                crashes=clear_crashes(self._memory.crashes, digest),
+                unloadable=allow_retry(self._memory.unloadable, digest),
+            )
+            puts = {MEMORY: codec.dump(StoredMemory(self._clock.now(), memory))}
+            await self._fence.commit(puts, events=[LogEvent("MODEL_CLEARED", digest, "; ".join(held), actor)])
+            self._memory = self._saved = memory
+        self._on_change()
+        return held
+
+    async def step(self) -> None:
+        """One step. Raises ShoalError when the store takes no writes: then nothing was sent, and the next step tries
+        again.
+        """
+        async with self.step_lock:
+            if not self._awaits_nodes():
+                await self._step()
+
+    def await_nodes(self) -> None:
+        """Gives nodes RECONNECT_S to report what they run before the next decision, while the newest desired sets
+        belong to an ended history.
+        """
+        self._awaited_until = Elapsed(self._clock.now() + RECONNECT_S)
+
+    def adopt_desired(self, desired: DesiredSet) -> None:
+        """Adopts a desired set from a coordinator with a newer store. From the next step on its replicas count as
+        decided here, where their workload and model are still known.
+        """
+        asked = {intent.key for intent in self.intents}
+        kept = tuple(
+            each for each in desired.assignments if each.workload in asked and each.model in self.catalog.profiles
+        )
+        self.desired[desired.node] = replace(desired, assignments=kept)
+
+    def _awaits_nodes(self) -> bool:
+        return self._is_first_of_history and self._clock.now() < self._awaited_until and not self._all_have_reported()
+
+    @property
+    def _is_first_of_history(self) -> bool:
+        """Whether the next step is the first one of its history, and there was an earlier history."""
+        return any(desired.version.history != self._fence.history for desired in self.desired.values())
+
+    def _all_have_reported(self) -> bool:
+        states = self._fleet.fleet.nodes.values()
+        return all(state.revoked or (state.connected and state.sequence > 0) for state in states)
+
+    async def _step(self) -> None:
+        wall = self._clock.wall()
+        # A restored store may lack assignments that exist: skip their ids, or else an id would name two assignments.
+        if self._is_first_of_history:
+            self._memory = replace(self._memory, issued=self._memory.issued + FORGOTTEN_IDS)
+        now = self._clock.now()
+        self._count_cost(now)
+        world = self._world(self.catalog)
+        advanced = advance(world, self.migrations.all, now, wall, run_triggers=self._should_evaluate_moves(world, now))
+        decision, written = advanced.decision, self.migrations.writes(advanced.changed, now)
+        credentials = tuple(each for each in self.credentials if each.expires_at > wall)
+        changed = {
+            node: self._next_set(node, content, shown)
+            for node, content in sorted(decision.desired.items())
+            if not self._is_unchanged(node, content, shown := credentials_of(content, credentials))
+        }
+        gone = tuple(node for node in self.desired if node not in decision.desired)
+        if changed or gone or decision.memory != self._saved or decision.events or written.puts:
+            puts = {**{DESIRED + node: codec.dump(desired) for node, desired in changed.items()}, **written.puts}
+            if decision.memory != self._saved:
+                puts[MEMORY] = codec.dump(StoredMemory(self._clock.now(), decision.memory))
+            events = [_event(happened) for happened in decision.events]
+            deletes = (*(DESIRED + node for node in gone), *written.deletes)
+            # The audit log first: a verdict must be on record before anything acts on it.
+            await self._attest(self.migrations.new_verdicts(advanced.changed))
+            await self._fence.commit(puts, deletes=deletes, events=events)
+        # Committed: from here on memory follows the store.
+        self._memory = self._saved = decision.memory
+        self._count(advanced)
+        ended = self.migrations.newly_over(advanced.changed)
+        self.migrations.adopt(advanced.changed, written)
+        for each in ended:
+            self._on_migration_end(each.id)
+        self.move_holds = advanced.move_holds if advanced.move_holds is not None else self.move_holds
+        if advanced.changed:
+            self._on_change()  # the next step reads what they now need
+        self.waits, self.last_plan = decision.waits, decision.plan
+        self.last_intents = {intent.key: intent for intent in world.intents}
+        self._hosts = _guest_hosts(decision.desired)
+        self.desired.update(changed)
+        self._written_at.update(dict.fromkeys(changed, self._clock.now()))
+        for node in gone:
+            del self.desired[node]
+            self._written_at.pop(node, None)
+        runs = {node: each.assignments for node, each in self.desired.items()}
+        self._rates = rates(runs, world.costs, self.delegations)
+        for node in self._nodes_to_send(frozenset(changed)):
+            self._sent_at[node] = self._clock.now()
+            self._fleet.unsent.discard(node)
+            desired = self.desired[node]
+            await self._links.send(node, replace(desired, proof=self._proofs.sign(desired)))
+
+    def _count_cost(self, now: Elapsed) -> None:
+        """Adds the cost since the last step, at the rates of that step."""
+        hours = (now - self._rated_at) / 3600
+        self._rated_at = now
+        for (workload, region), rate in self._rates.items():
+            named = {"tenant": workload.tenant, "workload": workload.name, "counterpart": region}
+            self._meter.add("cost_usd", rate * hours, **named)
+
+    def _should_evaluate_moves(self, world: RegionState, now: Elapsed) -> bool:
+        """Whether to evaluate the triggers of moves that nobody requested: every SCAN_S, and at once when documents,
+        the region's price or its carbon changed.
+        """
+        seen = (world.intents, world.costs, repr(world.region.carbon_g_per_kwh))
+        if now < self._evaluate_at and seen == self._evaluated_inputs:
+            return False
+        self._evaluate_at, self._evaluated_inputs = Elapsed(now + SCAN_S), seen
+        return True
+
+    def snapshot(self) -> RegionSnapshot:
+        """The region after its last step, for `invariants.check`."""
+        plans = self.last_plan.workloads if self.last_plan is not None else ()
+        return RegionSnapshot(
+            fleet=self._fleet.fleet,
+            intents=self.intents,
+            desired={node: _content(desired) for node, desired in self.desired.items()},
+            memory=self._memory,
+            waits=self.waits,
+            now=self._clock.now(),
+            wall=self._clock.wall(),
+            placeable=frozenset(plan.workload for plan in plans if plan.refusal is None),
+            versions={node: desired.version for node, desired in self.desired.items()},
+            written_at=dict(self._written_at),
+            reserved=self.open_reservations,
+            promises=self.promises,
+            moves=self.migrations.underway,
+        )
+
+    def next_deadline(self) -> Seconds | None:
+        """Time until the earliest wait ends, so that the loop steps again then; None: no wait has a deadline."""
+        if self._awaits_nodes():
+            return Seconds(self._awaited_until - self._clock.now())
+        wall = self._clock.wall()
+        ends = [end for wait in self.waits for end in (wait.retry_at, wait.gives_up_at) if end and end > wall]
+        left = [Seconds(end - wall) for end in ends]
+        now, after_s = self._clock.now(), self.catalog.facts(self._region).sleep_after_s
+        due = (self.migrations.next_deadline(now), next_due(self._memory.idle, after_s, now))
+        return min((*left, *(each for each in due if each is not None)), default=None)
+
+    @property
+    def costs(self) -> dict[Slot, UsdPerHour]:
+        return self._costs(self._signals(self.catalog))
+
+    def _costs(self, signals: Mapping[SignalName, Signal]) -> dict[Slot, UsdPerHour]:
+        """Cost of each device: its node's price. Absent where the price is unknown."""
+        signal = signals.get(SignalName.PRICE)
+        region_price = UsdPerHour(signal.value) if signal is not None else None
+        return {
+            Slot(name, device.name): price
+            for name, state in self._fleet.fleet.nodes.items()
+            if (price := node_price(state.node.labels, region_price)) is not None
+            for device in state.node.devices
+        }
+
+    def inputs(self, catalog: Catalog | None = None) -> Inputs:
+        """The inputs of placement now, under the given catalog or the applied one."""
+        return self._inputs(catalog or self.catalog)
+
+    def estimate_move(
+        self, key: WorkloadKey, aim: Aim, catalog: Catalog | None = None, replica: str = ""
+    ) -> MoveEstimates:
+        """Whether a replica of the workload could move there at an operator's request now. `shoal can-move` returns
+        this, and `shoal migrate` is refused by it. catalog: documents that are only proposed.
+
+        Raises ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND).
+        """
+        now, known = self._clock.now(), self.migrations.all
+        overruled = {each.id: replace(each, cleared=True) for each in clearable(known.values(), key)}
+        world = with_migrations(self._world(catalog or self.catalog), {**known, **overruled}, now)
+        return estimate_move(inputs_of(world, now, self._clock.wall()), key, aim, replica)
+
+    def explain_all(self, catalog: Catalog | None = None) -> PlacementPlan:
+        """The plan as placement would compute it now, with every candidate."""
+        return place(self.inputs(catalog))
+
+    def explain(self, key: WorkloadKey) -> WorkloadPlan:
+        """Raises ShoalError(WORKLOAD_UNKNOWN)."""
+        plan = self.explain_all().of(key)
+        if plan is None:
+            raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
+        return plan
+
+    def reasons_to_stay(self, key: WorkloadKey) -> tuple[MoveHold, ...]:
+        """Why the workload's replicas stay where they are, and why the workload stays in this region."""
+        now, wall = self._clock.now(), self._clock.wall()
+        found = reasons_to_stay(
+            trigger_view(self._world(self.catalog), self.migrations.all, now, wall, key), self.move_holds, key
+        )
+        return (*found, *self._reasons_to_stay_local(key))
+
+    def _reasons_to_stay_local(self, key: WorkloadKey) -> tuple[MoveHold, ...]:
+        """What keeps the workload from being offered to other regions, where its policy delegates to any better one."""
+        intent = next((intent for intent in self.intents if intent.key == key), None)
+        held = [(node, one) for node, each in self.desired.items() for one in each.assignments if one.workload == key]
+        better = intent is not None and intent.delegation.mode is DelegationMode.WHEN_BETTER
+        if intent is None or not better or not held or key in self.delegations:
+            return ()
+        now, wall = self._clock.now(), self._clock.wall()
+        found = cross_region_hold(key, intent.migration, self.migrations.all.values(), now, wall)
+        node, one = held[0]
+        place = place_of(self._fleet.fleet, node, one)
+        asked = MoveProposal(key, place, Aim(), Cause.COST, "to another region that is better")
+        return (MoveHold(asked, *found),) if found is not None else ()
+
+    async def _apply(
+        self,
+        texts: Sequence[tuple[str, str]],
+        digests: Mapping[str, str],
+        plan_hash: str,
+        actor: str,
+        back: bool,
+        compute: Compute,
+    ) -> ApplyResult:
+        before = self._plans.get(plan_hash)
+        planned = await self.plan(texts, digests, actor, back=back, compute=compute)
+        if planned.plan is None:
+            return ApplyResult(planned, (), 0)
+        if plan_hash and plan_hash != planned.plan.hash:
+            return ApplyResult(planned, _differences(before, _decisions(planned.plan)), 0)
+        documents = planned.proposal.catalog.documents
+        keys = planned.proposal.changed_keys
+        if not keys:
+            return ApplyResult(planned, (), 0)
+        events = [
+            LogEvent(
+                "APPLIED", f"{key.kind} {key.name}", f"revision {documents[key].revision}", actor, "", _workload_of(key)
+            )
+            for key in keys
+        ]
+        held = self.catalog.documents
+        left = revisions.revision_writes([held[key] for key in keys if key in held])
+        puts = {**{key.store_key: codec.dump(documents[key]) for key in keys}, **left.puts}
+        revision = await self._commit_documents(puts, left.deletes, keys, events)
+        self.adopt(planned.proposal.catalog)
+        return ApplyResult(planned, (), revision)
+
+    def _inputs(self, catalog: Catalog) -> Inputs:
+        now = self._clock.now()
+        return inputs_of(with_migrations(self._world(catalog), self.migrations.all, now), now, self._clock.wall())
+
+    async def _attest(self, judged: Sequence[Migration]) -> None:
+        """Audits verdicts before anything acts on them: twice after a crash in between, never not at all. Raises
+        ShoalError(STORE_FULL | STORE_UNAVAILABLE).
+        """
+        for each in judged:
+            if each.verdict is not None and each.target is not None:
+                actor = uri_of(self._region, Role.AGENT, each.target.node)
+                came = "passed" if each.verdict.passed else str(each.verdict.code or Code.VERIFY_FAILED)
+                await self._fence.attest(actor, "Verify", each.id, f"{came} sha256:{verdict_digest(each.verdict)}")
+
+    def _count(self, advanced: AdvanceResult) -> None:
+        for each in advanced.changed.values():
+            before = self.migrations.all.get(each.id)
+            if each.is_over and not (before is not None and before.is_over):
+                code = each.state.refusal.code if isinstance(each.state, AbortedState) else ""
+                self._meter.count("migrations_ended", stage=each.stage, cause=each.cause, code=code)
+        for held in advanced.new_holds:
+            self._meter.count("migrations_held", cause=held.proposal.cause, by=held.hold)
+
+    def _world(self, catalog: Catalog) -> RegionState:
+        intents = self.intents if catalog is self.catalog else catalog.intents
+        signals = self._signals(catalog)
+        return RegionState(
+            region=catalog.facts(self._region, signals),
+            fleet=self._fleet.fleet,
+            intents=intents,
+            profiles=catalog.profiles,
+            desired={node: _content(desired) for node, desired in self.desired.items()},
+            memory=self._memory,
+            quotas=catalog.quotas,
+            costs=self._costs(signals),
+            documents=catalog.refs,
+            seed=self._seed,
+            signatures=self.signatures if catalog is self.catalog else catalog.signatures(self._region),
+            delegations=self.delegations,
+            reserved=self.open_reservations,
+            rtt_s=catalog.rtt_s,
+            peers=self.peers,
+            last_refusals=self.last_refusals,
+            fetches=self.fetches.all,
+            fetches_counted_since=self.fetches.since,
+            references=catalog.references,
+        )
+
+    def _next_set(self, node: str, content: DesiredContent, credentials: tuple[Credential, ...]) -> DesiredSet:
+        known = self.desired.get(node)
+        generation = known.version.generation + 1 if known is not None else 1
+        return DesiredSet(
+            node,
+            self._fence.version(generation),
+            content.assignments,
+            content.routes,
+            content.pins,
+            credentials,
+            content.heartbeat_s,
+            self.trust,
+            content.peers,
+            asleep=content.asleep,
+            forwarding=content.forwarding,
+        )
+
+    def _is_unchanged(self, node: str, content: DesiredContent, credentials: tuple[Credential, ...]) -> bool:
+        known = self.desired.get(node)
+        return known is not None and (
+            _content(known) == content
+            and known.credentials == credentials
+            and known.version.history == self._fence.history
+            and known.trust == self.trust
+        )
+
+    def _nodes_to_send(self, changed: frozenset[str]) -> list[str]:
+        """Connected nodes that have reported and may hold another set than theirs."""
+        found = []
+        for name, state in sorted(self._fleet.fleet.nodes.items()):
+            if name in self.desired and state.connected and state.sequence > 0:
+                new = name in changed or name in self._fleet.unsent
+                if new or self._is_behind(name, state):
+                    found.append(name)
+        return found
+
+    def _is_behind(self, node: str, state: NodeState) -> bool:
+        patience = RESEND_HEARTBEATS * self._fleet.fleet.timing.heartbeat_s
+        sent_at = self._sent_at.get(node)
+        return state.version != self.desired[node].version and (
+            sent_at is None or self._clock.now() - sent_at >= patience
+        )
+
+    async def _commit_documents(
+        self, puts: Mapping[str, bytes], deletes: tuple[str, ...], keys: Sequence[DocumentKey], events: list[LogEvent]
+    ) -> int:
+        expect = {key.store_key: self._revisions.get(key.store_key, 0) for key in keys}
+        try:
+            revision = await self._fence.commit(puts, deletes=deletes, expect=expect, events=events)
+        except StaleRevision as cause:
+            raise refuse(
+                Code.CONFLICT, f"{cause} changed meanwhile", "documents as they were planned", "plan again, then apply"
+            ) from cause
+        for stored_at in expect:
+            if stored_at in puts:
+                self._revisions[stored_at] = revision
+            else:
+                self._revisions.pop(stored_at, None)
+        return revision
+
+    def _remember_plan(self, plan: PlacementPlan) -> None:
+        self._plans.pop(plan.hash, None)
+        self._plans[plan.hash] = _decisions(plan)
+        while len(self._plans) > PLANS_KEPT:
+            del self._plans[next(iter(self._plans))]
+
+
+def _guest_hosts(desired: Mapping[str, DesiredContent]) -> Mapping[WorkloadKey, frozenset[str]]:
+    found = dict[WorkloadKey, frozenset[str]]()
+    for node, content in desired.items():
+        for each in content.assignments:
+            if each.workload.tenant == GUEST_TENANT:
+                found[each.workload] = found.get(each.workload, frozenset()) | {node}
+    return found
+
+
+def _content(desired: DesiredSet) -> DesiredContent:
+    return DesiredContent(
+        desired.assignments,
+        desired.routes,
+        desired.pins,
+        desired.heartbeat_s,
+        desired.peers,
+        desired.asleep,
+        desired.forwarding,
+    )
+
+
+def _decisions(plan: PlacementPlan) -> tuple[str, ...]:
+    """One line for each change, to compare plans."""
+    return tuple(
+        f"{change.sign} {workload.workload} {change.model[:19]} {change.precision} on {change.node}/{change.device}"
+        for workload in plan.workloads
+        for change in workload.changes
+    )
+
+
+def _differences(before: tuple[str, ...] | None, after: tuple[str, ...]) -> tuple[str, ...]:
+    if before is None:
+        return ("that plan is not known any more; now it would be:", *after)
+    gone = [f"no more: {line}" for line in before if line not in after]
+    new = [f"now: {line}" for line in after if line not in before]
+    return (*gone, *new) or ("the documents or the region's state differ; the placements do not",)
+
+
+def _event(happened: RegionEvent) -> LogEvent:
+    return LogEvent(happened.code, happened.subject, happened.message, node=happened.node, workload=happened.workload)
+
+
+def _workload_of(key: DocumentKey) -> WorkloadKey | None:
+    return WorkloadKey(*key.name.split("/", 1)) if key.kind == "Workload" else None

@@ -1,0 +1,281 @@
+"""Selects the best answer to a solicitation, compared with the best local placement, by the workload's objective."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shoal.coordinator.core.negotiation.reputation import believed_latency_s
+from shoal.coordinator.core.negotiation.trust import may_delegate
+from shoal.coordinator.core.placement.model import WorkloadPlan, terms_of
+from shoal.coordinator.core.placement.rank import TERM_NAMES, gain
+from shoal.types.codes import Code, Refusal
+from shoal.types.offer import Answer, Decline, Offer
+from shoal.types.units import (
+    DURATION,
+    show_joules,
+    show_quantity,
+    show_seconds,
+    show_usd_per_hour,
+)
+from shoal.types.workload import DelegationMode, DelegationRule, Intent, Limits, Relaxation, Requirements, Weights
+
+ObjectiveFigures = tuple[float, float, float]
+"""As in `placement.rank.values`, for all replicas: (p95 in s as clients see it, USD/h, J per inference); NaN where
+unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationTerms:
+    """What answers are judged by."""
+
+    # Hash of what the documents ask (`request_hash`).
+    request_hash: str
+    # The policy's requirements, without relaxation.
+    require: Requirements
+    # The policy's limits, without relaxation.
+    limits: Limits
+    # Weights of the objective.
+    weights: Weights
+    # The policy's relaxations, smallest first.
+    relax: tuple[Relaxation, ...]
+    # To which regions the policy delegates, and when.
+    delegation: DelegationRule
+    # Figures of the best local placement; None: there is none.
+    own: ObjectiveFigures | None = None
+    # RTT in seconds by region, where measured. An offer of a region without an RTT meets no latency bound.
+    rtt_s: Mapping[str, float] = field(default_factory=dict)
+    # Trust in each region, in (0, 1]; 1 if absent.
+    trust: Mapping[str, float] = field(default_factory=dict)
+    # (region, model digest) pairs that gave wrong answers and get no award.
+    exclusions: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RankedAnswer:
+    """One region's answer as judged."""
+
+    # Offer, counter-offer or decline.
+    answer: Answer
+    # Figures as believed; None for a decline.
+    figures: ObjectiveFigures | None
+    # Gain over the best local placement; NaN if there is none.
+    gain: float
+    # Why it is not chosen, whatever the others are; None: it could be.
+    refusal: Refusal | None
+
+
+@dataclass(frozen=True, slots=True)
+class OfferSelection:
+    """Result of one round."""
+
+    # Every answer, best first.
+    ranked: tuple[RankedAnswer, ...]
+    # None: the local placement is as good, or nothing fits.
+    winner: Offer | None
+    # With neither a winner nor a local placement: the smallest relaxation that some offer would meet; None otherwise,
+    # or if there is none.
+    relaxation: Relaxation | None
+    # Why there is no winner; None: there is one.
+    refusal: Refusal | None
+
+
+def request_hash(intent: Intent) -> str:
+    """Short hash of what a workload's documents ask of another region. A workload that runs there under another hash
+    is replaced."""
+    asked = terms_of(intent) + repr(intent.delegation)
+    return hashlib.blake2b(asked.encode(), digest_size=8).hexdigest()
+
+
+def terms_for(
+    intent: Intent,
+    own: ObjectiveFigures | None,
+    rtt_s: Mapping[str, float],
+    trust: Mapping[str, float],
+    exclusions: frozenset[tuple[str, str]] = frozenset(),
+) -> DelegationTerms:
+    """Terms by the workload's current documents."""
+    return DelegationTerms(
+        request_hash=request_hash(intent),
+        require=intent.require,
+        limits=intent.limits,
+        weights=intent.weights,
+        relax=intent.relax,
+        delegation=intent.delegation,
+        own=own,
+        rtt_s=rtt_s,
+        trust=trust,
+        exclusions=exclusions,
+    )
+
+
+def own_figures(plan: WorkloadPlan) -> ObjectiveFigures | None:
+    """Figures of the chosen candidates of an explained plan together; None if replicas are missing."""
+    chosen = [each for each in plan.candidates if each.chosen]
+    if plan.refusal is not None or not chosen:
+        return None
+    terms = [{term.name: term.value for term in each.terms} for each in chosen]
+    latency, cost, energy = ([each.get(name, math.nan) for each in terms] for name in TERM_NAMES)
+    return max(latency, key=_unknown_last), math.fsum(cost), math.fsum(energy) / len(energy)
+
+
+def believed_figures(offer: Offer, terms: DelegationTerms) -> ObjectiveFigures:
+    """Figures that an offer counts with: the RTT added, and its latency scaled by trust in the region."""
+    way = terms.rtt_s.get(offer.region, math.nan if terms.require.latency_p95_s is not None else 0.0)
+    return way + believed_latency_s(offer.latency_p95_s, terms.trust.get(offer.region, 1.0)), offer.cost, offer.joules
+
+
+def choose(
+    answers: Sequence[Answer], terms: DelegationTerms, *, since_s: float = 0.0, indicative: bool = False
+) -> OfferSelection:
+    """Ranks the answers; only the first of each region counts. since_s: time since the solicitation; a shorter hold has
+    expired.
+
+    Among the offers that fit, the greatest gain over the local placement wins; without a local placement, over the
+    worst value of each figure. The hash of the bid's id breaks ties. An unknown figure counts as the worst one
+    present. The local region keeps the workload unless the gain reaches `margin`.
+    """
+    first = dict[str, Answer]()
+    for answer in answers:
+        first.setdefault(answer.region, answer)
+    figures = {name: believed_figures(each, terms) for name, each in first.items() if isinstance(each, Offer)}
+    worst = _worst([*figures.values(), *([terms.own] if terms.own is not None else [])])
+    reference = _fill_unknown(terms.own, worst) if terms.own is not None else worst
+    rows = list[tuple[tuple[bool, float, str], RankedAnswer]]()
+    for name, each in first.items():
+        if isinstance(each, Decline):
+            rows.append(((True, 0.0, _tie_break(name)), RankedAnswer(each, None, math.nan, each.refusal)))
+            continue
+        better = gain(_fill_unknown(figures[name], worst), reference, terms.weights)
+        refusal = _exclusion(each, terms, since_s, indicative=indicative)
+        over_home = better if terms.own is not None else math.nan
+        rows.append(
+            ((refusal is not None, -better, _tie_break(each.id)), RankedAnswer(each, figures[name], over_home, refusal))
+        )
+    judged = tuple(row for _, row in sorted(rows, key=lambda row: row[0]))
+    fits = [each for each in judged if each.refusal is None and isinstance(each.answer, Offer)]
+    best = fits[0] if fits else None
+    if best is not None and isinstance(best.answer, Offer):
+        kept = _reason_to_keep_local(best, terms)
+        return OfferSelection(judged, best.answer if kept is None else None, None, kept)
+    if terms.own is not None:
+        return OfferSelection(judged, None, None, Refusal(Code.NO_BID, "no offer fits", "one that does"))
+    step = _relaxation(first.values(), terms)
+    found = "; ".join(f"{each.answer.region}: {each.refusal}" for each in judged if each.refusal is not None)
+    refusal = Refusal(Code.NO_BID, found or "no region answered", "an offer that meets the policy, or `relax` it")
+    return OfferSelection(judged, None, step, refusal)
+
+
+def gain_of_local(offer: Offer, terms: DelegationTerms) -> float:
+    """Relative gain of the local placement over an awarded offer; NaN without a local placement."""
+    return gain(terms.own, believed_figures(offer, terms), terms.weights) if terms.own is not None else math.nan
+
+
+def gain_of(offer: Offer, other: Offer, terms: DelegationTerms) -> float:
+    """Relative gain of one offer over another."""
+    return gain(believed_figures(offer, terms), believed_figures(other, terms), terms.weights)
+
+
+def unmet_requirement(offer: Offer, require: Requirements, limits: Limits, terms: DelegationTerms) -> Refusal | None:
+    """The first requirement that an offer does not meet, by its believed figures and in the order of placement's
+    constraints; None: it meets all."""
+    if (absurd := _implausible_value(offer)) is not None:
+        return absurd
+    latency, cost, joules = believed_figures(offer, terms)
+    if not require.may_be_in(offer.region, offer.residency):
+        found = f"{offer.region} lies in {offer.residency or offer.region}"
+        return Refusal(Code.RESIDENCY, found, ", ".join(require.residency))
+    if require.precisions and offer.precision not in require.precisions:
+        return Refusal(Code.PRECISION_DENIED, offer.precision, f"one of {', '.join(require.precisions)}")
+    if offer.replicas < require.replicas:
+        return Refusal(Code.REPLICAS_SHORT, f"{offer.replicas} replicas", f"{require.replicas}")
+    bound = require.latency_p95_s
+    if bound is not None and not latency <= bound:
+        found = "the way there is not measured yet" if math.isnan(latency) else f"p95 {show_seconds(latency)}"
+        return Refusal(Code.SLO_UNREACHABLE, found, f"p95 {show_quantity(bound, DURATION)}")
+    for code, value, limit, show in (
+        (Code.COST_OVER, cost, limits.cost, show_usd_per_hour),
+        (Code.ENERGY_OVER, joules, limits.energy, show_joules),
+        (Code.CARBON_OVER, offer.carbon, limits.carbon, _show_carbon),
+    ):
+        if limit is not None and not value <= limit:
+            found = "unknown there" if math.isnan(value) else show(value)
+            return Refusal(code, found, f"at most {show(limit)}")
+    return None
+
+
+def _implausible_value(offer: Offer) -> Refusal | None:
+    """A negative figure, which no region can mean but which would win every comparison; None: there is none. NaN
+    means unknown."""
+    for name, value in (
+        ("a p95 in s", offer.latency_p95_s),
+        ("a price in USD/h", offer.cost),
+        ("energy in J", offer.joules),
+        ("carbon in g/h", offer.carbon),
+        ("a load in s", offer.load_s),
+    ):
+        if value < 0:
+            return Refusal(Code.MESSAGE_INVALID, f"{name} of {value:g}", "0 or more")
+    return None
+
+
+def _exclusion(offer: Offer, terms: DelegationTerms, since_s: float, *, indicative: bool) -> Refusal | None:
+    if not may_delegate(terms.delegation, offer.region):
+        return Refusal(Code.TRADE_DENIED, f"region {offer.region}", f"one of {', '.join(terms.delegation.to)}")
+    if (offer.region, offer.model) in terms.exclusions:
+        return Refusal(
+            Code.MOVE_BLOCKED, f"{offer.region} answered otherwise than home", "another region or model",
+            "`shoal model clear` lets it be tried again",
+        )  # fmt: skip
+    if offer.is_counter:
+        return unmet_requirement(offer, terms.require, terms.limits, terms) or Refusal(
+            Code.NO_BID, f"only with {', '.join(offer.changes)}", "all as asked"
+        )
+    if not indicative and offer.hold_s <= since_s:
+        return Refusal(Code.HOLD_EXPIRED, f"held for {show_seconds(offer.hold_s)}", f"{show_seconds(since_s)} ago")
+    return unmet_requirement(offer, terms.require, terms.limits, terms)
+
+
+def _reason_to_keep_local(best: RankedAnswer, terms: DelegationTerms) -> Refusal | None:
+    """Why the workload stays although an offer fits; None: it leaves."""
+    if terms.own is None:
+        return None
+    if terms.delegation.mode is not DelegationMode.WHEN_BETTER:
+        return Refusal(Code.NO_BID, "it has a place at home", f"delegate: {terms.delegation.mode}")
+    if best.gain > 0 and best.gain >= terms.delegation.margin:
+        return None
+    return Refusal(Code.NO_BID, f"{best.gain:.1%} better than home at most", f"margin {terms.delegation.margin:.0%}")
+
+
+def _relaxation(answers: Iterable[Answer], terms: DelegationTerms) -> Relaxation | None:
+    """The first entry of `relax` that some offer would meet (each includes the ones before). That is a
+    counter-offer, or an offer whose promise is not fully believed."""
+    offers = [each for each in answers if isinstance(each, Offer) and may_delegate(terms.delegation, each.region)]
+    for step in terms.relax:
+        if any(unmet_requirement(each, step.require, step.limits, terms) is None for each in offers):
+            return step
+    return None
+
+
+def _worst(figures: Iterable[ObjectiveFigures]) -> ObjectiveFigures:
+    columns = list(zip(*figures, strict=True)) or [(math.nan,)] * 3
+    latency, cost, joules = (max((each for each in column if math.isfinite(each)), default=math.nan)
+                             for column in columns)  # fmt: skip
+    return latency, cost, joules
+
+
+def _fill_unknown(figures: ObjectiveFigures, worst: ObjectiveFigures) -> ObjectiveFigures:
+    latency, cost, joules = (each if math.isfinite(each) else most for each, most in zip(figures, worst, strict=True))
+    return latency, cost, joules
+
+
+def _unknown_last(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _tie_break(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def _show_carbon(value: float) -> str:
+    return f"{value:.3g} gCO2/h"

@@ -1,0 +1,183 @@
+"""Memory and time of devices and quotas of tenants that are taken in the region. Values are replaced, never mutated."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, MemoryCommitment, commitments, memory_of
+from shoal.coordinator.core.placement.feasible import Option, Scope
+from shoal.coordinator.core.placement.model import Reservation, Slot
+from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas
+from shoal.types.codes import Code
+from shoal.types.units import Bytes
+from shoal.types.workload import Intent, Quota, Spread, Standby, WorkloadKey
+
+QUOTA_FREED_CODES = frozenset({Code.NODE_LOST, Code.NODE_UNKNOWN, Code.DEVICE_LOST, Code.POISONED})
+
+
+class QuotaUsage(NamedTuple):
+    """What a tenant uses of its quota."""
+
+    replicas: int = 0
+    # Bytes committed to them.
+    memory: int = 0
+
+    def plus(self, replicas: int, memory: int) -> "QuotaUsage":
+        return QuotaUsage(self.replicas + replicas, self.memory + memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """Capacity that is taken."""
+
+    # Committed memory by device, of all assignments, whatever is decided about them.
+    memory: Mapping[Slot, MemoryCommitment]
+    # Share of each device's time that declared traffic takes. It may exceed 1.
+    busy: Mapping[Slot, float]
+    # Usage by tenant. Replicas of workloads that are not decided yet are included.
+    quota_usage: Mapping[str, QuotaUsage]
+
+    def with_undecided(self, scope: Scope, intent: Intent, current: WorkloadReplicas, sign: int) -> "Allocations":
+        """Adds (sign 1) or removes (sign -1) the replicas of a workload that is not decided yet.
+
+        Failed replicas that may still run keep their share of the quota: a node that is silent for a while must not
+        find it spent when it returns. Replicas that are lost or do not start have no share. Memory counts until they
+        are gone.
+        """
+        allocations = self
+        for replica in current.healthy:
+            allocations = allocations._with_replica(scope, intent, replica, sign)
+        for failed in current.failed:
+            if failed.refusal.code in QUOTA_FREED_CODES or failed.assignment.id in scope.inputs.broken_assignments:
+                continue
+            usage = _add_usage(allocations.quota_usage, intent.key.tenant, sign, sign * failed.assignment.memory_bytes)
+            allocations = replace(allocations, quota_usage=usage)
+        return allocations
+
+    def without_workload(self, scope: Scope, intent: Intent, current: WorkloadReplicas) -> "Allocations":
+        """As if this workload had no replica, and never had one."""
+        memory = dict(self.memory)
+        replicas: tuple[CurrentReplica | FailedReplica, ...] = (*current.healthy, *current.failed)
+        for each in replicas:
+            slot = Slot(each.node, each.assignment.device)
+            state = scope.inputs.fleet.nodes.get(each.node)
+            observed = None if state is None else state.observed.get(each.assignment.id)
+            memory[slot] = memory.get(slot, NO_COMMITMENT).minus(memory_of(each.assignment, observed))
+        return replace(self.with_undecided(scope, intent, current, -1), memory=memory)
+
+    def _with_replica(self, scope: Scope, intent: Intent, replica: CurrentReplica, sign: int) -> "Allocations":
+        busy = sign * busy_share(scope, intent, replica.option, intent.require.replicas)
+        taken = sign * replica.assignment.memory_bytes
+        return replace(
+            self,
+            busy={**self.busy, replica.slot: self.busy.get(replica.slot, 0.0) + busy},
+            quota_usage=_add_usage(self.quota_usage, intent.key.tenant, sign, taken),
+        )
+
+    def with_kept_replica(self, scope: Scope, intent: Intent, replica: CurrentReplica) -> "Allocations":
+        """Adds a current replica that was decided to stay."""
+        return self._with_replica(scope, intent, replica, 1)
+
+    def with_freed_memory(self, slot: Slot, memory: Bytes) -> "Allocations":
+        """Frees `memory` bytes that are loaded on a device; a negative number takes them."""
+        return replace(self, memory={**self.memory, slot: self.memory.get(slot, NO_COMMITMENT).minus(memory)})
+
+    def with_reservations(self, reservations: Sequence[Reservation], sign: int = 1) -> "Allocations":
+        """Adds (sign 1) or removes (sign -1) capacity that is kept for a guest workload. It counts toward no quota."""
+        if not reservations:
+            return self
+        memory, busy = dict(self.memory), dict(self.busy)
+        for each in reservations:
+            memory[each.slot] = memory.get(each.slot, NO_COMMITMENT).plus(Bytes(sign * each.memory_bytes), loaded=False)
+            busy[each.slot] = busy.get(each.slot, 0.0) + sign * each.busy
+        return replace(self, memory=memory, busy=busy)
+
+    def with_new_replica(self, tenant: str, slot: Slot, memory: Bytes, busy: float) -> "Allocations":
+        """Adds a new replica that was decided."""
+        return Allocations(
+            memory={**self.memory, slot: self.memory.get(slot, NO_COMMITMENT).plus(memory, loaded=False)},
+            busy={**self.busy, slot: self.busy.get(slot, 0.0) + busy},
+            quota_usage=_add_usage(self.quota_usage, tenant, 1, memory),
+        )
+
+
+def _add_usage(usage: Mapping[str, QuotaUsage], tenant: str, replicas: int, memory: int) -> Mapping[str, QuotaUsage]:
+    return {**usage, tenant: usage.get(tenant, QuotaUsage()).plus(replicas, memory)}
+
+
+def initial_allocations(scope: Scope, workloads: Iterable[tuple[Intent, WorkloadReplicas]]) -> Allocations:
+    """The allocations of the current desired sets. What runs or is promised keeps its place whatever its priority,
+    because nothing is preempted."""
+    inputs = scope.inputs
+    memory = {Slot(*slot): committed for slot, committed in commitments(inputs.fleet, inputs.desired).items()}
+    allocations = Allocations(memory, {}, {}).with_reservations(inputs.reserved)
+    for slot, shared in _shared_memory(scope):
+        allocations = allocations.with_freed_memory(slot, shared)
+    for intent, current in workloads:
+        allocations = allocations.with_undecided(scope, intent, current, 1)
+    return allocations
+
+
+def _shared_memory(scope: Scope) -> Iterator[tuple[Slot, Bytes]]:
+    """Memory to subtract for two replicas that are never loaded at the same time: the smaller of the two."""
+    pairs = {(move.source, move.target): move for move in scope.placed_moves if move.gap}
+    held = {
+        one.id: (Slot(node, one.device), memory_of(one, None))
+        for node, assignments in scope.inputs.desired.items()
+        for one in assignments
+    }
+    for source, target in pairs:
+        if source in held and target in held and held[source][0] == held[target][0]:
+            yield held[source][0], min(held[source][1], held[target][1])
+
+
+def busy_share(scope: Scope, intent: Intent, option: Option, replicas: int) -> float:
+    """Share of a device's time that one replica's declared traffic takes; 0 without declared traffic (guide, eq. 9)."""
+    if option.prediction is None:
+        return 0.0
+    rate = scope.replica_rate(intent, replicas)
+    return rate * option.prediction.latency_p50_s.mid / max(1, option.device.parallelism)
+
+
+def wants_standby(intent: Intent) -> bool:
+    """Whether the policy asks for one more replica, without requests."""
+    return intent.require.standby is not Standby.NONE
+
+
+def quota_caps(scope: Scope, workloads: Sequence[tuple[Intent, WorkloadReplicas]]) -> Mapping[WorkloadKey, int]:
+    """How many of its current replicas each workload may keep. workloads: by descending rank.
+
+    A tenant may run more than its quota after the quota was lowered or a lost node came back. Then the lowest-ranked
+    workload with more than one replica gives one up, repeatedly. A last replica is given up only when all workloads
+    have just one.
+    """
+    may_stay = {
+        intent.key: (*_within_spread(intent, current.active), *current.standbys) for intent, current in workloads
+    }
+    caps = {
+        intent.key: min(len(may_stay[intent.key]), intent.require.replicas + wants_standby(intent))
+        for intent, _ in workloads
+    }
+    for tenant, quota in scope.inputs.quotas.items():
+        mine = [(key, standing) for key, standing in may_stay.items() if key.tenant == tenant]
+
+        def over(mine: Sequence[tuple[WorkloadKey, tuple[CurrentReplica, ...]]] = mine, quota: Quota = quota) -> bool:
+            kept = [each for key, standing in mine for each in standing[: caps[key]]]
+            memory = sum(each.assignment.memory_bytes for each in kept)
+            return (quota.replicas is not None and len(kept) > quota.replicas) or (
+                quota.memory is not None and memory > quota.memory
+            )
+
+        while over():
+            several = [key for key, _ in mine if caps[key] > 1]
+            caps[(several or [key for key, _ in mine if caps[key] > 0])[-1]] -= 1
+    return caps
+
+
+def _within_spread(intent: Intent, replicas: Sequence[CurrentReplica]) -> tuple[CurrentReplica, ...]:
+    """The replicas that may coexist under the workload's spread rule."""
+    places: dict[object, CurrentReplica] = {}
+    for each in replicas:
+        place = {Spread.NONE: each.assignment.id, Spread.DEVICE: each.slot, Spread.NODE: each.node}
+        places.setdefault(place[intent.require.spread], each)
+    return tuple(places.values())

@@ -1,0 +1,111 @@
+"""A workload's current replicas: which ones still count, and why the others do not."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.placement.feasible import Option, Scope
+from shoal.coordinator.core.placement.model import Inputs, Move, Slot, Triple
+from shoal.types.assignment import Assignment, Phase
+from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, Refusal
+from shoal.types.workload import Intent
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentReplica:
+    """A replica that counts."""
+
+    node: str
+    assignment: Assignment
+    # Its model on its device, predicted from its own measurements.
+    option: Option
+    # True where its node reports it as ready.
+    ready: bool
+
+    @property
+    def slot(self) -> Slot:
+        return Slot(self.node, self.assignment.device)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedReplica:
+    """A replica that no longer counts. It keeps running until it can be replaced."""
+
+    node: str
+    assignment: Assignment
+    # Why it does not count.
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadReplicas:
+    """All replicas of a workload that are assigned and not draining, by node and id."""
+
+    # Replicas for requests that count.
+    active: tuple[CurrentReplica, ...]
+    # Replicas that do not count, standbys included.
+    failed: tuple[FailedReplica, ...]
+    # Standbys that count.
+    standbys: tuple[CurrentReplica, ...] = ()
+
+    @property
+    def healthy(self) -> tuple[CurrentReplica, ...]:
+        """All replicas that take a share of quotas and of devices' time."""
+        return (*self.active, *self.standbys)
+
+
+def replicas_of(scope: Scope, intent: Intent, moving: Sequence[Move] = ()) -> WorkloadReplicas:
+    """A workload's current replicas. moving: its moves that look for a place; the other moves have one already."""
+    active, failed, standbys = list[CurrentReplica](), list[FailedReplica](), list[CurrentReplica]()
+    excluded = {move.excluded_assignment: move.why for move in (*scope.placed_moves, *moving)}
+    for node, assignment in scope.current.get(intent.key, ()):
+        found = excluded.get(assignment.id) or _classify(scope, intent, node, assignment)
+        if isinstance(found, CurrentReplica) and assignment.standby and found.option.state.cordoned:
+            # It serves no requests, and must not take over on a node that accepts nothing new.
+            found = Refusal(Code.NODE_CORDONED, f"{node} is cordoned", "a node that takes new work")
+        if isinstance(found, CurrentReplica):
+            (standbys if assignment.standby else active).append(found)
+        else:
+            failed.append(FailedReplica(node, assignment, found))
+    return WorkloadReplicas(tuple(active), tuple(failed), tuple(standbys))
+
+
+def may_retry(inputs: Inputs, replica: FailedReplica) -> bool:
+    """Whether a replica that its runtime could not load may be tried again, because an operator cleared the model. The
+    retry needs another assignment, because its node has given up this one."""
+    state = inputs.fleet.nodes.get(replica.node)
+    device = state.device(replica.assignment.device) if state is not None else None
+    if device is None or replica.refusal.code not in PERMANENT_LOAD_FAILURES:
+        return False
+    return Triple(replica.assignment.model, device.provider, device.runtime_version) not in inputs.unloadable
+
+
+def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -> CurrentReplica | Refusal:
+    """The replica if it counts, else why it does not. A ready replica counts even if its model is poisoned or marked as
+    unloadable, because it serves."""
+    inputs = scope.inputs
+    if (refusal := inputs.broken_assignments.get(assignment.id)) is not None:
+        return refusal
+    state = inputs.fleet.nodes.get(node)
+    if state is None:
+        return Refusal(Code.NODE_UNKNOWN, node, "an enrolled node")
+    if state.liveness in (Liveness.SUSPECT, Liveness.LOST) and node not in scope.deferred_nodes:
+        code = Code.NODE_SUSPECT if state.liveness is Liveness.SUSPECT else Code.NODE_LOST
+        return Refusal(code, f"{node} is silent", "a node that reports")
+    device = state.device(assignment.device)
+    if device is None:
+        return Refusal(Code.DEVICE_LOST, f"{node} has no {assignment.device} any more", assignment.device)
+    model = next((model for model in intent.models if model.digest == assignment.model), None)
+    if model is None or model.digest not in inputs.profiles:
+        return Refusal(Code.CONFLICT, "it runs another model", ", ".join(model.source for model in intent.models))
+    if assignment.shared_worker != intent.shared_worker:
+        return Refusal(Code.CONFLICT, "its isolation changed", "a worker as the document says")
+    observed = state.observed.get(assignment.id)
+    ready = observed is not None and observed.phase is Phase.READY
+    triple = Triple(assignment.model, device.provider, device.runtime_version)
+    if not ready and inputs.is_poisoned(triple, assignment.workload):
+        return Refusal(Code.POISONED, "it crashed its runtime again and again", "a model that survives it")
+    if not ready and (shown := inputs.unloadable.get(triple)) is not None:
+        return shown
+    measured, served = (observed.measured, observed.served) if observed is not None else (None, ())
+    return CurrentReplica(node, assignment, scope.option(intent, model, state, device, served, measured), ready)

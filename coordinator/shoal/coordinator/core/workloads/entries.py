@@ -1,0 +1,103 @@
+"""Where requests may enter the region, and which front may forward what to which node.
+
+A node lists the fronts that may forward to it, each for certain workloads: gateways for all, an agent for the
+tenants in its label `entry` and for the workloads that it serves itself. Only fronts where requests may enter get
+routes and credentials.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from shoal.coordinator.core.fleet.labels import EVERY_TENANT, entry_tenants
+from shoal.coordinator.core.fleet.state import Fleet, NodeState
+from shoal.coordinator.core.workloads.model import DesiredContent
+from shoal.types.agreement import GUEST_TENANT
+from shoal.types.assignment import Assignment, Credential, Forwarding, Front
+from shoal.types.device import Role
+from shoal.types.workload import WorkloadKey
+
+ALL: Final = frozenset({EVERY_TENANT})
+
+
+class EntryPoints:
+    """Of one step: which node has which workload, and which tenants' clients each node accepts."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        desired: Mapping[str, Sequence[Assignment]],
+        workloads: Collection[WorkloadKey],
+        delegated: Collection[WorkloadKey],
+    ) -> None:
+        """desired: assignments by node. workloads: all that have routes. delegated: those that gateways route to
+        another region."""
+        members = {name: state for name, state in fleet.nodes.items() if not state.revoked}
+        self._workloads = frozenset(workloads)
+        self._keys = {name: state.node.forward_key for name, state in members.items()}
+        self._gateways = frozenset(name for name, state in members.items() if state.node.role is Role.GATEWAY)
+        self._enters = {name: _tenants(state) for name, state in members.items()}
+        self._assigned = {name: frozenset(each.workload for each in desired.get(name, ())) for name in members}
+        self._holders = defaultdict[WorkloadKey, set[str]](set)
+        for name, held in self._assigned.items():
+            for key in held:
+                self._holders[key].add(name)
+        self._delegated = frozenset(delegated)
+        self._open = frozenset(name for name, tenants in self._enters.items() if EVERY_TENANT in tenants)
+        self._by_tenant = defaultdict[str, set[str]](set)
+        for name, tenants in self._enters.items():
+            for tenant in tenants - ALL:
+                self._by_tenant[tenant].add(name)
+
+    def may_enter(self, node: str, key: WorkloadKey) -> bool:
+        """True if requests for this workload may enter the region at this node."""
+        tenants = self._enters.get(node, frozenset())
+        if key in self._assigned.get(node, ()) or node in self._gateways:
+            return True
+        return key.tenant != GUEST_TENANT and (EVERY_TENANT in tenants or key.tenant in tenants)
+
+    def forwarding(self, node: str) -> Forwarding:
+        receives, sends = self._receives(node), self._sends(node)
+        listed = defaultdict[str, list[WorkloadKey]](list)
+        for key in sorted(receives):
+            for front in self._entrances(key):
+                listed[front].append(key)
+        for key in sends:
+            for receiver in self._receivers(key):
+                listed.setdefault(receiver, [])  # its key is needed although it forwards nothing here
+        listed.pop(node, None)
+        return Forwarding(
+            tuple(Front(name, self._keys.get(name, ""), tuple(keys)) for name, keys in sorted(listed.items())),
+            tuple(sorted(self._enters.get(node, ()))),
+        )
+
+    def _receives(self, node: str) -> frozenset[WorkloadKey]:
+        held = self._assigned.get(node, frozenset())
+        return held | self._delegated if node in self._gateways else held
+
+    def _sends(self, node: str) -> frozenset[WorkloadKey]:
+        held = self._assigned.get(node, frozenset())
+        if not (node in self._gateways or self._enters.get(node)):
+            return held
+        return held | frozenset(key for key in self._workloads if self.may_enter(node, key))
+
+    def _entrances(self, key: WorkloadKey) -> Collection[str]:
+        known = self._gateways | self._holders.get(key, set())
+        return known if key.tenant == GUEST_TENANT else known | self._open | self._by_tenant.get(key.tenant, set())
+
+    def _receivers(self, key: WorkloadKey) -> Collection[str]:
+        holders = self._holders.get(key, set())
+        return holders | self._gateways if key in self._delegated else holders
+
+
+def credentials_of(content: DesiredContent, credentials: tuple[Credential, ...]) -> tuple[Credential, ...]:
+    """Credentials of the tenants whose clients may call a node with this desired set."""
+    enters = content.forwarding.enters if content.forwarding is not None else (EVERY_TENANT,)
+    if EVERY_TENANT in enters:
+        return credentials
+    tenants = {*enters, *(each.workload.tenant for each in content.assignments)}
+    return tuple(each for each in credentials if each.tenant in tenants)
+
+
+def _tenants(state: NodeState) -> frozenset[str]:
+    return ALL if state.node.role is Role.GATEWAY else entry_tenants(state.node.labels)

@@ -1,0 +1,145 @@
+"""Replicas that do not start: counted, given up, and attributed to their cause."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from shoal.coordinator.core.fleet.state import Fleet, Liveness
+from shoal.coordinator.core.placement.model import Poisoning, Triple, requester_of
+from shoal.coordinator.core.workloads.model import AssignmentStage, Crashes, ReconcilerMemory, Unloadable
+from shoal.types.assignment import Assignment, Phase
+from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, Refusal
+from shoal.types.units import Elapsed, Seconds
+
+POISON_AFTER = 3
+POISON_TENANTS = 2
+"""A model that crashes with the requests of this many tenants is itself the cause."""
+CRASH_MEMORY_S = Seconds(3600.0)
+"""Crashes further apart than this are unrelated: the count starts over."""
+FAILURES_MOST = 3
+"""Failures of one assignment, apart from crashes, before another device is tried; its node keeps retrying meanwhile."""
+UNSEEN_MOST_S = Seconds(30.0)
+"""An assignment that its reporting node does not mention for this long was not accepted."""
+START_LEAST_S = Seconds(900.0)
+START_BYTES = 128 * 1024
+"""Fetch, load and warm-up get 900 s plus a second for every 128 KiB of model: more than the node's own deadlines."""
+STARTING_PHASES = frozenset({Phase.FETCHING, Phase.LOADING, Phase.WARMING})
+FINAL_FAILURES = PERMANENT_LOAD_FAILURES | {Code.DEVICE_LOST, Code.POISONED, Code.VERIFY_FAILED, Code.VERIFY_IMPOSSIBLE}
+"""Failures that a retry on the same device does not fix."""
+
+
+def count_crashes(
+    memory: ReconcilerMemory, fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]], now: Elapsed
+) -> tuple[Crashes, ...]:
+    """Own-fault crashes across the fleet, with those that the nodes report now. A repeated report counts nothing.
+
+    Counted by triple and by the requester whose requests may have caused them: a tenant can crash its own workers on
+    purpose.
+    """
+    known = {(each.triple, each.requester): each for each in memory.crashes}
+    for node in sorted(desired):
+        state = fleet.nodes.get(node)
+        if state is None:
+            continue
+        for assignment in desired[node]:
+            observed = state.observed.get(assignment.id)
+            device = state.device(assignment.device)
+            if observed is None or device is None or observed.phase is not Phase.FAILED:
+                continue
+            triple = Triple(assignment.model, device.provider, device.runtime_version)
+            requester = "" if observed.crashed_at_load else requester_of(assignment.workload)
+            before = known.get((triple, requester), Crashes(triple, 0, now, (), requester))
+            event = (assignment.id, observed.restarts)
+            if event in before.seen or observed.code not in (Code.WORKER_CRASHED, Code.POISONED):
+                continue
+            stale = now - before.last_at > CRASH_MEMORY_S
+            count = 1 if stale and before.count < POISON_AFTER else before.count + 1
+            if observed.code is Code.POISONED:
+                count = max(count, POISON_AFTER)
+            known[triple, requester] = Crashes(triple, count, now, (*before.seen, event), requester)
+    return tuple(known[each] for each in sorted(known))
+
+
+def poisonings(crashes: tuple[Crashes, ...]) -> frozenset[Poisoning]:
+    """Triples that are not placed, and for which requester: for everybody if it crashed at load, or with two
+    tenants' requests."""
+    found = {Poisoning(each.triple, each.requester) for each in crashes if each.count >= POISON_AFTER}
+    # all guests count as one tenant, because other regions choose the names of their agreements
+    tenants = {(each.triple, each.requester.partition("/")[0]) for each in found if each.requester}
+    counted = Counter(triple for triple, _ in tenants)
+    return frozenset(found | {Poisoning(triple, "") for triple, count in counted.items() if count >= POISON_TENANTS})
+
+
+def describe_poisoning(poisoning: Poisoning) -> str:
+    """Where the model is not placed, and for whom."""
+    triple, requester = poisoning
+    return f"{triple.provider} {triple.runtime_version}" + (f" for {requester}" if requester else "")
+
+
+def clear_crashes(crashes: tuple[Crashes, ...], digest: str) -> tuple[Crashes, ...]:
+    """The crash counts with this model's set to 0; a repeated report of a counted crash still counts nothing."""
+    return tuple(replace(each, count=0) if each.triple.model == digest else each for each in crashes)
+
+
+def record_unloadable(
+    memory: ReconcilerMemory, fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]], models: Collection[str]
+) -> tuple[Unloadable, ...]:
+    """Load failures that no retry on the same runtime changes, with those that the nodes report now. A replica that
+    became ready disproves them. models: digests that the region has; failures of others are dropped."""
+    known = {each.triple: each for each in memory.unloadable if each.triple.model in models}
+    for node in sorted(desired):
+        state = fleet.nodes.get(node)
+        for assignment in desired[node] if state is not None else ():
+            assert state is not None
+            observed, device = state.observed.get(assignment.id), state.device(assignment.device)
+            if observed is None or device is None:
+                continue
+            triple = Triple(assignment.model, device.provider, device.runtime_version)
+            if observed.phase is Phase.READY:
+                known.pop(triple, None)
+            elif (
+                observed.phase is Phase.FAILED
+                and observed.code is not None
+                and observed.code in PERMANENT_LOAD_FAILURES
+            ):
+                before = known.get(triple)
+                if before is None or (before.cleared and before.assignment != assignment.id):
+                    refusal = Refusal(observed.code, f"{node}/{device.name}: {observed.reason}")
+                    known[triple] = Unloadable(triple, refusal, assignment.id)
+    return tuple(known[triple] for triple in sorted(known))
+
+
+def load_refusals(known: tuple[Unloadable, ...]) -> Mapping[Triple, Refusal]:
+    """Triples that are not placed, and why."""
+    return {each.triple: each.refusal for each in known if not each.cleared}
+
+
+def allow_retry(known: tuple[Unloadable, ...], digest: str) -> tuple[Unloadable, ...]:
+    """The load failures with this model's cleared, so that it is tried again."""
+    return tuple(replace(each, cleared=True) if each.triple.model == digest else each for each in known)
+
+
+def broken_assignments(
+    memory: ReconcilerMemory, fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]], now: Elapsed
+) -> Mapping[str, Refusal]:
+    """Assignments on ready, reporting nodes that no longer count as replicas, and why."""
+    found = dict[str, Refusal]()
+    for node, assignments in desired.items():
+        state = fleet.nodes.get(node)
+        if state is None or state.liveness is not Liveness.READY or not state.has_full_status:
+            continue
+        for assignment in assignments:
+            observed = state.observed.get(assignment.id)
+            mark = memory.marks.get(assignment.id)
+            waited = now - mark.since if mark is not None and mark.stage is AssignmentStage.STARTING else 0.0
+            where = f"{node}/{assignment.device}"
+            if observed is None:
+                if waited > UNSEEN_MOST_S:
+                    found[assignment.id] = Refusal(Code.NODE_NOT_READY, f"{where} did not take it up")
+            elif observed.phase is Phase.FAILED:
+                code = observed.code or Code.INTERNAL
+                if code in FINAL_FAILURES or (observed.restarts >= FAILURES_MOST and code is not Code.WORKER_CRASHED):
+                    found[assignment.id] = Refusal(code, f"{where}: {observed.reason}")
+            elif observed.phase in STARTING_PHASES and waited > START_LEAST_S + assignment.model_bytes / START_BYTES:
+                found[assignment.id] = Refusal(Code.LOAD_TIMEOUT, f"{where} is {observed.phase} for too long")
+    return found

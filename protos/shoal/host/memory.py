@@ -1,0 +1,96 @@
+"""How much memory this process may use and uses, as Linux reports it."""
+
+import ctypes
+import resource
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path("/")
+_PAGE: Final = resource.getpagesize()
+_UNLIMITED: Final = 2**60
+"""Control groups of version 1 express `no limit` by a number near 2**63."""
+
+
+def limit_bytes(root: Path = ROOT) -> int:
+    """The smallest of: the machine's memory, the limits of this process's control group and of all above it (version 1
+    and 2), and its own RLIMIT_AS and RLIMIT_DATA."""
+    limits = [_machine_bytes(root), *_cgroup_limits(root)]
+    for which in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        soft, _ = resource.getrlimit(which)
+        if soft != resource.RLIM_INFINITY:
+            limits.append(soft)
+    return min(limits)
+
+
+def resident_bytes() -> int:
+    """Anonymous memory of this process in RAM, which its control group accounts for. 0 where /proc is missing."""
+    try:
+        _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * _PAGE
+
+
+_MALLINFO2: Final = [
+    "arena",
+    "ordblks",
+    "smblks",
+    "hblks",
+    "hblkhd",
+    "usmblks",
+    "fsmblks",
+    "uordblks",
+    "fordblks",
+    "keepcost",
+]
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO2]
+
+
+def heap_bytes() -> int | None:
+    """Memory that this process has allocated and not freed, from its C library. Unlike resident memory, it falls at
+    once when something is freed. None where the library does not report it (other than glibc 2.33 or later)."""
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return None
+    ask.restype = _Mallinfo2
+    found = ask()
+    return int(found.uordblks) + int(found.hblkhd)
+
+
+def trim() -> None:
+    """Returns memory to the system that the C library keeps after it was freed, where possible (glibc)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _machine_bytes(root: Path) -> int:
+    with suppress(OSError, ValueError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+    return _UNLIMITED
+
+
+def _cgroup_limits(root: Path) -> list[int]:
+    """In a container the path is often the host's, and the mount itself is the group. So the mount's own limit always
+    counts."""
+    found = []
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            base = root / "sys/fs/cgroup" / controllers
+            name = "memory.limit_in_bytes" if controllers else "memory.max"
+            group = base / path.strip("/")
+            for folder in (group, *group.parents):
+                with suppress(OSError, ValueError):  # not there, or `max`
+                    found.append(int((folder / name).read_text()))
+                if folder == base:
+                    break
+    return [limit for limit in found if limit < _UNLIMITED]

@@ -1,0 +1,4 @@
+"""Simulated adapters for the ports of the real agent and coordinator: machines, networks, brokers, stores, operators.
+
+Layers: run > scenarios > parts > checkers > world.
+"""

@@ -1,0 +1,526 @@
+"""One region in the simulator: the real RegionalCoordinator and Supervisors over simulated ports, and the faults that
+can be injected."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from shoal.agent.supervisor import Supervisor, SupervisorSettings
+from shoal.coordinator.controllers.fleet.controller import GRANTS
+from shoal.coordinator.controllers.log import codec
+from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
+from shoal.coordinator.core.fleet.labels import ENTRY_LABEL, EVERY_TENANT, LabelGrant
+from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.placement.model import WorkloadPlan
+from shoal.coordinator.ports import Transaction
+from shoal.simulator.checkers.invariants import InvariantMonitor
+from shoal.simulator.checkers.region import DUPLICATE_MARK
+from shoal.simulator.parts.broker import SimBroker, SimBrokerLink, SimBrokerLinks
+from shoal.simulator.parts.machine import Behaviour, Chip, SimDeviceDriver, SimFrontControl, SimMachine, SimWorkerPool
+from shoal.simulator.parts.migration_events import migration_facts, migrations_in, pending_moves
+from shoal.simulator.parts.network import COORDINATOR, REGION, SimAgentLinks, SimLink, SimNetwork
+from shoal.simulator.parts.operators import SimOperators
+from shoal.simulator.parts.storage import (
+    CommitMoment,
+    CommitObserver,
+    SimAgentJournal,
+    SimModelCache,
+    SimModels,
+    SimRecordingSink,
+    SimStore,
+    format_store,
+    ignore_commit,
+)
+from shoal.simulator.world.disk import SimDisk
+from shoal.simulator.world.world import SimClock, SimProcess, SimWorld
+from shoal.types.codes import Code
+from shoal.types.device import Node, PowerState, Role
+from shoal.types.profile import ModelProfile
+from shoal.types.receipt import Receipt, SignedReceipt
+from shoal.types.units import Bytes
+from shoal.types.workload import Intent, Spread, Standby, WorkloadKey
+from shoal.wire import nouns
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """What the region consists of."""
+
+    # Node name -> its chips; a node without chips is a gateway.
+    nodes: Mapping[str, tuple[Chip, ...]]
+    # Node name -> labels that its join token grants.
+    labels: Mapping[str, Mapping[str, str]]
+    # Model digest -> profile.
+    profiles: Mapping[str, ModelProfile]
+    # Model digest -> what it does on a worker.
+    behaviours: Mapping[str, Behaviour]
+    # True: links lose and reorder messages. Ignored with `mqtt`.
+    datagrams: bool = False
+    # True: the agents' links go over a broker.
+    mqtt: bool = False
+    # Seconds without a replica after which devices sleep; None: they never sleep.
+    sleep_after_s: float | None = None
+
+
+OnCoordinatorStart = Callable[[SimProcess, RegionalCoordinator], Awaitable[None]]
+
+
+async def no_federation(process: SimProcess, region: RegionalCoordinator) -> None:
+    """The region is in no federation."""
+
+
+class SimCluster:
+    """One region. `start` brings it up; the other methods kill, cut and boot its parts."""
+
+    def __init__(self, world: SimWorld, spec: ClusterSpec) -> None:
+        self.world = world
+        self.spec = spec
+        self.network = SimNetwork(world, datagrams=spec.datagrams and not spec.mqtt)
+        self.broker = SimBroker(self.network) if spec.mqtt else None
+        self.models = SimModels(spec.profiles)
+        self.behaviours = dict(spec.behaviours)
+        """Model digest -> behaviour on every machine; changes take effect at once."""
+        self.disk = SimDisk(world, COORDINATOR, full_code=Code.STORE_FULL)
+        self.clock = SimClock(world, booted_at=world.rng.stream("coordinator").uniform(1.0, 1e5))
+        self.machines = [
+            SimMachine(world, self.network, name, Role.AGENT if chips else Role.GATEWAY, chips, self.behaviours)
+            for name, chips in spec.nodes.items()
+        ]
+        self.network.machines.update({machine.name: machine for machine in self.machines})
+        self.duplicates: list[SimMachine] = []
+        """Machines that run from a copy of another machine's state directory."""
+        self.coordinator: SimProcess | None = None
+        self.region: RegionalCoordinator | None = None
+        self.store: SimStore | None = None
+        self.operators = SimOperators(self)
+        self.supervisors: dict[str, Supervisor] = {}
+        self.is_over = False
+        self.permanently_dead: frozenset[str] = frozenset()
+        """Machines that stay dead when the faults are over."""
+        self.invariants: InvariantMonitor | None = None
+        self.own_faults: Counter[str] = Counter()
+        self.on_commit: CommitObserver = ignore_commit
+        """Observes every transaction of every coordinator."""
+        self.on_coordinator_start: OnCoordinatorStart = no_federation
+        """Called by every coordinator once it has read its store."""
+        self._power_cut_on_death: dict[str, bool] = {}
+
+    async def start(self) -> None:
+        setup = SimProcess(self.world, "setup")
+        await format_store(setup, self.disk)
+        await self._grant_labels(setup)
+        self.start_coordinator()
+        for machine in self.machines:
+            self.boot(machine)
+
+    async def _grant_labels(self, setup: SimProcess) -> None:
+        """Grant labels as the nodes' join tokens would: each machine's own, and entry for every tenant's clients."""
+        grants = {
+            GRANTS + machine.identity: codec.dump(
+                LabelGrant({ENTRY_LABEL: EVERY_TENANT, **self.spec.labels.get(machine.name, {})})
+            )
+            for machine in self.machines
+            if machine.role is Role.AGENT
+        }
+        await SimStore(self.world, setup, self.disk).commit(Transaction(grants))
+
+    # the coordinator
+
+    def start_coordinator(self) -> None:
+        """Start a new process on what the disk holds."""
+        if self.is_over or (self.coordinator is not None and self.coordinator.alive):
+            return
+        self.coordinator = process = SimProcess(self.world, COORDINATOR)
+        process.on_death(self._on_coordinator_death)
+        self.world.record("coordinator.started")
+        process.spawn(self._run_coordinator(process), "run")
+
+    def kill_coordinator(self, *, power: bool = False) -> None:
+        process = self.coordinator
+        if process is None or not process.alive:
+            return
+        self._power_cut_on_death[COORDINATOR] = power
+        self.world.record("fault.killed", process=COORDINATOR, where="any")
+        process.die()
+
+    def kill_after_steps(self, process: SimProcess | None, steps: int, *, power: bool = False) -> None:
+        """`process` dies after `steps` more steps of its ports."""
+        if process is not None and process.alive:
+            self._power_cut_on_death[process.name] = power
+            process.steps_to_live = steps
+
+    async def _run_coordinator(self, process: SimProcess) -> None:
+        self.store = store = SimStore(self.world, process, self.disk, self._on_commit)
+        links = SimAgentLinks(process, self.network) if self.broker is None else SimBrokerLinks(process, self.broker)
+        region = RegionalCoordinator(
+            store,
+            links,
+            self.models,
+            self.models,
+            self.clock,
+            SimIdSource(self.world, process),
+            RegionConfig(name=REGION),
+        )
+        await region.start()
+        process.check()
+        await self.on_coordinator_start(process, region)
+        process.check()
+        for migration in region.workloads.migrations.live:  # one may have been written when the last coordinator died
+            self.world.record("move.step", **migration_facts(migration))
+        self.invariants = InvariantMonitor(self.world, region, self.operators.deleted_at)
+        self.region = region
+        self.network.listen(process, region.fleet)
+        if isinstance(links, SimBrokerLinks):
+            links.serve(region.fleet)
+        self.world.record("coordinator.serving")
+        await region.run()
+
+    def _on_commit(self, moment: CommitMoment, transaction: Transaction) -> None:
+        if moment is CommitMoment.AFTER:
+            for migration in migrations_in(transaction):
+                self.world.record("move.step", **migration_facts(migration))
+        self.on_commit(moment, transaction)
+
+    def _on_coordinator_death(self) -> None:
+        self.region = None
+        self.store = None
+        self.world.record("coordinator.died")
+        if self._power_cut_on_death.pop(COORDINATOR, False):
+            lost = self.disk.power_cut()
+            self.world.record("fault.power", node=COORDINATOR, lost=lost)
+        down = self.world.rng.stream(f"down-{self.world.now()}").exponential(1.0)
+        self.world.call_later(0.05 + min(down, 8.0), self.start_coordinator)
+
+    # agents
+
+    def live_agents(self) -> list[SimMachine]:
+        return [machine for machine in self.machines if machine.supervisor is not None and machine.supervisor.alive]
+
+    def boot(self, machine: SimMachine) -> None:
+        """Start a supervisor on `machine`, unless one runs or there is no power."""
+        if self.is_over or not machine.has_power or (machine.supervisor is not None and machine.supervisor.alive):
+            return
+        machine.boots += 1
+        machine.supervisor = process = SimProcess(self.world, f"agent-{machine.name}")
+        process.on_death(lambda: self._on_agent_death(machine))
+        self.world.record("agent.started", node=machine.name, boot=machine.boots)
+        process.spawn(self._run_agent(process, machine), "run")
+
+    def kill_agent(self, machine: SimMachine) -> None:
+        if machine.supervisor is not None and machine.supervisor.alive:
+            self.world.record("fault.killed", process=machine.supervisor.name, where="any")
+            machine.supervisor.die()
+
+    def boot_duplicate(self, machine: SimMachine) -> SimMachine:
+        """Boot another machine from a copy of this one's state directory as it is now."""
+        chips = tuple(machine.chips.values())
+        place = f"{machine.name}{DUPLICATE_MARK}{len(self.duplicates) + 1}"
+        twin = SimMachine(self.world, self.network, place, machine.role, chips, machine.models, machine.name)
+        twin.disk.copy(machine.disk)
+        twin.cached_models = dict(machine.cached_models)
+        self.network.machines[place] = twin
+        self.duplicates.append(twin)
+        self.world.record("fault.twin", node=machine.name, twin=place)
+        self.boot(twin)
+        return twin
+
+    def cut_power(self, machine: SimMachine) -> None:
+        """The machine has no power until `restore_power`."""
+        machine.has_power = False
+        machine.power_cut()
+
+    def restore_power(self, machine: SimMachine) -> None:
+        machine.has_power = True
+        self.boot(machine)
+
+    def _on_agent_death(self, machine: SimMachine) -> None:
+        machine.event_queue = None
+        self.world.record("agent.died", node=machine.name)
+        if machine.has_power:
+            self.world.call_later(machine.rng.uniform(0.1, 2.0), lambda: self.boot(machine))
+
+    async def _run_agent(self, process: SimProcess, machine: SimMachine) -> None:
+        world, rng = self.world, machine.rng
+        self.supervisors[machine.name] = supervisor = Supervisor(
+            settings=SupervisorSettings(),
+            node=self._node(machine),
+            drivers=(SimDeviceDriver(process, machine),),
+            link=self._link(process, machine),
+            workers=SimWorkerPool(process, machine),
+            front=SimFrontControl(process, machine),
+            journal=SimAgentJournal(world, process, machine.disk, machine.name),
+            cache=SimModelCache(process, self.network, machine.name, machine.disk, machine.cached_models, rng),
+            recordings=SimRecordingSink(),
+            signer=SimReceiptSigner(),
+            clock=machine.clock,
+            nonce=lambda: rng.hex_token(16),
+            log=_discard_log,
+        )
+        await supervisor.run()
+
+    def _link(self, process: SimProcess, machine: SimMachine) -> SimLink | SimBrokerLink:
+        if self.broker is None:
+            return SimLink(process, self.network, machine.name, machine.identity)
+        return SimBrokerLink(process, self.broker, machine.name, machine.identity)
+
+    def _node(self, machine: SimMachine) -> Node:
+        return Node(
+            name=machine.identity,
+            region=REGION,
+            role=machine.role,
+            labels=dict(self.spec.labels.get(machine.name, {})),
+            agent_version="0.1.0",
+            os="sim",
+            arch="sim",
+            memory_bytes=Bytes(64 * GIB),
+            memory_limit_bytes=Bytes(64 * GIB),
+            devices=(),
+            grpc_address=f"{machine.name}:8001",
+            rest_address=f"{machine.name}:8000",
+            token_address=f"{machine.name}:8002",
+            metrics_address=f"{machine.name}:9000",
+            boot_id=f"{machine.name}-{machine.boots}",
+        )
+
+    def step_clock(self, clock: SimClock, seconds: float) -> None:
+        clock.step(seconds)
+        if self.invariants is not None:
+            self.invariants.clocks_stepped = True
+
+    # after the faults
+
+    def reset_paths(self) -> None:
+        for path in self.network.paths():
+            path.loss = path.late = path.duplicate = 0.0
+            path.delay_s = 0.002
+
+    async def clear_faults(self) -> None:
+        """End every lasting fault; some machines may stay dead."""
+        rng = self.world.rng.stream("calm")
+        agents = [machine for machine in self.machines if machine.chips]
+        if len(agents) > 3 and rng.happens(0.2):
+            dead = rng.choice(agents)
+            self.permanently_dead = frozenset({dead.name})
+            self.cut_power(dead)
+        self.reset_paths()
+        for path in self.network.paths():
+            path.cut = False
+        self.network.retransmit_all()
+        if self.broker is not None:
+            self.broker.start()
+        for process in (self.coordinator, *(machine.supervisor for machine in self.machines)):
+            if process is not None:
+                process.steps_to_live = 0
+        for disk in (self.disk, *(machine.disk for machine in self.machines)):
+            disk.full = False
+        for clock in (self.clock, *(machine.clock for machine in self.machines)):
+            clock.skew = 0.0
+        for twin in self.duplicates:
+            self.cut_power(twin)
+        for machine in self.machines:
+            machine.lost_devices.clear()
+            if machine.name not in self.permanently_dead:
+                self.restore_power(machine)
+        await self.operators.uncordon_all()
+
+    def end(self) -> None:
+        """End the run and every process."""
+        self.is_over = True
+        for machine in (*self.machines, *self.duplicates):
+            machine.power_cut()
+        if self.coordinator is not None:
+            self.coordinator.die()
+
+    async def missing(self, within_s: float = 0.0) -> list[str]:
+        """What keeps the region from being converged; empty if nothing. within_s: also count migrations that begin by
+        themselves within this many seconds."""
+        region = self.region
+        if region is None or self.coordinator is None or not self.coordinator.alive:
+            return ["no coordinator"]
+        found: list[str] = []
+        for machine in self.surviving_machines():
+            found += self.missing_at(region, machine) or [
+                *self._wrong_routes(region, machine),
+                *self._awake_devices(region, machine),
+            ]
+        found += self._missing_replicas(region)
+        found += [f"{name} is not lost yet" for name in sorted(self.permanently_dead) if not _is_lost(region, name)]
+        assigned = [each for wanted in region.workloads.desired.values() for each in wanted.assignments]
+        draining = [each.id for each in assigned if each.draining]
+        found += [f"{name} is still to be drained" for name in draining]
+        found += [f"{each.id} is {each.stage}" for each in region.workloads.migrations.live if each.target is not None]
+        decided, moves = region.workloads, region.workloads.migrations.all.values()
+        found += pending_moves(
+            decided.move_holds, decided.last_plan, moves, self.clock.now(), self.clock.wall(), within_s
+        )
+        if found:
+            return found
+        for machine in self.surviving_machines():
+            for intent in region.workloads.intents:
+                if self._ready_replicas(intent.key) and (
+                    code := await self.operators.request(machine.name, intent.key)
+                ):
+                    found.append(f"{machine.name} answers {intent.key} with {code}")
+        return found
+
+    def quiescent_state(self) -> tuple[object, ...]:
+        """What must not change once the region has converged."""
+        region = self.region
+        starts = sum(
+            event.kind == "worker.start" and self.spec.behaviours[event.facts["model"]].crash_at_load < 1.0
+            for event in self.world.history.events
+        )
+        versions = () if region is None else tuple((n, each.version) for n, each in region.workloads.desired.items())
+        return starts, versions
+
+    def surviving_machines(self) -> list[SimMachine]:
+        return [machine for machine in self.machines if machine.name not in self.permanently_dead]
+
+    def missing_at(self, region: RegionalCoordinator, machine: SimMachine) -> list[str]:
+        """What one machine lacks of its desired set, except routes."""
+        name = machine.name
+        state = region.fleet.fleet.nodes.get(name)
+        if machine.supervisor is None or not machine.supervisor.alive:
+            return [f"{name} is down"]
+        if state is None or not state.connected or state.liveness is not Liveness.READY:
+            return [f"{name} is not seen: {state and (state.liveness, state.connected)}"]
+        if not state.has_full_status:
+            return [f"{name} has not reported in full"]
+        if state.quarantined:
+            return [f"{name} is not trusted again"]
+        if dark := sorted({each.name for each in state.node.devices} - state.readings.keys()):
+            return [f"{name}'s {', '.join(dark)} was not measured again"]
+        wanted = region.workloads.desired.get(name)
+        held = self.supervisors[name].snapshot.version
+        if wanted is None or held != wanted.version:
+            return [f"{name} holds {held}, wanted is {wanted and wanted.version}"]
+        found = [] if machine.front.alive else [f"{name}'s front is down"]
+        assigned = {each.id for each in wanted.assignments if not each.staged}
+        found += [f"{other} still runs on {name}" for other in sorted(machine.workers) if other not in assigned]
+        found += [f"{each} has not come up on {name}" for each in sorted(assigned) if not machine.is_ready(each)]
+        found += [
+            f"{each.id} is not staged on {name}"
+            for each in wanted.assignments
+            if each.staged and each.model not in machine.cached_models  # a corrupt file is only found when it is loaded
+        ]
+        return found
+
+    def _awake_devices(self, region: RegionalCoordinator, machine: SimMachine) -> list[str]:
+        """Devices without a replica that are awake although the region lets them sleep."""
+        wanted = region.workloads.desired[machine.name]
+        taken = {each.device for each in wanted.assignments}
+        may = region.workloads.catalog.facts(REGION).sleep_after_s is not None
+        able = [name for name, known in sorted(machine.chips.items()) if may and known.device.rest is not None]
+        return [
+            f"{machine.name}'s {name} is {machine.power(name)}"
+            for name in able
+            if name not in taken and machine.power(name) is not PowerState.ASLEEP
+        ]
+
+    def _wrong_routes(self, region: RegionalCoordinator, machine: SimMachine) -> list[str]:
+        name, found = machine.name, list[str]()
+        for intent in region.workloads.intents:
+            route = machine.front.routes.get(intent.key)
+            routed = {each.assignment for each in route.endpoints} if route else set()
+            if routed != self._ready_replicas(intent.key):
+                ready = sorted(self._ready_replicas(intent.key))
+                found.append(f"{name} routes {intent.key} to {sorted(routed)}, ready are {ready}")
+        return found
+
+    def _missing_replicas(self, region: RegionalCoordinator) -> list[str]:
+        """Replicas that are missing or superfluous, counted independently of placement.
+
+        As many as spread, quota and sound models allow must be ready, and one more on standby where a node has no
+        active one. A replica that the plan does not want may exist only while the plan lacks one, since the old one
+        keeps serving.
+        """
+        found: list[str] = []
+        room = placed = old = 0
+        for intent in region.workloads.intents:
+            plan = region.workloads.last_plan.of(intent.key) if region.workloads.last_plan else None
+            if plan is None:
+                return [f"{intent.key} is not planned"]
+            standbys = [target for target in plan.targets if target.standby]
+            room += self._max_replicas(intent) + self._expected_standbys(intent, plan)
+            placed += plan.placed + len(standbys)
+            ready = self._ready_replicas(intent.key) | self._staged_replicas(region, intent.key)
+            wanted = {target.existing_assignment for target in plan.targets}
+            found += [f"{name or 'a new one'} of {intent.key} is not ready" for name in sorted(wanted - ready)]
+            old += len(ready - wanted)
+            if plan.refusal is None:
+                assigned = {
+                    each.id
+                    for desired in region.workloads.desired.values()
+                    for each in desired.assignments
+                    if each.workload == intent.key
+                }
+                found += [f"{name} of {intent.key} is not wanted" for name in sorted((ready | assigned) - wanted)]
+        can_be = min(room, self.operators.quota)
+        if not can_be - old <= placed <= can_be:
+            found.append(f"{placed} replicas are placed and {old} old ones serve, {can_be} can be")
+        return found
+
+    def _max_replicas(self, intent: Intent) -> int:
+        if any(self.spec.behaviours[model.digest].crash_at_load == 1.0 for model in intent.models):
+            return 0
+        nodes = [machine for machine in self.surviving_machines() if machine.chips]
+        devices = sum(len(machine.chips) for machine in nodes)
+        replicas = intent.require.replicas
+        return {Spread.NODE: min(replicas, len(nodes)), Spread.DEVICE: min(replicas, devices), Spread.NONE: replicas}[
+            intent.require.spread
+        ]
+
+    def _expected_standbys(self, intent: Intent, plan: WorkloadPlan) -> int:
+        used = {target.node for target in plan.targets if not target.standby}
+        free = {machine.name for machine in self.surviving_machines() if machine.chips} - used
+        return int(intent.require.standby is not Standby.NONE and 0 < plan.wanted <= plan.placed and bool(free))
+
+    def _staged_replicas(self, region: RegionalCoordinator, workload: WorkloadKey) -> set[str]:
+        return {
+            each.id
+            for desired in region.workloads.desired.values()
+            for each in desired.assignments
+            if each.workload == workload and each.staged
+        }
+
+    def _ready_replicas(self, workload: WorkloadKey) -> set[str]:
+        return {
+            name
+            for machine in self.surviving_machines()
+            for name, worker in machine.workers.items()
+            if machine.is_ready(name) and worker.assignment.workload == workload
+        }
+
+
+def _is_lost(region: RegionalCoordinator, node: str) -> bool:
+    state = region.fleet.fleet.nodes.get(node)
+    return state is None or state.liveness is Liveness.LOST
+
+
+class SimReceiptSigner:
+    """Implements the Signer port; signatures are tested with the real links."""
+
+    def sign_receipt(self, receipt: Receipt) -> SignedReceipt:
+        return nouns.make_signed_receipt(receipt, b"simulated")
+
+
+class SimIdSource:
+    """Implements the Ids port: ids from the seed."""
+
+    def __init__(self, world: SimWorld, process: SimProcess) -> None:
+        self._rng = world.rng.stream(f"ids-{process.name}-{world.now()}")
+        self._process = process
+
+    def name(self, kind: str) -> str:
+        self._process.check()
+        return f"{kind}-{self._rng.hex_token(8)}"
+
+    def secret(self) -> str:
+        self._process.check()
+        return self._rng.hex_token(27)  # 20 bytes, base64
+
+
+def _discard_log(event: str, *, error: bool = False, **fields: str | float | None) -> None:
+    """The simulator checks the supervisor by its effects, so its log is dropped."""

@@ -1,0 +1,1 @@
+"""Virtual time, seeded randomness, processes and disks. Lowest layer: run > scenarios > parts > checkers > world."""

@@ -1,0 +1,43 @@
+"""NVML replayed in place of `pynvml`: a JSON recording of each function's answers, error codes included."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+
+class NVMLError(Exception):
+    """As pynvml's: carries the library's code."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(f"NVML error {value}")
+        self.value = value
+
+
+class RecordedNvml:
+    """A recording maps `function(argument, ..)` to its answer or to `{"error": code}`.
+
+    An object becomes a record with attributes (pynvml's structures), a list a tuple. Handles are the strings that the
+    recording itself uses for them. A call that was not recorded fails the test; a function that no call names does not
+    exist in this version of the library.
+    """
+
+    NVMLError = NVMLError
+
+    def __init__(self, path: Path) -> None:
+        self.answers: dict[str, Any] = json.loads(path.read_text())["answers"]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if not any(call.startswith(f"{name}(") for call in self.answers):
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> Any:
+            answer = self.answers[f"{name}({', '.join(map(str, arguments))})"]
+            if isinstance(answer, dict) and "error" in answer:
+                raise NVMLError(answer["error"])
+            if isinstance(answer, dict):
+                return SimpleNamespace(**answer)
+            return tuple(answer) if isinstance(answer, list) else answer
+
+        return call

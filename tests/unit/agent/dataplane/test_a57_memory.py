@@ -1,0 +1,211 @@
+"""A57 and large requests: what messages may hold of a front's memory, in all and for one tenant."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from harness.wait import until
+from shoal.agent.dataplane import ingress_admission as intake_module
+from shoal.agent.dataplane import memory as module
+from shoal.agent.dataplane.ingress_admission import (
+    ANONYMOUS_CALLS,
+    ANONYMOUS_PER_ADDRESS,
+    CALLS,
+    CALLS_PER_CALLER,
+    IngressAdmission,
+)
+from shoal.agent.dataplane.memory import (
+    CHECK_EVERY_S,
+    COPIES,
+    DEFAULT_EXPECTED_BYTES,
+    MIN_READ_AGE_S,
+    MessageMemory,
+    budget_bytes,
+)
+from shoal.host import memory as machine
+from shoal.types.codes import Code, ShoalError
+
+MIB = 2**20
+
+
+def write(root: Path, name: str, text: str) -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
+
+
+def machine_of(root: Path, cgroup: str) -> Path:
+    write(root, "proc/meminfo", "MemTotal:  8388608 kB\nMemFree: 1 kB\n")
+    write(root, "proc/self/cgroup", cgroup)
+    return root
+
+
+def test_a57_the_limit_is_the_least_of_all_groups_above(tmp_path: Path) -> None:
+    root = machine_of(tmp_path, "0::/shoal/agent\n")
+    assert machine.limit_bytes(root) == 8192 * MIB
+    write(root, "sys/fs/cgroup/shoal/agent/memory.max", "max\n")
+    write(root, "sys/fs/cgroup/shoal/memory.max", f"{512 * MIB}\n")
+    write(root, "sys/fs/cgroup/memory.max", f"{2048 * MIB}\n")
+    assert machine.limit_bytes(root) == 512 * MIB
+
+
+def test_a57_the_limit_of_a_container_whose_path_is_the_hosts(tmp_path: Path) -> None:
+    root = machine_of(tmp_path, "0::/kubepods/pod1/x\n")
+    write(root, "sys/fs/cgroup/memory.max", f"{512 * MIB}\n")
+    assert machine.limit_bytes(root) == 512 * MIB
+
+
+def test_a57_the_limit_of_control_groups_of_version_1(tmp_path: Path) -> None:
+    root = machine_of(tmp_path, "5:cpu:/x\n4:memory:/pod\n")
+    write(root, "sys/fs/cgroup/memory/pod/memory.limit_in_bytes", f"{256 * MIB}\n")
+    write(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", f"{2**63 - 4096}\n")
+    assert machine.limit_bytes(root) == 256 * MIB
+
+
+def test_a57_the_budget_follows_the_limit() -> None:
+    assert budget_bytes(512 * MIB) == (256 - 80) * MIB
+    assert budget_bytes(64 * MIB) == module.MIN_BUDGET_BYTES, "one message always has room"
+    assert budget_bytes(2**50) == module.MAX_BUDGET_BYTES
+
+
+def test_a57_one_tenant_takes_no_more_than_half_and_no_one_more_than_all() -> None:
+    memory = MessageMemory(budget=100 * MIB)
+    with memory.hold("a", 20 * MIB):
+        with pytest.raises(ShoalError) as refused, memory.hold("a", 6 * MIB):
+            raise AssertionError
+        assert refused.value.code is Code.OVERLOADED
+        with memory.hold("b", 25 * MIB):
+            assert memory.held_bytes == 90 * MIB == COPIES * 45 * MIB
+            with pytest.raises(ShoalError), memory.hold("c", 6 * MIB):
+                raise AssertionError
+    with memory.hold("a", 200 * MIB):
+        pass
+    assert memory.held_bytes == 0
+
+
+async def test_a57_a_caller_of_large_messages_waits_for_room_and_one_of_small_ones_does_not() -> None:
+    memory = MessageMemory(budget=100 * MIB)
+    intake = IngressAdmission(memory)
+    with intake.call("big"):
+        with intake.hold_request("big", 20 * MIB):
+            assert memory.expected_bytes("big") == 20 * MIB
+            waiting = asyncio.ensure_future(_read(intake, "big"))
+            assert not (await asyncio.wait((waiting,), timeout=0.05))[0]
+            with intake.call("small"):
+                async with asyncio.timeout(1):
+                    await _read(intake, "small")
+        await waiting
+    for _ in range(60):
+        memory.record_size("big", 10)
+    assert memory.expected_bytes("big") == DEFAULT_EXPECTED_BYTES, "what was long ago is forgotten"
+
+
+async def test_a57_the_first_messages_of_a_caller_come_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once one has arrived, its size tells how many fit. A first message that does not arrive delays the others."""
+    monkeypatch.setattr(intake_module, "FIRST_READ_SPACING_S", 0.2)
+    memory = MessageMemory(budget=100 * MIB)
+    intake = IngressAdmission(memory)
+    open_: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+
+    async def one(caller: str, size: int) -> None:
+        with intake.call(caller):
+            async with intake.read_slot(caller):
+                open_[caller] += 1
+                most[caller] = max(most[caller], open_[caller])
+                await asyncio.sleep(0.01)  # noqa: TID251 - it arrives
+                open_[caller] -= 1
+            with intake.hold_request(caller, size):
+                await asyncio.sleep(0.01)  # noqa: TID251 - it is answered
+
+    loop = asyncio.get_running_loop()
+    await asyncio.gather(*(one("large", 20 * MIB) for _ in range(8)), *(one("small", 10) for _ in range(8)))
+    assert most["large"] == 1, "none was refused, and two at once would be more than the share"
+    assert most["small"] == 7, "all that came after the first"
+    began = loop.time()
+    with intake.call("slow"):
+        silent = asyncio.create_task(_read(intake, "slow", asyncio.Event()))
+        await asyncio.sleep(0)  # noqa: TID251 - it is open
+        others = [asyncio.create_task(_read(intake, "slow", asyncio.Event())) for _ in range(2)]
+        await until(lambda: len(memory._readings) == 3, 5, "all are open")
+        assert loop.time() - began >= 2 * 0.2, "one after another"
+        for each in (silent, *others):
+            each.cancel()
+        await asyncio.gather(silent, *others, return_exceptions=True)
+        async with asyncio.timeout(0.1):
+            await _read(intake, "slow")
+
+
+async def _read(intake: IngressAdmission, caller: str, until_set: asyncio.Event | None = None) -> None:
+    async with intake.read_slot(caller):
+        if until_set is not None:
+            await until_set.wait()
+
+
+async def test_a57_reads_that_take_the_memory_are_ended_and_young_ones_go_on() -> None:
+    """Eight of one caller, that bring as much each; what they took is free once they are ended."""
+    open_ = 0
+
+    def memory_used() -> int:
+        return 40 * MIB + 30 * MIB * open_
+
+    memory = MessageMemory(budget=100 * MIB, resident_bytes=memory_used, allocated_bytes=lambda: None)
+    intake = IngressAdmission(memory)
+    watching = asyncio.create_task(memory.watch())
+    codes = []
+
+    async def hold_read(caller: str) -> None:
+        nonlocal open_
+        try:
+            async with intake.stream_read(caller):
+                open_ += 1
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    open_ -= 1
+        except ShoalError as error:
+            codes.append(error.code)
+
+    await asyncio.wait((watching,), timeout=0.01)
+    with intake.call("slow"), intake.call("other"):
+        other = asyncio.create_task(hold_read("other"))
+        tasks = [asyncio.create_task(hold_read("slow")) for _ in range(8)]
+        await asyncio.wait(tasks, timeout=MIN_READ_AGE_S + 4 * CHECK_EVERY_S)
+        assert codes == [Code.OVERLOADED] * 6, "until the three that are left fit"
+        assert not other.done(), "who has fewest goes last"
+        for task in (other, *tasks):
+            task.cancel()
+        await asyncio.gather(other, *tasks, return_exceptions=True)
+    watching.cancel()
+
+
+async def test_a57_calls_without_credentials_are_counted_apart() -> None:
+    intake = IngressAdmission()
+    held = [intake.anonymous(f"ipv4:10.0.0.{n // ANONYMOUS_PER_ADDRESS}") for n in range(ANONYMOUS_CALLS)]
+    for each in held:
+        each.__enter__()
+    with pytest.raises(ShoalError), intake.anonymous("ipv4:10.0.1.1"):
+        raise AssertionError
+    with intake.call("known"):
+        pass
+    held[0].__exit__(None, None, None)
+    with pytest.raises(ShoalError), intake.anonymous("ipv4:10.0.0.1"):
+        raise AssertionError("this address has its share")
+    with intake.anonymous("ipv4:10.0.0.0"):
+        pass
+    for each in held[1:]:
+        each.__exit__(None, None, None)
+
+
+def test_a57_all_known_callers_together_are_bounded() -> None:
+    intake = IngressAdmission()
+    held = [intake.call(f"c{n // CALLS_PER_CALLER}") for n in range(CALLS)]
+    for each in held:
+        each.__enter__()
+    with pytest.raises(ShoalError) as refused, intake.call("new"):
+        raise AssertionError
+    assert refused.value.code is Code.OVERLOADED
+    for each in held:
+        each.__exit__(None, None, None)
+    assert not intake._usage

@@ -1,0 +1,176 @@
+"""What one caller may hold of a transport: it is bounded, and others do not wait for it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from shoal.agent.dataplane import ingress_admission as module
+from shoal.agent.dataplane.ingress_admission import (
+    BYTES_PER_CALLER,
+    CALLS_PER_CALLER,
+    READ_SLOTS_PER_CALLER,
+    WATCHES,
+    WATCHES_PER_CALLER,
+    IngressAdmission,
+)
+from shoal.types.codes import Code, ShoalError
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE_S", 0.1)
+    monkeypatch.setattr(module, "SLOT_WAIT_S", 0.15)
+    monkeypatch.setattr(module, "MAX_READ_S", 30.0)
+
+
+async def drip(intake: IngressAdmission, caller: str, inside: asyncio.Event | None = None) -> Code:
+    """A message that never comes; how that ends."""
+    with intake.call(caller):
+        try:
+            async with intake.read_slot(caller, 30.0):
+                if inside is not None:
+                    inside.set()
+                await asyncio.Event().wait()
+        except ShoalError as error:
+            return error.code
+    raise AssertionError
+
+
+async def quickly(intake: IngressAdmission, caller: str) -> float:
+    """Seconds until a message that is there at once has been read."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    with intake.call(caller):
+        async with intake.read_slot(caller):
+            pass
+    return loop.time() - start
+
+
+@asynccontextmanager
+async def running(*work: Coroutine[Any, Any, Code]) -> AsyncIterator[list[asyncio.Task[Code]]]:
+    tasks = [asyncio.create_task(each) for each in work]
+    await asyncio.gather(*(asyncio.wait([task], timeout=0) for task in tasks))
+    yield tasks
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_who_drips_keeps_its_place_until_somebody_waits() -> None:
+    intake = IngressAdmission()
+    async with running(*(drip(intake, "slow") for _ in range(READ_SLOTS_PER_CALLER))) as tasks:
+        await asyncio.wait(tasks, timeout=0.3)
+        assert not any(task.done() for task in tasks), "nobody waits, so it may take its time"
+        await quickly(intake, "slow")
+        assert {await task for task in tasks} == {Code.TOO_SLOW}
+    assert not intake._usage, "nothing is left of callers that are gone"
+
+
+async def test_a_slow_caller_costs_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE_S", 1.0)
+    intake = IngressAdmission()
+    async with running(*(drip(intake, "slow") for _ in range(CALLS_PER_CALLER))):
+        assert await quickly(intake, "victim") < 0.5
+
+
+async def test_many_slow_callers_give_way_within_the_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The victim is neither refused nor behind those who came before it and already have places."""
+    monkeypatch.setattr(module, "SLOT_WAIT_S", 30.0)
+    monkeypatch.setattr(module, "GRACE_S", 1.0)
+    intake = IngressAdmission()
+    async with running(*(drip(intake, f"slow-{n % 8}") for n in range(8 * READ_SLOTS_PER_CALLER))) as tasks:
+        await quickly(intake, "victim")
+        assert sum(task.done() for task in tasks) <= module.READ_SLOTS, "only those of the first turn have gone"
+
+
+async def test_who_stops_waiting_takes_no_place_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOT_WAIT_S", 30.0)
+    intake = IngressAdmission()
+    for _ in range(3):
+        async with running(*(drip(intake, f"slow-{n % 8}") for n in range(8 * READ_SLOTS_PER_CALLER))):
+            pass
+    async with running(*(drip(intake, f"slow-{n % 8}") for n in range(module.READ_SLOTS - 1))) as tasks:
+        await quickly(intake, "victim")
+        assert not any(task.done() for task in tasks), "there was a place for everybody"
+
+
+async def test_who_finds_no_place_is_told_in_time() -> None:
+    intake = IngressAdmission()
+    async with running(*(drip(intake, "slow") for _ in range(5 * READ_SLOTS_PER_CALLER))) as tasks:
+        codes = [await task for task in tasks]
+    assert set(codes) == {Code.TOO_SLOW, Code.OVERLOADED}
+
+
+def test_calls_and_streams_are_counted_by_caller() -> None:
+    intake = IngressAdmission()
+    held = [intake.call("a") for _ in range(CALLS_PER_CALLER)]
+    for each in held:
+        each.__enter__()
+    with pytest.raises(ShoalError) as refused, intake.call("a"):
+        pass
+    assert refused.value.code is Code.OVERLOADED
+    with intake.call("b"):
+        pass
+    held.pop().__exit__(None, None, None)
+    with intake.call("a"):
+        pass
+    streams = [intake.call("b", stream=True) for _ in range(module.STREAMS_PER_CALLER)]
+    for each in streams:
+        each.__enter__()
+    with pytest.raises(ShoalError), intake.call("b", stream=True):
+        pass
+    with intake.call("b"):
+        pass
+
+
+def test_answers_that_are_not_read_are_bounded() -> None:
+    intake = IngressAdmission()
+    with intake.call("a"):
+        with intake.hold_answer("a", 2 * BYTES_PER_CALLER):
+            pass
+        with intake.hold_answer("a", BYTES_PER_CALLER - 1), intake.hold_answer("a", 1):
+            with pytest.raises(ShoalError) as refused, intake.hold_answer("a", 1):
+                pass
+            assert refused.value.code is Code.OVERLOADED
+        with intake.hold_answer("a", 1):
+            pass
+
+
+async def wait_for_news(intake: IngressAdmission, caller: str) -> Code:
+    """A watch that nothing ends but the intake; how that ends it."""
+    try:
+        async with intake.watch(caller):
+            await asyncio.Event().wait()
+    except ShoalError as error:
+        return error.code
+    raise AssertionError
+
+
+async def test_watches_are_counted_by_caller_and_take_no_calls() -> None:
+    intake = IngressAdmission()
+    async with running(*(wait_for_news(intake, "a") for _ in range(WATCHES_PER_CALLER))) as tasks:
+        assert await wait_for_news(intake, "a") is Code.OVERLOADED
+        assert not any(task.done() for task in tasks)
+        for _ in range(CALLS_PER_CALLER):
+            with intake.call("a"):
+                pass
+    async with running(wait_for_news(intake, "a")) as (task,):
+        assert not task.done(), "those that ended hold nothing"
+
+
+async def test_a_caller_with_few_watches_gets_the_place_of_one_with_many() -> None:
+    intake = IngressAdmission()
+    many = WATCHES // WATCHES_PER_CALLER
+    every = [wait_for_news(intake, f"c{n % many}") for n in range(WATCHES)]
+    async with running(*every) as tasks, running(wait_for_news(intake, "late")) as (late,):
+        assert await tasks[0] is Code.OVERLOADED, "the oldest of the first of those with most"
+        assert not late.done()
+        assert sum(task.done() for task in tasks) == 1
+        async with running(*(wait_for_news(intake, "late") for _ in range(WATCHES_PER_CALLER))) as more:
+            await asyncio.wait(more, timeout=0.1)
+            held = WATCHES - sum(task.done() for task in tasks)
+            assert held + 1 + sum(not task.done() for task in more) == WATCHES
+            assert any(task.done() for task in more), "who has as many as others takes from nobody"

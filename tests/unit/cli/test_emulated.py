@@ -1,0 +1,102 @@
+"""Every place that names an emulated device says so, in tables and in data."""
+
+from typing import Any
+
+import pytest
+
+from shoal.cli.commands.migrate import follow
+from shoal.cli.render import migrations, plan, resources
+from shoal.cli.render.data import as_data
+from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
+
+KEY = nouns_pb2.WorkloadKey(tenant="default", name="reader")
+EMULATED = operator_pb2.MigrationPlace(assignment="a-1", node="edge", device="npu0", emulated=True)
+REAL = operator_pb2.MigrationPlace(assignment="a-2", node="big", device="cpu0")
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
+
+
+def migration(**more: Any) -> operator_pb2.MigrationView:
+    stages = [operator_pb2.MigrationStage(stage="planned", at=1.0)]
+    view = operator_pb2.MigrationView(id="m-1", workload=KEY, stage="planned", cause="operator", stages=stages)
+    view.MergeFrom(operator_pb2.MigrationView(**more))
+    return view
+
+
+def test_migrations_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    moves = [migration(source=REAL, target=EMULATED), migration(source=EMULATED, to="edge/npu0", to_emulated=True)]
+    resources.show("migrations", moves, wide=False)
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert "big/cpu0 " in first
+    assert "edge/npu0 (emulated)" in first
+    assert second.count("edge/npu0 (emulated)") == 2
+    assert "big/cpu0 (emulated)" not in first
+
+
+def test_migrations_as_data() -> None:
+    data = as_data(migration(source=REAL, target=EMULATED))
+    assert (data["source"]["emulated"], data["target"]["emulated"]) == (False, True)
+
+
+def test_a_watched_migration(capsys: pytest.CaptureFixture[str]) -> None:
+    view = migration(source=REAL, to="edge/npu0", to_emulated=True)
+    assert "edge/npu0 (emulated)" in migrations.stage_line(view)
+    migrations.show_migration(view)
+    assert "big/cpu0 -> edge/npu0 (emulated)" in capsys.readouterr().out
+
+
+def test_a_watched_migration_says_each_place_once(capsys: pytest.CaptureFixture[str]) -> None:
+    done = migration(source=REAL, target=EMULATED, stages=[operator_pb2.MigrationStage(stage="done", at=2.0)])
+    done.stage = "done"
+    said = list[str]()
+    follow(None, [done], said.append)  # type: ignore[arg-type]  # one that is over asks for nothing
+    assert said == ["m-1  planned", "m-1  done"]
+
+
+def test_changes_of_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = [
+        operator_pb2.PlacementChange(sign="+", node="edge", device="npu0", precision="fp32", emulated=True),
+        operator_pb2.PlacementChange(sign="-", node="big", device="cpu0", precision="fp32"),
+    ]
+    plan.show_workload(operator_pb2.WorkloadPlan(workload=KEY, wanted=1, placed=1, changes=changes), wide=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert "  + edge/npu0 (emulated) fp32  " in lines
+    assert "  - big/cpu0 fp32  " in lines
+
+
+def test_a_move_that_does_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    unmoved = operator_pb2.UnmovedView(
+        source=EMULATED, to="edge/npu1", to_emulated=True, cause="energy", why="less", hold="gain", found="1 %"
+    )
+    plan.show_explanation(operator_pb2.ExplainReply(unmoved=[unmoved]), wide=False)
+    said = capsys.readouterr().out
+    assert "no move of a-1 from edge/npu0 (emulated) to edge/npu1 (emulated) (energy: less)" in said
+
+
+def test_bids_and_agreements(capsys: pytest.CaptureFixture[str]) -> None:
+    offer = federation_pb2.Offer(id="b-1", precision="fp32", emulated=True)
+    plan.show_bids([operator_pb2.BidView(region="cloud", offer=offer)], wide=False)
+    assert "cloud (emulated)" in capsys.readouterr().out
+    view = operator_pb2.AgreementView(agreement="g-1", side="origin", counterpart="cloud", workload=KEY, offer=offer)
+    resources.show("agreements", [view], wide=False)
+    assert "cloud (emulated)" in capsys.readouterr().out
+
+
+def test_events() -> None:
+    event = operator_pb2.Event(at=1.0, code="NODE_READY", subject="edge", node="edge", message="up", emulated=True)
+    assert "NODE_READY  edge (emulated)  up" in resources.event_line(event)
+    event.workload.CopyFrom(KEY)
+    assert "default/reader [edge (emulated)]  up" in resources.event_line(event)
+    event.emulated = False
+    assert "emulated" not in resources.event_line(event)
+
+
+def test_a_receipt_names_the_whole_system_that_its_watts_are_of(capsys: pytest.CaptureFixture[str]) -> None:
+    rates = nouns_pb2.Rates(active_w=632.0, energy_source="profile")
+    receipt = nouns_pb2.Receipt(node="dc", device="gpu0", rates=rates, emulated=True, system="Dell XR5610 (1x L4)")
+    row = operator_pb2.DeviceView(node="dc", device=nouns_pb2.Device(name="gpu0", emulated=True), receipt=receipt)
+    resources.show("devices", [row], wide=True)
+    assert "632W (profile, of the whole Dell XR5610 (1x L4))" in capsys.readouterr().out

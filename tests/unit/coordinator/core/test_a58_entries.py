@@ -1,0 +1,96 @@
+"""A58: who may forward what to whom, and who is told routes and credentials."""
+
+from dataclasses import replace
+
+from harness.builders import agent_values
+from harness.builders.coordinator_core import node
+from shoal.coordinator.core.fleet.state import Fleet, NodeState
+from shoal.coordinator.core.workloads.entries import EntryPoints, credentials_of
+from shoal.coordinator.core.workloads.model import DesiredContent
+from shoal.types.agreement import GUEST_TENANT
+from shoal.types.assignment import Assignment, Credential, Front
+from shoal.types.device import Role
+from shoal.types.units import Wall
+from shoal.types.workload import WorkloadKey
+
+OCR, ASR, GUEST, AWAY = (
+    WorkloadKey("shop", "ocr"),
+    WorkloadKey("clinic", "asr"),
+    WorkloadKey(GUEST_TENANT, "g-1"),
+    WorkloadKey("shop", "away"),
+)
+
+
+def member(name: str, entry: str = "", role: Role = Role.AGENT, *, revoked: bool = False) -> NodeState:
+    told = replace(node(name, role=role), labels={"entry": entry} if entry else {}, forward_key=f"key-{name}")
+    return NodeState(told, revoked=revoked)
+
+
+def holds(*keys: WorkloadKey) -> tuple[Assignment, ...]:
+    return tuple(agent_values.assignment(f"a-{key.name}", workload=key) for key in keys)
+
+
+FLEET = Fleet(
+    {
+        each.name: each
+        for each in (
+            member("gw", role=Role.GATEWAY),
+            member("till", "shop"),
+            member("desk", "clinic, x"),
+            member("any", "*"),
+            member("one"),
+            member("two"),
+            member("idle"),
+            member("gone", "*", revoked=True),
+        )
+    }
+)
+DESIRED = {"one": holds(OCR, GUEST), "two": holds(OCR, ASR)}
+ENTRIES = EntryPoints(FLEET, DESIRED, (OCR, ASR, GUEST, AWAY), (AWAY,))
+
+
+def fronts(name: str) -> dict[str, set[WorkloadKey]]:
+    return {each.node: set(each.workloads) for each in ENTRIES.forwarding(name).fronts}
+
+
+def test_a58_a_node_is_told_of_what_may_enter_there_and_no_more() -> None:
+    entering = {name: {key for key in (OCR, ASR, GUEST, AWAY) if ENTRIES.may_enter(name, key)} for name in FLEET.nodes}
+    assert entering == {
+        "gw": {OCR, ASR, GUEST, AWAY},
+        "till": {OCR, AWAY},
+        "desk": {ASR},
+        "any": {OCR, ASR, AWAY},
+        "one": {OCR, GUEST},
+        "two": {OCR, ASR},
+        "idle": set(),
+        "gone": set(),
+    }
+
+
+def test_a58_a_replica_takes_forwards_of_entries_gateways_and_its_fellows_only() -> None:
+    assert fronts("one") == {"gw": {OCR, GUEST}, "till": {OCR}, "any": {OCR}, "two": {OCR}}
+    assert fronts("two") == {"gw": {OCR, ASR}, "till": {OCR}, "desk": {ASR}, "any": {OCR, ASR}, "one": {OCR}}
+    assert fronts("gw") == {"till": {AWAY}, "any": {AWAY}, "one": set(), "two": set()}
+    assert fronts("till") == {"one": set(), "two": set(), "gw": set()}
+    assert fronts("idle") == {}
+    assert Front("till", "key-till", (OCR,)) in ENTRIES.forwarding("one").fronts
+
+
+def test_a58_credentials_go_where_their_tenants_may_enter() -> None:
+    tokens = tuple(Credential(tenant, f"sha-{tenant}", Wall(1.0)) for tenant in ("shop", "clinic", "x"))
+
+    def tenants_at(name: str) -> set[str]:
+        content = DesiredContent(DESIRED.get(name, ()), forwarding=ENTRIES.forwarding(name))
+        return {each.tenant for each in credentials_of(content, tokens)}
+
+    found = {name: tenants_at(name) for name in ("gw", "till", "desk", "any", "one", "two", "idle")}
+    every = {"shop", "clinic", "x"}
+    assert found == {
+        "gw": every,
+        "till": {"shop"},
+        "desk": {"clinic", "x"},
+        "any": every,
+        "one": {"shop"},
+        "two": {"shop", "clinic"},
+        "idle": set(),
+    }

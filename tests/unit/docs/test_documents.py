@@ -1,0 +1,160 @@
+"""What README and guides tell people to type: documents that `shoal validate` takes, no package of a stranger's."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from shoal.policies import Problem, load
+
+ROOT: Final = Path(__file__).parents[3]
+PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+_BLOCK: Final = re.compile(r"^( *)```ya?ml\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+_DOCUMENT: Final = re.compile(r"^(apiVersion|kind):", re.MULTILINE)
+_OURS: Final = re.compile(r"^apiVersion: *[\"']?shoal/", re.MULTILINE)
+_LINK: Final = re.compile(r"\]\(([\w./-]+\.md)(?:#[\w-]*)?\)")
+_PAGE: Final = re.compile(r"\bdocs/(?:guides|reference|decisions)/[\w-]+\.md")
+AROUND: Final = {"Policy": {}, "Workload": {"model": {"source": "reader"}}, "Region": {}}
+"""Kinds that a part of a document may be of, and what such a document cannot do without."""
+
+
+def blocks() -> Iterator[tuple[str, str]]:
+    """(place, text) of every YAML block."""
+    for page in PAGES:
+        text = page.read_text()
+        for found in _BLOCK.finditer(text):
+            line = text[: found.start()].count("\n") + 2
+            indent = len(found[1])
+            yield f"{page.relative_to(ROOT)}:{line}", "\n".join(each[indent:] for each in found[2].split("\n"))
+
+
+WHOLE: Final = [pytest.param(text, id=place) for place, text in blocks() if _DOCUMENT.search(text)]
+PARTS: Final = [pytest.param(text, id=place) for place, text in blocks() if not _DOCUMENT.search(text)]
+
+
+@pytest.mark.parametrize("text", WHOLE)
+def test_every_document_of_the_docs_is_valid(text: str) -> None:
+    if _OURS.search(text) or "shoal" in text or not re.search(r"^apiVersion:", text, re.MULTILINE):
+        assert problem_lines(load([("block", text)]).problems) == []
+    else:
+        assert list(yaml.safe_load_all(text)), "of another system"
+
+
+@pytest.mark.parametrize("text", PARTS)
+def test_every_part_of_a_document_is_valid_in_one(text: str) -> None:
+    for part in yaml.safe_load_all(text):
+        spec = part.get("spec", part)
+        tried = {
+            kind: problem_lines(load([("block", _document(kind, {**around, **spec}))]).problems)
+            for kind, around in AROUND.items()
+        }
+        assert [] in tried.values(), tried
+
+
+def test_every_page_that_is_named_is_there() -> None:
+    """By pages, and by what the programs print."""
+    named: set[Path] = set()
+    for page in PAGES:
+        named |= {(page.parent / link).resolve() for link in _LINK.findall(page.read_text())}
+    for part in ("agents", "coordinator", "cli", "protos", "policies", "deploy"):
+        for source in (ROOT / part).rglob("*.py"):
+            named |= {ROOT / found for found in _PAGE.findall(source.read_text())}
+    assert len(named) > 20
+    assert {str(page) for page in named if not page.exists()} == set()
+
+
+def test_there_are_blocks_to_look_at() -> None:
+    assert len(WHOLE) >= 7
+    assert len(PARTS) >= 6
+
+
+def problem_lines(problems: tuple[Problem, ...]) -> list[str]:
+    return [f"{one.line}:{one.column} {one.refusal}" for one in problems]
+
+
+def _document(kind: str, spec: dict[str, object]) -> str:
+    return yaml.safe_dump({"apiVersion": "shoal/v1", "kind": kind, "metadata": {"name": "tried"}, "spec": spec})
+
+
+# -- where packages come from ------------------------------------------------------------------------------------------
+
+_INSTALLS: Final = re.compile(
+    r"\b(?:pip3?|pipx|uv|poetry|conda)(?: pip| tool)? (?:install|download|wheel|add|run)\b(?P<rest>[^\n`]*)"
+)
+_NAMED: Final = re.compile(r"(?:^|[\s'\"=])shoal(?:-[a-z]+)?(?:\[[a-z,]+\])?(?=$|[\s'\"=<>~,;)])")
+SOURCES: Final = ("cli", "agents", "coordinator", "policies", "protos", "benchmarks")
+
+
+def pages() -> Iterator[Path]:
+    yield from PAGES
+    yield ROOT / "Makefile"
+    for folder in ("deploy", "examples"):
+        yield from (file for file in sorted((ROOT / folder).rglob("*")) if file.is_file())
+    for folder in SOURCES:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def public_installs(text: str) -> list[str]:
+    """Lines that have a package index asked for a package of our name: without `--no-index`, and not a path."""
+    return [
+        found[0].strip()
+        for found in _INSTALLS.finditer(text)
+        if "--no-index" not in found["rest"] and _NAMED.search(found["rest"])
+    ]
+
+
+def test_nobody_is_told_to_install_a_stranger_s_package() -> None:
+    """The names are not ours in public indexes: only wheels and sources made here."""
+    told = {
+        str(page.relative_to(ROOT)): found
+        for page in pages()
+        if (found := public_installs(page.read_text(errors="replace")))
+    }
+    assert told == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("pip install 'shoal-agent[cpu]'", True),
+        ("pip install shoal-coordinator", True),
+        ("try: pip install shoal", True),
+        ("pip install -c constraints.txt ./protos './agents[cpu]'", False),
+        ("pip install --no-index --find-links wheels shoal-agent", False),
+        ("pip install ./shoal_agent-0.1.0-py3-none-any.whl", False),
+        ("pip install 'tritonclient[grpc]'", False),
+    ],
+)
+def test_what_counts_as_such_an_instruction(line: str, is_found: bool) -> None:
+    assert bool(public_installs(line)) is is_found
+
+
+def test_every_test_that_a_page_names_is_there() -> None:
+    tests = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    for page in PAGES:
+        for named in re.findall(r"[\w/]*\btest_\w+\.py", page.read_text()):
+            assert any(f"/{test}".endswith(f"/{named}") for test in tests), f"{page.relative_to(ROOT)} names {named}"
+
+
+def test_every_path_of_the_map_is_there() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    paths = re.findall(r"`((?:agents|cli|coordinator|policies|protos|simulator|tests)/[\w./]+)`", text)
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    inner = re.findall(r"`((?:core|controllers)/[\w./]+\.py)`", text)
+    parts = (ROOT / "agents/shoal/agent", ROOT / "coordinator/shoal/coordinator")
+    assert [path for path in inner if not any((part / path).exists() for part in parts)] == []
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = [
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "guides").glob("*.md"),
+        *(ROOT / "docs/reference").glob("*.md"),
+    ]
+    listed = {(ROOT / "docs" / target).resolve() for target in re.findall(r"\]\(([\w./-]+\.md)\)", index)}
+    assert [page.name for page in pages if page not in listed and page.name != "README.md"] == []

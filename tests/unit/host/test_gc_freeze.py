@@ -1,0 +1,40 @@
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.host import gc_freeze
+
+
+class Node:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    gc.collect()
+
+
+def test_what_was_there_is_no_longer_searched() -> None:
+    kept = Node()
+    gc_freeze.freeze()
+    assert not any(each is kept for each in gc.get_objects())
+    assert gc.get_freeze_count() > 10_000, "modules and classes at least"
+
+
+def test_what_was_garbage_then_is_freed_and_so_is_what_becomes_garbage_later() -> None:
+    gc.disable()
+    try:
+        before = weakref.ref(Node())
+        gc_freeze.freeze()
+        assert before() is None
+        later = weakref.ref(Node())
+        assert later() is not None
+        gc.collect()
+        assert later() is None
+    finally:
+        gc.enable()
