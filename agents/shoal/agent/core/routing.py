@@ -30,13 +30,6 @@ nothing about the replica.
 """
 SERVICE_SHARE: Final = 0.2
 """Weight of the newest request in the moving estimate of a replica's service time."""
-ANSWER_INTERVAL_SHARE: Final = 0.05
-"""Weight of the newest answer in the estimate of the answer interval. It is small because answers over a long RTT
-arrive in bursts."""
-ANSWER_INTERVAL_CAP_S: Final = 0.1
-"""Upper bound of a measured interval: a pause of hours says nothing about the load that follows it."""
-MIN_ANSWER_INTERVAL_S: Final = 1e-4
-"""Lower bound of the estimate: several answers may arrive within one tick of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +50,11 @@ class ReplicaHealth:
     rtt_s: Seconds = Seconds(0.0)
     # When its newest answer arrived, elapsed clock; None before the first.
     answered_at: Elapsed | None = None
-    # Estimated seconds from one answer to the next.
-    answer_interval_s: Seconds = Seconds(ANSWER_INTERVAL_CAP_S)
+    # When the current window of one RTT began, elapsed clock: at the first answer after the window before.
+    window_start: Elapsed | None = None
+    # Answers in the current window, and in the one before.
+    window_answers: int = 0
+    last_window_answers: int = 0
 
 
 class AttemptFault(Enum):
@@ -320,15 +316,15 @@ def record_answer(
     transit make that an underestimate.
     """
     newest = max(latency_s - rtt_s, 0.0) / (ahead + 1)
-    apart = (
-        ANSWER_INTERVAL_CAP_S if health.answered_at is None else min(now - health.answered_at, ANSWER_INTERVAL_CAP_S)
-    )
+    is_new_window = health.window_start is None or now - health.window_start >= rtt_s
     return ReplicaHealth(
         outstanding=health.outstanding - 1,
         service_s=Seconds(newest if health.service_s is None else _ewma(health.service_s, newest, SERVICE_SHARE)),
         rtt_s=rtt_s,
         answered_at=now,
-        answer_interval_s=Seconds(_ewma(health.answer_interval_s, apart, ANSWER_INTERVAL_SHARE)),
+        window_start=now if is_new_window else health.window_start,
+        window_answers=1 if is_new_window else health.window_answers + 1,
+        last_window_answers=health.window_answers if is_new_window else health.last_window_answers,
     )
 
 
@@ -457,12 +453,14 @@ def _may_take(health: ReplicaHealth, now: Elapsed) -> bool:
 def _room(endpoint: Endpoint, health: ReplicaHealth, limits: AdmissionLimits) -> int:
     """Requests that may wait for one endpoint.
 
-    Requests in transit come on top: as many as are answered within one RTT (Little's law).
+    Requests in transit come on top: as many as are answered within one RTT (Little's law), counted rather than derived
+    from the time between answers, which over a long RTT arrive in bursts. The larger of two windows counts, because the
+    current one has only begun.
     """
     if endpoint.kind is EndpointKind.GATEWAY:
         return limits.per_way
-    on_the_road = math.floor(health.rtt_s / max(health.answer_interval_s, MIN_ANSWER_INTERVAL_S))
-    return max(limits.per_replica, min(limits.per_way, limits.per_replica + on_the_road))
+    in_transit = max(health.window_answers, health.last_window_answers) if health.rtt_s > 0 else 0
+    return max(limits.per_replica, min(limits.per_way, limits.per_replica + in_transit))
 
 
 def _ewma(known: float, newest: float, share: float) -> float:

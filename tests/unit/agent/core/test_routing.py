@@ -438,6 +438,26 @@ def test_those_on_a_long_road_take_nobody_s_place_in_the_queue() -> None:
     assert is_refused(128, 0.0)
 
 
+@pytest.mark.parametrize("in_one_burst", [1, 4, 16])
+def test_room_in_transit_does_not_depend_on_when_in_a_burst_a_request_comes(in_one_burst: int) -> None:
+    """Sixteen requests under way over 100 ms; their answers arrive evenly, or all at the same instant of each RTT."""
+    limits = AdmissionLimits(per_replica=8, per_way=512, per_tenant=10_000)
+    rtt_s, latency_s, at_once = Seconds(0.1), Seconds(0.101), 16
+    health = ReplicaHealth(outstanding=at_once)
+    for n in range(10 * at_once):
+        now = Elapsed(NOW + (n // in_one_burst) * in_one_burst * latency_s / at_once)
+        health = routing.record_answer(health, latency_s, 0, now, rtt_s)
+        if n > 2 * at_once:
+            load = FrontLoad(at_once + limits.per_replica - 1, 0, Bytes(0))
+            assert (
+                routing.admit(route(endpoint("a")), {"a": health}, set(), load, Seconds(30.0), Bytes(1), limits, now)
+                is None
+            )
+            load = FrontLoad(at_once + limits.per_replica + 1, 0, Bytes(0))
+            assert routing.admit(route(endpoint("a")), {"a": health}, set(), load, Seconds(30.0), Bytes(1), limits, now)
+        health = replace(health, outstanding=at_once)
+
+
 def test_a_burst_over_a_long_road_is_not_taken_for_a_long_queue() -> None:
     alone = routing.record_answer(ReplicaHealth(outstanding=1), Seconds(0.105), 0, NOW, Seconds(0.1))
     crowded = replace(alone, outstanding=40)
