@@ -33,7 +33,7 @@ from shoal.coordinator.controllers.workloads.memory import StoredMemory
 from shoal.coordinator.controllers.workloads.migrations import MigrationRepository, verdict_digest
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.fleet.updates import with_timing
-from shoal.coordinator.core.migration.advance import AdvanceResult, advance, trigger_view, with_migrations
+from shoal.coordinator.core.migration.advance import AdvanceResult, advance, migration_effects, trigger_view
 from shoal.coordinator.core.migration.budget import MoveHold, cross_region_hold
 from shoal.coordinator.core.migration.cross_region import cross_region_states
 from shoal.coordinator.core.migration.effects import clearable
@@ -52,6 +52,7 @@ from shoal.coordinator.core.placement.model import (
 )
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
+from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState
 from shoal.coordinator.core.workloads.decide import inputs_of, timing
 from shoal.coordinator.core.workloads.entries import credentials_of
 from shoal.coordinator.core.workloads.failures import (
@@ -63,7 +64,6 @@ from shoal.coordinator.core.workloads.failures import (
 )
 from shoal.coordinator.core.workloads.invariants import Promise, RegionSnapshot
 from shoal.coordinator.core.workloads.model import (
-    CrossRegionState,
     DelegatedWorkload,
     DesiredContent,
     ReconcilerMemory,
@@ -606,8 +606,9 @@ class WorkloadsController:
         """
         now, known = self._clock.now(), self.migrations.all
         overruled = {each.id: replace(each, cleared=True) for each in clearable(known.values(), key)}
-        world = with_migrations(self._world(catalog or self.catalog), {**known, **overruled}, now)
-        return estimate_move(inputs_of(world, now, self._clock.wall()), key, aim, replica)
+        world = self._world(catalog or self.catalog)
+        effects = migration_effects(world, {**known, **overruled}, now)
+        return estimate_move(inputs_of(world, effects, now, self._clock.wall()), key, aim, replica)
 
     def explain_all(self, catalog: Catalog | None = None) -> PlacementPlan:
         """The plan as placement would compute it now, with every candidate."""
@@ -675,8 +676,8 @@ class WorkloadsController:
         return ApplyResult(planned, (), revision)
 
     def _inputs(self, catalog: Catalog) -> Inputs:
-        now = self._clock.now()
-        return inputs_of(with_migrations(self._world(catalog), self.migrations.all, now), now, self._clock.wall())
+        now, world = self._clock.now(), self._world(catalog)
+        return inputs_of(world, migration_effects(world, self.migrations.all, now), now, self._clock.wall())
 
     async def _attest(self, judged: Sequence[Migration]) -> None:
         """Audits verdicts before anything acts on them: twice after a crash in between, never not at all. Raises
