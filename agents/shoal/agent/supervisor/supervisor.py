@@ -485,14 +485,24 @@ class Supervisor:
             await link.session.send(status)
             link.has_reported.set()
             if self._events:
-                events, self._events = tuple(self._events), deque(maxlen=MAX_QUEUED_EVENTS)
-                await link.session.send(NodeEvents(events))
+                await self._send_events(link, tuple(self._events))
             while self._answers:
                 await link.session.send(self._answers.popleft())
         except ShoalError:
             link.report_failed = link.report_failed or not link.has_reported.is_set()
             link.has_reported.set()
             await link.session.close()  # the receive loop notices and reconnects
+
+    async def _send_events(self, link: _OpenSession, events: tuple[NodeEvent, ...]) -> None:
+        """Remove events from the queue only after they are sent, so that the next session repeats those of a lost
+        link."""
+        try:
+            await link.session.send(NodeEvents(events))
+        except ShoalError as error:
+            if error.code is not Code.TOO_LARGE:  # no session takes these, and to repeat them would end each one
+                raise
+            self._log("events_dropped", error=True, refusal=str(error))
+        self._events = deque((each for each in self._events if each not in events), maxlen=MAX_QUEUED_EVENTS)
 
     def report_event(self, code: str, subject: str, message: str) -> None:
         """Log an event now, and queue it for the region. An event with the same code and subject is queued once."""

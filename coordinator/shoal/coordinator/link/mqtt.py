@@ -253,6 +253,7 @@ class MqttLinks:
                 connection.heartbeat += 1
                 await self._send_heartbeat(connection, client, lost)
                 await self._close_invalid()
+                self._remove_idle_lanes()
                 pause = asyncio.ensure_future(self._clock.sleep(self._heartbeat_s))
                 await asyncio.wait({lost, pause}, return_when=asyncio.FIRST_COMPLETED)
                 pause.cancel()
@@ -347,6 +348,14 @@ class MqttLinks:
             lane.is_reading = False
             if node not in self._sessions and lane.stale_notified_at is None:
                 self._lanes.pop(node, None)
+
+    def _remove_idle_lanes(self) -> None:
+        """Removes the lanes of nodes without a session, once their stale notice limits no further one."""
+        now = self._clock.now()
+        for node, lane in tuple(self._lanes.items()):
+            is_notified = lane.stale_notified_at is not None and now - lane.stale_notified_at < self._heartbeat_s
+            if node not in self._sessions and not lane.is_reading and not is_notified:
+                del self._lanes[node]
 
     async def _dispatch(self, node: str, lane: _Lane, channel: Channel, payload: bytes) -> None:
         try:
