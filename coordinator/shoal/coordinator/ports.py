@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from cryptography.x509 import Certificate
-
 from shoal.coordinator.core.signals.model import SignalName, SignalReading
 from shoal.types.agreement import Award, Delivered, Grant, Notice, Release, Renewal, Renewed
 from shoal.types.assignment import DesiredSet, Status
 from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Refusal
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.link import Hello, Lease, Reported, ToAgent, Welcome
 from shoal.types.migration import PackRef
 from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
@@ -255,8 +254,8 @@ class BrokerAccess(Protocol):
         """Removes the node's access and closes its connection."""
         ...
 
-    async def certificate(self) -> Certificate | None:
-        """The broker's server certificate; None when it is unreachable, or when no trusted CA signed it."""
+    async def certificate(self) -> bytes | None:
+        """The broker's server certificate, PEM; None when it is unreachable, or when no trusted CA signed it."""
         ...
 
 
@@ -428,6 +427,15 @@ class IssuedCertificate:
 
 
 @dataclass(frozen=True, slots=True)
+class RecognisedCertificate:
+    """A certificate that a CA of the region signed."""
+
+    identity: Identity
+    # Fingerprint of the CA that signed it: SHA-256 of its DER, hex.
+    issuer: str
+
+
+@dataclass(frozen=True, slots=True)
 class RootInfo:
     """One CA of the region."""
 
@@ -439,8 +447,10 @@ class RootInfo:
     state: str
 
 
-class CertificateAuthority(Protocol):
-    """The region's CA. The caller decides what a certificate contains; the signing request does not."""
+class CertificateIssuer(Protocol):
+    """The region's CA as it issues certificates. The caller decides what a certificate contains; the signing request
+    does not.
+    """
 
     @property
     def ca_pem(self) -> bytes:
@@ -457,14 +467,6 @@ class CertificateAuthority(Protocol):
         """Fingerprints of all trusted CAs, the issuing one first."""
         ...
 
-    def recognise(self, certificate: Certificate, *, retired: bool = False) -> str:
-        """The fingerprint of the CA that signed the certificate; its dates are not checked. retired: also accept a CA
-        that is no longer trusted.
-
-        Raises ShoalError(CERT_UNTRUSTED).
-        """
-        ...
-
     def check(self, csr_pem: bytes, name: str) -> None:
         """Raises ShoalError(CSR_DENIED) when the request asks for more than a certificate for `name`."""
         ...
@@ -473,6 +475,24 @@ class CertificateAuthority(Protocol):
         self, csr_pem: bytes, role: Role, name: str, *, hosts: tuple[str, ...], lifetime_s: Seconds, wall: Wall
     ) -> IssuedCertificate:
         """hosts: addresses that the holder may serve at. Raises ShoalError(CSR_DENIED)."""
+        ...
+
+
+class CertificateAuthority(CertificateIssuer, Protocol):
+    """A CertificateIssuer that also knows the certificates that it issued."""
+
+    def recognise(self, certificate_pem: bytes, *, retired: bool = False) -> RecognisedCertificate:
+        """Checks who signed the certificate, but not its dates. retired: also accept a CA that is no longer trusted.
+
+        Raises ShoalError(CERT_UNTRUSTED | CERT_NAME_INVALID).
+        """
+        ...
+
+    def verify_renewal(self, certificate_pem: bytes, csr_pem: bytes, nonce: str, signature: bytes) -> None:
+        """Checks that the key of a recognised certificate signed a request for the next one.
+
+        Raises ShoalError(SIGNATURE_INVALID).
+        """
         ...
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.servers.etcd import Etcd, etcd
+from shoal.coordinator import codec
 from shoal.coordinator.api.backup import Backups
 from shoal.coordinator.clock import CoordinatorClock
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.fencing import KEY, RegionRecord
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.main.restore import RestoreConfig

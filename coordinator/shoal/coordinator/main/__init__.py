@@ -19,7 +19,7 @@ from shoal.coordinator.store.etcd.users import authorise
 from shoal.host import file_descriptors, gc_freeze, logs, service_manager
 from shoal.host.private_files import disable_core_dumps
 from shoal.types.codes import ShoalError
-from shoal.wire.identity import check_name
+from shoal.types.identity import check_name
 
 GC_THRESHOLD: Final = 50_000
 """Allocations before Python searches for garbage cycles; its default is 700. One placement step over thousands of nodes

@@ -10,7 +10,7 @@ from typing import Final
 from shoal.coordinator.ports import StoreOptions
 from shoal.host import logs, otlp
 from shoal.types.codes import Code, refuse
-from shoal.wire.identity import check_name
+from shoal.types.identity import check_name
 
 ROLES: Final = ("region", "federation")
 
