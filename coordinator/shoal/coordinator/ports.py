@@ -318,6 +318,14 @@ class PeerEvents(Protocol):
         ...
 
 
+class FetchCounter(Protocol):
+    """Counts the models that were fetched from this coordinator."""
+
+    def track(self, by: str, model: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Passes the chunks on and counts them. by: a node, or the agreement that a region fetches under."""
+        ...
+
+
 class FederationLink(Protocol):
     """Calls to the federation that this region joined. Raises ShoalError(FEDERATION_UNREACHABLE), or the federation's
     refusal.
