@@ -120,23 +120,29 @@ class StoreSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSetting:
+    """A setting that a kind of store declares: the flag `--STORE-NAME` and the variable `SHOAL_STORE_NAME`."""
+
+    # Its name without the store's: `endpoints`.
+    name: str
+    # What it means, for people.
+    help: str
+    # Value where it is not given.
+    default: str = ""
+    # Form of the value, for people; empty: the name says it.
+    metavar: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """How to open a store. Fields after `scope` are for stores on servers."""
+    """How to open a store."""
 
     # Data directory of this coordinator; no other process uses it.
     directory: Path
     # Whose state it is, as a key prefix: `region/eu`.
     scope: str
-    # Key prefix before the scope, where the server is shared with other applications.
-    prefix: str = "shoal"
-    # Addresses of the store's servers; empty for an embedded store.
-    endpoints: tuple[str, ...] = ()
-    # PEM file of the CA of the servers' certificates. None: not given; etcd then refuses with TLS_REQUIRED.
-    ca: Path | None = None
-    # PEM file of the client certificate; None as for `ca`.
-    certificate: Path | None = None
-    # PEM file of the client certificate's private key; None as for `ca`.
-    key: Path | None = None
+    # Values of the settings that the store declares, by name.
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Election(Protocol):
@@ -165,7 +171,7 @@ class Election(Protocol):
 
 
 class OpenStore(Store, Protocol):
-    """What an entry point of `shoal.stores` opens by `from_options(StoreOptions)`: store, backups and election."""
+    """What an entry point of `shoal.stores` opens: store, backups and election."""
 
     @property
     def recovery(self) -> Refusal | None:
@@ -190,6 +196,17 @@ class OpenStore(Store, Protocol):
 
     def election(self, candidate: bytes) -> Election:
         """candidate: the value that other coordinators read from `leader` while this one leads."""
+        ...
+
+
+class StoreKind(Protocol):
+    """An entry point of `shoal.stores`."""
+
+    @property
+    def SETTINGS(self) -> tuple[StoreSetting, ...]: ...
+
+    async def from_options(self, given: StoreOptions, /) -> OpenStore:
+        """Raises ShoalError, also where a setting is missing or wrong."""
         ...
 
 
