@@ -31,18 +31,19 @@ from shoal.agent.link.grpc import GrpcLink
 from shoal.agent.link.mqtt import MqttLink
 from shoal.agent.ports import CoordinatorLink, LinkSession
 from shoal.client import Context, RegionClient
+from shoal.coordinator import codec
 from shoal.coordinator.broker import rights
 from shoal.coordinator.controllers.identity.certificates import key_of, with_presented_certificate
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.ports import Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Device, DeviceKind, Node, Reading, Role
+from shoal.types.identity import Identity
 from shoal.types.link import Hello
 from shoal.types.units import Bytes, Seconds, Wall, Watts
-from shoal.wire.identity import Identity, identity_of_pem
+from shoal.wire.identity import identity_of_pem
 
 REGION = "bench"
 HEARTBEAT_S = 1.0

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shoal.cli.redact import REDACTED, redact, redact_flags
-from shoal.wire.token import JoinToken
+from shoal.types.token import JoinToken
 
 JOIN = JoinToken("eu", "ab" * 32, "c2VjcmV0LW9mLTIwLWJ5dGVz").text
 PLANTED = "pLaNtEd-SeCrEt-4242"

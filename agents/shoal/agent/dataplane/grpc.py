@@ -44,10 +44,10 @@ from shoal.inference import health_pb2, reflection_pb2
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.units import Seconds
 from shoal.wire import limits, status
 from shoal.wire.field_limits import CountLimits, encode_field, parse
-from shoal.wire.identity import Identity
 
 SERVICE: Final = "inference.GRPCInferenceService"
 MAX_STREAMS: Final = 256

@@ -46,9 +46,10 @@ from shoal.host import file_descriptors
 from shoal.host.connections import Connection, Connections
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.identity import Identity
 from shoal.types.units import Seconds
 from shoal.wire import status
-from shoal.wire.identity import Identity, identity_of_der
+from shoal.wire.identity import identity_of_der
 from shoal.wire.tls_ignoring_dates import NO_CHECK_TIME
 
 MAX_HEAD: Final = 32 * 2**10

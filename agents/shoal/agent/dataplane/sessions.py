@@ -42,6 +42,7 @@ from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClien
 from shoal.agent.ports import AgentClock, LocalWorker, StatefulReplica
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.identity import Identity
 from shoal.types.migration import Giver, Handover
 from shoal.types.route import Endpoint, EndpointKind, EndpointState
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -49,7 +50,6 @@ from shoal.types.workload import WorkloadKey
 from shoal.v1 import sessions_pb2
 from shoal.wire import nouns
 from shoal.wire.field_limits import CountLimits, parse
-from shoal.wire.identity import Identity
 
 HANDOVER_TIMEOUT_S: Final = Seconds(3.0)
 """Longest time that a session waits while it is offered to another front."""

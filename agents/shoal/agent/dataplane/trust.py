@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from shoal.agent.dataplane.transport import TlsFiles
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, refuse
-from shoal.wire.identity import CERTIFICATE_ERRORS, Identity, identity_of_pem
+from shoal.types.identity import Identity
+from shoal.wire.identity import CERTIFICATE_ERRORS, identity_of_pem
 from shoal.wire.trust import has_known_issuer
 
 _MAX_IDENTITIES: Final = 1024

@@ -17,10 +17,16 @@ from shoal.agent.ports import AgentClock, Log, NodeTrust
 from shoal.host.private_files import write_private
 from shoal.types.assignment import Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.identity import Identity
 from shoal.types.units import Seconds, Wall, show_seconds
 from shoal.wire.enrol import renew
-from shoal.wire.identity import BACKDATED_S, CERTIFICATE_ERRORS, Identity, identity_of_certificate, identity_of_pem
-from shoal.wire.token import ca_fingerprint
+from shoal.wire.identity import (
+    BACKDATED_S,
+    CERTIFICATE_ERRORS,
+    ca_fingerprint,
+    identity_of_certificate,
+    identity_of_pem,
+)
 
 EXPELLED: Final = "expelled"
 """A file of this name records that the region revoked this identity: the machine may join again."""

@@ -40,8 +40,8 @@ from shoal.host.otlp import collector_of
 from shoal.host.private_files import disable_core_dumps, write_private
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Node, Role
+from shoal.types.identity import Identity
 from shoal.types.units import Seconds
-from shoal.wire.identity import Identity
 from shoal.wire.metrics_access import RegionMetricsAccess
 
 FRONT_COMMAND = (sys.executable, "-P", "-m", "shoal.agent.main", "front")

@@ -17,8 +17,9 @@ from shoal.coordinator.ports import Clock, Meter, StaleRevision
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.units import Elapsed
-from shoal.wire.identity import GrpcContext, Identity, check_validity, identity_of_context, require
+from shoal.wire.identity import GrpcContext, check_validity, identity_of_context, require
 from shoal.wire.request_limits import make_reader
 from shoal.wire.signed_envelope import COORDINATORS, RootsOf, check_roots
 from shoal.wire.status import abort

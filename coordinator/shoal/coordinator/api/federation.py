@@ -12,10 +12,11 @@ from shoal.coordinator.controllers.identity.enrolment import REGION, Enrolment
 from shoal.coordinator.ports import Clock, VerifiedMessage
 from shoal.types.agreement import ReportContent
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.identity import check_name
 from shoal.types.offer import Advertisement, Directory, Member, Solicitation
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import nouns, signed_envelope
-from shoal.wire.identity import CERTIFICATE_ERRORS, check_name, identity_of_context, peer_ip
+from shoal.wire.identity import CERTIFICATE_ERRORS, identity_of_context, peer_ip
 
 Noun = TypeVar("Noun")
 

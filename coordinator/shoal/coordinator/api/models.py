@@ -25,9 +25,10 @@ from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.ports import Meter
 from shoal.host import file_descriptors
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.identity import Identity
 from shoal.types.units import Bytes
 from shoal.wire.handshake import PemFiles
-from shoal.wire.identity import Identity, identity_of_der
+from shoal.wire.identity import identity_of_der
 from shoal.wire.status import http_status
 
 HANDSHAKE_S: Final = 10.0

@@ -6,12 +6,12 @@ coordinator wants. A broker that starts empty, or missed a revocation, is theref
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Final
 
 import aiomqtt
 import structlog
-from cryptography import x509
 
 from shoal.coordinator.broker import rights
 from shoal.coordinator.broker.rights import Json
@@ -75,7 +75,7 @@ class BrokerControl:
         self._expelled.add(node)  # even if it is admitted again at once: its connection must end
         self._changed.set()
 
-    async def certificate(self) -> x509.Certificate | None:
+    async def certificate(self) -> bytes | None:
         host, _, port = self._address.rpartition(":")
         try:
             async with asyncio.timeout(mqtt.CALL_S):
@@ -85,7 +85,7 @@ class BrokerControl:
             return None
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         writer.close()
-        return x509.load_der_x509_certificate(shown)
+        return ssl.DER_cert_to_PEM_cert(shown).encode()
 
     async def run(self) -> None:
         """Runs until cancelled; waits for a broker that is away."""

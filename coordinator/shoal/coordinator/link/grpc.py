@@ -19,10 +19,11 @@ from shoal.coordinator.link.rate_limiter import SessionRateLimiter
 from shoal.coordinator.ports import LinkEvents, Meter
 from shoal.coordinator.uncancelled import dispatch_message, run_to_completion
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.identity import Identity
 from shoal.types.link import Hello, Refused, ToAgent
 from shoal.v1 import link_pb2, link_pb2_grpc
 from shoal.wire import nouns
-from shoal.wire.identity import Identity, identity_of_context, peer_ip
+from shoal.wire.identity import identity_of_context, peer_ip
 
 HELLO_S: Final = 10.0
 MAX_INVALID: Final = 20

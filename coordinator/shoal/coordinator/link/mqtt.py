@@ -23,12 +23,13 @@ from shoal.coordinator.ports import Clock, IdSource, LinkEvents, Meter
 from shoal.coordinator.uncancelled import dispatch_message, run_to_completion
 from shoal.types.assignment import DesiredSet
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.identity import NODES, Identity
 from shoal.types.link import Hello, Refused, ToAgent, Welcome
 from shoal.types.units import Elapsed, Seconds
 from shoal.v1 import link_pb2, mqtt_pb2
 from shoal.wire import mqtt, nouns, topics
 from shoal.wire.handshake import PemFiles
-from shoal.wire.identity import NODES, Identity, check_validity, require
+from shoal.wire.identity import check_validity, require
 from shoal.wire.seal import (
     Ephemeral,
     Opener,

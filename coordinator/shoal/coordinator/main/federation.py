@@ -41,8 +41,9 @@ from shoal.coordinator.telemetry.metrics import Gauges
 from shoal.coordinator.telemetry.traces import CollectorSpanExporter
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.v1 import enrolment_pb2_grpc, federation_pb2_grpc, operator_pb2_grpc
-from shoal.wire.identity import Identity, dns_of
+from shoal.wire.identity import dns_of
 
 NAME_KEY: Final = "name"
 """Key of the record that names the store's owner."""

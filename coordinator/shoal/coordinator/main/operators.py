@@ -10,9 +10,9 @@ from typing import Final
 
 import structlog
 
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.identity import certificates
 from shoal.coordinator.controllers.identity.certificates import IdentityRecord, key_of
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import OPERATOR, first_operator, is_due, operator_certificate
 from shoal.coordinator.ports import Clock, IssuedCertificate, StaleRevision, Store, Transaction

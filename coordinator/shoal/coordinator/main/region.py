@@ -62,10 +62,11 @@ from shoal.coordinator.telemetry.metrics import Gauges
 from shoal.coordinator.telemetry.traces import CollectorSpanExporter
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import NODES, Identity, check_name
 from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
 from shoal.wire.enrol import Enrolled
-from shoal.wire.identity import NODES, Identity, check_name, identity_of_certificate
+from shoal.wire.identity import identity_of_certificate
 from shoal.wire.limits import MODEL_BYTES
 
 FIRST_ELECTION_S: Final = 0.3
@@ -386,7 +387,7 @@ def _lifetimes(config: CoordinatorConfig) -> Mapping[Role, Seconds]:
 
 def _identify(authority: FileAuthority, certificate: x509.Certificate) -> Identity:
     """The identity in a certificate of this region. Raises ShoalError(CERT_UNTRUSTED | CERT_NAME_INVALID)."""
-    authority.recognise(certificate)
+    authority.find_issuer(certificate)
     return identity_of_certificate(certificate)
 
 

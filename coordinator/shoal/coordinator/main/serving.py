@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -14,7 +13,7 @@ import structlog
 from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.api.models import ModelServer
 from shoal.coordinator.api.request_limits import RequestLimitInterceptor
-from shoal.coordinator.main.options import HostPort
+from shoal.coordinator.main.options import HostPort, store_kinds
 from shoal.coordinator.ports import OpenStore, Store, StoreOptions
 from shoal.coordinator.telemetry.metrics import PrometheusMeter
 from shoal.types.codes import Code, ShoalError, refuse
@@ -155,13 +154,7 @@ async def check_restore_complete(store: Store) -> None:
 
 async def open_store(config: StoreConfig) -> OpenStore:
     """Opens the store that the options name. Raises ShoalError."""
-    found = {entry.name: entry for entry in entry_points(group="shoal.stores")}
-    if config.store not in found:
-        raise refuse(
-            Code.FIELD_INVALID, f"store {config.store!r}", f"one of {', '.join(sorted(found))}", "install its package"
-        )
-    opened: OpenStore = await found[config.store].load().from_options(config.store_options)
-    return opened
+    return await store_kinds()[config.store].from_options(config.store_options)
 
 
 def dialable_hosts(*addresses: HostPort) -> tuple[str, ...]:

@@ -15,13 +15,13 @@ from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation, roots_of
+from shoal.types.token import JoinToken, parse_join_token
 from shoal.types.units import Seconds
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import nouns, signed_envelope
 from shoal.wire.enrol import open_pinned_channel
 from shoal.wire.identity import dns_of
 from shoal.wire.request_limits import ENVELOPE_CONTENT
-from shoal.wire.token import JoinToken, parse_join_token
 
 FEDERATION: Final = "federation"
 """Name in the federation's certificate, whichever machine it runs on."""

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from shoal.agent.supervisor import Supervisor, SupervisorSettings
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.controller import GRANTS
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.core.fleet.labels import ENTRY_LABEL, EVERY_TENANT, LabelGrant
 from shoal.coordinator.core.fleet.state import Liveness

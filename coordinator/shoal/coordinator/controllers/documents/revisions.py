@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.documents.catalog import Catalog, DocumentKey, StoredDocument, differences
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import StoreWrites
 from shoal.coordinator.ports import Store
 from shoal.policies import Workload

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.documents import revisions
 from shoal.coordinator.controllers.documents.catalog import (
     DOCUMENTS,
@@ -25,7 +26,6 @@ from shoal.coordinator.controllers.documents.catalog import (
 )
 from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.identity.enrolment import CREDENTIALS
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.workloads.fetches import Fetches
@@ -80,10 +80,10 @@ from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import uri_of
 from shoal.types.migration import Recording
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import DelegationMode, Intent, WorkloadKey
-from shoal.wire.identity import uri_of
 
 DESIRED: Final = "desired/"
 MEMORY: Final = "memory"
