@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import structlog
 
 from shoal.agent.clock import SystemClock
 from shoal.agent.core.link_session import reconnect_after
@@ -402,7 +403,7 @@ async def _agent(
     """One agent's sessions, forever: opened and kept as the supervisor does, with a small report at each heartbeat."""
     clock, name, held, attempt, away = SystemClock(), folder.name, AgentState(), 0, folder.parent.with_name(AWAY)
     link: CoordinatorLink = (GrpcLink if carrier == "grpc" else MqttLink)(
-        CredentialFiles(folder), address, clock, lambda *_, **__: None
+        CredentialFiles(folder), address, clock, structlog.testing.ReturnLogger()
     )
     await asyncio.sleep(offset_s)
     while True:

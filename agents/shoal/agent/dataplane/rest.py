@@ -297,7 +297,7 @@ class _Connection:
             pass
         except Exception:
             if (left_out := _failures.take(asyncio.get_running_loop().time())) is not None:
-                _log.exception("connection_failed", left_out=left_out)
+                _log.exception("client_connection_failed", suppressed=left_out)
         finally:
             await self._close()
 
@@ -341,7 +341,7 @@ class _Connection:
             raise
         except Exception as error:
             if (left_out := _failures.take(asyncio.get_running_loop().time())) is not None:
-                _log.exception("call_failed", left_out=left_out)
+                _log.exception("call_failed", suppressed=left_out)
             drop_tracebacks(error)
             refusal = Refusal(Code.INTERNAL, type(error).__name__, "an answer", "report this with the log of the node")
             response = _refusal_response(refusal)

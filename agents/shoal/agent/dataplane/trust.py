@@ -144,5 +144,5 @@ def _load(region: str, pem: str) -> tuple[x509.Certificate, ...]:
     try:
         return tuple(x509.load_pem_x509_certificates(pem.encode()))
     except CERTIFICATE_ERRORS as error:
-        _log.warning("root_unreadable", region=region, reason=str(error))
+        _log.warning("peer_root_unreadable", region=region, error=str(error))
         return ()

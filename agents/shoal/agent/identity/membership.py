@@ -73,7 +73,7 @@ class FileMembership:
             except OSError as cause:
                 raise refuse(Code.DISK_FULL, f"ca.pem: {cause.strerror}", "room for it", "free some space") from cause
             self._read_files()
-            self._log("trust_adopted", roots=", ".join(each[:16] for each in fingerprints))
+            self._log.info("trusted_roots_changed", roots=", ".join(each[:16] for each in fingerprints))
         self._wake.set()
 
     def on_link_refused(self, refusal: Refusal) -> None:
@@ -82,7 +82,7 @@ class FileMembership:
                 write_private(self._folder / EXPELLED, str(refusal).encode())
             # the coordinator repeats it at each hello, and the node stops serving all the same
             except OSError as error:
-                self._log("not_noted_expelled", error=True, reason=str(error))
+                self._log.error("expulsion_write_failed", error=str(error))
         elif refusal.code in (Code.CERT_EXPIRED, Code.CERT_UNTRUSTED, Code.CERT_NOT_YET_VALID):
             self._must_renew = True
             self._wake.set()
@@ -90,7 +90,7 @@ class FileMembership:
     async def run(self) -> None:
         """Renew the certificate whenever it is due, until cancelled."""
         if not self._enrol:
-            self._log("renewal_off", error=True, remedy="start with --enrol HOST:PORT, or join again")
+            self._log.warning("certificate_renewal_disabled", remedy="start with --enrol HOST:PORT, or join again")
             return
         attempt = 0
         while True:
@@ -101,7 +101,7 @@ class FileMembership:
             except ShoalError as error:
                 ended = self._clock.wall() > self._identity.not_after
                 wait = renewal.retry_after(self._identity.name, attempt, error.code, expired=ended)
-                self._log("renewal_failed", error=True, refusal=str(error.refusal), retry_s=round(wait, 1))
+                self._log.error("certificate_renewal_failed", code=error.code, error=str(error), retry_s=round(wait, 1))
                 attempt += 1
                 self._must_renew = True
                 await self._clock.sleep(wait)
@@ -110,7 +110,9 @@ class FileMembership:
             self._read_files()
             issued = self._issue_time()
             self._on_coordinator_time(issued)
-            self._log("renewed", serial=self._trust.serial, ends_in_s=round(self._identity.not_after - issued))
+            self._log.info(
+                "certificate_renewed", serial=self._trust.serial, valid_s=round(self._identity.not_after - issued)
+            )
             self._on_renewed()
 
     async def _wait_until_due(self) -> None:

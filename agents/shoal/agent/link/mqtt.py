@@ -210,7 +210,7 @@ class MqttSession:
         except LinkRefused:
             raise
         except ShoalError as error:
-            self._log("message_dropped", error=True, topic=name, code=error.code, found=error.refusal.found)
+            self._log.warning("message_dropped", topic=name, code=error.code, error=str(error))
 
     async def _on_presence(self, payload: bytes) -> None:
         """Handle the coordinator's heartbeat.

@@ -291,7 +291,7 @@ class _Call:
             case NotImplementedError():
                 refusal = Refusal(Code.UNIMPLEMENTED, self._method, "a method that this port has", "see the protocol")
             case _:
-                log.exception("call failed", method=self._method, actor=actor, exc_info=error)
+                log.exception("call_failed", method=self._method, actor=actor, exc_info=error)
                 refusal = Refusal(Code.INTERNAL, "an unforeseen error", "", "look at the coordinator's log")
         await self._guard.report_refusal(actor, self._method, refusal)
         await abort(context, refusal)

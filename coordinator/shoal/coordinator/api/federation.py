@@ -95,8 +95,8 @@ class JoiningService(federation_pb2_grpc.JoiningServicer):
 
     async def Join(self, request: federation_pb2.JoinRequest, context: Any) -> federation_pb2.JoinReply:
         peer = peer_ip(context.peer())
-        directory = await answer_or_abort("joining", self._join(request, peer), peer, context)
-        log.info("joined", region=request.region, address=request.address, peer=peer)
+        directory = await answer_or_abort("Join", self._join(request, peer), peer, context)
+        log.info("region_joined", region=request.region, address=request.address, peer=peer)
         return federation_pb2.JoinReply(
             federation=self._name, address=self._address(), roots=self._roots(), directory=nouns.to_wire(directory)
         )

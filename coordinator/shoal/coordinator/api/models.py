@@ -129,7 +129,7 @@ class ModelServer:
                 async with asyncio.timeout(STALL_S):
                     await answer.write(data)
         except (TimeoutError, ConnectionError) as error:
-            log.info("fetch cut off", caller=identity.uri, digest=digest, found=type(error).__name__)
+            log.info("model_fetch_aborted", identity=identity.uri, digest=digest, error=type(error).__name__)
             if request.transport is not None:
                 request.transport.abort()
         return answer

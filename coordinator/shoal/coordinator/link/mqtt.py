@@ -205,14 +205,14 @@ class MqttLinks:
             try:
                 await self._serve()
             except ShoalError as error:
-                log.warning("broker not reached", code=error.code, found=error.refusal.found)
+                log.warning("broker_connection_failed", address=self._address, code=error.code, error=str(error))
             except aiomqtt.MqttError as error:
-                log.warning("broker lost", broker=self._address, found=str(error))
+                log.warning("broker_lost", address=self._address, error=str(error))
                 attempt = 0
             except OSError as error:
-                log.error("no files to connect with", found=str(error))
+                log.error("broker_connection_failed", address=self._address, error=str(error))
             except Exception:
-                log.exception("the broker's connection failed unforeseen; it is tried again")
+                log.exception("broker_connection_failed", address=self._address)
             await self._clock.sleep(Seconds(RETRY_S[min(attempt, len(RETRY_S) - 1)]))
             attempt += 1
 
@@ -233,7 +233,7 @@ class MqttLinks:
         try:
             await mqtt.subscribe(client, (topics.all_nodes(self._region, each) for each in UP), retained=False)
             self._connection = connection
-            log.info("broker reached", broker=self._address)
+            log.info("broker_connected", address=self._address)
             await self._send_heartbeats(connection, client)
         except aiomqtt.MqttError:
             await run_to_completion(self._report_link_lost())
@@ -370,11 +370,11 @@ class MqttLinks:
                     await self._on_sealed(node, lane, channel, payload)
         except ShoalError as error:
             self._meter.count("messages_refused", code=error.code)
-            log.debug("message dropped", node=node, topic=channel, code=error.code, found=error.refusal.found)
+            log.debug("message_dropped", node=node, topic=channel, code=error.code, error=str(error))
         except aiomqtt.MqttError:
             pass  # the connection is lost, and the session with it
         except Exception:
-            log.exception("message failed", node=node, topic=channel)
+            log.exception("message_failed", node=node, topic=channel)
 
     async def _on_hello(self, node: str, payload: bytes) -> None:
         connection, events = self._connection, self._events
@@ -425,13 +425,13 @@ class MqttLinks:
         session = _Session(identity, certificate, answer.epoch, hello.nonce, Sealer(session_key), Opener(session_key))
         session.outbox.epoch = answer.epoch
         self._sessions[node] = session
-        log.info("session opened", node=node, role=identity.role, epoch=answer.epoch, link="mqtt")
+        log.info("session_opened", node=node, role=identity.role, epoch=answer.epoch, carrier="mqtt")
         session.writer = self._spawn(self._write_forever(session))
         return self._welcome(answer, hello.nonce, ephemeral.public)
 
     def _refuse(self, node: str, hello: Hello, refusal: Refusal) -> mqtt_pb2.Opened:
         self._meter.count("sessions_refused", code=refusal.code)
-        log.warning("session refused", node=node, code=refusal.code, found=refusal.found)
+        log.warning("session_refused", node=node, code=refusal.code, error=str(refusal))
         return mqtt_pb2.Opened(answer=_to_wire(Refused(refusal, fatal=False)), nonce=hello.nonce)
 
     def _welcome(self, welcome: Welcome, nonce: str, key: bytes) -> mqtt_pb2.Opened:
@@ -512,7 +512,7 @@ class MqttLinks:
                     payload = session.sealer.seal(Channel.REQUEST, _to_wire(message).SerializeToString(), last=last)
                     await self._put(connection.client, session.identity.name, Channel.REQUEST, payload)
         except (aiomqtt.MqttError, ShoalError) as error:
-            log.warning("session cannot be written to", node=session.identity.name, found=str(error))
+            log.warning("session_write_failed", node=session.identity.name, error=str(error))
         finally:
             await run_to_completion(self._forget(session))
 
@@ -541,7 +541,7 @@ class MqttLinks:
         if self._sessions.get(name) is not session:
             return
         del self._sessions[name]
-        log.info("session closed", node=name, epoch=session.epoch, link="mqtt")
+        log.info("session_closed", node=name, epoch=session.epoch, carrier="mqtt")
         assert self._events is not None, "bound before serving"
         await self._events.on_close(name, session.epoch)
 

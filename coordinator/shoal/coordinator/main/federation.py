@@ -64,7 +64,7 @@ async def serve_store(
     name, clock, ids, meter = config.region, process.clock, process.ids, process.meter
     await check_restore_complete(store)
     if store.recovery is not None:
-        log.critical("store restored from a copy", refusal=str(store.recovery))
+        log.error("restored_store_detected", code=store.recovery.code, error=str(store.recovery))
     election = store.election(b"")
     authority = await _open_authority(config, store, election, clock)
     # Operators' tools expect a coordinator's name, whatever its role.
@@ -163,7 +163,10 @@ async def serve_store(
     try:
         await wait_for_any(stopping.wait(), store.stale.wait())
     finally:
-        log.info("stopping" if stopping.is_set() else "reads its store again")
+        if stopping.is_set():
+            log.info("process_stopping")
+        else:
+            log.info("store_stale")
         grace_s = STOP_S if stopping.is_set() else None
         await asyncio.gather(api.stop(grace_s), strangers.stop(grace_s))
         for task in tasks:

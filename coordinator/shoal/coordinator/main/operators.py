@@ -54,7 +54,7 @@ class FirstOperator:
             try:
                 await self.ensure()
             except (ShoalError, StaleRevision, OSError) as error:
-                log.error("the first operator's certificate was not made", error=str(error))
+                log.error("operator_certificate_failed", error=str(error))
 
     async def ensure(self) -> None:
         """Renews or replaces the certificate if needed. Raises ShoalError(STORE_*), StaleRevision, OSError."""

@@ -38,7 +38,7 @@ async def keep_running(run: Callable[[], Awaitable[None]]) -> None:
             await run()
             return
         except Exception:
-            log.exception("a step failed unforeseen; it is tried again")
+            log.exception("task_failed")
             await asyncio.sleep(RETRY_S)
 
 
@@ -51,7 +51,7 @@ async def refresh_certificates(*refreshers: Callable[[], None]) -> None:
             try:
                 each()
             except Exception:
-                log.exception("a certificate was not made anew; it is tried again", again_s=REFRESH_S)
+                log.exception("certificate_renewal_failed", retry_s=REFRESH_S)
 
 
 async def back_up(store: OpenStore, every_s: float) -> None:
@@ -60,9 +60,9 @@ async def back_up(store: OpenStore, every_s: float) -> None:
         try:
             copy = await store.backup()
             if copy is not None:
-                log.debug("store copied", copy=copy.name)
+                log.debug("store_copied", file=copy.name)
         except (ShoalError, OSError) as error:
-            log.error("store not copied", refusal=str(error))
+            log.error("store_copy_failed", error=str(error))
 
 
 def reserve_port(address: HostPort) -> tuple[HostPort, socket.socket | None]:

@@ -63,7 +63,7 @@ class GrpcFederation:
                 found.append(verify_answer(each, each.by, solicitation, self._roots_of, self._clock))
             except ShoalError as error:
                 self._meter.count("answers_refused", code=error.code)
-                log.warning("an answer is left out", by=each.by[:80], refusal=str(error.refusal))
+                log.warning("peer_answer_dropped", region=each.by[:80], code=error.code, error=str(error))
         return tuple({each.signer: each for each in found}.values())
 
     async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:

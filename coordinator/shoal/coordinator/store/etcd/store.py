@@ -246,7 +246,7 @@ class EtcdStore:
             unfinished.write_text(f"{self.members.newest_revision}\n")
             unfinished.rename(self._directory / "newest")
         except OSError as error:
-            log.error("newest revision not noted", directory=str(self._directory), error=str(error))
+            log.error("revision_write_failed", folder=str(self._directory), error=str(error))
 
     async def _newest_revision(self) -> int:
         found = await self.members.range(etcd_pb2.RangeRequest(key=self._data))
