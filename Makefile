@@ -135,11 +135,11 @@ test-containers: $(TEST_STAMP) images # with the engine that answers
 	$(PYTEST) tests/compose -m compose
 	PYTHONPATH=tests $(BIN)/python -m harness.report C
 
-lint: $(TEST_STAMP) ## ruff, the import contracts, names, documented fields, log events
+lint: $(TEST_STAMP) ## ruff, the import contracts, names, documented fields, prose, log events
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python tests/style/words.py names fields
+	$(BIN)/python tests/style/words.py
 	PYTHONPATH=tests $(BIN)/python -m style.log_events
 
 words: $(TEST_STAMP) ## what a stranger can read: names, documented fields, prose of the docs
