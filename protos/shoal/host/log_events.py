@@ -46,6 +46,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "expulsion_write_failed": "The node's expulsion was not saved. The coordinator repeats it at each hello.",
     "follower_start_failed": "A coordinator that does not lead cannot serve as a follower yet. It tries again.",
     "follower_started": "This coordinator follows `leader`, and redirects calls to it.",
+    "events_dropped": "A node's events are too large for any session. They are not sent.",
     "front_adopted": "A new supervisor took over the running front.",
     "front_adoption_failed": "The running front did not answer its new supervisor. Another one is started.",
     "front_already_running": "Another front holds the lock of this folder, so this one ends.",

@@ -503,7 +503,7 @@ class Supervisor:
         except ShoalError as error:
             if error.code is not Code.TOO_LARGE:  # no session takes these, and to repeat them would end each one
                 raise
-            self._log("events_dropped", error=True, refusal=str(error))
+            self._log.error("events_dropped", code=error.code, error=str(error))
         self._events = deque((each for each in self._events if each not in events), maxlen=MAX_QUEUED_EVENTS)
 
     def report_event(self, code: str, subject: str, message: str) -> None:
