@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.core.catalog.model import Catalog, ModelRecord, StoredDocument
 from shoal.coordinator.core.catalog.propose import propose
 from shoal.policies import load

@@ -52,8 +52,9 @@ class ReplicaHealth:
     answered_at: Elapsed | None = None
     # When the current window of one RTT began, elapsed clock: at the first answer after the window before.
     window_start: Elapsed | None = None
-    # Answers in the current window, and in the one before.
+    # Answers in the current window.
     window_answers: int = 0
+    # Answers in the window before.
     last_window_answers: int = 0
 
 

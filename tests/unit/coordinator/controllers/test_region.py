@@ -11,8 +11,8 @@ import pytest
 
 from harness.fakes.region import DIGEST, DOCUMENTS, FakeAgent, RegionFixture
 from harness.wait import until
+from shoal.coordinator import codec
 from shoal.coordinator.api.views import node_view
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import AUDIT, AuditEntry, EventLog, LogEvent, first_broken_entry
 from shoal.coordinator.controllers.region import doctor
 from shoal.coordinator.controllers.region.doctor import examine

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import profile
 from shoal import policies
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.core.catalog import model
 from shoal.coordinator.core.catalog.model import Catalog, DocumentKey, ModelRecord, PackRecord, StoredDocument
 from shoal.coordinator.core.catalog.propose import DocumentProposal, propose, without_document

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.core.catalog.model import MODELS, PACKS, Catalog, ModelRecord, PackRecord, Provenance
@@ -24,12 +24,11 @@ from shoal.coordinator.core.catalog.publishers import (
 from shoal.coordinator.core.workloads.model import Reference
 from shoal.coordinator.ports import Blobs, Clock, Inspector, Store
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.migration import PackRef
+from shoal.types.identity import check_name
+from shoal.types.migration import PACK_BYTES, PackRef
 from shoal.types.profile import ModelProfile
 from shoal.types.signature import VerifiedSignature
 from shoal.types.units import Bytes, show_bytes
-from shoal.wire.identity import check_name
-from shoal.wire.limits import PACK_BYTES
 
 _NOBODY: Final = ""
 

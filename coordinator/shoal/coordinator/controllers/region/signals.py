@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.core.catalog.model import Catalog

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.documents import revisions
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.identity.enrolment import CREDENTIALS
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.workloads.fetches import Fetches
@@ -25,7 +25,7 @@ from shoal.coordinator.core.catalog.model import DOCUMENTS, Catalog, DocumentKey
 from shoal.coordinator.core.catalog.propose import DocumentProposal, propose, without_document
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.fleet.updates import with_timing
-from shoal.coordinator.core.migration.advance import AdvanceResult, advance, trigger_view, with_migrations
+from shoal.coordinator.core.migration.advance import AdvanceResult, advance, migration_effects, trigger_view
 from shoal.coordinator.core.migration.budget import MoveHold, cross_region_hold
 from shoal.coordinator.core.migration.cross_region import cross_region_states
 from shoal.coordinator.core.migration.effects import clearable
@@ -44,6 +44,7 @@ from shoal.coordinator.core.placement.model import (
 )
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
+from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState
 from shoal.coordinator.core.workloads.decide import inputs_of, timing
 from shoal.coordinator.core.workloads.entries import credentials_of
 from shoal.coordinator.core.workloads.failures import (
@@ -55,7 +56,6 @@ from shoal.coordinator.core.workloads.failures import (
 )
 from shoal.coordinator.core.workloads.invariants import Promise, RegionSnapshot
 from shoal.coordinator.core.workloads.model import (
-    CrossRegionState,
     DelegatedWorkload,
     DesiredContent,
     ReconcilerMemory,
@@ -72,10 +72,10 @@ from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import uri_of
 from shoal.types.migration import Recording
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import DelegationMode, Intent, WorkloadKey
-from shoal.wire.identity import uri_of
 
 DESIRED: Final = "desired/"
 MEMORY: Final = "memory"
@@ -602,8 +602,9 @@ class WorkloadsController:
         """
         now, known = self._clock.now(), self.migrations.all
         overruled = {each.id: replace(each, cleared=True) for each in clearable(known.values(), key)}
-        world = with_migrations(self._world(catalog or self.catalog), {**known, **overruled}, now)
-        return estimate_move(inputs_of(world, now, self._clock.wall()), key, aim, replica)
+        world = self._world(catalog or self.catalog)
+        effects = migration_effects(world, {**known, **overruled}, now)
+        return estimate_move(inputs_of(world, effects, now, self._clock.wall()), key, aim, replica)
 
     def explain_all(self, catalog: Catalog | None = None) -> PlacementPlan:
         """The plan as placement would compute it now, with every candidate."""
@@ -671,8 +672,8 @@ class WorkloadsController:
         return ApplyResult(planned, (), revision)
 
     def _inputs(self, catalog: Catalog) -> Inputs:
-        now = self._clock.now()
-        return inputs_of(with_migrations(self._world(catalog), self.migrations.all, now), now, self._clock.wall())
+        now, world = self._clock.now(), self._world(catalog)
+        return inputs_of(world, migration_effects(world, self.migrations.all, now), now, self._clock.wall())
 
     async def _attest(self, judged: Sequence[Migration]) -> None:
         """Audits verdicts before anything acts on them: twice after a crash in between, never not at all. Raises
