@@ -14,9 +14,9 @@ from harness.fakes.region import DIGEST, DOCUMENTS, CountingIds, FakeAgent, Know
 from harness.report import record
 from shoal.agent.core.link_session import AcceptSet, check_welcome, evaluate
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.documents.catalog import DocumentKey
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
+from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.ports import StaleRevision
 from shoal.simulator.world.loop import VirtualLoop, run
 from shoal.simulator.world.rng import Rng

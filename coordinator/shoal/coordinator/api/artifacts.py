@@ -5,9 +5,9 @@ from typing import Any
 
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.views import model_view, pack_view
-from shoal.coordinator.controllers.documents.catalog import ModelRecord
 from shoal.coordinator.controllers.documents.models import PushResult, unknown_model
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
+from shoal.coordinator.core.catalog.model import ModelRecord
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
