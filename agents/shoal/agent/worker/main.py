@@ -84,7 +84,7 @@ def _capture_stderr() -> Iterator[None]:
         os.lseek(held, 0, os.SEEK_SET)
         with os.fdopen(held, errors="replace") as lines:
             for line in lines:
-                _log.warning("runtime_says", text=line.rstrip("\n"))
+                _log.warning("runtime_message_logged", message=line.rstrip("\n"))
 
 
 def _signal_ready() -> None:

@@ -23,6 +23,6 @@ class AuditTrail:
             await self._events.audit(actor, action, subject, outcome)
         except ShoalError as error:
             self._meter.count("audit_dropped", code=error.code)
-            log.critical(
-                "audit entry dropped", actor=actor, action=action, subject=subject, outcome=outcome, code=error.code
+            log.error(
+                "audit_entry_dropped", actor=actor, action=action, subject=subject, outcome=outcome, code=error.code
             )

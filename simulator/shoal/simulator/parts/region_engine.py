@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator.controllers.documents.catalog import Catalog, Guest, ModelRecord
 from shoal.coordinator.controllers.federation.origin import LocalPlacement
 from shoal.coordinator.controllers.workloads.memory import StoredMemory
+from shoal.coordinator.core.catalog.model import Catalog, Guest, ModelRecord
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.negotiation.offer_selection import ObjectiveFigures, own_figures
 from shoal.coordinator.core.placement.model import Inputs, PlacementPlan, RegionFacts, Reservation, Slot, WorkloadPlan

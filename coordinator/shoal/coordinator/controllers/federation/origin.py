@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any, Final, Protocol, TypeVar
 
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.core.negotiation import reputation, trade
 from shoal.coordinator.core.negotiation.model import (
