@@ -54,6 +54,7 @@ def renewal_denial(ask: Callable[[], object]) -> ShoalError:
 # F29
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("days", [0.0, 30.0])
 def test_f29_a_node_whose_certificate_ended_while_it_was_away_comes_back_by_itself(
     coordinator: CoordinatorServer, tmp_path: Path, days: float
