@@ -13,19 +13,39 @@ from shoal.simulator.scenarios.region_run import RunOutcome
 JOBS = os.cpu_count() or 1
 MOST_SEEDS = {"storm": 200, "negotiation": 1000, "matrix": 200, "crossing": 400}
 FIRST_SEED = 5000
+CAUGHT_BY = {
+    "a-replica-moves-twice": 5009,
+    "award-not-idempotent": 5005,
+    "award-sent-before-persisting": 5017,
+    "backoff-without-jitter": 5019,
+    "coordinator-sends-before-persisting": 5015,
+    "drain-closes-first": 5014,
+    "empty-list-is-healthy": 5013,
+    "lease-without-end": 5014,
+    "move-drains-by-closing": 5028,
+    "mover-sends-before-persisting": 5074,
+    "next-award-before-the-last-is-known": 5047,
+    "poison-by-node": 5013,
+    "store-acknowledges-before-flush": 5011,
+    "verification-skipped-after-a-restart": 5008,
+    "way-back-takes-the-source": 5005,
+}
+"""The first seed from FIRST_SEED on that caught the mutation, where some before it did not. It is played first, and the
+others if it does not catch the mutation any more."""
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_planted_bug_is_caught(mutation: Mutation) -> None:
     most = MOST_SEEDS[mutation.scenario]
-    seeds = range(FIRST_SEED, FIRST_SEED + most)
+    first = CAUGHT_BY.get(mutation.name, FIRST_SEED)
+    seeds = (first, *(seed for seed in range(FIRST_SEED, FIRST_SEED + most) if seed != first))
     with mutation.plant(), closing(run_seeds(seeds, mutation.scenario, JOBS)) as outcomes:  # forked with the bug in
         caught = next((outcome for outcome in outcomes if outcome.violations), None)
     if caught is None:
         pytest.fail(f"{mutation.name} ({mutation.bug}) lived through {most} seeds")
     _sound(caught)
-    tried = caught.seed - FIRST_SEED + 1
+    tried = seeds.index(caught.seed) + 1
     record(
         "D8", "S", tried, mutation=mutation.name, bug=mutation.bug, seeds=tried, caught_by=caught.violations[0][:160]
     )
