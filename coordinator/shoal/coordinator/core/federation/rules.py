@@ -6,7 +6,8 @@ import re
 from typing import Final
 
 from shoal.coordinator.core.signals.model import MAX_VALUES, SignalName
-from shoal.types.codes import Code, Refusal
+from shoal.types.address import HostPort
+from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.identity import NAME_PATTERN, NAME_RULE
 from shoal.types.offer import Advertisement, CapacityClass, Member, Solicitation
 
@@ -27,7 +28,6 @@ MODELS_MOST: Final = 64
 ANSWER_MOST_S: Final = 10.0
 
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:@()+/-]{0,79}")
-_ADDRESS: Final = re.compile(r"(?:\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
 _DIGEST: Final = re.compile(r"(?:[0-9a-f]{64})?")
 
 
@@ -51,8 +51,7 @@ def check_advertisement(advertisement: Advertisement, before: Advertisement | No
 def check_member(member: Member) -> Refusal | None:
     """Checks what a region says about itself. Whether its CA certificates can be parsed is checked by the module that
     reads certificates."""
-    address = _ADDRESS.fullmatch(member.address)
-    if address is None or not 0 < int(address[1]) < 65536:
+    if not _is_dialable(member.address):
         return _invalid(f"address {member.address!r:.80}", "HOST:PORT at which others reach its coordinator")
     if not 0 < len(member.roots) <= ROOTS_MOST:
         return _invalid(f"{len(member.roots)} CAs", f"1 to {ROOTS_MOST}")
@@ -90,6 +89,15 @@ def _advertisement_problem(advertisement: Advertisement) -> str | None:
     if len(set(kinds)) < len(kinds):
         return "a class that is there twice"
     return next((found for each in advertisement.classes if (found := _class_problem(each)) is not None), None)
+
+
+def _is_dialable(address: str) -> bool:
+    """True for an address that another machine can dial: a zone means an interface of the machine that wrote it."""
+    try:
+        found = HostPort.parse(address)
+    except ShoalError:
+        return False
+    return found.port > 0 and "%" not in found.host
 
 
 def _is_residency(text: str) -> bool:
