@@ -53,6 +53,7 @@ from shoal.client import Contexts, RegionClient
 from shoal.devstack import layout
 from shoal.devstack.control import RunningStack
 from shoal.devstack.layout import StackMember
+from shoal.types.address import HostPort
 from shoal.v1 import operator_pb2
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -605,11 +606,11 @@ def link_delay(at: Scene, rtt: float) -> contextlib.AbstractContextManager[None]
 
 def rtt_ms(at: Scene) -> float:
     """Median RTT of several connections to the gateway."""
-    host, _, port = at.gateway.addresses["grpc"].rpartition(":")
+    gateway = HostPort.parse(at.gateway.addresses["grpc"])
     took = []
     for _ in range(9):
         began = time.perf_counter()
-        socket.create_connection((host, int(port)), timeout=10).close()
+        socket.create_connection((gateway.host, gateway.port), timeout=10).close()
         took.append(time.perf_counter() - began)
     return 1e3 * statistics.median(took)
 

@@ -18,7 +18,7 @@ SUFFIX: Final = ".sig"
 def model_name(path: Path) -> str:
     """A valid model name made from a file's or directory's name."""
     stem = path.resolve().name if path.is_dir() else path.stem
-    return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:63]
+    return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:63].rstrip("-")
 
 
 def default_signature_path(path: Path) -> Path:

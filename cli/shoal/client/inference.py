@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.client.contexts import Context
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Wall
 from shoal.wire.handshake import check_own, raise_fault
@@ -59,10 +60,10 @@ class InferenceClient:
         address = address or context.gateway_rest
         if not address:
             raise refuse(Code.CONTEXT_UNKNOWN, "no gateway is known", "host:port of a gateway", "pass --gateway")
-        host, _, port = address.rpartition(":")
+        gateway = HostPort.parse(address, "gateway")
         trust = ssl.create_default_context(cafile=str(context.ca))
         trust.load_cert_chain(context.certificate, context.key)
-        self._connection = http.client.HTTPSConnection(host, int(port), timeout=timeout_s, context=trust)
+        self._connection = http.client.HTTPSConnection(gateway.host, gateway.port, timeout=timeout_s, context=trust)
 
     def __enter__(self) -> Self:
         return self
@@ -133,7 +134,7 @@ class InferenceClient:
             content = reply.read()
         except (OSError, http.client.HTTPException) as cause:
             self._connection.close()
-            address = f"{self._connection.host}:{self._connection.port}"
+            address = str(HostPort(self._connection.host, self._connection.port))
             check_own(self._context, Wall(time.time()))  # noqa: TID251 - a command's own clock
             if isinstance(cause, ssl.SSLError):
                 raise_fault(cause, address)

@@ -28,6 +28,7 @@ from shoal.devstack import etcd
 from shoal.devstack.bootstrap import federate
 from shoal.devstack.layout import FEDERATION
 from shoal.host.private_files import write_private
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.identity import check_name
 
@@ -79,12 +80,8 @@ def members_in(stack: Path) -> tuple[ContainerMember, ...]:
 def published_addresses(region: str, first_address: str) -> Mapping[str, str]:
     """host:port by use. first_address: HOST:PORT just below the region's published ports. Raises
     ShoalError(FIELD_INVALID)."""
-    host, _, port = first_address.rpartition(":")
-    if not (host and port.isdigit()):
-        raise refuse(
-            Code.FIELD_INVALID, f"--published {region}={first_address}", "REGION=HOST:PORT", "give the first port"
-        )
-    return {use: f"{host}:{int(port) + above}" for use, above in PORT_OFFSETS.items()}
+    first = HostPort.parse(first_address, f"--published {region}=")
+    return {use: str(HostPort(first.host, first.port + above)) for use, above in PORT_OFFSETS.items()}
 
 
 def join(stack: Path, out: Path, scraper: Path, published: Mapping[str, str]) -> None:

@@ -23,6 +23,7 @@ from shoal.devstack.layout import StackLayout, StackMember, StackOptions
 from shoal.devstack.process_supervisor import READY_WITHIN_S, SOCKET, STOP_WITHIN_S, last_line, program_path
 from shoal.devstack.scale import Rate, time_scale
 from shoal.host.unix_sockets import socket_address
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 CONTEXT: Final = "dev"
@@ -267,11 +268,11 @@ class Control:
         """Raises ShoalError(CONFLICT) if another program has taken a port of a stopped stack."""
         for member in stack.members:
             for use, address in member.addresses.items():
-                host, _, port = address.rpartition(":")
+                listener = HostPort.parse(address)
                 with socket.socket() as tried:
                     tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     try:
-                        tried.bind((host, int(port)))
+                        tried.bind((listener.host, listener.port))
                     except OSError as cause:
                         raise refuse(
                             Code.CONFLICT,

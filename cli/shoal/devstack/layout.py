@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, refuse
 
 REGION: Final = "home"
@@ -299,8 +300,8 @@ RELAY_HOST: Final = "127.0.0.2"
 
 def relay_address(address: str) -> str:
     """Where the relay of `address` listens; see link_shaping.py."""
-    host, _, port = address.rpartition(":")
-    return f"{RELAY_HOST}:{port}" if host == MEMBER_HOST else address
+    member = HostPort.parse(address)
+    return str(HostPort(RELAY_HOST, member.port)) if member.host == MEMBER_HOST else address
 
 
 def ca_folder(folder: Path, replicas: Sequence[StackMember]) -> Path:

@@ -26,6 +26,7 @@ import psutil
 
 from shoal.devstack import layout
 from shoal.devstack.layout import StackLayout
+from shoal.types.address import HostPort
 
 SLOW_BYTES_PER_S: Final = 128 * 2**10
 CHUNK_BYTES: Final = 16 * 2**10
@@ -84,8 +85,7 @@ class LinkRelays:
             for address in member.addresses.values():
                 road = self._stack.dial_address(address)
                 if road != address:
-                    host, _, port = road.rpartition(":")
-                    listening = _listener(host, int(port))
+                    listening = _listener(HostPort.parse(road))
                     taker = self._connection_handler(member.name, address)
                     self._servers.append(await asyncio.start_server(taker, sock=listening, limit=SOCKET_BUFFER_BYTES))
 
@@ -162,19 +162,19 @@ class LinkRelays:
             await asyncio.sleep(at - loop.time())
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def _listener(address: HostPort) -> socket.socket:
     found = _socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind((host, port))
+    found.bind((address.host, address.port))
     found.listen(128)
     return found
 
 
 async def _dial(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = address.rpartition(":")
+    peer = HostPort.parse(address)
     found = _socket()
     try:
-        await asyncio.get_running_loop().sock_connect(found, (host, int(port)))
+        await asyncio.get_running_loop().sock_connect(found, (peer.host, peer.port))
         return await asyncio.open_connection(sock=found, limit=SOCKET_BUFFER_BYTES)
     except BaseException:
         found.close()

@@ -28,6 +28,7 @@ import psutil
 from shoal.devstack import etcd, layout, link_shaping
 from shoal.devstack.layout import StackLayout, StackMember
 from shoal.host.unix_sockets import socket_address
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 RESTART_AFTER_S: Final = 0.5
@@ -207,11 +208,11 @@ class ProcessSupervisor:
 
     async def _wait_listening(self, program: SupervisedProgram) -> None:
         """Wait for a program that prints no ready line."""
-        host, _, port = program.member.addresses[_ROLES_WITHOUT_READY_LINE[program.member.role]].rpartition(":")
+        address = HostPort.parse(program.member.addresses[_ROLES_WITHOUT_READY_LINE[program.member.role]])
         assert program.process is not None
         while program.process.returncode is None:
             with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection(host, int(port))
+                _, writer = await asyncio.open_connection(address.host, address.port)
                 writer.close()
                 program.ready_event.set()
                 return
@@ -253,7 +254,7 @@ class ProcessSupervisor:
         command = [
             *program_path("shoal-agent"), "run", "--role", "node" if member.role == "agent" else "gateway",
             "--state-dir", state, "--coordinator", _dial_addresses(region, region.coordinators, "link"),
-            "--advertise", region.dial_address(addresses["grpc"]).rpartition(":")[0],
+            "--advertise", HostPort.parse(region.dial_address(addresses["grpc"])).host,
             "--grpc", addresses["grpc"], "--rest", addresses["rest"], "--token-port", addresses["token"],
             "--metrics", addresses["metrics"], "--front-metrics", addresses["front-metrics"],
             *(["--link", "mqtt", *mqtt] if mqtt else []),
@@ -281,7 +282,7 @@ class ProcessSupervisor:
         if not self._stack.federation and len(self._stack.replicas(member)) == 1:
             return []
         peers = ["--peers", member.addresses["peers"]] if "peers" in member.addresses else []
-        return [*peers, "--advertise", self._stack.dial_address(member.addresses["link"]).rpartition(":")[0]]
+        return [*peers, "--advertise", HostPort.parse(self._stack.dial_address(member.addresses["link"])).host]
 
     def _shared_state_flags(self, member: StackMember) -> list[str]:
         """Replicas that share their state share one CA and list the addresses of all."""

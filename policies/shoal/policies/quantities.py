@@ -12,6 +12,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from shoal.policies.cel import CONTEXT_VARIABLES, VARIABLES, Expression, ExpressionError
 from shoal.types import units
 from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.identity import NAME_PATTERN, NAME_RULE
 from shoal.types.signature import parse_key
 from shoal.types.units import (
     Bytes,
@@ -85,8 +86,6 @@ Rate = Annotated[PerSecond, Unit(units.RATE)]
 Share = Annotated[float, Unit(units.SHARE)]
 Ratio = Annotated[float, Unit(units.RATIO)]
 
-NAME_PATTERN: Final = re.compile(r"[a-z0-9-]{1,63}")
-
 
 @dataclass(frozen=True, slots=True)
 class _PatternText:
@@ -120,14 +119,14 @@ Name = Annotated[
     _PatternText(
         NAME_PATTERN,
         Code.NAME_INVALID,
-        "1 to 63 of a-z, 0-9 and -",
-        "use lower case letters, digits and hyphens",
+        NAME_RULE,
+        "use lower case letters, digits, and hyphens between them",
     ),
 ]
 Pattern = Annotated[
     str,
     _PatternText(
-        re.compile(r"[a-z0-9*-]{1,63}"),
+        re.compile(r"[a-z0-9*](?:[a-z0-9*-]{0,61}[a-z0-9*])?"),
         Code.NAME_INVALID,
         "a name, with * for any part of it",
         'write it like "eu-*"',

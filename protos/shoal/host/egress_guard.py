@@ -9,12 +9,12 @@ import re
 from collections.abc import Collection
 from typing import Final
 
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError
 
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _NUMBER: Final = re.compile(r"(?:0x[0-9a-f]+|[0-9]+)(?:\.(?:0x[0-9a-f]*|[0-9]*))*", re.IGNORECASE)
 """Texts that a resolver would take for an address: `0`, `0x7f.1`, `2852039166`."""
-_HOST_PORT: Final = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9][A-Za-z0-9.-]{0,252}):([0-9]{1,5})")
 
 
 def target_of_peer(address: str) -> str:
@@ -32,13 +32,16 @@ def refusal_of_peer(address: str) -> Refusal | None:
     """Why no member of another region can be at this address (SOURCE_DENIED); None: one can. Link-local addresses are
     on this machine's own link (cloud metadata). Loopback and private addresses are allowed, because regions may share a
     machine or a network."""
-    found = _HOST_PORT.fullmatch(address)
-    if found is None or not 0 < int(found[2]) < 65536:
+    try:
+        found = HostPort.parse(address)
+    except ShoalError:
+        found = None
+    if found is None or found.port == 0 or "%" in found.host:  # a zone means an interface of the machine that wrote it
         return _deny(f"{address!r:.120} is no address", "HOST:PORT")
     try:
-        number = ipaddress.ip_address(found[1].strip("[]"))
+        number = ipaddress.ip_address(found.host)
     except ValueError:
-        if _NUMBER.fullmatch(found[1]):
+        if _NUMBER.fullmatch(found.host):
             return _deny(f"{address!r:.120} is a number in disguise", "a name, or an address as it is usually written")
         return None
     inner = getattr(number, "ipv4_mapped", None) or number

@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 import structlog
 
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.trace import Span, SpanKind
 
@@ -101,9 +102,8 @@ def collector_of(endpoint: str, environment: Mapping[str, str] = os.environ) -> 
             Code.FIELD_INVALID, f"--otlp {endpoint!r:.120}", "http://HOST:PORT or https://HOST:PORT",
             f"an OTLP receiver over gRPC, usually at port {PORT}",
         )  # fmt: skip
-    host = f"[{found.hostname}]" if ":" in found.hostname else found.hostname
     headers = _headers(environment.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
-    return OtlpCollector(f"{host}:{port}", found.scheme == "https", _roots(environment), headers)
+    return OtlpCollector(str(HostPort(found.hostname, port)), found.scheme == "https", _roots(environment), headers)
 
 
 class Exporter:

@@ -12,7 +12,8 @@ from shoal.types.device import Role
 from shoal.types.units import Wall
 
 NAME_PATTERN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-"""Names of regions, nodes, tenants, operators and workloads: a DNS label in lower case."""
+"""Names of regions, nodes, tenants, operators, workloads, policies and models: a DNS label (RFC 1123) in lower case."""
+NAME_RULE: Final = "1 to 63 of a-z, 0-9 and -, not starting or ending with -"
 
 NODES: Final = frozenset({Role.AGENT, Role.GATEWAY})
 
@@ -47,7 +48,7 @@ def check_name(name: str, what: str) -> str:
         raise refuse(
             Code.NAME_INVALID,
             f"{what} {name!r:.80}",
-            "1 to 63 of a-z, 0-9 and -, not starting or ending with -",
+            NAME_RULE,
             f"choose another {what}",
         )
     return name

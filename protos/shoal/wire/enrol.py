@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from shoal.host.private_files import write_private
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import Identity, check_name
@@ -133,7 +134,7 @@ def redeem(addresses: str, token_text: str, name: str) -> Enrolled:
     addresses: host:port of the enrolment servers, separated by commas. name: may be empty for a token that is bound to
     one.
 
-    Raises ShoalError(TOKEN_* | CERT_UNTRUSTED | COORDINATOR_UNREACHABLE | NAME_INVALID | CSR_DENIED).
+    Raises ShoalError(TOKEN_* | CERT_UNTRUSTED | COORDINATOR_UNREACHABLE | NAME_INVALID | CSR_DENIED | FIELD_INVALID).
     """
     token = parse_join_token(token_text)
     if name:
@@ -175,11 +176,11 @@ def wrong_port(address: str) -> Refusal | None:
 
 
 def _describe_listener(address: str) -> str:
-    """Empty for a possible enrolment port. Raises OSError."""
-    host, _, port = address.rpartition(":")
+    """Empty for a possible enrolment port. Raises ShoalError, OSError."""
+    server = HostPort.parse(address)
     with (
-        socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as plain,
-        _context_without_verification().wrap_socket(plain, server_hostname=host) as secured,
+        socket.create_connection((server.host, server.port), timeout=TIMEOUT_S) as plain,
+        _context_without_verification().wrap_socket(plain, server_hostname=server.host) as secured,
     ):
         leaf = secured.getpeercert(binary_form=True)
         who = identity_of_der(leaf) if leaf else None
@@ -321,11 +322,11 @@ def _context_without_verification() -> ssl.SSLContext:
 
 def _fetch_pinned_ca(address: str, token: JoinToken) -> bytes:
     """The region's CA certificate (PEM) from the server's own chain, accepted only by the token's fingerprint."""
-    host, _, port = address.rpartition(":")
+    server = HostPort.parse(address)
     try:
         with (
-            socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as plain,
-            _context_without_verification().wrap_socket(plain, server_hostname=host) as secured,
+            socket.create_connection((server.host, server.port), timeout=TIMEOUT_S) as plain,
+            _context_without_verification().wrap_socket(plain, server_hostname=server.host) as secured,
         ):
             # Public since Python 3.13 (SSLSocket.get_unverified_chain); earlier versions have the same call underneath.
             chain = secured._sslobj.get_unverified_chain() or ()  # type: ignore[attr-defined]

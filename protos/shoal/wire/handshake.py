@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Wall
 from shoal.wire.identity import check_validity, identity_of_pem
@@ -53,16 +54,16 @@ def check_own(files: PemFiles, wall: Wall) -> None:
 def check_peer(files: PemFiles, address: str, server_name: str) -> None:
     """Makes a TLS handshake with the gRPC server at `address` (host:port), which must show `server_name`.
 
-    Raises ShoalError(CERT_EXPIRED | CERT_NOT_YET_VALID | CERT_UNTRUSTED), and OSError when nothing answers or the
-    server hangs up without a reason.
+    Raises ShoalError(CERT_EXPIRED | CERT_NOT_YET_VALID | CERT_UNTRUSTED | FIELD_INVALID), and OSError when nothing
+    answers or the server hangs up without a reason.
     """
-    host, _, port = address.rpartition(":")
+    server = HostPort.parse(address)
     context = ssl.create_default_context(cafile=str(files.ca))
     context.load_cert_chain(files.certificate, files.key)
     context.set_alpn_protocols(["h2"])
     try:
         with (
-            socket.create_connection((host, int(port)), timeout=HANDSHAKE_S) as plain,
+            socket.create_connection((server.host, server.port), timeout=HANDSHAKE_S) as plain,
             context.wrap_socket(plain, server_hostname=server_name) as secured,
         ):
             # With TLS 1.3 the server checks our certificate after our side is done; if it accepts, its HTTP/2 settings

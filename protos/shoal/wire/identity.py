@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import NODES, Identity, parse_name
@@ -122,12 +123,19 @@ def identity_of_context(context: GrpcContext) -> Identity:
     return identity_of_pem(pems[0])
 
 
-def peer_ip(peer: str) -> str:
-    """gRPC's `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000` -> the address; empty where there is none."""
-    _, _, rest = unquote(peer).partition(":")
-    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+def peer_address(peer: str) -> HostPort | None:
+    """gRPC's `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000` -> the address; None for a peer without one."""
     try:
-        return str(ipaddress.ip_address(host))
+        return HostPort.parse(unquote(peer).partition(":")[2])
+    except ShoalError:
+        return None
+
+
+def peer_ip(peer: str) -> str:
+    """The IP address of `peer` as gRPC names it, without port and zone; empty where there is none."""
+    found = peer_address(peer)
+    try:
+        return str(ipaddress.ip_address(found.host.partition("%")[0])) if found is not None else ""
     except ValueError:
         return ""
 

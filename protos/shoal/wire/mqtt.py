@@ -15,6 +15,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.wire.handshake import PemFiles, raise_fault
 from shoal.wire.limits import KEEPALIVE_TIMEOUT_S, LINK_BYTES
@@ -50,11 +51,11 @@ async def open_client(
     messages. Raises ShoalError(COORDINATOR_UNREACHABLE | CERT_UNTRUSTED | CERT_EXPIRED | CERT_NOT_YET_VALID |
     UNAUTHENTICATED).
     """
-    host, _, port = address.rpartition(":")
+    broker = HostPort.parse(address)
     try:
         client = aiomqtt.Client(
-            host.strip("[]"),
-            int(port),
+            broker.host,
+            broker.port,
             identifier=identifier,
             protocol=aiomqtt.ProtocolVersion.V5,
             clean_start=True,

@@ -18,6 +18,7 @@ from typing import Final
 import grpc
 
 from shoal.host.unix_sockets import socket_address
+from shoal.types.address import HostPort
 from shoal.wire.limits import channel_options
 
 NO_CHECK_TIME: Final = 0x200000
@@ -57,8 +58,7 @@ class _TlsBridge:
     """One TLS connection, and one Unix socket whose only client it relays."""
 
     def __init__(self, address: str, context: ssl.SSLContext, server_name: str, path: Path) -> None:
-        self._host, _, port = address.rpartition(":")
-        self._port = int(port)
+        self._server = HostPort.parse(address)
         self._context = context
         self._server_name = server_name
         self._path = path
@@ -92,7 +92,7 @@ class _TlsBridge:
     async def _carry(self) -> None:
         async with asyncio.timeout(CONNECT_S):
             far, far_out = await asyncio.open_connection(
-                self._host.strip("[]"), self._port, ssl=self._context, server_hostname=self._server_name
+                self._server.host, self._server.port, ssl=self._context, server_hostname=self._server_name
             )
         carrying: set[asyncio.Task[None]] = set()
 

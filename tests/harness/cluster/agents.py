@@ -14,6 +14,7 @@ from typing import Any
 from harness.cluster.coordinator import REGION, CoordinatorServer
 from harness.wait import wait_until
 from shoal.client import Context, RegionClient
+from shoal.types.address import HostPort
 
 WAIT_TIMEOUT_S = 30.0
 
@@ -39,6 +40,8 @@ class AgentProcess:
     process: subprocess.Popen[bytes] | None = None
     # Further flags of `shoal-agent run`.
     flags: Sequence[str] = ()
+    # Address that it listens on.
+    host: str = "127.0.0.1"
     # What the process said when it was ready; empty before.
     ready: dict[str, Any] = field(default_factory=dict)
 
@@ -76,7 +79,7 @@ class AgentProcess:
         ports = ("--grpc", "--rest", "--token-port", "--metrics", "--front-metrics")
         command = [*_AGENT, "run", "--role", self.role, "--state-dir", str(self.state), *self.flags]
         for flag in ports:
-            command += [flag, "127.0.0.1:0"]
+            command += [flag, str(HostPort(self.host, 0))]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=_environment())
 

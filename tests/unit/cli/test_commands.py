@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import shoal
+from shoal.cli.modelfiles import model_name
 from shoal.client import Context, Contexts
 from shoal.client.region import digest_of
 from shoal.devstack import layout
 from shoal.devstack.scale import Rate, time_scale
 from shoal.types.codes import Code, ShoalError
+from shoal.types.identity import check_name
 from shoal.wire.limits import MODEL_BYTES
 
 
@@ -158,6 +160,11 @@ def test_a_model_beyond_the_limit_is_refused_before_its_first_byte(
     with pytest.raises(ShoalError):
         digest_of(tmp_path / "small", 10)
     assert digest_of(tmp_path / "small", 11)[1] == 11
+
+
+@pytest.mark.parametrize(("file", "expected"), [("My Model_v2.onnx", "my-model-v2"), (f"{'a' * 62}_b.onnx", "a" * 62)])
+def test_the_name_of_a_file_becomes_a_valid_name_of_a_model(file: str, expected: str) -> None:
+    assert check_name(model_name(Path(file)), "model") == expected
 
 
 def test_every_verb_has_help() -> None:

@@ -60,6 +60,8 @@ MISTAKES = [
     ("missing metadata", "§apiVersion: shoal/v1\nkind: Tenant\n", Code.FIELD_MISSING, "add metadata"),
     ("missing p95", policy("  require: {§latency: {from: origin}}\n"), Code.FIELD_MISSING, "add p95"),
     ("bad name", policy("  priority: 1\n", name="§My_Policy"), Code.NAME_INVALID, "lower case"),
+    ("name that starts with a hyphen", policy("  priority: 1\n", name="§-x"), Code.NAME_INVALID, "between"),
+    ("name that ends with a hyphen", policy("  priority: 1\n", name="§a-"), Code.NAME_INVALID, "between"),
     ("number as name", policy("  priority: 1\n", name="§7"), Code.NAME_INVALID, "quote"),
     (
         "wrong word",

@@ -42,6 +42,7 @@ from shoal.agent.dataplane.transport import (
 from shoal.agent.dataplane.trust import Authorities, Handshake
 from shoal.inference import health_pb2, reflection_pb2
 from shoal.inference import open_inference_pb2 as oip
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import Identity
@@ -109,7 +110,7 @@ class GrpcTransport:
     ) -> None:
         self._service = service
         self._extra_methods = extra_methods
-        self._address = f"{host}:{port}"
+        self._address = str(HostPort(host, port))
         self._tls = tls
         self._authorities = authorities
         self._server: grpc.aio.Server | None = None

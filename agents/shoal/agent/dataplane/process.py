@@ -29,6 +29,7 @@ from shoal.agent.ports import (
     VerificationSource,
 )
 from shoal.agent.timeouts import TICK_S, start_watchdog, within
+from shoal.types.address import HostPort
 from shoal.types.assignment import Credential, Forwarding, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.link import SpansAsked, SpansFound
@@ -387,7 +388,7 @@ class FrontProcess:
             except OSError as error:
                 raise refuse(
                     Code.CONFLICT,
-                    f"{host}:{getattr(config, name)}: {error.strerror}",
+                    f"{HostPort(host, getattr(config, name))}: {error.strerror}",
                     "a free port",
                     "choose another",
                 ) from error

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from shoal.types.address import HostPort
+from shoal.wire.identity import peer_address
+
 STREAMS: Final = 500
 """Streams of one connection before its resets are evaluated: Envoy's default."""
 CONNECTIONS: Final = 4096
@@ -51,23 +54,26 @@ class StreamResets:
 
 
 def close_connection(peer: str) -> bool:
-    """Close the connection of `peer`, as grpc names it: `ipv4:127.0.0.1:4711` or `ipv6:[::1]:4711`.
+    """Close the connection of `peer`, as grpc names it: `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`.
 
     The library cannot close the connection of one client, so this process shuts down the socket that is connected to
     it. Returns False when there is none.
     """
-    host, _, port = peer.partition(":")[2].rpartition(":")
+    client = peer_address(peer)
+    if client is None:
+        return False
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             if not str(entry.readlink()).startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(entry.name))) as found:  # dup: the number may be reused meanwhile
-                if found.family in (socket.AF_INET, socket.AF_INET6) and _is_at(found.getpeername(), host, port):
+                if found.family in (socket.AF_INET, socket.AF_INET6) and _is_at(found.getpeername(), client):
                     found.shutdown(socket.SHUT_RDWR)
                     return True
     return False
 
 
-def _is_at(address: tuple[str, int, *tuple[object, ...]], host: str, port: str) -> bool:
+def _is_at(address: tuple[str, int, *tuple[object, ...]], client: HostPort) -> bool:
     """Whether a socket's address matches. On a dual-stack socket an IPv4 address has the prefix `::ffff:`."""
-    return str(address[1]) == port and address[0].removeprefix("::ffff:") == host.strip("[]").removeprefix("::ffff:")
+    hosts = {each.removeprefix("::ffff:") for each in (address[0], client.host)}
+    return address[1] == client.port and len(hosts) == 1

@@ -94,7 +94,7 @@ def _redeem(coordinator: str, token: str, name: str) -> Enrolled:
         # A token without a name was not used up by this attempt.
         if name or error.code is not Code.NAME_INVALID:
             raise
-        return redeem(coordinator, token, _host_name())
+        return redeem(coordinator, token, host_name())
 
 
 def load(state_dir: Path) -> NodeEnrolment:
@@ -130,7 +130,7 @@ def lock_state_dir(state_dir: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _host_name() -> str:
+def host_name() -> str:
     """This host's name as a node name: lower case, one DNS label."""
     label = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")
-    return label[:63] or "node"
+    return label[:63].rstrip("-") or "node"

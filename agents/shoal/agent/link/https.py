@@ -11,6 +11,7 @@ from typing import Final
 
 from shoal.agent.link.credentials import CredentialFiles, coordinator_name
 from shoal.agent.ports import AgentClock
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.wire.handshake import check_own, raise_fault
 from shoal.wire.limits import CHUNK_BYTES
@@ -62,10 +63,10 @@ class HttpsModels:
     def _connect(self, address: str) -> http.client.HTTPConnection:
         """Raises ShoalError(CERT_*), OSError."""
         check_own(self._files, self._clock.wall())
-        host, _, port = address.rpartition(":")
+        server = HostPort.parse(address)
         context = ssl.create_default_context(cafile=str(self._files.ca))
         context.load_cert_chain(self._files.certificate, self._files.key)
-        plain = socket.create_connection((host.strip("[]"), int(port)), timeout=STALL_S)
+        plain = socket.create_connection((server.host, server.port), timeout=STALL_S)
         try:
             secured = context.wrap_socket(plain, server_hostname=coordinator_name(self._files.identity().region))
         except ssl.SSLError as cause:
@@ -75,7 +76,7 @@ class HttpsModels:
         except OSError:
             plain.close()
             raise
-        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=STALL_S)
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=STALL_S)
         connection.sock = secured
         return connection
 

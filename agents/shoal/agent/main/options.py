@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.host import otlp
+from shoal.types.address import HostPort, parse_host
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import SIZE, Bytes, parse_quantity, show_bytes
@@ -16,17 +17,6 @@ ROLES = {"node": Role.AGENT, "gateway": Role.GATEWAY}
 LINKS = ("auto", "grpc", "mqtt")
 MIN_FRONT_MEMORY = Bytes(256 * 2**20)
 """Below this, one request of the largest size would not fit (`dataplane.memory`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentAddress:
-    """host:port as given. Port 0 means any free port."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +36,15 @@ class AgentConfig:
     # host:port of the region's MQTT broker. Empty: the address from enrolment, which may be empty too.
     mqtt: str
     # Listens for gRPC requests with a client certificate.
-    grpc: AgentAddress
+    grpc: HostPort
     # Listens for REST requests.
-    rest: AgentAddress
+    rest: HostPort
     # Listens for gRPC requests with a bearer token.
-    token: AgentAddress
+    token: HostPort
     # Listens for Prometheus scrapes of the supervisor, over mTLS.
-    metrics: AgentAddress
+    metrics: HostPort
     # Listens for Prometheus scrapes of the front, over mTLS.
-    front_metrics: AgentAddress
+    front_metrics: HostPort
     # Host that peers dial. Empty: the host listened on, or this machine's name.
     advertise: str
     # Labels of the node by key.
@@ -82,7 +72,7 @@ class AgentConfig:
     # Share of the requests entering here that are traced, 0 to 1.
     trace_ratio: float = 0.0
     # Listens for health probes over plain HTTP. None: `rest` alone answers them.
-    health: AgentAddress | None = None
+    health: HostPort | None = None
     # Memory limit of the front process in bytes. 0: the limit of the machine and its cgroups.
     front_memory: Bytes = Bytes(0)
 
@@ -108,7 +98,11 @@ def parser() -> argparse.ArgumentParser:
 
     join = commands.add_parser("join", help="enrol this machine with a one-time token")
     _option(
-        join, "--coordinator", help="HOST:PORT of the coordinator's enrolment port; several with commas", required=True
+        join,
+        "--coordinator",
+        type=_addresses,
+        help="HOST:PORT of the coordinator's enrolment port; several with commas",
+        required=True,
     )
     _option(
         join, "--token", help="from `shoal token create`; better as SHOAL_TOKEN, which others cannot see", required=True
@@ -118,6 +112,7 @@ def parser() -> argparse.ArgumentParser:
     _option(
         run,
         "--coordinator",
+        type=_addresses,
         default="",
         help="HOST:PORT of the coordinator's link; several with commas; default: as told on join",
     )
@@ -129,8 +124,20 @@ def parser() -> argparse.ArgumentParser:
         metavar="|".join(LINKS),
         help="how to reach the coordinator; auto: gRPC, and MQTT where that does not hold and a broker is known",
     )
-    _option(run, "--mqtt", default="", help="HOST:PORT of the region's MQTT broker; default: as told on join")
-    _option(run, "--enrol", default="", help="HOST:PORT where certificates are renewed; default: as told on join")
+    _option(
+        run,
+        "--mqtt",
+        type=_addresses,
+        default="",
+        help="HOST:PORT of the region's MQTT broker; default: as told on join",
+    )
+    _option(
+        run,
+        "--enrol",
+        type=_addresses,
+        default="",
+        help="HOST:PORT where certificates are renewed; default: as told on join",
+    )
     _option(
         run,
         "--token-file",
@@ -158,7 +165,11 @@ def parser() -> argparse.ArgumentParser:
         help="/v2/health/live and /v2/health/ready over plain HTTP, for probes; default: on --rest alone",
     )
     _option(
-        run, "--advertise", default="", help="host that peers dial; default: the one listened on, or this host's name"
+        run,
+        "--advertise",
+        type=_host,
+        default="",
+        help="host that peers dial; default: the one listened on, or this host's name",
     )
     _option(
         run,
@@ -285,14 +296,26 @@ def _ratio(text: str) -> float:
     return ratio
 
 
-def _address(text: str) -> AgentAddress:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is not HOST:PORT")
-    return AgentAddress(host.strip("[]"), int(port))
+def _address(text: str) -> HostPort:
+    try:
+        return HostPort.parse(text)
+    except ShoalError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _address_or_none(text: str) -> AgentAddress | None:
+def _addresses(text: str) -> str:
+    """One or several, separated by commas; may be empty."""
+    return ",".join(str(_address(each.strip())) for each in text.split(",") if each)
+
+
+def _host(text: str) -> str:
+    try:
+        return parse_host(text) if text else ""
+    except ShoalError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _address_or_none(text: str) -> HostPort | None:
     return _address(text) if text else None
 
 

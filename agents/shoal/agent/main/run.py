@@ -27,7 +27,7 @@ from shoal.agent.link.grpc import GrpcLink, GrpcModels
 from shoal.agent.link.https import HttpsModels
 from shoal.agent.link.mqtt import MqttLink
 from shoal.agent.main.drivers import load_drivers
-from shoal.agent.main.options import AgentAddress, AgentConfig
+from shoal.agent.main.options import AgentConfig
 from shoal.agent.main.stop_signals import StopSignals
 from shoal.agent.main.timekeeper import Timekeeper
 from shoal.agent.ports import AgentClock, DriverOptions, Log
@@ -39,6 +39,7 @@ from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.host import gc_freeze, logs
 from shoal.host.otlp import collector_of
 from shoal.host.private_files import disable_core_dumps, write_private
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Node, Role
 from shoal.types.identity import Identity
@@ -118,7 +119,7 @@ async def _serve(
     )
     listening = await front.start()
     guard = RegionMetricsAccess(identity.region, files.certificate, files.key, files.ca, clock.wall)
-    metrics_port = metrics.serve(str(config.metrics), lambda: supervisor.snapshot, guard)
+    metrics_port = metrics.serve(config.metrics, lambda: supervisor.snapshot, guard)
     own_keys = load_keys(config.publisher_keys) if config.publisher_keys is not None else ()
     publishers = SignatureVerifier(config.state_dir / "publishers.json", own_keys, log)
     link, models = _links(config, member, files, identity, clock, log)
@@ -154,7 +155,8 @@ async def _serve(
     stop.hand_over(supervisor.request_stop)
     beside = [
         asyncio.create_task(
-            _announce(node, f"{listening.host}:{listening.metrics_port}", supervisor, clock), name="announce"
+            _announce(node, str(HostPort(listening.host, listening.metrics_port or 0)), supervisor, clock),
+            name="announce",
         ),
         asyncio.create_task(membership.run(), name="membership"),
         asyncio.create_task(timekeeper.run(node.name, supervisor.report_event), name="time"),
@@ -246,10 +248,10 @@ def _node(
         memory_bytes=host.memory(),
         memory_limit_bytes=host.memory_limit(),
         devices=(),
-        grpc_address=str(AgentAddress(outside, front.grpc_port)),
-        rest_address=str(AgentAddress(outside, front.rest_port)),
-        token_address=str(AgentAddress(outside, front.token_port)),
-        metrics_address=str(AgentAddress(outside, metrics_port)),
+        grpc_address=str(HostPort(outside, front.grpc_port)),
+        rest_address=str(HostPort(outside, front.rest_port)),
+        token_address=str(HostPort(outside, front.token_port)),
+        metrics_address=str(HostPort(outside, metrics_port)),
         boot_id=host.boot_id(),
         forward_key=forward_key,
     )

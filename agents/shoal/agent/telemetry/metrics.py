@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from shoal.agent.ports import BATCHES
 from shoal.agent.supervisor import NodeSnapshot
 from shoal.host import metrics_page
+from shoal.types.address import HostPort
 from shoal.types.assignment import Observed, Phase
 from shoal.types.codes import Code, refuse
 
@@ -48,15 +49,14 @@ class AgentCollector(Collector):
         yield ingress
 
 
-def serve(address: str, snapshot: Callable[[], NodeSnapshot], guard: metrics_page.MetricsAccess) -> int:
+def serve(address: HostPort, snapshot: Callable[[], NodeSnapshot], guard: metrics_page.MetricsAccess) -> int:
     """Serve in a separate thread until the process ends. Returns the bound port. Raises ShoalError(CONFLICT)."""
     registry = CollectorRegistry()
     registry.register(AgentCollector(snapshot))
     ProcessCollector(namespace="shoal_agent", registry=registry)
     PlatformCollector(registry=registry)
-    host, _, port = address.rpartition(":")
     try:
-        return metrics_page.serve(make_wsgi_app(registry), host, int(port), guard)
+        return metrics_page.serve(make_wsgi_app(registry), address.host, address.port, guard)
     except OSError as cause:
         raise refuse(
             Code.CONFLICT, f"{address}: {cause.strerror}", "a free port", "choose another --metrics"

@@ -83,8 +83,10 @@ def run_at_low_priority(work: Callable[[], T]) -> T:
     failure: list[BaseException] = []
 
     def run() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOAD_NICE)
         try:
+            # An agent that was started at an even lower priority may not raise it.
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, max(_LOAD_NICE, os.getpriority(os.PRIO_PROCESS, thread)))
             outcome.append(work())
         except BaseException as error:
             failure.append(error)

@@ -16,6 +16,7 @@ import structlog
 from shoal.coordinator.broker import rights
 from shoal.coordinator.broker.rights import Json
 from shoal.coordinator.ports import Clock, IdSource, Meter
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Seconds
 from shoal.wire import mqtt, topics
@@ -76,12 +77,12 @@ class BrokerControl:
         self._changed.set()
 
     async def certificate(self) -> bytes | None:
-        host, _, port = self._address.rpartition(":")
+        broker = HostPort.parse(self._address)
         try:
             async with asyncio.timeout(mqtt.CALL_S):
                 context = await asyncio.to_thread(mqtt.tls_context, self._files)
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
-        except (OSError, TimeoutError, ValueError):
+                _, writer = await asyncio.open_connection(broker.host, broker.port, ssl=context)
+        except (OSError, TimeoutError):
             return None
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         writer.close()

@@ -15,13 +15,13 @@ from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.core.negotiation.advertise import capacity_classes
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import ServerIdentity
-from shoal.coordinator.main.options import HostPort
 from shoal.coordinator.main.serving import listen, server_for_members
 from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.peers.federation import GrpcFederation
 from shoal.coordinator.peers.grpc import GrpcPeers
 from shoal.coordinator.peers.server import PeerService
 from shoal.coordinator.ports import Blobs, Clock, Meter, Store
+from shoal.types.address import HostPort
 from shoal.types.offer import Member
 from shoal.v1 import federation_pb2_grpc
 from shoal.wire.signed_envelope import RegionSigner

@@ -10,26 +10,11 @@ from typing import Final
 
 from shoal.coordinator.ports import StoreKind, StoreOptions, StoreSetting
 from shoal.host import logs, otlp
+from shoal.types.address import HostPort, parse_host
 from shoal.types.codes import Code, refuse
 from shoal.types.identity import check_name
 
 ROLES: Final = ("region", "federation")
-
-
-@dataclass(frozen=True, slots=True)
-class HostPort:
-    """An address to listen on or dial. Port 0: any free port."""
-
-    host: str
-    port: int
-
-    @property
-    def is_any(self) -> bool:
-        """True if the host means every address of this machine, so that nobody can dial it."""
-        return self.host in ("", "0.0.0.0", "::")
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +79,26 @@ def config_of(options: argparse.Namespace) -> CoordinatorConfig:
     """Raises ShoalError(NAME_INVALID | FIELD_INVALID)."""
     if options.otlp:
         otlp.collector_of(options.otlp)
-    link, region, data_dir = address_of(options.link), check_name(options.region, "region"), Path(options.data_dir)
+    link, region, data_dir = (
+        HostPort.parse(options.link, "--link"),
+        check_name(options.region, "region"),
+        Path(options.data_dir),
+    )
     return CoordinatorConfig(
         region=region,
         data_dir=data_dir,
         link=link,
-        enrol=address_of(options.enrol),
-        metrics=address_of(options.metrics),
-        mqtt=address_of(options.mqtt) if options.mqtt else None,
+        enrol=HostPort.parse(options.enrol, "--enrol"),
+        metrics=HostPort.parse(options.metrics, "--metrics"),
+        mqtt=HostPort.parse(options.mqtt, "--mqtt") if options.mqtt else None,
         broker_dir=Path(options.broker_dir) if options.broker_dir else None,
-        models=address_of(options.models),
+        models=HostPort.parse(options.models, "--models"),
         signals_dir=Path(options.signals_dir or Path(options.data_dir) / "signals"),
         signal_hosts=tuple(host.strip() for hosts in options.signal_host for host in hosts.split(",") if host.strip()),
-        peers=address_of(options.peers),
-        advertise=options.advertise or ("127.0.0.1" if link.is_any else link.host),
-        links=_addresses(options.links),
-        enrols=_addresses(options.enrols),
+        peers=HostPort.parse(options.peers, "--peers"),
+        advertise=_advertised_host(options.advertise, link),
+        links=_addresses(options.links, "--links"),
+        enrols=_addresses(options.enrols, "--enrols"),
         shared_dir=Path(options.shared_dir or data_dir),
         store=options.store,
         store_options=store_options_of(options),
@@ -165,15 +154,14 @@ def scopes_of(options: argparse.Namespace) -> tuple[str, ...]:
     return scopes
 
 
-def address_of(text: str) -> HostPort:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise refuse(Code.FIELD_INVALID, f"address {text!r:.80}", "HOST:PORT", "for example 127.0.0.1:7443, or port 0")
-    return HostPort(host.strip("[]"), int(port))
+def _addresses(text: str, what: str) -> str:
+    return ",".join(str(HostPort.parse(each.strip(), what)) for each in text.split(",") if each)
 
 
-def _addresses(text: str) -> str:
-    return ",".join(str(address_of(each.strip())) for each in text.split(",") if each)
+def _advertised_host(text: str, link: HostPort) -> str:
+    if text:
+        return parse_host(text, "--advertise")
+    return "127.0.0.1" if link.is_any else link.host
 
 
 def _seconds(text: str) -> float:

@@ -16,12 +16,13 @@ import structlog
 
 from shoal.coordinator.clock import CoordinatorClock, SystemIds
 from shoal.coordinator.controllers.queries.logs import read_pages
-from shoal.coordinator.main.options import CoordinatorConfig, HostPort
+from shoal.coordinator.main.options import CoordinatorConfig
 from shoal.coordinator.main.serving import make_private_folder, open_store, reserve_port, serve_metrics
 from shoal.coordinator.ports import OpenStore
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
 from shoal.coordinator.telemetry.store import TimedStore
 from shoal.host import log_files
+from shoal.types.address import HostPort
 from shoal.types.codes import Refusal, ShoalError
 from shoal.wire.handshake import PemFiles
 from shoal.wire.metrics_access import RegionMetricsAccess

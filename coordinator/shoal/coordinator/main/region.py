@@ -41,7 +41,7 @@ from shoal.coordinator.link.mqtt import MqttLinks
 from shoal.coordinator.main.backups import BackupSchedule, backup_gauges, backups_of, schedule_of
 from shoal.coordinator.main.federation_peering import FederationPeering
 from shoal.coordinator.main.operators import FirstOperator
-from shoal.coordinator.main.options import CoordinatorConfig, HostPort, address_of
+from shoal.coordinator.main.options import CoordinatorConfig
 from shoal.coordinator.main.process import CoordinatorProcess, serve, stop_signals, wait_for_any
 from shoal.coordinator.main.serving import (
     STOP_S,
@@ -60,6 +60,7 @@ from shoal.coordinator.ports import Election, OpenStore, StaleRevision
 from shoal.coordinator.signals.sources import open_sources
 from shoal.coordinator.telemetry.metrics import Gauges
 from shoal.coordinator.telemetry.traces import CollectorSpanExporter
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import NODES, Identity, check_name
@@ -84,7 +85,7 @@ def _broker_identity(authority: FileAuthority, clock: CoordinatorClock) -> Calla
 def write_broker(options: argparse.Namespace) -> Path:
     """Writes the broker's folder and returns the program in it that starts the broker. Raises ShoalError."""
     region, data, out = check_name(options.region, "region"), Path(options.data_dir), Path(options.out)
-    listens = address_of(options.listen)
+    listens = HostPort.parse(options.listen, "--listen")
     user = options.user or mosquitto.current_user()
     plugin = options.plugin or mosquitto.find_plugin()
     broker = mosquitto.BrokerConfig(region, listens.host, listens.port, user, plugin)

@@ -13,9 +13,10 @@ import structlog
 from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.api.models import ModelServer
 from shoal.coordinator.api.request_limits import RequestLimitInterceptor
-from shoal.coordinator.main.options import HostPort, store_kinds
+from shoal.coordinator.main.options import store_kinds
 from shoal.coordinator.ports import OpenStore, Store, StoreOptions
 from shoal.coordinator.telemetry.metrics import PrometheusMeter
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.wire.limits import LINK_BYTES, enrol_options, server_options
 from shoal.wire.metrics_access import RegionMetricsAccess

@@ -30,6 +30,7 @@ from shoal.agent.ports import (
 from shoal.simulator.parts.network import REGION, SimNetwork
 from shoal.simulator.world.disk import SimDisk
 from shoal.simulator.world.world import SimClock, SimProcess, SimWorld
+from shoal.types.address import HostPort
 from shoal.types.agreement import local_traffic_key
 from shoal.types.assignment import Assignment, Credential, Crossing, Forwarding, Ingress, Measured, PeerTrust, Served
 from shoal.types.codes import Code, Refusal, refuse
@@ -376,7 +377,7 @@ class SimMachine:
             if code is None:
                 self.world.record("request.crossed", region=endpoint.region, agreement=endpoint.agreement)
             return code, endpoint.assignment
-        place = endpoint.address.partition(":")[0]
+        place = HostPort.parse(endpoint.address).host
         there = self.network.transit(self.name, place)
         peer = self.network.machines.get(place)
         if there is None or peer is None:
@@ -715,7 +716,7 @@ class SimFrontControl:
         """(the machine that answers for the source, once the request has arrived; seconds for the way back). Raises
         ShoalError(REPLICA_UNREACHABLE)."""
         machine = self._machine
-        place = asked.source_address.partition(":")[0]
+        place = HostPort.parse(asked.source_address).host
         peer = machine.network.machines.get(place)
         there = machine.network.transit(machine.name, place)
         back = machine.network.transit(place, machine.name)

@@ -1,6 +1,7 @@
 """Whose connection is closed for what it takes back, and that it is closed."""
 
 import socket
+from urllib.parse import quote
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_the_connection_of_one_client_is_shut_down(family: socket.AddressFamily,
             client.settimeout(5)
             client.connect(listener.getsockname())
             accepted.append(listener.accept()[0])
-        shown = f"[{host}]" if ":" in host else host
+        shown = quote(f"[{host}]", safe=":") if ":" in host else host  # as gRPC writes it
         assert close_connection(f"{prefix}{shown}:{one.getsockname()[1]}")
         assert one.recv(1) == b""
         other.sendall(b"x")

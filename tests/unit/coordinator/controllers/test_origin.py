@@ -594,7 +594,8 @@ async def test_a_region_that_is_lost_under_load_is_replaced_before_its_lease_end
     [
         (True, ServiceState.READY, 0, True),
         (False, ServiceState.READY, 0, False),  # nobody would serve it but that region, once it can
-        (True, ServiceState.SHORT, 0, False),  # it says so itself: it has its time to mend that
+        (True, ServiceState.SHORT, 0, True),  # it has its time to replace a replica, not to answer nothing
+        (True, ServiceState.SHORT, 1, False),
         (True, ServiceState.READY, 1, False),
     ],
 )

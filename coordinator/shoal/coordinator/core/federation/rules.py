@@ -6,7 +6,9 @@ import re
 from typing import Final
 
 from shoal.coordinator.core.signals.model import MAX_VALUES, SignalName
-from shoal.types.codes import Code, Refusal
+from shoal.types.address import HostPort
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.identity import NAME_PATTERN, NAME_RULE
 from shoal.types.offer import Advertisement, CapacityClass, Member, Solicitation
 
 CLASSES_MOST: Final = 64
@@ -26,8 +28,6 @@ MODELS_MOST: Final = 64
 ANSWER_MOST_S: Final = 10.0
 
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:@()+/-]{0,79}")
-_LABEL: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)?")
-_ADDRESS: Final = re.compile(r"(?:\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
 _DIGEST: Final = re.compile(r"(?:[0-9a-f]{64})?")
 
 
@@ -51,13 +51,12 @@ def check_advertisement(advertisement: Advertisement, before: Advertisement | No
 def check_member(member: Member) -> Refusal | None:
     """Checks what a region says about itself. Whether its CA certificates can be parsed is checked by the module that
     reads certificates."""
-    address = _ADDRESS.fullmatch(member.address)
-    if address is None or not 0 < int(address[1]) < 65536:
+    if not _is_dialable(member.address):
         return _invalid(f"address {member.address!r:.80}", "HOST:PORT at which others reach its coordinator")
     if not 0 < len(member.roots) <= ROOTS_MOST:
         return _invalid(f"{len(member.roots)} CAs", f"1 to {ROOTS_MOST}")
-    if _LABEL.fullmatch(member.residency) is None:
-        return _invalid(f"residency {member.residency!r:.80}", "1 to 63 of a-z, 0-9 and -")
+    if not _is_residency(member.residency):
+        return _invalid(f"residency {member.residency!r:.80}", NAME_RULE)
     return None
 
 
@@ -78,18 +77,32 @@ def _advertisement_problem(advertisement: Advertisement) -> str | None:
         return f"a lease of {advertisement.lease_s:g}s"
     if max(len(advertisement.rtt_s), len(advertisement.heads)) > REGIONS_MOST:
         return f"more than {REGIONS_MOST} other regions"
-    if not all(_LABEL.fullmatch(name) for name in (*advertisement.rtt_s, *advertisement.heads)):
+    if not all(NAME_PATTERN.fullmatch(name) for name in (*advertisement.rtt_s, *advertisement.heads)):
         return "names of regions that are none"
     if not all(0 <= rtt <= RTT_MOST for rtt in advertisement.rtt_s.values()):
         return "round trips that are none"
     if not all(_DIGEST.fullmatch(head) for head in (advertisement.ledger_head, *advertisement.heads.values())):
         return "heads of ledgers that are no digests"
-    if _LABEL.fullmatch(advertisement.residency) is None:
+    if not _is_residency(advertisement.residency):
         return f"residency {advertisement.residency!r:.80}"
     kinds = [(each.device_class, each.runtime) for each in advertisement.classes]
     if len(set(kinds)) < len(kinds):
         return "a class that is there twice"
     return next((found for each in advertisement.classes if (found := _class_problem(each)) is not None), None)
+
+
+def _is_dialable(address: str) -> bool:
+    """True for an address that another machine can dial: a zone means an interface of the machine that wrote it."""
+    try:
+        found = HostPort.parse(address)
+    except ShoalError:
+        return False
+    return found.port > 0 and "%" not in found.host
+
+
+def _is_residency(text: str) -> bool:
+    """True for a name, and for the empty text of a region that states none."""
+    return not text or NAME_PATTERN.fullmatch(text) is not None
 
 
 def _class_problem(each: CapacityClass) -> str | None:

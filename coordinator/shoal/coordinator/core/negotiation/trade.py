@@ -116,8 +116,6 @@ BACKOFF_MOST_S: Final = Seconds(60.0)
 ALL_FAILING: Final = "no request is answered there, though it says that it serves"
 
 _ANY: Final = Elapsed(0.0)
-_SERVES: Final = (ServiceState.READY, ServiceState.STOPPING)
-"""Service states in which a delegate accepts requests."""
 
 
 def step(
@@ -420,7 +418,7 @@ def _apply_demand_to_active(
     if wish.is_failing and now - phase.deal.heard_at >= LOST_S:
         left = Seconds(max(0.0, phase.deal.over_at - now))
         return _breach(trade, phase.deal, now, "neither it nor its gateways answer", stays=left)
-    if wish.failing_agreement == phase.deal.agreement and phase.deal.service is ServiceState.READY:
+    if wish.failing_agreement == phase.deal.agreement and phase.deal.is_serving:
         return _breach(trade, phase.deal, now, ALL_FAILING, stays=Seconds(max(0.0, phase.deal.over_at - now)))
     if wish.need is DelegationNeed.HOME or (wish.need is DelegationNeed.MOVED and wish.to != phase.deal.region):
         return _leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "it moves")
@@ -451,9 +449,7 @@ def _breach_failing(trade: WorkloadTrade, wish: DelegationDemand) -> TradeStep:
     broken = [
         each
         for each in trade.leaving
-        if each.deal.agreement == wish.failing_agreement
-        and each.code is not Code.BREACHED
-        and each.deal.service in _SERVES
+        if each.deal.agreement == wish.failing_agreement and each.code is not Code.BREACHED and each.deal.is_serving
     ]
     leaving = tuple(replace(each, code=Code.BREACHED) if each in broken else each for each in trade.leaving)
     notes = tuple(

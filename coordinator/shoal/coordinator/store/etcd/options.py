@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from shoal.coordinator.ports import StoreOptions, StoreSetting
+from shoal.types.address import HostPort
 from shoal.types.codes import Code, refuse
 
 SETTINGS: Final = (
@@ -50,7 +51,4 @@ class EtcdOptions:
 
 
 def _endpoint(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise refuse(Code.FIELD_INVALID, f"--etcd-endpoints {text!r:.80}", "HOST:PORT,..", "for example etcd-1:2379")
-    return text
+    return str(HostPort.parse(text, "--etcd-endpoints"))

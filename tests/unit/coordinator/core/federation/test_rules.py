@@ -50,6 +50,7 @@ def test_a24_a_class_that_cannot_be(name: str) -> None:
         {"rtt_s": {"us": -1.0}},
         {"rtt_s": {f"r{n}": 0.1 for n in range(1001)}},
         {"rtt_s": {"../etc": 0.1}},
+        {"rtt_s": {"": 0.1}},
         {"heads": {"us": "not a digest"}},
         {"ledger_head": "0" * 63},
         {"residency": "Somewhere Else"},

@@ -293,6 +293,31 @@ def test_a_delegate_that_never_serves_is_in_breach() -> None:
     assert notes(step_trade(state, SHORT, 62.2)) == ["breached", "solicited"]
 
 
+@pytest.mark.parametrize(
+    ("service", "breached"),
+    [
+        (ServiceState.STARTING, False),  # it has said so, and has START_S for it
+        (ServiceState.READY, True),
+        (ServiceState.SHORT, True),
+    ],
+)
+def test_a_delegate_that_serves_and_answers_no_request_is_in_breach(service: ServiceState, *, breached: bool) -> None:
+    state = active(service=service)
+    demand = DelegationDemand(DelegationNeed.CONTENT, "asked", failing_agreement=agreement_of(state))
+    assert ("breached" in notes(step_trade(state, demand, 1.0))) is breached
+
+
+@pytest.mark.parametrize("service", [ServiceState.READY, ServiceState.SHORT])
+def test_an_agreement_under_notice_that_answers_no_request_is_in_breach_once(service: ServiceState) -> None:
+    state = active(service=service)
+    name = agreement_of(state)
+    state = step_trade(state, DelegateNotice(Notice(name, "a", Code.NODE_CORDONED, Seconds(60.0))), 1.0).trade
+    demand = DelegationDemand(DelegationNeed.CONTENT, "asked", failing_agreement=name)
+    first = step_trade(state, demand, 1.1)
+    assert notes(first) == ["breached"]
+    assert notes(step_trade(first.trade, demand, 1.2)) == []
+
+
 def test_a_noticed_agreement_serves_until_its_replacement_does() -> None:
     state = active()
     old = agreement_of(state)
