@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from shoal.simulator.checkers.region import find_violations
 from shoal.simulator.parts.cluster import GIB, ClusterSpec, SimCluster
 from shoal.simulator.parts.machine import USUAL_W, Behaviour, SimMachine, chip
+from shoal.simulator.parts.network import COORDINATOR
 from shoal.simulator.parts.operators import OPERATOR_URI
 from shoal.simulator.scenarios.region_run import model_digest, model_profile
 from shoal.simulator.world.loop import VirtualLoop, run
@@ -144,6 +145,20 @@ class Scene:
         """Codes of the region's events."""
         assert self.cluster.region is not None
         return {str(event.code) for event in await self.cluster.region.events.events_after(0, 1000)}
+
+
+def cut(scene: Scene, source: str, target: str, *, on: bool = True) -> None:
+    """Cut the path in one direction; `on=False` heals it."""
+    scene.cluster.network.path(source, target).cut = on
+    if not on:
+        scene.cluster.network.retransmit_all()
+
+
+def isolate(scene: Scene, name: str, *, on: bool = True) -> None:
+    """Cut every path from and to machine `name`; `on=False` heals them."""
+    for other in (COORDINATOR, *(machine.name for machine in scene.cluster.machines if machine.name != name)):
+        cut(scene, name, other, on=on)
+        cut(scene, other, name, on=on)
 
 
 Scenario = Callable[[Scene], Awaitable[None]]
