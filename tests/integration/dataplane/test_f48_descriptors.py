@@ -1,5 +1,5 @@
-"""A front whose descriptors strangers take, on real processes: who is connected is served, what needs one more is told
-so, and nothing has to be done afterwards."""
+"""F48: descriptors, threads or memory run out. Strangers take all descriptors of a real front: connected clients are
+served, calls that need one more are refused with a code, and it recovers by itself."""
 
 import asyncio
 import ssl
