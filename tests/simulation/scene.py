@@ -1,4 +1,4 @@
-"""A gateway and a few agents that serve one workload in virtual time, for stories with one fault at a time."""
+"""A gateway and a few agents that serve one workload in virtual time, for scenarios with one fault at a time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -179,10 +179,10 @@ def run_scenario(
     require: str = "",
     policy: str = "",
 ) -> Scene:
-    """The story in a region of its own; what the judge, the invariants or the world found fails the test.
+    """Run the scenario in a region of its own. A violation that the checkers or the world found fails the test.
 
-    skews: seconds by which the agents' wall clocks are ahead from the first moment. watts: of agents' processors at
-    work, where not the usual."""
+    skews: seconds by which the agents' wall clocks are ahead from the start. watts: power of agents' processors at
+    work, where it is not the default."""
     scenes: list[Scene] = []
 
     async def whole(loop: VirtualLoop) -> None:
