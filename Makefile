@@ -135,12 +135,13 @@ test-containers: $(TEST_STAMP) images # with the engine that answers
 	$(PYTEST) tests/compose -m compose
 	PYTHONPATH=tests $(BIN)/python -m harness.report C
 
-lint: $(TEST_STAMP) ## ruff, the import contracts, names, documented fields, prose, log events
+lint: $(TEST_STAMP) ## ruff, the import contracts, names, documented fields, prose, log events, imports of tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tests/style/words.py
 	PYTHONPATH=tests $(BIN)/python -m style.log_events
+	PYTHONPATH=tests $(BIN)/python -m style.imports
 
 words: $(TEST_STAMP) ## what a stranger can read: names, documented fields, prose of the docs
 	$(BIN)/python tests/style/words.py

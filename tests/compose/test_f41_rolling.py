@@ -1,4 +1,5 @@
-"""F41: images of another version take the place of those that run, one container after another and back, under load."""
+"""F41: two versions of the software work together. Under load, containers of another version replace those that run,
+one after another, and back."""
 
 from collections.abc import Iterator
 from functools import partial

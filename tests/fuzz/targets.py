@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from cryptography import x509
@@ -11,6 +10,7 @@ from cryptography.hazmat.primitives import serialization
 from google.protobuf.message import DecodeError
 
 from fuzz.http import Rest
+from harness.attacks.seeds import NODE, NOW, link_seeds, policy_seeds, receipt
 from harness.builders.federation_members import advertisement, member
 from harness.builders.negotiation import award, notice, offer, renewal, solicitation
 from harness.clients.oip import Tensor, infer_request
@@ -31,18 +31,16 @@ from shoal.types.agreement import (
     ServiceReport,
     ServiceState,
 )  # fmt: skip
-from shoal.types.assignment import Status
 from shoal.types.chain import LedgerEntry, first_break
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
-from shoal.types.link import Hello, Receipts
+from shoal.types.device import EnergySource
+from shoal.types.link import Receipts
 from shoal.types.offer import Advertisement, Decline, Member, Offer, Solicitation
-from shoal.types.receipt import Rates, Receipt, SignedReceipt
-from shoal.types.units import Bytes, Joules, Seconds, Wall, Watts
+from shoal.types.receipt import SignedReceipt
+from shoal.types.units import Joules, Seconds
 from shoal.v1 import federation_pb2, link_pb2
 from shoal.wire import nouns, signed_envelope, signing
 
-EXAMPLES: Final = Path(__file__).parents[2] / "policies" / "examples"
 OK: Final = "OK"
 UNREADABLE: Final = "unreadable"
 """gRPC's own answer to bytes that are no message of the kind: the parser refuses them before our code runs."""
@@ -162,45 +160,6 @@ def _yaml(data: bytes) -> str:
     return codes[0] if codes else OK
 
 
-NOW: Final = Wall(1e9)
-
-
-def _node() -> Node:
-    cpu = Device(
-        "cpu0", DeviceKind.CPU, "v", "m", "linux", "1", "ort 1", "CPUExecutionProvider", Bytes(2**34), parallelism=4
-    )
-    return Node(
-        "n1", "eu", Role.AGENT, {"site": "a"}, "0", "linux", "x86_64", Bytes(2**34), Bytes(2**34), (cpu,), "h:1", "h:2",
-        "h:3", "h:4", "boot-1",
-    )  # fmt: skip
-
-
-NODE: Final = _node()
-
-
-def _receipt() -> Receipt:
-    rates = Rates(
-        {"fp32": 1e10}, {"fp32": 1e10}, 1e10, 1e10, Seconds(1e-5), Seconds(1e-6), 1e9, Watts(5.0), Watts(20.0),
-        EnergySource.ESTIMATED,
-    )  # fmt: skip
-    return Receipt(
-        "n1", "cpu0", "CPUExecutionProvider", "1", "ort 1", ("fp32",), (), rates, Bytes(2**33), 0.1, NOW,
-        Seconds(1.0), False, "probe",
-    )  # fmt: skip
-
-
-def link_seeds() -> list[bytes]:
-    """A hello, a status and a receipt, as an agent sends them."""
-    reading = Reading("cpu0", Bytes(2**33), 0.1, 50.0, Watts(10.0), 1.0, NOW)
-    status = Status("n1", 1, 1, True, None, (), (), (reading,), (), NOW, True)
-    told = (
-        Hello(NODE, "nonce", None, 1, NOW),
-        status,
-        Receipts((nouns.make_signed_receipt(_receipt(), b"signature"),)),
-    )
-    return [nouns.from_agent_to_wire(noun).SerializeToString() for noun in told]
-
-
 def _infer_seeds() -> list[bytes]:
     one = infer_request("m", (Tensor("x", "FP32", (1, 4), bytes(16)), Tensor("s", "BYTES", (1,), b"\1\0\0\0a")), "id")
     one.parameters["sequence_id"].int64_param = 7
@@ -275,7 +234,7 @@ def targets(certificate: x509.Certificate) -> Mapping[str, Target]:
         "link": Target(_code_of_parse(_from_agent), link_seeds),
         "to-agent": Target(_code_of_parse(_to_agent), lambda: [link_pb2.ToAgent().SerializeToString()]),
         "receipts": Target(
-            _code_of_parse(_receipts(certificate)), lambda: [nouns.encode(nouns.make_signed_receipt(_receipt(), b"s"))]
+            _code_of_parse(_receipts(certificate)), lambda: [nouns.encode(nouns.make_signed_receipt(receipt(), b"s"))]
         ),
         "federation": Target(
             _code_of_parse(_signed_envelope(certificate)), lambda: _signed_envelope_seeds(certificate)
@@ -284,5 +243,5 @@ def targets(certificate: x509.Certificate) -> Mapping[str, Target]:
         "infer": Target(_code_of_parse(request.parse_request), _infer_seeds),
         "rest": Target(_code_of_parse(_rest), _rest_seeds, json_words),
         "http": Target(Rest().take, _http_seeds, http_words),
-        "yaml": Target(_yaml, lambda: [path.read_bytes() for path in sorted(EXAMPLES.glob("*.yaml"))], yaml_words),
+        "yaml": Target(_yaml, policy_seeds, yaml_words),
     }

@@ -1,6 +1,8 @@
-"""A13: whatever comes is taken or refused with a code; no other error, no wait without bound, no memory without bound.
+"""A13: fuzzed input. Every input is accepted or refused with a code: no other error, no unbounded wait, no unbounded
+memory.
 
-Fuzzed apart from processes, led by coverage; `tests/integration/attacks` sends fuzzed frames over the wire.
+The fuzzer runs in a process of its own, guided by coverage; `tests/integration/attacks` sends fuzzed frames over the
+wire.
 """
 
 import json

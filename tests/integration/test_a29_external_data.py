@@ -1,4 +1,4 @@
-"""A29: a model that keeps its data elsewhere reaches no file, whatever lies there."""
+"""A29: a model whose external data names a path, a link or a device. No file outside the model's own folder is read."""
 
 import os
 from pathlib import Path

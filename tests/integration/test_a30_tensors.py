@@ -1,4 +1,4 @@
-"""A30: sizes that lie are refused before anything is allocated by them."""
+"""A30: tensors that lie about their size or place are refused before anything is allocated."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A31: archives are not opened at all, so nothing in one can slip, link or explode."""
+"""A31: archives (path traversal, links, bombs). None is opened, so nothing in one can escape or expand."""
 
 import gzip
 import io

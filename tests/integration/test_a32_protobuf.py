@@ -1,4 +1,4 @@
-"""A32: protobuf made to exhaust its reader is refused by size, depth and count, in the child."""
+"""A32: protobuf made to exhaust its reader is refused by size, depth and count, in a child process."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A33: graphs that cost more than they look are refused, or read as the numbers they are; none is ever run."""
+"""A33: graphs that cost more than they look. They are refused, or profiled at their real cost; none is ever run."""
 
 from pathlib import Path
 

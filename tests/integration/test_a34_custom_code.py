@@ -1,4 +1,5 @@
-"""A34: what brings foreign code or options into the runtime is refused, unless the operator allowed that digest."""
+"""A34: a model that brings foreign code or options into the runtime is refused, unless the operator allowed its
+digest."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A gateway and a few agents that serve one workload in virtual time, for stories with one fault at a time."""
+"""A gateway and a few agents that serve one workload in virtual time, for scenarios with one fault at a time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from shoal.simulator.checkers.region import find_violations
 from shoal.simulator.parts.cluster import GIB, ClusterSpec, SimCluster
 from shoal.simulator.parts.machine import USUAL_W, Behaviour, SimMachine, chip
+from shoal.simulator.parts.network import COORDINATOR
 from shoal.simulator.parts.operators import OPERATOR_URI
 from shoal.simulator.scenarios.region_run import model_digest, model_profile
 from shoal.simulator.world.loop import VirtualLoop, run
@@ -146,6 +147,20 @@ class Scene:
         return {str(event.code) for event in await self.cluster.region.events.events_after(0, 1000)}
 
 
+def cut(scene: Scene, source: str, target: str, *, on: bool = True) -> None:
+    """Cut the path in one direction; `on=False` heals it."""
+    scene.cluster.network.path(source, target).cut = on
+    if not on:
+        scene.cluster.network.retransmit_all()
+
+
+def isolate(scene: Scene, name: str, *, on: bool = True) -> None:
+    """Cut every path from and to machine `name`; `on=False` heals them."""
+    for other in (COORDINATOR, *(machine.name for machine in scene.cluster.machines if machine.name != name)):
+        cut(scene, name, other, on=on)
+        cut(scene, other, name, on=on)
+
+
 Scenario = Callable[[Scene], Awaitable[None]]
 
 
@@ -164,10 +179,10 @@ def run_scenario(
     require: str = "",
     policy: str = "",
 ) -> Scene:
-    """The story in a region of its own; what the judge, the invariants or the world found fails the test.
+    """Run the scenario in a region of its own. A violation that the checkers or the world found fails the test.
 
-    skews: seconds by which the agents' wall clocks are ahead from the first moment. watts: of agents' processors at
-    work, where not the usual."""
+    skews: seconds by which the agents' wall clocks are ahead from the start. watts: power of agents' processors at
+    work, where it is not the default."""
     scenes: list[Scene] = []
 
     async def whole(loop: VirtualLoop) -> None:

@@ -1,4 +1,4 @@
-"""Devices that vanish, reset, or answer nothing for a while, in virtual time (F34): that assignment alone moves."""
+"""F34: a device vanishes, resets, or answers nothing for a while, in virtual time. That assignment alone moves."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""No feasible replacement, an empty list of candidates, a node that never returns, a deletion while cut off (F46)."""
+"""F46: no feasible replacement, an empty list of candidates, a node that never returns, a deletion while cut off.
+The old replica stays, and deletions end by their deadline."""
 
 import asyncio
 

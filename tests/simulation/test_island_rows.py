@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from simulation.scene import GIVEN_UP, TEXT, Scene, run_scenario
-from simulation.test_partition_rows import part
+from simulation.scene import GIVEN_UP, TEXT, Scene, isolate, run_scenario
 
 from harness.report import record
 from shoal.simulator.parts.broker import SimBrokerLink, SimBrokerSession
@@ -51,9 +50,9 @@ def test_f19_ten_flaps_and_a_cut_of_six_minutes_restart_nothing(mqtt: bool) -> N
         workers = dict(flapping.workers)
         async with scene.load(every_s=0.2):
             for seconds in (*[FLAP_S] * FLAPS, LONG_CUT_S):
-                part(scene, flapping.name)
+                isolate(scene, flapping.name)
                 await asyncio.sleep(seconds)
-                part(scene, flapping.name, on=False)
+                isolate(scene, flapping.name, on=False)
                 await scene.wait_whole(60.0)
                 await asyncio.sleep(FLAP_S)
         assert dict(flapping.workers) == workers, "the very same processes"
@@ -76,7 +75,7 @@ def test_f21_f28_cut_off_killed_and_rebooted_the_island_answers_again(clock: str
     async def scenario(scene: Scene) -> None:
         nonlocal worst
         cluster, island = scene.cluster, scene.replicas[0]
-        part(scene, island.name)
+        isolate(scene, island.name)
         await asyncio.sleep(FLAP_S)
         cluster.kill_agent(island)
         cluster.cut_power(island)
@@ -92,7 +91,7 @@ def test_f21_f28_cut_off_killed_and_rebooted_the_island_answers_again(clock: str
         await asyncio.sleep(60.0)
         assert scene.ready(island), "it goes on"
         island.clock.skew = 0.0
-        part(scene, island.name, on=False)
+        isolate(scene, island.name, on=False)
         await scene.wait_whole(60.0)
 
     for seed in range(runs):

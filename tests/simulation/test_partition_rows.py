@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from simulation.scene import GATEWAY, GIVEN_UP, Scene, run_scenario
+from simulation.scene import GATEWAY, GIVEN_UP, Scene, cut, isolate, run_scenario
 
 from harness.report import record
 from shoal.simulator.parts.network import COORDINATOR
@@ -17,20 +17,6 @@ HOUR_S = 3600.0
 YEAR_S = 365 * 24 * HOUR_S
 RULE = PartitionRule()
 SUSPECT_AFTER_S = 3 * RULE.heartbeat_s
-
-
-def cut(scene: Scene, source: str, target: str, *, on: bool = True) -> None:
-    """One direction."""
-    scene.cluster.network.path(source, target).cut = on
-    if not on:
-        scene.cluster.network.retransmit_all()
-
-
-def part(scene: Scene, name: str, *, on: bool = True) -> None:
-    """`name` and everybody else lose sight of each other."""
-    for other in (COORDINATOR, *(machine.name for machine in scene.cluster.machines if machine.name != name)):
-        cut(scene, name, other, on=on)
-        cut(scene, other, name, on=on)
 
 
 async def changes_of(scene: Scene, node: str) -> list[str]:
@@ -49,10 +35,10 @@ def test_f20_cut_off_for_an_hour_the_island_serves_and_one_replica_stays() -> No
         nonlocal worst
         island = scene.replicas[0].name
         async with scene.load(every_s=0.5, front=island):
-            part(scene, island)
+            isolate(scene, island)
             await asyncio.sleep(HOUR_S)
             assert len(scene.replicas) == 2, "it is replaced meanwhile"
-            part(scene, island, on=False)
+            isolate(scene, island, on=False)
             worst = max(worst, await scene.wait_whole(60.0))
         assert len(scene.replicas) == 1
 
@@ -213,14 +199,14 @@ def test_f26_an_island_serves_as_long_as_its_rule_says_whatever_the_clocks_show(
 
     async def scenario(scene: Scene) -> None:
         machine, seconds = scene.replicas[0], jumps[len(served)]
-        part(scene, machine.name)
+        isolate(scene, machine.name)
         cut_at = scene.world.now()
         await asyncio.sleep(5.0)
         scene.cluster.step_clock(machine.clock, seconds)
         await scene.until(lambda: not machine.workers, 60.0, "the end of its lease")
         served.append(scene.last("worker.stop") - cut_at)
         machine.clock.step(-seconds)
-        part(scene, machine.name, on=False)
+        isolate(scene, machine.name, on=False)
         await scene.wait_whole(60.0)
 
     for seed in range(RUNS):

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from contract.agent.builders import desired_sets, journal
 from contract.agent.platter import Platter
-from unit.agent.core.test_receipt import CPU, GPU, receipt
 
-from harness.builders.agent_values import assignment, desired_set
+from harness.builders.agent_values import CPU, GPU, assignment, desired_set, receipt
 from harness.fakes.log import RecordingLog
 from harness.report import record
 from shoal.agent.journal.files import FileJournal
@@ -22,20 +22,10 @@ from shoal.types.receipt import SignedReceipt
 from shoal.wire import nouns
 
 
-def journal(folder: Path, heard: RecordingLog | None = None, reserve_bytes: int = 0) -> FileJournal:
-    return FileJournal(folder, heard or RecordingLog(), reserve_bytes=reserve_bytes)
-
-
-def sets(count: int) -> list[DesiredSet]:
-    """Of different sizes, up to several pages."""
-    many = [assignment(f"a-{number}") for number in range(60)]
-    return [desired_set(generation, *many[: (generation * 17) % 60]) for generation in range(1, count + 1)]
-
-
 async def test_what_was_saved_is_loaded_by_the_next_process(tmp_path: Path) -> None:
     first = journal(tmp_path)
     assert await first.load() is None
-    for each in sets(5):
+    for each in desired_sets(5):
         await first.save(each)
         assert await journal(tmp_path).load() == each
 
@@ -68,7 +58,7 @@ async def test_f14_power_cut_at_any_operation_loses_nothing_acknowledged(
     folder = tmp_path / "journal"
     kept = journal(folder)
     platter = Platter(folder, monkeypatch)
-    saved = sets(40)
+    saved = desired_sets(40)
     acknowledged = [(0, None), *[(await _save(kept, each, platter), each) for each in saved]]
     monkeypatch.undo()
     assert platter.count >= 5 * len(saved), "open, write, flush, rename, flush of the folder"
@@ -106,7 +96,7 @@ async def test_f14_what_a_new_process_loaded_is_there_after_a_power_cut(
     folder = tmp_path / "journal"
     platter = Platter(folder, monkeypatch)
     kept = journal(folder)
-    first, second = sets(2)
+    first, second = desired_sets(2)
     await kept.save(first)
     flushed = platter.count
     await kept.save(second)
@@ -130,7 +120,7 @@ async def test_f14_the_test_sees_a_journal_that_does_not_flush(tmp_path: Path, m
     folder = tmp_path / "journal"
     kept = journal(folder)
     platter = Platter(folder, monkeypatch)
-    saved = sets(10)
+    saved = desired_sets(10)
     marks = [await _save(kept, each, platter) for each in saved]
     monkeypatch.undo()
     platter.operations = [each if each[0] != "flush" else ("nothing",) for each in platter.operations]
@@ -162,7 +152,7 @@ async def test_f15_corruption_is_found_and_the_last_verified_copy_restored(tmp_p
     for number in range(25):
         chance = random.Random(100 * kind + number)
         folder = tmp_path / f"{number}"
-        older, newer = sets(2)
+        older, newer = desired_sets(2)
         kept = journal(folder)
         await kept.save(older)
         newest = next(iter(folder.glob("desired.*")))
@@ -182,7 +172,7 @@ async def test_f15_corruption_is_found_and_the_last_verified_copy_restored(tmp_p
 
 
 async def test_f15_with_no_verified_copy_it_says_so_and_goes_on(tmp_path: Path) -> None:
-    older, newer, next_one = sets(3)
+    older, newer, next_one = desired_sets(3)
     kept = journal(tmp_path)
     await kept.save(older)
     await kept.save(newer)
@@ -212,7 +202,7 @@ _FULL_DISK = """
 import asyncio, json, os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from contract.agent.test_journal import journal, sets
+from contract.agent.builders import desired_sets, journal
 from harness.fakes.log import RecordingLog
 from shoal.types.codes import ShoalError
 
@@ -229,7 +219,7 @@ def fill():
     os.close(ballast)
 
 async def story():
-    first, *rest = sets(12)
+    first, *rest = desired_sets(12)
     heard = RecordingLog()
     kept = journal(folder / "journal", heard, reserve_bytes=512 * 1024)
     await kept.save(first)
@@ -288,5 +278,5 @@ async def test_a_directory_that_cannot_be_written_is_no_full_disk(tmp_path: Path
     kept = journal(folder)
     folder.rmdir()
     with pytest.raises(ShoalError) as caught:
-        await kept.save(sets(1)[0])
+        await kept.save(desired_sets(1)[0])
     assert caught.value.code is Code.STORE_UNAVAILABLE

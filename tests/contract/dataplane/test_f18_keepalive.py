@@ -1,4 +1,5 @@
-"""How long callers of ours wait for a way: long enough for far ones, and not for ever for one that swallows."""
+"""F18: a half-open connection, where packets vanish without a reset. Keepalive finds it within seconds, and does not
+give up on a peer that is merely far away."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -20,9 +20,9 @@ import aiomqtt
 import grpc
 import grpc.aio
 import numpy as np
-from fuzz import targets
 from google.protobuf.message import DecodeError
 
+from harness.attacks.seeds import NODE, NOW, link_seeds, policy_seeds
 from harness.clients.oip import RestClient, Tensor, infer_request, read_response
 from harness.crypto.pki import CertificateFiles
 from harness.servers.mosquitto import tls
@@ -103,8 +103,8 @@ class Fuzzer:
 
     def hello(self) -> Hello:
         identity = self.identity
-        node = replace(targets.NODE, name=identity.name, region=identity.region)
-        return Hello(node, f"nonce-{self.remaining}", None, 1, targets.NOW)
+        node = replace(NODE, name=identity.name, region=identity.region)
+        return Hello(node, f"nonce-{self.remaining}", None, 1, NOW)
 
     async def run_all(self, one: Callable[[], Awaitable[int]], at_once: int) -> None:
         """one: sends some frames, counts their answers, returns the number of frames."""
@@ -121,12 +121,12 @@ class Fuzzer:
 
 async def link(fuzzer: Fuzzer) -> None:
     """Sessions, every other one of which begins with a valid hello."""
-    await _sessions(fuzzer, lambda: fuzzer.pick(targets.link_seeds()))
+    await _sessions(fuzzer, lambda: fuzzer.pick(link_seeds()))
 
 
 async def receipts(fuzzer: Fuzzer) -> None:
     """Valid messages with receipts that are unsigned, or whose signature belongs to other bytes."""
-    sound = targets.link_seeds()[-1]
+    sound = link_seeds()[-1]
 
     def forge() -> bytes:
         made = link_pb2.FromAgent.FromString(sound)
@@ -192,7 +192,7 @@ async def infer(fuzzer: Fuzzer) -> None:
 
 async def yaml(fuzzer: Fuzzer) -> None:
     """Documents that are applied with a hash that no plan has: valid ones are stale."""
-    seeds = [path.read_bytes() for path in sorted(targets.EXAMPLES.glob("*.yaml"))]
+    seeds = policy_seeds()
 
     def request() -> bytes:
         text = fuzzer.pick(seeds).decode(errors="replace")
@@ -270,7 +270,7 @@ async def mqtt(fuzzer: Fuzzer) -> None:
     signature = SigningIdentity.from_pem(fuzzer.files.key.read_bytes(), fuzzer.files.certificate.read_bytes())
     opening = mqtt_pb2.Opening(hello=nouns.to_wire(fuzzer.hello()), key=bytes(32), presence="p", beat=1)
     sealed = mqtt_pb2.Presence(nonce="n", online=True).SerializeToString()
-    seeds = [opening.SerializeToString(), sealed, *targets.link_seeds()]
+    seeds = [opening.SerializeToString(), sealed, *link_seeds()]
     signed = {
         channel: sign(signature, identity.region, identity.name, channel, opening.SerializeToString()) for channel in UP
     }

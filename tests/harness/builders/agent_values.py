@@ -5,13 +5,16 @@ from typing import Any
 
 from shoal.types.assignment import Assignment, DesiredSet, Measured, Version
 from shoal.types.codes import Code
-from shoal.types.device import EnergySource, Reading
+from shoal.types.device import Device, DeviceKind, EnergySource, Reading
 from shoal.types.migration import Against, InputsFrom, Metric, Tolerance, Verdict, Verification
+from shoal.types.receipt import Rates, Receipt, SignedReceipt
 from shoal.types.route import Route
 from shoal.types.units import Bytes, Elapsed, Joules, Seconds, Wall, Watts
 from shoal.types.workload import PartitionRule, WorkloadKey
 
 DIGEST = "sha256:" + "ab" * 32
+CPU = Device("cpu0", DeviceKind.CPU, "x", "m", "cpu", "1", "1.31", "CPUExecutionProvider", Bytes(1))
+GPU = replace(CPU, name="gpu0", provider="CUDAExecutionProvider", driver_version="550")
 
 
 def at(seconds: float) -> Elapsed:
@@ -92,3 +95,24 @@ def desired_set(
         credentials=(),
         heartbeat_s=Seconds(1.0),
     )
+
+
+def receipt(device: Device, measured_at: float = 0.0) -> SignedReceipt:
+    rates = Rates({}, {}, 1.0, 1.0, Seconds(1), Seconds(1), 1.0, Watts(1), Watts(1), EnergySource.ESTIMATED)
+    made = Receipt(
+        node="edge-1",
+        device=device.name,
+        provider=device.provider,
+        driver_version=device.driver_version,
+        runtime_version=device.runtime_version,
+        precisions=("fp32",),
+        operators=(),
+        rates=rates,
+        memory_bytes=Bytes(1),
+        spread=0.1,
+        measured_at=Wall(measured_at),
+        probe_s=Seconds(5.0),
+        emulated=device.emulated,
+        source="probe",
+    )
+    return SignedReceipt(made, b"content", b"signature")

@@ -7,6 +7,7 @@ from harness.builders.coordinator_core import node as node_of
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.negotiation.bid import BidAnswer, answer_solicitation
 from shoal.coordinator.core.placement.model import Inputs, Reservation
+from shoal.coordinator.ports import VerifiedMessage
 from shoal.types.agreement import Award, GatewayRef, Notice, Renewal, ServiceReport
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource
@@ -109,3 +110,8 @@ def bid(
     used: tuple[Reservation, ...] = (),
 ) -> BidAnswer:
     return answer_solicitation(asked, world, trades, bid=name, used=used, cached=(), hold_s=Seconds(10.0))
+
+
+def signed_message(what: Any, by: str = ORIGIN) -> VerifiedMessage[Any]:
+    """As received from region `by`, verified."""
+    return VerifiedMessage(by, what, b"said")

@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,17 @@ import grpc
 from harness.wait import wait_until
 from shoal.coordinator.clock import CoordinatorClock
 from shoal.coordinator.identity.authority import FileAuthority
+from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
-from shoal.v1 import operator_pb2_grpc
+from shoal.v1 import operator_pb2, operator_pb2_grpc
 from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK_BYTES, channel_options
+from shoal.wire.status import refusal_of
 
 REGION = "eu"
+POLICY = "apiVersion: shoal/v1\nkind: Policy\nmetadata: {{name: {name}}}\nspec: {{optimize: {{latency: 1.0}}}}\n"
 
 
 @dataclass(slots=True)
@@ -102,6 +105,18 @@ class CoordinatorServer:
             self.process.send_signal(number)
         return self.process.wait(timeout=20)
 
+    def admin(self) -> Enrolled:
+        """The first operator's credentials."""
+        return operator_of(self.region, Path(self.ready["operator_dir"]))
+
+    def apply_policy(self, name: str) -> int:
+        """Apply a small policy as the first operator; the revision that it made."""
+        document = operator_pb2.Document(name=f"{name}.yaml", text=POLICY.format(name=name))
+        request = operator_pb2.ApplyRequest(documents=[document])
+        reply = operator(self.link, self.admin()).Apply(request, timeout=10)
+        assert not reply.problems
+        return int(reply.revision)
+
     def authority(self) -> FileAuthority:
         """The region's own CA, for certificates that no command would issue."""
         return FileAuthority.open(self.data / "ca", self.region, wall=CoordinatorClock().wall(), may_create=False)
@@ -130,3 +145,12 @@ def channel(address: str, enrolled: Enrolled, *, ca: bytes | None = None, max_by
 
 def operator(address: str, enrolled: Enrolled) -> operator_pb2_grpc.OperatorStub:
     return operator_pb2_grpc.OperatorStub(channel(address, enrolled))
+
+
+def refusal_code(call: Callable[[], object]) -> Code | None:
+    """The code that a call is refused with; None if it succeeds."""
+    try:
+        call()
+    except grpc.RpcError as error:
+        return refusal_of(error).code
+    return None

@@ -1,6 +1,7 @@
 """The data plane of one node as real processes: a front, and workers with models, without supervisor or coordinator."""
 
 import asyncio
+import json
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -141,6 +142,10 @@ class DataPlaneNode:
         found = self.workers.local(assignment)
         assert found is not None, assignment
         return found
+
+    def worker_pid(self, assignment: str) -> int:
+        record = json.loads(Path(self.local_worker(assignment).socket).with_suffix(".json").read_text())
+        return int(record["pid"])
 
     def endpoint(self, assignment: str, *, at: "DataPlaneNode | None" = None, weight: float = 1.0) -> Endpoint:
         """This node's replica as node `at` sees it."""

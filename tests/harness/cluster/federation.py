@@ -66,7 +66,7 @@ def _start(process: CoordinatorServer) -> None:
 
 @contextmanager
 def replicated_federation(folder: Path, store: Etcd, *regions: str) -> Iterator[FederationProcesses]:
-    """As `federated`, by two replicas on one store of which each member is told."""
+    """As `federation_of`, with two replicas on one store; each member knows the addresses of both."""
     first, second, *enrols = (f"127.0.0.1:{port}" for port in free_ports(4))
     replicas = tuple(
         CoordinatorServer(folder / f"{NAME}-{number}", region=NAME, role="federation", link=link, enrol=enrol)

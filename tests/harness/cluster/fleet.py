@@ -38,7 +38,7 @@ Running = dict[str, tuple[str, int, float]]
 
 
 class AgentFleet:
-    """`agents` nodes and a gateway; the models; a workload `reader` in as many replicas as it is told."""
+    """`agents` nodes and a gateway, the models, and a workload `reader` with a given number of replicas."""
 
     name = "reader"
 

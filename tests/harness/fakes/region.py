@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
+from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.ports import Meter, Proofs, Signals, SpanExporter
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import DesiredSet, Observed, Phase, Status, Version
@@ -283,3 +284,38 @@ class FakeAgent:
             return None
         code = Code.VERIFY_FAILED if self.answers_wrong else None
         return Verdict(asked.migration, not self.answers_wrong, code, "", asked.against, asked.inputs, asked.samples)
+
+
+async def two_agents(world: RegionFixture, *, emulated: bool = False) -> tuple[FakeAgent, FakeAgent]:
+    """Apply `DOCUMENTS`: the agent that runs the one workload, and one that does not."""
+    await world.push()
+    agents = [FakeAgent(world, name, is_emulated=emulated) for name in ("edge-1", "edge-2")]
+    for agent in agents:
+        await agent.connect()
+    applied = await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    assert not applied.plan_result.problems
+    await world.step()
+    await run_heartbeat(world, *agents)
+    (runs,) = [agent for agent in agents if world.region.workloads.desired[agent.name].assignments]
+    (other,) = [agent for agent in agents if agent is not runs]
+    return runs, other
+
+
+async def run_heartbeat(world: RegionFixture, *agents: FakeAgent, seconds: float = 0.5) -> None:
+    """Each agent applies its newest desired set, time passes, the region steps."""
+    for agent in agents:
+        await agent.apply_desired()
+    world.clock.advance(seconds)
+    for _ in range(3):
+        await world.step()
+
+
+async def run_until_over(world: RegionFixture, migration: Migration, *agents: FakeAgent, most: int = 120) -> Migration:
+    """The migration once it is over, with the agents' heartbeats meanwhile."""
+    found = migration
+    for _ in range(most):
+        found = world.region.moves.get(migration.id)
+        if found.is_over:
+            return found
+        await run_heartbeat(world, *agents)
+    raise AssertionError(f"still {found.stage}: {found.story}")

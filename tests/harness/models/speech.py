@@ -1,4 +1,4 @@
-"""Speech of a free synthesiser (espeak-ng, from Debian), as what a streaming detector of speech is fed."""
+"""A streaming voice activity detector (silero-vad), and synthesised speech (espeak-ng, from Debian) as its input."""
 
 import io
 import subprocess
@@ -9,6 +9,21 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.models.synthetic import file_in
+
+DETECTOR: Final = file_in("silero_vad", "data/silero_vad_openvino_16k.onnx")
+"""From silero-vad's wheel: for 16 kHz only, with fixed shapes. Its other model names no length of a step."""
+NAME: Final = "vad"
+WORKLOAD: Final = f"""apiVersion: shoal/v1
+kind: Workload
+metadata: {{name: {NAME}}}
+spec:
+  model: {{source: vad}}
+  policy: streams
+  session: {{state: {{state: stateN}}}}
+  capture: {{consent: true}}
+"""
+"""The detector as a stateful workload `vad` under policy `streams`; its model is pushed as `vad`."""
 RATE: Final = 16_000
 FRAME: Final = 512
 """Samples of one step of silero-vad at 16 kHz; each comes with the last `CONTEXT` of the one before."""

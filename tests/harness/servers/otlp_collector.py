@@ -32,7 +32,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def spans(self, trace: str = "") -> list[tuple[str, Span]]:
-        """(service and instance that told it, span), of that trace; empty: of all."""
+        """(service and instance that sent it, span) of that trace; empty: of all traces."""
         with self._lock:
             calls = tuple(self.calls)
         return [

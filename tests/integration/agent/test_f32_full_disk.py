@@ -1,4 +1,5 @@
-"""F32: a real agent whose whole state directory, log included, lies on a disk that fills to the last byte."""
+"""F32: an agent's disk fills while it fetches, logs or persists, and what runs keeps running. The whole state
+directory of a real agent, log included, is on a disk that fills to the last byte."""
 
 import asyncio
 import hashlib

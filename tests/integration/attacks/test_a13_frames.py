@@ -1,5 +1,5 @@
-"""A13: fuzzed frames over the wire, at a real region, from somebody with a certificate: nothing dies, nothing is
-accepted, every frame is answered in bounded time, and others are served meanwhile."""
+"""A13: fuzzed frames over the wire, at a real region, from a client with a valid certificate. No process dies,
+nothing is accepted, every frame is answered in bounded time, and other clients are served meanwhile."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""A15: who is slow, never reads, never ends or changes its mind costs itself only, on every listener."""
+"""A15: slow clients, on every listener. A client that is slow, never reads, never ends or keeps cancelling costs
+only itself."""
 
 import asyncio
 import ssl

@@ -1,8 +1,8 @@
-"""A16: connections that say nothing, handshakes that stop half way, reconnecting without end, on every listener.
+"""A16: connection floods, on every listener: silent connections, handshakes that stop half way, endless reconnecting.
 
-What grpcio allows: a cap on connections of one port, before TLS, and a time for the handshake. It knows no cap by
-address, and one that reconnects costs it a handshake each time: limits by address are the firewall's there
-(docs/guides/hardening.md). REST and metrics have their own.
+gRPC's server offers a cap on connections of one port, before TLS, and a time limit for the handshake. It has no cap by
+address, and each reconnect costs it a handshake: limits by address are left to the firewall (docs/guides/hardening.md).
+REST and metrics have their own.
 """
 
 import asyncio

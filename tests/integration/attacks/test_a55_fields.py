@@ -1,8 +1,9 @@
-"""A55: over the wire, at a real coordinator: requests of empty fields up to the port's limit, on every method.
+"""A55: one request with millions of empty repeated or nested fields. Over the wire, at a real coordinator, up to the
+port's limit, on every method.
 
-One after another, each from who may call the method. The coordinator's processor time and memory are its process's own;
-somebody else asks all the while. What the counts let through grows only beside the loop: a plan of as much YAML as a
-request holds, by a viewer.
+The requests come one after another, each from a client that may call the method. CPU time and memory are those of the
+coordinator's own process; another client calls all the while. What passes the counts grows only outside the event loop:
+a plan of as much YAML as a request holds, by a viewer.
 """
 
 import asyncio

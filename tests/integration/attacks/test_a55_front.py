@@ -1,8 +1,9 @@
-"""A55 over the wire, at a real front: requests of crowded fields, of unknown fields too, on every method it answers.
+"""A55: one request with millions of empty repeated or nested fields. Over the wire, at a real front, known and unknown
+fields, on every method that it serves.
 
-Every repeated field and every submessage of every request, made from the descriptors, from who may call the method. One
-request takes at most half a second of the event loop's processor time, and memory of at most four times its bytes:
-compressed ones, too, of the bytes that they expand to.
+The requests are made from the descriptors: every repeated field and every submessage, from a client that may call the
+method. One request takes at most half a second of the event loop's CPU time, and memory of at most four times its
+bytes. Of a compressed one, the bytes that it expands to count.
 """
 
 from collections.abc import Iterator

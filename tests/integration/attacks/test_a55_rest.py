@@ -1,8 +1,8 @@
-"""A55 over REST: bodies of JSON that are dear to parse, at a real front.
+"""A55: one request that is expensive to parse. Bodies of JSON over REST, at a real front.
 
-One request of one tenant takes at most half a second of the event loop's CPU, and memory of at most four times its
-bytes: of its text, or of its tensors where these are larger. What is no tensor is refused by its count or size, before
-anything is made of it.
+One request of one tenant takes at most half a second of the event loop's CPU time. It takes memory of at most four
+times its bytes: of its text, or of its tensors where these are larger. What is no tensor is refused by its count or
+size, before anything is made of it.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""What a region runs when its coordinator, or a node, is put back to an earlier state: real agents and requests."""
+"""F16: a store is restored from an old backup, or a machine's image is rolled back. The coordinator opens a new
+history, and agents keep running what they run: real agents and requests."""
 
 import shutil
 import signal

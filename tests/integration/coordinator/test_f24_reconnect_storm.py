@@ -1,4 +1,5 @@
-"""F24: a coordinator that was killed, and all of its agents at once. `benchmarks/links.py` does it for any number."""
+"""F24: a coordinator is killed, and all of its agents reconnect at once; none is declared lost.
+`benchmarks/links.py` does it for any number."""
 
 import json
 import subprocess

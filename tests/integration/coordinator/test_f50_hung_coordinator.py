@@ -1,4 +1,5 @@
-"""F50: a coordinator whose event loop hangs ends itself; one that was stopped, or had no processor, does not."""
+"""F50: a process hangs but does not end. A coordinator whose event loop hangs ends itself; one that was stopped, or
+got no CPU, does not."""
 
 import asyncio
 import os

@@ -4,21 +4,16 @@ import errno
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import grpc
 import pytest
 
-from harness.cluster.coordinator import REGION, CoordinatorServer, operator, operator_of
+from harness.cluster.coordinator import CoordinatorServer, operator, refusal_code
 from harness.wait import wait_until
 from shoal.types.codes import Code
 from shoal.v1 import operator_pb2 as api
-from shoal.wire.enrol import Enrolled
-from shoal.wire.status import refusal_of
-
-POLICY = "apiVersion: shoal/v1\nkind: Policy\nmetadata: {{name: {name}}}\nspec: {{optimize: {{latency: 1.0}}}}\n"
 
 
 @pytest.fixture
@@ -28,25 +23,14 @@ def coordinator(tmp_path: Path) -> Iterator[CoordinatorServer]:
     running.end()
 
 
-def admin(coordinator: CoordinatorServer) -> Enrolled:
-    return operator_of(REGION, Path(coordinator.ready["operator_dir"]))
-
-
-def apply(coordinator: CoordinatorServer, name: str) -> int:
-    document = api.Document(name=f"{name}.yaml", text=POLICY.format(name=name))
-    reply = operator(coordinator.link, admin(coordinator)).Apply(api.ApplyRequest(documents=[document]), timeout=10)
-    assert not reply.problems
-    return int(reply.revision)
-
-
 def policies(coordinator: CoordinatorServer) -> list[str]:
-    reply = operator(coordinator.link, admin(coordinator)).Get(api.GetRequest(kind="policies"), timeout=10)
+    reply = operator(coordinator.link, coordinator.admin()).Get(api.GetRequest(kind="policies"), timeout=10)
     return [document.name for document in reply.documents]
 
 
 def takes_writes(coordinator: CoordinatorServer) -> bool:
     """As it says to Prometheus, and to `shoal doctor`, which agree."""
-    stub = operator(coordinator.link, admin(coordinator))
+    stub = operator(coordinator.link, coordinator.admin())
     told = stub.GetDiagnostics(api.GetDiagnosticsRequest(), timeout=10).metrics
     (check,) = (each for each in stub.Doctor(api.DoctorRequest(), timeout=10).checks if "takes writes" in each.name)
     writable = "shoal_coordinator_store_writable 1.0" in told.splitlines()
@@ -55,23 +39,23 @@ def takes_writes(coordinator: CoordinatorServer) -> bool:
 
 
 def codes(coordinator: CoordinatorServer) -> list[str]:
-    stub = operator(coordinator.link, admin(coordinator))
+    stub = operator(coordinator.link, coordinator.admin())
     return [event.code for event in stub.Events(api.EventsRequest(), timeout=10)]
 
 
 def test_f06_every_acknowledged_write_survives_sigkill(coordinator: CoordinatorServer) -> None:
     """6 kills, each right after an acknowledgement; history, CA and addresses stay."""
     coordinator.start()
-    stub = operator(coordinator.link, admin(coordinator))
+    stub = operator(coordinator.link, coordinator.admin())
     history = stub.WhoAmI(api.WhoAmIRequest(), timeout=5).history
     applied: list[str] = []
     for number in range(6):
-        apply(coordinator, f"p{number:02}")
+        coordinator.apply_policy(f"p{number:02}")
         applied.append(f"p{number:02}")
         assert coordinator.end(signal.SIGKILL) == -signal.SIGKILL
         coordinator.start()
         assert policies(coordinator) == applied
-    stub = operator(coordinator.link, admin(coordinator))
+    stub = operator(coordinator.link, coordinator.admin())
     assert stub.WhoAmI(api.WhoAmIRequest(), timeout=5).history == history
     assert codes(coordinator).count("APPLIED") == 6
     checks = stub.Doctor(api.DoctorRequest(), timeout=5).checks
@@ -80,8 +64,8 @@ def test_f06_every_acknowledged_write_survives_sigkill(coordinator: CoordinatorS
 
 def test_f15_a_damaged_store_is_restored_loudly_and_opens_a_new_history(coordinator: CoordinatorServer) -> None:
     coordinator.start(flags=["--backup-every", "0.2"])
-    apply(coordinator, "kept")
-    before = operator(coordinator.link, admin(coordinator)).WhoAmI(api.WhoAmIRequest(), timeout=5).history
+    coordinator.apply_policy("kept")
+    before = operator(coordinator.link, coordinator.admin()).WhoAmI(api.WhoAmIRequest(), timeout=5).history
     assert coordinator.end() == 0
     state = coordinator.data / "store" / "state.db"
     data = bytearray(state.read_bytes())
@@ -89,7 +73,7 @@ def test_f15_a_damaged_store_is_restored_loudly_and_opens_a_new_history(coordina
     state.write_bytes(data)
     coordinator.start()
     assert policies(coordinator) == ["kept"]
-    stub = operator(coordinator.link, admin(coordinator))
+    stub = operator(coordinator.link, coordinator.admin())
     assert stub.WhoAmI(api.WhoAmIRequest(), timeout=5).history != before
     told = [check for check in stub.Doctor(api.DoctorRequest(), timeout=5).checks if not check.ok]
     assert "STORE_CORRUPT" in [check.refusal.code for check in told]
@@ -125,7 +109,7 @@ def test_a_second_coordinator_on_the_same_directory_is_refused(coordinator: Coor
     (tmp_path / "second" / "data").symlink_to(coordinator.data)
     assert second.refuses_to_start() == 1
     assert Code.STORE_UNAVAILABLE in second.log.read_text()
-    apply(coordinator, "still")
+    coordinator.apply_policy("still")
 
 
 def fill(path: Path) -> None:
@@ -137,14 +121,6 @@ def fill(path: Path) -> None:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-
-
-def refusal(call: Callable[[], object]) -> Code | None:
-    try:
-        call()
-    except grpc.RpcError as error:
-        return refusal_of(error).code
-    return None
 
 
 @pytest.fixture
@@ -163,30 +139,32 @@ def test_f13_on_a_full_disk_writes_are_refused_reads_and_deletes_go_on(
 ) -> None:
     coordinator.data.symlink_to(small_disk)
     coordinator.start(flags=["--backup-every", "3600"])
-    apply(coordinator, "first")
+    coordinator.apply_policy("first")
     assert takes_writes(coordinator)
     hog = small_disk / "hog"
     fill(hog)
-    refused = [refusal(partial(apply, coordinator, f"more-{number}")) for number in range(200)]
+    refused = [refusal_code(partial(coordinator.apply_policy, f"more-{number}")) for number in range(200)]
     assert refused.count(Code.STORE_FULL) > 100, "the disk was never full"
     assert set(refused) <= {None, Code.STORE_FULL}
     assert not takes_writes(coordinator)
     assert "first" in policies(coordinator)
     before = policies(coordinator)
     assert before == sorted(["first", *(f"more-{number}" for number, why in enumerate(refused) if why is None)])
-    stub = operator(coordinator.link, admin(coordinator))
+    stub = operator(coordinator.link, coordinator.admin())
     stub.Delete(api.DeleteRequest(kind="policy", name=before.pop()), timeout=10)
     assert policies(coordinator) == before
     another = small_disk / "another"
     fill(another)
-    assert [refusal(partial(apply, coordinator, f"again-{number}")) for number in range(200)].count(Code.STORE_FULL)
+    assert [refusal_code(partial(coordinator.apply_policy, f"again-{number}")) for number in range(200)].count(
+        Code.STORE_FULL
+    )
     assert not takes_writes(coordinator)
     before = policies(coordinator)
     hog.unlink()
     another.unlink()
     wait_until(lambda: takes_writes(coordinator), 20, "it to find room though nobody writes")
     assert "STORE_BACK" in codes(coordinator)
-    wait_until(lambda: apply(coordinator, "after"), 10, "writes resume by themselves")
+    wait_until(lambda: coordinator.apply_policy("after"), 10, "writes resume by themselves")
     assert policies(coordinator) == sorted([*before, "after"])
     assert coordinator.end(signal.SIGKILL) == -signal.SIGKILL
     coordinator.start()

@@ -1,5 +1,5 @@
-"""A57: calls that are held open, and messages that never end, on every method of both gRPC ports: others do not notice,
-and the front stays within its memory limit. Also nine large requests that are valid."""
+"""A57: calls that are held open, and messages that never end, on every method of both gRPC ports. Other clients do
+not notice, and the front stays within its memory limit, also under nine large requests that are valid."""
 
 import asyncio
 import gzip

@@ -1,4 +1,5 @@
-"""A58: an agent's certificate that forwards for a tenant nobody sent, at a real front that has a session."""
+"""A58: an agent's certificate forwards a request for a tenant that sent none. A real front that has a session
+refuses it."""
 
 import asyncio
 import struct

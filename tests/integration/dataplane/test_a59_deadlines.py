@@ -1,4 +1,5 @@
-"""Deadlines that a client chooses, against a replica at a real front: they turn nobody else away."""
+"""A59: a client steers the figures that replicas are judged by. Short deadlines that it chooses, at a real front,
+eject no replica for others."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

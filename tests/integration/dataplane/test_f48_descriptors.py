@@ -1,5 +1,5 @@
-"""A front whose descriptors strangers take, on real processes: who is connected is served, what needs one more is told
-so, and nothing has to be done afterwards."""
+"""F48: descriptors, threads or memory run out. Strangers take all descriptors of a real front: connected clients are
+served, calls that need one more are refused with a code, and it recovers by itself."""
 
 import asyncio
 import ssl
@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from integration.dataplane.test_faults import KEY, ask, load
 
 from harness.clients.oip import GrpcClient, InferenceError, Tensor
+from harness.clients.relu_load import KEY, send_load, send_request
 from harness.cluster.dataplane_node import DataPlaneNode
 from harness.crypto.pki import Authority, CertificateFiles
 from harness.faults.descriptor_limit import are_descriptors_used_up, descriptor_limit
@@ -59,7 +59,7 @@ async def test_f48_descriptors_of_a_front_are_used_up(tmp_path: Path, entry: str
             await gateway.configure(ways)
         client, pid = front.grpc_client(files), front.front.pid
         assert pid is not None
-        await ask(client, CallHistory(), 1)
+        await send_request(client, CallHistory(), 1)
         refused: list[str] = []
 
         async def strike() -> None:
@@ -67,7 +67,7 @@ async def test_f48_descriptors_of_a_front_are_used_up(tmp_path: Path, entry: str
                 async with strangers(front, files):
                     refused.extend([await infer_code(client) for _ in range(5)])
 
-        verdict = await load([client], REQUESTS, RATE, REQUESTS // 4, strike)
+        verdict = await send_load([client], REQUESTS, RATE, REQUESTS // 4, strike)
         print(verdict)
         assert (verdict.lost_count, verdict.violations, verdict.answered) == (0, (), REQUESTS), verdict
         assert set(refused) == {Code.OVERLOADED}, refused

@@ -1,4 +1,4 @@
-"""F50: a front that hangs and does not end is found by its lack of progress, ended, and started again."""
+"""F50: a process hangs but does not end. A hung front is found by its lack of progress, ended, and started again."""
 
 import asyncio
 import os

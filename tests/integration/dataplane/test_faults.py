@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import hashlib
-import json
 import os
 import signal
 import socket
@@ -11,7 +10,7 @@ import ssl
 import struct
 import subprocess
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,10 @@ import psutil
 import pytest
 
 from harness.clients.oip import GrpcClient, InferenceError, Tensor
+from harness.clients.relu_load import KEY, answer_of, send_load, send_request
 from harness.cluster.dataplane_node import FRONT, DataPlaneNode
 from harness.crypto.pki import Authority, CertificateFiles
-from harness.measure.history import CallHistory, CallOutcome, HistoryVerdict, check_histories
+from harness.measure.history import CallHistory, HistoryVerdict, check_histories
 from harness.models.synthetic import relu
 from harness.ports import free_ports
 from harness.report import record
@@ -36,13 +36,9 @@ from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.route import EndpointState, Route
 from shoal.types.units import Wall
-from shoal.types.workload import WorkloadKey
 
-KEY = WorkloadKey("acme", "relu")
-AT_ONCE = 64
 RUNS, REQUESTS, RATE = 3, 5000, 500.0
 """F01 asks for ten runs: those are the long test."""
-_NEVER_AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL"})
 
 
 @pytest.fixture
@@ -75,59 +71,6 @@ async def pair(
         await asyncio.gather(*(node.stop() for node in nodes))
 
 
-def answer_of(asked: Hashable) -> Hashable:
-    """The service's model: max(x, 0) of [-n, n, n + 0.5, 0]."""
-    assert isinstance(asked, int)
-    return struct.pack("<4f", 0.0, asked, asked + 0.5, 0.0)
-
-
-async def ask(client: GrpcClient, history: CallHistory, number: int, timeout: float = 15.0) -> None:
-    clock = asyncio.get_running_loop().time
-    call = history.begin(number, clock())
-    x = Tensor("x", "FP32", (1, 4), struct.pack("<4f", -number, number, number + 0.5, 0.0))
-    try:
-        answer = await client.infer("relu", (x,), timeout=timeout)
-        history.end(call, CallOutcome.OK, answer.outputs[0].raw, clock())
-    except InferenceError as error:
-        told = error.code or error.status not in _NEVER_AGAIN
-        history.end(call, CallOutcome.REFUSED if told else CallOutcome.UNKNOWN, error.code or error.status, clock())
-
-
-async def load(
-    clients: list[GrpcClient], count: int, rate: float, at: int, strike: Callable[[], Awaitable[None]]
-) -> HistoryVerdict:
-    """`count` requests, `rate` a second whatever the answers do, at most `AT_ONCE` in flight; `strike` after `at`."""
-    loop = asyncio.get_running_loop()
-    history = CallHistory()
-    room = asyncio.Semaphore(AT_ONCE)
-    start = loop.time()
-
-    async def one(number: int) -> None:
-        async with room:
-            await ask(clients[number % len(clients)], history, number)
-
-    tasks: list[asyncio.Task[None]] = []
-    fired = asyncio.Event()
-
-    def fire(number: int) -> None:
-        tasks.append(asyncio.create_task(one(number)))
-        if number == at:
-            tasks.append(asyncio.ensure_future(strike()))
-        if number == count:
-            fired.set()
-
-    for number in range(1, count + 1):
-        loop.call_at(start + number / rate, fire, number)
-    await fired.wait()
-    await asyncio.gather(*tasks)
-    return check_histories([history], answer_of)
-
-
-def pid_of(node: DataPlaneNode, assignment: str) -> int:
-    record = json.loads(Path(node.local_worker(assignment).socket).with_suffix(".json").read_text())
-    return int(record["pid"])
-
-
 async def wait_all_served(node: DataPlaneNode, client: GrpcClient, *assignments: str) -> None:
     """Each of these workers has answered something."""
     warm = Tensor("x", "FP32", (1, 4), struct.pack("<4f", 9, 9, 9, 9))
@@ -148,7 +91,7 @@ async def kill_with_requests_inside(node: DataPlaneNode, assignment: str) -> Non
 
     More than one need not come: the front prefers the replica that has less to do.
     """
-    pid, before = pid_of(node, assignment), len(node.exits)
+    pid, before = node.worker_pid(assignment), len(node.exits)
     os.kill(pid, signal.SIGSTOP)
     for _ in range(2):  # the second time no answer from before the pause can be on its way any more
         await until(lambda: _more(node, assignment, 1), 10, f"a request in {assignment}")
@@ -182,7 +125,7 @@ async def f01(
         await node.load("a1", KEY, relu_file)
         await node.configure(both(node))
 
-    return await load(clients, count, rate, count // 3, strike)
+    return await send_load(clients, count, rate, count // 3, strike)
 
 
 async def test_f01_one_of_two_replicas_killed_under_load(tmp_path: Path, authority: Authority, relu_file: Path) -> None:
@@ -243,7 +186,7 @@ async def test_f01_an_agent_dies_whole_behind_a_gateway(
     client = gateway.grpc_client(authority.issue(Role.TENANT, "acme"))
 
     async def strike() -> None:
-        front, worker = one.front.pid, pid_of(one, "a1")
+        front, worker = one.front.pid, one.worker_pid("a1")
         assert front is not None
         await one.front.close(keep=True)  # no supervisor restarts it
         os.kill(worker, signal.SIGSTOP)
@@ -252,7 +195,7 @@ async def test_f01_an_agent_dies_whole_behind_a_gateway(
         os.kill(worker, signal.SIGKILL)
         await until(lambda: not psutil.pid_exists(front) or _zombie(front), 10, "the front is dead")
 
-    verdict = await load([client], 600, 150.0, 200, strike)
+    verdict = await send_load([client], 600, 150.0, 200, strike)
     print(verdict)
     assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
     (ingress,) = (await gateway.front.stats()).ingress
@@ -284,9 +227,9 @@ async def test_f02_the_only_replica_fails_its_requests_retryably_and_serves_when
         await wait_all_served(node, client, "a1")
         (before,) = (await node.front.stats()).ingress
         history = CallHistory()
-        pid = pid_of(node, "a1")
+        pid = node.worker_pid("a1")
         os.kill(pid, signal.SIGSTOP)
-        waiting = [asyncio.create_task(ask(client, history, number)) for number in range(1, 6)]
+        waiting = [asyncio.create_task(send_request(client, history, number)) for number in range(1, 6)]
         await until(lambda: _more(node, "a1", 5), 10, "requests inside")
         os.kill(pid, signal.SIGKILL)
         await asyncio.gather(*waiting)
@@ -295,7 +238,7 @@ async def test_f02_the_only_replica_fails_its_requests_retryably_and_serves_when
         await node.load("a1", KEY, relu_file)
         await node.configure()
         again = CallHistory()
-        await ask(client, again, 7)
+        await send_request(client, again, 7)
         verdict = check_histories([again], answer_of)
         assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
         (after,) = (await node.front.stats()).ingress
@@ -315,7 +258,7 @@ async def test_a_request_that_two_workers_died_of_is_refused_for_a_while(
     x = Tensor("x", "FP32", (1, 4), bytes(16))
     try:
         await wait_all_served(node, client, "a1", "a2")
-        pids = {name: pid_of(node, name) for name in ("a1", "a2")}
+        pids = {name: node.worker_pid(name) for name in ("a1", "a2")}
         for pid in pids.values():
             os.kill(pid, signal.SIGSTOP)
         call = asyncio.create_task(client.infer("relu", (x,)))
@@ -355,7 +298,7 @@ async def test_a_killed_front_comes_back_on_its_ports_with_its_routes(
         await node.start()
         await node.load("a1", KEY, relu_file)
         await node.configure()
-        before, worker = node.front.pid, pid_of(node, "a1")
+        before, worker = node.front.pid, node.worker_pid("a1")
         assert before is not None
         os.kill(before, signal.SIGKILL)
         wrong: list[str] = []
@@ -374,7 +317,7 @@ async def test_a_killed_front_comes_back_on_its_ports_with_its_routes(
         await until(answers, 20, "the new front answers")
         assert wrong == [], "a front that knows no routes answered"
         assert node.front.restarts == 1
-        assert pid_of(node, "a1") == worker
+        assert node.worker_pid("a1") == worker
         assert (await node.front.stats()).ready
     finally:
         await node.stop()
@@ -423,11 +366,11 @@ async def test_f03_a_next_supervisor_adopts_the_front_which_served_meanwhile(
         pid = first.pid
         await first.close(keep=True)
         history = CallHistory()
-        await ask(client, history, 1)
+        await send_request(client, history, 1)
         node.front = FrontProcess(node.config, FRONT, SystemClock())
         await node.front.start()
         await node.configure()
-        await ask(client, history, 2)
+        await send_request(client, history, 2)
         verdict = check_histories([history], answer_of)
         assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
         assert (node.front.pid, node.front.restarts) == (pid, 0)
@@ -508,17 +451,17 @@ async def test_draining_replicas_get_nothing_new_and_finish_what_they_have(
     client = node.grpc_client(authority.issue(Role.TENANT, "acme"))
     history = CallHistory()
     try:
-        pid, loop = pid_of(node, "a1"), asyncio.get_running_loop()
+        pid, loop = node.worker_pid("a1"), asyncio.get_running_loop()
         goes_on_at = loop.time() + SILENT_S / 2  # before the front takes it for one that hangs
         os.kill(pid, signal.SIGSTOP)
-        waiting = [asyncio.create_task(ask(client, history, number)) for number in range(1, 9)]
+        waiting = [asyncio.create_task(send_request(client, history, number)) for number in range(1, 9)]
         await until(lambda: _more(node, "a1", 1), 10, "requests inside")
         draining = replace(node.endpoint("a1"), state=EndpointState.DRAINING)
         locals_ = (node.local_worker("a2"),)
         await node.front.configure((Route(KEY, 2, (draining, node.endpoint("a2"))),), (), locals_)
         asked = 0
         while asked == 0 or loop.time() < goes_on_at:
-            await ask(client, history, 10 + asked)
+            await send_request(client, history, 10 + asked)
             asked += 1
         os.kill(pid, signal.SIGCONT)
         await asyncio.gather(*waiting)
@@ -542,7 +485,7 @@ async def test_only_the_named_peer_is_believed_and_only_peers_forward(
         posing = replace(one.endpoint("a1", at=gateway), node="n9")
         await gateway.configure([Route(KEY, 2, (posing, two.endpoint("a2", at=gateway)))])
         for number in range(1, 21):
-            await ask(client, history, number)
+            await send_request(client, history, number)
         verdict = check_histories([history], answer_of)
         assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
         assert await _served(one, "a1") == 0
@@ -634,10 +577,10 @@ async def test_what_cannot_wait_is_told_when_to_come_back(
         await node.configure()
         client = node.grpc_client(authority.issue(Role.TENANT, "acme"))
         await wait_all_served(node, client, "a1")
-        pid = pid_of(node, "a1")
+        pid = node.worker_pid("a1")
         os.kill(pid, signal.SIGSTOP)
         history = CallHistory()
-        waiting = [asyncio.create_task(ask(client, history, number)) for number in range(1, 5)]
+        waiting = [asyncio.create_task(send_request(client, history, number)) for number in range(1, 5)]
         await until(lambda: _more(node, "a1", 4), 10, "the queue is full")
         x = Tensor("x", "FP32", (1, 4), bytes(16))
         for way in (client, node.rest_client(authority.issue(Role.TENANT, "acme"))):

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import pytest_asyncio
-from integration.dataplane.test_faults import load
 
 from harness.clients.oip import GrpcClient, InferenceError, Tensor
+from harness.clients.relu_load import send_load
 from harness.cluster.dataplane_node import DataPlaneNode
 from harness.crypto.pki import Authority, CertificateFiles
 from harness.models.synthetic import relu
@@ -296,7 +296,7 @@ async def test_one_of_the_other_regions_gateways_stops_then_dies_and_no_request_
             with suppress(ProcessLookupError):  # its supervisor ends a front that makes no progress
                 os.kill(victim, signal.SIGKILL)
 
-    verdict = await load(clients, 300, 100.0, 60, strike)
+    verdict = await send_load(clients, 300, 100.0, 60, strike)
     print(verdict)
     assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
     record("F01", "P", 1, what="a gateway of another region", sent=300, lost=0, slowest_s=round(verdict.slowest_s, 3))

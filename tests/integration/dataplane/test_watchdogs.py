@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from integration.dataplane.test_faults import pid_of
 
 from harness.clients.oip import GrpcClient, InferenceError, Tensor
 from harness.cluster.dataplane_node import DataPlaneNode
@@ -77,7 +76,7 @@ def trips(count: int) -> tuple[Tensor, Tensor]:
 
 async def test_f38_a_run_without_end_is_told_to_terminate_and_costs_no_worker(tmp_path: Path) -> None:
     async with replicas(2, tmp_path, engine_cases.loop(-1)) as (node, client):
-        workers = [pid_of(node, name) for name in ("a1", "a2")]
+        workers = [node.worker_pid(name) for name in ("a1", "a2")]
         (away, code), others = await asyncio.gather(
             timed_infer(client, *trips(2**60)), asyncio.gather(*(timed_infer(client, *trips(n)) for n in range(1, 9)))
         )
@@ -87,7 +86,7 @@ async def test_f38_a_run_without_end_is_told_to_terminate_and_costs_no_worker(tm
         assert away - slowed <= 2 * WITHIN_S, "one replica after the other"
         again, code = await timed_infer(client, *trips(2**60), request_id="another")
         assert (code, again < 1.0) == (Code.REQUEST_CRASHED_WORKER, True), "refused before it meets a worker"
-        assert [pid_of(node, name) for name in ("a1", "a2")] == workers
+        assert [node.worker_pid(name) for name in ("a1", "a2")] == workers
         assert not node.exits
         record("F38", "P", 1, what="endless loop", two_replicas_s=round(away, 2), workers_lost=0)
 
@@ -111,7 +110,7 @@ async def test_f38_a_stopped_worker_is_left_within_two_seconds(tmp_path: Path) -
     async with replicas(2, tmp_path, engine_cases.loop(-1)) as (node, client):
         for n in range(1, 21):
             await timed_infer(client, *trips(n))
-        os.kill(pid_of(node, "a1"), signal.SIGSTOP)
+        os.kill(node.worker_pid("a1"), signal.SIGSTOP)
         found = await asyncio.gather(*(timed_infer(client, *trips(n)) for n in range(1, 33)))
         found += [await timed_infer(client, *trips(n)) for n in range(33, 65)]
         assert [code for _, code in found] == [""] * 64

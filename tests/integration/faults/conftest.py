@@ -3,13 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
+from integration.faults.clocks import PAIR, SKEW_S
 
 from harness.cluster.netns_stack import NetnsStack, netns_region
 from harness.cluster.stack import documents, on_nodes, policy, workload
-
-PAIR = ("plain-cpu", "edge-npu")
-SKEW_S = 600
-"""F27: how wrong the clocks of the two are from their first start on, one each way, in every test of this folder."""
 
 
 @pytest.fixture(scope="package")

@@ -1,7 +1,7 @@
 """F26 and F27: wall clocks that are wrong, and that jump, on every machine of a region under load."""
 
 import pytest
-from integration.faults.conftest import PAIR, SKEW_S
+from integration.faults.clocks import PAIR, SKEW_S
 
 from harness.cluster.netns_stack import NetnsStack
 from harness.cluster.stack import InferenceLoad

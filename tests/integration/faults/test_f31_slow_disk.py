@@ -1,4 +1,5 @@
-"""F31: every disk of a region stalls at each flush, or is a hundred times slower, while there is much to write."""
+"""F31: slow disks. Every disk of a region stalls at each flush, or is a hundred times slower, while there is much to
+write: no node is lost."""
 
 import statistics
 from contextlib import AbstractContextManager, nullcontext

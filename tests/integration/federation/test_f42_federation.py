@@ -1,4 +1,5 @@
-"""F42: the federation killed, and cut off, under load. Scaled: seconds; the whole minute is `-m long`."""
+"""F42: the federation is killed, and cut off, under load; agreements are renewed from region to region. Scaled to
+seconds: the whole minute is `-m long`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,5 @@
-"""F42 where the federation has two replicas: one is killed under load, and trades go on through the other."""
+"""F42: the federation is lost. It has two replicas here: one is killed under load, and trades go on through the
+other."""
 
 from pathlib import Path
 

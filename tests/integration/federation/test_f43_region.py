@@ -1,4 +1,5 @@
-"""F43: a whole region that works for another, lost under load."""
+"""F43: a whole region is lost under load while it serves for another. That one serves again, from a standby or a new
+place."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

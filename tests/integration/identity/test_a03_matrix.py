@@ -1,7 +1,8 @@
-"""Every role calls everything there is: row A03, generated from the protos.
+"""A03: every role calls every RPC, REST path and topic. Each call is refused unless a rule allows it; the cases are
+generated from the protos.
 
-What each role may do stands here a second time, by hand and apart from the code that rules. A method, a REST form or a
-topic that this table lacks fails the test, and so does one that it names and that is gone.
+What each role may do is written here a second time, by hand and independent of the code. A method, a REST form or a
+topic that this table lacks fails the test. So does one that it names and that is gone.
 """
 
 import ssl

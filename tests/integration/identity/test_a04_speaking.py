@@ -1,5 +1,8 @@
-"""Node A speaks as B: row A04, in payloads and signatures on a real coordinator's link, in topics and client ids at a
-real broker. What the coordinator itself drops of a broker's traffic is `test_a11_a04_..` of the MQTT link."""
+"""A04: node A speaks as B, in payloads and signatures on a real coordinator's link, in topics and client ids at a real
+broker.
+
+What the coordinator itself drops of a broker's traffic is `test_a11_a04_..` of the MQTT link.
+"""
 
 import queue
 import time

@@ -1,6 +1,6 @@
-"""Names that pretend to be others: row A05, in certificates that the region's own CA signed and in names as asked for.
+"""A05: names that pretend to be others, in certificates that the region's own CA signed and in names as asked for.
 
-Every listener reads a certificate's name the same way: exactly one URI name, in our form; the common name says nothing.
+Every listener reads a certificate's name the same way: exactly one URI name, in our form; the common name is ignored.
 """
 
 import datetime

@@ -1,6 +1,7 @@
-"""A revoked certificate on open calls and on new ones, at every port of a coordinator: row A09.
+"""A09: a revoked certificate, on open calls and on new ones, at every port of a coordinator.
 
-What a region of real nodes makes of it under load is `test_under_load.py`."""
+What a region of real nodes makes of it under load is `test_under_load.py`.
+"""
 
 import ssl
 import threading

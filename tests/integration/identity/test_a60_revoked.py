@@ -1,4 +1,5 @@
-"""What a revoked identity made or is bound to ends with it, on real coordinators: row A60."""
+"""A60: what a revoked identity made or is bound to (tokens, certificates, held bids) ends with it, on real
+coordinators."""
 
 import json
 import subprocess

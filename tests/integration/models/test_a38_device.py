@@ -1,4 +1,5 @@
-"""A real agent under a coordinator that was taken over: what no publisher signed, or signed long ago, is not loaded."""
+"""A38: a rollback to an older signed version of a model. A real agent under a hostile coordinator loads no old
+version, and nothing that no publisher signed (A37)."""
 
 import asyncio
 import hashlib

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from integration.monitoring.federation import DISK, SLOW
 
 from harness.cluster.coordinator import CoordinatorServer
 from harness.cluster.stack import DevStack, region
@@ -26,11 +27,7 @@ WINDOWS: Final = {"5m": "15s", "15m": "60s", "30m": "60s", "1h": "60s"}
 FOR: Final = "3s"
 FLEET: Final = (("plain-cpu", ""), ("cloud-gpu", "nvidia-l4"), ("small-cpu", "rk3588s"))
 """One tells its power, one is hundreds of times slower than that."""
-DISK: Final = "disk"
-"""The keeper's, in its folder."""
 DISK_BYTES: Final = 32 * 2**20
-SLOW: Final = "slow"
-"""Beside it: how slow it is (harness.faults.disk)."""
 REACHED_WITHIN_S: Final = 60.0
 
 

@@ -7,23 +7,19 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
-from integration.stack.test_sessions import MODEL, WORKLOAD
+from integration.monitoring.federation import NODES, ask, cause_denials
 
-from harness.clients.oip import GrpcClient, InferenceError, Tensor, step_request
+from harness.clients.oip import GrpcClient, Tensor, step_request
 from harness.cluster.delegation import delete_delegated, in_regions, wait_delegated
-from harness.cluster.stack import DevStack, InferenceLoad, documents, input_of, on_nodes, policy, workload
+from harness.cluster.stack import DevStack, InferenceLoad, documents, on_nodes, policy, workload
 from harness.models import speech
 from harness.servers.prometheus import Prometheus, Query, queries
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
-from shoal.client import Context, RegionClient
 from shoal.devstack.layout import TRADE_DOCUMENT
-from shoal.types.codes import ShoalError
-from shoal.wire.enrol import redeem
 
 pytestmark = [pytest.mark.alone, pytest.mark.long]
 
-NODES: Final = ("plain-cpu", "cloud-gpu")
 RATE: Final = "5s"
 """Grafana's `$__rate_interval`: at least four scrapes."""
 MOVED_WITHIN_S: Final = 60.0
@@ -40,9 +36,9 @@ def at_work(stack: DevStack, prometheus: Prometheus) -> Iterator[None]:
     """A workload at home that moves, one that another region runs, one that waits, one with sessions; a viewer that
     asks for more than it may, a hot device, a region that does not answer when it is asked."""
     with stack.api() as api:
-        api.push(MODEL, "vad")
+        api.push(speech.DETECTOR, "vad")
     stack.apply(documents(SIGNALS, policy("here", BOUND), workload("here", "relu", "here")))
-    stack.apply(documents(policy("streams", on_nodes(NODES[:1])), WORKLOAD))
+    stack.apply(documents(policy("streams", on_nodes(NODES[:1])), speech.WORKLOAD))
     stack.apply(documents(policy("nowhere", on_nodes(["nobody"])), workload("nowhere", "relu", "nowhere")))
     stack.apply(in_regions("away", "home-2"))
     (placed,) = stack.wait_serving("here")
@@ -82,36 +78,6 @@ async def speak(stack: DevStack) -> None:
         inputs = (Tensor("input", "FP32", (1, len(frame)), frame.tobytes()),)
         await client.send(step_request("vad", inputs, 1, start=number == 0), timeout=MOVED_WITHIN_S)
     await client.close()
-
-
-def ask(stack: DevStack, name: str, timeout_s: float = 20.0) -> str:
-    """The code of the refusal, or nothing."""
-
-    async def once() -> str:
-        files = stack.client_files
-        client = GrpcClient(stack.port("gateway", "grpc"), files.authority.read_bytes(), files)
-        try:
-            await client.infer(name, input_of(1), timeout=timeout_s)
-        except InferenceError as failed:
-            return failed.code or str(failed.status)
-        finally:
-            await client.close()
-        return ""
-
-    return asyncio.run(once())
-
-
-def cause_denials(stack: DevStack, times: int = 1) -> None:
-    """A viewer asks for tokens."""
-    folder = stack.folder / "viewer"
-    if not folder.exists():
-        with stack.api() as api:
-            token = api.create_token("viewer", "onlooker", 300.0).token
-        redeem(stack.info.stack.for_region("home").coordinator_addresses("enrol"), token, "onlooker").write(folder)
-    with RegionClient(Context("viewer", "home", stack.info.operator.address, str(folder))) as viewer:
-        for _ in range(times):
-            with pytest.raises(ShoalError):
-                viewer.create_token("tenant", "mine")
 
 
 def test_every_panel_gets_data(stack: DevStack, prometheus: Prometheus) -> None:

@@ -15,12 +15,10 @@ from typing import Final
 
 import grpc
 import pytest
-from integration.coordinator.test_restart import admin, apply, refusal
-from integration.monitoring.conftest import DISK, SLOW
-from integration.monitoring.test_dashboards import NODES, ask, cause_denials
+from integration.monitoring.federation import DISK, NODES, SLOW, ask, cause_denials
 
 from harness.clients.oip import Tensor
-from harness.cluster.coordinator import CoordinatorServer, operator
+from harness.cluster.coordinator import CoordinatorServer, operator, refusal_code
 from harness.cluster.delegation import delete_delegated, in_regions, wait_delegated
 from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack, InferenceLoad, documents, on_nodes, policy, workload
 from harness.fakes.clock import ManualClock
@@ -211,18 +209,18 @@ def test_a_disk_that_is_slow(small_disk_coordinator: CoordinatorServer, watch: A
     with disk_latency(small_disk_coordinator.folder / SLOW, flush_s=SLOW_FLUSH_S, write_s=0.0):
         watch.until(
             "ShoalStoreSlow",
-            meanwhile=lambda: apply(small_disk_coordinator, f"slow-{next(numbers)}"),
+            meanwhile=lambda: small_disk_coordinator.apply_policy(f"slow-{next(numbers)}"),
             instance=small_disk_coordinator.metrics,
         )
 
 
 def test_a_disk_that_is_full(small_disk_coordinator: CoordinatorServer, watch: AlertWatch) -> None:
     """What is applied is refused; a log is handed out, and the store cannot say to whom."""
-    stub, numbers = operator(small_disk_coordinator.link, admin(small_disk_coordinator)), itertools.count()
+    stub, numbers = operator(small_disk_coordinator.link, small_disk_coordinator.admin()), itertools.count()
     hog = small_disk_coordinator.folder / DISK / "hog"
 
     def acts() -> None:
-        refusal(lambda: apply(small_disk_coordinator, f"more-{next(numbers)}"))
+        refusal_code(lambda: small_disk_coordinator.apply_policy(f"more-{next(numbers)}"))
         assert list(stub.Logs(operator_pb2.LogsRequest(lines=1), timeout=10))
 
     fill_disk(hog)

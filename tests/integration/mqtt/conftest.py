@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+from integration.mqtt.region import NAME
 
 from harness.cluster.stack import DevStack, documents, on_nodes, policy, region, workload
-
-NAME = "steady"
-NODES = ("gateway", "plain-cpu")
 
 
 @pytest.fixture(scope="package")

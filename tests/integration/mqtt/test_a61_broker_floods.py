@@ -1,4 +1,5 @@
-"""A61: an agent that floods the broker while the coordinator reads nothing: bytes are bounded, others are heard."""
+"""A61: an agent that floods the broker, while the coordinator reads nothing. Its bytes are bounded, and others'
+messages arrive."""
 
 import time
 from collections.abc import Iterator

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from integration.mqtt.conftest import NAME, NODES
+from integration.mqtt.region import NAME, NODES
 
 from harness import report
 from harness.cluster.stack import DevStack, InferenceLoad

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
 
-from integration.mqtt.conftest import NAME
+from integration.mqtt.region import NAME
 
 from harness.cluster.agents import AgentProcess
 from harness.cluster.coordinator import CoordinatorServer

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from integration.mqtt.conftest import NODES
+from integration.mqtt.region import NODES
 
 from harness.cluster.stack import DevStack
 from shoal.types.codes import Code, ShoalError

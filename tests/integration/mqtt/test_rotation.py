@@ -1,7 +1,7 @@
 """The broker follows a rotation of the region's CA: no connection and no request is lost, everybody is let in again."""
 
 from cryptography import x509
-from integration.mqtt.conftest import NAME, NODES
+from integration.mqtt.region import NAME, NODES
 
 from harness.cluster.stack import DevStack, InferenceLoad
 from harness.wait import wait_until

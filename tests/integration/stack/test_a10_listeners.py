@@ -1,4 +1,5 @@
-"""A10 at every port of a region: nothing is said without TLS 1.2, nor without a certificate where one is due."""
+"""A10: downgrades, at every port of a region. Nothing is answered without TLS 1.2, nor without a certificate where
+one is required."""
 
 import contextlib
 import ipaddress

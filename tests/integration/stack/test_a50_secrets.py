@@ -1,6 +1,7 @@
-"""A50: canaries planted where secrets live are found nowhere else; what strangers say stays text; errors name nothing.
+"""A50: secrets and injected text in logs. Canaries planted where secrets live are found nowhere else; text of strangers
+stays text; errors name nothing.
 
-The region is that of all tests of this folder: what those logged and left is searched too.
+The region is that of all tests of this folder: what they logged and left is searched too.
 """
 
 import asyncio

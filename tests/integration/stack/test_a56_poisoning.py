@@ -1,4 +1,5 @@
-"""A tenant that crashes its own workers on purpose (A56): another tenant's replicas of that model are replaced."""
+"""A56: a tenant crashes its own workers on purpose, to have a model blocked. Another tenant's replicas of that model
+are replaced after a node loss."""
 
 import struct
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
-"""One process killed at a state of a live move, under load, by real processes: the move ends, who asks again is
-answered, and nothing is left over.
+"""F05: a process is killed at a step of a live move, under load, by real processes. The move ends, clients that retry
+are answered, and nothing is left over.
 
-One cell of the matrix in every run; with `-m long` every state with every victim. When a state is shorter than the way
-from the region's log to the blow, that falls in the next, and is recorded so: the moments around each write are the
-simulator's (`simulation/test_move_rows.py`).
+One cell of the matrix in every run; with `-m long` every state with every process. A state may be shorter than the time
+between the region's log and the kill, which then falls in the next and is recorded so. The moments around each write
+are the simulator's (`simulation/test_move_rows.py`).
 """
 
 from collections.abc import Iterator

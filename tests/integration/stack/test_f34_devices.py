@@ -1,4 +1,5 @@
-"""Emulated devices that err, vanish and throttle (F34), by real processes: `shoal dev break NODE unplug | heat`."""
+"""F34: a device vanishes, resets, throttles or reports errors, and its assignment alone moves. Emulated devices of
+real processes: `shoal dev break NODE unplug | heat`."""
 
 from collections.abc import Iterator
 

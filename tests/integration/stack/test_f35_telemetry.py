@@ -1,4 +1,5 @@
-"""F35: an agent with a good certificate reports absurd values; its supervisor is stopped, the test speaks for it."""
+"""F35: absurd telemetry (NaN, negative, from the future) is refused, and the node's work stays. An agent's
+supervisor is stopped, and the test reports with its certificate."""
 
 import asyncio
 import math

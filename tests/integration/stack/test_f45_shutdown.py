@@ -1,6 +1,6 @@
-"""A gateway killed, and every component ended in good order (SIGTERM), under load through two ingresses.
+"""F45: a gateway is killed, and every component is drained by SIGTERM, under load through two ingresses.
 
-The second ingress is an agent's: its front is the very program that a gateway's is.
+The second ingress is an agent's: its front is the same program as a gateway's.
 """
 
 import os

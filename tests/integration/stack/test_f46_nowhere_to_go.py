@@ -1,4 +1,5 @@
-"""No other place, an empty list of candidates, a deletion while its node is cut off (F46), by real processes."""
+"""F46: no feasible replacement, an empty list of candidates, a deletion while the node is cut off. The old replica
+stays, and the deletion ends: by real processes."""
 
 from collections.abc import Iterator
 

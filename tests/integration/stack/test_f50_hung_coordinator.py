@@ -1,4 +1,4 @@
-"""F50 on a local stack: a coordinator that hangs is replaced by who keeps the stack, and no request notices."""
+"""F50: a process hangs but does not end. A local stack replaces a coordinator that hangs, and no request notices."""
 
 import os
 import signal

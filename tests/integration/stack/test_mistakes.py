@@ -1,6 +1,6 @@
 """Wrong documents through the real command line and the API: each its own code at its own place; nothing else notices.
 
-The mistakes themselves are those of `unit/policies/test_mistakes`; here they meet a region that runs under load.
+The mistakes are those of `unit/policies/test_mistakes`; here they meet a region under load.
 """
 
 import json
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.policies.test_mistakes import MARK, MISTAKES
 
+from harness.builders.invalid_documents import MISTAKES, split_at_mark
 from harness.cluster.stack import DevStack, InferenceLoad, documents, on_nodes, policy, workload
 from harness.report import record
 from shoal.types.codes import Code
@@ -43,12 +43,6 @@ def state(stack: DevStack) -> dict[str, Any]:
     # What nodes do meanwhile is their own affair.
     told = [event.sequence for event in stack.events() if not event.code.startswith("NODE_")]
     return {**held, "workers": stack.workers(), "last event": told[-1]}
-
-
-def split_at_mark(text: str) -> tuple[str, int, int]:
-    """The text without its mark, and the mark's line and column."""
-    before, _, after = text.partition(MARK)
-    return before + after, before.count("\n") + 1, len(before) - before.rfind("\n")
 
 
 def one_of_each_code() -> list[tuple[str, str, Code]]:

@@ -15,7 +15,6 @@ import pytest
 from harness.clients.oip import GrpcClient, InferenceError, Tensor, step_request
 from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack, documents, policy
 from harness.models import speech
-from harness.models.synthetic import file_in
 from harness.report import record
 from harness.wait import wait_until
 from shoal.coordinator.clock import CoordinatorClock
@@ -23,24 +22,13 @@ from shoal.v1 import operator_pb2
 
 pytestmark = pytest.mark.alone
 
-NAME = "vad"
+NAME = speech.NAME
 EQUAL = 1e-5
 AGAIN_S = 0.2
 """After a refusal."""
-WORKLOAD = f"""apiVersion: shoal/v1
-kind: Workload
-metadata: {{name: {NAME}}}
-spec:
-  model: {{source: vad}}
-  policy: streams
-  session: {{state: {{state: stateN}}}}
-  capture: {{consent: true}}
-"""
 POLICY = """  require: {where: "node.name in ['plain-cpu', 'edge-npu']"}
   migration: {shift: {steps: [50%, 100%], hold: 1s}}
 """
-MODEL = file_in("silero_vad", "data/silero_vad_openvino_16k.onnx")
-"""Of silero-vad's wheel: for 16 kHz alone, with fixed shapes. (The other names no length of a step.)"""
 
 
 @dataclass
@@ -115,7 +103,7 @@ class Streams:
 
 def reference_outputs(speaker: int, steps: int) -> list[float]:
     """What the model says of the same speech in one place, from the first step on."""
-    session = onnxruntime.InferenceSession(str(MODEL))
+    session = onnxruntime.InferenceSession(str(speech.DETECTOR))
     state, said, frames = np.zeros((2, 1, 128), np.float32), [], speech.frames(speaker)
     for step in range(steps):
         feeds = {"input": frames[step % len(frames)][None], "state": state}
@@ -134,8 +122,8 @@ def drift(streams: Streams) -> float:
 
 @pytest.fixture(scope="module")
 def streaming(stack: DevStack) -> Iterator[DevStack]:
-    stack.push(MODEL.read_bytes(), "vad")
-    stack.apply(documents(policy("streams", POLICY), WORKLOAD))
+    stack.push(speech.DETECTOR.read_bytes(), "vad")
+    stack.apply(documents(policy("streams", POLICY), speech.WORKLOAD))
     stack.wait_serving(NAME)
     yield stack
     stack.delete_workloads(NAME)

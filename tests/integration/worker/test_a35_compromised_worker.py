@@ -1,7 +1,8 @@
-"""A35: whoever takes a worker over through the runtime has a worker, and nothing else: tried inside the worker itself.
+"""A35: an operator of the runtime with a memory error. An attacker who takes a worker over has that worker and nothing
+else: tried inside the worker itself.
 
-The kernel's refusals are those of this machine; where it has no Landlock, namespaces, filter or control groups these
-tests fail in continuous integration, and `shoal-agent doctor` says so elsewhere.
+The kernel's refusals are those of this machine. Without Landlock, namespaces, filters or control groups these tests
+fail in continuous integration; elsewhere `shoal-agent doctor` reports it.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""What clients get wrong or give up, sent to a real worker that never answers well: nothing that judges counts it."""
+"""A59: figures that a client steers. What clients get wrong or give up, sent to a real worker that never answers
+well, counts against no replica."""
 
 import asyncio
 import math

@@ -1,4 +1,5 @@
-"""F33: bytes that are not the model, each time found by a real worker on the very bytes that it would load."""
+"""F33: a cached model is corrupt, truncated, of another digest, or changed after the check. A real worker finds it
+on the very bytes that it would load."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""What is said to an address that a member of the federation gave, when something else is there."""
+"""A26: an address that another region gave points inside. A server there that is not that region's receives no
+request and no certificate of ours."""
 
 import asyncio
 import ssl

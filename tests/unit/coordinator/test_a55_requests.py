@@ -1,6 +1,7 @@
-"""A55: at the coordinator, one request with millions of empty fields is refused by count, on every method.
+"""A55: one request with millions of empty fields. The coordinator refuses it by count, on every method.
 
-Generated from the descriptors: a method that can be crowded and has no limits takes nothing, and fails here.
+The cases are generated from the descriptors: a method that can be crowded and has no limits accepts nothing, and fails
+here.
 """
 
 import time

@@ -1,5 +1,5 @@
-"""A54: images are named by digest, not by a tag that somebody can move: those of others in the files themselves, ours
-by what `make images` and `make push` write."""
+"""A54: the supply chain. Images are named by digest, not by a tag that somebody can move: those of others in the
+files themselves, ours by what `make images` and `make push` write."""
 
 import hashlib
 import json

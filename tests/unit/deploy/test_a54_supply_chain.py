@@ -1,4 +1,4 @@
-"""A54: what is built is made of what was written down, and of nothing that is known to be broken."""
+"""A54: the supply chain. A build uses only what is listed by hash, and no version that is known to be vulnerable."""
 
 import hashlib
 import platform

@@ -1,4 +1,5 @@
-"""What is dialled because another region says so: a machine that can be that region's, by name or number alone."""
+"""A26: an address that another region gave points inside. Only one that a machine of another region can have is
+dialled, judged by name or number alone."""
 
 import pytest
 

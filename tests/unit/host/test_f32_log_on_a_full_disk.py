@@ -1,4 +1,4 @@
-"""A log whose disk is full loses lines, and nothing else happens to who writes it."""
+"""F32: a disk fills while a process logs. The log loses lines, and its writer is not affected otherwise."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""F50: a coordinator's event loop tells the service manager that it runs; one that hangs tells nothing."""
+"""F50: a process hangs but does not end. A coordinator's event loop notifies the service manager that it runs; one
+that hangs does not."""
 
 import asyncio
 import os

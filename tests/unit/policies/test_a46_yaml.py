@@ -1,4 +1,4 @@
-"""A46: text crafted to exhaust whoever reads it is refused at file:line:column, before any tree is walked."""
+"""A46: YAML crafted to exhaust its reader is refused at file:line:column, before any tree is walked."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A47: an expression that could run long is POLICY_COST when it is read; what is accepted stays within its budget."""
+"""A47: CEL expressions that could run long are POLICY_COST at parse time; what is accepted stays within its budget."""
 
 import time
 from typing import Any

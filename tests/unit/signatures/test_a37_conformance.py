@@ -1,7 +1,7 @@
-"""A37: model signatures against the cases that the OpenSSF specification's sections ask for, one row each.
+"""A37: forged model signatures, by the cases that the OpenSSF specification's sections ask for, one row each.
 
 A row changes one thing of a bundle that verifies, or of the model beside it. `resign` rows sign what they changed, so
-that nothing but the rule under test can refuse them.
+that only the rule under test can refuse them.
 """
 
 import base64

@@ -1,4 +1,5 @@
-"""A37: signing and verifying files and directories, by the publisher's commands: the specification's round trips."""
+"""A37: forged model signatures. Files and directories are signed and verified by the publisher's commands: the
+specification's round trips."""
 
 import base64
 import json

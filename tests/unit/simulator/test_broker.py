@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 import pytest
-from unit.simulator.test_network import SENT, Heard, hello, status
+from unit.simulator.fakes import SENT, RecordingLinkEvents, hello, status
 
 from shoal.simulator.parts.broker import (
     BROKER,
@@ -23,7 +23,7 @@ from shoal.types.codes import Code, ShoalError
 from shoal.types.units import Seconds
 
 
-class Noted(Heard):
+class Noted(RecordingLinkEvents):
     """Also what it could not hear."""
 
     def __init__(self) -> None:

@@ -1,65 +1,21 @@
 """Links in the simulation: streams keep order and come late, datagrams are lost, doubled and overtaken."""
 
 import asyncio
-from collections.abc import Collection
 
 import pytest
+from unit.simulator.fakes import SENT, RecordingLinkEvents, hello, status
 
 from shoal.simulator.parts.network import COORDINATOR, SimLink, SimLinkSession, SimNetwork
 from shoal.simulator.world.loop import VirtualLoop, run
 from shoal.simulator.world.world import SimProcess, SimWorld
-from shoal.types.assignment import Status
-from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.device import Node, Role
-from shoal.types.link import Hello, Reported, Welcome
-from shoal.types.units import Bytes, Seconds, Wall
-
-SENT = 40
-
-
-class Heard:
-    """The coordinator's end: notes what came."""
-
-    def __init__(self) -> None:
-        self.sequences: list[int] = []
-        self.closed_epochs: list[int] = []
-
-    async def on_hello(self, node: str, role: Role, hello: Hello, *, peer: str = "") -> Welcome | Refusal:
-        return Welcome(7, hello.nonce, "h", 1, Seconds(1.0), Wall(0.0))
-
-    def on_status(self, node: str, epoch: int, status: Status) -> Refusal | None:
-        self.sequences.append(status.sequence)
-        return None
-
-    async def on_message(self, node: str, epoch: int, message: Reported | Hello) -> Refusal | None:
-        raise AssertionError(message)
-
-    async def on_link_lost(self, nodes: Collection[str]) -> None:
-        raise AssertionError(nodes)
-
-    async def on_link_restored(self) -> None:
-        raise AssertionError
-
-    async def on_close(self, node: str, epoch: int) -> None:
-        self.closed_epochs.append(epoch)
-
-
-def hello() -> Hello:
-    node = Node(
-        "a", "sim", Role.AGENT, {}, "1", "x", "x", Bytes(1), Bytes(1), (), "a:1", "a:2", "a:3", "a:4", "boot"
-    )  # fmt: skip
-    return Hello(node, "nonce", None, 1, Wall(0.0))
-
-
-def status(sequence: int) -> Status:
-    return Status("a", 7, sequence, True, None, (), (), (), (), Wall(0.0), True)
+from shoal.types.codes import Code, ShoalError
 
 
 class Line:
     def __init__(self, loop: VirtualLoop, seed: int, *, datagrams: bool) -> None:
         self.world = SimWorld(loop, seed)
         self.network = SimNetwork(self.world, datagrams=datagrams)
-        self.heard = Heard()
+        self.heard = RecordingLinkEvents()
         self.server = SimProcess(self.world, COORDINATOR)
         self.client = SimProcess(self.world, "agent-a")
         self.network.listen(self.server, self.heard)

@@ -1,4 +1,5 @@
-"""What a region says counts as said by it alone: its name, its CA, its coordinator, its recipient, its bytes (A21)."""
+"""A21: a message in another region's name. An envelope counts only with the right name, CA, coordinator, recipient
+and bytes."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -5,35 +5,9 @@ from typing import Any
 
 import pytest
 
+from harness.builders.agent_values import CPU, GPU, receipt
 from shoal.agent.core.receipt import check_spread, devices_to_probe, is_valid, valid_receipts, with_receipt
 from shoal.types.codes import Code
-from shoal.types.device import Device, DeviceKind, EnergySource
-from shoal.types.receipt import Rates, Receipt, SignedReceipt
-from shoal.types.units import Bytes, Seconds, Wall, Watts
-
-CPU = Device("cpu0", DeviceKind.CPU, "x", "m", "cpu", "1", "1.31", "CPUExecutionProvider", Bytes(1))
-GPU = replace(CPU, name="gpu0", provider="CUDAExecutionProvider", driver_version="550")
-
-
-def receipt(device: Device, measured_at: float = 0.0) -> SignedReceipt:
-    rates = Rates({}, {}, 1.0, 1.0, Seconds(1), Seconds(1), 1.0, Watts(1), Watts(1), EnergySource.ESTIMATED)
-    made = Receipt(
-        node="edge-1",
-        device=device.name,
-        provider=device.provider,
-        driver_version=device.driver_version,
-        runtime_version=device.runtime_version,
-        precisions=("fp32",),
-        operators=(),
-        rates=rates,
-        memory_bytes=Bytes(1),
-        spread=0.1,
-        measured_at=Wall(measured_at),
-        probe_s=Seconds(5.0),
-        emulated=device.emulated,
-        source="probe",
-    )
-    return SignedReceipt(made, b"content", b"signature")
 
 
 @pytest.mark.parametrize(

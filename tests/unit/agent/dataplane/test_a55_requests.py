@@ -1,4 +1,5 @@
-"""A55 at the front: a request is counted before it is parsed, and of a large one only its head is parsed."""
+"""A55: one request with millions of empty fields. At the front it is counted before it is parsed, and of a large one
+only its head is parsed."""
 
 import gzip
 import time

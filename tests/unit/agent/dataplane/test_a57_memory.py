@@ -1,4 +1,5 @@
-"""A57 and large requests: what messages may hold of a front's memory, in all and for one tenant."""
+"""A57: calls held open and unfinished messages. What messages may hold of a front's memory, in all and for one
+tenant; large requests too."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,5 @@
-"""A58: what signs a forward inside a region, and what takes it."""
+"""A58: an agent's certificate forwards a request for a tenant that sent none. What signs a forward inside a region,
+and what accepts it."""
 
 import time
 

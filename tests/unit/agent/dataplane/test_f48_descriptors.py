@@ -1,4 +1,4 @@
-"""A front that may open nothing more says so, and blames no replica."""
+"""F48: a front runs out of descriptors. It refuses with a code, blames no replica, and recovers by itself."""
 
 import asyncio
 import os

@@ -6,27 +6,15 @@ import sys
 
 import numpy as np
 import pytest
+from unit.agent.worker.builders import EMPTY, INPUTS, MIB, OUTPUTS, typed_request
 
 from shoal.agent.worker.parsing import Parser, bytes_to_parse
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError
-from shoal.types.profile import TensorSpec
-
-MIB = 2**20
-INPUTS, OUTPUTS = (TensorSpec("x", "FP32", (-1,)), TensorSpec("n", "INT64", (-1,))), (TensorSpec("y", "FP32", (-1,)),)
-EMPTY = b"\x3a\x00"
-"""One of `raw_input_contents`, of no bytes."""
 
 
 def parser(room: int | None = None) -> Parser:
     return Parser(INPUTS, OUTPUTS, 64 * MIB, lambda: room)
-
-
-def typed_request(count: int) -> bytes:
-    request = oip.ModelInferRequest()
-    tensor = request.inputs.add(name="n", datatype="INT64", shape=[count])
-    tensor.contents.int64_contents.extend([1] * count)
-    return request.SerializeToString()
 
 
 def test_a_request_of_the_models_signature_is_parsed() -> None:
@@ -66,7 +54,7 @@ def test_what_there_is_no_memory_for_is_refused_before_it_is_parsed() -> None:
 
 LIMITED = """
 import resource, sys
-from unit.agent.worker.test_parsing import EMPTY, MIB, OUTPUTS, INPUTS, typed_request
+from unit.agent.worker.builders import EMPTY, MIB, OUTPUTS, INPUTS, typed_request
 from shoal.agent.worker import isolation
 from shoal.agent.worker.parsing import Parser
 from shoal.types.codes import ShoalError

@@ -1,4 +1,4 @@
-"""A06: a hundred thousand guesses at a join token, on the real controller, CA and store."""
+"""A06: guessed join tokens. A hundred thousand guesses, on the real controller, CA and store; none succeeds."""
 
 import base64
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A23: a ledger that was edited, reordered, thinned, cut or forked; verification names the first bad entry."""
+"""A23: a ledger that was edited, reordered, thinned, cut or forked. Verification names the first bad entry."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace

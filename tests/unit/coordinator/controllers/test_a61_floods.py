@@ -1,4 +1,5 @@
-"""A61: an agent that floods events, logs and statuses: others' entries stay, and what it sends is counted first."""
+"""A61: an agent that floods events, logs and statuses. Others' entries stay, and its messages are counted before
+anything else."""
 
 import asyncio
 import time

@@ -4,32 +4,30 @@ free, and what a crash leaves is taken up."""
 import asyncio
 from base64 import b64decode
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from harness.builders.negotiation import award, notice, renewal, solicitation
+from harness.builders.negotiation import ORIGIN, award, notice, renewal, signed_message, solicitation
+from harness.fakes.delegate import LISTED, DelegateFixture
 from harness.fakes.region import DIGEST, DOCUMENTS, FakeAgent, RegionFixture
 from harness.wait import until
 from shoal.coordinator.api.views import workload_views
-from shoal.coordinator.controllers.federation.delegate import BIDS, DelegateController
-from shoal.coordinator.controllers.federation.ledger import Ledger
-from shoal.coordinator.controllers.region.region import NoMeter, RegionalCoordinator, RegionConfig
+from shoal.coordinator.controllers.federation.delegate import BIDS
+from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.negotiation.hold import ClosedBid, GrantedBid, HeldBid, StoppingBid
 from shoal.coordinator.core.workloads.invariants import check
-from shoal.coordinator.ports import PeerRegions, Transaction, VerifiedMessage
-from shoal.types.agreement import GUEST_TENANT, Award, Grant, Notice, Release, Renewal, ServiceState
-from shoal.types.chain import first_break
+from shoal.coordinator.ports import Transaction, VerifiedMessage
+from shoal.types.agreement import GUEST_TENANT, Award, Notice, Release, Renewal, ServiceState
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.offer import Decline, Member, Offer
+from shoal.types.offer import Decline, Offer
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
 
-ORIGIN = "us-east"
 TRADE = [
     (
         "r.yaml",
@@ -40,102 +38,7 @@ spec: {location: {residency: eu}, trade: [{with: "us-*", hold_share: 90%}]}
 """,
     )
 ]
-LISTED = Member("", "", ("root",), "")
 GUEST = WorkloadKey(GUEST_TENANT, "g-1")
-
-
-@dataclass
-class Elsewhere:
-    """ports.Peers and the origin's side, as far as a delegate meets them. failures: calls that are lost first."""
-
-    fetched: list[tuple[str, str, str]] = field(default_factory=list)
-    notices: list[Notice] = field(default_factory=list)
-    authorised_fetches: list[str] = field(default_factory=list)
-    noticed_here: list[Notice] = field(default_factory=list)
-    failures: int = 0
-
-    def _fails(self) -> None:
-        if self.failures > 0:
-            self.failures -= 1
-            raise ShoalError(Refusal(Code.PEER_UNREACHABLE))
-
-    async def fetch(self, region: str, agreement: str, digest: str, offset: int) -> AsyncIterator[bytes]:
-        self.fetched.append((region, agreement, digest))
-        self._fails()
-        yield b"x" * 1000
-
-    async def notify(self, region: str, notice: Notice) -> None:
-        self._fails()
-        self.notices.append(notice)
-
-    async def on_notice(self, notice: VerifiedMessage[Notice]) -> None:
-        self.noticed_here.append(notice.content)
-
-    async def authorise_fetch(self, region: str, agreement: str, digest: str) -> None:
-        self.authorised_fetches.append(agreement)
-
-
-@dataclass
-class Delegate:
-    """Region `eu` with one node, which `us-east` asks."""
-
-    world: RegionFixture
-    ledger: Ledger
-    bids: DelegateController
-    elsewhere: Elsewhere
-    listed: dict[str, Member | None]
-
-    @classmethod
-    async def open(cls, world: RegionFixture) -> "Delegate":
-        elsewhere, listed = Elsewhere(), dict[str, Member | None]()
-        region = world.region
-        ledger = Ledger(world.store, region.fence, world.clock)
-        bids = DelegateController(
-            "eu", world.store, ledger, region.workloads, region.models, lambda: region.fleet.fleet, world.clock,
-            world.ids, NoMeter(), peers=cast(PeerRegions, elsewhere), origin=elsewhere, on_change=lambda: None,
-            member_of=lambda name: listed.get(name, replace(LISTED, region=name)),
-        )  # fmt: skip
-        await ledger.start()
-        await bids.start()
-        return cls(world, ledger, bids, elsewhere, listed)
-
-    async def ask(self, name: str = "s-1", **changes: Any) -> Any:
-        return await self.bids.on_solicitation(
-            signed_message(solicitation(name, models=(await self.profile(),), **changes))
-        )
-
-    async def profile(self) -> Any:
-        return await self.world.models.inspect("", DIGEST)
-
-    async def grant(self, agreement: str = "g-1", name: str = "s-1") -> Grant:
-        offer = await self.ask(name)
-        assert isinstance(offer, Offer)
-        return await self.bids.on_award(signed_message(award(agreement, offer.id, solicitation=name)))
-
-    async def later(self, seconds: float) -> None:
-        self.world.clock.advance(seconds)
-        await self.bids.tick()
-
-    async def wait_fetched(self) -> None:
-        """The model is here."""
-        await self.bids.tick()
-        await until(lambda: DIGEST in self.world.region.workloads.catalog.models, 5.0, "the model to be here")
-
-    async def ledger_entries(self) -> list[tuple[str, str]]:
-        entries = await self.ledger.entries_after(0)
-        assert first_break(entries, self.ledger.head) is None
-        return [(each.what, each.agreement) for each in entries]
-
-    @property
-    def reserved_bytes(self) -> int:
-        return sum(each.memory_bytes for each in self.world.region.workloads.open_reservations)
-
-    def state(self, offer: str) -> Any:
-        return self.bids.states[offer]
-
-
-def signed_message(what: Any, by: str = ORIGIN) -> VerifiedMessage[Any]:
-    return VerifiedMessage(by, what, b"said")
 
 
 def raises_code(code: Code) -> Any:
@@ -143,20 +46,20 @@ def raises_code(code: Code) -> Any:
 
 
 @pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Delegate]:
+async def here(tmp_path: Path) -> AsyncIterator[DelegateFixture]:
     world = await RegionFixture.open(tmp_path / "first")
     assert not (await world.region.workloads.apply(TRADE, {}, "", "test")).plan_result.problems
     for agent in (FakeAgent(world, "edge-1"), FakeAgent(world, "gw", role=Role.GATEWAY)):
         await agent.connect()
     await world.step()
-    opened = await Delegate.open(world)
+    opened = await DelegateFixture.open(world)
     assert check(world.region.workloads.snapshot()) == ()
     yield opened
     opened.bids.stop()
     await world.store.close()
 
 
-async def test_a60_what_is_held_for_a_region_ends_with_its_membership(here: Delegate) -> None:
+async def test_a60_what_is_held_for_a_region_ends_with_its_membership(here: DelegateFixture) -> None:
     offer = await here.ask()
     assert isinstance(offer, Offer)
     assert here.reserved_bytes
@@ -168,7 +71,7 @@ async def test_a60_what_is_held_for_a_region_ends_with_its_membership(here: Dele
         await here.bids.on_award(signed_message(award("g-1", offer.id, solicitation="s-1")))
 
 
-async def test_an_offer_holds_room_that_is_written_before_it_is_told(here: Delegate) -> None:
+async def test_an_offer_holds_room_that_is_written_before_it_is_told(here: DelegateFixture) -> None:
     offer = await here.ask()
     assert isinstance(offer, Offer)
     assert (offer.region, offer.hold_s, offer.residency, offer.cached) == ("eu", 10.0, "eu", False)
@@ -178,7 +81,7 @@ async def test_an_offer_holds_room_that_is_written_before_it_is_told(here: Deleg
     assert check(here.world.region.workloads.snapshot()) == ()
 
 
-async def test_a_region_that_nobody_can_reach_offers_nothing(here: Delegate) -> None:
+async def test_a_region_that_nobody_can_reach_offers_nothing(here: DelegateFixture) -> None:
     for _ in range(20):
         here.world.clock.advance(1.0)
         await here.world.step()
@@ -187,7 +90,7 @@ async def test_a_region_that_nobody_can_reach_offers_nothing(here: Delegate) -> 
     assert told.refusal.code is Code.NODE_NOT_READY
 
 
-async def test_a22_the_same_solicitation_again_gets_the_first_answer(here: Delegate) -> None:
+async def test_a22_the_same_solicitation_again_gets_the_first_answer(here: DelegateFixture) -> None:
     offer = await here.ask()
     kept = here.reserved_bytes
     here.world.clock.advance(3.0)
@@ -202,7 +105,7 @@ async def test_a22_the_same_solicitation_again_gets_the_first_answer(here: Deleg
     assert here.reserved_bytes == 0
 
 
-async def test_a_hold_is_free_the_moment_it_ends(here: Delegate) -> None:
+async def test_a_hold_is_free_the_moment_it_ends(here: DelegateFixture) -> None:
     offer = await here.ask()
     await here.later(9.99)
     assert here.reserved_bytes > 0
@@ -215,7 +118,7 @@ async def test_a_hold_is_free_the_moment_it_ends(here: Delegate) -> None:
     assert here.world.region.workloads.intents == ()
 
 
-async def test_an_award_makes_a_guest_that_runs_once_its_model_is_here(here: Delegate) -> None:
+async def test_an_award_makes_a_guest_that_runs_once_its_model_is_here(here: DelegateFixture) -> None:
     grant = await here.grant()
     assert (grant.agreement, grant.region, grant.lease_s) == ("g-1", "eu", 30.0)
     assert here.reserved_bytes > 0, "its room is kept while its model is fetched"
@@ -234,7 +137,7 @@ async def test_an_award_makes_a_guest_that_runs_once_its_model_is_here(here: Del
     assert [what for what, _ in await here.ledger_entries()] == ["offered", "granted"]
 
 
-async def test_a_guest_that_is_granted_while_documents_are_written_is_run_all_the_same(here: Delegate) -> None:
+async def test_a_guest_that_is_granted_while_documents_are_written_is_run_all_the_same(here: DelegateFixture) -> None:
     workloads = here.world.region.workloads
     decided_before = workloads.catalog
     await here.grant()
@@ -242,7 +145,7 @@ async def test_a_guest_that_is_granted_while_documents_are_written_is_run_all_th
     assert GUEST in [intent.key for intent in workloads.intents]
 
 
-async def test_two_agreements_fetch_a_model_once(here: Delegate) -> None:
+async def test_two_agreements_fetch_a_model_once(here: DelegateFixture) -> None:
     await here.grant("g-1", "s-1")
     await here.grant("g-2", "s-2")
     await here.wait_fetched()
@@ -252,7 +155,7 @@ async def test_two_agreements_fetch_a_model_once(here: Delegate) -> None:
     assert len(here.world.region.workloads.desired["edge-1"].assignments) == 2
 
 
-async def test_a27_a_lent_model_is_nobodys_here(here: Delegate) -> None:
+async def test_a27_a_lent_model_is_nobodys_here(here: DelegateFixture) -> None:
     """No tenant of this region can name it, and it stays while a guest runs it."""
     await here.grant()
     await here.wait_fetched()
@@ -267,7 +170,7 @@ async def test_a27_a_lent_model_is_nobodys_here(here: Delegate) -> None:
     assert here.world.region.workloads.catalog.digest_of("ocr") == DIGEST, "pushed here, it is this region's too"
 
 
-async def test_a_lent_model_goes_an_hour_after_its_last_guest(here: Delegate) -> None:
+async def test_a_lent_model_goes_an_hour_after_its_last_guest(here: DelegateFixture) -> None:
     grant = await here.grant()
     await here.wait_fetched()
     await here.bids.on_release(signed_message(Release("s-1", grant.bid, ORIGIN)))
@@ -280,7 +183,7 @@ async def test_a_lent_model_goes_an_hour_after_its_last_guest(here: Delegate) ->
     assert here.world.region.workloads.catalog.models == {}
 
 
-async def test_what_a_counterpart_signed_is_kept_as_evidence(here: Delegate) -> None:
+async def test_what_a_counterpart_signed_is_kept_as_evidence(here: DelegateFixture) -> None:
     """Of what binds it; a solicitation does not."""
     grant = await here.grant()
     await here.bids.on_notice(VerifiedMessage(ORIGIN, notice(5.0), b"the notice"))
@@ -303,12 +206,12 @@ async def test_what_a_counterpart_signed_is_kept_as_evidence(here: Delegate) -> 
             await _say(here, replace(long, evidence=b"x" * 300_000))
 
 
-async def _say(here: Delegate, what: VerifiedMessage[Any]) -> None:
+async def _say(here: DelegateFixture, what: VerifiedMessage[Any]) -> None:
     calls = {Award: here.bids.on_award, Renewal: here.bids.on_renewal, Notice: here.bids.on_notice}
     await cast(Any, calls.get(type(what.content), here.bids.on_solicitation))(what)
 
 
-async def test_a_guest_is_listed_as_one(here: Delegate) -> None:
+async def test_a_guest_is_listed_as_one(here: DelegateFixture) -> None:
     await here.grant()
     await here.world.step()
     region = here.world.region
@@ -318,7 +221,7 @@ async def test_a_guest_is_listed_as_one(here: Delegate) -> None:
     assert region.workloads.explain(GUEST).wanted == 1
 
 
-async def test_a_coordinator_that_follows_lists_guests_too(here: Delegate) -> None:
+async def test_a_coordinator_that_follows_lists_guests_too(here: DelegateFixture) -> None:
     await here.grant()
     await here.wait_fetched()
     await here.world.step()
@@ -333,7 +236,7 @@ async def test_a_coordinator_that_follows_lists_guests_too(here: Delegate) -> No
     assert follower.workloads.catalog.guests == (), "until it is told that it trades"
 
 
-async def test_nothing_of_a_guest_is_a_document_and_no_document_is_a_guest(here: Delegate) -> None:
+async def test_nothing_of_a_guest_is_a_document_and_no_document_is_a_guest(here: DelegateFixture) -> None:
     await here.grant()
     workloads = here.world.region.workloads
     assert [intent.key for intent in workloads.intents] == [GUEST]
@@ -346,7 +249,7 @@ async def test_nothing_of_a_guest_is_a_document_and_no_document_is_a_guest(here:
     assert Code.NAME_INVALID in [each.refusal.code for each in (await workloads.plan(lodged, {}, "test")).problems]
 
 
-async def test_a22_the_same_award_gets_the_same_answer_and_another_is_replayed(here: Delegate) -> None:
+async def test_a22_the_same_award_gets_the_same_answer_and_another_is_replayed(here: DelegateFixture) -> None:
     offer = await here.ask()
     first = await here.bids.on_award(signed_message(award(bid=offer.id)))
     here.world.clock.advance(4.0)
@@ -361,7 +264,7 @@ async def test_a22_the_same_award_gets_the_same_answer_and_another_is_replayed(h
     assert len(here.world.region.workloads.catalog.guests) == 1
 
 
-async def test_a21_who_did_not_ask_gets_nothing(here: Delegate) -> None:
+async def test_a21_who_did_not_ask_gets_nothing(here: DelegateFixture) -> None:
     grant = await here.grant()
     held = await here.ask("s-2")
     for by in ("us-west", "eu"):
@@ -384,7 +287,7 @@ async def test_a21_who_did_not_ask_gets_nothing(here: Delegate) -> None:
     assert [each.by for each in here.elsewhere.noticed_here] == ["us-west", "eu"], "they may be about what runs there"
 
 
-async def test_a_release_frees_and_is_acknowledged_as_often_as_it_comes(here: Delegate) -> None:
+async def test_a_release_frees_and_is_acknowledged_as_often_as_it_comes(here: DelegateFixture) -> None:
     offer = await here.ask()
     for _ in range(3):
         await here.bids.on_release(signed_message(Release("s-1", offer.id, ORIGIN)))
@@ -395,7 +298,7 @@ async def test_a_release_frees_and_is_acknowledged_as_often_as_it_comes(here: De
     assert await here.ledger_entries() == [("offered", offer.id), ("released", offer.id)]
 
 
-async def test_renewals_keep_a_guest_and_are_rarely_written(here: Delegate) -> None:
+async def test_renewals_keep_a_guest_and_are_rarely_written(here: DelegateFixture) -> None:
     await here.grant()
     before = len(await here.ledger_entries())
     for sequence in range(1, 30):
@@ -419,7 +322,7 @@ async def test_renewals_keep_a_guest_and_are_rarely_written(here: Delegate) -> N
         await here.bids.on_renewal(signed_message(renewal(31)))
 
 
-async def test_a22_a_renewal_that_comes_again_changes_nothing(here: Delegate) -> None:
+async def test_a22_a_renewal_that_comes_again_changes_nothing(here: DelegateFixture) -> None:
     await here.grant()
     first = await here.bids.on_renewal(signed_message(renewal(1)))
     here.world.clock.advance(4.0)
@@ -434,7 +337,7 @@ async def test_a22_a_renewal_that_comes_again_changes_nothing(here: Delegate) ->
     assert here.world.region.workloads.catalog.guests == (), "its lease was that of the first"
 
 
-async def test_gateways_of_the_origin_follow_its_renewals(here: Delegate) -> None:
+async def test_gateways_of_the_origin_follow_its_renewals(here: DelegateFixture) -> None:
     grant = await here.grant()
     (trust,) = here.bids.peers
     assert (trust.region, trust.roots, trust.gateways, trust.agreements) == (ORIGIN, ("root",), ("gw",), ("g-1",))
@@ -445,7 +348,7 @@ async def test_gateways_of_the_origin_follow_its_renewals(here: Delegate) -> Non
     assert here.bids.peers == ()
 
 
-async def test_how_far_it_is_is_told_as_it_is(here: Delegate) -> None:
+async def test_how_far_it_is_is_told_as_it_is(here: DelegateFixture) -> None:
     await here.grant()
     world = here.world
 
@@ -468,7 +371,7 @@ async def test_how_far_it_is_is_told_as_it_is(here: Delegate) -> None:
     assert await service_after_renewal(4) is ServiceState.STOPPING
 
 
-async def test_a_notice_lets_it_serve_on_until_it_is_not_needed(here: Delegate) -> None:
+async def test_a_notice_lets_it_serve_on_until_it_is_not_needed(here: DelegateFixture) -> None:
     grant = await here.grant()
     await here.bids.on_notice(signed_message(notice(20.0)))
     await here.bids.on_notice(signed_message(notice(20.0)))
@@ -483,7 +386,7 @@ async def test_a_notice_lets_it_serve_on_until_it_is_not_needed(here: Delegate) 
     assert [each.agreement for each in here.elsewhere.noticed_here] == ["of-another"]
 
 
-async def test_whoever_may_not_trade_any_more_is_given_notice(here: Delegate) -> None:
+async def test_whoever_may_not_trade_any_more_is_given_notice(here: DelegateFixture) -> None:
     grant = await here.grant()
     here.elsewhere.failures = 3
     text = TRADE[0][1].replace("us-*", "asia")
@@ -502,7 +405,7 @@ async def test_whoever_may_not_trade_any_more_is_given_notice(here: Delegate) ->
     assert held.refusal.code is Code.TRADE_DENIED
 
 
-async def test_an_award_of_what_the_documents_do_not_allow_any_more_is_refused(here: Delegate) -> None:
+async def test_an_award_of_what_the_documents_do_not_allow_any_more_is_refused(here: DelegateFixture) -> None:
     offer = await here.ask()
     text = TRADE[0][1].replace("us-*", "asia")
     await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")
@@ -510,7 +413,9 @@ async def test_an_award_of_what_the_documents_do_not_allow_any_more_is_refused(h
         await here.bids.on_award(signed_message(award(bid=offer.id)))
 
 
-async def test_bytes_that_are_no_model_end_the_agreement(here: Delegate, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_that_are_no_model_end_the_agreement(
+    here: DelegateFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grant = await here.grant()
 
     async def bad(*_: object) -> None:
@@ -525,7 +430,7 @@ async def test_bytes_that_are_no_model_end_the_agreement(here: Delegate, monkeyp
     assert here.world.region.workloads.catalog.guests == ()
 
 
-async def test_a_model_that_is_not_to_be_had_is_tried_again(here: Delegate) -> None:
+async def test_a_model_that_is_not_to_be_had_is_tried_again(here: DelegateFixture) -> None:
     here.elsewhere.failures = 3
     await here.grant()
     await here.wait_fetched()
@@ -534,7 +439,7 @@ async def test_a_model_that_is_not_to_be_had_is_tried_again(here: Delegate) -> N
 
 @pytest.mark.parametrize("moment", ["offered", "granted", "released", "ended"])
 async def test_what_the_store_does_not_take_has_not_happened(
-    here: Delegate, monkeypatch: pytest.MonkeyPatch, moment: str
+    here: DelegateFixture, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     async def full(_: Transaction) -> int:
         raise ShoalError(Refusal(Code.STORE_FULL))
@@ -555,7 +460,7 @@ async def test_what_the_store_does_not_take_has_not_happened(
 
 @pytest.mark.parametrize("moment", ["offered", "granted", "released", "ended"])
 async def test_a_write_that_was_not_answered_is_found_and_not_done_twice(
-    here: Delegate, monkeypatch: pytest.MonkeyPatch, moment: str
+    here: DelegateFixture, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """The store took it, and the coordinator was not told."""
     commit = here.world.store.commit
@@ -579,7 +484,7 @@ async def test_a_write_that_was_not_answered_is_found_and_not_done_twice(
     assert check(here.world.region.workloads.snapshot()) == ()
 
 
-async def _do(here: Delegate, moment: str, offer: Offer | None) -> None:
+async def _do(here: DelegateFixture, moment: str, offer: Offer | None) -> None:
     if moment == "offered":
         await here.ask()
         return
@@ -592,17 +497,17 @@ async def _do(here: Delegate, moment: str, offer: Offer | None) -> None:
         await here.bids.on_notice(signed_message(notice(0.0)))
 
 
-async def _restart(here: Delegate, folder: Path) -> Delegate:
+async def _restart(here: DelegateFixture, folder: Path) -> DelegateFixture:
     """kill -9, and another boot, whose clock begins anew."""
     here.bids.stop()
     await here.world.store.close()
     here.world.clock.elapsed = 5.0
     world = await RegionFixture.open(folder, here.world)
     here.world.store = world.store
-    return await Delegate.open(world)
+    return await DelegateFixture.open(world)
 
 
-async def test_a_restart_ends_what_was_only_held(here: Delegate, tmp_path: Path) -> None:
+async def test_a_restart_ends_what_was_only_held(here: DelegateFixture, tmp_path: Path) -> None:
     offer = await here.ask()
     again = await _restart(here, tmp_path / "first")
     assert again.reserved_bytes == 0
@@ -612,7 +517,7 @@ async def test_a_restart_ends_what_was_only_held(here: Delegate, tmp_path: Path)
 
 
 async def test_a_restart_between_commit_and_answer_grants_once(
-    here: Delegate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: DelegateFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer = await here.ask()
     commit = here.world.store.commit
@@ -636,7 +541,7 @@ async def test_a_restart_between_commit_and_answer_grants_once(
     assert again.world.region.workloads.catalog.guests == ()
 
 
-async def test_a28_a_flood_of_solicitations_is_turned_away(here: Delegate) -> None:
+async def test_a28_a_flood_of_solicitations_is_turned_away(here: DelegateFixture) -> None:
     with raises_code(Code.OVERLOADED):
         for count in range(1000):
             await here.ask(f"s-{count}", latency_p95_s=Seconds(1e-9))
@@ -645,7 +550,7 @@ async def test_a28_a_flood_of_solicitations_is_turned_away(here: Delegate) -> No
     )
 
 
-async def test_a28_a51_one_counterpart_never_has_more_than_its_share(here: Delegate) -> None:
+async def test_a28_a51_one_counterpart_never_has_more_than_its_share(here: DelegateFixture) -> None:
     text = TRADE[0][1].replace("90%", "2%")
     await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")
     answers = list[Any]()
@@ -661,13 +566,13 @@ async def test_a28_a51_one_counterpart_never_has_more_than_its_share(here: Deleg
     assert isinstance(await here.ask("s-after"), Offer), "what was not awarded is free again"
 
 
-async def leave_unclaimed(here: Delegate, count: int) -> list[Any]:
+async def leave_unclaimed(here: DelegateFixture, count: int) -> list[Any]:
     answers = [await here.ask(f"idle-{number}") for number in range(count)]
     await here.later(10.1)
     return answers
 
 
-async def test_a28_who_never_awards_may_hold_less(here: Delegate, tmp_path: Path) -> None:
+async def test_a28_who_never_awards_may_hold_less(here: DelegateFixture, tmp_path: Path) -> None:
     text = TRADE[0][1].replace("90%", "2%")
     await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")
     assert here.bids.standing(ORIGIN) == 1.0
@@ -688,7 +593,7 @@ async def test_a28_who_never_awards_may_hold_less(here: Delegate, tmp_path: Path
     assert restarted.bids.standing(ORIGIN) > 0.99
 
 
-async def test_a28_who_awards_or_lets_go_at_once_stands_well(here: Delegate) -> None:
+async def test_a28_who_awards_or_lets_go_at_once_stands_well(here: DelegateFixture) -> None:
     for number in range(5):
         offer = await here.ask(f"s-{number}")
         here.world.clock.advance(0.1)
@@ -699,7 +604,7 @@ async def test_a28_who_awards_or_lets_go_at_once_stands_well(here: Delegate) -> 
     assert here.bids.standing(ORIGIN) > 0.99
 
 
-async def test_a28_what_others_tell_of_a_stranger_counts_until_it_was_seen_here(here: Delegate) -> None:
+async def test_a28_what_others_tell_of_a_stranger_counts_until_it_was_seen_here(here: DelegateFixture) -> None:
     here.listed["us-west"] = replace(LISTED, region="us-west", standing=0.01)
     asked = solicitation(origin="us-west", models=(await here.profile(),))
     text = TRADE[0][1].replace("90%", "2%")

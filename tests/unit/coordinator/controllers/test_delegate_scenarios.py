@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unit.coordinator.controllers.test_delegate import Delegate, signed_message
 
-from harness.builders.negotiation import award, notice, renewal, solicitation
+from harness.builders.negotiation import award, notice, renewal, signed_message, solicitation
+from harness.fakes.delegate import DelegateFixture
 from harness.fakes.region import DOCUMENTS, FakeAgent, RegionFixture
 from shoal.coordinator.core.negotiation.hold import HoldTerms, agreement_of
 from shoal.coordinator.core.workloads.invariants import check
@@ -41,7 +41,7 @@ class DelegateScenario:
 
     rng: np.random.Generator
     folder: Path
-    here: Delegate
+    here: DelegateFixture
     asked: list[Any] = field(default_factory=list)
     offers: list[Offer] = field(default_factory=list)
     grants: dict[str, Grant] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class DelegateScenario:
     async def open(cls, folder: Path, seed: int) -> "DelegateScenario":
         world = await RegionFixture.open(folder)
         await world.region.workloads.apply([("r.yaml", DOCUMENT)], {}, "", "test")
-        story = cls(np.random.default_rng(seed), folder, await Delegate.open(world))
+        story = cls(np.random.default_rng(seed), folder, await DelegateFixture.open(world))
         await story.nodes()
         return story
 
@@ -161,7 +161,7 @@ class DelegateScenario:
         self.here.bids.stop()
         await self.here.world.store.close()
         self.here.world.clock.elapsed = 1.0
-        self.here = await Delegate.open(await RegionFixture.open(self.folder, self.here.world))
+        self.here = await DelegateFixture.open(await RegionFixture.open(self.folder, self.here.world))
         self.granted_at = dict.fromkeys(self.granted_at, 1.0)
         await self.nodes()
 

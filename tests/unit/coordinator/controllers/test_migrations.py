@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.fakes.region import DIGEST, DOCUMENTS, FakeAgent, RegionFixture
+from harness.fakes.region import DIGEST, DOCUMENTS, RegionFixture, run_heartbeat, run_until_over, two_agents
 from shoal.coordinator import codec
 from shoal.coordinator.api.migrations import migration_view, migration_views
 from shoal.coordinator.api.views import workload_views
@@ -45,33 +45,9 @@ async def world(tmp_path: Path) -> AsyncIterator[RegionFixture]:
     await opened.store.close()
 
 
-async def two(world: RegionFixture, *, emulated: bool = False) -> tuple[FakeAgent, FakeAgent]:
-    """An agent that runs the one workload, and one that does not."""
-    await world.push()
-    agents = [FakeAgent(world, name, is_emulated=emulated) for name in ("edge-1", "edge-2")]
-    for agent in agents:
-        await agent.connect()
-    applied = await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
-    assert not applied.plan_result.problems
-    await world.step()
-    await run_heartbeat(world, *agents)
-    (runs,) = [agent for agent in agents if world.region.workloads.desired[agent.name].assignments]
-    (other,) = [agent for agent in agents if agent is not runs]
-    return runs, other
-
-
-async def run_heartbeat(world: RegionFixture, *agents: FakeAgent, seconds: float = 0.5) -> None:
-    """Everybody does what it was told last, and time goes on."""
-    for agent in agents:
-        await agent.apply_desired()
-    world.clock.advance(seconds)
-    for _ in range(3):
-        await world.step()
-
-
 async def test_what_was_applied_is_not_ready_before_it_was_decided_upon(world: RegionFixture) -> None:
     """`shoal apply --wait` of a policy alone: what runs is as many as the one before wanted."""
-    agents = await two(world)
+    agents = await two_agents(world)
     for _ in range(20):
         await run_heartbeat(world, *agents)
 
@@ -93,16 +69,6 @@ async def test_what_was_applied_is_not_ready_before_it_was_decided_upon(world: R
     assert state() == "ready", "nothing was changed"
 
 
-async def until_over(world: RegionFixture, migration: Migration, *agents: FakeAgent, most: int = 120) -> Migration:
-    found = migration
-    for _ in range(most):
-        found = world.region.moves.get(migration.id)
-        if found.is_over:
-            return found
-        await run_heartbeat(world, *agents)
-    raise AssertionError(f"still {found.stage}: {found.story}")
-
-
 def weights(world: RegionFixture, at: str) -> dict[str, float]:
     (route,) = world.region.workloads.desired[at].routes
     return {endpoint.node: endpoint.weight for endpoint in route.endpoints}
@@ -114,7 +80,7 @@ def _view_of(world: RegionFixture, migration: Migration) -> operator_pb2.Migrati
 
 
 async def test_what_is_emulated_says_so_also_when_its_node_is_forgotten(world: RegionFixture) -> None:
-    _, target = await two(world, emulated=True)
+    _, target = await two_agents(world, emulated=True)
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     asked = _view_of(world, begun)
     assert asked.source.emulated
@@ -131,7 +97,7 @@ async def test_what_is_emulated_says_so_also_when_its_node_is_forgotten(world: R
 
 
 async def test_a_region_has_a_workload_whole(world: RegionFixture) -> None:
-    _, target = await two(world)
+    _, target = await two_agents(world)
     for aim, replica in ((Aim("us-east", "gpu0"), ""), (Aim("us-east"), "a-1")):
         with pytest.raises(ShoalError) as error:
             await world.region.moves.migrate_to_region(KEY, aim, "ops", replica=replica)
@@ -154,10 +120,10 @@ async def test_a_region_has_a_workload_whole(world: RegionFixture) -> None:
 
 
 async def test_an_operator_moves_a_workload(world: RegionFixture) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert begun.stage is MigrationStage.PLANNED
-    ended = await until_over(world, begun, source, target)
+    ended = await run_until_over(world, begun, source, target)
     assert ended.stage is MigrationStage.DONE
     assert ended.verdict is not None
     assert ended.verdict.passed
@@ -172,7 +138,7 @@ async def test_an_operator_moves_a_workload(world: RegionFixture) -> None:
 async def test_what_a_verification_came_to_is_audited_before_anything_acts_on_it(
     world: RegionFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     said = list[tuple[str, str, str, str]]()
     audit = world.region.events.audit
@@ -183,7 +149,7 @@ async def test_what_a_verification_came_to_is_audited_before_anything_acts_on_it
         await audit(actor, action, subject, outcome)
 
     monkeypatch.setattr(world.region.events, "audit", record_audit)
-    ended = await until_over(world, begun, source, target)
+    ended = await run_until_over(world, begun, source, target)
     assert ended.verdict is not None
     found = f"passed sha256:{verdict_digest(ended.verdict)}"
     assert said == [(f"shoal://eu/agent/{target.name}", "Verify", begun.id, found)]
@@ -194,7 +160,7 @@ async def test_what_a_verification_came_to_is_audited_before_anything_acts_on_it
 
 
 async def test_what_waits_for_its_turn_says_so(world: RegionFixture) -> None:
-    _, target = await two(world)
+    _, target = await two_agents(world)
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     view = migration_view(
         world.region.workloads, world.region.fleet.fleet, begun, world.clock.now(), world.clock.wall()
@@ -203,7 +169,7 @@ async def test_what_waits_for_its_turn_says_so(world: RegionFixture) -> None:
 
 
 async def test_a_move_home_says_from_which_region(world: RegionFixture) -> None:
-    _, target = await two(world)
+    _, target = await two_agents(world)
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     home = replace(begun, source=replace(begun.source, node="", device="", region="us-east"))
     view = _view_of(world, home)
@@ -211,7 +177,7 @@ async def test_a_move_home_says_from_which_region(world: RegionFixture) -> None:
 
 
 async def test_a_restart_at_any_state_finds_it_and_goes_on(world: RegionFixture, tmp_path: Path) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     stages = set[MigrationStage]()
     now = world
@@ -246,7 +212,7 @@ async def test_a_restart_at_any_state_finds_it_and_goes_on(world: RegionFixture,
 async def test_nothing_of_a_step_is_true_before_it_is_committed(
     world: RegionFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     sent = len(world.links.messages)
 
@@ -262,13 +228,13 @@ async def test_nothing_of_a_step_is_true_before_it_is_committed(
     stored = await world.store.read(MIGRATIONS + begun.id)
     assert stored is not None
     assert codec.load(StoredMigration, stored.value).migration == begun
-    assert (await until_over(world, begun, source, target)).stage is MigrationStage.DONE
+    assert (await run_until_over(world, begun, source, target)).stage is MigrationStage.DONE
 
 
 async def test_a_wrong_target_is_blocked_until_an_operator_clears_it(world: RegionFixture) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     target.answers_wrong = True
-    ended = await until_over(world, await world.region.moves.migrate(KEY, Aim(target.name), "ops"), source, target)
+    ended = await run_until_over(world, await world.region.moves.migrate(KEY, Aim(target.name), "ops"), source, target)
     assert isinstance(ended.state, AbortedState)
     assert ended.state.refusal.code is Code.VERIFY_FAILED
     assert weights(world, source.name) == {source.name: 1.0}
@@ -278,12 +244,12 @@ async def test_a_wrong_target_is_blocked_until_an_operator_clears_it(world: Regi
     assert refused.value.code is Code.VERIFY_FAILED
     assert await world.region.moves.clear(DIGEST, "ops") == (f"{DIGEST} on {target.name}/cpu0",)
     again = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
-    assert (await until_over(world, again, source, target)).stage is MigrationStage.DONE
+    assert (await run_until_over(world, again, source, target)).stage is MigrationStage.DONE
 
 
 async def test_migrate_is_refused_by_what_can_move_says(world: RegionFixture) -> None:
     """One function decides both: the same code, the same words, and nothing is begun."""
-    source, target = await two(world)
+    source, target = await two_agents(world)
     workloads = world.region.workloads
     await world.region.fleet.cordon(target.name, True, "ops")
     said = (await can_move(workloads, None, (), KEY, target.name)).refusal
@@ -296,25 +262,25 @@ async def test_migrate_is_refused_by_what_can_move_says(world: RegionFixture) ->
     await world.region.fleet.cordon(target.name, False, "ops")
     assert (await can_move(workloads, None, (), KEY, target.name)).refusal is None
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
-    assert (await until_over(world, begun, source, target)).stage is MigrationStage.DONE
+    assert (await run_until_over(world, begun, source, target)).stage is MigrationStage.DONE
 
 
 async def test_an_operator_may_ask_again_where_a_move_was_only_late(world: RegionFixture) -> None:
     """As `migrate` forgives it, so does `can-move`."""
-    source, target = await two(world)
+    source, target = await two_agents(world)
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     await run_heartbeat(world, source, target)
     await world.region.moves.cancel(begun.id, "ops")
-    ended = await until_over(world, begun, source, target)
+    ended = await run_until_over(world, begun, source, target)
     assert isinstance(ended.state, AbortedState)
     assert (await can_move(world.region.workloads, None, (), KEY, target.name)).refusal is None
     again = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
-    assert (await until_over(world, again, source, target)).stage is MigrationStage.DONE
+    assert (await run_until_over(world, again, source, target)).stage is MigrationStage.DONE
 
 
 async def test_a_workload_that_no_device_can_take_is_final(world: RegionFixture) -> None:
     """Who waits for it need not: only another document or device helps. A node that was cordoned may come back."""
-    await two(world)
+    await two_agents(world)
     ((name, text),) = DOCUMENTS
     elsewhere = text.replace("optimize:", "require: {where: \"node.name == 'nobody'\"}, optimize:")
 
@@ -335,14 +301,14 @@ async def test_a_workload_that_no_device_can_take_is_final(world: RegionFixture)
 
 
 async def test_a_cancelled_move_goes_back(world: RegionFixture) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     await run_heartbeat(world, source, target)
     with pytest.raises(ShoalError) as other:
         await world.region.moves.cancel(begun.id, "ops", WorkloadKey(KEY.tenant, "another"))
     assert other.value.code is Code.CONFLICT
     await world.region.moves.cancel(begun.id, "ops", KEY)
-    ended = await until_over(world, begun, source, target)
+    ended = await run_until_over(world, begun, source, target)
     assert isinstance(ended.state, AbortedState)
     assert ended.state.refusal.code is Code.MOVE_CANCELLED
     assert weights(world, source.name) == {source.name: 1.0}
@@ -352,11 +318,11 @@ async def test_a_cancelled_move_goes_back(world: RegionFixture) -> None:
 
 
 async def test_a_drained_node_is_emptied_by_moves(world: RegionFixture) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     drained = await world.region.moves.drain(source.name, "ops")
     (begun,) = drained.migrations
     assert (begun.cause, drained.refusals) == (Cause.DRAIN, {})
-    assert (await until_over(world, begun, source, target)).stage is MigrationStage.DONE
+    assert (await run_until_over(world, begun, source, target)).stage is MigrationStage.DONE
     assert world.region.workloads.desired[source.name].assignments == ()
     assert world.region.fleet.fleet.nodes[source.name].cordoned
     assert (await world.region.moves.drain(source.name, "ops")).migrations == ()
@@ -369,9 +335,9 @@ async def test_a_drained_node_is_emptied_by_moves(world: RegionFixture) -> None:
 async def test_moves_are_listed_by_workload_and_tenant(
     world: RegionFixture, name: str, tenant: str, found: int
 ) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     first = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
-    await until_over(world, first, source, target)
+    await run_until_over(world, first, source, target)
     await world.region.moves.migrate(KEY, Aim(source.name), "ops")
     now, wall = world.clock.now(), world.clock.wall()
     listed = migration_views(world.region.workloads, world.region.fleet.fleet, name, tenant, now, wall)
@@ -381,7 +347,7 @@ async def test_moves_are_listed_by_workload_and_tenant(
 
 
 async def test_what_no_other_node_can_take_holds_a_drain_back_and_says_why(world: RegionFixture) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     await world.region.fleet.cordon(target.name, True, "ops")
     (begun,) = (await world.region.moves.drain(source.name, "ops")).migrations
     await run_heartbeat(world, source, target)
@@ -400,14 +366,14 @@ async def test_what_no_other_node_can_take_holds_a_drain_back_and_says_why(world
     ],
 )
 async def test_what_cannot_be_asked(world: RegionFixture, key: WorkloadKey, aim: Aim, code: Code) -> None:
-    await two(world)
+    await two_agents(world)
     with pytest.raises(ShoalError) as refused:
         await world.region.moves.migrate(key, aim, "ops")
     assert refused.value.code is code
 
 
 async def test_where_it_is_and_what_moves_already_are_refused(world: RegionFixture) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     with pytest.raises(ShoalError) as refused:
         await world.region.moves.migrate(KEY, Aim(source.name), "ops")
     assert refused.value.code is Code.CONFLICT
@@ -422,7 +388,7 @@ async def test_where_it_is_and_what_moves_already_are_refused(world: RegionFixtu
 
 
 async def test_the_controller_wakes_when_a_step_of_shifting_is_due(world: RegionFixture) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     while world.region.moves.get(begun.id).stage is not MigrationStage.SHIFTING:
         await run_heartbeat(world, source, target)
@@ -439,9 +405,9 @@ async def test_the_controller_wakes_when_a_step_of_shifting_is_due(world: Region
 
 
 async def test_ends_are_kept_to_a_number_and_what_forbids_a_place_longer(world: RegionFixture) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     target.answers_wrong = True
-    wrong = await until_over(world, await world.region.moves.migrate(KEY, Aim(target.name), "ops"), source, target)
+    wrong = await run_until_over(world, await world.region.moves.migrate(KEY, Aim(target.name), "ops"), source, target)
     book = world.region.workloads.migrations
     write(book, world, {f"m-past-{index}": _copy(wrong, f"m-past-{index}", cleared=True) for index in range(KEPT + 5)})
     last = {"m-last": _copy(wrong, "m-last", cleared=True)}
@@ -451,9 +417,9 @@ async def test_ends_are_kept_to_a_number_and_what_forbids_a_place_longer(world: 
 
 
 async def test_however_many_places_are_forbidden_what_ends_is_kept(world: RegionFixture) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     target.answers_wrong = True
-    wrong = await until_over(world, await world.region.moves.migrate(KEY, Aim(target.name), "ops"), source, target)
+    wrong = await run_until_over(world, await world.region.moves.migrate(KEY, Aim(target.name), "ops"), source, target)
     book = world.region.workloads.migrations
     write(book, world, {f"m-past-{index}": _copy(wrong, f"m-past-{index}") for index in range(KEPT + 5)})
     write(book, world, {"m-last": _copy(wrong, "m-last", cleared=True)})
@@ -472,7 +438,7 @@ def _copy(migration: Migration, name: str, *, cleared: bool = False) -> Migratio
 
 
 async def test_a_drain_names_what_is_not_ready_and_asks_again_later(world: RegionFixture) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     source.observed = tuple(replace(each, phase=Phase.LOADING) for each in source.observed)
     await source.report()
     drained = await world.region.moves.drain(source.name, "ops")
@@ -498,7 +464,7 @@ def test_what_is_over_is_no_younger_after_a_restart(state: DoneState | AbortedSt
 
 
 async def test_a_move_to_where_its_standby_is_is_refused_at_once(world: RegionFixture) -> None:
-    source, target = await two(world)
+    source, target = await two_agents(world)
     ((name, text),) = DOCUMENTS
     spare = text.replace("latency: 1.0}}", "latency: 1.0}, require: {availability: {standby: warm}}}")
     applied = await world.region.workloads.apply([(name, spare)], {}, "", "test")

@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.coordinator.controllers.test_migrations import two, until_over
 
 from harness.fakes.clock import ManualClock
-from harness.fakes.region import RegionFixture
+from harness.fakes.region import RegionFixture, run_until_over, two_agents
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.controllers.queries import traces
 from shoal.coordinator.controllers.queries.traces import TracesController
@@ -167,12 +166,12 @@ async def test_few_may_ask_all_nodes_at_once(world: RegionFixture, monkeypatch: 
 async def test_a_migration_is_told_when_it_is_over_and_known_after_a_restart(tmp_path: Path) -> None:
     collected = Collected()
     world = await RegionFixture.open(tmp_path / "first", traces=collected)
-    source, target = await two(world)
+    source, target = await two_agents(world)
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     await world.region.traces.export()
     assert not collected.exports, "it is under way"
     assert (await world.region.traces.find(begun.id)).spans[0].open
-    await until_over(world, begun, source, target)
+    await run_until_over(world, begun, source, target)
     await world.region.traces.export()
     (told,) = collected.exports
     assert [span.name for span in told][:2] == ["migration", "planned"]

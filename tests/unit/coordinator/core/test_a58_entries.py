@@ -1,4 +1,5 @@
-"""A58: who may forward what to whom, and who is told routes and credentials."""
+"""A58: an agent's certificate forwards a request for a tenant that sent none. Which node may forward what to whom,
+and which receives routes and credentials."""
 
 from dataclasses import replace
 
