@@ -33,7 +33,7 @@ from shoal.types.device import Role
 from shoal.types.offer import Decline, Demand, Offer, Solicitation
 from shoal.types.profile import ModelProfile
 from shoal.types.units import PerSecond, Seconds
-from shoal.types.workload import Limits, Requirements, Spread, Standby, Weights, WorkloadKey
+from shoal.types.workload import Limits, Requirements, Spread, Standby, WorkloadKey
 from shoal.v1 import federation_pb2, federation_pb2_grpc, operator_pb2
 from shoal.wire import nouns, signed_envelope
 from shoal.wire.enrol import Enrolled
@@ -285,7 +285,7 @@ def _solicitation(origin: str, name: str, profile: ModelProfile, *, indicative: 
         models=(profile,),
         require=Requirements(None, True, "", (), (), 1, Spread.NODE, Standby.NONE, None, False, None),
         limits=Limits(),
-        weights=Weights(0.5, 0.5, 0.0),
+        weights={"latency": 0.5, "cost": 0.5},
         traffic=(Demand(origin, PerSecond(0.01), PerSecond(0.01)),),
         max_batch=1,
         term_s=Seconds(1800.0),

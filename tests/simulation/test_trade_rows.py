@@ -39,7 +39,7 @@ from shoal.types.codes import Code, ShoalError
 from shoal.types.device import EnergySource
 from shoal.types.offer import Answer, Decline, Offer, Solicitation
 from shoal.types.units import Joules, Seconds
-from shoal.types.workload import TradeRule, Weights, WorkloadKey
+from shoal.types.workload import TradeRule, WorkloadKey
 
 JOBS = os.cpu_count() or 1
 AGREEMENTS = 20
@@ -121,7 +121,7 @@ def liar(chance: Rng) -> NegotiationDraw:
         make_resources(AWAY, slow, price=1.0),
         make_resources(FAR, slow * chance.uniform(1.3, 1.8), price=chance.uniform(1.2, 1.6)),
     )
-    wanted = {HOME: (make_intent(TEXT, 0.5, weights=Weights(0.8, 0.2, 0.0)),)}
+    wanted = {HOME: (make_intent(TEXT, 0.5, weights={"latency": 0.8, "cost": 0.2}),)}
     return NegotiationDraw(estates, 1, wanted, is_placeable=True)
 
 

@@ -13,7 +13,18 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from shoal.policies.cel import Expression
-from shoal.policies.kinds import Bound, Kind, MigrationSpec, Policy, Precision, Region, StateTensors, Tenant, Workload
+from shoal.policies.kinds import (
+    Bound,
+    Kind,
+    MigrationSpec,
+    Optimize,
+    Policy,
+    Precision,
+    Region,
+    StateTensors,
+    Tenant,
+    Workload,
+)
 from shoal.policies.parse import MappingNode, Position, ScalarNode, SequenceNode, YamlNode, key_position, position_of
 from shoal.policies.quantities import format_field
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -166,9 +177,7 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.limits.node_power": ActiveField(
             _PLACEMENT, (Code.POWER_OVER,), note="of all devices of a replica's node together", read_as="node_power"
         ),
-        "spec.optimize.energy": ActiveField(_PLACEMENT, read_as="weights"),
-        "spec.optimize.cost": ActiveField(_PLACEMENT, read_as="weights"),
-        "spec.optimize.latency": ActiveField(_PLACEMENT, read_as="weights"),
+        **{f"spec.optimize.{name}": ActiveField(_PLACEMENT, read_as="weights") for name in Optimize.model_fields},
         "spec.relax.latency.p95": ActiveField(_PLACEMENT, read_as="relax"),
         "spec.relax.precision.allow": ActiveField(_PLACEMENT, read_as="relax"),
         "spec.relax.availability.replicas": ActiveField(_PLACEMENT, read_as="relax"),
@@ -230,9 +239,10 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.schedule.when": ActiveField(
             _WORKLOADS, (Code.EXPRESSION_INVALID,), note="looked at ahead of time", read_as="schedule"
         ),
-        "spec.schedule.optimize.energy": ActiveField(_WORKLOADS, read_as="weights"),
-        "spec.schedule.optimize.cost": ActiveField(_WORKLOADS, read_as="weights"),
-        "spec.schedule.optimize.latency": ActiveField(_WORKLOADS, read_as="weights"),
+        **{
+            f"spec.schedule.optimize.{name}": ActiveField(_WORKLOADS, read_as="weights")
+            for name in Optimize.model_fields
+        },
     },
     "Tenant": {
         **_HEAD,
@@ -379,13 +389,13 @@ def _policy(policy: Policy) -> Rule:
     if require.trust is not None and require.trust.signed_model is not None:
         yield from _duplicates(require.trust.signed_model.keys, (*_REQUIRE, "trust", "signed_model", "keys"))
     yield from _availability(policy)
-    if spec.optimize is not None and not any((spec.optimize.energy, spec.optimize.cost, spec.optimize.latency)):
+    if spec.optimize is not None and not any(spec.optimize.by_term().values()):
         yield (
             ("spec", "optimize"),
             _no_effect("every weight is 0", "at least one above 0", "give one a weight, or remove optimize"),
         )
     for index, entry in enumerate(spec.schedule):
-        if not any((entry.optimize.energy, entry.optimize.cost, entry.optimize.latency)):
+        if not any(entry.optimize.by_term().values()):
             yield (
                 ("spec", "schedule", index, "optimize"),
                 _no_effect("every weight is 0", "at least one above 0", "give one a weight, or remove the entry"),

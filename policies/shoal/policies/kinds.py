@@ -156,6 +156,10 @@ class Optimize(DocumentPart):
     cost: Weight = 0.0
     latency: Weight = 0.0
 
+    def by_term(self) -> dict[str, float]:
+        """The weights by the names of their score terms."""
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
 
 class RelaxedAvailability(DocumentPart):
     replicas: Annotated[int, Field(ge=1, le=1000)] | None = None

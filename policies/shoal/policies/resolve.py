@@ -195,8 +195,9 @@ def _tolerances(precision: kinds.Precision | None) -> tuple[Tolerance, ...]:
 
 
 def _weights(optimize: Optimize) -> Weights:
-    total = optimize.latency + optimize.cost + optimize.energy
-    return Weights(optimize.latency / total, optimize.cost / total, optimize.energy / total)
+    given = optimize.by_term()
+    total = sum(given.values())
+    return {name: weight / total for name, weight in given.items() if weight > 0}
 
 
 def _relaxations(steps: tuple[Relax, ...], require: Requirements, limits: Limits) -> tuple[Relaxation, ...]:

@@ -64,13 +64,8 @@ class Limits:
     node_power: Watts | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Weights of the objective: non-negative, with sum 1."""
-
-    latency: float
-    cost: float
-    energy: float
+Weights = Mapping[str, float]
+"""Weights of the objective by the name of the score term: positive, with sum 1. An absent term has no weight."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -434,33 +434,28 @@ class Limits(_message.Message):
 Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
-class Weights(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LATENCY_FIELD_NUMBER: _builtins.int
-    COST_FIELD_NUMBER: _builtins.int
-    ENERGY_FIELD_NUMBER: _builtins.int
-    latency: _builtins.float
-    cost: _builtins.float
-    energy: _builtins.float
-    def __init__(
-        self,
-        *,
-        latency: _builtins.float = ...,
-        cost: _builtins.float = ...,
-        energy: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "energy", b"energy", "latency", b"latency"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Weights: _TypeAlias = Weights  # noqa: Y015
-
-@_typing.final
 class Solicitation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class WeightsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
     class WaySEntry(_message.Message):
@@ -513,7 +508,9 @@ class Solicitation(_message.Message):
     @_builtins.property
     def limits(self) -> Global___Limits: ...
     @_builtins.property
-    def weights(self) -> Global___Weights: ...
+    def weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """By the name of the score term. A region ignores terms that it does not know."""
+
     @_builtins.property
     def traffic(self) -> _containers.RepeatedCompositeFieldContainer[Global___Demand]: ...
     @_builtins.property
@@ -530,7 +527,7 @@ class Solicitation(_message.Message):
         models: _abc.Iterable[_nouns_pb2.ModelProfile] | None = ...,
         require: Global___Requirements | None = ...,
         limits: Global___Limits | None = ...,
-        weights: Global___Weights | None = ...,
+        weights: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         traffic: _abc.Iterable[Global___Demand] | None = ...,
         max_batch: _builtins.int = ...,
         term_s: _builtins.float = ...,
@@ -539,7 +536,7 @@ class Solicitation(_message.Message):
         to: _abc.Iterable[_builtins.str] | None = ...,
         way_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "require", b"require", "weights", b"weights", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "require", b"require", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_s", b"answer_s", "id", b"id", "indicative", b"indicative", "limits", b"limits", "max_batch", b"max_batch", "models", b"models", "origin", b"origin", "require", b"require", "round", b"round", "term_s", b"term_s", "to", b"to", "traffic", b"traffic", "way_s", b"way_s", "weights", b"weights", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

@@ -44,7 +44,6 @@ from shoal.types.workload import (
     Spread,
     Standby,
     Traffic,
-    Weights,
     WorkloadKey,
 )
 
@@ -189,7 +188,7 @@ def intent(name: str = "ocr", *, tenant: str = "shop", models: tuple[ModelRef, .
         "models": models or (ModelRef("model.onnx", DIGEST, ""),),
         "require": asked,
         "limits": Limits(),
-        "weights": Weights(1.0, 0.0, 0.0),
+        "weights": {"latency": 1.0},
         "relax": (),
         "traffic": (),
         "partition": PartitionRule(),

@@ -13,7 +13,7 @@ from shoal.types.codes import Code
 from shoal.types.device import EnergySource
 from shoal.types.offer import Demand, Offer, Solicitation
 from shoal.types.units import GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour
-from shoal.types.workload import Limits, Requirements, TradeRule, Weights, WorkloadKey
+from shoal.types.workload import Limits, Requirements, TradeRule, WorkloadKey
 
 HERE = "eu-west"
 ORIGIN = "us-east"
@@ -34,7 +34,7 @@ def solicitation(name: str = "s-1", **changes: Any) -> Solicitation:
         "models": (profile(DIGEST),),
         "require": asked,
         "limits": Limits(),
-        "weights": Weights(1.0, 0.0, 0.0),
+        "weights": {"latency": 1.0},
         "traffic": (),
         "max_batch": 1,
         "term_s": Seconds(1800.0),

@@ -18,6 +18,8 @@ from shoal.types.workload import (
     Weights,
 )
 
+LATENCY_AND_COST: Weights = {"latency": 0.5, "cost": 0.5}
+
 
 def requirements(p95_s: float | None = None, **changes: object) -> Requirements:
     values: dict[str, object] = {
@@ -40,9 +42,9 @@ def terms(
     p95_s: float | None = None,
     *,
     mode: DelegationMode = DelegationMode.WHEN_INFEASIBLE,
-    own: tuple[float, float, float] | None = None,
+    own: tuple[float, ...] | None = None,
     margin: float = 0.0,
-    weights: Weights = Weights(0.5, 0.5, 0.0),  # noqa: B008
+    weights: Weights = LATENCY_AND_COST,
     rtt_s: float = 0.01,
     limits: Limits = Limits(),  # noqa: B008
     relax: tuple[float, ...] = (),

@@ -37,7 +37,6 @@ from shoal.types.workload import (
     Standby,
     TradeRule,
     Traffic,
-    Weights,
     WorkloadKey,
 )
 
@@ -97,7 +96,7 @@ def test_policy_and_workload_become_an_intent() -> None:
     assert (require.replicas, require.spread, require.standby) == (3, Spread.NODE, Standby.NONE)
     assert (require.recovery_s, require.measured_only, require.measured_within_s) == (5.0, True, 86400.0)
     assert intent.limits == Limits(units.UsdPerHour(1.5), units.Joules(2.0), units.GramsPerHour(40.0))
-    assert intent.weights == Weights(latency=0.2, cost=0.3, energy=0.5)
+    assert intent.weights == {"latency": 0.2, "cost": 0.3, "energy": 0.5}
     assert intent.traffic == (
         Traffic("eu-west", units.PerSecond(120.0), units.PerSecond(120.0)),
         Traffic("eu-east", units.PerSecond(0.1), units.PerSecond(0.1)),
@@ -159,7 +158,7 @@ def test_a_policy_says_how_a_replica_moves() -> None:
 def test_without_a_policy_the_defaults_hold() -> None:
     intent = resolve(only(WORKLOAD.replace("  policy: kiosk-ocr\n", "")), None, revision=1, digests=DIGESTS)
     assert intent.policy == ""
-    assert intent.weights == Weights(latency=1.0, cost=0.0, energy=0.0)
+    assert intent.weights == {"latency": 1.0}
     assert (intent.require.replicas, intent.require.where, intent.require.latency_p95_s) == (1, "", None)
     assert (intent.require.measured_only, intent.limits, intent.relax) == (False, Limits(), ())
     assert (intent.partition, intent.priority) == (PartitionRule(), 100)

@@ -347,11 +347,11 @@ def workload_plan_view(
 
 
 def bid_view(bid: IndicativeBid, winner: str) -> operator_pb2.BidView:
-    answer, figures = bid.assessment.answer, bid.assessment.figures
+    answer, believed = bid.assessment.answer, bid.assessment.believed
     view = operator_pb2.BidView(
         region=answer.region,
         offer=to_wire(answer) if isinstance(answer, Offer) else None,
-        latency_p95_s=figures[0] if figures is not None else math.nan,
+        latency_p95_s=believed.latency_p95_s if believed is not None else math.nan,
         way_s=bid.rtt_s,
         trust=bid.trust,
         gain=bid.assessment.gain,

@@ -14,9 +14,10 @@ from shoal.coordinator.controllers.federation.origin import LocalPlacement
 from shoal.coordinator.controllers.workloads.memory import StoredMemory
 from shoal.coordinator.core.catalog.model import Catalog, Guest, ModelRecord
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
-from shoal.coordinator.core.negotiation.offer_selection import ObjectiveFigures, own_figures
+from shoal.coordinator.core.negotiation.offer_selection import own_values
 from shoal.coordinator.core.placement.model import Inputs, PlacementPlan, RegionFacts, Reservation, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.placement.rank import TermValues
 from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState
 from shoal.coordinator.core.workloads.decide import decide, inputs_of
@@ -189,8 +190,8 @@ class RegionEngine:
     def moves_live(self) -> bool:
         return False
 
-    def figures(self, key: WorkloadKey) -> ObjectiveFigures | None:
-        return own_figures(self._what_if(key, explain=True))
+    def figures(self, key: WorkloadKey) -> TermValues | None:
+        return own_values(self._what_if(key, explain=True))
 
     def gateways(self) -> tuple[GatewayRef, ...]:
         return gateways(self.fleet())

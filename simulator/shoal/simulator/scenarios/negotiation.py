@@ -41,7 +41,7 @@ from shoal.types.workload import (
 
 NAME: Final = "negotiation"
 HOME, AWAY, FAR = "north", "south", "west"
-LATENCY_ONLY: Final = Weights(1.0, 0.0, 0.0)
+LATENCY_ONLY: Final[Weights] = {"latency": 1.0}
 ONE_REPLICA_BYTES: Final = 200 << 20
 TEXT: Final = WorkloadKey("shop", "text")
 QUIESCENT_TIMEOUT_S: Final = 150.0

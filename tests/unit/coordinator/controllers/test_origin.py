@@ -19,7 +19,8 @@ from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.region.region import NoMeter
 from shoal.coordinator.core.negotiation import hold, trade
 from shoal.coordinator.core.negotiation.model import Active, IdleTrade, Withdrawing
-from shoal.coordinator.core.negotiation.offer_selection import ObjectiveFigures, request_hash
+from shoal.coordinator.core.negotiation.offer_selection import request_hash
+from shoal.coordinator.core.placement.rank import TermValues
 from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState, DrainingHere, ReturnCooldown
 from shoal.coordinator.ports import VerifiedMessage
 from shoal.coordinator.store.sqlite import SqliteStore
@@ -42,7 +43,6 @@ from shoal.types.workload import (
     ModelRef,
     PartitionRule,
     Relaxation,
-    Weights,
     WorkloadKey,
 )
 
@@ -60,7 +60,7 @@ def intent(
         models=(ModelRef("detect", DIGEST, ""),),
         require=requirements(p95_s),
         limits=Limits(),
-        weights=Weights(0.5, 0.5, 0.0),
+        weights={"latency": 0.5, "cost": 0.5},
         relax=tuple(Relaxation(f"latency: {{p95: {step}s}}", requirements(step), Limits()) for step in relax),
         traffic=(),
         partition=PartitionRule(),
@@ -78,7 +78,7 @@ class FakeLocalRegion:
     profile: ModelProfile
     placed: bool = False
     serves: bool = False
-    own: ObjectiveFigures | None = None
+    own: TermValues | None = None
     reports: Mapping[str, ServiceReport] = field(default_factory=dict)
     cross_region: CrossRegionState | None = None
     stays: bool = False
@@ -106,7 +106,7 @@ class FakeLocalRegion:
     def moves_live(self) -> bool:
         return False
 
-    def figures(self, key: WorkloadKey) -> ObjectiveFigures | None:
+    def figures(self, key: WorkloadKey) -> TermValues | None:
         return self.own
 
     def gateway_revocations(self) -> tuple[str, ...]:

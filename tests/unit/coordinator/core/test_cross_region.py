@@ -45,7 +45,7 @@ from shoal.types.device import EnergySource, Role
 from shoal.types.migration import MigrationWindow
 from shoal.types.route import Endpoint, EndpointState
 from shoal.types.units import Bytes, Elapsed, Joules, Seconds, UsdPerHour, Wall
-from shoal.types.workload import ModelRef, Standby, Weights, WorkloadKey
+from shoal.types.workload import ModelRef, Standby, WorkloadKey
 
 KEY = WorkloadKey("shop", "ocr")
 AWAY = DelegatedWorkload(
@@ -789,7 +789,7 @@ def set_counted_latencies(region: CoreRegion, agreement: str, answered: list[flo
 
 def test_out_it_says_what_is_expected_and_what_came(region: CoreRegion) -> None:
     region.costs = {Slot("a", "cpu0"): UsdPerHour(1.0), Slot("b", "cpu0"): UsdPerHour(1.0)}
-    region.intents = (replace(region.intents[0], weights=Weights(0.0, 1.0, 0.0)),)
+    region.intents = (replace(region.intents[0], weights={"cost": 1.0}),)
     away = replace(AWAY, bid=BID, rtt_s=Seconds(0.005))
     region.delegated = {KEY: replace(away, is_ready=False)}
     region.run(3)
@@ -823,7 +823,7 @@ def test_out_it_says_what_is_expected_and_what_came(region: CoreRegion) -> None:
 
 def test_home_it_says_what_is_expected_and_what_came(region: CoreRegion) -> None:
     region.costs = {Slot("a", "cpu0"): UsdPerHour(1.0), Slot("b", "cpu0"): UsdPerHour(1.0)}
-    region.intents = (replace(region.intents[0], weights=Weights(0.0, 1.0, 0.0)),)
+    region.intents = (replace(region.intents[0], weights={"cost": 1.0}),)
     at_the_other(region)
     away = replace(AWAY, bid=replace(BID, cost=UsdPerHour(4.0)), rtt_s=Seconds(0.005))
     region.delegated = {KEY: replace(away, return_reason="home is better")}

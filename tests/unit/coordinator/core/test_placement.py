@@ -54,7 +54,7 @@ from shoal.types.codes import Code
 from shoal.types.migration import MigrationRule
 from shoal.types.receipt import Kernel, RuntimeSupport
 from shoal.types.units import Bytes, Elapsed, GramsPerHour, Joules, Seconds, UsdPerHour, Wall
-from shoal.types.workload import Intent, Limits, ModelRef, Quota, Spread, Standby, Weights
+from shoal.types.workload import Intent, Limits, ModelRef, Quota, Spread, Standby
 
 BOTH = (ModelRef("model.onnx", DIGEST, ""), ModelRef("small.onnx", SMALL, ""))
 
@@ -97,10 +97,10 @@ def test_weights_decide_between_fast_and_frugal() -> None:
     fleet, _ = updates.merge_receipts(
         fleet, "fast", (receipt(fast, fast.devices[0], flops=1e12, watts=900.0),), Elapsed(0.0), Wall(START)
     )
-    assert chosen_nodes(only(place(inputs(fleet, intent(weights=Weights(1, 0, 0)))))) == ["fast"]
-    assert chosen_nodes(only(place(inputs(fleet, intent(weights=Weights(0, 0, 1)))))) == ["frugal"]
+    assert chosen_nodes(only(place(inputs(fleet, intent(weights={"latency": 1}))))) == ["fast"]
+    assert chosen_nodes(only(place(inputs(fleet, intent(weights={"energy": 1}))))) == ["frugal"]
     costs = {Slot("fast", "cpu0"): UsdPerHour(3.0), Slot("frugal", "cpu0"): UsdPerHour(0.1)}
-    assert chosen_nodes(only(place(inputs(fleet, intent(weights=Weights(0, 1, 0)), costs=costs)))) == ["frugal"]
+    assert chosen_nodes(only(place(inputs(fleet, intent(weights={"cost": 1}), costs=costs)))) == ["frugal"]
     assert all(each.pareto for each in only(place(inputs(fleet, intent(), costs=costs))).candidates)
 
 
@@ -564,7 +564,9 @@ def regions(draw: st.DrawFn) -> Inputs:
             f"w{index}",
             tenant=draw(st.sampled_from(["shop", "lab"])),
             models=draw(st.sampled_from([BOTH[:1], BOTH])),
-            weights=draw(st.sampled_from([Weights(1, 0, 0), Weights(0.2, 0.5, 0.3), Weights(0, 0, 1)])),
+            weights=draw(
+                st.sampled_from([{"latency": 1}, {"latency": 0.2, "cost": 0.5, "energy": 0.3}, {"energy": 1}])
+            ),
             replicas=draw(st.integers(1, 3)),
             spread=draw(st.sampled_from(list(Spread))),
             standby=draw(st.sampled_from([Standby.NONE, Standby.WARM])),

@@ -9,7 +9,7 @@ from shoal.coordinator.core.placement.model import Triple
 from shoal.coordinator.core.workloads import failures
 from shoal.coordinator.core.workloads.model import ReconcilerMemory
 from shoal.types.codes import Code
-from shoal.types.workload import ModelRef, Quota, Spread, Weights, WorkloadKey
+from shoal.types.workload import ModelRef, Quota, Spread, WorkloadKey
 
 
 def nodes(region: CoreRegion, name: str = "ocr") -> list[str]:
@@ -393,7 +393,7 @@ def test_a_full_quota_does_not_break_before_it_makes() -> None:
     for _ in range(40):
         region.step()
         assert region.routed_nodes("a") != []
-    region.intents = (intent(replicas=2, spread=Spread.NONE, weights=Weights(0, 0, 1)),)
+    region.intents = (intent(replicas=2, spread=Spread.NONE, weights={"energy": 1}),)
     for _ in range(40):
         region.step()
         assert region.routed_nodes("a") != []

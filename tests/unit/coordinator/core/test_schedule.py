@@ -14,11 +14,11 @@ from shoal.types.device import PowerState, Rest
 from shoal.types.migration import MigrationRule
 from shoal.types.offer import Demand
 from shoal.types.units import Bytes, Elapsed, PerSecond, Seconds, Wall, Watts
-from shoal.types.workload import Intent, ScheduledWeights, Traffic, Weights
+from shoal.types.workload import Intent, ScheduledWeights, Traffic
 from shoal.wire.nouns import decode, encode
 
 REGION = RegionFacts("eu-west", "eu")
-NIGHT = Weights(0.0, 0.0, 1.0)
+NIGHT = {"energy": 1.0}
 # seconds of this test's day: the peak comes from 1000 to 2000, the night begins at 3000
 PEAK = f"int(now) >= {START + 1000:.0f} && int(now) < {START + 2000:.0f}"
 LATE = f"int(now) >= {START + 3000:.0f}"

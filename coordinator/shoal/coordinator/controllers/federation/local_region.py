@@ -10,9 +10,10 @@ from shoal.coordinator.controllers.federation.origin import LocalPlacement
 from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.migration.cross_region import region_exclusions
-from shoal.coordinator.core.negotiation.offer_selection import ObjectiveFigures, own_figures
+from shoal.coordinator.core.negotiation.offer_selection import own_values
 from shoal.coordinator.core.placement.model import PlacementPlan, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.placement.rank import TermValues
 from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState
 from shoal.coordinator.core.workloads.routes import gateways
 from shoal.coordinator.core.workloads.service_reports import service_report
@@ -73,9 +74,9 @@ class LocalRegionAdapter:
     def moves_live(self) -> bool:
         return True
 
-    def figures(self, key: WorkloadKey) -> ObjectiveFigures | None:
+    def figures(self, key: WorkloadKey) -> TermValues | None:
         plan = place(self._workloads.inputs(), explain=(key,), as_if_local=(key,)).of(key)
-        return own_figures(plan) if plan is not None else None
+        return own_values(plan) if plan is not None else None
 
     def gateways(self) -> tuple[GatewayRef, ...]:
         return gateways(self._fleet.fleet)

@@ -50,7 +50,6 @@ from shoal.coordinator.core.negotiation.model import (
 )
 from shoal.coordinator.core.negotiation.offer_selection import (
     DelegationTerms,
-    ObjectiveFigures,
     OfferSelection,
     choose,
     request_hash,
@@ -60,6 +59,7 @@ from shoal.coordinator.core.negotiation.peering import merge_peers
 from shoal.coordinator.core.negotiation.spans import FINAL_EVENTS
 from shoal.coordinator.core.negotiation.trust import matches_any
 from shoal.coordinator.core.placement.model import without_standby
+from shoal.coordinator.core.placement.rank import TermValues
 from shoal.coordinator.core.workloads.cross_region_state import (
     CrossRegionState,
     DrainingHere,
@@ -167,8 +167,8 @@ class LocalRegion(Protocol):
         """Whether workloads return to this region by a live move."""
         ...
 
-    def figures(self, key: WorkloadKey) -> ObjectiveFigures | None:
-        """Figures of the best placement here (`offer_selection.own_figures`); None: it has no place here."""
+    def figures(self, key: WorkloadKey) -> TermValues | None:
+        """Figures of the best placement here (`offer_selection.own_values`); None: it has no place here."""
         ...
 
     def gateways(self) -> tuple[GatewayRef, ...]: ...
@@ -398,7 +398,7 @@ class OriginController:
         return self._directory() is not None
 
     async def preview_offers(
-        self, intent: Intent, profiles: Mapping[str, ModelProfile], own: ObjectiveFigures | None
+        self, intent: Intent, profiles: Mapping[str, ModelProfile], own: TermValues | None
     ) -> IndicativeResult | None:
         """What others would offer for a proposed workload, in both rounds; nothing is held. None: it would not be
         solicited, because its policy never delegates, or only without a local place, or because the region is in no
@@ -527,7 +527,7 @@ class OriginController:
             known = self._request_hashes[intent.key] = (intent, request_hash(intent))
         return known[1]
 
-    def _terms(self, intent: Intent, own: ObjectiveFigures | None) -> DelegationTerms:
+    def _terms(self, intent: Intent, own: TermValues | None) -> DelegationTerms:
         return terms_for(intent, own, self._rtt(), self._trust(), self._local_region.exclusions(intent.key))
 
     def _terms_of(self, key: WorkloadKey) -> DelegationTerms | None:

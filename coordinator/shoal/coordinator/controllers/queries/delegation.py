@@ -10,7 +10,7 @@ from typing import Final
 from shoal.coordinator.controllers.federation.origin import IndicativeResult, OriginController
 from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.negotiation.model import IdleTrade
-from shoal.coordinator.core.negotiation.offer_selection import RankedAnswer, own_figures
+from shoal.coordinator.core.negotiation.offer_selection import RankedAnswer, own_values
 from shoal.coordinator.core.placement.model import WorkloadPlan
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal
@@ -87,7 +87,7 @@ async def _preview(
     if delegated is not None:
         return DelegationPreview(mode, delegated.region, delegated.agreement)
     last = state.phase.refusal if state is not None and isinstance(state.phase, IdleTrade) else None
-    indicative = await trades.preview_offers(intent, catalog.profiles, own_figures(plan))
+    indicative = await trades.preview_offers(intent, catalog.profiles, own_values(plan))
     if indicative is None:
         return DelegationPreview(mode, refusal=last)
     choice = indicative.selection

@@ -58,8 +58,10 @@ class Cause(StrEnum):
     ENERGY = "energy"
     CARBON = "carbon"
     PRICE = "price"
+    OBJECTIVE = "objective"
     """The objective is better elsewhere, or a limit holds there. LATENCY, COST, ENERGY: this figure of the two
-    places makes most of the difference. CARBON follows the region's carbon intensity, PRICE its price of an hour."""
+    places makes most of the difference. OBJECTIVE: the figure of a score term without a cause of its own does. CARBON
+    follows the region's carbon intensity, PRICE its price of an hour."""
     SCHEDULE = "schedule"
     """An entry of the policy's `schedule` sets another objective at this time, and the usual objective would not ask
     for the move. Also the way back after that entry ends."""

@@ -19,7 +19,8 @@ from shoal.coordinator.core.migration.model import (
 )
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import Inputs
-from shoal.coordinator.core.placement.rank import gain, score_values
+from shoal.coordinator.core.placement.rank import gain, predicted_values, served_values
+from shoal.coordinator.core.placement.score import cost, energy, latency
 from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.coordinator.core.workloads.model import DelegatedWorkload, RegionState
@@ -44,7 +45,7 @@ def expected_outcome(
     figures without the current load, by which the target is judged; None: `source`."""
     there = calibrate(scope, intent, baseline or source, target)
     replicas = intent.require.replicas
-    new, old = score_values(scope, there, intent, replicas), score_values(scope, source, intent, replicas)
+    new, old = predicted_values(scope, there, intent, replicas), predicted_values(scope, source, intent, replicas)
     return ExpectedOutcome(
         before=_service_figures(scope, intent, source),
         after=_service_figures(scope, intent, there),
@@ -242,9 +243,9 @@ def _aggregate(scope: Scope, intent: Intent, options: Sequence[Option]) -> Servi
     """Figures of all replicas together: the slowest latency, the mean joules per inference, the sum of the others."""
     each = [_service_figures(scope, intent, option) for option in options]
     return ServiceFigures(
-        latency_p95_s=max((one.latency_p95_s for one in each), key=lambda value: (math.isnan(value), value)),
-        joules=math.fsum(one.joules for one in each) / len(each),
-        cost=math.fsum(one.cost for one in each),
+        latency_p95_s=latency.TERM.combine([one.latency_p95_s for one in each]),
+        joules=energy.TERM.combine([one.joules for one in each]),
+        cost=cost.TERM.combine([one.cost for one in each]),
         carbon=math.fsum(one.carbon for one in each),
     )
 
@@ -271,8 +272,7 @@ def _outcome(
 
 def gain_of(after: ServiceFigures, before: ServiceFigures, weights: Weights) -> float:
     """Relative gain of one over the other, as in `rank.gain`."""
-    new, old = ((each.latency_p95_s, each.cost, each.joules) for each in (after, before))
-    return gain(new, old, weights)
+    return gain(served_values(after), served_values(before), weights)
 
 
 def _ratio(measured: float, predicted: float) -> float:

@@ -21,6 +21,7 @@ from shoal.coordinator.core.placement.model import (
     WorkloadPlan,
 )
 from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.placement.score import latency
 from shoal.coordinator.core.placement.solve import UTILISATION_MOST
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal
@@ -190,7 +191,7 @@ def _chosen_candidates(plan: WorkloadPlan) -> list[Candidate]:
 
 
 def _latency_s(candidate: Candidate) -> float:
-    return next(term.value for term in candidate.terms if term.name == "latency")
+    return next(term.value for term in candidate.terms if term.name == latency.NAME)
 
 
 def _reservations(plan: WorkloadPlan, bid: str) -> tuple[Reservation, ...]:
@@ -239,11 +240,11 @@ def _decline(asked: Solicitation, inputs: Inputs, refusal: Refusal) -> BidAnswer
 
 def _implausible_figures(asked: Solicitation) -> Refusal | None:
     """Refuses figures that cannot be meant: a negative size would create room where there is none."""
-    require, weights = asked.require, asked.weights
+    require = asked.require
     amounts = [
         *(figure for profile in asked.models for figure in _figures(profile)),
         *(rate for traffic in asked.traffic for rate in (traffic.rate, traffic.peak)),
-        *(weights.latency, weights.cost, weights.energy),
+        *asked.weights.values(),
         *asked.way_s.values(),
     ]
     sound = (

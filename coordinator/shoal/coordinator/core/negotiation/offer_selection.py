@@ -3,26 +3,24 @@
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.coordinator.core.negotiation.reputation import believed_latency_s
 from shoal.coordinator.core.negotiation.trust import may_delegate
+from shoal.coordinator.core.placement import score
 from shoal.coordinator.core.placement.model import WorkloadPlan, terms_of
-from shoal.coordinator.core.placement.rank import TERM_NAMES, gain
+from shoal.coordinator.core.placement.rank import TermValues, gain, served_values
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer
 from shoal.types.units import (
     DURATION,
+    Seconds,
     show_joules,
     show_quantity,
     show_seconds,
     show_usd_per_hour,
 )
 from shoal.types.workload import DelegationMode, DelegationRule, Intent, Limits, Relaxation, Requirements, Weights
-
-ObjectiveFigures = tuple[float, float, float]
-"""As in `placement.rank.values`, for all replicas: (p95 in s as clients see it, USD/h, J per inference); NaN where
-unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +39,8 @@ class DelegationTerms:
     relax: tuple[Relaxation, ...]
     # To which regions the policy delegates, and when.
     delegation: DelegationRule
-    # Figures of the best local placement; None: there is none.
-    own: ObjectiveFigures | None = None
+    # Values of all replicas of the best local placement together; None: there is none.
+    own: TermValues | None = None
     # RTT in seconds by region, where measured. An offer of a region without an RTT meets no latency bound.
     rtt_s: Mapping[str, float] = field(default_factory=dict)
     # Trust in each region, in (0, 1]; 1 if absent.
@@ -57,8 +55,8 @@ class RankedAnswer:
 
     # Offer, counter-offer or decline.
     answer: Answer
-    # Figures as believed; None for a decline.
-    figures: ObjectiveFigures | None
+    # The offer with the latency that its clients are believed to see; None for a decline.
+    believed: Offer | None
     # Gain over the best local placement; NaN if there is none.
     gain: float
     # Why it is not chosen, whatever the others are; None: it could be.
@@ -89,7 +87,7 @@ def request_hash(intent: Intent) -> str:
 
 def terms_for(
     intent: Intent,
-    own: ObjectiveFigures | None,
+    own: TermValues | None,
     rtt_s: Mapping[str, float],
     trust: Mapping[str, float],
     exclusions: frozenset[tuple[str, str]] = frozenset(),
@@ -109,20 +107,24 @@ def terms_for(
     )
 
 
-def own_figures(plan: WorkloadPlan) -> ObjectiveFigures | None:
-    """Figures of the chosen candidates of an explained plan together; None if replicas are missing."""
+def own_values(plan: WorkloadPlan) -> TermValues | None:
+    """Values of the chosen candidates of an explained plan together; None if replicas are missing."""
     chosen = [each for each in plan.candidates if each.chosen]
     if plan.refusal is not None or not chosen:
         return None
-    terms = [{term.name: term.value for term in each.terms} for each in chosen]
-    latency, cost, energy = ([each.get(name, math.nan) for each in terms] for name in TERM_NAMES)
-    return max(latency, key=_unknown_last), math.fsum(cost), math.fsum(energy) / len(energy)
+    known = [{term.name: term.value for term in each.terms} for each in chosen]
+    return tuple(term.combine([each.get(term.name, math.nan) for each in known]) for term in score.TERMS)
 
 
-def believed_figures(offer: Offer, terms: DelegationTerms) -> ObjectiveFigures:
-    """Figures that an offer counts with: the RTT added, and its latency scaled by trust in the region."""
-    way = terms.rtt_s.get(offer.region, math.nan if terms.require.latency_p95_s is not None else 0.0)
-    return way + believed_latency_s(offer.latency_p95_s, terms.trust.get(offer.region, 1.0)), offer.cost, offer.joules
+def believed_offer(offer: Offer, terms: DelegationTerms) -> Offer:
+    """An offer as it counts: the RTT added, and its latency scaled by trust in the region."""
+    rtt_s = terms.rtt_s.get(offer.region, math.nan if terms.require.latency_p95_s is not None else 0.0)
+    latency_s = rtt_s + believed_latency_s(offer.latency_p95_s, terms.trust.get(offer.region, 1.0))
+    return replace(offer, latency_p95_s=Seconds(latency_s))
+
+
+def believed_values(offer: Offer, terms: DelegationTerms) -> TermValues:
+    return served_values(believed_offer(offer, terms))
 
 
 def choose(
@@ -138,19 +140,23 @@ def choose(
     first = dict[str, Answer]()
     for answer in answers:
         first.setdefault(answer.region, answer)
-    figures = {name: believed_figures(each, terms) for name, each in first.items() if isinstance(each, Offer)}
-    worst = _worst([*figures.values(), *([terms.own] if terms.own is not None else [])])
+    believed = {name: believed_offer(each, terms) for name, each in first.items() if isinstance(each, Offer)}
+    values = {name: served_values(each) for name, each in believed.items()}
+    worst = _worst([*values.values(), *([terms.own] if terms.own is not None else [])])
     reference = _fill_unknown(terms.own, worst) if terms.own is not None else worst
     rows = list[tuple[tuple[bool, float, str], RankedAnswer]]()
     for name, each in first.items():
         if isinstance(each, Decline):
             rows.append(((True, 0.0, _tie_break(name)), RankedAnswer(each, None, math.nan, each.refusal)))
             continue
-        better = gain(_fill_unknown(figures[name], worst), reference, terms.weights)
+        better = gain(_fill_unknown(values[name], worst), reference, terms.weights)
         refusal = _exclusion(each, terms, since_s, indicative=indicative)
         over_home = better if terms.own is not None else math.nan
         rows.append(
-            ((refusal is not None, -better, _tie_break(each.id)), RankedAnswer(each, figures[name], over_home, refusal))
+            (
+                (refusal is not None, -better, _tie_break(each.id)),
+                RankedAnswer(each, believed[name], over_home, refusal),
+            )
         )
     judged = tuple(row for _, row in sorted(rows, key=lambda row: row[0]))
     fits = [each for each in judged if each.refusal is None and isinstance(each.answer, Offer)]
@@ -168,12 +174,12 @@ def choose(
 
 def gain_of_local(offer: Offer, terms: DelegationTerms) -> float:
     """Relative gain of the local placement over an awarded offer; NaN without a local placement."""
-    return gain(terms.own, believed_figures(offer, terms), terms.weights) if terms.own is not None else math.nan
+    return gain(terms.own, believed_values(offer, terms), terms.weights) if terms.own is not None else math.nan
 
 
 def gain_of(offer: Offer, other: Offer, terms: DelegationTerms) -> float:
     """Relative gain of one offer over another."""
-    return gain(believed_figures(offer, terms), believed_figures(other, terms), terms.weights)
+    return gain(believed_values(offer, terms), believed_values(other, terms), terms.weights)
 
 
 def unmet_requirement(offer: Offer, require: Requirements, limits: Limits, terms: DelegationTerms) -> Refusal | None:
@@ -181,7 +187,7 @@ def unmet_requirement(offer: Offer, require: Requirements, limits: Limits, terms
     constraints; None: it meets all."""
     if (absurd := _implausible_value(offer)) is not None:
         return absurd
-    latency, cost, joules = believed_figures(offer, terms)
+    latency = believed_offer(offer, terms).latency_p95_s
     if not require.may_be_in(offer.region, offer.residency):
         found = f"{offer.region} lies in {offer.residency or offer.region}"
         return Refusal(Code.RESIDENCY, found, ", ".join(require.residency))
@@ -194,8 +200,8 @@ def unmet_requirement(offer: Offer, require: Requirements, limits: Limits, terms
         found = "the way there is not measured yet" if math.isnan(latency) else f"p95 {show_seconds(latency)}"
         return Refusal(Code.SLO_UNREACHABLE, found, f"p95 {show_quantity(bound, DURATION)}")
     for code, value, limit, show in (
-        (Code.COST_OVER, cost, limits.cost, show_usd_per_hour),
-        (Code.ENERGY_OVER, joules, limits.energy, show_joules),
+        (Code.COST_OVER, offer.cost, limits.cost, show_usd_per_hour),
+        (Code.ENERGY_OVER, offer.joules, limits.energy, show_joules),
         (Code.CARBON_OVER, offer.carbon, limits.carbon, _show_carbon),
     ):
         if limit is not None and not value <= limit:
@@ -257,20 +263,13 @@ def _relaxation(answers: Iterable[Answer], terms: DelegationTerms) -> Relaxation
     return None
 
 
-def _worst(figures: Iterable[ObjectiveFigures]) -> ObjectiveFigures:
-    columns = list(zip(*figures, strict=True)) or [(math.nan,)] * 3
-    latency, cost, joules = (max((each for each in column if math.isfinite(each)), default=math.nan)
-                             for column in columns)  # fmt: skip
-    return latency, cost, joules
+def _worst(rows: Iterable[TermValues]) -> TermValues:
+    columns = zip(*rows, strict=True)
+    return tuple(max((each for each in column if math.isfinite(each)), default=math.nan) for column in columns)
 
 
-def _fill_unknown(figures: ObjectiveFigures, worst: ObjectiveFigures) -> ObjectiveFigures:
-    latency, cost, joules = (each if math.isfinite(each) else most for each, most in zip(figures, worst, strict=True))
-    return latency, cost, joules
-
-
-def _unknown_last(value: float) -> float:
-    return math.inf if math.isnan(value) else value
+def _fill_unknown(values: TermValues, worst: TermValues) -> TermValues:
+    return tuple(each if math.isfinite(each) else most for each, most in zip(values, worst, strict=True))
 
 
 def _tie_break(name: str) -> str:

@@ -268,10 +268,10 @@ def terms_of(intent: Intent) -> str:
         intent.models,
         without_standby(intent.require),
         intent.limits,
-        declared.weights,
+        sorted(declared.weights.items()),
         tuple(replace(step, require=without_standby(step.require)) for step in intent.relax),
         declared.traffic,
-        intent.schedule,
+        [(entry.when, sorted(entry.weights.items())) for entry in intent.schedule],
         intent.shared_worker,
         intent.max_batch,
     )
@@ -287,7 +287,7 @@ def without_standby(require: Requirements) -> Requirements:
 class ScoreTerm:
     """One term of a candidate's score."""
 
-    # `latency`, `cost` or `energy`.
+    # Name of the term, as in `optimize` of a policy.
     name: str
     # Weight in the policy's objective, 0 to 1.
     weight: float

@@ -6,25 +6,34 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shoal.coordinator.core.placement import score
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import ScoreTerm
+from shoal.coordinator.core.placement.score.term import ServedFigures
 from shoal.types.workload import Intent, Weights
 
-TERM_NAMES = ("latency", "cost", "energy")
-TERM_UNITS = ("s", "USD/h", "J/inference")
+TermValues = tuple[float, ...]
+"""One value for each of `score.TERMS`, in its order; NaN where unknown."""
 UNKNOWN_SCORE = 1.0
 """Normalised value of an unknown term: no better than the worst known value."""
 
 
-def score_values(scope: Scope, option: Option, intent: Intent, replicas: int) -> tuple[float, float, float]:
-    """Predicted (p95 latency s, USD/h, J per inference); NaN where unknown."""
-    joules = math.nan if option.prediction is None else option.prediction.joules.mid
-    return scope.latency_s(option, intent, replicas), option.cost, joules
+def predicted_values(scope: Scope, option: Option, intent: Intent, replicas: int) -> TermValues:
+    """Values predicted for a replica on a candidate."""
+    return tuple(term.predict(scope, option, intent, replicas) for term in score.TERMS)
 
 
-def score(
-    figures: Sequence[tuple[float, float, float]], weights: Weights
-) -> tuple[list[tuple[ScoreTerm, ...]], list[float]]:
+def served_values(served: ServedFigures) -> TermValues:
+    """Values of what is served or offered."""
+    return tuple(term.read(served) for term in score.TERMS)
+
+
+def shares(weights: Weights) -> tuple[float, ...]:
+    """The weight of each term."""
+    return tuple(weights.get(term.name, 0.0) for term in score.TERMS)
+
+
+def scores_of(figures: Sequence[TermValues], weights: Weights) -> tuple[list[tuple[ScoreTerm, ...]], list[float]]:
     """Terms and weighted sum (0 best, 1 worst) of each row of `figures`."""
     if not figures:
         return [], []
@@ -35,26 +44,26 @@ def score(
     high = np.max(np.where(known, table, -np.inf), axis=0)
     span = np.where(known.any(axis=0), high - low, 0.0)
     normalised = np.where(known, (table - low) / np.where(span > 0, span, 1.0), UNKNOWN_SCORE)
-    share = (weights.latency, weights.cost, weights.energy)
+    share = shares(weights)
     terms = [
         tuple(
-            ScoreTerm(name, weight, value, unit, part)
-            for name, weight, value, unit, part in zip(TERM_NAMES, share, row, TERM_UNITS, parts, strict=True)
+            ScoreTerm(term.name, weight, value, term.unit, part)
+            for term, weight, value, part in zip(score.TERMS, share, row, parts, strict=True)
         )
         for row, parts in zip(figures, normalised.tolist(), strict=True)
     ]
     return terms, (normalised @ np.asarray(share)).tolist()
 
 
-def gain(new: Sequence[float], old: Sequence[float], weights: Weights) -> float:
+def gain(new: TermValues, old: TermValues, weights: Weights) -> float:
     """The share by which `new` is better than `old`: 1 - weighted mean of the ratios. An unknown term counts as
     equal."""
     ratios = [a / b if math.isfinite(a) and math.isfinite(b) and b > 0 else 1.0 for a, b in zip(new, old, strict=True)]
-    share = (weights.latency, weights.cost, weights.energy)
+    share = shares(weights)
     return 1 - math.fsum(weight * ratio for weight, ratio in zip(share, ratios, strict=True)) / (math.fsum(share) or 1)
 
 
-def pareto(figures: Sequence[tuple[float, float, float]]) -> list[bool]:
+def pareto(figures: Sequence[TermValues]) -> list[bool]:
     """True for rows that no other row dominates. A row dominates another if it is as good in every term and better in
     one. Unknown counts as infinite.
 

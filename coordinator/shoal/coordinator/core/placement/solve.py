@@ -19,7 +19,7 @@ from shoal.coordinator.core.placement.feasible import (
     utilisation_fault,
 )
 from shoal.coordinator.core.placement.model import Move, Slot, terms_of
-from shoal.coordinator.core.placement.rank import gain, score, score_values, tie_break
+from shoal.coordinator.core.placement.rank import gain, predicted_values, scores_of, tie_break
 from shoal.coordinator.core.placement.relax import CATEGORY_SIZE, RequiredRelaxation, manual_remedy
 from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas, may_retry
 from shoal.types.codes import Code, Refusal
@@ -375,8 +375,8 @@ class Solver:
 
     def gain(self, best: Option, replica: CurrentReplica, require: Requirements) -> float:
         """The share by which a place is better than a replica's own, under the workload's weights."""
-        new = score_values(self.scope, best, self.intent, require.replicas)
-        old = score_values(self.scope, replica.option, self.intent, require.replicas)
+        new = predicted_values(self.scope, best, self.intent, require.replicas)
+        old = predicted_values(self.scope, replica.option, self.intent, require.replicas)
         return gain(new, old, self.intent.weights)
 
     def _first(
@@ -399,8 +399,8 @@ class Solver:
         """Score and tie-break by option index, over options that are feasible or hold a current replica."""
         stands = {each.option.key for each in current}
         fits = [index for index, found in enumerate(faults) if not found or self.options[index].key in stands]
-        figures = [score_values(self.scope, self.options[index], self.intent, require.replicas) for index in fits]
-        _, scores = score(figures, self.intent.weights)
+        figures = [predicted_values(self.scope, self.options[index], self.intent, require.replicas) for index in fits]
+        _, scores = scores_of(figures, self.intent.weights)
         return {
             index: (value, tie_break(self.scope.inputs.seed, str(self.intent.key), *self.options[index].key))
             for index, value in zip(fits, scores, strict=True)

@@ -12,11 +12,11 @@ from shoal.types.assignment import Served
 from shoal.types.device import EnergySource, PowerState, Rest
 from shoal.types.migration import Against, MigrationRule
 from shoal.types.units import Joules, PerSecond, Seconds, Watts
-from shoal.types.workload import Intent, ScheduledWeights, Traffic, Weights, WorkloadKey
+from shoal.types.workload import Intent, ScheduledWeights, Traffic, WorkloadKey
 
 PEAK_AT, PEAK_END = 120, 160
 PEAK = f"int(now) >= {START + PEAK_AT:.0f} && int(now) < {START + PEAK_END:.0f}"
-ENERGY, FAST = Weights(0.0, 0.0, 1.0), Weights(1.0, 0.0, 0.0)
+ENERGY, FAST = {"energy": 1.0}, {"latency": 1.0}
 SERVER, BOARD = "server", "board"
 REST = Rest(Watts(100.0), Watts(10.0), Seconds(20.0), "of this test")
 

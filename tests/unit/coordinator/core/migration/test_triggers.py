@@ -14,9 +14,9 @@ from shoal.types.assignment import Served
 from shoal.types.device import EnergySource
 from shoal.types.migration import Against, MigrationRule, MigrationWindow
 from shoal.types.units import Joules, Seconds, UsdPerHour, Watts
-from shoal.types.workload import Intent, Limits, ScheduledWeights, Weights, WorkloadKey
+from shoal.types.workload import Intent, Limits, ScheduledWeights, WorkloadKey
 
-CHEAP = Weights(0.0, 1.0, 0.0)
+CHEAP = {"cost": 1.0}
 COOLDOWN_S = 60.0
 
 
@@ -85,7 +85,7 @@ def test_a_schedule_that_asks_for_a_move_is_its_cause_and_that_of_the_way_back()
     region.agents["edge-1"].p50_s = 0.01
     price(region, 2.0, 1.0)
     while_cheap = f"int(now) >= {START + 100:.0f} && int(now) < {START + 250:.0f}"
-    region.intents = (workload(weights=Weights(1.0, 0.0, 0.0), schedule=(ScheduledWeights(while_cheap, CHEAP),)),)
+    region.intents = (workload(weights={"latency": 1.0}, schedule=(ScheduledWeights(while_cheap, CHEAP),)),)
     region.run(60, tick=1.0)
     assert (where(region), region.migrations) == (["edge-1"], {})
     region.run(90, tick=1.0)
@@ -172,7 +172,7 @@ def test_a_window_holds_what_can_wait() -> None:
 
 
 def test_a_cost_limit_that_is_passed_forces_it_away() -> None:
-    region = priced_region(weights=Weights(1.0, 0.0, 0.0), limits=Limits(cost=UsdPerHour(2.5)))
+    region = priced_region(weights={"latency": 1.0}, limits=Limits(cost=UsdPerHour(2.5)))
     (start,) = where(region)
     price(region, *((3.0, 2.0) if start == "edge-1" else (2.0, 3.0)))
     region.run(60)
@@ -190,7 +190,7 @@ def served_stats(p95: float, requests: int = 1000) -> tuple[Served, ...]:
 
 def test_a_measured_p95_above_the_bound_moves_it() -> None:
     region = CoreRegion(node("edge-1"), node("edge-2"))
-    region.intents = (workload(weights=Weights(1.0, 0.0, 0.0), latency_p95_s=Seconds(0.06)),)
+    region.intents = (workload(weights={"latency": 1.0}, latency_p95_s=Seconds(0.06)),)
     region.run(10)
     (start,) = where(region)
     region.agents[start].served = served_stats(0.2)
@@ -205,7 +205,7 @@ def test_a_measured_p95_above_the_bound_moves_it() -> None:
 
 def test_where_no_place_keeps_the_bound_it_stays_and_says_so() -> None:
     region = CoreRegion(node("edge-1"))
-    region.intents = (workload(weights=Weights(1.0, 0.0, 0.0), latency_p95_s=Seconds(0.06)),)
+    region.intents = (workload(weights={"latency": 1.0}, latency_p95_s=Seconds(0.06)),)
     region.run(10)
     region.agents["edge-1"].served = served_stats(0.2)
     region.run(60)

@@ -14,7 +14,7 @@ from shoal.types.agreement import Delivered
 from shoal.types.codes import Code
 from shoal.types.offer import Answer, Offer
 from shoal.types.units import GramsPerHour, Joules, Seconds, UsdPerHour
-from shoal.types.workload import DelegationMode, Limits, Weights
+from shoal.types.workload import DelegationMode, Limits
 
 
 def winner(*answers: Answer, **asked: object) -> str:
@@ -24,8 +24,8 @@ def winner(*answers: Answer, **asked: object) -> str:
 
 def test_the_best_under_the_objective_wins() -> None:
     quick, cheap = offer("a", 0.01, 4.0), offer("b", 0.04, 1.0)
-    assert winner(quick, cheap, weights=Weights(1.0, 0.0, 0.0)) == "a"
-    assert winner(quick, cheap, weights=Weights(0.0, 1.0, 0.0)) == "b"
+    assert winner(quick, cheap, weights={"latency": 1.0}) == "a"
+    assert winner(quick, cheap, weights={"cost": 1.0}) == "b"
 
 
 def test_the_way_counts_against_a_bid() -> None:
@@ -197,7 +197,7 @@ def test_a_liar_loses_to_an_honest_dearer_region_within_20_agreements() -> None:
 
 
 def test_a_price_that_is_not_told_is_no_better_than_the_worst_that_is() -> None:
-    cost, own, better = Weights(0.0, 1.0, 0.0), (0.01, 2.0, 1.0), DelegationMode.WHEN_BETTER
+    cost, own, better = {"cost": 1.0}, (0.01, 2.0, 1.0), DelegationMode.WHEN_BETTER
     unpriced, dear = offer("a", 0.01, math.nan), offer("b", 0.01, 4.0)
     assert winner(unpriced, dear, offer("c", 0.01, 3.0), weights=cost) == "c"
     choice = choose([unpriced, offer("c", 0.01, 1.0)], terms(weights=cost, own=own, mode=better, margin=0.2))

@@ -15,6 +15,7 @@ from shoal.coordinator.core.migration.outcomes import awake_w, expected_outcome,
 from shoal.coordinator.core.migration.triggers.view import MovableReplica, TriggerView, new_proposal
 from shoal.coordinator.core.placement.feasible import Option
 from shoal.coordinator.core.placement.model import Slot
+from shoal.coordinator.core.placement.score import energy
 from shoal.coordinator.core.workloads.schedule import effective_intent
 from shoal.types.device import Rest
 from shoal.types.units import Seconds, Wall, show_joules, show_seconds, show_watts
@@ -49,7 +50,7 @@ def propose(view: TriggerView) -> Iterator[MoveProposal]:
         return
     for replica in view.replicas:
         rest = replica.live_option.device.rest
-        if rest is None or replica.intent.weights.energy <= 0 or not view.has_turn(replica):
+        if rest is None or replica.intent.weights.get(energy.NAME, 0.0) <= 0 or not view.has_turn(replica):
             continue
         best = _best(view, replica, rest) if _is_alone_on_device(view, replica) else None
         if best is not None:

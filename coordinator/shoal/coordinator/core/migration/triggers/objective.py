@@ -12,9 +12,12 @@ from typing import Final
 from shoal.coordinator.core.migration.model import Cause, ExpectedOutcome, Migration, MoveProposal
 from shoal.coordinator.core.migration.outcomes import expected_outcome, gain_of
 from shoal.coordinator.core.migration.triggers.view import MovableReplica, TriggerView, new_proposal
+from shoal.coordinator.core.placement import score
 from shoal.coordinator.core.placement.feasible import Option
+from shoal.coordinator.core.placement.score import energy
+from shoal.coordinator.core.placement.score.term import ObjectiveTerm
 from shoal.policies.resolve import PRICE_LABEL
-from shoal.types.units import show_gain, show_joules, show_seconds, show_usd_per_hour
+from shoal.types.units import show_gain
 from shoal.types.workload import Weights
 
 NAME: Final = "objective"
@@ -76,7 +79,7 @@ def _is_reason_over(previous_move: Migration, weights: Weights) -> bool:
     """True if the reason for leaving may be over although no figure of the two places changed. Without a weight on
     energy, no device is to sleep."""
     return previous_move.cause in _TEMPORARY_CAUSES or (
-        previous_move.cause is Cause.CONSOLIDATION and weights.energy <= 0
+        previous_move.cause is Cause.CONSOLIDATION and weights.get(energy.NAME, 0.0) <= 0
     )
 
 
@@ -93,21 +96,21 @@ def _is_scheduled(replica: MovableReplica, best: BetterPlace) -> bool:
 def _cause_and_reason(replica: MovableReplica, best: BetterPlace) -> tuple[Cause, str]:
     """The objective term that makes most of the difference, with its figures."""
     before, after, weights = best.expected.before, best.expected.after, replica.intent.weights
-    terms = (
-        (Cause.LATENCY, weights.latency, before.latency_p95_s, after.latency_p95_s, "p95", show_seconds),
-        (Cause.COST, weights.cost, before.cost, after.cost, "cost", show_usd_per_hour),
-        (Cause.ENERGY, weights.energy, before.joules, after.joules, "energy", show_joules),
-    )
-    cause, _, old, new, name, show = max(
-        terms, key=lambda term: term[1] * (1 - term[3] / term[2]) if term[2] > 0 and term[3] >= 0 else 0.0
-    )
+
+    def part(term: ObjectiveTerm) -> float:
+        old, new = term.read(before), term.read(after)
+        return weights.get(term.name, 0.0) * (1 - new / old) if old > 0 and new >= 0 else 0.0
+
+    decisive = max(score.TERMS, key=part)
+    cause = Cause(decisive.name) if decisive.name in set(Cause) else Cause.OBJECTIVE
     if cause is Cause.COST and not all(
         PRICE_LABEL in each.state.node.labels for each in (replica.baseline, best.option)
     ):
         cause = Cause.PRICE
     gain = best.expected.gain
     whole = f"the objective is {show_gain(gain)}" if gain > 0 else f"though the objective is {show_gain(gain)}"
-    reason = f"{name} {show(old)} -> {show(new)}, {whole}"
+    old, new = (decisive.show(decisive.read(each)) for each in (before, after))
+    reason = f"{decisive.label} {old} -> {new}, {whole}"
     if _is_scheduled(replica, best):
         return Cause.SCHEDULE, f"by the objective that holds at this time: {reason}"
     if best.previous_move is None:

@@ -1,0 +1,9 @@
+"""Score terms: what an objective weighs. One module each, with its `TERM`; everything else iterates over `TERMS`."""
+
+from typing import Final
+
+from shoal.coordinator.core.placement.score import cost, energy, latency
+from shoal.coordinator.core.placement.score.term import ObjectiveTerm
+
+TERMS: Final[tuple[ObjectiveTerm, ...]] = (latency.TERM, cost.TERM, energy.TERM)
+"""In the order in which explanations show them. Read it as `score.TERMS`, so that there is one registry."""
