@@ -135,11 +135,12 @@ test-containers: $(TEST_STAMP) images # with the engine that answers
 	$(PYTEST) tests/compose -m compose
 	PYTHONPATH=tests $(BIN)/python -m harness.report C
 
-lint: $(TEST_STAMP) ## ruff, the import contracts, names and documented fields
+lint: $(TEST_STAMP) ## ruff, the import contracts, names, documented fields, prose, log events
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python tests/style/words.py names fields
+	$(BIN)/python tests/style/words.py
+	PYTHONPATH=tests $(BIN)/python -m style.log_events
 
 words: $(TEST_STAMP) ## what a stranger can read: names, documented fields, prose of the docs
 	$(BIN)/python tests/style/words.py
@@ -155,6 +156,7 @@ protos: $(TEST_STAMP) ## regenerate the committed stubs; fails when they differ
 docs: $(STAMP) ## regenerate the reference
 	$(BIN)/python -m shoal.policies.reference > docs/reference/policy.md
 	$(BIN)/python docs/reference/metrics.py > docs/reference/metrics.md
+	PYTHONPATH=tests $(BIN)/python -m style.log_events page > docs/reference/log-events.md
 
 dashboards: $(STAMP) ## write Grafana's dashboards from deploy/grafana/dashboards.yml
 	$(BIN)/python deploy/grafana/generate.py

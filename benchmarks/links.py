@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import structlog
 
 from shoal.agent.clock import SystemClock
 from shoal.agent.core.link_session import reconnect_after
@@ -31,18 +32,19 @@ from shoal.agent.link.grpc import GrpcLink
 from shoal.agent.link.mqtt import MqttLink
 from shoal.agent.ports import CoordinatorLink, LinkSession
 from shoal.client import Context, RegionClient
+from shoal.coordinator import codec
 from shoal.coordinator.broker import rights
 from shoal.coordinator.controllers.identity.certificates import key_of, with_presented_certificate
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.ports import Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Device, DeviceKind, Node, Reading, Role
+from shoal.types.identity import Identity
 from shoal.types.link import Hello
 from shoal.types.units import Bytes, Seconds, Wall, Watts
-from shoal.wire.identity import Identity, identity_of_pem
+from shoal.wire.identity import identity_of_pem
 
 REGION = "bench"
 HEARTBEAT_S = 1.0
@@ -401,7 +403,7 @@ async def _agent(
     """One agent's sessions, forever: opened and kept as the supervisor does, with a small report at each heartbeat."""
     clock, name, held, attempt, away = SystemClock(), folder.name, AgentState(), 0, folder.parent.with_name(AWAY)
     link: CoordinatorLink = (GrpcLink if carrier == "grpc" else MqttLink)(
-        CredentialFiles(folder), address, clock, lambda *_, **__: None
+        CredentialFiles(folder), address, clock, structlog.testing.ReturnLogger()
     )
     await asyncio.sleep(offset_s)
     while True:

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.log.fencing import KEY, RegionRecord
 from shoal.coordinator.ports import Compacted, StaleRevision, StoreChange, StoreRecord, Transaction
 from shoal.simulator.world.rng import Rng

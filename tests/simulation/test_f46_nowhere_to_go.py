@@ -5,7 +5,7 @@ import asyncio
 from simulation.scene import TEXT, Scene, run_scenario
 
 from harness.report import record
-from shoal.coordinator.controllers.documents.catalog import DocumentKey
+from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.placement.model import Aim
 from shoal.simulator.parts.machine import SimMachine
 from shoal.simulator.parts.network import COORDINATOR

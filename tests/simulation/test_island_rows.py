@@ -214,7 +214,7 @@ def test_f35_a_sensor_that_tells_nothing_costs_nothing(value: str) -> None:
     run_lies(value, lambda reading: replace(reading, utilisation=UNKNOWN[value]), costs_trust=False)
 
 
-class Unheard:
+class UnreportedLink:
     """A link whose first session gives out the desired set that the broker kept, and takes no report before
     it is over."""
 
@@ -222,13 +222,13 @@ class Unheard:
         self._link = link
         self.sessions = 0
 
-    async def connect(self, hello: Hello) -> "SimBrokerSession | UnheardSession":
+    async def connect(self, hello: Hello) -> "SimBrokerSession | UnreportedSession":
         session = await self._link.connect(hello)
         self.sessions += 1
-        return UnheardSession(session) if self.sessions == 1 else session
+        return UnreportedSession(session) if self.sessions == 1 else session
 
 
-class UnheardSession:
+class UnreportedSession:
     def __init__(self, session: SimBrokerSession) -> None:
         self.welcome = session.welcome
         self._session = session
@@ -256,16 +256,16 @@ def test_a_session_that_is_over_before_the_first_report_is_followed_by_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a desired set in hand, which waits for that report. (Found by seed 233, over a broker.)"""
-    links: list[Unheard] = []
+    links: list[UnreportedLink] = []
 
     async def scenario(scene: Scene) -> None:
-        def unheard(process: SimProcess, machine: SimMachine) -> Unheard:
+        def link_of(process: SimProcess, machine: SimMachine) -> UnreportedLink:
             broker = scene.cluster.broker
             assert broker is not None
-            links.append(Unheard(SimBrokerLink(process, broker, machine.name, machine.identity)))
+            links.append(UnreportedLink(SimBrokerLink(process, broker, machine.name, machine.identity)))
             return links[-1]
 
-        monkeypatch.setattr(scene.cluster, "_link", unheard)
+        monkeypatch.setattr(scene.cluster, "_link", link_of)
         scene.cluster.kill_agent(scene.replicas[0])
         await asyncio.sleep(5.0)
         await scene.wait_whole(20.0)

@@ -13,10 +13,10 @@ from simulation.shared_store import CoordinatorHost, Server, SharedStore, Simula
 from harness.fakes.region import DIGEST, DOCUMENTS, CountingIds, FakeAgent, KnownModels, RecordedLinks, RegionFixture
 from harness.report import record
 from shoal.agent.core.link_session import AcceptSet, check_welcome, evaluate
-from shoal.coordinator.controllers.documents.catalog import DocumentKey
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
+from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.ports import StaleRevision
 from shoal.simulator.world.loop import VirtualLoop, run
 from shoal.simulator.world.rng import Rng

@@ -426,7 +426,7 @@ class FrameServer:
         except Exception as error:
             why = Refusal(Code.INTERNAL, f"{type(error).__name__}: {error}"[:2000], "", "report this with the log")
             frames.write(_FrameType.REFUSAL, frame.call, asdict(why))
-            _log.exception("handler_failed", kind=kind)
+            _log.exception("call_failed", method=kind)
         finally:
             with suppress(OSError):
                 await frames.drain()

@@ -53,9 +53,19 @@ class CoordinatorContact(Protocol):
 
 
 class Log(Protocol):
-    """Writes one structured event. `error` marks an event that an operator should see."""
+    """Writes structured events: a name of `shoal.host.log_events` and fields. structlog's loggers are such."""
 
-    def __call__(self, event: str, *, error: bool = False, **fields: str | float | None) -> None: ...
+    def info(self, event: str, /, **fields: str | float | None) -> None:
+        """The state changed."""
+        ...
+
+    def warning(self, event: str, /, **fields: str | float | None) -> None:
+        """The node goes on, and somebody should look."""
+        ...
+
+    def error(self, event: str, /, **fields: str | float | None) -> None:
+        """Something is not done."""
+        ...
 
 
 class Logs(Protocol):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shoal.client.inference import BF16, DTYPES
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.wire.limits import PACK_BYTES
+from shoal.types.migration import PACK_BYTES
 
 Array = NDArray[Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shoal.host.private_files import write_private
 from shoal.types.codes import Code, refuse
-from shoal.wire.identity import check_name
+from shoal.types.identity import check_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,12 @@ from shoal.artifacts.backup import Backup
 from shoal.client.contexts import Context
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.migration import PACK_BYTES
 from shoal.types.units import Wall, show_bytes
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc, nouns_pb2, operator_pb2, operator_pb2_grpc
 from shoal.wire.handshake import check_own, check_peer
 from shoal.wire.identity import dns_of
-from shoal.wire.limits import CHUNK_BYTES, LINK_BYTES, MODEL_BYTES, PACK_BYTES, channel_options
+from shoal.wire.limits import CHUNK_BYTES, LINK_BYTES, MODEL_BYTES, channel_options
 from shoal.wire.status import refusal_of
 
 TIMEOUT_S: Final = 30.0

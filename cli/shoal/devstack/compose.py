@@ -29,7 +29,7 @@ from shoal.devstack.bootstrap import federate
 from shoal.devstack.layout import FEDERATION
 from shoal.host.private_files import write_private
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.wire.identity import check_name
+from shoal.types.identity import check_name
 
 LINK: Final = 7443
 ENROL: Final = 7444

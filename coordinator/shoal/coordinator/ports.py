@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from cryptography.x509 import Certificate
-
 from shoal.coordinator.core.signals.model import SignalName, SignalReading
 from shoal.types.agreement import Award, Delivered, Grant, Notice, Release, Renewal, Renewed
 from shoal.types.assignment import DesiredSet, Status
 from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Refusal
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.link import Hello, Lease, Reported, ToAgent, Welcome
 from shoal.types.metric import CounterMetric
 from shoal.types.migration import PackRef
@@ -122,23 +121,29 @@ class StoreSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSetting:
+    """A setting that a kind of store declares: the flag `--STORE-NAME` and the variable `SHOAL_STORE_NAME`."""
+
+    # Its name without the store's: `endpoints`.
+    name: str
+    # What it means, for people.
+    help: str
+    # Value where it is not given.
+    default: str = ""
+    # Form of the value, for people; empty: the name says it.
+    metavar: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """How to open a store. Fields after `scope` are for stores on servers."""
+    """How to open a store."""
 
     # Data directory of this coordinator; no other process uses it.
     directory: Path
     # Whose state it is, as a key prefix: `region/eu`.
     scope: str
-    # Key prefix before the scope, where the server is shared with other applications.
-    prefix: str = "shoal"
-    # Addresses of the store's servers; empty for an embedded store.
-    endpoints: tuple[str, ...] = ()
-    # PEM file of the CA of the servers' certificates. None: not given; etcd then refuses with TLS_REQUIRED.
-    ca: Path | None = None
-    # PEM file of the client certificate; None as for `ca`.
-    certificate: Path | None = None
-    # PEM file of the client certificate's private key; None as for `ca`.
-    key: Path | None = None
+    # Values of the settings that the store declares, by name.
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Election(Protocol):
@@ -167,7 +172,7 @@ class Election(Protocol):
 
 
 class OpenStore(Store, Protocol):
-    """What an entry point of `shoal.stores` opens by `from_options(StoreOptions)`: store, backups and election."""
+    """What an entry point of `shoal.stores` opens: store, backups and election."""
 
     @property
     def recovery(self) -> Refusal | None:
@@ -192,6 +197,17 @@ class OpenStore(Store, Protocol):
 
     def election(self, candidate: bytes) -> Election:
         """candidate: the value that other coordinators read from `leader` while this one leads."""
+        ...
+
+
+class StoreKind(Protocol):
+    """An entry point of `shoal.stores`."""
+
+    @property
+    def SETTINGS(self) -> tuple[StoreSetting, ...]: ...
+
+    async def from_options(self, given: StoreOptions, /) -> OpenStore:
+        """Raises ShoalError, also where a setting is missing or wrong."""
         ...
 
 
@@ -256,8 +272,8 @@ class BrokerAccess(Protocol):
         """Removes the node's access and closes its connection."""
         ...
 
-    async def certificate(self) -> Certificate | None:
-        """The broker's server certificate; None when it is unreachable, or when no trusted CA signed it."""
+    async def certificate(self) -> bytes | None:
+        """The broker's server certificate, PEM; None when it is unreachable, or when no trusted CA signed it."""
         ...
 
 
@@ -317,6 +333,14 @@ class PeerEvents(Protocol):
 
         Raises ShoalError(AGREEMENT_UNKNOWN | TENANT_DENIED | RESIDENCY).
         """
+        ...
+
+
+class FetchCounter(Protocol):
+    """Counts the models that were fetched from this coordinator."""
+
+    def track(self, by: str, model: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Passes the chunks on and counts them. by: a node, or the agreement that a region fetches under."""
         ...
 
 
@@ -429,6 +453,15 @@ class IssuedCertificate:
 
 
 @dataclass(frozen=True, slots=True)
+class RecognisedCertificate:
+    """A certificate that a CA of the region signed."""
+
+    identity: Identity
+    # Fingerprint of the CA that signed it: SHA-256 of its DER, hex.
+    issuer: str
+
+
+@dataclass(frozen=True, slots=True)
 class RootInfo:
     """One CA of the region."""
 
@@ -440,8 +473,10 @@ class RootInfo:
     state: str
 
 
-class CertificateAuthority(Protocol):
-    """The region's CA. The caller decides what a certificate contains; the signing request does not."""
+class CertificateIssuer(Protocol):
+    """The region's CA as it issues certificates. The caller decides what a certificate contains; the signing request
+    does not.
+    """
 
     @property
     def ca_pem(self) -> bytes:
@@ -458,14 +493,6 @@ class CertificateAuthority(Protocol):
         """Fingerprints of all trusted CAs, the issuing one first."""
         ...
 
-    def recognise(self, certificate: Certificate, *, retired: bool = False) -> str:
-        """The fingerprint of the CA that signed the certificate; its dates are not checked. retired: also accept a CA
-        that is no longer trusted.
-
-        Raises ShoalError(CERT_UNTRUSTED).
-        """
-        ...
-
     def check(self, csr_pem: bytes, name: str) -> None:
         """Raises ShoalError(CSR_DENIED) when the request asks for more than a certificate for `name`."""
         ...
@@ -474,6 +501,24 @@ class CertificateAuthority(Protocol):
         self, csr_pem: bytes, role: Role, name: str, *, hosts: tuple[str, ...], lifetime_s: Seconds, wall: Wall
     ) -> IssuedCertificate:
         """hosts: addresses that the holder may serve at. Raises ShoalError(CSR_DENIED)."""
+        ...
+
+
+class CertificateAuthority(CertificateIssuer, Protocol):
+    """A CertificateIssuer that also knows the certificates that it issued."""
+
+    def recognise(self, certificate_pem: bytes, *, retired: bool = False) -> RecognisedCertificate:
+        """Checks who signed the certificate, but not its dates. retired: also accept a CA that is no longer trusted.
+
+        Raises ShoalError(CERT_UNTRUSTED | CERT_NAME_INVALID).
+        """
+        ...
+
+    def verify_renewal(self, certificate_pem: bytes, csr_pem: bytes, nonce: str, signature: bytes) -> None:
+        """Checks that the key of a recognised certificate signed a request for the next one.
+
+        Raises ShoalError(SIGNATURE_INVALID).
+        """
         ...
 
 

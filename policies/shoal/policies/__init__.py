@@ -10,6 +10,7 @@ from shoal.policies.documents import (
     load,
     name_of,
     read,
+    reference_problems,
 )
 from shoal.policies.kinds import Kind, Policy, Region, Tenant, Workload
 from shoal.policies.parse import MAX_BYTES, Problem
@@ -34,6 +35,7 @@ __all__ = [
     "node_price",
     "quota",
     "read",
+    "reference_problems",
     "resolve",
     "trades",
 ]

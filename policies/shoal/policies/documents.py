@@ -51,8 +51,9 @@ class Document:
     # Name that its text was given (a file's path).
     source: str
     value: Kind
-    # Its YAML nodes, for positions.
-    root: YamlNode
+    # Its YAML nodes, for positions; of a stored document its text, which is parsed only where a problem needs a
+    # position.
+    root: YamlNode | str
 
     @property
     def kind(self) -> str:
@@ -65,8 +66,13 @@ class Document:
 
     def problem(self, path: tuple[int | str, ...], refusal: Refusal) -> Problem:
         """`refusal` at the value that `path` leads to."""
-        at = position_of(self.root, path)
+        at = self.position(path)
         return Problem(self.source, at.line, at.column, refusal)
+
+    def position(self, path: tuple[int | str, ...]) -> Position:
+        """Position of the value that `path` leads to; the start of a stored text that is no longer YAML."""
+        roots = parse(self.source, self.root).roots if isinstance(self.root, str) else (self.root,)
+        return position_of(roots[0], path) if roots else Position(1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +112,43 @@ def cross_check(
     documents: Sequence[Document], known_policies: Collection[str], known_tenants: Collection[str]
 ) -> tuple[Problem, ...]:
     """Problems between documents: names used twice, and policies and tenants that are neither among them nor known."""
-    policies = {one.value.metadata.name: one.value for one in documents if isinstance(one.value, Policy)}
-    tenants = {one.value.metadata.name for one in documents if isinstance(one.value, Tenant)}
+    policies: dict[str, Policy | None] = dict.fromkeys(known_policies)
+    policies.update({one.value.metadata.name: one.value for one in documents if isinstance(one.value, Policy)})
+    tenants = {DEFAULT_TENANT, *known_tenants}
+    tenants.update(one.value.metadata.name for one in documents if isinstance(one.value, Tenant))
     return (
         *_duplicates(documents),
-        *_broken_references(
-            documents, policies, {*policies, *known_policies}, tenants | {DEFAULT_TENANT, *known_tenants}
-        ),
+        *(problem for one in documents for problem in reference_problems(one, policies, tenants)),
     )
+
+
+def reference_problems(
+    document: Document, policies: Mapping[str, Policy | None], tenants: Collection[str]
+) -> Iterator[Problem]:
+    """Problems of one document with those that it refers to. policies: by name; None where only the name is known."""
+    if not isinstance(document.value, Workload):
+        return
+    tenant, name = document.value.metadata.tenant, document.value.spec.policy
+    if tenant not in tenants:
+        refusal = Refusal(
+            Code.TENANT_UNKNOWN,
+            f"tenant {tenant}",
+            f"one of {', '.join(sorted(tenants))}",
+            _nearest(tenant, sorted(tenants)) + " Or apply a Tenant of that name",
+        )
+        yield document.problem(("metadata", "tenant"), refusal)
+    if name is not None and name not in policies:
+        refusal = Refusal(
+            Code.POLICY_UNKNOWN,
+            f"policy {name}",
+            f"one of {', '.join(sorted(policies)) or 'none yet'}",
+            "apply the policy with it or before it",
+        )
+        yield document.problem(("spec", "policy"), refusal)
+    policy = policies.get(name) if name is not None else None
+    if policy is not None:
+        for path, refusal in check_with_policy(document.value, policy):
+            yield document.problem(path, refusal)
 
 
 def name_of(value: Kind) -> str:
@@ -270,7 +305,7 @@ def _duplicates(documents: Sequence[Document]) -> Iterator[Problem]:
     for document in documents:
         before = first.setdefault((document.kind, document.name), document)
         if before is not document:
-            at = position_of(before.root, ("metadata", "name"))
+            at = before.position(("metadata", "name"))
             yield document.problem(
                 ("metadata", "name"),
                 Refusal(
@@ -280,31 +315,3 @@ def _duplicates(documents: Sequence[Document]) -> Iterator[Problem]:
                     "rename or remove one",
                 ),
             )
-
-
-def _broken_references(
-    documents: Sequence[Document], policies: Mapping[str, Policy], known: Collection[str], tenants: Collection[str]
-) -> Iterator[Problem]:
-    for document in documents:
-        if not isinstance(document.value, Workload):
-            continue
-        tenant, policy = document.value.metadata.tenant, document.value.spec.policy
-        if tenant not in tenants:
-            refusal = Refusal(
-                Code.TENANT_UNKNOWN,
-                f"tenant {tenant}",
-                f"one of {', '.join(sorted(tenants))}",
-                _nearest(tenant, sorted(tenants)) + " Or apply a Tenant of that name",
-            )
-            yield document.problem(("metadata", "tenant"), refusal)
-        if policy is not None and policy not in known:
-            refusal = Refusal(
-                Code.POLICY_UNKNOWN,
-                f"policy {policy}",
-                f"one of {', '.join(sorted(known)) or 'none yet'}",
-                "apply the policy with it or before it",
-            )
-            yield document.problem(("spec", "policy"), refusal)
-        if policy is not None and policy in policies:
-            for path, refusal in check_with_policy(document.value, policies[policy]):
-                yield document.problem(path, refusal)

@@ -69,7 +69,8 @@ def resolve(
         weights=_weights(spec.optimize or DEFAULT_OPTIMIZE),
         relax=_relaxations(spec.relax, require, limits),
         traffic=tuple(
-            Traffic(one.origin, one.rate, one.peak or one.rate, one.when or "") for one in workload.spec.traffic
+            Traffic(one.origin, one.rate, one.rate if one.peak is None else one.peak, one.when or "")
+            for one in workload.spec.traffic
         ),
         partition=PartitionRule(
             heartbeat_s=spec.partition.heartbeat,

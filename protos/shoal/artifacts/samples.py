@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.migration import PACK_BYTES
 from shoal.types.profile import TensorSpec
-from shoal.wire.limits import PACK_BYTES
 
 Array = NDArray[Any]
 

@@ -89,7 +89,14 @@ class _ToStructlog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger(record.name)
-        log.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+        if record.levelno >= logging.ERROR:
+            log.error(
+                "library_message_logged", message=record.getMessage(), logger=record.name, exc_info=record.exc_info
+            )
+        elif record.levelno >= logging.WARNING:
+            log.warning(
+                "library_message_logged", message=record.getMessage(), logger=record.name, exc_info=record.exc_info
+            )
 
 
 def _truncate_values(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -101,4 +108,4 @@ def _truncate(text: str) -> str:
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    structlog.get_logger().critical("ended by an error", exc_info=(kind, error, trace))
+    structlog.get_logger().error("process_crashed", exc_info=(kind, error, trace))

@@ -125,7 +125,7 @@ class Exporter:
         try:
             return cls(collector_of(endpoint) if endpoint else None)
         except ShoalError as error:
-            _log.error("spans_not_exported", refusal=str(error))
+            _log.error("spans_export_failed", code=error.code, error=str(error))
             return cls(None)
 
     @property
@@ -183,12 +183,12 @@ class Exporter:
         try:
             await call(request_of(batch).SerializeToString(), timeout=within_s, metadata=headers)
         except grpc.aio.AioRpcError as error:
-            _log.warning("spans_not_exported", code=error.code().name, detail=(error.details() or "")[:200])
+            _log.warning("spans_export_failed", code=error.code().name, error=(error.details() or "")[:200])
             if error.code() in _RETRYABLE:
                 return False
             self.dropped += self._remove(batch)
         except Exception:  # an unforeseen error must not end the export of all later spans
-            _log.exception("spans_not_exported")
+            _log.exception("spans_export_failed")
             self.dropped += self._remove(batch)
         else:
             self.exported += self._remove(batch)

@@ -10,6 +10,8 @@ from shoal.types.units import Bytes, Seconds
 DRAIN_S: Final = Seconds(30.0)
 """How long a replica that ends has to finish its requests, where nothing sets another time; also the most that a node
 allows."""
+PACK_BYTES: Final = 64 * 2**20
+"""Largest pack of samples: the file, and separately all its arrays together."""
 UPGRADE_REMEDY: Final = (
     "if they differ on purpose: `migration: {verify: {on_fail: continue}}`, or `against: reference` or `none`, in its "
     "policy; if not: `shoal rollback`"

@@ -22,13 +22,14 @@ from cryptography.x509.oid import NameOID
 from shoal.host.private_files import write_private
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity, check_name
+from shoal.types.token import JoinToken, parse_join_token
 from shoal.v1 import enrolment_pb2, enrolment_pb2_grpc
-from shoal.wire.identity import Identity, check_name, dns_of, identity_of_certificate, identity_of_der
+from shoal.wire.identity import ca_fingerprint, dns_of, identity_of_certificate, identity_of_der
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES
 from shoal.wire.signing import sign
 from shoal.wire.status import refusal_of
 from shoal.wire.tls_ignoring_dates import channel_ignoring_dates
-from shoal.wire.token import JoinToken, ca_fingerprint, parse_join_token
 
 TIMEOUT_S: Final = 15.0
 ALERT_S: Final = 1.0

@@ -1,26 +1,22 @@
-"""The identity in a certificate: one URI name, which every part reads in the same way.
+"""Identities in certificates, which every part reads in the same way.
 
 A certificate of Shoal carries exactly one URI subject alternative name, `shoal://REGION/ROLE/NAME`. The common name is
 for MQTT brokers, and ignored everywhere else. Servers also carry DNS and IP names, for ordinary TLS clients.
 """
 
 import ipaddress
-import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import NODES, Identity, parse_name
 from shoal.types.units import Wall
 
-NAME_PATTERN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-"""Names of regions, nodes, tenants, operators and workloads: a DNS label in lower case."""
-
-NODES: Final = frozenset({Role.AGENT, Role.GATEWAY})
 COORDINATOR_USER: Final = "shoal.coordinator"
 """The coordinator's name at an MQTT broker. Other names have no dots, so no node can have it."""
 
@@ -36,51 +32,11 @@ CERTIFICATE_ERRORS: Final = (
 )
 """Errors that reading an untrusted certificate may raise."""
 
-_URI: Final = re.compile(r"shoal://([^/]*)/([^/]*)/([^/]*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A certificate's name and validity."""
-
-    # Region in the URI name.
-    region: str
-    # Role in the URI name.
-    role: Role
-    # Name of the node, operator, tenant or coordinator in the URI name.
-    name: str
-    # Start of validity.
-    not_before: Wall
-    # End of validity.
-    not_after: Wall
-    # Serial number, decimal, as in the audit log.
-    serial: str
-
-    @property
-    def uri(self) -> str:
-        return uri_of(self.region, self.role, self.name)
-
 
 class GrpcContext(Protocol):
     """The part of grpc's (sync or aio) servicer context that identifies the peer."""
 
     def auth_context(self) -> Any: ...
-
-
-def check_name(name: str, what: str) -> str:
-    """`name` itself if it is a DNS label in lower case. Raises ShoalError(NAME_INVALID)."""
-    if NAME_PATTERN.fullmatch(name) is None:
-        raise refuse(
-            Code.NAME_INVALID,
-            f"{what} {name!r:.80}",
-            "1 to 63 of a-z, 0-9 and -, not starting or ending with -",
-            f"choose another {what}",
-        )
-    return name
-
-
-def uri_of(region: str, role: Role, name: str) -> str:
-    return f"shoal://{region}/{role}/{name}"
 
 
 def dns_of(region: str, role: Role, name: str) -> str:
@@ -104,26 +60,6 @@ def store_user_of(scope: str) -> str:
     `root`, etcd's own user with all rights.
     """
     return scope.replace("/", "-")
-
-
-def parse_name(uri: str) -> tuple[str, Role, str]:
-    """(region, role, name). Raises ShoalError(CERT_NAME_INVALID)."""
-    match = _URI.fullmatch(uri)
-    invalid = refuse(
-        Code.CERT_NAME_INVALID,
-        "a URI name that is not ours",
-        "shoal://REGION/ROLE/NAME",
-        "enrol again with a join token",
-    )
-    if match is None:
-        raise invalid
-    region, role, name = match.groups()
-    if NAME_PATTERN.fullmatch(region) is None or NAME_PATTERN.fullmatch(name) is None:
-        raise invalid
-    try:
-        return region, Role(role), name
-    except ValueError as cause:
-        raise invalid from cause
 
 
 def identity_of_certificate(certificate: x509.Certificate) -> Identity:
@@ -158,6 +94,11 @@ def identity_of_pem(pem: bytes) -> Identity:
         return identity_of_certificate(x509.load_pem_x509_certificate(pem))
     except CERTIFICATE_ERRORS as cause:
         raise refuse(Code.CERT_NAME_INVALID, "not a readable certificate", "one in PEM", "enrol again") from cause
+
+
+def ca_fingerprint(certificate: x509.Certificate) -> str:
+    """SHA-256 of the certificate (DER), hex: what a join token pins."""
+    return certificate.fingerprint(hashes.SHA256()).hex()
 
 
 def identity_of_der(der: bytes) -> Identity:

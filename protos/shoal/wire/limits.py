@@ -7,8 +7,6 @@ INFER_BYTES: Final = 64 * 2**20
 """Largest inference request or response, expanded (the default limit of Triton's HTTP front end)."""
 MODEL_BYTES: Final = 2**31 - 1
 """Largest model, as one file: protobuf itself ends below 2 GiB."""
-PACK_BYTES: Final = 64 * 2**20
-"""Largest pack of samples: the file, and separately all its arrays together."""
 LINK_BYTES: Final = 4 * 2**20
 """Largest message on an agent's link or the operator API."""
 ENROL_BYTES: Final = 32 * 2**10

@@ -14,10 +14,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.units import Wall
 from shoal.v1 import federation_pb2
 from shoal.wire import nouns
-from shoal.wire.identity import CERTIFICATE_ERRORS, GrpcContext, Identity, identity_of_certificate
+from shoal.wire.identity import CERTIFICATE_ERRORS, GrpcContext, identity_of_certificate
 from shoal.wire.request_limits import ENVELOPE_CONTENT
 from shoal.wire.signing import sign, verify
 from shoal.wire.trust import check_certificate, check_issuer

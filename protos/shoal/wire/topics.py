@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from shoal.types.codes import Code, refuse
-from shoal.wire.identity import check_name
+from shoal.types.identity import check_name
 
 PREFIX: Final = "shoal/v1"
 

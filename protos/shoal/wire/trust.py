@@ -7,8 +7,9 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.units import Wall
-from shoal.wire.identity import Identity, check_validity, identity_of_certificate, require
+from shoal.wire.identity import check_validity, identity_of_certificate, require
 
 
 def check_certificate(

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from contract.agent.test_journal import RecordingLog
 
+from harness.fakes.log import RecordingLog
 from harness.report import record
 from harness.wait import until
 from shoal.agent.cache.directory import DirectoryCache

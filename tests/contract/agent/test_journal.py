@@ -12,6 +12,7 @@ from contract.agent.platter import Platter
 from unit.agent.core.test_receipt import CPU, GPU, receipt
 
 from harness.builders.agent_values import assignment, desired_set
+from harness.fakes.log import RecordingLog
 from harness.report import record
 from shoal.agent.journal.files import FileJournal
 from shoal.agent.journal.slots import Slots
@@ -19,16 +20,6 @@ from shoal.types.assignment import DesiredSet
 from shoal.types.codes import Code, ShoalError
 from shoal.types.receipt import SignedReceipt
 from shoal.wire import nouns
-
-
-class RecordingLog:
-    """A Log that remembers."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def __call__(self, event: str, *, error: bool = False, **fields: str | float | None) -> None:
-        self.events.append(event)
 
 
 def journal(folder: Path, heard: RecordingLog | None = None, reserve_bytes: int = 0) -> FileJournal:
@@ -221,7 +212,8 @@ _FULL_DISK = """
 import asyncio, json, os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from contract.agent.test_journal import RecordingLog, journal, sets
+from contract.agent.test_journal import journal, sets
+from harness.fakes.log import RecordingLog
 from shoal.types.codes import ShoalError
 
 folder = Path(sys.argv[1])

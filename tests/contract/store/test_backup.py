@@ -3,14 +3,15 @@
 import asyncio
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace as change
 from pathlib import Path
 
 import pytest
 
 from harness.servers.etcd import Etcd, etcd
+from shoal.coordinator import codec
 from shoal.coordinator.api.backup import Backups
 from shoal.coordinator.clock import CoordinatorClock
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.fencing import KEY, RegionRecord
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.main.restore import RestoreConfig
@@ -89,9 +90,7 @@ def test_what_leads_from_etcd_is_not_pulled_from_under_and_what_was_cut_off_is_d
     nodes = asyncio.run(write_backup("sqlite", options(cluster, tmp_path / "here"), file))
     FileAuthority.open(folder / "ca", "eu", wall=CoordinatorClock().wall(), may_create=True)
     found = options(cluster, folder)
-    leads = StoreOptions(
-        tmp_path / "leader", found.scope, found.prefix, found.endpoints, found.ca, found.certificate, found.key
-    )
+    leads = change(found, directory=tmp_path / "leader")
 
     async def restore_while_led() -> None:
         store = await open_store("etcd", leads)

@@ -202,7 +202,7 @@ async def test_more_than_one_page_is_of_one_moment(
 
 async def test_etcd_without_certificates_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ShoalError) as refused:
-        await EtcdStore.from_options(StoreOptions(tmp_path, "region/eu", endpoints=("127.0.0.1:1",)))
+        await EtcdStore.from_options(StoreOptions(tmp_path, "region/eu", {"endpoints": "127.0.0.1:1"}))
     assert refused.value.code is Code.TLS_REQUIRED
     with pytest.raises(ShoalError) as nowhere:
         await EtcdStore.from_options(StoreOptions(tmp_path, "region/eu"))

@@ -19,6 +19,7 @@ from harness.servers.etcd import Etcd, etcd
 from shoal.coordinator.main.options import parser_of, scopes_of
 from shoal.coordinator.ports import Transaction
 from shoal.coordinator.store.etcd.members import EtcdMember, EtcdMembers, at_revision, end_of
+from shoal.coordinator.store.etcd.options import EtcdOptions
 from shoal.coordinator.store.etcd.store import EtcdStore
 from shoal.coordinator.store.etcd.users import authorise
 from shoal.etcd import etcd_pb2
@@ -48,7 +49,7 @@ async def store_of(cluster: Etcd, directory: Path, scope: str, user: str = "") -
 
 @asynccontextmanager
 async def member_as(cluster: Etcd, files: CertificateFiles) -> AsyncIterator[EtcdMember]:
-    members = EtcdMembers.from_options(cluster.options(Path(), "any", files))
+    members = EtcdMembers.from_options(EtcdOptions.parse(cluster.options(Path(), "any", files)))
     try:
         yield members.current
     finally:
@@ -207,7 +208,7 @@ async def test_a_certificate_that_takes_the_place_of_one_without_the_right_is_ta
         files.key.write_bytes(theirs.key.read_bytes())
 
     become(EU)
-    members = EtcdMembers.from_options(cluster.options(tmp_path, NEAR, files))
+    members = EtcdMembers.from_options(EtcdOptions.parse(cluster.options(tmp_path, NEAR, files)))
     asked = etcd_pb2.RangeRequest(key=b"shoal/region/eu-2/data/never")
     with pytest.raises(ShoalError) as refused:
         await members.range(asked)
@@ -221,7 +222,7 @@ async def test_users_are_made_once_and_more_of_them_while_others_write(tmp_path:
     """A change of users makes etcd refuse what was on its way: nobody who writes may hear of that."""
     with etcd(tmp_path / "etcd", members=3, scopes=(EU,)) as found:
         assert found.authorise() == {"event": "authorised", "scopes": [EU], "changed": []}
-        options = found.options(Path(), "-", found.files)
+        options = EtcdOptions.parse(found.options(Path(), "-", found.files))
         writing, written = True, 0
 
         async def write(store: EtcdStore) -> int:
@@ -267,7 +268,7 @@ async def test_an_etcd_of_the_version_before_gets_users_and_keeps_its_state(tmp_
 
 async def test_a_right_too_many_is_taken_away(cluster: Etcd, tmp_path: Path) -> None:
     """Of the role and of the user, as somebody may have granted them by hand."""
-    options = cluster.options(Path(), "-", cluster.files)
+    options = EtcdOptions.parse(cluster.options(Path(), "-", cluster.files))
     async with member_as(cluster, cluster.files) as member:
         everything = etcd_pb2.Permission(permType=etcd_pb2.Permission.READ, key=b"\0", range_end=b"\0")
         await member.auth.RoleGrantPermission(
@@ -286,7 +287,7 @@ async def test_a_right_too_many_is_taken_away(cluster: Etcd, tmp_path: Path) -> 
 
 
 async def test_who_is_not_root_is_refused_before_anything_is_changed(cluster: Etcd) -> None:
-    options = cluster.options(Path(), "-", cluster.files_of(EU))
+    options = EtcdOptions.parse(cluster.options(Path(), "-", cluster.files_of(EU)))
     with pytest.raises(ShoalError) as refused:
         await authorise(options, (EU,))
     assert refused.value.code is Code.FIELD_INVALID

@@ -27,10 +27,11 @@ from harness.clients.oip import RestClient, Tensor, infer_request, read_response
 from harness.crypto.pki import CertificateFiles
 from harness.servers.mosquitto import tls
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.link import Hello
 from shoal.v1 import link_pb2, mqtt_pb2, operator_pb2
 from shoal.wire import nouns, topics
-from shoal.wire.identity import Identity, dns_of, identity_of_pem
+from shoal.wire.identity import dns_of, identity_of_pem
 from shoal.wire.limits import LINK_BYTES, channel_options
 from shoal.wire.seal import SigningIdentity, sign
 from shoal.wire.topics import UP, Channel

@@ -18,7 +18,7 @@ from harness.models.synthetic import digest_of, padded_model, relu
 from harness.servers.etcd import Etcd
 from harness.wait import wait_until
 from shoal.client import Context, RegionClient
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.workloads.step import DESIRED
 from shoal.coordinator.ports import StoreChange, Transaction
 from shoal.coordinator.store.etcd.store import EtcdStore

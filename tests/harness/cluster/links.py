@@ -8,11 +8,11 @@ from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
-from contract.agent.test_journal import RecordingLog
 from cryptography import x509
 
 from harness.crypto.pki import Authority
 from harness.crypto.pki import CertificateFiles as Issued
+from harness.fakes.log import RecordingLog
 from harness.fakes.meter import RecordedMeter
 from harness.fakes.region import KnownModels
 from harness.servers.mosquitto import MosquittoBroker

@@ -13,7 +13,8 @@ from cryptography.x509.oid import NameOID
 
 from shoal.agent.clock import SystemClock
 from shoal.types.device import Role
-from shoal.wire.identity import common_name_of, dns_of, uri_of
+from shoal.types.identity import uri_of
+from shoal.wire.identity import common_name_of, dns_of
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 

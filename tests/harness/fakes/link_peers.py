@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.fakes.log import RecordingLog
 from shoal.agent.clock import SystemClock
 from shoal.agent.core.link_session import reconnect_after
 from shoal.agent.identity.signer import KeySigner
@@ -56,7 +57,7 @@ class LinkPeer:
     async def live(self) -> None:
         """Keep a session open until cancelled."""
         clock, attempt = SystemClock(), 0
-        link = GrpcLink(CredentialFiles(self.folder), self.address, clock, lambda *_, **__: None)
+        link = GrpcLink(CredentialFiles(self.folder), self.address, clock, RecordingLog())
         while True:
             try:
                 session = await link.connect(self._hello(clock.wall()))

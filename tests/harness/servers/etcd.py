@@ -214,10 +214,12 @@ class Etcd:
         return StoreOptions(
             directory,
             scope or own,
-            endpoints=self.endpoints,
-            ca=files.authority,
-            certificate=files.certificate,
-            key=files.key,
+            {
+                "endpoints": ",".join(self.endpoints),
+                "ca": str(files.authority),
+                "cert": str(files.certificate),
+                "key": str(files.key),
+            },
         )
 
     async def open(self, directory: Path, scope: str = "") -> EtcdStore:

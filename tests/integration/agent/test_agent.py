@@ -286,7 +286,7 @@ async def test_f02_killed_worker_is_back_within_its_load_time_and_half_a_second(
         late.append((away, observed.measured.load_s))
         if away <= observed.measured.load_s + 0.5:
             break
-    events = [each["code"] for each in scene.machine.log_lines("event", before) if each["subject"] == ONE]
+    events = [each["code"] for each in scene.machine.log_lines("node_event_reported", before) if each["subject"] == ONE]
     assert events == [Code.WORKER_KILLED] * len(late), "seen, and no crash"
     assert len(scene.coordinator.fetched) == fetched, "from the cache"
     away, load_s = late[-1]
@@ -326,7 +326,7 @@ async def test_f03_killed_supervisor_is_replaced_and_nothing_is_reloaded_or_lost
     assert set(answered) == {scene.right}
     assert scene.machine.workers() == workers
     assert not [each for each in scene.coordinator.phases[phases:] if each[1] is not Phase.READY]
-    assert scene.machine.log_lines("booted", before)[0]["adopted"] == 1
+    assert scene.machine.log_lines("agent_started", before)[0]["adopted"] == 1
     slowed = await asyncio.to_thread(startup_slowdown_s)
     assert adopted - slowed <= 2.0, f"of which {slowed:.2f}s because other programs hold the machine's cores"
     record(
@@ -438,7 +438,7 @@ async def test_a_reboot_while_cut_off_serves_what_it_last_held(scene: Scene) -> 
     await until(lambda: len(scene.coordinator.hellos) > sessions, 10.0, "the link to come back")
     assert scene.coordinator.hellos[-1].holds == Version("h-1", 1, scene.generation)
     await ready(scene.coordinator, ONE)
-    assert scene.machine.log_lines("link_down")[-1]["code"] == Code.COORDINATOR_UNREACHABLE
+    assert scene.machine.log_lines("coordinator_connection_failed")[-1]["code"] == Code.COORDINATOR_UNREACHABLE
 
 
 async def test_a_new_history_stops_nothing(scene: Scene) -> None:

@@ -92,7 +92,7 @@ class Island:
         """Nobody listens at the coordinator's address any more."""
         before = len(self.machine.log())
         await self.coordinator.stop()
-        await until(lambda: self.machine.log_lines("link_down", before), 10.0, "the cut to be seen")
+        await until(lambda: self.machine.log_lines("session_closed", before), 10.0, "the cut to be seen")
 
     async def boot(self, ask: Callable[[], Awaitable[bytes]]) -> float:
         """Power lost and back; seconds until `ask` is answered, which must be right, less what other programs took: of
@@ -180,10 +180,12 @@ async def test_what_it_held_serves_before_its_device_is_measured(island: Island)
         slot.unlink()
     before = len(island.machine.log())
     await asyncio.to_thread(island.machine.start)
-    await until(lambda: island.machine.log_lines("probed", before), 30.0, "the measurement")
-    (probed,) = island.machine.log_lines("probed", before)
-    (ready_at,) = (at(each) for each in island.machine.log_lines("phase", before) if each["phase"] == "ready")
-    assert ready_at < at(probed) - probed["seconds"]
+    await until(lambda: island.machine.log_lines("device_probed", before), 30.0, "the measurement")
+    (probed,) = island.machine.log_lines("device_probed", before)
+    (ready_at,) = (
+        at(each) for each in island.machine.log_lines("replica_phase_changed", before) if each["phase"] == "ready"
+    )
+    assert ready_at < at(probed) - probed["duration_s"]
 
 
 def at(logged: dict[str, Any]) -> float:
@@ -209,12 +211,16 @@ async def test_f28_a_wrong_clock_or_an_old_certificate_removes_nothing(island: I
     if how != "certificate ran out":
         assert await island.by_token() == island.right
         await until(lambda: _is_logged(island, Code.CLOCK_SKEW, before), 5.0, "the jump to be told")
-    assert not [each for each in island.machine.log_lines("phase", before) if each["phase"] in ("draining", "gone")]
+    assert not [
+        each
+        for each in island.machine.log_lines("replica_phase_changed", before)
+        if each["phase"] in ("draining", "gone")
+    ]
     record("F28", "P", len(aways), how=how, away_s=round(min(aways), 2), load_s=round(island.load_s, 3), removed=0)
 
 
 def _is_logged(island: Island, code: Code, since: int) -> bool:
-    return any(each["code"] == code for each in island.machine.log_lines("event", since))
+    return any(each["code"] == code for each in island.machine.log_lines("node_event_reported", since))
 
 
 async def seconds_until_refused(island: Island, started: float) -> float:
@@ -264,7 +270,8 @@ async def test_cold_boot_wait_starts_nothing_until_the_coordinator_is_heard(isla
     before = len(island.machine.log())
     await asyncio.to_thread(island.machine.start)
     await seconds_until_refused(island, SystemClock().now())
-    await until(lambda: len(island.machine.log_lines("link_down", before)) > 2, 20.0, "it to have called in vain")
+    failed = "coordinator_connection_failed"
+    await until(lambda: len(island.machine.log_lines(failed, before)) > 2, 20.0, "it to have called in vain")
     assert phases(island, before) == []
     await island.coordinator.start()
     await until(island.by_token, 20.0, "service with the link")
@@ -272,4 +279,4 @@ async def test_cold_boot_wait_starts_nothing_until_the_coordinator_is_heard(isla
 
 
 def phases(island: Island, since: int) -> list[str]:
-    return [each["phase"] for each in island.machine.log_lines("phase", since)]
+    return [each["phase"] for each in island.machine.log_lines("replica_phase_changed", since)]

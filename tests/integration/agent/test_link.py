@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from contract.agent.test_journal import RecordingLog
 
 from harness.cluster.agent_host import NODE, REGION, FakeCoordinator
 from harness.crypto.pki import Authority
 from harness.crypto.pki import CertificateFiles as Issued
+from harness.fakes.log import RecordingLog
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.link.credentials import CredentialFiles, check_coordinator

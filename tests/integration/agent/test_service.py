@@ -82,13 +82,15 @@ def test_its_workers_are_confined_under_the_units_restrictions(node: SystemdMach
 
 
 def test_a_killed_supervisor_is_started_again_and_adopts_what_it_left(node: SystemdMachine) -> None:
-    wait_until(lambda: '"probed"' in node.journal(AGENT), WAIT_TIMEOUT_S, "the worker that measured to be followed")
+    wait_until(
+        lambda: '"device_probed"' in node.journal(AGENT), WAIT_TIMEOUT_S, "the worker that measured to be followed"
+    )
     wait_until(lambda: has_spare(node), WAIT_TIMEOUT_S, "a front, and a spare worker that can be spoken to")
     before = children(node)
     node.run_checked("systemctl", "kill", "--kill-who=main", "--signal=KILL", AGENT)
     wait_until(lambda: node.show(AGENT, "NRestarts") == "1", WAIT_TIMEOUT_S, "systemd to start it again")
     assert is_live(node), "the front answers meanwhile"
-    wait_until(lambda: node.journal(AGENT).count('"booted"') == 2, WAIT_TIMEOUT_S, "the next supervisor")
+    wait_until(lambda: node.journal(AGENT).count('"agent_started"') == 2, WAIT_TIMEOUT_S, "the next supervisor")
     kept = [line for pid, line in children(node).items() if pid in before]
     assert [line for line in kept if " front " in line], "the very same process"
     assert [line for line in kept if "shoal.agent.worker.main" in line], "and the spare worker"

@@ -129,7 +129,7 @@ async def fuzz(stack: DevStack, kind: str, count: int, evil: CertificateFiles) -
 def log_lines(stack: DevStack, name: str) -> list[str]:
     """Lines, but for those of sessions: each has one when it begins and one when it ends."""
     lines = (stack.control.folder / "logs" / f"{name}.log").read_text().splitlines()
-    return [line for line in lines if json.loads(line)["event"] not in ("session opened", "session closed")]
+    return [line for line in lines if json.loads(line)["event"] not in ("session_opened", "session_closed")]
 
 
 @pytest.mark.alone  # whoever else stalls the machine ends links, which begin anew with another epoch

@@ -115,6 +115,7 @@ async def test_who_watches_is_told_that_a_front_drains(node: DataPlaneNode) -> N
     await client.close()
 
 
+@pytest.mark.alone
 async def test_who_watches_is_told_that_a_front_ends_and_does_not_keep_it(tmp_path: Path) -> None:
     node = DataPlaneNode("n1", Authority(tmp_path / "ca", "west", SystemClock().wall()), tmp_path / "n1")
     await node.start()

@@ -30,6 +30,7 @@ from shoal.coordinator.identity.authority import FileAuthority
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Node, Role
 from shoal.types.link import Hello
+from shoal.types.token import parse_join_token
 from shoal.types.units import Bytes, Seconds, Wall
 from shoal.v1 import (
     artifacts_pb2,
@@ -46,7 +47,6 @@ from shoal.wire.enrol import Enrolled, new_key, redeem, request_pem
 from shoal.wire.identity import dns_of, identity_of_pem
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, channel_options
 from shoal.wire.status import refusal_of
-from shoal.wire.token import parse_join_token
 
 UNLIMITED = 2**31 - 1
 

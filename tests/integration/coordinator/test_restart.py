@@ -94,7 +94,7 @@ def test_f15_a_damaged_store_is_restored_loudly_and_opens_a_new_history(coordina
     told = [check for check in stub.Doctor(api.DoctorRequest(), timeout=5).checks if not check.ok]
     assert "STORE_CORRUPT" in [check.refusal.code for check in told]
     assert "HISTORY_OPENED" in codes(coordinator)
-    assert "store restored from a copy" in coordinator.log.read_text()
+    assert "restored_store_detected" in coordinator.log.read_text()
     assert (coordinator.data / "store" / "state.db.corrupt-1").exists()
 
 

@@ -177,7 +177,7 @@ async def test_those_on_a_long_road_take_nobody_s_place(tmp_path: Path, net: Net
     """Three times as many as may wait: few of them wait where there and back takes 100 ms, all where nobody answers."""
     async with fronts(tmp_path, net, "inside", AdmissionLimits(per_replica=WAIT_AT_MOST)) as (_, _, client):
         with net.latency(0.05):
-            for at_once in range(WAIT_AT_MOST, AT_ONCE + 1, 4):  # a load that grows
+            for at_once in range(WAIT_AT_MOST, AT_ONCE + 1, 2):  # a load that grows
                 told = await codes_under_load(client, at_once, 1.5)
                 assert told.keys() == {""}, at_once
     (tmp_path / "next").mkdir()

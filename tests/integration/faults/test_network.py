@@ -135,7 +135,7 @@ def test_f18_half_open_way_to_a_replica(region: NetnsStack) -> None:
 def test_f18_half_open_link(region: NetnsStack) -> None:
     """Both ends find out, whichever direction is dead. One direction each, three machines at once."""
     clock, net = SystemClock(), region.net
-    before = {node: len(region.log_lines(node, "link_down")) for node in DEAD_WAYS}
+    before = {node: len(region.log_lines(node, "session_closed")) for node in DEAD_WAYS}
     cuts = {
         node: net.isolate(node) if way == "both" else _one_way(net, node, way == "up")
         for node, way in DEAD_WAYS.items()
@@ -145,7 +145,7 @@ def test_f18_half_open_link(region: NetnsStack) -> None:
 
     def have_all_noticed() -> bool:
         for node, count in before.items():
-            if node not in found_s and len(region.log_lines(node, "link_down")) > count:
+            if node not in found_s and len(region.log_lines(node, "session_closed")) > count:
                 found_s[node] = clock.now() - at
         return len(found_s) == len(DEAD_WAYS)
 

@@ -155,8 +155,8 @@ def test_a_whole_migration_is_one_trace_before_and_after_its_coordinator_was_kil
     assert [span["name"] for span in stages if span["name"] in STAGES] == STAGES
     assert sum(span["seconds"] for span in stages) == pytest.approx(root["seconds"], abs=1e-6), "they fill it"
     wait_collected(found, root["trace"], set(spans))
-    assert [line["shoal.migration"] for line in stack.log_lines("coordinator", "migration ended")] == [move]
-    assert stack.log_lines("coordinator", "migration ended")[0]["trace_id"] == root["trace"]
+    (logged,) = [line for line in stack.log_lines("coordinator", "trace_ended") if line["name"] == "migration"]
+    assert (logged["shoal.migration"], logged["trace_id"]) == (move, root["trace"])
     assert len(drawn_lines(stack, move)) == len(spans)
 
     stack.kill("coordinator")

@@ -9,7 +9,7 @@ import pytest
 
 from harness.cluster.agents import api
 from harness.cluster.coordinator import CoordinatorServer
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.log.events import AUDIT, AuditEntry
 from shoal.coordinator.ports import StoreRecord, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore

@@ -1,12 +1,14 @@
 """Two agents with one stolen state directory: rows F47 and A08."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from harness.cluster.agents import AgentProcess, api
+from harness.cluster.agents import WAIT_TIMEOUT_S, AgentProcess, api
 from harness.cluster.coordinator import REGION, CoordinatorServer
+from harness.fakes.log import RecordingLog
 from harness.report import record
 from harness.wait import until, wait_until
 from shoal.agent.clock import SystemClock
@@ -29,10 +31,6 @@ def node_of(coordinator: CoordinatorServer, name: str) -> operator_pb2.NodeView:
         return operator.get("nodes", name).nodes[0]
 
 
-def quiet(event: str, *, error: bool = False, **fields: str | float | None) -> None:
-    """The log of a link whose ends are looked at here."""
-
-
 async def test_f47_of_two_with_one_state_directory_exactly_one_is_accepted(
     coordinator: CoordinatorServer, tmp_path: Path
 ) -> None:
@@ -43,7 +41,9 @@ async def test_f47_of_two_with_one_state_directory_exactly_one_is_accepted(
     for copy in ("one", "two"):
         enrolled.write(tmp_path / copy)
     clock = SystemClock()
-    links = [GrpcLink(CredentialFiles(tmp_path / copy), coordinator.link, clock, quiet) for copy in ("one", "two")]
+    links = [
+        GrpcLink(CredentialFiles(tmp_path / copy), coordinator.link, clock, RecordingLog()) for copy in ("one", "two")
+    ]
 
     async def call(link: GrpcLink, boot: str, number: int) -> GrpcSession | Code:
         node = Node(
@@ -72,7 +72,13 @@ async def test_f47_of_two_with_one_state_directory_exactly_one_is_accepted(
 
 
 def _is_over(coordinator: CoordinatorServer) -> bool:
-    return coordinator.log.read_text().count("session opened") == coordinator.log.read_text().count("session closed")
+    return coordinator.log.read_text().count("session_opened") == coordinator.log.read_text().count("session_closed")
+
+
+def _is_expelled(member: AgentProcess) -> bool:
+    """Whether it was told within its session, or when it asked for another one."""
+    ends = ("session_closed", "session_refused", "coordinator_connection_failed")
+    return any(line["code"] == Code.CERT_REVOKED for event in ends for line in member.log_lines(event))
 
 
 def test_a08_a_stolen_state_directory_is_told_with_both_addresses_until_an_operator_decides(
@@ -84,10 +90,10 @@ def test_a08_a_stolen_state_directory_is_told_with_both_addresses_until_an_opera
     running.start()
     thief = None
     try:
-        running.wait_logged("link_up")
+        running.wait_logged("session_opened")
         thief = running.duplicate(tmp_path / "copy")
         thief.start()
-        thief.wait_logged("link_down", code=Code.TWIN_REFUSED)
+        thief.wait_logged("session_refused", code=Code.TWIN_REFUSED)
         marked = wait_until(lambda: node_of(coordinator, "gw").twins, 20.0, "the node to be marked")
         assert marked.count("127.0.0.1") == 2
         with api(coordinator) as operator:
@@ -98,21 +104,21 @@ def test_a08_a_stolen_state_directory_is_told_with_both_addresses_until_an_opera
             with pytest.raises(ShoalError) as error:
                 renew(coordinator.enrol, copy.identity)
             assert error.value.code is Code.RENEW_DENIED
-        assert len(running.log_lines("link_up")) == 1
-        assert not thief.log_lines("link_up")
+        assert len(running.log_lines("session_opened")) == 1
+        assert not thief.log_lines("session_opened")
 
         thief.end()
         with api(coordinator) as operator:
             assert not operator.resolve_duplicate("gw").twins
         assert renew(coordinator.enrol, running.identity).name == "gw"
-        assert len(running.log_lines("link_up")) == 1
+        assert len(running.log_lines("session_opened")) == 1
 
         thief.start()
         wait_until(lambda: node_of(coordinator, "gw").twins, 20.0, "the node to be marked again")
         with api(coordinator) as operator:
             assert operator.resolve_duplicate("gw", keep="none").revoked
         for member in (running, thief):
-            member.wait_logged("link_down", code=Code.CERT_REVOKED)
+            wait_until(partial(_is_expelled, member), WAIT_TIMEOUT_S, f"{member.name} to be told")
         record("A08", "P", 1, addresses=marked)
     finally:
         running.end()

@@ -54,6 +54,7 @@ def renewal_denial(ask: Callable[[], object]) -> ShoalError:
 # F29
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("days", [0.0, 30.0])
 def test_f29_a_node_whose_certificate_ended_while_it_was_away_comes_back_by_itself(
     coordinator: CoordinatorServer, tmp_path: Path, days: float
@@ -64,8 +65,8 @@ def test_f29_a_node_whose_certificate_ended_while_it_was_away_comes_back_by_itse
     old = issue_ending(coordinator, member.identity, member.name, ago_s=days * DAY_S + 60.0, role=Role.GATEWAY)
     member.start()
     try:
-        booted = member.wait_logged("booted")["timestamp"]
-        up = member.wait_logged("link_up")["timestamp"]
+        booted = member.wait_logged("agent_started")["timestamp"]
+        up = member.wait_logged("session_opened")["timestamp"]
         fresh = (member.identity / "cert.pem").read_bytes()
         assert identity_of_pem(fresh).serial != identity_of_pem(old.certificate_pem).serial
         assert is_matching_pair(fresh, (member.identity / "key.pem").read_bytes())
@@ -85,8 +86,8 @@ def test_a_running_agent_renews_at_two_thirds_and_its_listeners_show_the_new_cer
     try:
         assert member.join().returncode == 0
         member.start()
-        member.wait_logged("renewed", 2)
-        member.wait_logged("link_up", 3)
+        member.wait_logged("certificate_renewed", 2)
+        member.wait_logged("session_opened", 3)
 
         def shows_new_serial() -> bool:
             serial = identity_of_pem((member.identity / "cert.pem").read_bytes()).serial
@@ -97,8 +98,8 @@ def test_a_running_agent_renews_at_two_thirds_and_its_listeners_show_the_new_cer
             return identity_of_pem(pem.encode()).serial == serial
 
         wait_until(shows_new_serial, 10.0, "the front to show the new certificate")
-        assert len(member.log_lines("booted")) == 1
-        assert not member.log_lines("front_restarts")
+        assert len(member.log_lines("agent_started")) == 1
+        assert not member.log_lines("front_restarted")
     finally:
         member.end()
         region.end()

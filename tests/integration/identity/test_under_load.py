@@ -77,7 +77,7 @@ def test_f30_the_ca_is_followed_by_another_under_load(pair: DevStack, tmp_path: 
     for turn in range(turns):
         with pair.api() as api:
             old = [root.fingerprint for root in api.authority().roots if root.state == "issuing"]
-        linked = {name: len(pair.log_lines(name, "link_up")) for name in MEMBERS}
+        linked = {name: len(pair.log_lines(name, "session_opened")) for name in MEMBERS}
         outdated = copy_files(pair.client_files, tmp_path / f"outdated-{turn}")
         began = clock.now()
         with InferenceLoad(gateway, outdated, "pair") as load:
@@ -111,7 +111,7 @@ def test_f30_the_ca_is_followed_by_another_under_load(pair: DevStack, tmp_path: 
             states = {root.fingerprint: root.state for root in api.authority().roots}
         assert states[old[0]] == "retired"
         assert list(states.values()).count("issuing") == 1
-        calls = {name: len(pair.log_lines(name, "link_up")) - count for name, count in linked.items()}
+        calls = {name: len(pair.log_lines(name, "session_opened")) - count for name, count in linked.items()}
         assert calls == dict.fromkeys(MEMBERS, 1), "one new session each, for its new certificate"
         wait_until(
             lambda: all(code_of(pair.port(name, "grpc"), pair.client_files) == "" for name in MEMBERS),
@@ -138,19 +138,22 @@ def test_keys_lie_in_files_that_only_their_owner_reads_and_nowhere_else(pair: De
         assert b"PRIVATE KEY" not in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.alone
 def test_a09_a_revoked_node_is_out_at_once_and_nothing_is_lost(pair: DevStack, tmp_path: Path) -> None:
     """Its session, its routes, its word among the fronts, its renewal; and it stops serving itself."""
     stolen = copy_files(files_in(pair.control.folder / "edge-npu" / "identity"), tmp_path / "stolen")
     forwarded = code_of(pair.port("plain-cpu", "grpc"), stolen, FORWARDED)
     assert forwarded == Code.FORWARD_DENIED, "let in, until it is revoked: its forward proves nothing"
     before = pair.events()[-1].sequence
-    down = len(pair.log_lines("edge-npu", "link_down"))
+    down = len(pair.log_lines("edge-npu", "session_closed"))
     with InferenceLoad(pair.port("gateway", "grpc"), pair.client_files, "pair") as load:
         done = pair.shoal("node", "revoke", "edge-npu", "--reason", "it was stolen")
         assert done.returncode == 0, done.stderr
         event = next(each for each in pair.events(before) if each.code == "NODE_REVOKED")
-        wait_until(lambda: len(pair.log_lines("edge-npu", "link_down")) > down, WAIT_TIMEOUT_S, "its session to end")
-        ended = pair.log_lines("edge-npu", "link_down")[down]
+        wait_until(
+            lambda: len(pair.log_lines("edge-npu", "session_closed")) > down, WAIT_TIMEOUT_S, "its session to end"
+        )
+        ended = pair.log_lines("edge-npu", "session_closed")[down]
         assert ended["code"] == Code.CERT_REVOKED
         closed_s = _stamp(ended["timestamp"]) - event.at
         assert closed_s <= 1.0

@@ -35,7 +35,7 @@ def agent_with_both_links(stack: DevStack, proxy: TcpProxy) -> Iterator[AgentPro
 
 def session_carriers(stack: DevStack) -> list[str]:
     """The carrier of each session of the node, in order."""
-    return [line["link"] for line in stack.log_lines("coordinator", "session opened") if line["node"] == NODE]
+    return [line["carrier"] for line in stack.log_lines("coordinator", "session_opened") if line["node"] == NODE]
 
 
 def test_an_agent_leaves_grpc_that_is_cut_for_mqtt_and_returns(stack: DevStack) -> None:
@@ -55,7 +55,7 @@ def test_an_agent_leaves_grpc_that_is_cut_for_mqtt_and_returns(stack: DevStack) 
             wait_until(lambda: session_carriers(stack)[-1] == "grpc", RETURNS_S, "a session by gRPC again")
             load.wait_for(40)
         assert way.reset_count == cut, "nothing was cut since"
-        assert [line["carrier"] for line in member.log_lines("carrier")] == ["mqtt", "grpc"]
+        assert [line["carrier"] for line in member.log_lines("carrier_changed")] == ["mqtt", "grpc"]
         assert load.verdict().lost_count == 0
         assert stack.workers() == workers, "no model was loaded again"
         assert [row.assignment.id for row in stack.wait_serving(NAME)] == placed

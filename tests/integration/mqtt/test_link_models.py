@@ -26,9 +26,10 @@ from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import DesiredSet, Version
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.migration import Against, Recording
 from shoal.types.units import Bytes, Seconds
-from shoal.wire.identity import Identity, check_validity, require
+from shoal.wire.identity import check_validity, require
 
 MODEL = bytes(range(256)) * 8192
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from harness.cluster.stack import DevStack, InferenceLoad, documents, on_nodes, policy, workload
+from harness.fakes.log import RecordingLog
 from harness.report import record
 from harness.wait import until, wait_until
 from shoal.agent.clock import SystemClock
@@ -86,7 +87,7 @@ async def lie(stack: DevStack, load: InferenceLoad) -> tuple[dict[str, set[Code]
         CredentialFiles(stack.control.folder / LIAR / "identity"),
         stack.info.stack.coordinator.addresses["link"],
         clock,
-        quiet,
+        RecordingLog(),
     )
     session: GrpcSession = await until(
         lambda: link.connect(Hello(node, "nonce-liar", None, 1, clock.wall())), 30.0, "the old session to be over"
@@ -111,7 +112,3 @@ async def lie(stack: DevStack, load: InferenceLoad) -> tuple[dict[str, set[Code]
     heard = load.latencies(began, load.now())
     await session.close()
     return found, heard
-
-
-def quiet(event: str, *, error: bool = False, **fields: str | float | None) -> None:
-    """The log of a link whose ends are looked at here."""

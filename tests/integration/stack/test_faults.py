@@ -166,20 +166,20 @@ def test_f01_worker_of_one_of_two_replicas_killed_under_load(pair: DevStack, nod
 def test_f03_supervisor_killed_under_load(pair: DevStack, node: str) -> None:
     pair.wait_serving("pair", 2)
     workers, fronts = pair.workers(), pair.processes(node, "front")
-    booted = len(pair.log_lines(node, "booted"))
+    booted = len(pair.log_lines(node, "agent_started"))
     with through_gateway(pair) as load:
         pair.kill(f"{node}/supervisor")
         load.wait_for(50)
         (supervisor,) = wait_until(lambda: list(pair.processes(node, "supervisor")), 60.0, "its next one")
-        wait_until(lambda: len(pair.log_lines(node, "booted")) > booted, 60.0, "it to have booted")
-        adopted_s = log_time(pair.log_lines(node, "booted")[-1]) - process_start(supervisor[0])
+        wait_until(lambda: len(pair.log_lines(node, "agent_started")) > booted, 60.0, "it to have booted")
+        adopted_s = log_time(pair.log_lines(node, "agent_started")[-1]) - process_start(supervisor[0])
         wait_until(lambda: whole(pair), 60.0, "the whole view")
         load.wait_for(50)
     verdict = load.verdict()
     assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
     assert pair.workers() == workers, "the very same processes"
     assert pair.processes(node, "front") == fronts
-    assert pair.log_lines(node, "booted")[-1]["adopted"] == (0 if node == "gateway" else 1)
+    assert pair.log_lines(node, "agent_started")[-1]["adopted"] == (0 if node == "gateway" else 1)
     slowed_s = startup_slowdown_s()
     assert adopted_s - slowed_s <= ADOPTED_WITHIN_S, f"of which {slowed_s:.2f}s because others hold the cores"
     record("F03", "P", 1, node=node, sent=verdict.sent, lost=verdict.lost_count, adopted_s=round(adopted_s, 2))

@@ -4,6 +4,7 @@ chosen with, not against the old one alone."""
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from harness.clients.triton import run_in_process
 from harness.cluster.stack import DevStack, documents, on_nodes, policy, workload
@@ -18,6 +19,7 @@ TIMES = 3.0
 ENDS_S = 90.0
 
 
+@pytest.mark.alone
 def test_a_slower_place_that_the_policy_allows_takes_over(stack: DevStack) -> None:
     model = Path(ocr.files().recogniser).read_bytes()
     line = np.random.default_rng(7).random((1, 3, 48, 320), np.float32)
@@ -34,8 +36,12 @@ def test_a_slower_place_that_the_policy_allows_takes_over(stack: DevStack) -> No
         there = stack.migrate(NAME, SLOW)
     finally:
         load.stop()
-    last = there.readings[-1]
     assert there.stage == "done", there
-    assert last.target.latency_p95_s > TIMES * last.source.latency_p95_s + 0.005, f"the slow one is not slow: {last}"
+    # A busy machine may leave a step of two seconds without an answer of the slow one: that step judged nothing.
+    judged = [each for each in there.readings if each.outcome != "not judged"]
+    assert judged, there.readings
+    assert all(each.target.latency_p95_s > TIMES * each.source.latency_p95_s + 0.005 for each in judged), (
+        f"the slow one is not slow: {judged}"
+    )
     assert (len(load.calls) - load.outcomes()["ok"], load.wrong_count) == (0, 0), load.outcomes()
     stack.delete_workloads(NAME)

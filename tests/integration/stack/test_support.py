@@ -27,7 +27,7 @@ def test_a_nodes_log_comes_over_its_link_and_goes_on(stack: DevStack) -> None:
         assert json.loads(newest)["timestamp"] >= stamps[-1]
         assert newest in list(api.logs("plain-cpu", lines=1000))
         coordinator = [json.loads(text) for text in api.logs(lines=1000)]
-        assert {"leads"} <= {each["event"] for each in coordinator}
+        assert {"leadership_acquired"} <= {each["event"] for each in coordinator}
         for node, code in (("nobody", Code.NODE_UNKNOWN),):
             with pytest.raises(ShoalError) as refused:
                 list(api.logs(node))

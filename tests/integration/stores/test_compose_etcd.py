@@ -112,7 +112,7 @@ async def test_each_control_plane_keeps_its_state_and_sees_nobody_else_s(
         theirs = here.options(other, tmp_path / "other")
         if other == keeper:
             continue
-        abroad = StoreOptions(own.directory, theirs.scope, own.prefix, own.endpoints, own.ca, own.certificate, own.key)
+        abroad = StoreOptions(own.directory, theirs.scope, own.settings)
         with pytest.raises(ShoalError) as refused:
             await EtcdStore.from_options(abroad)
         assert refused.value.code is Code.STORE_DENIED

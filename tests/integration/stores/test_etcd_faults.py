@@ -10,6 +10,7 @@ import pytest
 
 from harness.cluster.coordinator import REGION, operator
 from harness.cluster.coordinators import CoordinatorCluster, TokenWriter, who_am_i
+from harness.fakes.log import RecordingLog
 from harness.faults.disk import SeededRng
 from harness.report import record
 from harness.servers.etcd import Etcd, etcd
@@ -106,7 +107,7 @@ async def test_f07_who_joined_and_who_connects_find_the_new_leader(
     enrolled = await asyncio.to_thread(redeem, enrols, token, "edge-1")
     enrolled.write(tmp_path / "identity")
     clock = CoordinatorClock()
-    link = GrpcLink(CredentialFiles(tmp_path / "identity"), links, clock, lambda event, **_: None)
+    link = GrpcLink(CredentialFiles(tmp_path / "identity"), links, clock, RecordingLog())
     node = Node(
         "edge-1", REGION, Role.AGENT, {}, "0", "linux", "x86_64", Bytes(2**30), Bytes(2**30), (), "a:1", "a:2", "a:3",
         "a:4", "boot",

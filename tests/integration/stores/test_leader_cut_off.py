@@ -31,6 +31,7 @@ class Pair(CoordinatorCluster):
         coordinator.start(flags=(*flags, *(("--etcd-endpoints", self.ways) if coordinator is self.members[0] else ())))
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.timeout(120)
 def test_f08_a_leader_that_is_cut_off_from_etcd_alone_hears_of_the_next_one_and_lets_go(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ async def test_receipt_of_an_emulated_device_is_its_profile(tmp_path: Path) -> N
     assert receipt.rates.conv_flops["fp32"] == pytest.approx(8178368512.0 / 637.299e-6)
 
 
+@pytest.mark.alone
 async def test_probe_measures_this_processor(tmp_path: Path) -> None:
     async with WorkerPoolHarness(tmp_path, PoolOptions(probe_s=4.0)) as pool:
         receipt = await pool.workers.probe(CPU)

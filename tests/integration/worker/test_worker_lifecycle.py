@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +57,20 @@ def python(script: str, *arguments: str) -> subprocess.Popen[bytes]:
     )
 
 
+def worker_without_reader(socket: Path, models_folder: Path) -> subprocess.Popen[bytes]:
+    """A worker with the nonce `nonce`, whose standard output nobody reads any more."""
+    arguments = ("--socket", str(socket), "--models", str(models_folder))
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "shoal.agent.worker.main", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert worker.stdin is not None
+    worker.stdin.write(b"nonce\n")
+    worker.stdin.close()
+    assert worker.stdout is not None
+    worker.stdout.close()
+    return worker
+
+
 def alive(pid: int) -> bool:
     """Not gone and not a zombie."""
     try:
@@ -87,6 +102,31 @@ async def test_f01_f02_killed_from_outside_is_no_fault_and_comes_back(tmp_path: 
         again = await pool.serve("a", models.loop(-1))
         assert again.measured.load_s < 5
         await b.close()
+
+
+async def test_a_worker_whose_supervisor_ends_before_its_ready_line_serves_the_next_one(tmp_path: Path) -> None:
+    """The socket is there before the ready line, which then has no reader."""
+    models_folder, socket = tmp_path / "models", tmp_path / "run" / "worker-0.sock"
+    models_folder.mkdir()
+    socket.parent.mkdir(mode=0o700)
+    worker = worker_without_reader(socket, models_folder)
+    try:
+
+        async def is_connected() -> bool:
+            with suppress(OSError, ConnectionLost):
+                clients.append(await FrameClient.connect(socket, "nonce"))
+            return bool(clients) or not alive(worker.pid)
+
+        clients: list[FrameClient] = []
+        await until(is_connected, 30, "the worker to listen")
+        for _ in range(2):  # the second answer comes after the ready line was written
+            report = unpack(WorkerReport, (await clients[0].call("status", timeout=10.0)).payload)
+            assert report.held == ()
+        assert Path(f"/proc/{worker.pid}/fd/1").readlink() == Path(os.devnull)
+        await clients[0].close()
+    finally:
+        worker.kill()
+        worker.wait()
 
 
 async def test_workers_go_on_where_the_disk_takes_no_record_and_no_process_can_be_started(

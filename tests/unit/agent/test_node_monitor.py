@@ -5,6 +5,7 @@ from typing import cast
 import pytest
 
 from harness.fakes.clock import ManualClock
+from harness.fakes.log import RecordingLog
 from shoal.agent.devices.emulated import EmulatedDriver
 from shoal.agent.ports import DriverOptions, FrontControl, FrontStats, WorkerPool, WorkerStats
 from shoal.agent.supervisor.node_monitor import NodeMonitor
@@ -41,7 +42,7 @@ async def test_joules_count_to_a_device_until_their_replica_is_gone() -> None:
     counted = Counted()
     driver = EmulatedDriver(ManualClock(), DriverOptions((DEVICE,), 1.0))
     workers, front = cast(WorkerPool, counted), cast(FrontControl, Ready())
-    gauges = NodeMonitor([driver], workers, front, lambda *_, **__: None, lambda *_: None, lambda: None)
+    gauges = NodeMonitor([driver], workers, front, RecordingLog(), lambda *_: None, lambda: None)
     gauges.discover()
     pace = driver.pace(DEVICE)
     assert pace is not None
@@ -78,7 +79,7 @@ class Refusing:
 async def test_a58_refused_forwards_are_told_at_the_first_the_tenth_and_the_hundredth() -> None:
     told, refusing = list[tuple[str, str, str]](), Refusing()
     workers, front = cast(WorkerPool, Counted()), cast(FrontControl, refusing)
-    gauges = NodeMonitor([], workers, front, lambda *_, **__: None, lambda *each: told.append(each), lambda: None)
+    gauges = NodeMonitor([], workers, front, RecordingLog(), lambda *each: told.append(each), lambda: None)
     for refusing.count in (1, 1, 5, 12, 90, 700, 700):
         await gauges.sample()
     assert [message.split()[0] for _, _, message in told] == ["1", "12", "700"]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from shoal.artifacts.samples import read_pack, write_pack
 from shoal.types.codes import Code, ShoalError
+from shoal.types.migration import PACK_BYTES
 from shoal.types.profile import TensorSpec
-from shoal.wire.limits import PACK_BYTES
 
 X, N, TEXT = TensorSpec("x", "FP32", (-1, 3)), TensorSpec("n", "INT64", ()), TensorSpec("t", "BYTES", (2,))
 Y = TensorSpec("y", "FP32", (-1, 2))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shoal.cli.redact import REDACTED, redact, redact_flags
-from shoal.wire.token import JoinToken
+from shoal.types.token import JoinToken
 
 JOIN = JoinToken("eu", "ab" * 32, "c2VjcmV0LW9mLTIwLWJ5dGVz").text
 PLANTED = "pLaNtEd-SeCrEt-4242"
@@ -46,7 +46,7 @@ def test_what_is_no_secret_stays() -> None:
     for text in (
         "sha256:" + "ab" * 32,
         '{"code": "TOKEN_EXPIRED", "found": "token tok-1 is of yesterday"}',
-        '{"event": "leads", "term": 3, "timestamp": "2026-01-01T00:00:00Z"}',
+        '{"event": "leadership_acquired", "term": 3, "timestamp": "2026-01-01T00:00:00Z"}',
         'shoal_coordinator_enrolments_refused_total{code="TOKEN_USED"} 3.0',
         "https://feeds.example/price?zone=FR",
     ):

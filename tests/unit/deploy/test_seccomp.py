@@ -49,11 +49,11 @@ assert lib.seccomp_load(context) == 0
 
 libc = ctypes.CDLL(None, use_errno=True)
 
-def refused(call, *arguments):
+def is_call_refused(call, *arguments):
     ctypes.set_errno(0)
     return getattr(libc, call)(*arguments) == -1 and ctypes.get_errno() == errno.EPERM
 
-def denied(family, kind, protocol=0):
+def is_socket_denied(family, kind, protocol=0):
     try:
         socket.socket(family, kind, protocol).close()
     except PermissionError:
@@ -61,16 +61,16 @@ def denied(family, kind, protocol=0):
     return False
 
 found = {
-    "mount": refused("mount", b"none", b"/mnt", b"tmpfs", 0, None),
-    "ptrace": refused("ptrace", 0, 0, 0, 0),
-    "a new mount namespace": refused("unshare", 0x20000),
-    "a new pid namespace": refused("unshare", 0x10000000 | 0x20000000),
-    "setns": refused("setns", 0, 0),
-    "io_uring": refused("syscall", 425, 8, None),
-    "a call of no kernel": refused("syscall", 999),
-    "packet sockets": denied(socket.AF_PACKET, socket.SOCK_RAW),
-    "nftables": denied(socket.AF_NETLINK, socket.SOCK_RAW, 12),
-    "the kernel's crypto": denied(socket.AF_ALG, socket.SOCK_SEQPACKET),
+    "mount": is_call_refused("mount", b"none", b"/mnt", b"tmpfs", 0, None),
+    "ptrace": is_call_refused("ptrace", 0, 0, 0, 0),
+    "a new mount namespace": is_call_refused("unshare", 0x20000),
+    "a new pid namespace": is_call_refused("unshare", 0x10000000 | 0x20000000),
+    "setns": is_call_refused("setns", 0, 0),
+    "io_uring": is_call_refused("syscall", 425, 8, None),
+    "a call of no kernel": is_call_refused("syscall", 999),
+    "packet sockets": is_socket_denied(socket.AF_PACKET, socket.SOCK_RAW),
+    "nftables": is_socket_denied(socket.AF_NETLINK, socket.SOCK_RAW, 12),
+    "the kernel's crypto": is_socket_denied(socket.AF_ALG, socket.SOCK_SEQPACKET),
 }
 server = socket.create_server(("127.0.0.1", 0))
 server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -52,19 +52,21 @@ def lines_of(program: str) -> list[dict[str, Any]]:
 
 def test_a50_one_event_is_one_line() -> None:
     told = lines_of(PROGRAM)
-    assert [line["event"][:12] for line in told] == [
-        HOSTILE[:12],
-        f"says {HOSTILE}"[:12],
-        told[2]["event"][:12],
+    assert [line["event"] for line in told] == [
+        HOSTILE,
+        "library_message_logged",
+        "library_message_logged",
         "caught",
         "long",
-        "Task excepti",
-        "ended by an error"[:12],
+        "library_message_logged",
+        "process_crashed",
     ]
+    assert [line["level"] for line in told] == ["info", "error", "warning", "error", "info", "error", "error"]
     assert all(line["process"] == "test" and line["timestamp"] for line in told)
     assert told[0]["found"] == told[0]["event"] == HOSTILE, "nothing is lost"
     assert told[0]["nested"] == {HOSTILE: [HOSTILE]}
-    assert "UserWarning" in told[2]["event"]
+    assert (told[1]["logger"], told[1]["message"]) == ("library", f"says {HOSTILE}")
+    assert "UserWarning" in told[2]["message"]
     assert "ValueError" in told[3]["exception"]
     assert len(told[4]["text"]) < MAX_VALUE_CHARS + 40
     assert told[4]["text"].endswith("of 1000000 characters")

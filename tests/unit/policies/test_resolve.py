@@ -108,6 +108,12 @@ def test_policy_and_workload_become_an_intent() -> None:
     assert (intent.priority, intent.shared_worker, intent.max_batch) == (7, False, 1)
 
 
+def test_a_peak_of_zero_is_a_peak() -> None:
+    quiet = WORKLOAD.replace("rate: 120/s", "rate: 120/s, peak: 0/s, when: 'hour(now, \"UTC\") > 8'")
+    (found, _) = resolve(only(quiet), None, revision=1, digests=DIGESTS).traffic
+    assert (found.rate, found.peak) == (120.0, 0.0)
+
+
 def test_relaxations_add_up_in_order() -> None:
     relax = resolve(only(WORKLOAD), only(POLICY), revision=1, digests=DIGESTS).relax
     assert [step.change for step in relax] == [

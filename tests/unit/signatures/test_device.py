@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from contract.agent.test_journal import RecordingLog
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from harness.builders.agent_values import assignment
 from harness.crypto.signatures import FILES, Publisher
+from harness.fakes.log import RecordingLog
 from shoal.agent.cache.publishers import SignatureVerifier, load_keys
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, ShoalError

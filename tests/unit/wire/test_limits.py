@@ -39,6 +39,7 @@ from shoal.coordinator.link.grpc import HELLO_S, MAX_INVALID
 from shoal.coordinator.main import watchdog
 from shoal.host import metrics_page
 from shoal.policies.documents import MAX_TOTAL_NODES
+from shoal.types.migration import PACK_BYTES
 from shoal.types.offer import Directory, Member
 from shoal.wire import limits, request_limits
 from shoal.wire.nouns import MAX_ITEMS_BY_FIELD, to_wire
@@ -68,7 +69,7 @@ def test_the_reference_of_limits_is_true() -> None:
     assert said == {
         "inference request or answer, expanded": f"{limits.INFER_BYTES // MIB} MiB",
         "message on a link or of an operator": f"{limits.LINK_BYTES // MIB} MiB",
-        "model, samples, as one file": f"2 GiB less {2**31 - limits.MODEL_BYTES} byte, {limits.PACK_BYTES // MIB} MiB",
+        "model, samples, as one file": f"2 GiB less {2**31 - limits.MODEL_BYTES} byte, {PACK_BYTES // MIB} MiB",
         "message where tokens are redeemed": f"{limits.ENROL_BYTES // 2**10} KiB",
         "TLS and HTTP/2 handshake": f"{limits.HANDSHAKE_S:g} s",
         "one message of a call, an upload's next chunk, a session's hello": f"{MESSAGE_S:g} s",

@@ -88,14 +88,14 @@ class DirectoryCache:
                 await asyncio.to_thread(whole.replace, whole.with_name(f"{whole.name}.corrupt"))
             except OSError as cause:
                 raise refuse(Code.FETCH_FAILED, f"{cause.strerror}", "a writable cache", "look at the disk") from cause
-            self._log("model_set_aside", error=True, code=Code.MODEL_DIGEST, digest=digest)
+            self._log.warning("model_corrupt", code=Code.MODEL_DIGEST, digest=digest)
 
     async def collect(self, pinned: frozenset[str]) -> tuple[str, ...]:
         self._pinned = frozenset(_file_name(digest) for digest in pinned)
         try:
             return await asyncio.to_thread(self._evict, 0)
         except OSError as error:
-            self._log("not_collected", error=True, reason=str(error))
+            self._log.error("model_eviction_failed", error=str(error))
             return ()
 
     async def _download(self, digest: str, whole: Path, size: Bytes) -> None:
@@ -122,7 +122,7 @@ class DirectoryCache:
             await asyncio.to_thread(part.unlink)
             raise refuse(Code.MODEL_DIGEST, "other bytes than the digest says", digest, "push the model again")
         await asyncio.to_thread(_publish, part, whole)
-        self._log("model_fetched", digest=digest, bytes=size)
+        self._log.info("model_fetched", digest=digest, bytes=size)
 
     def _make_room(self, needed: int, digest: str) -> None:
         """Raises DISK_FULL if evicting everything that may be evicted is not enough."""

@@ -74,7 +74,7 @@ class SignatureVerifier:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, AttributeError, TypeError) as cause:
-            self._log("versions_forgotten", error=True, code=Code.STATE_CORRUPT, found=f"{cause!r:.200}")
+            self._log.error("model_versions_lost", code=Code.STATE_CORRUPT, error=f"{cause!r:.200}")
             try:
                 self._versions_file.replace(self._versions_file.with_name(f"{self._versions_file.name}.corrupt"))
             except OSError:
@@ -93,7 +93,7 @@ class SignatureVerifier:
                 "free some space on the device",
             ) from cause
         self._newest_versions = after
-        self._log("version_remembered", model=signed.model, version=signed.version, key=signed.fingerprint)
+        self._log.info("model_version_recorded", model=signed.model, version=signed.version, key=signed.fingerprint)
 
 
 def load_keys(folder: Path) -> tuple[PublisherKey, ...]:

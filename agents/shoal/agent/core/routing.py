@@ -31,6 +31,10 @@ nothing about the replica.
 SERVICE_SHARE: Final = 0.2
 """Weight of the newest request in the moving estimate of a replica's service time."""
 
+RTT_WINDOWS: Final = 10
+"""Windows of one RTT of which the largest count of answers holds: as many round trips as BBR keeps its largest delivery
+rate for (draft-ietf-ccwg-bbr, MaxBwFilterLen)."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaHealth:
@@ -52,9 +56,8 @@ class ReplicaHealth:
     answered_at: Elapsed | None = None
     # When the current window of one RTT began, elapsed clock: at the first answer after the window before.
     window_start: Elapsed | None = None
-    # Answers in the current window, and in the one before.
-    window_answers: int = 0
-    last_window_answers: int = 0
+    # Answers in each of the last windows, the current one last.
+    window_answers: tuple[int, ...] = ()
 
 
 class AttemptFault(Enum):
@@ -323,8 +326,9 @@ def record_answer(
         rtt_s=rtt_s,
         answered_at=now,
         window_start=now if is_new_window else health.window_start,
-        window_answers=1 if is_new_window else health.window_answers + 1,
-        last_window_answers=health.window_answers if is_new_window else health.last_window_answers,
+        window_answers=(*health.window_answers[1 - RTT_WINDOWS :], 1)
+        if is_new_window
+        else (*health.window_answers[:-1], health.window_answers[-1] + 1),
     )
 
 
@@ -454,12 +458,12 @@ def _room(endpoint: Endpoint, health: ReplicaHealth, limits: AdmissionLimits) ->
     """Requests that may wait for one endpoint.
 
     Requests in transit come on top: as many as are answered within one RTT (Little's law), counted rather than derived
-    from the time between answers, which over a long RTT arrive in bursts. The larger of two windows counts, because the
-    current one has only begun.
+    from the time between answers, which over a long RTT arrive in bursts. The largest of the last windows counts: the
+    current one has only begun, and a pause of either machine says nothing about what the connection holds.
     """
     if endpoint.kind is EndpointKind.GATEWAY:
         return limits.per_way
-    in_transit = max(health.window_answers, health.last_window_answers) if health.rtt_s > 0 else 0
+    in_transit = max(health.window_answers, default=0) if health.rtt_s > 0 else 0
     return max(limits.per_replica, min(limits.per_way, limits.per_replica + in_transit))
 
 

@@ -12,8 +12,9 @@ from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity, check_name
 from shoal.types.units import Wall
-from shoal.wire.identity import Identity, check_name, check_validity, require
+from shoal.wire.identity import check_validity, require
 
 NO_PEERS: Final[Mapping[str, PeerTrust]] = {}
 DEFAULT_TENANT: Final = "default"

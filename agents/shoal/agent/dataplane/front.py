@@ -806,8 +806,7 @@ class DataPlane:
         count = self._logged[1] + 1 if self._logged[0] == second else 1
         self._logged = (second, count)
         if count <= MAX_LOGGED_REFUSALS:
-            refusal = error.refusal
-            _log.info("refused", request=request, workload=workload, code=refusal.code, found=refusal.found)
+            _log.info("request_refused", request=request, workload=workload, code=error.code, error=str(error))
 
 
 _CRASH_REFUSAL: Final = Refusal(

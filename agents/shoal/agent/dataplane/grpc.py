@@ -44,10 +44,10 @@ from shoal.inference import health_pb2, reflection_pb2
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.units import Seconds
 from shoal.wire import limits, status
 from shoal.wire.field_limits import CountLimits, encode_field, parse
-from shoal.wire.identity import Identity
 
 SERVICE: Final = "inference.GRPCInferenceService"
 MAX_STREAMS: Final = 256
@@ -180,7 +180,9 @@ class GrpcTransport:
             peer = str(context.peer())
             is_storm = self._resets.record_stream(peer, was_reset=was_reset)
             if is_storm and not self._is_shared(context) and close_connection(peer):
-                _log.warning("connection_closed", peer=peer, reason="most of its calls were reset before they arrived")
+                _log.warning(
+                    "client_connection_closed", peer=peer, reason="most of its calls were reset before they arrived"
+                )
 
     def _is_shared(self, context: _Context) -> bool:
         """Whether the peer is another front: it sends many clients' calls on one connection, and their resets with

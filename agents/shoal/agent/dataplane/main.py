@@ -65,13 +65,13 @@ def run(config_path: Path, nonce: str, clock: AgentClock, dates_at: Callable[[],
     disable_core_dumps()
     with (Path(config.run_dir) / control.LOCK).open("w") as lock:
         if not _try_lock(lock):
-            _log.warning("front_is_running_already", run_dir=config.run_dir)
+            _log.warning("front_already_running", folder=config.run_dir)
             return EXIT_ALREADY_RUNNING
         gc_freeze.freeze()
         try:
             asyncio.run(_serve(config, nonce, clock, dates_at))
         except OSError as error:
-            _log.error("front_cannot_listen", reason=str(error))
+            _log.error("front_listen_failed", error=str(error))
             return EXIT_PORT
     return 0
 
@@ -131,7 +131,7 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
             for transport in transports:
                 await transport.start()
             stages.listening.set()
-            _log.info("front_listens", grpc=config.grpc_port, token=config.token_port, rest=config.rest_port)
+            _log.info("front_listening", grpc=config.grpc_port, token=config.token_port, rest=config.rest_port)
             await over
         plane.drain()
         await asyncio.gather(*(transport.leave(Seconds(config.drain_s)) for transport in transports))
@@ -246,7 +246,7 @@ async def _wait_until_over(stopped: asyncio.Event, server: FrameServer, orphan_a
     while not stopped.is_set():
         alone = server.empty_since
         if alone is not None and loop.time() - alone >= orphan_after_s:
-            _log.warning("front_is_orphaned", seconds=orphan_after_s)
+            _log.warning("front_orphaned", duration_s=orphan_after_s)
             return
         with suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), min(1.0, orphan_after_s / 4))

@@ -215,7 +215,7 @@ class MessageMemory:
             if not each.limit.expired():
                 each.limit.reschedule(now)
             self.shed_count += 1
-            _log.warning("read_ended_for_memory", reads=len(self._readings), taken=taken, held=self.held_bytes)
+            _log.warning("read_aborted", reads=len(self._readings), taken_bytes=taken, held_bytes=self.held_bytes)
 
     @contextmanager
     def _charge(self, payer: str, charge: int) -> Iterator[None]:

@@ -251,9 +251,9 @@ class FrontProcess:
                 self._process = process or self._spawn()
                 await self._run_once(self._process)
             except ShoalError as error:
-                _log.warning("front_lost", refusal=str(error))
+                _log.warning("front_lost", code=error.code, error=str(error))
             except OSError as error:
-                _log.warning("front_not_started", reason=str(error))
+                _log.error("front_start_failed", error=str(error))
             self._up.clear()
             self._client = None
             if self._process is not None:
@@ -261,7 +261,7 @@ class FrontProcess:
                 await self._process.gone.wait()
             quick = 0 if self._clock.now() - started >= STABLE_S else quick + 1
             self.restarts += 1
-            _log.warning("front_restarts", pid=self.pid, restarts=self.restarts)
+            _log.warning("front_restarted", pid=self.pid, restarts=self.restarts)
             if quick > 1:
                 await self._clock.sleep(delay("front", quick - 2, base_s=_RESTART_BASE_S, cap_s=_RESTART_CAP_S))
             if self.is_adopted and self._desired_config is None:
@@ -363,7 +363,7 @@ class FrontProcess:
             try:
                 client = await self._connect(process, ADOPT_TIMEOUT_S)
             except ShoalError as error:
-                _log.warning("front_not_adopted", pid=process.pid, refusal=str(error))
+                _log.warning("front_adoption_failed", pid=process.pid, code=error.code, error=str(error))
             else:
                 await client.close()
                 _log.info("front_adopted", pid=process.pid)

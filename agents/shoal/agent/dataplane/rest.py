@@ -46,9 +46,10 @@ from shoal.host import file_descriptors
 from shoal.host.connections import Connection, Connections
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.identity import Identity
 from shoal.types.units import Seconds
 from shoal.wire import status
-from shoal.wire.identity import Identity, identity_of_der
+from shoal.wire.identity import identity_of_der
 from shoal.wire.tls_ignoring_dates import NO_CHECK_TIME
 
 MAX_HEAD: Final = 32 * 2**10
@@ -296,7 +297,7 @@ class _Connection:
             pass
         except Exception:
             if (left_out := _failures.take(asyncio.get_running_loop().time())) is not None:
-                _log.exception("connection_failed", left_out=left_out)
+                _log.exception("client_connection_failed", suppressed=left_out)
         finally:
             await self._close()
 
@@ -340,7 +341,7 @@ class _Connection:
             raise
         except Exception as error:
             if (left_out := _failures.take(asyncio.get_running_loop().time())) is not None:
-                _log.exception("call_failed", left_out=left_out)
+                _log.exception("call_failed", suppressed=left_out)
             drop_tracebacks(error)
             refusal = Refusal(Code.INTERNAL, type(error).__name__, "an answer", "report this with the log of the node")
             response = _refusal_response(refusal)

@@ -43,6 +43,7 @@ from shoal.agent.ports import AgentClock, LocalWorker, StatefulReplica
 from shoal.host.metrics import MetricReadings
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.identity import Identity
 from shoal.types.migration import Giver, Handover
 from shoal.types.route import Endpoint, EndpointKind, EndpointState
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -50,7 +51,6 @@ from shoal.types.workload import WorkloadKey
 from shoal.v1 import sessions_pb2
 from shoal.wire import nouns
 from shoal.wire.field_limits import CountLimits, parse
-from shoal.wire.identity import Identity
 
 HANDOVER_TIMEOUT_S: Final = Seconds(3.0)
 """Longest time that a session waits while it is offered to another front."""
@@ -298,7 +298,7 @@ class FrontSessions:
                 raise
             await self._await_worker(name, worker, until, error)  # the same one if it stays: it may only have hung
         self.event_counts[SessionEvent.REPLAYED] += 1
-        _log.info("step_replayed", assignment=name)
+        _log.info("sequence_step_replayed", assignment=name)
         return await run(name, request)
 
     async def _await_worker(
@@ -425,7 +425,7 @@ class FrontSessions:
     def _lose(self, key: SequenceKey, why: str) -> None:
         self._forget(key)
         self.event_counts[SessionEvent.LOST] += 1
-        _log.warning("session_lost", workload=str(key.workload), sequence=key.sequence, reason=why)
+        _log.warning("sequence_lost", workload=str(key.workload), sequence=key.sequence, reason=why)
 
     def _notify(self) -> None:
         news, self._change = self._change, asyncio.Event()
@@ -490,7 +490,9 @@ class FrontSessions:
                 kept = await self._offer(key, sequences.with_handover(entry.snapshot), to, idle_s)
             except ShoalError as error:
                 self.event_counts[SessionEvent.NOT_GIVEN] += 1
-                _log.warning("session_not_given", sequence=key.sequence, to=to.node, refusal=str(error.refusal))
+                _log.warning(
+                    "sequence_handover_failed", sequence=key.sequence, target=to.node, code=error.code, error=str(error)
+                )
                 return False
             self._put(key, sequences.release(entry, to, self._clock.now()))
             self.event_counts[SessionEvent.GIVEN] += 1
@@ -551,7 +553,7 @@ class FrontSessions:
                     break
                 await asyncio.sleep(delay(key.sequence, tries, base_s=0.05, cap_s=1.0))
                 tries += 1
-        _log.warning("session_not_committed", sequence=key.sequence, to=to.node)
+        _log.warning("sequence_handover_unconfirmed", sequence=key.sequence, target=to.node)
 
     # handover, receiver side
 

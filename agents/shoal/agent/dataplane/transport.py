@@ -14,9 +14,9 @@ from typing import Protocol
 
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.identity import Identity
 from shoal.types.units import Seconds
 from shoal.wire.enrol import is_matching_pair
-from shoal.wire.identity import Identity
 from shoal.wire.limits import INFER_BYTES
 
 MAX_MESSAGE = INFER_BYTES + 2**20

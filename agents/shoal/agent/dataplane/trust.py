@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from shoal.agent.dataplane.transport import TlsFiles
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, refuse
-from shoal.wire.identity import CERTIFICATE_ERRORS, Identity, identity_of_pem
+from shoal.types.identity import Identity
+from shoal.wire.identity import CERTIFICATE_ERRORS, identity_of_pem
 from shoal.wire.trust import has_known_issuer
 
 _MAX_IDENTITIES: Final = 1024
@@ -143,5 +144,5 @@ def _load(region: str, pem: str) -> tuple[x509.Certificate, ...]:
     try:
         return tuple(x509.load_pem_x509_certificates(pem.encode()))
     except CERTIFICATE_ERRORS as error:
-        _log.warning("root_unreadable", region=region, reason=str(error))
+        _log.warning("peer_root_unreadable", region=region, error=str(error))
         return ()

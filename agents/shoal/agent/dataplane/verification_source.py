@@ -16,10 +16,10 @@ from shoal.agent.dataplane.upstream import CallContext, WorkerClients
 from shoal.agent.ports import VerificationSource
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, refuse
+from shoal.types.identity import Identity
 from shoal.types.units import Seconds, Wall
 from shoal.v1 import witness_pb2
 from shoal.wire.field_limits import CountLimits, parse
-from shoal.wire.identity import Identity
 
 MAX_CAPTURE_BYTES: Final = 16 * 2**20
 """Bytes of one replica's captured requests. The oldest are dropped first, and a larger request is not kept."""

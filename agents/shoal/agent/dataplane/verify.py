@@ -20,12 +20,11 @@ from shoal.agent.frames import ConnectionLost, FrameClient
 from shoal.agent.ports import AgentClock, LocalWorker, ReferenceRecording
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError
-from shoal.types.migration import LEAST_SAMPLES, Against, Drift, InputsFrom, Verdict, Verification
+from shoal.types.migration import LEAST_SAMPLES, PACK_BYTES, Against, Drift, InputsFrom, Verdict, Verification
 from shoal.types.route import Endpoint, EndpointKind, EndpointState
 from shoal.types.units import Seconds
 from shoal.v1 import witness_pb2
 from shoal.wire import nouns
-from shoal.wire.limits import PACK_BYTES
 
 Taken = TypeVar("Taken")
 

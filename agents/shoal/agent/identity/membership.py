@@ -17,10 +17,16 @@ from shoal.agent.ports import AgentClock, Log, NodeTrust
 from shoal.host.private_files import write_private
 from shoal.types.assignment import Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.identity import Identity
 from shoal.types.units import Seconds, Wall, show_seconds
 from shoal.wire.enrol import renew
-from shoal.wire.identity import BACKDATED_S, CERTIFICATE_ERRORS, Identity, identity_of_certificate, identity_of_pem
-from shoal.wire.token import ca_fingerprint
+from shoal.wire.identity import (
+    BACKDATED_S,
+    CERTIFICATE_ERRORS,
+    ca_fingerprint,
+    identity_of_certificate,
+    identity_of_pem,
+)
 
 EXPELLED: Final = "expelled"
 """A file of this name records that the region revoked this identity: the machine may join again."""
@@ -67,7 +73,7 @@ class FileMembership:
             except OSError as cause:
                 raise refuse(Code.DISK_FULL, f"ca.pem: {cause.strerror}", "room for it", "free some space") from cause
             self._read_files()
-            self._log("trust_adopted", roots=", ".join(each[:16] for each in fingerprints))
+            self._log.info("trusted_roots_changed", roots=", ".join(each[:16] for each in fingerprints))
         self._wake.set()
 
     def on_link_refused(self, refusal: Refusal) -> None:
@@ -76,7 +82,7 @@ class FileMembership:
                 write_private(self._folder / EXPELLED, str(refusal).encode())
             # the coordinator repeats it at each hello, and the node stops serving all the same
             except OSError as error:
-                self._log("not_noted_expelled", error=True, reason=str(error))
+                self._log.error("expulsion_write_failed", error=str(error))
         elif refusal.code in (Code.CERT_EXPIRED, Code.CERT_UNTRUSTED, Code.CERT_NOT_YET_VALID):
             self._must_renew = True
             self._wake.set()
@@ -84,7 +90,7 @@ class FileMembership:
     async def run(self) -> None:
         """Renew the certificate whenever it is due, until cancelled."""
         if not self._enrol:
-            self._log("renewal_off", error=True, remedy="start with --enrol HOST:PORT, or join again")
+            self._log.warning("certificate_renewal_disabled", remedy="start with --enrol HOST:PORT, or join again")
             return
         attempt = 0
         while True:
@@ -95,7 +101,7 @@ class FileMembership:
             except ShoalError as error:
                 ended = self._clock.wall() > self._identity.not_after
                 wait = renewal.retry_after(self._identity.name, attempt, error.code, expired=ended)
-                self._log("renewal_failed", error=True, refusal=str(error.refusal), retry_s=round(wait, 1))
+                self._log.error("certificate_renewal_failed", code=error.code, error=str(error), retry_s=round(wait, 1))
                 attempt += 1
                 self._must_renew = True
                 await self._clock.sleep(wait)
@@ -104,7 +110,9 @@ class FileMembership:
             self._read_files()
             issued = self._issue_time()
             self._on_coordinator_time(issued)
-            self._log("renewed", serial=self._trust.serial, ends_in_s=round(self._identity.not_after - issued))
+            self._log.info(
+                "certificate_renewed", serial=self._trust.serial, valid_s=round(self._identity.not_after - issued)
+            )
             self._on_renewed()
 
     async def _wait_until_due(self) -> None:

@@ -65,11 +65,10 @@ class FileJournal:
         try:
             return nouns.decode(DesiredSet, content)
         except ShoalError as error:  # a newer version of this program wrote it
-            self._log(
+            self._log.error(
                 "state_unreadable",
-                error=True,
                 code=Code.STATE_CORRUPT,
-                found=str(error.refusal),
+                error=str(error),
                 remedy="the coordinator sends the newest set; cut off, run the version that wrote it",
             )
             return None
@@ -85,7 +84,7 @@ class FileJournal:
 
     def _save_into_reserve(self, content: bytes) -> None:
         """The disk is full: save the desired set in the space that the reserve file held."""
-        self._log("disk_full", error=True, code=Code.DISK_FULL, remedy="free space in the agent's state directory")
+        self._log.warning("disk_full", code=Code.DISK_FULL, remedy="free space in the agent's state directory")
         self._reserve.unlink(missing_ok=True)
         try:
             self._desired.save(content)
@@ -125,11 +124,10 @@ class FileJournal:
         return True
 
     def _on_corrupt(self, aside: Path) -> None:
-        self._log(
+        self._log.error(
             "state_corrupt",
-            error=True,
             code=Code.STATE_CORRUPT,
-            found=f"{aside.name} does not verify and was set aside",
+            file=aside.name,
             remedy="look at the disk; the coordinator sends the newest set again",
         )
 

@@ -9,9 +9,10 @@ import grpc.aio
 
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.units import Wall
 from shoal.wire.handshake import check_own, check_peer
-from shoal.wire.identity import Identity, dns_of, identity_of_pem
+from shoal.wire.identity import dns_of, identity_of_pem
 from shoal.wire.limits import LINK, Keepalive, channel_options
 
 

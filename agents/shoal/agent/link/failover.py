@@ -67,7 +67,7 @@ class FailoverLink:
         before = self.carrier
         self._selection = core.record_call(self._selection, carrier, lasted_s, self._clock.now())
         if self.carrier is not before:
-            self._log("carrier", carrier=self.carrier, lasted_s=lasted_s)
+            self._log.info("carrier_changed", carrier=self.carrier, duration_s=lasted_s)
 
     async def _probe_grpc_forever(self) -> None:
         """Runs while a session over MQTT is open, and ends that session once gRPC works."""
@@ -77,7 +77,7 @@ class FailoverLink:
             await self._clock.sleep(Seconds(max(0.0, at - self._clock.now())))
             self._selection = core.record_recheck(self._selection, await self._probe_grpc(), self._clock.now())
         if self.carrier is Carrier.GRPC:
-            self._log("carrier", carrier=self.carrier)
+            self._log.info("carrier_changed", carrier=self.carrier)
             self._mqtt.end("gRPC can be reached again")
 
 

@@ -52,7 +52,7 @@ class GrpcSession:
             try:
                 return nouns.to_agent_from_wire(message)
             except ShoalError as error:
-                self._log("message_dropped", error=True, refusal=str(error))
+                self._log.warning("message_dropped", code=error.code, error=str(error))
 
     def half_close(self) -> None:
         """Stop sending. The coordinator then ends the stream too, and `receive` raises.
@@ -110,7 +110,7 @@ class GrpcLink:
             except ShoalError as error:
                 if error.code not in _TRY_ANOTHER:
                     raise
-                self._log("coordinator_passed_over", address=self.address, refusal=str(error.refusal))
+                self._log.warning("coordinator_skipped", address=self.address, code=error.code, error=str(error))
                 self._rotate_addresses()
         return await self._connect(hello)
 

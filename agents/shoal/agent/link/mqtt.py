@@ -21,12 +21,12 @@ from shoal.agent.ports import AgentClock, LinkRefused, Log
 from shoal.types.assignment import DesiredSet, Version
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.link import FromAgent, Hello, Receipts, Refused, ToAgent, Welcome
 from shoal.types.units import Seconds
 from shoal.v1 import link_pb2, mqtt_pb2
 from shoal.wire import mqtt, nouns, topics
 from shoal.wire.handshake import check_own
-from shoal.wire.identity import Identity
 from shoal.wire.seal import Ephemeral, Opener, Sealer, SessionKey, SigningIdentity, parse, sign, verify_signed_message
 from shoal.wire.topics import DOWN, RETAINED, Channel
 from shoal.wire.trust import check_certificate
@@ -210,7 +210,7 @@ class MqttSession:
         except LinkRefused:
             raise
         except ShoalError as error:
-            self._log("message_dropped", error=True, topic=name, code=error.code, found=error.refusal.found)
+            self._log.warning("message_dropped", topic=name, code=error.code, error=str(error))
 
     async def _on_presence(self, payload: bytes) -> None:
         """Handle the coordinator's heartbeat.

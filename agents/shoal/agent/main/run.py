@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+import structlog
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from shoal.agent import scheduling_priority
@@ -32,7 +33,7 @@ from shoal.agent.main.timekeeper import Timekeeper
 from shoal.agent.ports import AgentClock, DriverOptions, Log
 from shoal.agent.supervisor import Supervisor, SupervisorSettings
 from shoal.agent.telemetry import metrics
-from shoal.agent.telemetry.log import FOLDER, LogFileReader, StructuredLog
+from shoal.agent.telemetry.log import FOLDER, LogFileReader
 from shoal.agent.worker import confinement
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.host import gc_freeze, logs
@@ -40,8 +41,8 @@ from shoal.host.otlp import collector_of
 from shoal.host.private_files import disable_core_dumps, write_private
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Node, Role
+from shoal.types.identity import Identity
 from shoal.types.units import Seconds
-from shoal.wire.identity import Identity
 from shoal.wire.metrics_access import RegionMetricsAccess
 
 FRONT_COMMAND = (sys.executable, "-P", "-m", "shoal.agent.main", "front")
@@ -99,7 +100,7 @@ async def _serve(
     unconfined: tuple[str, ...],
     stop: StopSignals,
 ) -> None:
-    log = StructuredLog(node=identity.name, region=identity.region)
+    log: Log = structlog.get_logger().bind(node=identity.name, region=identity.region)
     timekeeper = Timekeeper(config.state_dir / "journal", identity.not_before, log)
     clock = timekeeper.clock
     journal = FileJournal(config.state_dir / "journal", log)

@@ -35,7 +35,9 @@ class Timekeeper:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
         self._log = log
-        self._slots = Slots(folder, CLOCK_SLOT, lambda aside: log("state_corrupt", error=True, found=aside.name))
+        self._slots = Slots(
+            folder, CLOCK_SLOT, lambda aside: log.error("state_corrupt", code=Code.STATE_CORRUPT, file=aside.name)
+        )
         kept = _decode(self._slots.load())
         self.clock = SystemClock(kept, boot=boot_id(), earliest=least)
         self._last_contact = kept.last_contact if kept else None
@@ -66,7 +68,7 @@ class Timekeeper:
         """`source`, authenticated by the caller, claims that it is now `wall`."""
         before = self.clock.wall()
         if self.clock.add_claim(source, wall):
-            self._log("clock_believed", seconds=round(self.clock.wall() - before, 3), source=source)
+            self._log.info("clock_changed", offset_s=round(self.clock.wall() - before, 3), source=source)
             self._dirty.set()
 
     async def run(self, node: str, report: ReportEvent) -> None:
@@ -96,7 +98,7 @@ class Timekeeper:
             try:
                 self._slots.save(json.dumps(astuple(kept)).encode())
             except OSError as error:
-                self._log("time_not_saved", error=True, reason=str(error))
+                self._log.error("clock_write_failed", error=str(error))
 
     def _take_confirmation(self) -> None:
         path = self._folder / CONFIRMATION_FILE
@@ -106,7 +108,9 @@ class Timekeeper:
             return
         except OSError as error:
             if not self._has_unreadable_confirmation:
-                self._log("confirmation_not_read", error=True, reason=str(error), remedy="say it as this agent's user")
+                self._log.error(
+                    "clock_confirmation_unreadable", error=str(error), remedy="confirm as this agent's user"
+                )
             self._has_unreadable_confirmation = True
             boot, ticks, wall = None, 0.0, 0.0
         except (ValueError, TypeError):

@@ -118,7 +118,10 @@ class NodeMonitor:
             self._count_energy(workers)
             self._worker_stats = {each.assignment: each for each in workers}
         if front.ready != self.front_stats.ready:
-            self._log("front_ready" if front.ready else "front_down", error=not front.ready)
+            if front.ready:
+                self._log.info("front_ready")
+            else:
+                self._log.error("front_down")
             self._on_front_change()
         self._report_denials(front)
         self.front_stats = front

@@ -217,7 +217,12 @@ class ReplicaManager:
         self._on_phase_change()
         if isinstance(state, machine.Gone):
             self._request_reconcile()
-        self._log("phase", assignment=replica.name, workload=str(state.assignment.workload), phase=machine.phase(state))
+        self._log.info(
+            "replica_phase_changed",
+            assignment=replica.name,
+            workload=str(state.assignment.workload),
+            phase=machine.phase(state),
+        )
         # A final state lasts: the region sees it in every status, and reports it once itself.
         if (
             isinstance(state, machine.Failed | machine.Poisoned | machine.Rejected)
@@ -296,7 +301,7 @@ class ReplicaManager:
         try:
             return await self._cache.ensure(assignment.samples, assignment.samples_bytes)
         except ShoalError as error:
-            self._log("no_samples", assignment=assignment.id, refusal=str(error))
+            self._log.warning("samples_fetch_failed", assignment=assignment.id, code=error.code, error=str(error))
             return ""
 
     async def _verify(self, replica: _Replica, verification: Verification) -> None:
@@ -315,10 +320,10 @@ class ReplicaManager:
                 verdict = await self._front.verify(local, verification, pack)
             await self._workers.record_verdict(replica.name, verdict)
         except ShoalError as error:
-            self._log("not_verified_yet", assignment=replica.name, refusal=str(error))
+            self._log.warning("replica_verification_failed", assignment=replica.name, code=error.code, error=str(error))
             self._apply_event(replica.name, machine.NoVerdict(error.refusal))
         else:
-            self._log("verified", assignment=replica.name, passed=verdict.passed, why=verdict.reason)
+            self._log.info("replica_verified", assignment=replica.name, passed=verdict.passed, reason=verdict.reason)
             self._apply_event(replica.name, machine.VerdictReached(verdict))
 
     async def _await_idle(self, replica: _Replica) -> None:

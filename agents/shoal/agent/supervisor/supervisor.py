@@ -291,8 +291,8 @@ class Supervisor:
         }
         adopted = await self._replicas.adopt()
         version = self._desired.version if self._desired else None
-        self._log(
-            "booted",
+        self._log.info(
+            "agent_started",
             generation=version.generation if version else None,
             devices=len(self._node.devices),
             adopted=adopted,
@@ -320,7 +320,9 @@ class Supervisor:
             self._desired = offered
             if self._unsaved_desired is offered:
                 self._unsaved_desired = None
-            self._log("desired_accepted", generation=offered.version.generation, history=offered.version.history)
+            self._log.info(
+                "desired_set_accepted", generation=offered.version.generation, history=offered.version.history
+            )
             for event in (self._reconcile_due, self._configure_due, self._report_due):
                 event.set()
 
@@ -392,7 +394,7 @@ class Supervisor:
                 self._lease_due.set()  # the front may have restarted and lost its lease
                 await self._monitor.sample()
             except ShoalError as error:
-                self._log("front_not_configured", error=True, refusal=str(error))
+                self._log.error("front_configuration_failed", code=error.code, error=str(error))
                 self._configure_due.set()
                 await self._clock.sleep(Seconds(self._settings.retry_s))
 
@@ -405,7 +407,7 @@ class Supervisor:
                 try:
                     await self._front.lease(left, self._claim)
                 except ShoalError as error:
-                    self._log("front_not_leased", error=True, refusal=str(error))
+                    self._log.error("front_lease_failed", code=error.code, error=str(error))
 
     def _extend_lease(self, link: _OpenSession, lease: Lease) -> None:
         """Count the lease from the time of the status that requested it. The coordinator counts from a later moment, so
@@ -485,8 +487,7 @@ class Supervisor:
             await link.session.send(status)
             link.has_reported.set()
             if self._events:
-                events, self._events = tuple(self._events), deque(maxlen=MAX_QUEUED_EVENTS)
-                await link.session.send(NodeEvents(events))
+                await self._send_events(link, tuple(self._events))
             while self._answers:
                 await link.session.send(self._answers.popleft())
         except ShoalError:
@@ -494,9 +495,20 @@ class Supervisor:
             link.has_reported.set()
             await link.session.close()  # the receive loop notices and reconnects
 
+    async def _send_events(self, link: _OpenSession, events: tuple[NodeEvent, ...]) -> None:
+        """Remove events from the queue only after they are sent, so that the next session repeats those of a lost
+        link."""
+        try:
+            await link.session.send(NodeEvents(events))
+        except ShoalError as error:
+            if error.code is not Code.TOO_LARGE:  # no session takes these, and to repeat them would end each one
+                raise
+            self._log.error("events_dropped", code=error.code, error=str(error))
+        self._events = deque((each for each in self._events if each not in events), maxlen=MAX_QUEUED_EVENTS)
+
     def report_event(self, code: str, subject: str, message: str) -> None:
         """Log an event now, and queue it for the region. An event with the same code and subject is queued once."""
-        self._log("event", error=True, code=code, subject=subject, message=message)
+        self._log.warning("node_event_reported", code=code, subject=subject, error=message)
         if not any((event.code, event.subject) == (code, subject) for event in self._events):
             self._events.append(NodeEvent(code, subject, message, self._clock.wall()))
 
@@ -519,11 +531,14 @@ class Supervisor:
                 session = await self._link.connect(hello)
             except LinkRefused as error:
                 ended = error.message
+                self._log.warning("session_refused", code=ended.refusal.code, error=str(ended.refusal))
             except ShoalError as error:
                 ended = Refused(error.refusal, fatal=False)
+                self._log.warning("coordinator_connection_failed", code=error.code, error=str(error))
             else:
                 opened_at = self._clock.now()
                 ended = await self._run_session(session, hello)
+                self._log.warning("session_closed", code=ended.refusal.code, error=str(ended.refusal))
             self._on_link_lost(ended)
             was_steady = opened_at is not None and self._clock.now() - opened_at >= sessions.STABLE_SESSION_S
             attempt = 0 if was_steady else attempt + 1
@@ -531,7 +546,6 @@ class Supervisor:
             await self._clock.sleep(Seconds(self._settings.fatal_retry_s) if ended.fatal else wait)
 
     def _on_link_lost(self, ended: Refused) -> None:
-        self._log("link_down", code=ended.refusal.code, found=ended.refusal.found, remedy=ended.refusal.remedy)
         self._membership.on_link_refused(ended.refusal)
         if ended.refusal.code is Code.CERT_REVOKED:
             self._drop_assignments()
@@ -559,7 +573,7 @@ class Supervisor:
         skew = sessions.clock_skew(link.welcome, self._clock.wall())
         if skew is not None:
             self.report_event(Code.CLOCK_SKEW, self._node.name, f"the coordinator's clock differs by {skew:.0f}s")
-        self._log("link_up", epoch=link.welcome.epoch, history=link.welcome.history)
+        self._log.info("session_opened", epoch=link.welcome.epoch, history=link.welcome.history)
         self._session, self._link_state = link, partition.Linked()
         self._contact.on_link_up(link.welcome.coordinator_time)
         self._report_due.set()
@@ -597,9 +611,9 @@ class Supervisor:
                 if self._spans is not None:
                     self._answer_query(partial(self._spans.spans, message))
             case Refused():
-                self._log("message_refused", error=True, refusal=str(message.refusal))
+                self._log.warning("message_refused", code=message.refusal.code, error=str(message.refusal))
             case Welcome():
-                self._log("unexpected_welcome", error=True)
+                self._log.warning("welcome_unexpected")
 
     def _answer_query(self, read: Callable[[], Awaitable[LogLines | SpansFound]]) -> None:
         """Send the answer with the next status, which is due at once. If reading fails, there is no answer."""
@@ -608,7 +622,7 @@ class Supervisor:
             try:
                 self._answers.append(await read())
             except ShoalError as error:
-                self._log("question_not_answered", error=True, refusal=str(error))
+                self._log.error("query_failed", code=error.code, error=str(error))
             finally:
                 self._query_count -= 1
             self._report_due.set()
@@ -665,7 +679,7 @@ class Supervisor:
                 await self._clock.sleep(delay(name, attempts.get(name, 0), base_s=5.0, cap_s=300.0))
                 attempts[name] = attempts.get(name, 0) + 1
             else:
-                self._log("probed", device=name, seconds=receipt.probe_s)
+                self._log.info("device_probed", device=name, duration_s=receipt.probe_s)
                 self._probing_device = ""
                 self._report_due.set()
                 self._reconcile_due.set()
@@ -679,20 +693,20 @@ class Supervisor:
         while True:
             if self._desired is not None:
                 for digest in await self._cache.collect(reconcile.pinned_digests(self._desired, self._replicas.states)):
-                    self._log("collected", digest=digest)
+                    self._log.info("model_evicted", digest=digest)
             await self._clock.sleep(Seconds(self._settings.collect_s))
 
     # shutdown
 
     async def _drain_and_close(self) -> None:
-        self._log("stopping")
+        self._log.info("process_stopping")
         self._reconcile_due.set()
         try:
             async with asyncio.timeout(self._settings.limits.drain_s + 1.0):
                 while any(not isinstance(state, machine.Gone) for state in self._replicas.states.values()):
                     await self._clock.sleep(Seconds(self._settings.poll_s))
         except TimeoutError:
-            self._log("drain_incomplete", error=True)
+            self._log.warning("drain_incomplete")
         await self._front.close(keep=False)
         await self._workers.close(keep=False)
 

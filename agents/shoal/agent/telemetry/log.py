@@ -1,27 +1,14 @@
-"""The supervisor's ports to structured logs: StructuredLog writes events, LogFileReader reads this node's log files."""
+"""LogFileReader: the supervisor's port to this node's log files."""
 
 import asyncio
 from pathlib import Path
 from typing import Final
-
-import structlog
 
 from shoal.host import log_files
 from shoal.types.link import LogLines, LogsAsked
 
 FOLDER: Final = "log"
 """Name of the folder in the state directory."""
-
-
-class StructuredLog:
-    """`ports.Log`."""
-
-    def __init__(self, **always: str) -> None:
-        """`always`: fields of every event, such as the node's name."""
-        self._logger = structlog.get_logger().bind(**always)
-
-    def __call__(self, event: str, *, error: bool = False, **fields: str | float | None) -> None:
-        (self._logger.error if error else self._logger.info)(event, **fields)
 
 
 class LogFileReader:

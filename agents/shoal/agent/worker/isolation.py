@@ -33,11 +33,11 @@ def isolate(run: Path, models: Path) -> None:
     try:
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
     except OSError as error:
-        _log.warning("oom_score_not_set", reason=str(error))
+        _log.warning("oom_score_write_failed", error=str(error))
     own = {run: Access.MAKE_SOCKET, run / SLOTS: Access.KEEP, models: Access.OPEN}
     own[_CLEAR_REFS] = Access.WRITE | Access.TRUNCATE
     for refused in sandbox.enter(sandbox.runtime() | own):
-        _log.warning("not_isolated", reason=refused)
+        _log.warning("isolation_failed", error=refused)
 
 
 def limit_memory(idle_bytes: int, extra_bytes: int) -> None:

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -84,12 +84,13 @@ def _capture_stderr() -> Iterator[None]:
         os.lseek(held, 0, os.SEEK_SET)
         with os.fdopen(held, errors="replace") as lines:
             for line in lines:
-                _log.warning("runtime_says", text=line.rstrip("\n"))
+                _log.warning("runtime_message_logged", message=line.rstrip("\n"))
 
 
 def _signal_ready() -> None:
     """Write one line to standard output, for which the supervisor waits, and close it."""
-    print("ready", flush=True)
+    with suppress(BrokenPipeError):  # that supervisor is gone; the next one adopts this process
+        os.write(1, b"ready\n")
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.close(nothing)

@@ -354,7 +354,7 @@ class ProcessWorkers:
     def _on_worker_exit(self, process: WorkerProcess) -> None:
         if process is self._spare:
             self._spare = None
-            _log.warning("spare_worker_exited", worker=process.name, why=str(process.explain_exit(oom=False)[1]))
+            _log.warning("spare_worker_exited", worker=process.name, error=str(process.explain_exit(oom=False)[1]))
             self._spawn_task(self._ensure_spare_later(_SPARE_RETRY_S))
         held = {name: replica for name, replica in self._replicas.items() if replica.process is process}
         if not held:
@@ -370,7 +370,9 @@ class ProcessWorkers:
         at_fault = assignments_at_fault(held, loading, busy) if own_fault else frozenset()
         for name in held:
             del self._replicas[name]
-            _log.warning("worker_exited", assignment=name, own_fault=name in at_fault, why=str(refusal))
+            _log.warning(
+                "worker_exited", assignment=name, own_fault=name in at_fault, code=refusal.code, error=str(refusal)
+            )
             at_load = name in loading and not busy
             self._events.put_nowait(WorkerExited(name, name in at_fault, refusal, at_load))
         self._end_in_background(process)
@@ -387,7 +389,7 @@ class ProcessWorkers:
             client = await process.connect(partial(self._on_state_push, process), _STATUS_S)
             report = unpack(WorkerReport, (await _call(client, "status", _STATUS_S)).payload)
         except ShoalError as error:
-            _log.warning("worker_not_adopted", worker=process.name, why=str(error.refusal))
+            _log.warning("worker_adoption_failed", worker=process.name, code=error.code, error=str(error))
             await process.end()
             return ()
         if not report.held and not report.measuring and not process.assignments and self._spare is None:
@@ -468,7 +470,7 @@ class ProcessWorkers:
                     self._folder, self._models, self._options.orphan_after_s, self._groups, self._on_worker_exit
                 )
             except OSError as error:
-                _log.warning("no_spare_worker", reason=str(error))
+                _log.error("spare_worker_start_failed", error=str(error))
                 self._spawn_task(self._ensure_spare_later(_SPARE_RETRY_S))
                 return
             self._lower_priority_briefly(self._spare)
@@ -561,14 +563,14 @@ class ProcessWorkers:
             try:
                 process = await self._take_spare()
             except ShoalError as error:
-                _log.warning("runtime_not_asked", why=str(error.refusal))
+                _log.warning("runtime_query_failed", code=error.code, error=str(error))
                 return None
             try:
                 assert process.client is not None
                 reply = await process.client.call("support", timeout=_SUPPORT_S)
                 self._support_by_runtime[device.runtime_version] = unpack(RuntimeSupport, reply.payload)
             except ShoalError as error:
-                _log.warning("runtime_not_asked", why=str(error.refusal))
+                _log.warning("runtime_query_failed", code=error.code, error=str(error))
                 return None
             finally:
                 await self._return_spare(process)
@@ -618,7 +620,7 @@ class ProcessWorkers:
         with suppress(asyncio.CancelledError):
             error = task.exception()
             if error is not None:
-                _log.warning("worker_task_failed", why=str(error))
+                _log.error("task_failed", error=repr(error))
 
 
 async def _call(

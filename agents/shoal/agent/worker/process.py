@@ -179,7 +179,7 @@ class WorkerProcess:
         try:
             write_private(self._record_file, json.dumps(told).encode(), durable=False)
         except OSError as error:
-            _log.warning("worker_not_recorded", worker=self.name, reason=str(error))
+            _log.error("worker_record_write_failed", worker=self.name, error=str(error))
 
     async def end(self) -> None:
         """Kill the process, wait until it is gone, remove its files."""
@@ -208,7 +208,7 @@ class WorkerProcess:
         try:
             self._group.limit_memory(models_bytes)
         except OSError as error:
-            _log.warning("memory_not_limited", worker=self.name, reason=str(error))
+            _log.warning("memory_limit_failed", worker=self.name, error=str(error))
 
     async def detach(self) -> None:
         """Leave it running for another supervisor."""
@@ -357,7 +357,7 @@ def _join_cgroup(groups: Cgroups, name: str, pid: int) -> Cgroup | None:
         if group is not None:
             group.add(pid)
     except OSError as error:
-        _log.warning("not_isolated", worker=name, reason=f"control group: {error}")
+        _log.warning("cgroup_join_failed", worker=name, error=str(error))
         groups.get(name).remove()
         return None
     return group

@@ -261,13 +261,16 @@ class ModelRunner:
             watched = job.watchdog = watched.on_tick(now)
             if watched.silent_s >= limit_s and not job.is_stuck:
                 parent = parse_traceparent(job.trace)
-                traced = {"trace_id": parent.trace} if parent is not None else {}
-                seconds = round(watched.silent_s, 3)
-                _log.warning("run_too_long", assignment=self._order.assignment, seconds=seconds, **traced)
+                _log.warning(
+                    "run_overdue",
+                    assignment=self._order.assignment,
+                    duration_s=round(watched.silent_s, 3),
+                    trace_id=parent.trace if parent is not None else None,
+                )
                 job.is_stuck = True
                 job.options.terminate = True
             elif watched.silent_s >= limit_s + self._timeouts.grace_s(size):
-                _log.error("worker_stuck", assignment=self._order.assignment, seconds=round(watched.silent_s, 3))
+                _log.error("worker_stuck", assignment=self._order.assignment, duration_s=round(watched.silent_s, 3))
                 os._exit(EXIT_STUCK)
         asyncio.get_running_loop().call_later(WATCH_EVERY_S, self._check_runs)
 
@@ -560,7 +563,9 @@ class WorkerService:
         held.state = state
         if self._assignments.get(held.order.assignment) is not held:
             return
-        _log.info("worker_state", state=state, assignment=held.order.assignment, refusal=str(held.refusal or ""))
+        _log.info(
+            "load_state_changed", assignment=held.order.assignment, state=state, error=str(held.refusal or "") or None
+        )
         if self._server is not None:
             self._server.push("state", pack(held.status()))
 
@@ -613,7 +618,7 @@ def _sample_candidates(order: LoadOrder, engine: Engine) -> Iterator[Callable[[]
         data = read_and_verify(order.samples, order.samples_digest)
         inputs, _ = read_pack(data, engine.inputs, engine.outputs).sample(0)
     except ShoalError as error:
-        _log.warning("samples_not_read", assignment=order.assignment, refusal=str(error.refusal))
+        _log.warning("samples_unreadable", assignment=order.assignment, code=error.code, error=str(error))
         return
     yield lambda: inputs
 

@@ -5,17 +5,18 @@ from typing import Any
 
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.views import model_view, pack_view
-from shoal.coordinator.controllers.documents.catalog import ModelRecord
 from shoal.coordinator.controllers.documents.models import PushResult, unknown_model
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
+from shoal.coordinator.core.catalog.model import ModelRecord
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import NODES, Identity
 from shoal.types.migration import PackRef
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc
-from shoal.wire.identity import NODES, Identity, identity_of_context
+from shoal.wire.identity import identity_of_context
 from shoal.wire.limits import CHUNK_BYTES
 
 Chunks = AsyncIterator[artifacts_pb2.PushChunk]

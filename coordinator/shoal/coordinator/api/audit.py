@@ -24,6 +24,6 @@ class AuditTrail:
             await self._events.audit(actor, action, subject, outcome)
         except ShoalError as error:
             self._meter.count(metrics.AUDIT_DROPPED, code=error.code)
-            log.critical(
-                "audit entry dropped", actor=actor, action=action, subject=subject, outcome=outcome, code=error.code
+            log.error(
+                "audit_entry_dropped", actor=actor, action=action, subject=subject, outcome=outcome, code=error.code
             )

@@ -18,8 +18,9 @@ from shoal.coordinator.ports import Clock, Meter, StaleRevision
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.units import Elapsed
-from shoal.wire.identity import GrpcContext, Identity, check_validity, identity_of_context, require
+from shoal.wire.identity import GrpcContext, check_validity, identity_of_context, require
 from shoal.wire.request_limits import make_reader
 from shoal.wire.signed_envelope import COORDINATORS, RootsOf, check_roots
 from shoal.wire.status import abort
@@ -291,7 +292,7 @@ class _Call:
             case NotImplementedError():
                 refusal = Refusal(Code.UNIMPLEMENTED, self._method, "a method that this port has", "see the protocol")
             case _:
-                log.exception("call failed", method=self._method, actor=actor, exc_info=error)
+                log.exception("call_failed", method=self._method, actor=actor, exc_info=error)
                 refusal = Refusal(Code.INTERNAL, "an unforeseen error", "", "look at the coordinator's log")
         await self._guard.report_refusal(actor, self._method, refusal)
         await abort(context, refusal)

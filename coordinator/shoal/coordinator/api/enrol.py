@@ -44,8 +44,8 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
     async def Redeem(self, request: enrolment_pb2.RedeemRequest, context: Any) -> enrolment_pb2.RedeemReply:
         peer = peer_ip(context.peer())
         asked = self._enrolment.redeem(request.token, request.csr_pem.encode(), request.name, peer=peer)
-        redeemed = await answer_or_abort("redemption", asked, peer, context)
-        log.info("enrolled", role=redeemed.role, name=redeemed.name, peer=peer)
+        redeemed = await answer_or_abort("Redeem", asked, peer, context)
+        log.info("member_enrolled", role=redeemed.role, name=redeemed.name, peer=peer)
         return enrolment_pb2.RedeemReply(
             certificate_pem=redeemed.certificate_pem.decode(),
             ca_pem=redeemed.ca_pem.decode(),
@@ -68,8 +68,8 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
         asked = self._renewal.renew(
             request.certificate_pem.encode(), request.csr_pem.encode(), request.nonce, request.signature, peer=peer
         )
-        renewed = await answer_or_abort("renewal", asked, peer, context)
-        log.info("renewed", identity=renewed.identity.uri, peer=peer)
+        renewed = await answer_or_abort("Renew", asked, peer, context)
+        log.info("certificate_renewed", identity=renewed.identity.uri, peer=peer)
         return enrolment_pb2.RenewCertificateReply(
             certificate_pem=renewed.certificate_pem.decode(),
             ca_pem=renewed.ca_pem.decode(),
@@ -101,13 +101,13 @@ class FollowerEnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
         await abort(context, refusal)
 
 
-async def answer_or_abort(what: str, work: Coroutine[Any, Any, T], peer: str, context: Any) -> T:
+async def answer_or_abort(method: str, work: Coroutine[Any, Any, T], peer: str, context: Any) -> T:
     """Gives an unauthenticated caller the answer, or a coded refusal that is also logged."""
     try:
         return await run_to_completion(work)
     except ShoalError as error:
-        log.warning(f"{what} refused", peer=peer, code=error.code)
+        log.warning("call_refused", method=method, peer=peer, code=error.code)
         await abort(context, error.refusal)
     except Exception as error:
-        log.exception(f"{what} failed", peer=peer, exc_info=error)
+        log.exception("call_failed", method=method, peer=peer, exc_info=error)
         await abort(context, Refusal(Code.INTERNAL, "an unforeseen error", "", "look at the coordinator's log"))

@@ -12,10 +12,11 @@ from shoal.coordinator.controllers.identity.enrolment import REGION, Enrolment
 from shoal.coordinator.ports import Clock, VerifiedMessage
 from shoal.types.agreement import ReportContent
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.identity import check_name
 from shoal.types.offer import Advertisement, Directory, Member, Solicitation
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import nouns, signed_envelope
-from shoal.wire.identity import CERTIFICATE_ERRORS, check_name, identity_of_context, peer_ip
+from shoal.wire.identity import CERTIFICATE_ERRORS, identity_of_context, peer_ip
 
 Noun = TypeVar("Noun")
 
@@ -94,8 +95,8 @@ class JoiningService(federation_pb2_grpc.JoiningServicer):
 
     async def Join(self, request: federation_pb2.JoinRequest, context: Any) -> federation_pb2.JoinReply:
         peer = peer_ip(context.peer())
-        directory = await answer_or_abort("joining", self._join(request, peer), peer, context)
-        log.info("joined", region=request.region, address=request.address, peer=peer)
+        directory = await answer_or_abort("Join", self._join(request, peer), peer, context)
+        log.info("region_joined", region=request.region, address=request.address, peer=peer)
         return federation_pb2.JoinReply(
             federation=self._name, address=self._address(), roots=self._roots(), directory=nouns.to_wire(directory)
         )

@@ -14,8 +14,9 @@ from shoal.coordinator.controllers.identity.revocation import RevocationOrder, R
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Role
+from shoal.types.identity import uri_of
 from shoal.v1 import operator_pb2, operator_pb2_grpc
-from shoal.wire.identity import identity_of_context, uri_of
+from shoal.wire.identity import identity_of_context
 from shoal.wire.nouns import to_wire
 
 

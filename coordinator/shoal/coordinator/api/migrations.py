@@ -3,9 +3,9 @@
 import math
 
 from shoal.coordinator.api.views import key_view, pack_view, refusal_view
-from shoal.coordinator.controllers.documents.catalog import Catalog
 from shoal.coordinator.controllers.workloads.migrations import verdict_digest
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
+from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.migration.budget import MoveHold
 from shoal.coordinator.core.migration.cross_region import placement_refusal, queue_refusal

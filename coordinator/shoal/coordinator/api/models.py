@@ -26,9 +26,10 @@ from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.ports import Meter
 from shoal.host import file_descriptors
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.identity import Identity
 from shoal.types.units import Bytes
 from shoal.wire.handshake import PemFiles
-from shoal.wire.identity import Identity, identity_of_der
+from shoal.wire.identity import identity_of_der
 from shoal.wire.status import http_status
 
 HANDSHAKE_S: Final = 10.0
@@ -129,7 +130,7 @@ class ModelServer:
                 async with asyncio.timeout(STALL_S):
                     await answer.write(data)
         except (TimeoutError, ConnectionError) as error:
-            log.info("fetch cut off", caller=identity.uri, digest=digest, found=type(error).__name__)
+            log.info("model_fetch_aborted", identity=identity.uri, digest=digest, error=type(error).__name__)
             if request.transport is not None:
                 request.transport.abort()
         return answer

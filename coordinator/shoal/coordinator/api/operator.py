@@ -13,7 +13,6 @@ from shoal.coordinator.api.diagnostics import ProcessDiagnostics, diagnostics, s
 from shoal.coordinator.api.events import newest_events, stream_events
 from shoal.coordinator.api.migrations import held_move_view, migration_view, migration_views
 from shoal.coordinator.controllers.documents import revisions
-from shoal.coordinator.controllers.documents.catalog import DocumentKey
 from shoal.coordinator.controllers.federation.membership import FederationMembership
 from shoal.coordinator.controllers.identity.enrolment import BEARER, Enrolment
 from shoal.coordinator.controllers.queries.can_move import CanMoveResult, can_move
@@ -22,6 +21,7 @@ from shoal.coordinator.controllers.region import doctor
 from shoal.coordinator.controllers.region.follower import Follower
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.controllers.region.trust import TrustController
+from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.fleet.labels import LabelGrant
 from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.core.placement.model import Aim

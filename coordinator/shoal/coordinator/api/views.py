@@ -6,15 +6,7 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, Final
 
-from shoal.coordinator.controllers.documents.catalog import (
-    Catalog,
-    DocumentChange,
-    DocumentKey,
-    ModelRecord,
-    Provenance,
-    StoredDocument,
-)
-from shoal.coordinator.controllers.documents.publishers import SignatureCheck
+from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.documents.revisions import Revision
 from shoal.coordinator.controllers.federation.membership import FederationMembership
 from shoal.coordinator.controllers.identity.enrolment import Token
@@ -23,6 +15,9 @@ from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.queries.delegation import DelegationPreview, IndicativeBid
 from shoal.coordinator.controllers.region.trust import Rotation
 from shoal.coordinator.controllers.workloads.step import PlanResult, WorkloadsController
+from shoal.coordinator.core.catalog.differences import DocumentChange
+from shoal.coordinator.core.catalog.model import Catalog, DocumentKey, ModelRecord, Provenance, StoredDocument
+from shoal.coordinator.core.catalog.publishers import SignatureCheck
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.migration.model import Cause
 from shoal.coordinator.core.migration.reference import with_reference
@@ -138,7 +133,7 @@ def model_view(catalog: Catalog, model: ModelRecord, region: str, name: str | No
         pushed_by=model.pushed_by,
         profile=to_wire(model.profile),
         used_by=[key_view(WorkloadKey(*user.split("/", 1))) for user in catalog.users_of(model.digest)],
-        signatures=[_signature_view(judged) for judged in catalog.signature_checks(region, model)],
+        signatures=[_signature_view(judged) for judged in catalog.signature_checks(region, model, verify_bundle)],
     )
 
 

@@ -23,12 +23,11 @@ from shoal.coordinator.blobs.inspect_child import PACK, PROFILE, REFUSAL, Inspec
 from shoal.coordinator.blobs.thread import run_thread_to_completion
 from shoal.coordinator.core.graph import RULES, Rules
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.migration import LEAST_SAMPLES, PackRef
+from shoal.types.migration import LEAST_SAMPLES, PACK_BYTES, PackRef
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes, Seconds, show_bytes, show_seconds
 from shoal.v1 import nouns_pb2
 from shoal.wire import nouns
-from shoal.wire.limits import PACK_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ coordinator wants. A broker that starts empty, or missed a revocation, is theref
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Final
 
 import aiomqtt
 import structlog
-from cryptography import x509
 
 from shoal.coordinator import metrics
 from shoal.coordinator.broker import rights
@@ -76,7 +76,7 @@ class BrokerControl:
         self._expelled.add(node)  # even if it is admitted again at once: its connection must end
         self._changed.set()
 
-    async def certificate(self) -> x509.Certificate | None:
+    async def certificate(self) -> bytes | None:
         host, _, port = self._address.rpartition(":")
         try:
             async with asyncio.timeout(mqtt.CALL_S):
@@ -86,7 +86,7 @@ class BrokerControl:
             return None
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         writer.close()
-        return x509.load_der_x509_certificate(shown)
+        return ssl.DER_cert_to_PEM_cert(shown).encode()
 
     async def run(self) -> None:
         """Runs until cancelled; waits for a broker that is away."""
@@ -95,10 +95,10 @@ class BrokerControl:
                 await self._session()
             except (aiomqtt.MqttError, OSError, ShoalError) as error:
                 if str(error) != self._last_error:
-                    log.warning("broker lost", address=self._address, error=str(error))
+                    log.warning("broker_lost", address=self._address, error=str(error))
                 self._last_error = str(error)
             except Exception:
-                log.exception("the broker answers what no broker should", address=self._address)
+                log.exception("broker_reply_invalid", address=self._address)
             self._in_sync = False
             self._meter.count(metrics.BROKER_CONNECTIONS_LOST)
             await self._clock.sleep(RETRY_S)
@@ -123,7 +123,7 @@ class BrokerControl:
 
     async def _sync_forever(self, control: "_ControlClient") -> None:
         held = await self._read_nodes(control)
-        log.info("broker follows", address=self._address, nodes=len(held))
+        log.info("broker_rights_loaded", address=self._address, nodes=len(held))
         while True:
             self._changed.clear()
             self._in_sync = False
@@ -218,7 +218,7 @@ async def _apply_changes(control: _ControlClient, region: str, expelled: Set[str
     for nodes in _batches(admitted):
         await control.ask([command for node in nodes for command in rights.admission(region, node)])
     if expelled or admitted:
-        log.info("broker told", admitted=len(admitted), expelled=len(expelled))
+        log.info("broker_rights_changed", admitted=len(admitted), expelled=len(expelled))
 
 
 def _batches(nodes: Set[str]) -> Iterator[list[str]]:

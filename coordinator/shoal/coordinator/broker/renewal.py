@@ -43,7 +43,7 @@ class BrokerFolder:
             write_private(self._folder / "rights.json", json.dumps(rights.document(region, sorted(nodes))).encode())
             self._chown("rights.json")
         except OSError as error:
-            log.error("the broker's rights are not kept", folder=str(self._folder), found=str(error))
+            log.error("broker_rights_write_failed", folder=str(self._folder), error=str(error))
 
     def refresh(self, ca_pem: bytes, wall: Wall) -> None:
         """Renews the certificate when it nears its end, or when the trusted CAs have changed.
@@ -59,7 +59,7 @@ class BrokerFolder:
             self._chown("cert.pem", "key.pem", "ca.pem")
             self._reload()
         except (OSError, ValueError, ShoalError) as error:
-            log.error("the broker does not follow", folder=str(self._folder), found=str(error))
+            log.error("broker_certificate_renewal_failed", folder=str(self._folder), error=str(error))
 
     def _chown(self, *names: str) -> None:
         """Gives the files to the user that the broker runs as. Raises OSError."""
@@ -75,7 +75,7 @@ class BrokerFolder:
         pid = int(path.read_text()) if path.exists() else 0
         if pid and _program(pid) == "mosquitto":
             os.kill(pid, signal.SIGHUP)
-        log.info("the broker has a new certificate", folder=str(self._folder), pid=pid)
+        log.info("broker_certificate_renewed", folder=str(self._folder), pid=pid)
 
 
 def _program(pid: int) -> str:

@@ -17,12 +17,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shoal.coordinator.identity.roots import Root, Roots, bundle_pem, key_usage, to_datetime
-from shoal.coordinator.ports import IssuedCertificate, RootInfo
+from shoal.coordinator.ports import IssuedCertificate, RecognisedCertificate, RootInfo
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import check_name, uri_of
 from shoal.types.units import Seconds, Wall
-from shoal.wire.enrol import Enrolled, key_pem, new_key, request_pem
-from shoal.wire.identity import BACKDATED_S, CERTIFICATE_ERRORS, check_name, common_name_of, dns_of, uri_of
+from shoal.wire.enrol import RENEWAL, Enrolled, key_pem, new_key, request_pem
+from shoal.wire.identity import BACKDATED_S, CERTIFICATE_ERRORS, common_name_of, dns_of, identity_of_certificate
+from shoal.wire.signing import verify
 
 CSR_BYTES: Final = 8 * 2**10
 SERVERS: Final = frozenset({Role.AGENT, Role.GATEWAY, Role.COORDINATOR, Role.FEDERATION, Role.BROKER})
@@ -65,7 +67,24 @@ class FileAuthority:
     def fingerprints(self) -> tuple[str, ...]:
         return tuple(root.fingerprint for root in self._roots.trusted_roots)
 
-    def recognise(self, certificate: x509.Certificate, *, retired: bool = False) -> str:
+    def recognise(self, certificate_pem: bytes, *, retired: bool = False) -> RecognisedCertificate:
+        try:
+            certificate = x509.load_pem_x509_certificate(certificate_pem)
+            issuer = self.find_issuer(certificate, retired=retired)
+            return RecognisedCertificate(identity_of_certificate(certificate), issuer)
+        except CERTIFICATE_ERRORS as cause:
+            raise refuse(Code.CERT_UNTRUSTED, "not a readable certificate", "one in PEM", "enrol again") from cause
+
+    def verify_renewal(self, certificate_pem: bytes, csr_pem: bytes, nonce: str, signature: bytes) -> None:
+        certificate = x509.load_pem_x509_certificate(certificate_pem)
+        name = identity_of_certificate(certificate).name
+        verify(certificate, signature, self.region, name, RENEWAL, nonce.encode() + csr_pem)
+
+    def find_issuer(self, certificate: x509.Certificate, *, retired: bool = False) -> str:
+        """The fingerprint of the CA that signed the certificate. retired: also accept a CA that is no longer trusted.
+
+        Raises ShoalError(CERT_UNTRUSTED).
+        """
         for root in self._roots.all_roots if retired else self._roots.trusted_roots:
             if root.is_issuer_of(certificate):
                 return root.fingerprint

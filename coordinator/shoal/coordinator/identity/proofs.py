@@ -57,7 +57,7 @@ class SignedProofs:
             certificate = x509.load_der_x509_certificate(message.certificate)
         except (ValueError, x509.InvalidVersion) as cause:
             raise refuse(Code.MESSAGE_INVALID, "an unreadable certificate", "the signer's") from cause
-        self._authority.recognise(certificate, retired=True)
+        self._authority.find_issuer(certificate, retired=True)
         signer = identity_of_certificate(certificate)
         if (signer.region, signer.role) != (self._region, Role.COORDINATOR):
             raise refuse(Code.ROLE_DENIED, signer.uri, f"a coordinator of {self._region}")

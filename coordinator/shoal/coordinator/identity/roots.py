@@ -20,10 +20,10 @@ from cryptography.x509.oid import NameOID
 
 from shoal.host.private_files import write_private
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.identity import check_name
 from shoal.types.units import Seconds, Wall
 from shoal.wire.enrol import key_pem, new_key
-from shoal.wire.identity import BACKDATED_S, check_name
-from shoal.wire.token import ca_fingerprint
+from shoal.wire.identity import BACKDATED_S, ca_fingerprint
 
 CA_LIFETIME_S: Final = Seconds(10 * 365 * 86400.0)
 FIRST: Final = "1"

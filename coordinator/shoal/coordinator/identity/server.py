@@ -118,7 +118,7 @@ class ServerIdentity:
         try:
             enrolled.write(self._folder)
         except OSError as error:  # serving goes on; readers of the files use the previous ones
-            log.error("certificate not written", folder=str(self._folder), error=str(error))
+            log.error("certificate_write_failed", folder=str(self._folder), error=str(error))
         return enrolled
 
 

@@ -3,8 +3,8 @@
 from cryptography import x509
 
 from shoal.types.codes import Code, refuse
+from shoal.types.identity import Identity
 from shoal.types.link import FromAgent, Hello, Receipts
-from shoal.wire.identity import Identity
 from shoal.wire.signing import verify
 
 

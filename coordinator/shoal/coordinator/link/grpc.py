@@ -20,10 +20,11 @@ from shoal.coordinator.link.rate_limiter import SessionRateLimiter
 from shoal.coordinator.ports import LinkEvents, Meter
 from shoal.coordinator.uncancelled import dispatch_message, run_to_completion
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.identity import Identity
 from shoal.types.link import Hello, Refused, ToAgent
 from shoal.v1 import link_pb2, link_pb2_grpc
 from shoal.wire import nouns
-from shoal.wire.identity import Identity, identity_of_context, peer_ip
+from shoal.wire.identity import identity_of_context, peer_ip
 
 HELLO_S: Final = 10.0
 MAX_INVALID: Final = 20
@@ -85,7 +86,7 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
             if outbox.epoch > 0:
                 if self._outboxes.get(identity.name) is outbox:
                     del self._outboxes[identity.name]
-                log.info("session closed", node=identity.name, epoch=outbox.epoch)
+                log.info("session_closed", node=identity.name, epoch=outbox.epoch, carrier="grpc")
                 await events.on_close(identity.name, outbox.epoch)
 
     async def _open(
@@ -94,13 +95,13 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
         answer = await events.on_hello(identity.name, identity.role, hello, peer=peer)
         if isinstance(answer, Refusal):
             self._meter.count(metrics.SESSIONS_REFUSED, code=answer.code)
-            log.warning("session refused", node=identity.name, code=answer.code, found=answer.found)
+            log.warning("session_refused", node=identity.name, code=answer.code, error=str(answer))
             return answer
         # No await between `on_hello` and here: messages to this node reach this session from now on.
         outbox.epoch = answer.epoch
         outbox.put(answer)
         self._outboxes[identity.name] = outbox
-        log.info("session opened", node=identity.name, role=identity.role, epoch=answer.epoch, link="grpc")
+        log.info("session_opened", node=identity.name, role=identity.role, epoch=answer.epoch, carrier="grpc")
         return None
 
     async def _read_hello(self, messages: AsyncIterator[link_pb2.FromAgent], identity: Identity) -> Hello:
@@ -148,7 +149,7 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
             self._meter.count(metrics.MESSAGES_REFUSED, code=error.code)
             outbox.put(Refused(error.refusal, fatal=False))
         except Exception:
-            log.exception("session failed", node=identity.name, epoch=epoch)
+            log.exception("session_failed", node=identity.name, epoch=epoch)
         finally:
             outbox.close()
 

@@ -24,12 +24,13 @@ from shoal.coordinator.ports import Clock, IdSource, LinkEvents, Meter
 from shoal.coordinator.uncancelled import dispatch_message, run_to_completion
 from shoal.types.assignment import DesiredSet
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.identity import NODES, Identity
 from shoal.types.link import Hello, Refused, ToAgent, Welcome
 from shoal.types.units import Elapsed, Seconds
 from shoal.v1 import link_pb2, mqtt_pb2
 from shoal.wire import mqtt, nouns, topics
 from shoal.wire.handshake import PemFiles
-from shoal.wire.identity import NODES, Identity, check_validity, require
+from shoal.wire.identity import check_validity, require
 from shoal.wire.seal import (
     Ephemeral,
     Opener,
@@ -205,14 +206,14 @@ class MqttLinks:
             try:
                 await self._serve()
             except ShoalError as error:
-                log.warning("broker not reached", code=error.code, found=error.refusal.found)
+                log.warning("broker_connection_failed", address=self._address, code=error.code, error=str(error))
             except aiomqtt.MqttError as error:
-                log.warning("broker lost", broker=self._address, found=str(error))
+                log.warning("broker_lost", address=self._address, error=str(error))
                 attempt = 0
             except OSError as error:
-                log.error("no files to connect with", found=str(error))
+                log.error("broker_connection_failed", address=self._address, error=str(error))
             except Exception:
-                log.exception("the broker's connection failed unforeseen; it is tried again")
+                log.exception("broker_connection_failed", address=self._address)
             await self._clock.sleep(Seconds(RETRY_S[min(attempt, len(RETRY_S) - 1)]))
             attempt += 1
 
@@ -233,7 +234,7 @@ class MqttLinks:
         try:
             await mqtt.subscribe(client, (topics.all_nodes(self._region, each) for each in UP), retained=False)
             self._connection = connection
-            log.info("broker reached", broker=self._address)
+            log.info("broker_connected", address=self._address)
             await self._send_heartbeats(connection, client)
         except aiomqtt.MqttError:
             await run_to_completion(self._report_link_lost())
@@ -254,6 +255,7 @@ class MqttLinks:
                 connection.heartbeat += 1
                 await self._send_heartbeat(connection, client, lost)
                 await self._close_invalid()
+                self._remove_idle_lanes()
                 pause = asyncio.ensure_future(self._clock.sleep(self._heartbeat_s))
                 await asyncio.wait({lost, pause}, return_when=asyncio.FIRST_COMPLETED)
                 pause.cancel()
@@ -349,6 +351,14 @@ class MqttLinks:
             if node not in self._sessions and lane.stale_notified_at is None:
                 self._lanes.pop(node, None)
 
+    def _remove_idle_lanes(self) -> None:
+        """Removes the lanes of nodes without a session, once their stale notice limits no further one."""
+        now = self._clock.now()
+        for node, lane in tuple(self._lanes.items()):
+            is_notified = lane.stale_notified_at is not None and now - lane.stale_notified_at < self._heartbeat_s
+            if node not in self._sessions and not lane.is_reading and not is_notified:
+                del self._lanes[node]
+
     async def _dispatch(self, node: str, lane: _Lane, channel: Channel, payload: bytes) -> None:
         try:
             match channel:
@@ -361,11 +371,11 @@ class MqttLinks:
                     await self._on_sealed(node, lane, channel, payload)
         except ShoalError as error:
             self._meter.count(metrics.MESSAGES_REFUSED, code=error.code)
-            log.debug("message dropped", node=node, topic=channel, code=error.code, found=error.refusal.found)
+            log.debug("message_dropped", node=node, topic=channel, code=error.code, error=str(error))
         except aiomqtt.MqttError:
             pass  # the connection is lost, and the session with it
         except Exception:
-            log.exception("message failed", node=node, topic=channel)
+            log.exception("message_failed", node=node, topic=channel)
 
     async def _on_hello(self, node: str, payload: bytes) -> None:
         connection, events = self._connection, self._events
@@ -416,13 +426,13 @@ class MqttLinks:
         session = _Session(identity, certificate, answer.epoch, hello.nonce, Sealer(session_key), Opener(session_key))
         session.outbox.epoch = answer.epoch
         self._sessions[node] = session
-        log.info("session opened", node=node, role=identity.role, epoch=answer.epoch, link="mqtt")
+        log.info("session_opened", node=node, role=identity.role, epoch=answer.epoch, carrier="mqtt")
         session.writer = self._spawn(self._write_forever(session))
         return self._welcome(answer, hello.nonce, ephemeral.public)
 
     def _refuse(self, node: str, hello: Hello, refusal: Refusal) -> mqtt_pb2.Opened:
         self._meter.count(metrics.SESSIONS_REFUSED, code=refusal.code)
-        log.warning("session refused", node=node, code=refusal.code, found=refusal.found)
+        log.warning("session_refused", node=node, code=refusal.code, error=str(refusal))
         return mqtt_pb2.Opened(answer=_to_wire(Refused(refusal, fatal=False)), nonce=hello.nonce)
 
     def _welcome(self, welcome: Welcome, nonce: str, key: bytes) -> mqtt_pb2.Opened:
@@ -503,7 +513,7 @@ class MqttLinks:
                     payload = session.sealer.seal(Channel.REQUEST, _to_wire(message).SerializeToString(), last=last)
                     await self._put(connection.client, session.identity.name, Channel.REQUEST, payload)
         except (aiomqtt.MqttError, ShoalError) as error:
-            log.warning("session cannot be written to", node=session.identity.name, found=str(error))
+            log.warning("session_write_failed", node=session.identity.name, error=str(error))
         finally:
             await run_to_completion(self._forget(session))
 
@@ -532,7 +542,7 @@ class MqttLinks:
         if self._sessions.get(name) is not session:
             return
         del self._sessions[name]
-        log.info("session closed", node=name, epoch=session.epoch, link="mqtt")
+        log.info("session_closed", node=name, epoch=session.epoch, carrier="mqtt")
         assert self._events is not None, "bound before serving"
         await self._events.on_close(name, session.epoch)
 

@@ -12,14 +12,16 @@ from typing import Any, Final
 
 from shoal.coordinator.main import federation, region, restore
 from shoal.coordinator.main.operators import ask_for_operator
-from shoal.coordinator.main.options import config_of, etcd_options_of, parser_of, scopes_of, store_options_of
+from shoal.coordinator.main.options import config_of, parser_of, scopes_of, store_options_of, store_settings_of
 from shoal.coordinator.main.process import log_of
 from shoal.coordinator.main.watchdog import run_with_watchdog
+from shoal.coordinator.ports import StoreOptions
+from shoal.coordinator.store.etcd.options import EtcdOptions
 from shoal.coordinator.store.etcd.users import authorise
 from shoal.host import file_descriptors, gc_freeze, logs, service_manager
 from shoal.host.private_files import disable_core_dumps
 from shoal.types.codes import ShoalError
-from shoal.wire.identity import check_name
+from shoal.types.identity import check_name
 
 GC_THRESHOLD: Final = 50_000
 """Allocations before Python searches for garbage cycles; its default is 700. One placement step over thousands of nodes
@@ -42,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         if options.verb == "etcd-users":
             scopes = scopes_of(options)
-            changed = asyncio.run(authorise(etcd_options_of(options, Path(), ""), scopes))
+            etcd = EtcdOptions.parse(StoreOptions(Path(), "", store_settings_of(options, "etcd")))
+            changed = asyncio.run(authorise(etcd, scopes))
             print(json.dumps({"event": "authorised", "scopes": scopes, "changed": changed}))
             return
         if options.verb == "restore":

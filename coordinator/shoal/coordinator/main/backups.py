@@ -75,10 +75,10 @@ class BackupSchedule:
             await self._clock.sleep(Seconds(max(0.0, self.made_at + self._every_s - self._clock.wall())))
             try:
                 made = await self.make()
-                log.info("backup made", file=made.path.name, revision=made.manifest.revision)
+                log.info("backup_written", file=made.path.name, revision=made.manifest.revision)
             except ShoalError as error:
                 self._meter.count(metrics.BACKUPS_FAILED, code=error.code)
-                log.error("backup not made", refusal=str(error))
+                log.error("backup_failed", code=error.code, error=str(error))
                 await self._clock.sleep(RETRY_S)
 
     async def make(self) -> Backup:
@@ -129,7 +129,7 @@ class BackupSchedule:
             try:
                 return Backup.open(path).manifest.made_at
             except ShoalError as error:
-                log.error("a backup is damaged", refusal=str(error))
+                log.error("backup_damaged", file=path.name, code=error.code, error=str(error))
         return Wall(0.0)
 
 

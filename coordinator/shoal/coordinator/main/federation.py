@@ -42,8 +42,9 @@ from shoal.coordinator.telemetry.traces import CollectorSpanExporter
 from shoal.host.metrics import MetricReadings
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.v1 import enrolment_pb2_grpc, federation_pb2_grpc, operator_pb2_grpc
-from shoal.wire.identity import Identity, dns_of
+from shoal.wire.identity import dns_of
 
 NAME_KEY: Final = "name"
 """Key of the record that names the store's owner."""
@@ -64,7 +65,7 @@ async def serve_store(
     name, clock, ids, meter = config.region, process.clock, process.ids, process.meter
     await check_restore_complete(store)
     if store.recovery is not None:
-        log.critical("store restored from a copy", refusal=str(store.recovery))
+        log.error("restored_store_detected", code=store.recovery.code, error=str(store.recovery))
     election = store.election(b"")
     authority = await _open_authority(config, store, election, clock)
     # Operators' tools expect a coordinator's name, whatever its role.
@@ -163,7 +164,10 @@ async def serve_store(
     try:
         await wait_for_any(stopping.wait(), store.stale.wait())
     finally:
-        log.info("stopping" if stopping.is_set() else "reads its store again")
+        if stopping.is_set():
+            log.info("process_stopping")
+        else:
+            log.info("store_stale")
         grace_s = STOP_S if stopping.is_set() else None
         await asyncio.gather(api.stop(grace_s), strangers.stop(grace_s))
         for task in tasks:

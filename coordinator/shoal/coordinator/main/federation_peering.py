@@ -133,7 +133,7 @@ class FederationPeering:
             self._listen_address = listen(server, self._listen_address, credentials)
             await server.start()
             self._server = server
-            log.info("peers may call", at=str(self._listen_address))
+            log.info("peer_server_listening", address=str(self._listen_address))
 
     def _trusted_cas(self) -> str:
         """CAs whose certificates may complete a TLS handshake."""

@@ -10,9 +10,9 @@ from typing import Final
 
 import structlog
 
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.identity import certificates
 from shoal.coordinator.controllers.identity.certificates import IdentityRecord, key_of
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import OPERATOR, first_operator, is_due, operator_certificate
 from shoal.coordinator.ports import Clock, IssuedCertificate, StaleRevision, Store, Transaction
@@ -54,7 +54,7 @@ class FirstOperator:
             try:
                 await self.ensure()
             except (ShoalError, StaleRevision, OSError) as error:
-                log.error("the first operator's certificate was not made", error=str(error))
+                log.error("operator_certificate_failed", error=str(error))
 
     async def ensure(self) -> None:
         """Renews or replaces the certificate if needed. Raises ShoalError(STORE_*), StaleRevision, OSError."""

@@ -4,13 +4,14 @@ import argparse
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
-from shoal.coordinator.ports import StoreOptions
+from shoal.coordinator.ports import StoreKind, StoreOptions, StoreSetting
 from shoal.host import logs, otlp
 from shoal.types.codes import Code, refuse
-from shoal.wire.identity import check_name
+from shoal.types.identity import check_name
 
 ROLES: Final = ("region", "federation")
 
@@ -65,9 +66,9 @@ class CoordinatorConfig:
     enrols: str
     # Folder of CA and models, which all coordinators of the region see; `data_dir` unless given.
     shared_dir: Path
-    # Entry point name of the store: "sqlite" or "etcd".
+    # Entry point name of the kind of store, such as "sqlite".
     store: str
-    # Where the store is, and its credentials.
+    # Where the store is, and its settings.
     store_options: StoreOptions
     # Seconds between copies of the store.
     backup_every_s: float
@@ -124,18 +125,29 @@ def config_of(options: argparse.Namespace) -> CoordinatorConfig:
     )
 
 
+def store_kinds() -> dict[str, StoreKind]:
+    """The installed kinds of stores, by name."""
+    return {entry.name: entry.load() for entry in entry_points(group="shoal.stores")}
+
+
 def store_options_of(options: argparse.Namespace) -> StoreOptions:
-    return etcd_options_of(options, Path(options.data_dir) / "store", f"{options.role}/{options.region}")
+    """Raises ShoalError(FIELD_INVALID)."""
+    settings = store_settings_of(options, options.store)
+    return StoreOptions(Path(options.data_dir) / "store", f"{options.role}/{options.region}", settings)
 
 
-def etcd_options_of(options: argparse.Namespace, directory: Path, scope: str) -> StoreOptions:
-    return StoreOptions(
-        directory,
-        scope,
-        options.etcd_prefix.strip("/"),
-        tuple(each for each in _addresses(options.etcd_endpoints).split(",") if each),
-        *(Path(file) if file else None for file in (options.etcd_ca, options.etcd_cert, options.etcd_key)),
-    )
+def store_settings_of(options: argparse.Namespace, store: str) -> dict[str, str]:
+    """The values of the settings that the store declares. Raises ShoalError(FIELD_INVALID)."""
+    kinds = store_kinds()
+    if store not in kinds:
+        raise refuse(
+            Code.FIELD_INVALID, f"store {store!r:.80}", f"one of {', '.join(sorted(kinds))}", "install its package"
+        )
+    return {each.name: getattr(options, _setting_name(store, each)) for each in kinds[store].SETTINGS}
+
+
+def _setting_name(store: str, setting: StoreSetting) -> str:
+    return f"{store}_{setting.name}".replace("-", "_")
 
 
 def scopes_of(options: argparse.Namespace) -> tuple[str, ...]:
@@ -262,7 +274,7 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         verb.add_argument(
             "--store",
             default=default("STORE", "sqlite"),
-            help="sqlite: in --data-dir; etcd: v3, for several coordinators",
+            help="sqlite: in --data-dir; etcd: v3, for several coordinators; or another that is installed",
         )
         verb.add_argument(
             "--backup-key-file",
@@ -271,20 +283,16 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
             help="a secret of 16 bytes or more that the CA's keys are sealed with in backups. [default: they are left"
             " out]",
         )
-    for verb in (run, restore, users):
-        verb.add_argument(
-            "--etcd-endpoints",
-            default=default("ETCD_ENDPOINTS", ""),
-            metavar="HOST:PORT,..",
-            help="its members, over TLS",
-        )
-        own = "root's certificate" if verb is users else "this coordinator's certificate, of the user of its region"
-        pem = {"ca": "the CA of their certificates", "cert": own, "key": "and its key"}
-        for name, what in pem.items():
-            verb.add_argument(f"--etcd-{name}", default=default(f"ETCD_{name.upper()}", ""), metavar="FILE", help=what)
-        verb.add_argument(
-            "--etcd-prefix", default=default("ETCD_PREFIX", "shoal"), help="before every key, where etcd is shared"
-        )
+    for store, kind in sorted(store_kinds().items()):
+        for setting in kind.SETTINGS:
+            name = _setting_name(store, setting)
+            for verb in (run, restore, users) if store == "etcd" else (run, restore):
+                verb.add_argument(
+                    f"--{name.replace('_', '-')}",
+                    default=default(name.upper(), setting.default),
+                    metavar=setting.metavar or None,
+                    help=setting.help,
+                )
     broker.add_argument("--out", default=default("BROKER_DIR", "./shoal-broker"), help="the folder that is made")
     broker.add_argument("--listen", default=default("MQTT_LISTEN", "127.0.0.1:8883"), help="where the broker listens")
     broker.add_argument("--host", action="append", default=[], help="a name or address that agents dial; repeatable")

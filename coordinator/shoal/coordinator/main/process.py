@@ -142,7 +142,7 @@ async def serve(config: CoordinatorConfig, role: str, serve_store: ServeStore, s
         except ShoalError as error:
             if not process.has_served:
                 raise
-            log.error("does not serve", refusal=str(error))
+            log.error("serving_failed", code=error.code, error=str(error))
             await wait_for_any(stopping.wait(), asyncio.sleep(RETRY_S))
         finally:
             await store.close()
@@ -151,7 +151,7 @@ async def serve(config: CoordinatorConfig, role: str, serve_store: ServeStore, s
                 store = await _open_timed_store(config, process)
                 break
             except ShoalError as error:
-                log.error("store not opened", refusal=str(error))
+                log.error("store_open_failed", code=error.code, error=str(error))
                 await wait_for_any(stopping.wait(), asyncio.sleep(RETRY_S))
         if stopping.is_set():
             return
@@ -169,7 +169,7 @@ async def wait_for_any(*waits: Awaitable[object]) -> None:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             if not task.cancelled() and (error := task.exception()) is not None:
-                log.error("ended by a failure", failure=repr(error))
+                log.error("task_failed", error=repr(error))
     finally:
         for task, each in zip(tasks, waits, strict=True):
             if task is not each:

@@ -64,11 +64,12 @@ from shoal.coordinator.telemetry.traces import CollectorSpanExporter
 from shoal.host.metrics import MetricReadings
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import NODES, Identity, check_name
 from shoal.types.metric import LabelValues
 from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
 from shoal.wire.enrol import Enrolled
-from shoal.wire.identity import NODES, Identity, check_name, identity_of_certificate
+from shoal.wire.identity import identity_of_certificate
 from shoal.wire.limits import MODEL_BYTES
 
 FIRST_ELECTION_S: Final = 0.3
@@ -124,17 +125,17 @@ async def serve_store(
             try:
                 await _follow(config, process, store, election, elected, stopping)
             except ShoalError as error:
-                log.debug("does not follow yet", refusal=str(error))
+                log.debug("follower_start_failed", code=error.code, error=str(error))
                 await wait_for_any(elected, stopping.wait(), asyncio.sleep(FIRST_ELECTION_S))
         if elected.done() and not stopping.is_set():
             elected.result()  # raises the election's failure
             await _lead(config, process, store, election, stopping)
     except StaleRevision:
-        log.warning("another one was elected meanwhile")
+        log.warning("election_lost")
     except ShoalError as error:
         if not election.is_shared:
             raise
-        log.error("could not lead", refusal=str(error))
+        log.error("leadership_failed", code=error.code, error=str(error))
         await asyncio.sleep(FIRST_ELECTION_S)
     finally:
         elected.cancel()
@@ -152,7 +153,7 @@ async def _lead(
     clock, ids, meter = process.clock, process.ids, process.meter
     await check_restore_complete(store)
     if store.recovery is not None:
-        log.critical("store restored from a copy", refusal=str(store.recovery))
+        log.error("restored_store_detected", code=store.recovery.code, error=str(store.recovery))
     known = await store.read(REGION_KEY) is not None
     authority = FileAuthority.open(config.shared_dir / "ca", config.region, wall=clock.wall(), may_create=not known)
     identity = ServerIdentity(authority, config.data_dir / "server", _hosts(config), clock)
@@ -187,7 +188,7 @@ async def _lead(
         exporter=traces,
     )
     await region.start(elected=election.is_shared)
-    log.info("leads", term=region.fence.term)
+    log.info("leadership_acquired", term=region.fence.term)
     for each in links:
         each.bind(region.fleet)
     lifetimes = _lifetimes(config)
@@ -300,7 +301,10 @@ async def _lead(
     await wait_for_any(
         stopping.wait(), region.leadership_loss.wait(), election.wait_lost(), store.stale.wait(), replaced
     )
-    log.info("stopping" if stopping.is_set() else "leads no more")
+    if stopping.is_set():
+        log.info("process_stopping")
+    else:
+        log.info("leadership_lost")
     region.stop()
     # A replaced leader drops everybody at once, because they are expected elsewhere.
     grace_s = STOP_S if stopping.is_set() else None
@@ -366,7 +370,7 @@ async def _follow(
     process.check_serial, process.readings = members.check, dict
     await api.start()
     await enrol_server.start()
-    log.info("follows", leader=following.leader)
+    log.info("follower_started", leader=following.leader)
     process.announce(
         identity, ca_sha256=authority.fingerprint, operator_dir=str((config.data_dir / "operator").resolve())
     )
@@ -392,7 +396,7 @@ def _lifetimes(config: CoordinatorConfig) -> Mapping[Role, Seconds]:
 
 def _identify(authority: FileAuthority, certificate: x509.Certificate) -> Identity:
     """The identity in a certificate of this region. Raises ShoalError(CERT_UNTRUSTED | CERT_NAME_INVALID)."""
-    authority.recognise(certificate)
+    authority.find_issuer(certificate)
     return identity_of_certificate(certificate)
 
 

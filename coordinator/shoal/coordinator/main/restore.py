@@ -54,7 +54,7 @@ class RestoreConfig:
     copy: Path
     # Entry point name of the store to fill: "sqlite" or "etcd".
     store: str
-    # Where the store is, and its credentials.
+    # Where the store is, and its settings.
     store_options: StoreOptions
     # True: replace an existing store or CA. Replaced files stay beside the new ones; replaced etcd records are deleted.
     replace: bool = False

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -14,7 +13,7 @@ import structlog
 from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.api.models import ModelServer
 from shoal.coordinator.api.request_limits import RequestLimitInterceptor
-from shoal.coordinator.main.options import HostPort
+from shoal.coordinator.main.options import HostPort, store_kinds
 from shoal.coordinator.ports import OpenStore, Store, StoreOptions
 from shoal.coordinator.telemetry.metrics import PrometheusMeter
 from shoal.types.codes import Code, ShoalError, refuse
@@ -39,7 +38,7 @@ async def keep_running(run: Callable[[], Awaitable[None]]) -> None:
             await run()
             return
         except Exception:
-            log.exception("a step failed unforeseen; it is tried again")
+            log.exception("task_failed")
             await asyncio.sleep(RETRY_S)
 
 
@@ -52,7 +51,7 @@ async def refresh_certificates(*refreshers: Callable[[], None]) -> None:
             try:
                 each()
             except Exception:
-                log.exception("a certificate was not made anew; it is tried again", again_s=REFRESH_S)
+                log.exception("certificate_renewal_failed", retry_s=REFRESH_S)
 
 
 async def back_up(store: OpenStore, every_s: float) -> None:
@@ -61,9 +60,9 @@ async def back_up(store: OpenStore, every_s: float) -> None:
         try:
             copy = await store.backup()
             if copy is not None:
-                log.debug("store copied", copy=copy.name)
+                log.debug("store_copied", file=copy.name)
         except (ShoalError, OSError) as error:
-            log.error("store not copied", refusal=str(error))
+            log.error("store_copy_failed", error=str(error))
 
 
 def reserve_port(address: HostPort) -> tuple[HostPort, socket.socket | None]:
@@ -155,13 +154,7 @@ async def check_restore_complete(store: Store) -> None:
 
 async def open_store(config: StoreConfig) -> OpenStore:
     """Opens the store that the options name. Raises ShoalError."""
-    found = {entry.name: entry for entry in entry_points(group="shoal.stores")}
-    if config.store not in found:
-        raise refuse(
-            Code.FIELD_INVALID, f"store {config.store!r}", f"one of {', '.join(sorted(found))}", "install its package"
-        )
-    opened: OpenStore = await found[config.store].load().from_options(config.store_options)
-    return opened
+    return await store_kinds()[config.store].from_options(config.store_options)
 
 
 def dialable_hosts(*addresses: HostPort) -> tuple[str, ...]:

@@ -92,5 +92,9 @@ def _end(silent_s: Seconds) -> None:
     faulthandler.dump_traceback_later(LOG_WITHIN_S, exit=True)
     found = f"an event loop that is silent for {silent_s:.1f}s"
     remedy = "whoever started this process starts it again; report this with the stacks that follow in its log"
-    _log.critical("event_loop_stuck", reason=str(Refusal(Code.COORDINATOR_STUCK, found, "one that runs", remedy)))
+    _log.error(
+        "event_loop_stuck",
+        code=Code.COORDINATOR_STUCK,
+        error=str(Refusal(Code.COORDINATOR_STUCK, found, "one that runs", remedy)),
+    )
     signal.raise_signal(END_SIGNAL)

@@ -16,13 +16,13 @@ from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation, roots_of
+from shoal.types.token import JoinToken, parse_join_token
 from shoal.types.units import Seconds
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import nouns, signed_envelope
 from shoal.wire.enrol import open_pinned_channel
 from shoal.wire.identity import dns_of
 from shoal.wire.request_limits import ENVELOPE_CONTENT
-from shoal.wire.token import JoinToken, parse_join_token
 
 FEDERATION: Final = "federation"
 """Name in the federation's certificate, whichever machine it runs on."""
@@ -64,7 +64,7 @@ class GrpcFederation:
                 found.append(verify_answer(each, each.by, solicitation, self._roots_of, self._clock))
             except ShoalError as error:
                 self._meter.count(metrics.ANSWERS_REFUSED, code=error.code)
-                log.warning("an answer is left out", by=each.by[:80], refusal=str(error.refusal))
+                log.warning("peer_answer_dropped", region=each.by[:80], code=error.code, error=str(error))
         return tuple({each.signer: each for each in found}.values())
 
     async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:

@@ -7,8 +7,7 @@ messages that the origin signed.
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
-from shoal.coordinator.controllers.workloads.fetches import Fetches
-from shoal.coordinator.ports import Blobs, Clock, PeerEvents, VerifiedMessage
+from shoal.coordinator.ports import Blobs, Clock, FetchCounter, PeerEvents, VerifiedMessage
 from shoal.types.agreement import Award, Notice, Release, Renewal
 from shoal.types.device import Role
 from shoal.types.offer import Solicitation
@@ -31,7 +30,7 @@ class PeerService(federation_pb2_grpc.PeerServicer):
         signer: Callable[[], signed_envelope.RegionSigner],
         roots_of: signed_envelope.RootsOf,
         clock: Clock,
-        fetches: Fetches,
+        fetches: FetchCounter,
     ) -> None:
         self._region = region
         self._events = events

@@ -29,6 +29,7 @@ from shoal.coordinator.ports import (
     StoreChange,
     StoreOptions,
     StoreRecord,
+    StoreSetting,
     StoreSnapshot,
     Transaction,
 )
@@ -86,6 +87,8 @@ class SqliteStore:
         self._committed = asyncio.Event()
         self._waiting: deque[_Commit] = deque()
         self._closed = False
+
+    SETTINGS: Final[tuple[StoreSetting, ...]] = ()
 
     @classmethod
     async def from_options(cls, options: StoreOptions) -> "SqliteStore":

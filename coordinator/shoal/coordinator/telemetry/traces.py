@@ -27,7 +27,7 @@ class CollectorSpanExporter:
         if not (self.is_enabled and spans):
             return
         root = spans[0]
-        _log.info(f"{root.name} ended", trace_id=root.trace, code=root.code or None, **root.attributes)
+        _log.info("trace_ended", name=root.name, trace_id=root.trace, code=root.code or None, **root.attributes)
         self._exporter.offer(spans)
 
     async def run(self) -> None:

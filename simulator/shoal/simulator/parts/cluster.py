@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from shoal.agent.supervisor import Supervisor, SupervisorSettings
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.controller import GRANTS
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.core.fleet.labels import ENTRY_LABEL, EVERY_TENANT, LabelGrant
 from shoal.coordinator.core.fleet.state import Liveness
@@ -256,7 +256,7 @@ class SimCluster:
             signer=SimReceiptSigner(),
             clock=machine.clock,
             nonce=lambda: rng.hex_token(16),
-            log=_discard_log,
+            log=_DiscardLog(),
         )
         await supervisor.run()
 
@@ -522,5 +522,11 @@ class SimIdSource:
         return self._rng.hex_token(27)  # 20 bytes, base64
 
 
-def _discard_log(event: str, *, error: bool = False, **fields: str | float | None) -> None:
+class _DiscardLog:
     """The simulator checks the supervisor by its effects, so its log is dropped."""
+
+    def info(self, event: str, /, **fields: str | float | None) -> None: ...
+
+    def warning(self, event: str, /, **fields: str | float | None) -> None: ...
+
+    def error(self, event: str, /, **fields: str | float | None) -> None: ...

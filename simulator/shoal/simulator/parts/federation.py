@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, cast
 
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.federation.delegate import DelegateController
 from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger
 from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.federation.service import FederationController
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.region.region import NoMeter

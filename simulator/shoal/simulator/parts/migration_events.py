@@ -3,7 +3,7 @@ themselves."""
 
 from collections.abc import Iterable, Iterator
 
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS, StoredMigration
 from shoal.coordinator.core.migration.budget import MoveHold
 from shoal.coordinator.core.migration.effects import had_outage, has_wrong_answers

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shoal.coordinator.controllers.documents.catalog import DOCUMENTS, DocumentKey, StoredDocument
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.controller import NODES, NodeRecord
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import AUDIT, AuditEntry, digest_of
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS, StoredMigration
 from shoal.coordinator.controllers.workloads.step import DESIRED
+from shoal.coordinator.core.catalog.model import DOCUMENTS, DocumentKey, StoredDocument
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.policies import Workload

@@ -10,18 +10,19 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator.controllers.documents.catalog import Catalog, Guest, ModelRecord
 from shoal.coordinator.controllers.federation.origin import LocalPlacement
 from shoal.coordinator.controllers.workloads.memory import StoredMemory
+from shoal.coordinator.core.catalog.model import Catalog, Guest, ModelRecord
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.negotiation.offer_selection import ObjectiveFigures, own_figures
 from shoal.coordinator.core.placement.model import Inputs, PlacementPlan, RegionFacts, Reservation, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
+from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState
 from shoal.coordinator.core.workloads.decide import decide, inputs_of
 from shoal.coordinator.core.workloads.invariants import Promise
 from shoal.coordinator.core.workloads.model import (
-    CrossRegionState,
+    NO_MIGRATIONS,
     DelegatedWorkload,
     DesiredContent,
     ReconcilerMemory,
@@ -130,7 +131,7 @@ class RegionEngine:
         """One step over everything, as in the real controller; its decisions take effect."""
         before = (self._memory, self._desired)
         self._stepped_at = self.clock.now()
-        decision = decide(self._decision_inputs(), self._stepped_at, self.clock.wall())
+        decision = decide(self._decision_inputs(), NO_MIGRATIONS, self._stepped_at, self.clock.wall())
         self.plan, self._memory, self._desired = decision.plan, decision.memory, decision.desired
         now = self._now_s()
         there = self.assignments()
@@ -203,7 +204,7 @@ class RegionEngine:
     # what `controllers.federation.delegate` needs of `controllers.workloads`
 
     def inputs(self) -> Inputs:
-        return inputs_of(self._decision_inputs(), self.clock.now(), self.clock.wall())
+        return inputs_of(self._decision_inputs(), NO_MIGRATIONS, self.clock.now(), self.clock.wall())
 
     def endpoints(self, key: WorkloadKey) -> int:
         table = self._memory.tables.get(str(key))

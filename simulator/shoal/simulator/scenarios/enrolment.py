@@ -10,12 +10,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from cryptography.x509 import Certificate
-
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.controller import NODES
 from shoal.coordinator.controllers.identity.certificates import IdentityRecord, key_of
 from shoal.coordinator.controllers.identity.enrolment import TOKENS, CreatedToken, Enrolment, Redemption, Token
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.region.region import NoMeter, RegionalCoordinator
 from shoal.coordinator.ports import IssuedCertificate, Transaction
 from shoal.simulator.parts.cluster import SimIdSource
@@ -37,8 +35,8 @@ JOIN_TIMEOUT_S: Final = 90.0
 RETRY_S: Final = 1.0
 
 
-class SimCertificateAuthority:
-    """The region's CA: every certificate has its own serial."""
+class SimCertificateIssuer:
+    """ports.CertificateIssuer. The region's CA: every certificate has its own serial."""
 
     ca_pem = b"simulated"
     fingerprint = "0" * 64
@@ -46,9 +44,6 @@ class SimCertificateAuthority:
 
     def __init__(self, ids: SimIdSource) -> None:
         self._ids = ids
-
-    def recognise(self, certificate: Certificate, *, retired: bool = False) -> str:
-        return self.fingerprint
 
     def check(self, csr_pem: bytes, name: str) -> None:
         return None
@@ -77,7 +72,7 @@ class EnrolmentScenario(SingleFaultScenario):
         assert store is not None
         ids = SimIdSource(self.world, process)
         self._enrolment = Enrolment(
-            region.config.name, store, SimCertificateAuthority(ids), region.events, self.cluster.clock, ids, NoMeter()
+            region.config.name, store, SimCertificateIssuer(ids), region.events, self.cluster.clock, ids, NoMeter()
         )
 
     async def begin(self) -> None:

@@ -14,10 +14,10 @@ from functools import partial
 from itertools import product
 from typing import Final
 
-from shoal.coordinator.controllers.documents.catalog import DOCUMENTS
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.controllers.workloads.step import DESIRED
+from shoal.coordinator.core.catalog.model import DOCUMENTS
 from shoal.coordinator.core.migration.model import MigrationStage
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.ports import Transaction

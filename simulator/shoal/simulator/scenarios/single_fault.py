@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator.controllers.documents.catalog import DocumentKey
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
+from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.migration.model import Migration, MigrationStage
 from shoal.coordinator.ports import Transaction
 from shoal.simulator.parts.machine import SimMachine

@@ -458,6 +458,26 @@ def test_room_in_transit_does_not_depend_on_when_in_a_burst_a_request_comes(in_o
         health = replace(health, outstanding=at_once)
 
 
+def test_a_pause_of_a_machine_takes_no_room_for_what_is_in_transit() -> None:
+    """Sixteen are answered in each RTT; then, for five RTTs, only one: the connection still holds sixteen."""
+    limits = AdmissionLimits(per_replica=8, per_way=512, per_tenant=10_000)
+    rtt_s, health, now = Seconds(0.1), ReplicaHealth(outstanding=24), NOW
+
+    def is_refused() -> bool:
+        load = FrontLoad(23, 0, Bytes(0))
+        return (
+            routing.admit(route(endpoint("a")), {"a": health}, set(), load, Seconds(30), Bytes(1), limits, now)
+            is not None
+        )
+
+    for answers, rounds, refused in ((16, 3, False), (1, 5, False), (1, 10, True)):
+        for _ in range(rounds):
+            now = Elapsed(now + 0.101)
+            for _ in range(answers):
+                health = replace(routing.record_answer(health, Seconds(0.101), 0, now, rtt_s), outstanding=24)
+        assert is_refused() is refused, (answers, rounds)
+
+
 def test_a_burst_over_a_long_road_is_not_taken_for_a_long_queue() -> None:
     alone = routing.record_answer(ReplicaHealth(outstanding=1), Seconds(0.105), 0, NOW, Seconds(0.1))
     crowded = replace(alone, outstanding=40)

@@ -10,8 +10,8 @@ from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.units import Wall
-from shoal.wire.identity import Identity
 
 NOW = Wall(1000.0)
 TOKENS = by_digest(

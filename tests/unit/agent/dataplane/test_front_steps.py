@@ -13,10 +13,10 @@ from shoal.agent.ports import LocalWorker, StatefulReplica
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
-from shoal.wire.identity import Identity
 
 KEY = WorkloadKey("acme", "counting")
 POISON = b"\xff"

@@ -19,13 +19,13 @@ from shoal.agent.ports import LocalWorker, StatefulReplica
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.migration import Giver, Handover
 from shoal.types.route import Endpoint, EndpointKind, EndpointState
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import sessions_pb2
 from shoal.wire import nouns
-from shoal.wire.identity import Identity
 
 WORKLOAD = WorkloadKey("acme", "counting")
 STATE = {"s": "sn"}

@@ -20,12 +20,12 @@ from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.link import SpansAsked
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.trace import Span, SpanKind, TraceParent, parse_traceparent
 from shoal.types.units import Seconds, Wall
 from shoal.types.workload import WorkloadKey
-from shoal.wire.identity import Identity
 
 KEY = WorkloadKey("acme", "reading")
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

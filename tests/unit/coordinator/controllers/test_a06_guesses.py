@@ -10,15 +10,15 @@ from harness.fakes.meter import RecordedMeter
 from harness.fakes.region import CountingIds, SteppedClock
 from harness.report import IN_PROCESS, record
 from shoal.coordinator import metrics
+from shoal.coordinator.codec import load
 from shoal.coordinator.controllers.identity import enrolment as enrolment_module
 from shoal.coordinator.controllers.identity.enrolment import GUESSES, TOKENS, Enrolment, Token
-from shoal.coordinator.controllers.log.codec import load
 from shoal.coordinator.controllers.log.events import AUDIT, EventLog
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, ShoalError
+from shoal.types.token import SECRET_BYTES, JoinToken, parse_join_token
 from shoal.wire.enrol import new_key, request_pem
-from shoal.wire.token import SECRET_BYTES, JoinToken, parse_join_token
 
 SEED = 6
 ADDRESSES = 1000

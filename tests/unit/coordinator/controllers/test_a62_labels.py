@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.fakes.region import FakeAgent, RegionFixture
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.controller import GRANTS, NODES, NodeRecord
 from shoal.coordinator.controllers.identity.enrolment import Enrolment
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.region.region import NoMeter, RegionalCoordinator
 from shoal.coordinator.core.fleet.labels import MAX_LABELS, LabelGrant, check_labels, effective_labels

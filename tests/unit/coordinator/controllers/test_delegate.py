@@ -14,10 +14,10 @@ from harness.builders.negotiation import award, notice, renewal, solicitation
 from harness.fakes.region import DIGEST, DOCUMENTS, FakeAgent, RegionFixture
 from harness.wait import until
 from shoal.coordinator.api.views import workload_views
-from shoal.coordinator.controllers.documents.catalog import DocumentKey
 from shoal.coordinator.controllers.federation.delegate import BIDS, DelegateController
 from shoal.coordinator.controllers.federation.ledger import Ledger
 from shoal.coordinator.controllers.region.region import NoMeter, RegionalCoordinator, RegionConfig
+from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.negotiation.hold import ClosedBid, GrantedBid, HeldBid, StoppingBid
 from shoal.coordinator.core.workloads.invariants import check
 from shoal.coordinator.ports import PeerRegions, Transaction, VerifiedMessage

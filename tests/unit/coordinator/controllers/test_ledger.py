@@ -10,8 +10,8 @@ import pytest
 
 from harness.fakes.clock import ManualClock
 from harness.fakes.region import RegionFixture
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger, LedgerDraft
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.region.doctor import examine
 from shoal.coordinator.ports import StaleRevision, StoreRecord, Transaction
 from shoal.types.chain import LedgerEntry, digest, first_break

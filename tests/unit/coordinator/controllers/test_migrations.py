@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.fakes.region import DIGEST, DOCUMENTS, FakeAgent, RegionFixture
+from shoal.coordinator import codec
 from shoal.coordinator.api.migrations import migration_view, migration_views
 from shoal.coordinator.api.views import workload_views
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.queries.can_move import can_move
 from shoal.coordinator.controllers.workloads.migrations import (
     KEPT,

@@ -20,7 +20,7 @@ from shoal.coordinator.controllers.region.region import NoMeter
 from shoal.coordinator.core.negotiation import hold, trade
 from shoal.coordinator.core.negotiation.model import Active, IdleTrade, Withdrawing
 from shoal.coordinator.core.negotiation.offer_selection import ObjectiveFigures, request_hash
-from shoal.coordinator.core.workloads.model import CrossRegionState
+from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState, DrainingHere, ReturnCooldown
 from shoal.coordinator.ports import VerifiedMessage
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.agreement import (
@@ -285,9 +285,7 @@ async def test_what_was_brought_home_goes_for_no_better_place(tmp_path: Path, as
     origin = await Origin.open(tmp_path, want=want)
     origin.local_region.placed, origin.local_region.own = True, (0.022, 1.0, math.nan)
     asked = request_hash(want) if asked == "the same" else asked
-    origin.local_region.cross_region = CrossRegionState(
-        "a", 0.0, is_wanted_here=True, agreement="g-0", is_cooling_down=True, request_hash=asked
-    )
+    origin.local_region.cross_region = ReturnCooldown("a", "g-0", asked)
     origin.wire.regions["a"].cost = 0.5
     await origin.run(2.0)
     assert (KEY in origin.trades.delegations) == (asked == "something else"), "its documents are others than then"
@@ -330,9 +328,7 @@ async def test_a_region_that_answered_otherwise_is_given_that_model_no_more(tmp_
 async def test_what_an_agreement_did_before_draws_no_other(tmp_path: Path) -> None:
     origin = await Origin.open(tmp_path, want=intent(DelegationMode.WHEN_BETTER))
     origin.local_region.placed, origin.local_region.own = True, (0.022, 1.0, math.nan)
-    origin.local_region.cross_region = CrossRegionState(
-        "b", 1.0, is_wanted_here=False, is_outbound=True, agreement="g-0"
-    )
+    origin.local_region.cross_region = DrainingHere("b", "g-0", is_permanent=False)
     origin.wire.regions["a"].cost = 0.5
     await origin.run(2.0)
     assert origin.trades.delegations[KEY].region == "a", "by its own terms, not because g-0 went to b"

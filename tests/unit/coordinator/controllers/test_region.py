@@ -12,15 +12,14 @@ import pytest
 from harness.fakes.meter import RecordedMeter
 from harness.fakes.region import DIGEST, DOCUMENTS, FakeAgent, RegionFixture
 from harness.wait import until
-from shoal.coordinator import metrics
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.api.views import node_view
-from shoal.coordinator.controllers.documents.catalog import DocumentKey, StoredDocument
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import AUDIT, AuditEntry, EventLog, LogEvent, first_broken_entry
 from shoal.coordinator.controllers.region import doctor
 from shoal.coordinator.controllers.region.doctor import examine
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.controllers.workloads.memory import StoredMemory
+from shoal.coordinator.core.catalog.model import DocumentKey, StoredDocument
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.workloads.model import AssignmentStage, Mark, ReconcilerMemory
 from shoal.coordinator.ports import Transaction

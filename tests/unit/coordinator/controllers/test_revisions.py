@@ -7,8 +7,9 @@ import pytest
 
 from harness.fakes.region import DIGEST, DOCUMENTS, RegionFixture
 from shoal.coordinator.controllers.documents import revisions
-from shoal.coordinator.controllers.documents.catalog import DocumentKey, StoredDocument, differences
 from shoal.coordinator.controllers.documents.revisions import KEPT, Revision
+from shoal.coordinator.core.catalog.differences import differences
+from shoal.coordinator.core.catalog.model import DocumentKey, StoredDocument
 from shoal.policies import canonical_text, load
 from shoal.types.codes import Code, ShoalError
 from shoal.types.units import Wall

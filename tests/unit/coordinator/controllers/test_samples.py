@@ -9,7 +9,7 @@ import pytest
 
 from harness.fakes.region import DIGEST, FakeAgent, RegionFixture
 from shoal.coordinator.api.views import workload_views
-from shoal.coordinator.controllers.documents.catalog import DocumentKey, Provenance
+from shoal.coordinator.core.catalog.model import DocumentKey, Provenance
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.ports import Transaction
 from shoal.types.assignment import Phase

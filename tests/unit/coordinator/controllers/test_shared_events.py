@@ -7,8 +7,9 @@ import pytest
 from harness.fakes.region import SteppedClock
 from shoal.coordinator.api.events import stream_events
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
-from shoal.coordinator.ports import StaleRevision
+from shoal.coordinator.ports import StaleRevision, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import operator_pb2
 
 
@@ -34,6 +35,30 @@ async def test_what_the_caller_expected_is_still_the_callers_to_judge(tmp_path: 
     with pytest.raises(StaleRevision):
         await log.commit({"token": b"used"}, expect={"token": 0}, events=[LogEvent("USED", "token", "")])
     assert [event.code for event in await log.events_after(0, 10)] == ["MADE"]
+    await store.close()
+
+
+async def test_deletes_free_a_full_store_that_takes_no_event_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, clock = await SqliteStore.open(tmp_path, reserve_bytes=0), SteppedClock()
+    log = EventLog(store, clock, kept=100, audit_kept=100, shared=True)
+    await log.start()
+    await log.commit({"old": b"old"})
+    commit = store.commit
+
+    async def refuse_puts(transaction: Transaction) -> int:
+        if transaction.puts:
+            raise refuse(Code.STORE_FULL, "no space", "some")
+        return await commit(transaction)
+
+    monkeypatch.setattr(store, "commit", refuse_puts)
+    with pytest.raises(StaleRevision):
+        await log.commit({}, deletes=("old",), expect={"old": 9}, events=[LogEvent("LEFT", "old", "")])
+    await log.commit({}, deletes=("old",), events=[LogEvent("LEFT", "old", "")])
+    assert await store.read("old") is None
+    with pytest.raises(ShoalError, match=Code.STORE_FULL):
+        await log.commit({"new": b"new"}, deletes=("old",), events=[LogEvent("JOINED", "new", "")])
     await store.close()
 
 

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from harness.crypto.signatures import FILES, Publisher
 from harness.fakes.region import DIGEST, FakeAgent, RegionFixture
 from shoal.coordinator.controllers.documents.models import PushResult
+from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.core.placement.model import WorkloadPlan
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, ShoalError
@@ -271,7 +272,7 @@ async def test_a_model_keeps_one_signature_of_each_key(world: RegionFixture) -> 
     for bundle in (SHOP.sign_digest(OLD), OTHER.sign_digest(OLD), SHOP.sign_digest(OLD, model="ocr", version=1)):
         await push(world, OLD, bundle)
     record = world.region.workloads.catalog.models[OLD]
-    seen = world.region.workloads.catalog.signature_checks("eu", record)
+    seen = world.region.workloads.catalog.signature_checks("eu", record, verify_bundle)
     assert [(each.key, each.statement.version if each.statement else None) for each in seen] == [
         ("other", 0),
         ("shop-release", 1),

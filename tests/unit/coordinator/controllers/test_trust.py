@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.x509 import Certificate, DNSName, IPAddress, SubjectAlternativeName, load_pem_x509_certificate
+from cryptography.x509 import DNSName, IPAddress, SubjectAlternativeName, load_pem_x509_certificate
 
 from harness.fakes.region import FakeAgent, RegionFixture
 from shoal.coordinator.controllers.identity.certificates import GRACE_S, IDENTITIES
@@ -21,10 +21,11 @@ from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.ports import Transaction
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.link import Welcome
 from shoal.types.units import Seconds
 from shoal.wire.enrol import new_key, request_pem
-from shoal.wire.identity import Identity, identity_of_pem
+from shoal.wire.identity import identity_of_pem
 
 DAY = 86400.0
 
@@ -32,7 +33,7 @@ DAY = 86400.0
 class Broker:
     """ports.Broker that shows whatever certificate it was given."""
 
-    def __init__(self, shown: Certificate | None) -> None:
+    def __init__(self, shown: bytes | None) -> None:
         self.shown = shown
         self.expelled: list[str] = []
 
@@ -42,7 +43,7 @@ class Broker:
     async def expel(self, node: str) -> None:
         self.expelled.append(node)
 
-    async def certificate(self) -> Certificate | None:
+    async def certificate(self) -> bytes | None:
         return self.shown
 
 
@@ -413,10 +414,10 @@ async def test_a_broker_is_waited_for_until_it_shows_a_certificate_of_the_ca_tha
     region = await Membership.open(tmp_path, broker=broker)
     try:
 
-        def new_certificate() -> Certificate:
+        def new_certificate() -> bytes:
             wall = region.world.clock.wall()
             made = region.authority.enrol_self(Role.BROKER, "broker", lifetime_s=Seconds(90 * DAY), wall=wall)
-            return load_pem_x509_certificate(made.certificate_pem)
+            return made.certificate_pem
 
         broker.shown = new_certificate()
         await region.members.rotate("", "ann")

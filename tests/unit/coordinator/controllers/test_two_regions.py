@@ -9,10 +9,10 @@ import pytest
 
 from harness.fakes.region import DIGEST, FakeAgent, RegionFixture
 from shoal.coordinator.api import views
-from shoal.coordinator.controllers.documents.catalog import DocumentKey
 from shoal.coordinator.controllers.federation.delegate import DelegateController
 from shoal.coordinator.controllers.queries.delegation import NOT_JOINED, delegation_previews
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
+from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.ports import VerifiedMessage
 from shoal.types.agreement import (
     GUEST_TENANT,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.builders.coordinator_core import DIGEST, SMALL, START, CoreRegion, counts_of, intent, node, profile
 from harness.builders.offers import offer
 from shoal.agent.dataplane.metering import RequestMeter
-from shoal.coordinator.core.migration.advance import advance, trigger_view, with_migrations
+from shoal.coordinator.core.migration.advance import advance, migration_effects, trigger_view
 from shoal.coordinator.core.migration.budget import REGION_MOST, HoldReason
 from shoal.coordinator.core.migration.cross_region import cross_region_states, queue_refusal, region_exclusions
 from shoal.coordinator.core.migration.machine import cancel
@@ -30,7 +30,14 @@ from shoal.coordinator.core.migration.model import (
 )
 from shoal.coordinator.core.migration.outcomes import fetched_bytes
 from shoal.coordinator.core.placement.model import Slot
-from shoal.coordinator.core.workloads.model import CrossRegionState, DelegatedWorkload, ModelFetch
+from shoal.coordinator.core.workloads.cross_region_state import (
+    CrossRegionState,
+    MovedForGood,
+    MoveOutFailed,
+    ReturnCooldown,
+    has_given_up_agreement,
+)
+from shoal.coordinator.core.workloads.model import DelegatedWorkload, ModelFetch
 from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Crossing, Phase, Served
 from shoal.types.codes import Code
@@ -121,9 +128,7 @@ def test_what_answers_otherwise_there_takes_no_request_and_is_given_up(region: C
         region.step()
         assert shares(region, "gw") == (1.0, 0.0)
     assert isinstance(the_one(region).state, RollingBackState)
-    assert cross_region_state(region) == CrossRegionState(
-        "us-east", 0.0, is_wanted_here=True, gives_up_agreement=True, agreement="g-1", has_wrong_answers=True
-    )
+    assert cross_region_state(region) == MoveOutFailed("us-east", "g-1", has_wrong_answers=True, is_over=False)
     region.delegated = {}
     region.run(2)
     state = the_one(region).state
@@ -178,7 +183,7 @@ def test_home_again_by_itself_or_by_notice(region: CoreRegion, wanted: bool) -> 
         region.step()
         if shares(region, "gw") not in seen:
             seen.append(shares(region, "gw"))
-        if (way := cross_region_state(region)) is not None and way.gives_up_agreement:
+        if (way := cross_region_state(region)) is not None and has_given_up_agreement(way):
             break
     assert seen[:2] == [(0.0, 1.0), (0.25, 0.75)]
     assert seen[-1] == (1.0, 0.0)
@@ -331,9 +336,7 @@ def test_what_came_home_rests_there(region: CoreRegion, asked: str) -> None:
     until(region, DrainingState)
     region.delegated = {}
     region.run(1)
-    assert cross_region_state(region) == CrossRegionState(
-        "us-east", 0.0, is_wanted_here=True, agreement="g-1", is_cooling_down=True, request_hash=asked, is_over=True
-    )
+    assert cross_region_state(region) == ReturnCooldown("us-east", "g-1", asked)
     region.run(the_one(region).rule.cooldown_s, tick=10.0)
     assert (cross_region_state(region) is not None) == bool(asked)
 
@@ -522,7 +525,7 @@ def test_a_device_at_home_that_answered_otherwise_may_when_it_is_measured_anew(r
 
     def blocked_nodes() -> list[str]:
         now = Elapsed(region.now)
-        return [trial.node for _, trial in with_migrations(region.world(), region.migrations, now).blocked]
+        return [trial.node for _, trial in migration_effects(region.world(), region.migrations, now).blocked]
 
     assert blocked_nodes() == ["b"]
     state = region.fleet.nodes["b"]
@@ -567,9 +570,7 @@ def test_what_an_operator_moved_stays_there_however_short_its_drain(region: Core
     region.delegated = {KEY: AWAY}
     region.run(25)
     assert the_one(region).stage == "done"
-    way = cross_region_state(region)
-    assert way is not None
-    assert (way.is_permanent, way.agreement, way.is_over) == (True, "g-1", True)
+    assert cross_region_state(region) == MovedForGood("us-east", "g-1")
     assert shares(region, "gw") == (0.0, 1.0)
 
 
@@ -895,7 +896,7 @@ def test_law_whatever_happens_on_the_way_someone_serves_and_it_ends(
         assert len(moves) <= 1
         away = region.delegated.get(KEY)
         way = cross_region_state(region)
-        if away is not None and way is not None and way.gives_up_agreement and away.is_wanted:
+        if away is not None and way is not None and has_given_up_agreement(way) and away.is_wanted:
             region.delegated = {}  # as the trade does, sooner or later
         if "gateway" not in hurt and KEY in region.delegated:
             assert any(each.weight > 0 for each in endpoints(region, "gw"))
@@ -927,7 +928,7 @@ def test_law_whatever_happens_on_the_way_someone_serves_and_it_ends(
         region.step(1.0)
         if all(each.is_over for each in region.migrations.values()):
             break
-        if KEY in region.delegated and (way := cross_region_state(region)) is not None and way.gives_up_agreement:
+        if KEY in region.delegated and (way := cross_region_state(region)) is not None and has_given_up_agreement(way):
             region.delegated = {}
     assert [each.id for each in region.migrations.values() if not each.is_over] == []
     region.run(10, tick=1.0)

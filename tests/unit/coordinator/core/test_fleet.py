@@ -267,6 +267,20 @@ def test_a35_counts_of_latencies_that_cannot_be_are_refused(latencies: tuple[int
     assert set(fleet.nodes["a"].observed) == {"a-1"}
 
 
+@pytest.mark.parametrize("count", [-1, 2**60])
+@pytest.mark.parametrize("field", ["requests", "answered", "retried", "refused", "lost"])
+def test_a35_counts_of_ingress_that_cannot_be_are_refused(field: str, count: int) -> None:
+    """The last valid count of the same workload and origin stays; the other origins are merged."""
+    told, other = Ingress(intent().key, "x", 5, 5, 0, 0, 0), Ingress(intent().key, "y", 7, 7, 0, 0, 0)
+    fleet = with_heartbeat(fleet_of(A), A, 2, 1.0, ingress=(told, other))
+    more = replace(other, requests=9, answered=9)
+    changes: dict[str, Any] = {field: count}
+    lying = status(A, 3, at=2.0, ingress=(replace(told, **changes), more))
+    fleet, refusals = updates.merge_status(fleet, "a", 1, lying, *at(2.0))
+    assert [refusal.code for refusal in refusals] == [Code.TELEMETRY_ABSURD]
+    assert {each.origin: each for each in fleet.nodes["a"].ingress} == {"x": told, "y": more}
+
+
 def test_free_above_total_and_stamps_from_the_future() -> None:
     fleet = fleet_of(A)
     lying = status(A, 2, at=1.0, readings=(reading(A.devices[0], free=64 * GIB),))

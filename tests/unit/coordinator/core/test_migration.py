@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import DIGEST, SMALL, counts_of
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.core.migration.effects import move_of, moves_of
 from shoal.coordinator.core.migration.guard import evaluate_step
 from shoal.coordinator.core.migration.machine import LIMITS, cancel, reserve, start, step

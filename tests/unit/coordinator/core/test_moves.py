@@ -13,6 +13,7 @@ from shoal.coordinator.core.migration.tolerance import default
 from shoal.coordinator.core.placement.model import Slot
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import inputs_of
+from shoal.coordinator.core.workloads.model import NO_MIGRATIONS
 from shoal.types.assignment import Served
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Node
@@ -309,7 +310,9 @@ def test_a_plan_says_with_what_another_model_is_compared() -> None:
     changed = intent(models=(ModelRef("small.onnx", SMALL, ""),))
 
     def comparison_models(wanted: Intent) -> tuple[str, ...]:
-        inputs = inputs_of(replace(region.world(), intents=(wanted,)), Elapsed(region.now), Wall(START + region.now))
+        inputs = inputs_of(
+            replace(region.world(), intents=(wanted,)), NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now)
+        )
         (plan,) = place(inputs).workloads
         return plan.compared_with
 

@@ -48,7 +48,7 @@ from shoal.coordinator.core.placement.model import (
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.placement.rank import pareto
 from shoal.coordinator.core.workloads.decide import decide, inputs_of
-from shoal.coordinator.core.workloads.model import ReconcilerMemory, RegionState
+from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, ReconcilerMemory, RegionState
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code
 from shoal.types.migration import MigrationRule
@@ -427,14 +427,14 @@ def settle_fleet(fleet: Fleet, *intents: Intent, seconds: int = 0) -> tuple[Regi
     )  # fmt: skip
     for step in range(4):
         now, wall = Elapsed(float(step)), Wall(START + step)
-        decision = decide(world, now, wall)
+        decision = decide(world, NO_MIGRATIONS, now, wall)
         fleet = world.fleet
         for name, content in decision.desired.items():
             state = fleet.nodes[name]
             seen = {each.id: observation(each, Phase.READY, measured=warm()) for each in content.assignments}
             fleet = fleet.with_node(replace(state, observed=seen, heard_at=now))
         world = replace(world, fleet=fleet, desired=decision.desired, memory=decision.memory)
-    return world, inputs_of(world, Elapsed(4.0), Wall(START + 4))
+    return world, inputs_of(world, NO_MIGRATIONS, Elapsed(4.0), Wall(START + 4))
 
 
 @pytest.mark.parametrize("unasked", [False, True], ids=["without when", "with when"])
@@ -445,7 +445,7 @@ def test_a_replica_that_stays_although_a_better_place_came_back_says_why(unasked
     assert only(place(before)).changes[0].why == "stays", "nothing is better"
     world = replace(world, fleet=with_node(world.fleet, "fast", cordoned=False))
     now, wall = Elapsed(4.0), Wall(START + 4)
-    (stays,) = only(place(inputs_of(world, now, wall))).changes
+    (stays,) = only(place(inputs_of(world, NO_MIGRATIONS, now, wall))).changes
     held = reasons_to_stay(trigger_view(world, {}, now, wall, asked.key), (), asked.key)
     assert (stays.sign, stays.node) == ("=", "slow")
     if unasked:
@@ -457,8 +457,8 @@ def test_a_replica_that_stays_although_a_better_place_came_back_says_why(unasked
         assert (one.hold, one.why) == (HoldReason.UNASKED, "stays: migration.when is not set")
         assert "in policy kept" in one.remedy
         assert "shoal migrate ocr --to fast/cpu0" in one.remedy
-    silent = place(inputs_of(world, now, wall), explain=False)
-    assert silent.hash == place(inputs_of(world, now, wall)).hash
+    silent = place(inputs_of(world, NO_MIGRATIONS, now, wall), explain=False)
+    assert silent.hash == place(inputs_of(world, NO_MIGRATIONS, now, wall)).hash
 
 
 def test_a_better_place_that_is_emulated_is_named_so() -> None:
@@ -466,7 +466,7 @@ def test_a_better_place_that_is_emulated_is_named_so() -> None:
     fleet = fleet_of(node("fast", chip), node("slow"), flops={"fast": 4e11, "slow": 1e11})
     world, _ = settle_fleet(with_node(fleet, "fast", cordoned=True), intent())
     world = replace(world, fleet=with_node(world.fleet, "fast", cordoned=False))
-    (stays,) = only(place(inputs_of(world, Elapsed(4.0), Wall(START + 4)))).changes
+    (stays,) = only(place(inputs_of(world, NO_MIGRATIONS, Elapsed(4.0), Wall(START + 4)))).changes
     assert (stays.sign, stays.node) == ("=", "slow")
     assert stays.why == f"{STAYS_WITHOUT_TRIGGER}, though fast/npu0 (emulated) is better"
 
@@ -488,12 +488,12 @@ def test_plan_after_apply_is_empty_whatever_was_measured() -> None:
 def test_changed_documents_move_a_replica_only_for_a_gain() -> None:
     fleet = fleet_of(node("a"), node("b"), flops={"a": 1.00e11, "b": 0.95e11})
     world, seen = settle_fleet(fleet, intent(where='node.name == "b"'))
-    wider = inputs_of(replace(world, intents=(intent(revision=2),)), seen.now, seen.wall)
+    wider = inputs_of(replace(world, intents=(intent(revision=2),)), NO_MIGRATIONS, seen.now, seen.wall)
     wider = replace(wider, measured={}, fleet=without_measurements(wider.fleet))
     assert chosen_nodes(only(place(wider))) == ["b"]
     much = fleet_of(node("a"), node("b"), flops={"a": 9e11, "b": 1e11})
     world, seen = settle_fleet(much, intent(where='node.name == "b"'))
-    wider = inputs_of(replace(world, intents=(intent(revision=2),)), seen.now, seen.wall)
+    wider = inputs_of(replace(world, intents=(intent(revision=2),)), NO_MIGRATIONS, seen.now, seen.wall)
     plan = only(place(replace(wider, measured={}, fleet=without_measurements(wider.fleet))))
     assert chosen_nodes(plan) == ["a"]
     assert sorted(change.sign for change in plan.changes) == ["+", "-"]
@@ -658,13 +658,13 @@ def test_law_plan_after_apply_is_empty(region: Inputs) -> None:
         region.quotas,
         region.costs,
     )
-    first = decide(world, region.now, region.wall)
+    first = decide(world, NO_MIGRATIONS, region.now, region.wall)
     assert first.plan.hash == place(region).hash or region.seed
     after = replace(world, desired=first.desired, memory=first.memory)
-    full = place(inputs_of(after, region.now, region.wall))
+    full = place(inputs_of(after, NO_MIGRATIONS, region.now, region.wall))
     assert not full.has_changes
     assert full.hash == first.plan.hash
-    again = decide(after, region.now, region.wall)
+    again = decide(after, NO_MIGRATIONS, region.now, region.wall)
     assert again.desired == first.desired
     assert again.memory == first.memory
 

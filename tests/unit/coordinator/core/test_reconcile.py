@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from harness.builders.coordinator_core import DIGEST, SMALL, CoreRegion, device, intent, node
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.placement.model import Triple
 from shoal.coordinator.core.workloads import failures

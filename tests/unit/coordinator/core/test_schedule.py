@@ -7,7 +7,7 @@ from harness.builders.coordinator_core import START, device, fleet_of, intent, n
 from shoal.coordinator.core.placement.model import RegionFacts, Reservation, Slot, terms_of
 from shoal.coordinator.core.workloads import sleep
 from shoal.coordinator.core.workloads.decide import inputs_of
-from shoal.coordinator.core.workloads.model import DesiredContent, ReconcilerMemory, RegionState
+from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, DesiredContent, ReconcilerMemory, RegionState
 from shoal.coordinator.core.workloads.schedule import LOAD_S, VERIFY_S, demand_of, effective_intent, lead_s
 from shoal.types.assignment import Phase
 from shoal.types.device import PowerState, Rest
@@ -82,7 +82,7 @@ def test_the_lead_is_what_waking_loading_and_taking_over_take() -> None:
 def test_placement_reads_what_holds() -> None:
     fleet = fleet_of(node("b"))
     world = RegionState(REGION, fleet, (scheduled_intent(),), {"x": profile()}, {}, ReconcilerMemory())
-    found = [rates(inputs_of(world, Elapsed(at), Wall(START + at)).intents[0]) for at in (0, 1500)]
+    found = [rates(inputs_of(world, NO_MIGRATIONS, Elapsed(at), Wall(START + at)).intents[0]) for at in (0, 1500)]
     assert found == [[5, 1], [50, 1]]
 
 

@@ -1,1 +1,1 @@
-"""Applied documents, their revisions, pushed models and packs, and publishers' signatures. May import log only."""
+"""Revisions of applied documents, pushed models and packs, and publishers' signatures. May import log only."""

@@ -7,8 +7,12 @@ from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator.controllers.documents.catalog import MODELS, PACKS, Catalog, ModelRecord, PackRecord, Provenance
-from shoal.coordinator.controllers.documents.publishers import (
+from shoal.coordinator import codec
+from shoal.coordinator.controllers.documents.publishers import verify_bundle
+from shoal.coordinator.controllers.log.events import LogEvent
+from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.core.catalog.model import MODELS, PACKS, Catalog, ModelRecord, PackRecord, Provenance
+from shoal.coordinator.core.catalog.publishers import (
     NEWEST,
     NewestVersion,
     check_signature,
@@ -17,18 +21,14 @@ from shoal.coordinator.controllers.documents.publishers import (
     publisher_keys,
     rollback_refusal,
 )
-from shoal.coordinator.controllers.log import codec
-from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.core.workloads.model import Reference
 from shoal.coordinator.ports import Blobs, Clock, Inspector, Store
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.migration import PackRef
+from shoal.types.identity import check_name
+from shoal.types.migration import PACK_BYTES, PackRef
 from shoal.types.profile import ModelProfile
 from shoal.types.signature import VerifiedSignature
 from shoal.types.units import Bytes, show_bytes
-from shoal.wire.identity import check_name
-from shoal.wire.limits import PACK_BYTES
 
 _NOBODY: Final = ""
 
@@ -77,7 +77,7 @@ class ModelsController:
         packs = [codec.load(PackRecord, record.value) for record in await self._store.scan(PACKS)]
         newest = {each.line: each for each in lines}
         known = {each.digest: each for each in packs}
-        self._adopt(replace(self._catalog(), models=models, newest=newest, packs=known))
+        self._adopt(self._catalog().with_changes(models=models, newest=newest, packs=known))
 
     async def push(
         self, name: str, size: Bytes, digest: str, chunks: AsyncIterator[bytes], *, actor: str, signature: bytes = b""
@@ -152,7 +152,7 @@ class ModelsController:
             return True
         await self._check_bytes(pack.digest)
         await self._fence.commit({PACKS + pack.digest: codec.dump(after)}, events=[event])
-        self._adopt(replace(self._catalog(), packs={**self._catalog().packs, pack.digest: after}))
+        self._adopt(self._catalog().with_changes(packs={**self._catalog().packs, pack.digest: after}))
         return False
 
     def _profile(self, model: str) -> ModelProfile:
@@ -258,7 +258,7 @@ class ModelsController:
             event = LogEvent("ROLLBACK_ALLOWED", model, f"version {version}", actor)
             await self._fence.commit({each.store_key: codec.dump(each) for each in changed}, events=[event])
             newest = {**self._catalog().newest, **{each.line: each for each in changed}}
-            self._adopt(replace(self._catalog(), newest=newest))
+            self._adopt(self._catalog().with_changes(newest=newest))
             return tuple(each.line for each in changed)
 
     async def remove(self, name: str, actor: str) -> tuple[str, bool]:
@@ -310,7 +310,7 @@ class ModelsController:
                 LogEvent("MODEL_REMOVED", digest, name, actor),
             ],
         )
-        self._adopt(replace(self._catalog(), models=models, packs=packs))
+        self._adopt(self._catalog().with_changes(models=models, packs=packs))
         for each in (*gone, digest):
             await self._blobs.delete(each)
         return digest, True
@@ -323,7 +323,7 @@ class ModelsController:
             )  # fmt: skip
         await self._fence.commit({}, deletes=(PACKS + digest,), events=[LogEvent("SAMPLES_REMOVED", digest, "", actor)])
         left = {key: other for key, other in self._catalog().packs.items() if key != digest}
-        self._adopt(replace(self._catalog(), packs=left))
+        self._adopt(self._catalog().with_changes(packs=left))
         await self._blobs.delete(digest)
 
     async def _ingest(self, size: Bytes, digest: str, chunks: AsyncIterator[bytes]) -> ModelProfile:
@@ -338,7 +338,7 @@ class ModelsController:
         """The verified statement. Raises ShoalError(SIGNATURE_INVALID | SIGNATURE_EXPIRED | MODEL_ROLLBACK)."""
         catalog = self._catalog()
         keys = publisher_keys(catalog.region(self._region))
-        judged = check_signature(signature, digest, keys)
+        judged = check_signature(signature, digest, keys, verify_bundle)
         if judged.statement is None:
             assert judged.refusal is not None
             raise ShoalError(judged.refusal)
@@ -353,7 +353,11 @@ class ModelsController:
     def _with_signature(self, model: ModelRecord, signature: bytes, signed: VerifiedSignature) -> ModelRecord:
         """The model with this signature. Drops an earlier one by the same key, and those that no longer verify."""
         keys = publisher_keys(self._catalog().region(self._region))
-        others = [check_signature(bundle, model.digest, keys) for bundle in model.signatures if bundle != signature]
+        others = [
+            check_signature(bundle, model.digest, keys, verify_bundle)
+            for bundle in model.signatures
+            if bundle != signature
+        ]
         kept = [
             each.bundle
             for each in others
@@ -366,7 +370,8 @@ class ModelsController:
         catalog = self._catalog()
         found = {each.line: each for each in catalog.newest.values() if each.line.partition("/")[2] == model}
         digest = catalog.digest_of(model)
-        for judged in catalog.signature_checks(self._region, catalog.models[digest]) if digest is not None else ():
+        record = catalog.models[digest] if digest is not None else None
+        for judged in catalog.signature_checks(self._region, record, verify_bundle) if record is not None else ():
             if judged.statement is not None and (newest := catalog.newest.get(judged.statement.lineage)) is not None:
                 found[newest.line] = newest
         return list(found.values())
@@ -387,7 +392,7 @@ class ModelsController:
             newest = {**newest, after.line: after}
         event = LogEvent("MODEL_KEPT", model.digest, ", ".join(model.names), actor)
         await self._fence.commit(puts, events=[event])
-        self._adopt(replace(self._catalog(), models={**models, **changed}, newest=newest))
+        self._adopt(self._catalog().with_changes(models={**models, **changed}, newest=newest))
 
 
 def _pack_for_models(pack: PackRecord, models: Collection[str]) -> PackRecord:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator.controllers.documents.catalog import Catalog, DocumentKey, StoredDocument, differences
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.log.events import StoreWrites
+from shoal.coordinator.core.catalog.differences import differences
+from shoal.coordinator.core.catalog.model import Catalog, DocumentKey, StoredDocument
 from shoal.coordinator.ports import Store
 from shoal.policies import Workload
 from shoal.types.codes import Code, Refusal, ShoalError, refuse

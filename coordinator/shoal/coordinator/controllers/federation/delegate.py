@@ -11,14 +11,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from shoal.coordinator import metrics
-from shoal.coordinator.controllers.documents.catalog import Catalog, Guest
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.documents.models import ModelsController
 from shoal.coordinator.controllers.federation.guest_models import GuestModels
 from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
+from shoal.coordinator.core.catalog.model import Catalog, Guest
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.negotiation import hold, standing
 from shoal.coordinator.core.negotiation.bid import answer_solicitation, guest_intent, origin_rtt_s, residency_refusal
@@ -45,10 +44,10 @@ from shoal.types.agreement import (
 )
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.identity import check_name
 from shoal.types.offer import Answer, Decline, Member, Offer, Solicitation
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
-from shoal.wire.identity import check_name
 
 BIDS: Final = "deals/"
 STANDINGS: Final = "standings"

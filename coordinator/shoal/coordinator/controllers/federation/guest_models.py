@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Final
 
 from shoal.coordinator import metrics
-from shoal.coordinator.controllers.documents.catalog import Catalog
 from shoal.coordinator.controllers.documents.models import ModelsController
+from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.negotiation.hold import GrantedBid
 from shoal.coordinator.ports import Clock, Meter, PeerRegions, StaleRevision
 from shoal.types.codes import Code, ShoalError

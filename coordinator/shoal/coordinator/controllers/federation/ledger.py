@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.ports import Clock, StaleRevision, Store, StoreRecord

@@ -13,7 +13,7 @@ from shoal.coordinator.core.migration.cross_region import region_exclusions
 from shoal.coordinator.core.negotiation.offer_selection import ObjectiveFigures, own_figures
 from shoal.coordinator.core.placement.model import PlacementPlan, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
-from shoal.coordinator.core.workloads.model import CrossRegionState
+from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState
 from shoal.coordinator.core.workloads.routes import gateways
 from shoal.coordinator.core.workloads.service_reports import service_report
 from shoal.coordinator.ports import Clock

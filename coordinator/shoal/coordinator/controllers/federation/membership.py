@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator import metrics
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.ports import (

@@ -8,12 +8,11 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Final, Protocol, TypeVar
 
-from shoal.coordinator import metrics
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.core.negotiation import reputation, trade
 from shoal.coordinator.core.negotiation.model import (
@@ -61,7 +60,18 @@ from shoal.coordinator.core.negotiation.peering import merge_peers
 from shoal.coordinator.core.negotiation.spans import FINAL_EVENTS
 from shoal.coordinator.core.negotiation.trust import matches_any
 from shoal.coordinator.core.placement.model import without_standby
-from shoal.coordinator.core.workloads.model import CrossRegionState, DelegatedWorkload
+from shoal.coordinator.core.workloads.cross_region_state import (
+    CrossRegionState,
+    DrainingHere,
+    DrainingThere,
+    MoveBackFailed,
+    MovedForGood,
+    MoveOutFailed,
+    MovingBack,
+    MovingOut,
+    ReturnCooldown,
+)
+from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.coordinator.core.workloads.schedule import demand_of
 from shoal.coordinator.ports import (
     Clock,
@@ -423,42 +433,50 @@ class OriginController:
                 "",
                 is_served_locally=self._intent(key) is None or self._serves_or_has_no_place(key),
             )
-        standing, course = self._local_region.placement(key), self._local_region.cross_region_state(key)
+        standing, crossing = self._local_region.placement(key), self._local_region.cross_region_state(key)
         better = intent.delegation.mode is DelegationMode.WHEN_BETTER
         asked, live = self._request_hash(intent), self._local_region.moves_live
         fails, unmet = self._is_failing(key), self._failing_agreement(key) if standing.is_placeable else ""
         phase = self.trades.get(key, WorkloadTrade(key)).phase
         # The workload returned here recently: it leaves again only if it must, or if its documents changed since.
-        if course is not None and course.is_cooling_down:
-            better = better and (isinstance(phase, Active) or course.request_hash not in ("", asked))
-            course = None
+        if isinstance(crossing, ReturnCooldown):
+            better = better and (isinstance(phase, Active) or crossing.request_hash not in ("", asked))
         if better and standing.is_placeable and isinstance(phase, IdleTrade):
             better = self._local_region.may_leave(intent)
-        need = (
-            (DelegationNeed.BETTER if better else DelegationNeed.CONTENT)
-            if standing.is_placeable
-            else DelegationNeed.SHORT
+        demand = partial(
+            DelegationDemand,
+            request_hash=asked,
+            is_served_locally=standing.serves,
+            is_failing=fails,
+            failing_agreement=unmet,
         )
-        if course is not None and course.gives_up_agreement and standing.is_placeable:
-            return DelegationDemand(DelegationNeed.HOME, asked, standing.serves, fails, unmet)
-        over = course is not None and course.agreement not in ("", _agreement(phase))
-        if course is not None and course.is_outbound and over:
-            course = None  # its agreement has ended; another agreement belongs to another move
-        if course is not None and not course.gives_up_agreement and course.is_outbound:
-            return DelegationDemand(
-                DelegationNeed.MOVED,
-                asked,
-                standing.serves,
-                fails,
-                unmet,
-                course.region,
-                is_permanent=course.is_permanent,
-            )
-        if course is not None and not course.gives_up_agreement:
-            return DelegationDemand(DelegationNeed.HELD, asked, standing.serves, fails, unmet)
+        match crossing:
+            case MoveOutFailed() | DrainingThere() if standing.is_placeable:
+                return demand(DelegationNeed.HOME)
+            # An outbound migration whose agreement has ended says nothing: another agreement belongs to another one.
+            case MovingOut() if crossing.agreement in ("", _agreement(phase)):
+                return demand(DelegationNeed.MOVED, to=crossing.region)
+            case DrainingHere(is_permanent=permanent) if crossing.agreement == _agreement(phase):
+                return demand(DelegationNeed.MOVED, to=crossing.region, is_permanent=permanent)
+            case MovedForGood() if crossing.agreement == _agreement(phase):
+                return demand(DelegationNeed.MOVED, to=crossing.region, is_permanent=True)
+            case MovingBack() | MoveBackFailed():
+                return demand(DelegationNeed.HELD)
+            case (
+                None
+                | ReturnCooldown()
+                | MoveOutFailed()
+                | DrainingThere()
+                | MovingOut()
+                | DrainingHere()
+                | MovedForGood()
+            ):
+                pass
         if isinstance(phase, Active) and phase.stays:
-            return DelegationDemand(DelegationNeed.MOVED, asked, standing.serves, fails, unmet, phase.deal.region)
-        return DelegationDemand(need, asked, standing.serves, fails, unmet, by_live_move=live)
+            return demand(DelegationNeed.MOVED, to=phase.deal.region)
+        if not standing.is_placeable:
+            return demand(DelegationNeed.SHORT, by_live_move=live)
+        return demand(DelegationNeed.BETTER if better else DelegationNeed.CONTENT, by_live_move=live)
 
     def _is_failing(self, key: WorkloadKey) -> bool:
         """Whether requests failed under the agreement since its delegate last answered, and none succeeded for

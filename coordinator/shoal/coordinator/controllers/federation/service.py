@@ -10,9 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from shoal.coordinator import metrics
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.identity.enrolment import ADMISSIONS
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.core.federation.directory import FederationState, make_directory, merge_deliveries, standing_of
 from shoal.coordinator.core.federation.rules import (

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator import metrics
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.core.fleet.labels import (
@@ -61,7 +60,6 @@ from shoal.types.link import (
 )
 from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.units import Elapsed, Wall, show_seconds
-from shoal.wire import nouns
 
 NODES: Final = "nodes/"
 RECEIPTS: Final = "receipts/"
@@ -126,9 +124,10 @@ class _SuspectedDuplicate:
 
 @dataclass(frozen=True, slots=True)
 class SignedRecord:
-    """A signed receipt as received, so that a reader can verify the signature again."""
+    """A receipt, with what its node signed, so that a reader can verify the signature again."""
 
-    # Base64.
+    receipt: Receipt
+    # The receipt as the node signed it, base64.
     content: str
     # Base64.
     signature: str
@@ -197,8 +196,7 @@ class FleetController:
         receipts: dict[str, dict[str, Receipt]] = {}
         for record in await self._store.scan(RECEIPTS):
             _, name, device = record.key.split("/")
-            content = base64.b64decode(codec.load(SignedRecord, record.value).content)
-            receipts.setdefault(name, {})[device] = nouns.decode(Receipt, content)
+            receipts.setdefault(name, {})[device] = codec.load(SignedRecord, record.value).receipt
         states = []
         for record in await self._store.scan(NODES):
             stored = codec.load(NodeRecord, record.value)
@@ -549,7 +547,11 @@ class FleetController:
         kept = fleet.nodes[node].receipts
         puts = {
             f"{RECEIPTS}{node}/{each.receipt.device}": codec.dump(
-                SignedRecord(base64.b64encode(each.content).decode(), base64.b64encode(each.signature).decode())
+                SignedRecord(
+                    each.receipt,
+                    base64.b64encode(each.content).decode(),
+                    base64.b64encode(each.signature).decode(),
+                )
             )
             for each in signed
             if kept.get(each.receipt.device) == each.receipt and known.receipts.get(each.receipt.device) != each.receipt

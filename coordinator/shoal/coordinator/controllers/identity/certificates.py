@@ -5,8 +5,8 @@ from typing import Final
 
 from shoal.coordinator.ports import IssuedCertificate
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.units import Seconds, Wall
-from shoal.wire.identity import Identity
 
 IDENTITIES: Final = "identities/"
 GRACE_S: Final = Seconds(90 * 86400.0)

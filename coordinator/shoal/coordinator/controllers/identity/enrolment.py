@@ -8,17 +8,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from shoal.coordinator import metrics
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.fleet.controller import GRANTS
 from shoal.coordinator.controllers.identity import certificates
 from shoal.coordinator.controllers.identity.certificates import IdentityRecord, key_of
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.core.fleet.labels import NO_LABEL_GRANT, LabelGrant, check_labels
 from shoal.coordinator.core.rate_limit import RateLimiter
 from shoal.coordinator.ports import (
     BrokerAccess,
-    CertificateAuthority,
+    CertificateIssuer,
     Clock,
     IdSource,
     Meter,
@@ -31,9 +30,9 @@ from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import NODES, check_name, parse_name, uri_of
+from shoal.types.token import JoinToken, parse_join_token, token_sha256
 from shoal.types.units import Seconds, Wall, show_seconds
-from shoal.wire.identity import NODES, check_name, parse_name, uri_of
-from shoal.wire.token import JoinToken, parse_join_token, token_sha256
 
 T = TypeVar("T")
 
@@ -128,7 +127,7 @@ class Enrolment:
         self,
         region: str,
         store: Store,
-        authority: CertificateAuthority,
+        authority: CertificateIssuer,
         events: EventLog,
         clock: Clock,
         ids: IdSource,

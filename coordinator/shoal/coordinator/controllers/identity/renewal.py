@@ -11,22 +11,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from cryptography import x509
-
-from shoal.coordinator import metrics
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.identity import certificates
 from shoal.coordinator.controllers.identity.certificates import GRACE_S, IdentityRecord, key_of
 from shoal.coordinator.controllers.identity.enrolment import LIFETIME_S
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.core.rate_limit import RateLimiter, TokenBucket
-from shoal.coordinator.ports import CertificateAuthority, Clock, IdSource, Meter, StaleRevision, Store
+from shoal.coordinator.ports import (
+    CertificateAuthority,
+    Clock,
+    IdSource,
+    Meter,
+    RecognisedCertificate,
+    StaleRevision,
+    Store,
+)
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.units import Elapsed, Seconds, Wall, show_seconds
-from shoal.wire.enrol import RENEWAL
-from shoal.wire.identity import CERTIFICATE_ERRORS, Identity, identity_of_certificate
-from shoal.wire.signing import verify
 
 NONCE_S: Final = 60.0
 FAILURE_BURST: Final = 20
@@ -117,14 +120,15 @@ class CertificateRenewal:
         self, certificate_pem: bytes, csr_pem: bytes, nonce: str, signature: bytes, peer: str
     ) -> RenewedCertificate:
         self._check_nonce(nonce)
-        certificate, identity, issuer = self._recognise(certificate_pem)
+        known = self._recognise(certificate_pem)
+        identity = known.identity
         try:
-            verify(certificate, signature, self._region, identity.name, RENEWAL, nonce.encode() + csr_pem)
+            self._authority.verify_renewal(certificate_pem, csr_pem, nonce, signature)
         except ShoalError as cause:
             raise _denial("not signed by the key of that certificate", "its holder", "enrol again") from cause
         self._authority.check(csr_pem, identity.name)
         self._spend(identity, nonce)
-        issued = await self._issue(identity, issuer, csr_pem, peer)
+        issued = await self._issue(identity, known.issuer, csr_pem, peer)
         late = identity.not_after < self._clock.wall()
         self._meter.count(metrics.RENEWALS, role=identity.role, late=str(late).lower())
         return RenewedCertificate(identity, issued, self._authority.ca_pem)
@@ -137,14 +141,13 @@ class CertificateRenewal:
         if self._clock.now() * 1000 >= int(said.partition(".")[0]) or nonce in self._used_nonces:
             raise stale
 
-    def _recognise(self, certificate_pem: bytes) -> tuple[x509.Certificate, Identity, str]:
-        """The certificate, its identity and the fingerprint of its CA, if the holder may renew it at all."""
+    def _recognise(self, certificate_pem: bytes) -> RecognisedCertificate:
+        """The certificate's identity and CA, if the holder may renew it at all."""
         try:
-            certificate = x509.load_pem_x509_certificate(certificate_pem)
-            issuer = self._authority.recognise(certificate, retired=True)
-            identity = identity_of_certificate(certificate)
-        except (*CERTIFICATE_ERRORS, ShoalError) as cause:
+            known = self._authority.recognise(certificate_pem, retired=True)
+        except ShoalError as cause:
             raise _denial("not a certificate of this region", "the one that is held", "enrol again") from cause
+        identity = known.identity
         if identity.region != self._region or identity.role not in self._lifetimes:
             raise _denial(f"a certificate of {identity.uri}", "a node's or a person's of this region", "enrol again")
         if (refusal := self._forbids(identity)) is not None:
@@ -156,7 +159,7 @@ class CertificateRenewal:
                 f"at most {show_seconds(GRACE_S)}",
                 "enrol again: shoal token create",
             )
-        return certificate, identity, issuer
+        return known
 
     def _spend(self, identity: Identity, nonce: str) -> None:
         now = self._clock.now()

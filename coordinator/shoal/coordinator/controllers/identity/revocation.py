@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.identity.certificates import (
     GRACE_S,
     IDENTITIES,
@@ -27,13 +28,12 @@ from shoal.coordinator.controllers.identity.enrolment import (
     Admission,
     Token,
 )
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.ports import Clock, StaleRevision, Store, StoreRecord
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import parse_name, uri_of
 from shoal.types.units import Seconds, Wall
-from shoal.wire.identity import parse_name, uri_of
 
 REVOKED: Final = "revoked/"
 ORDERS: Final = "revoking/"

@@ -1,3 +1,1 @@
-"""Events, the audit log, the region record with its fence, and the codec of stored values. The bottom room: it imports
-no other room.
-"""
+"""Events, the audit log and the region record with its fence. The bottom room: it imports no other room."""

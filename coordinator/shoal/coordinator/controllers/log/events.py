@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.ports import Clock, Compacted, StaleRevision, Store, StoreRecord, Transaction
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -166,14 +166,14 @@ class EventLog:
         events: Iterable[LogEvent] = (),
     ) -> int:
         """A transaction with its events. On a full disk a transaction of deletes alone is committed without events,
-        because deleting is the way to free space; not in shared mode.
+        because deleting is the way to free space.
 
         Raises StaleRevision, ShoalError(STORE_FULL | STORE_UNAVAILABLE | NOT_LEADER).
         """
-        if self._shared:
-            return await self._commit_shared(puts, deletes, expect or {}, tuple(events))
-        entries = self.entries(events)
         try:
+            if self._shared:
+                return await self._commit_shared(puts, deletes, expect or {}, tuple(events))
+            entries = self.entries(events)
             return await self._commit(Transaction({**puts, **entries.puts}, (*deletes, *entries.deletes), expect or {}))
         except ShoalError as error:
             if error.code is not Code.STORE_FULL or puts or not deletes:

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator import metrics
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.ports import IdSource, Meter, Store, Transaction
 from shoal.types.assignment import Version

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator.controllers.documents.catalog import Catalog
 from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.queries.delegation import NOT_JOINED, IndicativeBid, indicative_bids
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
+from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveEstimates
 from shoal.coordinator.core.negotiation.trust import delegation_refusal, may_delegate
 from shoal.coordinator.core.placement.model import Aim

@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator import metrics
-from shoal.coordinator.controllers.documents.catalog import Catalog
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.signals.decide import ReportedSignal, current_signal, poll_interval_s, signal_events
 from shoal.coordinator.core.signals.feed import check_value
 from shoal.coordinator.core.signals.model import Signal, SignalName, SignalOverride, SignalReading, SignalRule

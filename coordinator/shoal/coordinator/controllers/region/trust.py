@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.identity.certificates import IDENTITIES, CertificateRecord, IdentityRecord, key_of
 from shoal.coordinator.controllers.identity.enrolment import BEARER, LIFETIME_S, TOKENS, Token
 from shoal.coordinator.controllers.identity.revocation import (
@@ -19,7 +20,6 @@ from shoal.coordinator.controllers.identity.revocation import (
     Revocations,
     RevokedItem,
 )
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
@@ -27,8 +27,8 @@ from shoal.coordinator.ports import BrokerAccess, Clock, RootInfo, RotatingAutho
 from shoal.types.assignment import Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import NODES, Identity, parse_name, uri_of
 from shoal.types.units import Seconds, Wall
-from shoal.wire.identity import NODES, Identity, parse_name, uri_of
 
 SHARED_SERIALS_MOST: Final = 500
 """Revoked gateways sent to other regions at most, because messages to them have a size limit."""
@@ -315,11 +315,12 @@ class TrustController:
         if self._broker is None:
             return []
         shown = await self._broker.certificate()
-        if shown is not None and self._authority.recognise(shown) == self._authority.fingerprint:
+        found = None if shown is None else self._authority.recognise(shown)
+        if found is not None and found.issuer == self._authority.fingerprint:
             return []
         lacks = "a certificate of the CA that issues: shoal-coordinator broker-config again, then reload it"
-        ends = Wall(0.0) if shown is None else Wall(shown.not_valid_after_utc.timestamp())
-        return [Laggard(uri_of(self._region.config.name, Role.BROKER, "broker"), lacks, shown is not None, ends)]
+        ends = Wall(0.0) if found is None else found.identity.not_after
+        return [Laggard(uri_of(self._region.config.name, Role.BROKER, "broker"), lacks, found is not None, ends)]
 
     def _laggard(self, state: NodeState, lacks: str) -> Laggard:
         uri = uri_of(self._region.config.name, state.node.role, state.name)

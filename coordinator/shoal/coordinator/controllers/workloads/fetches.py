@@ -11,7 +11,7 @@ KEPT: Final = 500
 
 
 class Fetches:
-    """The newest fetches, in memory only: fetches before `since` are unknown."""
+    """ports.FetchCounter of the newest fetches, in memory only: fetches before `since` are unknown."""
 
     def __init__(self, clock: Clock) -> None:
         self.since = clock.wall()
@@ -19,7 +19,6 @@ class Fetches:
         self._clock = clock
 
     async def track(self, by: str, model: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Passes the chunks on and counts them. by: a node, or the agreement that a region fetches under."""
         size = 0
         try:
             async for data in chunks:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from shoal.coordinator.controllers.log import codec
+from shoal.coordinator import codec
 from shoal.coordinator.core.migration.effects import had_outage, has_wrong_answers
 from shoal.coordinator.core.migration.model import (
     AbortedState,

@@ -10,31 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
-from shoal.coordinator import metrics
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.documents import revisions
-from shoal.coordinator.controllers.documents.catalog import (
-    DOCUMENTS,
-    Catalog,
-    DocumentChange,
-    DocumentKey,
-    DocumentProposal,
-    Guest,
-    Provenance,
-    StoredDocument,
-    propose,
-    without_document,
-)
+from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.identity.enrolment import CREDENTIALS
-from shoal.coordinator.controllers.log import codec
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.workloads.fetches import Fetches
 from shoal.coordinator.controllers.workloads.memory import StoredMemory
 from shoal.coordinator.controllers.workloads.migrations import MigrationRepository, verdict_digest
+from shoal.coordinator.core.catalog.differences import DocumentChange
+from shoal.coordinator.core.catalog.model import DOCUMENTS, Catalog, DocumentKey, Guest, Provenance, StoredDocument
+from shoal.coordinator.core.catalog.propose import DocumentProposal, propose, without_document
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.fleet.updates import with_timing
-from shoal.coordinator.core.migration.advance import AdvanceResult, advance, trigger_view, with_migrations
+from shoal.coordinator.core.migration.advance import AdvanceResult, advance, migration_effects, trigger_view
 from shoal.coordinator.core.migration.budget import MoveHold, cross_region_hold
 from shoal.coordinator.core.migration.cross_region import cross_region_states
 from shoal.coordinator.core.migration.effects import clearable
@@ -53,6 +44,7 @@ from shoal.coordinator.core.placement.model import (
 )
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
+from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState
 from shoal.coordinator.core.workloads.decide import inputs_of, timing
 from shoal.coordinator.core.workloads.entries import credentials_of
 from shoal.coordinator.core.workloads.failures import (
@@ -64,7 +56,6 @@ from shoal.coordinator.core.workloads.failures import (
 )
 from shoal.coordinator.core.workloads.invariants import Promise, RegionSnapshot
 from shoal.coordinator.core.workloads.model import (
-    CrossRegionState,
     DelegatedWorkload,
     DesiredContent,
     ReconcilerMemory,
@@ -81,10 +72,10 @@ from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import uri_of
 from shoal.types.migration import Recording
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import DelegationMode, Intent, WorkloadKey
-from shoal.wire.identity import uri_of
 
 DESIRED: Final = "desired/"
 MEMORY: Final = "memory"
@@ -227,7 +218,7 @@ class WorkloadsController:
                 raise codec.unreadable(f"{stored.kind} {stored.name}", str(cause)) from cause
             documents[stored.key] = stored
             self._revisions[record.key] = record.revision
-        self.adopt(replace(self.catalog, documents=documents))
+        self.adopt(self.catalog.with_changes(documents=documents))
         for record in await self._store.scan(DESIRED):
             self.desired[record.key.removeprefix(DESIRED)] = codec.load(DesiredSet, record.value)
         self._written_at = dict.fromkeys(self.desired, self._clock.now())
@@ -240,9 +231,10 @@ class WorkloadsController:
 
     def adopt(self, catalog: Catalog) -> None:
         """Takes over documents and models that are already stored. Only `adopt_guests` changes the guests."""
-        self.catalog = replace(catalog, guests=self.catalog.guests)
+        guests = self.catalog.guests
+        self.catalog = catalog if catalog.guests == guests else catalog.with_changes(guests=guests)
         self.intents = self.catalog.intents
-        self.signatures = self.catalog.signatures(self._region)
+        self.signatures = self.catalog.signatures(self._region, verify_bundle)
         self._fleet.fleet = with_timing(self._fleet.fleet, timing(self.intents), self._clock.now())
         self._on_change()
 
@@ -286,7 +278,7 @@ class WorkloadsController:
         self.promises = promises
         self.adopt_delegations(reservations=reservations)
         if guests != self.catalog.guests:
-            self.catalog = replace(self.catalog, guests=guests)
+            self.catalog = self.catalog.with_changes(guests=guests)
             self.adopt(self.catalog)
 
     def endpoints(self, key: WorkloadKey) -> int:
@@ -363,9 +355,11 @@ class WorkloadsController:
         catalog, wall = self.catalog, self._clock.wall()
 
         def propose_all() -> DocumentProposal:
-            found = propose(catalog, texts, digests, region=self._region, actor=actor, wall=wall, back=back)
+            found = propose(
+                catalog, texts, digests, region=self._region, actor=actor, wall=wall, verify=verify_bundle, back=back
+            )
             if not found.problems:
-                _ = found.catalog.intents  # parses every document; the results are cached
+                _ = found.catalog.intents  # resolves what changed; the catalog keeps it
             return found
 
         proposal = await compute(propose_all)
@@ -378,7 +372,8 @@ class WorkloadsController:
 
     def propose(self, texts: Sequence[tuple[str, str]]) -> DocumentProposal:
         """Merges documents into the applied ones; changes nothing."""
-        return propose(self.catalog, texts, {}, region=self._region, actor="", wall=self._clock.wall())
+        wall = self._clock.wall()
+        return propose(self.catalog, texts, {}, region=self._region, actor="", wall=wall, verify=verify_bundle)
 
     async def apply(
         self,
@@ -607,8 +602,9 @@ class WorkloadsController:
         """
         now, known = self._clock.now(), self.migrations.all
         overruled = {each.id: replace(each, cleared=True) for each in clearable(known.values(), key)}
-        world = with_migrations(self._world(catalog or self.catalog), {**known, **overruled}, now)
-        return estimate_move(inputs_of(world, now, self._clock.wall()), key, aim, replica)
+        world = self._world(catalog or self.catalog)
+        effects = migration_effects(world, {**known, **overruled}, now)
+        return estimate_move(inputs_of(world, effects, now, self._clock.wall()), key, aim, replica)
 
     def explain_all(self, catalog: Catalog | None = None) -> PlacementPlan:
         """The plan as placement would compute it now, with every candidate."""
@@ -676,8 +672,8 @@ class WorkloadsController:
         return ApplyResult(planned, (), revision)
 
     def _inputs(self, catalog: Catalog) -> Inputs:
-        now = self._clock.now()
-        return inputs_of(with_migrations(self._world(catalog), self.migrations.all, now), now, self._clock.wall())
+        now, world = self._clock.now(), self._world(catalog)
+        return inputs_of(world, migration_effects(world, self.migrations.all, now), now, self._clock.wall())
 
     async def _attest(self, judged: Sequence[Migration]) -> None:
         """Audits verdicts before anything acts on them: twice after a crash in between, never not at all. Raises
@@ -712,7 +708,7 @@ class WorkloadsController:
             costs=self._costs(signals),
             documents=catalog.refs,
             seed=self._seed,
-            signatures=self.signatures if catalog is self.catalog else catalog.signatures(self._region),
+            signatures=self.signatures if catalog is self.catalog else catalog.signatures(self._region, verify_bundle),
             delegations=self.delegations,
             reserved=self.open_reservations,
             rtt_s=catalog.rtt_s,

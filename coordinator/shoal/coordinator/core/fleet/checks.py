@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shoal.coordinator.core.fleet.state import CLOCK_ALLOWANCE_S
-from shoal.types.assignment import Crossing, Observed, Served, Status
+from shoal.types.assignment import Crossing, Ingress, Observed, Served, Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading
 from shoal.types.latency import BUCKETS, Counts
 from shoal.types.receipt import MAX_SPREAD, Receipt
 from shoal.types.units import Bytes, Wall, show_bytes, show_seconds
+from shoal.types.workload import WorkloadKey
 
 LATEST_TIME = Wall(2.0**33)
 """The year 2242. No clock that was ever set shows more, and none shows less than 1970, which a device without a clock
@@ -71,8 +72,12 @@ class CheckedStatus:
     observed: Mapping[str, Observed]
     # Valid counts of cross-region requests by agreement id.
     crossings: Mapping[str, Crossing]
+    # Valid counts of requests that entered the region at the node.
+    ingress: tuple[Ingress, ...]
     # Ids of assignments whose figures are left out.
     refused_assignments: frozenset[str]
+    # (workload, origin) of the ingress counts that are left out.
+    refused_ingress: frozenset[tuple[WorkloadKey, str]]
     # Why anything was left out or absurd (TELEMETRY_ABSURD); empty: the whole status is valid.
     refusals: tuple[Refusal, ...]
 
@@ -84,7 +89,8 @@ def check_status(status: Status, node: Node) -> CheckedStatus:
     if not is_plausible_time(status.taken_at):
         refusals.append(_absurd("status", "taken_at", status.taken_at, f"0 to {LATEST_TIME:g}"))
     readings, observed, crossings = dict[str, Reading](), dict[str, Observed](), dict[str, Crossing]()
-    refused = set[str]()
+    entered = list[Ingress]()
+    refused, refused_ingress = set[str](), set[tuple[WorkloadKey, str]]()
     for reading in status.readings:
         if (refusal := check_reading(reading, node, status.taken_at)) is None:
             readings[reading.device] = reading
@@ -98,14 +104,19 @@ def check_status(status: Status, node: Node) -> CheckedStatus:
             refusals.append(refusal)
     for ingress in status.ingress:
         counts = (ingress.requests, ingress.answered, ingress.retried, ingress.refused, ingress.lost)
-        if not all(0 <= count <= MOST_COUNT for count in counts):
+        if all(0 <= count <= MOST_COUNT for count in counts):
+            entered.append(ingress)
+        else:
+            refused_ingress.add((ingress.workload, ingress.origin))
             refusals.append(_absurd(f"ingress of {ingress.workload}", "count", max(counts, key=abs), "0 to 2^53"))
     for crossing in status.crossings:
         if (refusal := check_agreement_counts(crossing)) is None:
             crossings[crossing.agreement] = crossing
         else:
             refusals.append(refusal)
-    return CheckedStatus(readings, observed, crossings, frozenset(refused), tuple(refusals))
+    return CheckedStatus(
+        readings, observed, crossings, tuple(entered), frozenset(refused), frozenset(refused_ingress), tuple(refusals)
+    )
 
 
 def check_agreement_counts(crossing: Crossing) -> Refusal | None:

@@ -103,6 +103,8 @@ def merge_status(
     known_observed = {} if status.full else still_there
     # An assignment whose figures were refused keeps its last report: it did not vanish.
     kept = {key: known.observed[key] for key in known.observed if key in checked.refused_assignments}
+    # The same holds for refused ingress counts: the demand did not vanish.
+    kept_ingress = tuple(each for each in known.ingress if (each.workload, each.origin) in checked.refused_ingress)
     answered = {each.device for each in status.readings}  # a device without a reading is lost
     last_good = {device: reading for device, reading in known.readings.items() if device in answered}
     state = replace(
@@ -114,7 +116,7 @@ def merge_status(
         observed={**known_observed, **kept, **checked.observed},
         readings={**last_good, **checked.readings},
         skew_s=_skew(known, status.taken_at, wall),
-        ingress=status.ingress if status.full or status.ingress else known.ingress,
+        ingress=(*checked.ingress, *kept_ingress) if status.full or status.ingress else known.ingress,
         front_ready=status.front_ready,
         has_full_status=known.has_full_status or status.full,
         serial=status.serial or known.serial,

@@ -50,9 +50,11 @@ from shoal.coordinator.core.placement.model import Aim, WorkloadPlan
 from shoal.coordinator.core.workloads.decide import decide, inputs_of
 from shoal.coordinator.core.workloads.failures import broken_assignments
 from shoal.coordinator.core.workloads.model import (
+    NO_MIGRATIONS,
     AssignmentStage,
     Decision,
     DesiredContent,
+    MigrationEffects,
     ReconcilerMemory,
     References,
     RegionEvent,
@@ -93,17 +95,15 @@ class AdvanceResult:
     new_holds: tuple[MoveHold, ...] = ()
 
 
-def with_migrations(world: RegionState, migrations: MigrationsById, now: Elapsed) -> RegionState:
-    """The region's state with what its migrations ask for."""
+def migration_effects(world: RegionState, migrations: MigrationsById, now: Elapsed) -> MigrationEffects:
+    """What the migrations ask of one step of the region."""
     desired = {node: content.assignments for node, content in world.desired.items()}
     every = migrations.values()
-    courses = cross_region.cross_region_states(every, now)
     failed = broken_assignments(world.memory, world.fleet, desired, now)
-    return replace(
-        world,
+    return MigrationEffects(
         moves=moves_of(every),
         blocked=blocked_placements(every, world.intents, world.fleet, desired, failed, now, world.delegations),
-        cross_region_states=courses,
+        cross_region_states=cross_region.cross_region_states(every, now),
         served_agreements=cross_region.served_agreements(every),
     )
 
@@ -116,11 +116,11 @@ def advance(
 
     Pure and level-triggered: called again with its own result and the same fleet, it changes nothing.
     """
-    decision = decide(with_migrations(world, migrations, now), now, wall)
+    decision = decide(world, migration_effects(world, migrations, now), now, wall)
 
     @cache
     def scope() -> Scope:
-        return Scope(inputs_of(world, now, wall))
+        return Scope(inputs_of(world, NO_MIGRATIONS, now, wall))
 
     @cache
     def effective_intents() -> Mapping[WorkloadKey, Intent]:
@@ -199,7 +199,7 @@ def trigger_view(
     world: RegionState, migrations: MigrationsById, now: Elapsed, wall: Wall, only: WorkloadKey | None = None
 ) -> TriggerView:  # fmt: skip
     """The region as triggers see it."""
-    inputs = inputs_of(with_migrations(world, migrations, now), now, wall)
+    inputs = inputs_of(world, migration_effects(world, migrations, now), now, wall)
     return TriggerView(inputs, world.memory.pending, migrations, only)
 
 

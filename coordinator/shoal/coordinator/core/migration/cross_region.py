@@ -37,8 +37,18 @@ from shoal.coordinator.core.migration.model import (
     place_of,
 )
 from shoal.coordinator.core.placement.model import Aim
-from shoal.coordinator.core.workloads.model import (
+from shoal.coordinator.core.workloads.cross_region_state import (
     CrossRegionState,
+    DrainingHere,
+    DrainingThere,
+    MoveBackFailed,
+    MovedForGood,
+    MoveOutFailed,
+    MovingBack,
+    MovingOut,
+    ReturnCooldown,
+)
+from shoal.coordinator.core.workloads.model import (
     Decision,
     DelegatedWorkload,
     DesiredContent,
@@ -60,7 +70,7 @@ INITIAL_STATE = PlannedState(Elapsed(0.0), Elapsed(0.0))
 def cross_region_states(migrations: Iterable[Migration], now: Elapsed) -> Mapping[WorkloadKey, CrossRegionState]:
     """State of each workload that is moving between regions, or was brought back recently."""
     found = {key: _cross_region_state(each, now) for key, each in _newest(migrations).items()}
-    return {key: course for key, course in found.items() if course is not None}
+    return {key: state for key, state in found.items() if state is not None}
 
 
 def served_agreements(migrations: Iterable[Migration]) -> frozenset[str]:
@@ -284,63 +294,50 @@ def _newest(migrations: Iterable[Migration]) -> Mapping[WorkloadKey, Migration]:
 
 
 def _cross_region_state(migration: Migration, now: Elapsed) -> CrossRegionState | None:
-    """Outbound, all requests are local at first; inbound, the other region's."""
-    found = _by_migration_state(migration, now)
-    there = migration.target if migration.leaves_region else migration.source
-    if found is None:
-        return None
-    return replace(found, agreement=there.assignment if there is not None else "", is_over=migration.is_over)
+    return _outbound_state(migration, now) if migration.leaves_region else _inbound_state(migration, now)
 
 
-def _by_migration_state(migration: Migration, now: Elapsed) -> CrossRegionState | None:
-    out = migration.leaves_region
-    region = migration.aim.region if out else migration.source.region
+def _outbound_state(migration: Migration, now: Elapsed) -> CrossRegionState | None:
+    region, by_operator = migration.aim.region, migration.cause is Cause.OPERATOR
+    agreement = migration.target.assignment if migration.target is not None else ""
     match migration.state:
         case PlannedState() | PreparingState():
-            return CrossRegionState(region, 0.0 if out else 1.0, is_wanted_here=True, is_outbound=out)
+            return MovingOut(region, agreement, 0.0)
         case ShiftingState(step=step):
-            share = migration.rule.steps[step]
-            return CrossRegionState(region, share if out else 1.0 - share, is_wanted_here=True, is_outbound=out)
+            return MovingOut(region, agreement, migration.rule.steps[step])
         case DrainingState():
-            if not out:
-                return CrossRegionState(region, 0.0, is_wanted_here=True, gives_up_agreement=True)
-            return CrossRegionState(
-                region, 1.0, is_wanted_here=False, is_outbound=True, is_permanent=migration.cause is Cause.OPERATOR
-            )
+            return DrainingHere(region, agreement, is_permanent=by_operator)
+        case DoneState():
+            return MovedForGood(region, agreement) if by_operator else None
         case RollingBackState(refusal=refusal):
-            given_up = CrossRegionState(
-                region,
-                0.0,
-                is_wanted_here=True,
-                gives_up_agreement=True,
-                has_wrong_answers=refusal.code in WRONG_ANSWER_CODES,
-            )
-            return given_up if out else CrossRegionState(region, 1.0, is_wanted_here=False)
+            return MoveOutFailed(region, agreement, refusal.code in WRONG_ANSWER_CODES, is_over=False)
         case AbortedState(refusal=refusal, at=at):
-            late = not out or now >= at + migration.rule.cooldown_s
-            return (
-                None
-                if late
-                else CrossRegionState(
-                    region,
-                    0.0,
-                    is_wanted_here=True,
-                    gives_up_agreement=True,
-                    has_wrong_answers=refusal.code in WRONG_ANSWER_CODES,
-                )
-            )
-        case DoneState() if out and migration.cause is Cause.OPERATOR:
-            return CrossRegionState(region, 1.0, is_wanted_here=False, is_outbound=True, is_permanent=True)
-        case DoneState(at=at) if not out and migration.cause is not Cause.NOTICE:
+            if now >= at + migration.rule.cooldown_s:
+                return None
+            return MoveOutFailed(region, agreement, refusal.code in WRONG_ANSWER_CODES, is_over=True)
+        case GapState() | ReturningState():
+            return None  # these need a gap, which moves between regions never have
+
+
+def _inbound_state(migration: Migration, now: Elapsed) -> CrossRegionState | None:
+    region, agreement = migration.source.region, migration.source.assignment
+    match migration.state:
+        case PlannedState() | PreparingState():
+            return MovingBack(region, agreement, 1.0)
+        case ShiftingState(step=step):
+            return MovingBack(region, agreement, 1.0 - migration.rule.steps[step])
+        case DrainingState():
+            return DrainingThere(region, agreement)
+        case DoneState(at=at):
             rests = bool(migration.asked) or now < at + migration.rule.cooldown_s
-            return (
-                CrossRegionState(region, 0.0, is_wanted_here=True, is_cooling_down=True, request_hash=migration.asked)
-                if rests
-                else None
-            )
-        # The latter two need a gap, which moves between regions never have.
-        case DoneState() | GapState() | ReturningState():
+            is_noticed = migration.cause is Cause.NOTICE
+            return ReturnCooldown(region, agreement, migration.asked) if rests and not is_noticed else None
+        case RollingBackState():
+            return MoveBackFailed(region, agreement)
+        case AbortedState():
             return None
+        case GapState() | ReturningState():
+            return None  # these need a gap, which moves between regions never have
 
 
 def _blocks_new_move(last: Migration, away: DelegatedWorkload, now: Elapsed) -> bool:

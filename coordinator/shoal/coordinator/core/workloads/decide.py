@@ -7,6 +7,21 @@ from shoal.coordinator.core.fleet.state import Fleet, LivenessTiming
 from shoal.coordinator.core.placement.model import Inputs, PlacementPlan, Trial
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads import sleep
+from shoal.coordinator.core.workloads.cross_region_state import (
+    CrossRegionState,
+    DrainingHere,
+    DrainingThere,
+    MoveBackFailed,
+    MovedForGood,
+    MoveOutFailed,
+    MovingBack,
+    MovingOut,
+    ReturnCooldown,
+    has_wrong_answers,
+    is_over,
+    is_wanted_here,
+    remote_share,
+)
 from shoal.coordinator.core.workloads.entries import EntryPoints
 from shoal.coordinator.core.workloads.failures import (
     broken_assignments,
@@ -17,10 +32,10 @@ from shoal.coordinator.core.workloads.failures import (
     record_unloadable,
 )
 from shoal.coordinator.core.workloads.model import (
-    CrossRegionState,
     Decision,
     DelegatedWorkload,
     DesiredContent,
+    MigrationEffects,
     ReconcilerMemory,
     RegionEvent,
     RegionState,
@@ -44,7 +59,7 @@ from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import Intent, PartitionRule, WorkloadKey
 
 
-def decide(world: RegionState, now: Elapsed, wall: Wall) -> Decision:
+def decide(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall: Wall) -> Decision:
     """One step of the region: failures, placement (`place`), the next changes (`reconcile`), and routes.
 
     Pure. The caller persists `decision.desired` where it differs (new generation) with `decision.memory` and the
@@ -57,25 +72,28 @@ def decide(world: RegionState, now: Elapsed, wall: Wall) -> Decision:
         measured=_remember_warm_ups(world.memory, world.fleet),
         unloadable=record_unloadable(world.memory, world.fleet, desired, world.profiles.keys()),
     )
-    inputs = inputs_of(replace(world, memory=memory), now, wall)
+    inputs = inputs_of(replace(world, memory=memory), migrations, now, wall)
     plan = place(inputs, explain=False)
     settled = _SettledRoutes(memory, Elapsed(now - world.fleet.timing.route_propagation_s))
     elsewhere = frozenset(key for key in inputs.elsewhere if settled.is_away(key))
+    limits = {intent.key: _max_concurrent_moves(migrations, intent) for intent in world.intents}
     outcome = reconcile(
         plan, desired, world.fleet, world.profiles, inputs.broken_assignments, memory, now, wall, elsewhere,
-        MovesUnderWay(world.moves, {intent.key: _max_concurrent_moves(world, intent) for intent in world.intents}),
+        MovesUnderWay(migrations.moves, limits),
     )  # fmt: skip
-    courses = {key: course for key in world.delegations if (course := _cross_region_state(world, key)) is not None}
-    shares, abroad = shares_of(world.moves), {key: each.share for key, each in courses.items()}
+    crossing = {
+        key: state for key in world.delegations if (state := _cross_region_state(world, migrations, key)) is not None
+    }
+    shares, abroad = shares_of(migrations.moves), {key: remote_share(each) for key, each in crossing.items()}
     here = locally_served(world.delegations, outcome.desired, world.fleet, memory.tables, shares)
-    unshown = _unserved_delegations(world)
+    unshown = _unserved_delegations(world, migrations)
     delegated = {
         key: each
         for key, each in world.delegations.items()
         if _is_served_remotely(key, each)
         and _is_routed(
             each,
-            courses.get(key),
+            crossing.get(key),
             is_served_here=key in here,
             is_back=settled.is_back(key),
             has_served=key not in unshown,
@@ -121,10 +139,11 @@ def decide(world: RegionState, now: Elapsed, wall: Wall) -> Decision:
     return Decision(plan, contents, after, waits, events, outcome.replacements)
 
 
-def inputs_of(world: RegionState, now: Elapsed, wall: Wall) -> Inputs:
+def inputs_of(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall: Wall) -> Inputs:
     """Input of placement, for `decide` and for `plan` and `explain` (with `place(inputs)`)."""
     desired = {node: content.assignments for node, content in world.desired.items()}
-    awaited = {key for key in _unserved_delegations(world) if _has_local_route(world.memory.tables.get(str(key)))}
+    unserved = _unserved_delegations(world, migrations)
+    awaited = {key for key in unserved if _has_local_route(world.memory.tables.get(str(key)))}
     return Inputs(
         region=world.region,
         fleet=world.fleet,
@@ -155,11 +174,11 @@ def inputs_of(world: RegionState, now: Elapsed, wall: Wall) -> Inputs:
             if each.is_wanted
             and _is_served_remotely(key, each)
             and key not in awaited
-            and not _is_wanted_here(_cross_region_state(world, key))
+            and not ((state := _cross_region_state(world, migrations, key)) is not None and is_wanted_here(state))
         ),
         reserved=world.reserved,
-        moves=world.moves,
-        blocked=world.blocked,
+        moves=migrations.moves,
+        blocked=migrations.blocked,
     )
 
 
@@ -178,13 +197,13 @@ def _is_served_remotely(key: WorkloadKey, delegated: DelegatedWorkload) -> bool:
     return delegated.is_ready and bool(delegated.gateways) and key.tenant != GUEST_TENANT
 
 
-def _unserved_delegations(world: RegionState) -> frozenset[WorkloadKey]:
+def _unserved_delegations(world: RegionState, migrations: MigrationEffects) -> frozenset[WorkloadKey]:
     """Workloads that another region is to run but has not served yet: a move starts that."""
     sessions = {intent.key for intent in world.intents if intent.session}
     return frozenset(
         key
         for key, each in world.delegations.items()
-        if not (key in sessions or str(key) in world.memory.away or each.agreement in world.served_agreements)
+        if not (key in sessions or str(key) in world.memory.away or each.agreement in migrations.served_agreements)
     )
 
 
@@ -192,33 +211,26 @@ def _has_local_route(table: RouteTable | None) -> bool:
     return table is not None and local_replica_count(table.endpoints) > 0
 
 
-def _max_concurrent_moves(world: RegionState, intent: Intent) -> int:
+def _max_concurrent_moves(migrations: MigrationEffects, intent: Intent) -> int:
     """How many of its replicas may move at once: none while it moves as a whole."""
-    course = world.cross_region_states.get(intent.key)
-    return intent.migration.max_concurrent if course is None or course.is_over else 0
+    state = migrations.cross_region_states.get(intent.key)
+    return intent.migration.max_concurrent if state is None or is_over(state) else 0
 
 
-def _is_wanted_here(course: CrossRegionState | None) -> bool:
-    return course is not None and course.is_wanted_here
-
-
-def _cross_region_state(world: RegionState, key: WorkloadKey) -> CrossRegionState | None:
+def _cross_region_state(world: RegionState, migrations: MigrationEffects, key: WorkloadKey) -> CrossRegionState | None:
     """State of its cross-region migration, if it is about its current agreement. After a breach it only matters if
     the answers there are wrong: otherwise the local region serves with what it has."""
-    course, away = world.cross_region_states.get(key), world.delegations.get(key)
-    if (
-        course is None
-        or away is None
-        or away.region != course.region
-        or (away.is_broken and not course.has_wrong_answers)
-    ):
+    state, away = migrations.cross_region_states.get(key), world.delegations.get(key)
+    if state is None or away is None or away.region != state.region:
         return None
-    return course if course.agreement in ("", away.agreement) else None
+    if away.is_broken and not has_wrong_answers(state):
+        return None
+    return state if state.agreement in ("", away.agreement) else None
 
 
 def _is_routed(
     delegated: DelegatedWorkload,
-    course: CrossRegionState | None,
+    state: CrossRegionState | None,
     *,
     is_served_here: bool,
     is_back: bool,
@@ -227,13 +239,15 @@ def _is_routed(
     """True if the route leads to the other region. is_served_here: a local replica takes requests. is_back: all
     local replicas have been in the routes for a while. has_served: this agreement served before, or needs no
     verification."""
-    if course is not None and course.has_wrong_answers:
-        return False
-    if not is_served_here:
-        return True
-    if course is not None:
-        return not (course.gives_up_agreement and course.share <= 0)
-    return has_served if delegated.is_wanted else not is_back
+    match state:
+        case MoveOutFailed(has_wrong_answers=True):
+            return False
+        case MoveOutFailed() | DrainingThere():
+            return not is_served_here
+        case MovingOut() | DrainingHere() | MovedForGood() | MovingBack() | MoveBackFailed() | ReturnCooldown():
+            return True
+        case None:
+            return not is_served_here or (has_served if delegated.is_wanted else not is_back)
 
 
 class _SettledRoutes:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from shoal.coordinator.core.fleet.state import DEFAULT_PARTITION, Fleet
 from shoal.coordinator.core.placement.model import (
@@ -16,6 +17,7 @@ from shoal.coordinator.core.placement.model import (
     Trial,
     Triple,
 )
+from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState
 from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Assignment, Forwarding, Measured, PeerTrust
 from shoal.types.codes import Code, Refusal
@@ -237,34 +239,6 @@ class DelegatedWorkload:
 
 
 @dataclass(frozen=True, slots=True)
-class CrossRegionState:
-    """State of a workload's cross-region migration, as placement, routes and the trade read it."""
-
-    # The other region: target of an outbound move, source of an inbound one.
-    region: str
-    # Share of the requests that go there, 0 to 1.
-    share: float
-    # Replicas are wanted in the local region.
-    is_wanted_here: bool
-    # It moves to the other region; False: back to the local one.
-    is_outbound: bool = False
-    # The agreement is to be ended.
-    gives_up_agreement: bool = False
-    # Only another move brings it back.
-    is_permanent: bool = False
-    # The only agreement that this state is about; empty until there is one.
-    agreement: str = ""
-    # The other region's answers are wrong: it gets no request, even if the local region has no replica.
-    has_wrong_answers: bool = False
-    # It came back recently and leaves again only if it must.
-    is_cooling_down: bool = False
-    # While cooling down: it does so for as long as its documents have this hash; empty: whatever they say.
-    request_hash: str = ""
-    # The migration is over.
-    is_over: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class DesiredContent:
     """A node's desired set without its version and credentials; only a change of it makes a new generation."""
 
@@ -350,14 +324,6 @@ class RegionState:
     reserved: tuple[Reservation, ...] = ()
     # Other regions' gateways that this region's gateways may meet.
     peers: tuple[PeerTrust, ...] = ()
-    # Moves under way (as in Inputs).
-    moves: tuple[Move, ...] = ()
-    # Places that may not take over a workload's model, and why (as in Inputs).
-    blocked: Mapping[tuple[WorkloadKey, Trial], Refusal] = field(default_factory=dict)
-    # Workloads that move to another region or back.
-    cross_region_states: Mapping[WorkloadKey, CrossRegionState] = field(default_factory=dict)
-    # Agreements under which another region has served: moves ended at them, or came back from them.
-    served_agreements: frozenset[str] = frozenset()
     # Why the last trade of a workload found no region.
     last_refusals: Mapping[WorkloadKey, Refusal] = field(default_factory=dict)
     # Fetches from this coordinator, complete since `fetches_counted_since`.
@@ -366,6 +332,23 @@ class RegionState:
     fetches_counted_since: Wall | None = None
     # Recorded answers, for verification.
     references: References = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationEffects:
+    """What the region's migrations ask of placement and routes in one step."""
+
+    # Moves under way (as in Inputs).
+    moves: tuple[Move, ...]
+    # Places that may not take over a workload's model, and why (as in Inputs).
+    blocked: Mapping[tuple[WorkloadKey, Trial], Refusal]
+    # Workloads that move to another region or back.
+    cross_region_states: Mapping[WorkloadKey, CrossRegionState]
+    # Agreements under which another region has served: moves ended at them, or came back from them.
+    served_agreements: frozenset[str]
+
+
+NO_MIGRATIONS: Final = MigrationEffects((), {}, {}, frozenset())
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import grpc.aio
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from shoal.coordinator.ports import StoreOptions
+from shoal.coordinator.store.etcd.options import EtcdOptions
 from shoal.etcd import etcd_pb2, etcd_pb2_grpc
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
@@ -125,18 +125,9 @@ class EtcdMembers:
         self.stale = asyncio.Event()
 
     @classmethod
-    def from_options(cls, options: StoreOptions) -> "EtcdMembers":
-        """Connects at the first call. Raises ShoalError(FIELD_MISSING | FIELD_INVALID | TLS_REQUIRED)."""
-        if not options.endpoints:
-            raise refuse(Code.FIELD_MISSING, "no --etcd-endpoints", "HOST:PORT,...", "name the members of the cluster")
+    def from_options(cls, options: EtcdOptions) -> "EtcdMembers":
+        """Connects at the first call. Raises ShoalError(FIELD_INVALID)."""
         ca, certificate, key = options.ca, options.certificate, options.key
-        if ca is None or certificate is None or key is None:
-            raise refuse(
-                Code.TLS_REQUIRED,
-                "etcd without certificates",
-                "--etcd-ca, --etcd-cert and --etcd-key",
-                "run etcd with --client-cert-auth, and give this coordinator a certificate of its CA",
-            )
         try:
             return cls(options.endpoints, lambda: Pem(ca.read_bytes(), certificate.read_bytes(), key.read_bytes()))
         except OSError as cause:

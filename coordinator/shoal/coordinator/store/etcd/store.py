@@ -34,6 +34,7 @@ from shoal.coordinator.ports import (
     StoreSnapshot,
     Transaction,
 )
+from shoal.coordinator.store.etcd import options
 from shoal.coordinator.store.etcd.election import EtcdElection
 from shoal.coordinator.store.etcd.members import (
     NEEDS_LEADER,
@@ -96,12 +97,15 @@ class EtcdStore:
     def stale(self) -> asyncio.Event:
         return self.members.stale
 
+    SETTINGS: Final = options.SETTINGS
+
     @classmethod
-    async def from_options(cls, options: StoreOptions) -> "EtcdStore":
+    async def from_options(cls, given: StoreOptions) -> "EtcdStore":
         """Raises ShoalError(FIELD_MISSING | FIELD_INVALID | TLS_REQUIRED | STORE_UNAVAILABLE | STORE_DENIED)."""
-        members = EtcdMembers.from_options(options)
+        found = options.EtcdOptions.parse(given)
+        members = EtcdMembers.from_options(found)
         try:
-            return await cls.open(options.directory, members, f"{options.prefix}/{options.scope}")
+            return await cls.open(given.directory, members, f"{found.prefix}/{given.scope}")
         except BaseException:
             await members.close()
             raise
@@ -242,7 +246,7 @@ class EtcdStore:
             unfinished.write_text(f"{self.members.newest_revision}\n")
             unfinished.rename(self._directory / "newest")
         except OSError as error:
-            log.error("newest revision not noted", directory=str(self._directory), error=str(error))
+            log.error("revision_write_failed", folder=str(self._directory), error=str(error))
 
     async def _newest_revision(self) -> int:
         found = await self.members.range(etcd_pb2.RangeRequest(key=self._data))

@@ -7,14 +7,14 @@ users makes etcd refuse the requests in flight at that moment, which are then se
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import grpc
 import grpc.aio
 
-from shoal.coordinator.ports import StoreOptions
 from shoal.coordinator.store.etcd.members import EtcdMember, EtcdMembers, EtcdResponse, end_of
+from shoal.coordinator.store.etcd.options import EtcdOptions
 from shoal.etcd import etcd_pb2
 from shoal.types.codes import Code, refuse
 from shoal.wire.identity import store_user_of
@@ -40,14 +40,14 @@ def right_of(prefix: str, scope: str) -> Right:
     return Right(key, end_of(key))
 
 
-async def authorise(options: StoreOptions, scopes: Sequence[str]) -> tuple[str, ...]:
+async def authorise(options: EtcdOptions, scopes: Sequence[str]) -> tuple[str, ...]:
     """Sets up users, roles and authentication with root's certificate. Returns the changes in words. Enabling
     authentication is not among them, because etcd does not tell whether it was enabled before.
 
-    options: without a scope. scopes: one for each region and federation, as in StoreOptions. Raises
-    ShoalError(FIELD_MISSING | FIELD_INVALID | TLS_REQUIRED | STORE_UNAVAILABLE | STORE_DENIED).
+    scopes: one for each region and federation, as in StoreOptions. Raises ShoalError(FIELD_INVALID | STORE_UNAVAILABLE
+    | STORE_DENIED).
     """
-    members = EtcdMembers.from_options(replace(options, scope=""))
+    members = EtcdMembers.from_options(options)
     try:
         if members.user != ROOT:  # this client would lock itself out
             raise refuse(

@@ -24,6 +24,7 @@ from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveEstimates,
 from shoal.coordinator.core.migration.tolerance import default
 from shoal.coordinator.core.placement.model import Aim, Slot
 from shoal.coordinator.core.workloads.decide import inputs_of
+from shoal.coordinator.core.workloads.model import NO_MIGRATIONS
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import Against, Metric, MigrationRule, Tolerance
 from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
@@ -41,7 +42,9 @@ def running(asked: Intent, *, to: str, device: str = "", costs: dict[Slot, UsdPe
     region.costs = costs or {}
     region.run(20)
     return estimate_move(
-        inputs_of(region.world(), Elapsed(region.now), Wall(START + region.now)), asked.key, Aim(to, device)
+        inputs_of(region.world(), NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now)),
+        asked.key,
+        Aim(to, device),
     )
 
 
@@ -141,7 +144,7 @@ def test_a_node_that_has_another_replica_is_no_place_for_a_move() -> None:
     assert len(held) == 2
     assert "second" in held
     taken, other = "second", next(name for name in held if name != "second")
-    world, key = inputs_of(region.world(), Elapsed(region.now), Wall(START + region.now)), asked.key
+    world, key = inputs_of(region.world(), NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now)), asked.key
     spare = next(each for each in ("cpu0", "cpu1") if each != region.desired[taken].assignments[0].device)
     found = estimate_move(world, key, Aim(taken, spare), held[other])
     assert found.answer is MoveAnswer.NO

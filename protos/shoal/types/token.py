@@ -12,11 +12,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-
 from shoal.types.codes import Code, refuse
-from shoal.wire.identity import NAME_PATTERN
+from shoal.types.identity import NAME_PATTERN
 
 SECRET_BYTES: Final = 20
 _PREFIX: Final = "shoal-join"
@@ -59,11 +56,6 @@ def parse_join_token(text: str) -> JoinToken:
     if size != SECRET_BYTES:
         raise invalid
     return JoinToken(region, fingerprint, secret)
-
-
-def ca_fingerprint(certificate: x509.Certificate) -> str:
-    """SHA-256 of the certificate (DER), hex: what a join token pins."""
-    return certificate.fingerprint(hashes.SHA256()).hex()
 
 
 def token_sha256(secret: str) -> str:

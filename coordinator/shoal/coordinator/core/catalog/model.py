@@ -1,0 +1,400 @@
+"""Applied documents and pushed models as values, and what placement reads of them.
+
+A document is parsed once: its value, its digest and what it resolves to are kept with it. A catalog is an immutable
+value, so what is kept never outlives the text that it was computed from.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import is_
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Self
+
+from shoal.coordinator.core.catalog.checks import no_reference
+from shoal.coordinator.core.catalog.lazy import lazy_property
+from shoal.coordinator.core.catalog.publishers import (
+    NewestVersion,
+    SignatureCheck,
+    VerifyBundle,
+    check_signature,
+    publisher_keys,
+    signatures,
+)
+from shoal.coordinator.core.placement.model import DocumentRef, RegionFacts, Signatures
+from shoal.coordinator.core.signals.model import Signal, SignalName, SignalRule
+from shoal.coordinator.core.workloads.model import Reference, References
+from shoal.policies import Document, Kind, Policy, Region, Tenant, Workload, quota, read, resolve, trades
+from shoal.policies.check import check_with_policy
+from shoal.policies.kinds import CarbonFeed, PriceFeed
+from shoal.types.migration import PackRef
+from shoal.types.profile import ModelProfile
+from shoal.types.units import Seconds, Wall
+from shoal.types.workload import Intent, ModelRef, Quota, TradeRule, WorkloadKey
+
+DOCUMENTS: Final = "documents/"
+MODELS: Final = "models/"
+PACKS: Final = "packs/"
+
+
+class DocumentKey(NamedTuple):
+    """kind: as in the document (`Workload`). name: `tenant/name` of a workload, else the document's name."""
+
+    kind: str
+    name: str
+
+    @property
+    def store_key(self) -> str:
+        return f"{DOCUMENTS}{self.kind.lower()}/{self.name}"
+
+
+@dataclass(frozen=True)
+class StoredDocument:
+    """An applied document as stored."""
+
+    # Kind of the document, such as `Workload`.
+    kind: str
+    # `tenant/name` of a workload, else the document's name.
+    name: str
+    # Canonical JSON, one line.
+    text: str
+    # Counts the changes of this document, from 1.
+    revision: int
+    # When this revision was applied.
+    applied_at: Wall
+    # URI name of the actor who applied it.
+    applied_by: str
+    # Digest of each model source and of the samples of a workload, as resolved when it was applied.
+    pinned: Mapping[str, str] = field(default_factory=dict)
+    # True if a rollback brought this revision back.
+    back: bool = False
+
+    @lazy_property
+    def key(self) -> DocumentKey:
+        return DocumentKey(self.kind, self.name)
+
+    @lazy_property
+    def value(self) -> Kind:
+        """Raises ShoalError if this version does not accept the text."""
+        return read(json.loads(self.text))
+
+    @property
+    def document(self) -> Document:
+        """The value with its positions, for the checks between documents."""
+        return Document(f"stored {self.kind} {self.name}", self.value, self.text)
+
+    @lazy_property
+    def ref(self) -> DocumentRef:
+        return DocumentRef(self.kind, self.name, self.digest)
+
+    @lazy_property
+    def digest(self) -> str:
+        return hashlib.sha256(f"{self.text}\n{json.dumps(dict(self.pinned), sort_keys=True)}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """One pushed model as stored."""
+
+    # Digest of the file; its key in the blob store.
+    digest: str
+    # Names that it was pushed under. A later push of another model takes over the name.
+    names: tuple[str, ...]
+    # When it was first pushed.
+    pushed_at: Wall
+    # Actor of the first push.
+    pushed_by: str
+    # What inspection found in the model.
+    profile: ModelProfile
+    # Publishers' signature bundles over it, as pushed, one for each key.
+    signatures: tuple[bytes, ...] = ()
+    # The region that lent it for a guest workload; no document of this region may name it. Empty: pushed here.
+    lent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Which replica recorded a reference's answers, and when."""
+
+    # Digest of the model.
+    model: str
+    # Digest of the pack with the inputs; empty: the inputs were generated.
+    samples: str
+    # The workload that the replica serves.
+    workload: WorkloadKey
+    # Id of the replica's assignment.
+    assignment: str
+    # Node that ran it.
+    node: str
+    # Device of the node.
+    device: str
+    # Execution provider of the runtime.
+    provider: str
+    # Version of the runtime; empty where the node is not known.
+    runtime_version: str
+    # Precision that the model ran at.
+    precision: str
+    # When the recording was made.
+    at: Wall
+
+    def __str__(self) -> str:
+        runs = " ".join(filter(None, (self.provider, self.runtime_version, self.precision)))
+        return f"{self.node}/{self.device} ({runs})"
+
+
+@dataclass(frozen=True, slots=True)
+class PackRecord:
+    """One pack of samples, pushed by people or recorded by a replica."""
+
+    # Digest of the pack's file.
+    digest: str
+    # When it was first pushed or recorded.
+    pushed_at: Wall
+    # Actor of the first push.
+    pushed_by: str
+    # What inspection found, by digest of each model that the pack was inspected for.
+    read_for: Mapping[str, PackRef]
+    # For models that this pack is the reference of: which replica recorded the answers.
+    recorded: tuple[Provenance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A workload that this region runs for another region under an agreement."""
+
+    # The origin region.
+    region: str
+    # The workload as placement sees it, under the guest tenant.
+    intent: Intent
+    # RTT between the two regions.
+    rtt_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedWorkload:
+    """A workload under its policy, with the stored values that this was computed from."""
+
+    # The workload's document, its policy's, then its models, samples and warm-up samples; None for what is missing.
+    sources: Sequence[object]
+    # The workload as placement sees it.
+    intent: Intent
+    # True if a check of the workload with its policy finds something.
+    has_problems: bool
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Everything that people applied or pushed to the region, and the guests of other regions."""
+
+    # Applied documents.
+    documents: Mapping[DocumentKey, StoredDocument] = field(default_factory=dict)
+    # By digest.
+    models: Mapping[str, ModelRecord] = field(default_factory=dict)
+    # The newest signed version seen, by line (`NewestVersion.line`).
+    newest: Mapping[str, NewestVersion] = field(default_factory=dict)
+    # Workloads run for other regions; no document describes them.
+    guests: tuple[Guest, ...] = ()
+    # By digest.
+    packs: Mapping[str, PackRecord] = field(default_factory=dict)
+    # What the catalog before this one resolved. It saves work, and changes no result.
+    earlier: Mapping[DocumentKey, ResolvedWorkload] = field(default_factory=dict, compare=False, repr=False)
+
+    def with_changes(self, **changes: Any) -> Self:
+        """The catalog with other values of some fields. Workloads that they do not concern stay resolved."""
+        return replace(self, earlier=vars(self).get("workloads", self.earlier), **changes)
+
+    def digest_of(self, source: str) -> str | None:
+        """The digest of a model pushed here, by digest or name; None if there is none."""
+        if source in self.models and not self.models[source].lent:
+            return source
+        return self._digests_by_name.get(source)
+
+    @lazy_property
+    def _digests_by_name(self) -> Mapping[str, str]:
+        found = dict[str, str]()
+        for digest, model in self.models.items():
+            for name in model.names:
+                found.setdefault(name, digest)
+        return found
+
+    def of_kind(self, kind: type[Kind]) -> Iterator[tuple[StoredDocument, Any]]:
+        """Documents of a kind with their values, in the order of names."""
+        for stored in self._ordered:
+            if isinstance(value := stored.value, kind):
+                yield stored, value
+
+    @lazy_property
+    def _ordered(self) -> tuple[StoredDocument, ...]:
+        return tuple(self.documents[key] for key in sorted(self.documents))
+
+    @lazy_property
+    def policies(self) -> dict[str, Policy]:
+        """By name."""
+        return {policy.metadata.name: policy for _, policy in self.of_kind(Policy)}
+
+    def policy(self, name: str | None) -> Policy | None:
+        stored = self.documents.get(DocumentKey("Policy", name or ""))
+        return stored.value if stored is not None and isinstance(stored.value, Policy) else None
+
+    @lazy_property
+    def intents(self) -> tuple[Intent, ...]:
+        """Own workloads in order of names, then guests. Raises ShoalError(MODEL_UNKNOWN) only if a pinned model is
+        missing, which `remove` prevents.
+        """
+        return (*(each.intent for each in self.workloads.values()), *(guest.intent for guest in self.guests))
+
+    @lazy_property
+    def workloads(self) -> Mapping[DocumentKey, ResolvedWorkload]:
+        """In order of names. A workload is resolved again only if one of its sources is another object than before."""
+        found = dict[DocumentKey, ResolvedWorkload]()
+        for stored, workload in self.of_kind(Workload):
+            sources, before = self._sources(stored, workload), self.earlier.get(stored.key)
+            if before is None or not _is_same(before.sources, sources):
+                before = self._resolve(stored, workload, sources)
+            found[stored.key] = before
+        return found
+
+    def _sources(self, stored: StoredDocument, workload: Workload) -> Sequence[object]:
+        """Everything that `_resolve` reads of the catalog."""
+        found: list[object] = [stored, self.documents.get(DocumentKey("Policy", workload.spec.policy or ""))]
+        for digest in stored.pinned.values():
+            found += (self.models.get(digest), self.packs.get(digest), self._pushed_packs.get(digest))
+        return found
+
+    def _resolve(self, stored: StoredDocument, workload: Workload, sources: Sequence[object]) -> ResolvedWorkload:
+        policy, pack = self.policy(workload.spec.policy), self.pack_of(workload, stored.pinned)
+        digests = self._refs(stored.pinned)
+        intent = resolve(workload, policy, revision=stored.revision, digests=digests, pack=pack)
+        has_problems = no_reference(workload, policy, pack) is not None or (
+            policy is not None and any(True for _ in check_with_policy(workload, policy))
+        )
+        packs = self._warm_packs(workload, stored.pinned)
+        return ResolvedWorkload(sources, replace(intent, back=stored.back, packs=packs), has_problems)
+
+    @property
+    def rtt_s(self) -> Mapping[str, Seconds]:
+        """RTT to the origin region of each guest, by the guest workload's name."""
+        return {guest.intent.key.name: guest.rtt_s for guest in self.guests}
+
+    @lazy_property
+    def quotas(self) -> Mapping[str, Quota]:
+        return {tenant.metadata.name: quota(tenant) for _, tenant in self.of_kind(Tenant)}
+
+    @lazy_property
+    def profiles(self) -> Mapping[str, ModelProfile]:
+        return {digest: model.profile for digest, model in self.models.items()}
+
+    @lazy_property
+    def refs(self) -> tuple[DocumentRef, ...]:
+        return tuple(stored.ref for stored in self._ordered)
+
+    def facts(self, region: str, signals: Mapping[SignalName, Signal] = MappingProxyType({})) -> RegionFacts:
+        document = self.region(region)
+        residency = (document.spec.location.residency or "") if document is not None else ""
+        carbon = signals.get(SignalName.CARBON)
+        sleep = document.spec.sleep if document is not None else None
+        return RegionFacts(
+            region,
+            residency,
+            carbon_g_per_kwh=carbon.value if carbon is not None else math.nan,
+            sleep_after_s=sleep.after if sleep is not None else None,
+        )
+
+    def rules(self, region: str) -> Mapping[SignalName, SignalRule]:
+        """The signal rules of the Region document, for the signals that it names."""
+        document = self.region(region)
+        if document is None:
+            return {}
+        spec = document.spec
+        said = {SignalName.PRICE: spec.price, SignalName.CARBON: spec.carbon}
+        return {name: _rule(value) for name, value in said.items() if value is not None}
+
+    def region(self, name: str) -> Region | None:
+        stored = self.documents.get(DocumentKey("Region", name))
+        return stored.value if stored is not None and isinstance(stored.value, Region) else None
+
+    def trades(self, region: str) -> tuple[TradeRule, ...]:
+        """Regions that this region runs workloads for; empty without a Region document."""
+        document = self.region(region)
+        return trades(document) if document is not None else ()
+
+    def signatures(self, region: str, verify: VerifyBundle) -> Signatures:
+        """The publishers' keys that the region declares, and the valid signatures by digest."""
+        keys = publisher_keys(self.region(region))
+        bundles = {digest: model.signatures for digest, model in self.models.items() if model.signatures}
+        return Signatures(keys, signatures(bundles, keys, self.newest, verify))
+
+    def signature_checks(self, region: str, model: ModelRecord, verify: VerifyBundle) -> tuple[SignatureCheck, ...]:
+        """Each signature of a model, with the reason where it is not valid."""
+        keys = publisher_keys(self.region(region))
+        return tuple(check_signature(bundle, model.digest, keys, verify) for bundle in model.signatures)
+
+    def users_of(self, digest: str) -> tuple[str, ...]:
+        """Names of workloads that are pinned to a model or pack, and of guests that run the model."""
+        own = tuple(stored.name for stored, _ in self.of_kind(Workload) if digest in stored.pinned.values())
+        lodged = tuple(
+            str(guest.intent.key)
+            for guest in self.guests
+            if any(model.digest == digest for model in guest.intent.models)
+        )
+        return (*own, *lodged)
+
+    def pack_of(self, workload: Workload, pinned: Mapping[str, str]) -> PackRef | None:
+        """The samples of a workload; None where it has none."""
+        model = workload.spec.model
+        pack = self.packs.get(pinned.get(model.samples, "")) if model.samples is not None else None
+        return pack.read_for.get(pinned.get(model.source, "")) if pack is not None else None
+
+    def _warm_packs(self, workload: Workload, pinned: Mapping[str, str]) -> Mapping[str, PackRef]:
+        """Warm-up samples by model digest: the workload's own samples, else the newest ones pushed for the model."""
+        own = self.packs.get(pinned.get(workload.spec.model.samples or "", ""))
+        own_packs = own.read_for if own is not None else {}
+        found = {model: own_packs.get(model) or self._pushed_packs.get(model) for model in pinned.values()}
+        return {model: pack for model, pack in found.items() if pack is not None}
+
+    @lazy_property
+    def _pushed_packs(self) -> Mapping[str, PackRef]:
+        """The newest samples that people pushed, by model."""
+        pushed = (each for each in self.packs.values() if not each.recorded)
+        return {
+            model: pack
+            for each in sorted(pushed, key=lambda each: each.pushed_at)
+            for model, pack in each.read_for.items()
+        }
+
+    @lazy_property
+    def references(self) -> References:
+        """Recorded reference answers, by (model digest, samples digest)."""
+        return {
+            (each.model, each.samples): Reference(pack.read_for[each.model], each.assignment)
+            for pack in self.packs.values()
+            for each in pack.recorded
+        }
+
+    def provenance(self, digest: str, model: str) -> Provenance | None:
+        """Who recorded that reference of the model; None where no replica did."""
+        pack = self.packs.get(digest)
+        return next((each for each in pack.recorded if each.model == model), None) if pack is not None else None
+
+    def _refs(self, pinned: Mapping[str, str]) -> dict[str, ModelRef]:
+        return {
+            source: ModelRef(source, digest, self.models[digest].profile.precision)
+            for source, digest in pinned.items()
+            if digest in self.models
+        }
+
+
+def _rule(said: float | PriceFeed | CarbonFeed) -> SignalRule:
+    match said:
+        case PriceFeed():
+            return SignalRule(None, said.source, said.stale_after)
+        case CarbonFeed():
+            return SignalRule(None, said.source, said.stale_after, said.fallback)
+        case constant:
+            return SignalRule(constant)
+
+
+def _is_same(before: Sequence[object], now: Sequence[object]) -> bool:
+    return len(before) == len(now) and all(map(is_, before, now))
