@@ -156,6 +156,7 @@ protos: $(TEST_STAMP) ## regenerate the committed stubs; fails when they differ
 
 docs: $(STAMP) ## regenerate the reference
 	$(BIN)/python -m shoal.policies.reference > docs/reference/policy.md
+	$(BIN)/python docs/reference/metrics.py > docs/reference/metrics.md
 	PYTHONPATH=tests $(BIN)/python -m style.log_events page > docs/reference/log-events.md
 
 dashboards: $(STAMP) ## write Grafana's dashboards from deploy/grafana/dashboards.yml

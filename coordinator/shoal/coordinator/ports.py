@@ -14,6 +14,7 @@ from shoal.types.codes import Refusal
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.link import Hello, Lease, Reported, ToAgent, Welcome
+from shoal.types.metric import CounterMetric
 from shoal.types.migration import PackRef
 from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
 from shoal.types.profile import ModelProfile
@@ -561,7 +562,7 @@ class SpanExporter(Protocol):
 
 
 class Meter(Protocol):
-    """Counters, exported as `shoal_coordinator_<name>_total`."""
+    """Counters of `shoal.coordinator.metrics`. Raises ValueError for labels that a declaration does not allow."""
 
-    def count(self, name: str, **labels: str) -> None: ...
-    def add(self, name: str, amount: float, **labels: str) -> None: ...
+    def count(self, metric: CounterMetric, **labels: str) -> None: ...
+    def add(self, metric: CounterMetric, amount: float, **labels: str) -> None: ...

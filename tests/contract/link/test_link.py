@@ -15,6 +15,7 @@ from harness.cluster.links import CARRIERS, NODE, OTHER, LinkHarness, desired_se
 from harness.wait import until
 from shoal.agent.identity.signer import KeySigner
 from shoal.agent.ports import LinkRefused
+from shoal.coordinator import metrics
 from shoal.types.assignment import DesiredSet
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import EnergySource, PowerState, Role
@@ -180,7 +181,7 @@ async def test_malformed_messages_are_counted_answered_and_end_the_session_when_
         told = await receive(session)
         assert isinstance(told, Refused)
         assert told.refusal.code is Code.MESSAGE_INVALID
-    assert link.meter.refused_count(Code.MESSAGE_INVALID) == 2
+    assert link.meter.with_code(metrics.MESSAGES_REFUSED, Code.MESSAGE_INVALID) == 2
     assert link.events.of(NODE) == []
     await session.send(status(session, 2))
     await until(lambda: link.events.of(NODE), 5.0, "a sound one is heard")

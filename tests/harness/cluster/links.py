@@ -13,6 +13,7 @@ from cryptography import x509
 from harness.crypto.pki import Authority
 from harness.crypto.pki import CertificateFiles as Issued
 from harness.fakes.log import RecordingLog
+from harness.fakes.meter import RecordedMeter
 from harness.fakes.region import KnownModels
 from harness.servers.mosquitto import MosquittoBroker
 from harness.servers.mosquitto import identity as broker_identity
@@ -30,7 +31,7 @@ from shoal.coordinator.link.mqtt import MqttLinks
 from shoal.coordinator.ports import LinkEvents
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import DesiredSet, Status, Version
-from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device, DeviceKind, Node, Reading, Role
 from shoal.types.link import FromAgent, Hello, Lease, Reported, ToAgent, Welcome
 from shoal.types.units import Bytes, Seconds, Watts
@@ -45,23 +46,6 @@ OTHER: Final = "edge-2"
 MODELS: Final = "127.0.0.1:1"
 CLOCK: Final = CoordinatorClock()
 BEAT_S: Final = Seconds(0.3)
-
-
-class RecordedMeter:
-    """ports.Meter that adds up by name and code."""
-
-    def __init__(self) -> None:
-        self.counts: dict[tuple[str, str], int] = {}
-
-    def count(self, name: str, **labels: str) -> None:
-        key = (name, next(iter(labels.values()), ""))
-        self.counts[key] = self.counts.get(key, 0) + 1
-
-    def add(self, name: str, amount: float, **labels: str) -> None:
-        pass
-
-    def refused_count(self, code: Code) -> int:
-        return self.counts.get(("messages_refused", code), 0)
 
 
 @dataclass

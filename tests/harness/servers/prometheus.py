@@ -8,7 +8,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,24 +72,6 @@ def queries() -> list[Query]:
         for panel in board["panels"]
         for target in panel.get("targets", ())
     ]
-
-
-def is_exported(metric: str) -> bool:
-    """Whether a family, or a count, of this name is made somewhere in the sources."""
-    if metric == "up" or "_process_" in metric:
-        return True  # Prometheus's own, and its client's
-    _, kind, name = metric.split("_", 2)
-    stem = name
-    for end in ("_total", "_bucket", "_sum", "_count"):
-        stem = stem.removesuffix(end)
-    names = (f"shoal_{kind}_{stem}", stem, f"shoal_{kind}_{name}", name, name.removeprefix("device_"))
-    return any(f'"{each}"' in _sources() for each in names)
-
-
-@cache
-def _sources() -> str:
-    paths = (path for part in ("agents", "coordinator") for path in (DEPLOY.parent / part).rglob("*.py"))
-    return "".join(path.read_text() for path in paths)
 
 
 class Prometheus:

@@ -14,7 +14,9 @@ from urllib.error import HTTPError
 
 import pytest
 
+from harness.metrics import FRONT, SUPERVISOR, check_page
 from harness.models.synthetic import relu
+from harness.ports import free_ports
 from harness.wait import wait_until
 from shoal.client.contexts import Context
 from shoal.client.region import RegionClient
@@ -156,7 +158,8 @@ def test_a_gateway_runs_is_seen_measured_and_well(town: TownRegion, tmp_path: Pa
     run = ["run", "--state-dir", str(state), "--label", "site=lab", *PORTS]
     wrong = town.agent(*run)
     assert wrong.stderr.endswith(f" ({Code.ROLE_DENIED})\n"), "its certificate is a gateway's"
-    command = [sys.executable, "-m", "shoal.agent.main", *run, "--role", "gateway"]
+    front = f"127.0.0.1:{free_ports(1)[0]}"
+    command = [sys.executable, "-m", "shoal.agent.main", *run, "--role", "gateway", "--front-metrics", front]
     with (state / "log").open("wb") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -171,6 +174,8 @@ def test_a_gateway_runs_is_seen_measured_and_well(town: TownRegion, tmp_path: Pa
 
         operator = Path(town.said["operator_dir"])
         metrics = _scrape(said["metrics"], operator)
+        check_page(metrics, SUPERVISOR)
+        check_page(_scrape(front, operator), FRONT)
         assert "shoal_agent_linked 1.0" in metrics
         assert "shoal_agent_front_ready 1.0" in metrics
         with pytest.raises(OSError):

@@ -23,10 +23,12 @@ from harness.clients.relu_load import KEY, answer_of, send_load, send_request
 from harness.cluster.dataplane_node import FRONT, DataPlaneNode
 from harness.crypto.pki import Authority, CertificateFiles
 from harness.measure.history import CallHistory, HistoryVerdict, check_histories
+from harness.metrics import check_page
 from harness.models.synthetic import relu
 from harness.ports import free_ports
 from harness.report import record
 from harness.wait import until
+from shoal.agent import metrics as agent_metrics
 from shoal.agent.clock import SystemClock
 from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.dataplane.process import FrontProcess
@@ -588,7 +590,11 @@ async def test_what_cannot_wait_is_told_when_to_come_back(
                 await way.infer("relu", (x,), timeout=5)
             assert (full.value.status, full.value.code) in {("UNAVAILABLE", Code.OVERLOADED), (503, Code.OVERLOADED)}
             assert int(full.value.retry_after_ms) > 0
+        with pytest.raises(InferenceError):
+            await client.infer("hunter2", (x,), timeout=5)
         text = await asyncio.to_thread(scrape, metrics_port, operator)
+        check_page(text, agent_metrics.FRONT)
+        assert "hunter2" not in text, "a name that a client chose"
         assert 'shoal_front_refusals_total{code="OVERLOADED"} 2.0' in text
         assert "shoal_front_in_flight 4.0" in text
         os.kill(pid, signal.SIGCONT)

@@ -63,7 +63,7 @@ def at_work(stack: DevStack, prometheus: Prometheus) -> Iterator[None]:
             wait_until(over, MOVED_WITHIN_S, "the move to be over")
         stack.control.break_member("home-2-coordinator", "pause")
         stack.apply(in_regions("later", "home-2"))
-        missing = "shoal_coordinator_bids_missing_total"
+        missing = "shoal_coordinator_bids_missing_total > 0"
         wait_until(lambda: prometheus.query(missing), ANSWERED_WITHIN_S, "an answer that does not come", every_s=0.5)
         stack.control.break_member("home-2-coordinator", "resume")
         yield

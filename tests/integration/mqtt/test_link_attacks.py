@@ -25,6 +25,7 @@ from harness.servers.mosquitto import tls
 from harness.wait import until
 from shoal.agent.link.mqtt import MqttSession
 from shoal.agent.ports import LinkSession
+from shoal.coordinator import metrics
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Role
 from shoal.types.link import NodeEvents, Receipts, Refused
@@ -95,7 +96,11 @@ def state(ends: LinkHarness) -> tuple[object, ...]:
 
 
 async def wait_refused(ends: LinkHarness, codes: tuple[Code, ...], least: int) -> None:
-    await until(lambda: sum(ends.meter.refused_count(code) for code in codes) >= least, 5.0, "everything was refused")
+    await until(
+        lambda: sum(ends.meter.with_code(metrics.MESSAGES_REFUSED, code) for code in codes) >= least,
+        5.0,
+        "everything was refused",
+    )
 
 
 async def full_session(ends: LinkHarness, broker: MqttPeer | None = None) -> LinkSession:

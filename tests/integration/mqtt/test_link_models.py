@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness.builders.agent_values import assignment, verification
-from harness.cluster.links import CLOCK, NODE, OTHER, REGION, RecordedMeter, identity_files
+from harness.cluster.links import CLOCK, NODE, OTHER, REGION, identity_files
 from harness.crypto.pki import Authority
+from harness.fakes.meter import RecordedMeter
 from harness.fakes.region import DIGEST, KnownModels
 from shoal.agent.link.credentials import CredentialFiles
 from shoal.agent.link.https import HttpsModels

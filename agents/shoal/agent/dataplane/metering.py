@@ -1,27 +1,25 @@
 """Counts of the requests that entered the region at this front, by workload and origin, and of their outcomes."""
 
 import bisect
-import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
-
+from shoal.agent import metrics
 from shoal.agent.core.histogram import Histogram
 from shoal.agent.core.routing import AttemptFault, fault_of
+from shoal.agent.metrics import P95_WINDOW
+from shoal.host.metrics import Distribution, MetricReadings
 from shoal.types.assignment import Crossing, Ingress
 from shoal.types.codes import Code, is_lost
+from shoal.types.metric import LabelValues
 from shoal.types.units import Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 _RUN_FAILED: Final = frozenset({Code.INTERNAL, Code.RUNTIME_FAILED})
 """Errors that go back to the caller, because another replica would fail as well, but are not the caller's fault."""
-P95_WINDOW: Final = 256
-"""Newest answered requests of one agreement that its p95 is computed from."""
-_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_BUCKETS: Final = metrics.FRONT_SECONDS.buckets
 
 
 @dataclass(slots=True)
@@ -167,64 +165,38 @@ class RequestMeter:
             for (workload, origin), each in self._counts.items()
         )
 
-    def latencies(self) -> Iterator[tuple[WorkloadKey, list[tuple[str, float]], float]]:
-        """(workload, cumulative buckets in the form of Prometheus, sum of seconds)."""
-        bounds = (*map(str, _BUCKETS), "+Inf")
+    def latencies(self) -> Iterator[tuple[LabelValues, Distribution]]:
+        """The histogram of each workload, by (tenant, workload)."""
         for workload, latency in tuple(self._latencies.items()):
-            counts = map(float, itertools.accumulate(latency.buckets))
-            yield workload, list(zip(bounds, counts, strict=True)), latency.seconds
+            yield (workload.tenant, workload.name), Distribution(tuple(latency.buckets), latency.seconds)
 
     def _count(self, workload: WorkloadKey, origin: str) -> _Count:
         return self._counts.setdefault((workload, origin), _Count())
 
 
-class FrontCollector(Collector):
-    """`shoal_front_*` of one meter, built at each scrape so that serving pays nothing for it."""
+def readings(meter: RequestMeter, in_flight: int, ejected: int) -> MetricReadings:
+    """What the front's page says of one meter; made at each scrape, so that serving pays nothing for it."""
+    ingress = {(each.workload.tenant, each.workload.name, each.origin): each for each in meter.ingress()}
+    crossings = {(each.agreement, each.region): each for each in meter.crossings()}
+    return {
+        metrics.FRONT_REQUESTS: {
+            (*entry, outcome): getattr(each, outcome) for entry, each in ingress.items() for outcome in metrics.ENDED
+        },
+        metrics.FRONT_RETRIED: {entry: each.retried for entry, each in ingress.items()},
+        metrics.FRONT_REFUSALS: {(code,): count for code, count in tuple(meter.codes.items())},
+        metrics.FRONT_SECONDS: dict(meter.latencies()),
+        metrics.FRONT_IN_FLIGHT: {(): in_flight},
+        metrics.FRONT_EJECTED: {(): ejected},
+        metrics.FRONT_CROSSINGS: {
+            (*series, outcome): count for series, each in crossings.items() for outcome, count in _outcomes(each)
+        },
+        metrics.FRONT_CROSSING_P95: {series: each.latency_p95_s for series, each in crossings.items()},
+    }
 
-    def __init__(self, meter: RequestMeter, in_flight: Callable[[], int], ejected: Callable[[], int]) -> None:
-        self._meter = meter
-        self._in_flight = in_flight
-        self._ejected = ejected
 
-    def collect(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily(
-            "shoal_front_requests", "requests that entered here", labels=("tenant", "workload", "origin", "outcome")
-        )
-        for each in self._meter.ingress():
-            key = (each.workload.tenant, each.workload.name, each.origin)
-            for outcome in ("answered", "retried", "refused", "lost"):
-                requests.add_metric((*key, outcome), getattr(each, outcome))
-        yield requests
-        refusals = CounterMetricFamily("shoal_front_refusals", "refusals of any call, by code", labels=("code",))
-        for code, count in tuple(self._meter.codes.items()):
-            refusals.add_metric((code,), count)
-        yield refusals
-        seconds = HistogramMetricFamily(
-            "shoal_front_request_seconds", "from a request's arrival to its answer", labels=("tenant", "workload")
-        )
-        for workload, buckets, total in self._meter.latencies():
-            seconds.add_metric(workload, buckets, total)
-        yield seconds
-        yield from self._crossings()
-        yield GaugeMetricFamily("shoal_front_in_flight", "requests inside the front", value=self._in_flight())
-        yield GaugeMetricFamily("shoal_front_ejected", "replicas that get nothing now", value=self._ejected())
-
-    def _crossings(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily(
-            "shoal_front_crossings",
-            "requests that left for another region or came from it",
-            labels=("agreement", "counterpart", "outcome"),
-        )
-        p95 = GaugeMetricFamily(
-            "shoal_front_crossing_p95_seconds",
-            f"of the newest {P95_WINDOW} answered requests of an agreement",
-            labels=("agreement", "counterpart"),
-        )
-        for each in self._meter.crossings():
-            requests.add_metric((each.agreement, each.region, "all"), each.requests)
-            requests.add_metric((each.agreement, each.region, "error"), each.errors)
-            requests.add_metric((each.agreement, each.region, "refused"), each.refused)
-            requests.add_metric((each.agreement, each.region, "late"), each.late)
-            p95.add_metric((each.agreement, each.region), each.latency_p95_s)
-        yield requests
-        yield p95
+def _outcomes(each: Crossing) -> Iterator[tuple[str, int]]:
+    # Counted, not derived: the event loop goes on counting, and a difference could fall.
+    yield "answered", sum(each.latencies)
+    yield "refused", each.refused
+    yield "late", each.late
+    yield "error", each.errors

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import structlog
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from shoal.agent import metrics
 from shoal.agent.core import routing, sequences
 from shoal.agent.core.backoff import delay
 from shoal.agent.core.routing import AttemptFault
@@ -39,7 +38,9 @@ from shoal.agent.dataplane.forward_auth import ForwardAuth
 from shoal.agent.dataplane.request import MAX_RANK, MAX_TENSORS, fingerprint, invalid
 from shoal.agent.dataplane.transport import CallRefused, InboundCall
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
+from shoal.agent.metrics import SessionEvent
 from shoal.agent.ports import AgentClock, LocalWorker, StatefulReplica
+from shoal.host.metrics import MetricReadings
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import Identity
@@ -133,7 +134,7 @@ class FrontSessions:
         self._uncommitted: Counter[str] = Counter()
         """Sessions that a replica here released, and whose receiver has not confirmed the commit yet, by replica."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.event_counts: Counter[str] = Counter()
+        self.event_counts: Counter[SessionEvent] = Counter()
         """Sessions begun, ended, lost, given to another front, taken from one; steps run, replayed, answered again;
         offers that failed."""
 
@@ -204,6 +205,13 @@ class FrontSessions:
                 self._forget(key)
         return tuple((name, self._count(name)) for name in self._stateful_replicas)
 
+    def readings(self) -> MetricReadings:
+        """What the front's page says of sessions."""
+        return {
+            metrics.FRONT_SESSIONS: {(name,): count for name, count in self.counts()},
+            metrics.FRONT_SESSION_EVENTS: {(event,): count for event, count in tuple(self.event_counts.items())},
+        }
+
     async def step(
         self, key: SequenceKey, step: SessionStep, request: bytes, begin_at: str, until: Elapsed, run: Runner
     ) -> bytes:
@@ -217,7 +225,7 @@ class FrontSessions:
             judged = await self._decide(key, step, until)
             match judged:
                 case sequences.ReplayAnswer(answer):
-                    self.event_counts["answered_again"] += 1
+                    self.event_counts[SessionEvent.ANSWERED_AGAIN] += 1
                     return answer
                 case sequences.Redirect(to):
                     raise _moved_error(to)
@@ -273,9 +281,9 @@ class FrontSessions:
         if name not in self._stateful_replicas or not (now_known is known or overtaken):
             raise ShoalError(sequences.lost_session_refusal("its replica was taken away while it ran"))
         self._check_size(key, ran.snapshot)
-        self.event_counts["run"] += 1
-        self.event_counts["begun"] += ready.state is None
-        self.event_counts["ended"] += step.end
+        self.event_counts[SessionEvent.RUN] += 1
+        self.event_counts[SessionEvent.BEGUN] += ready.state is None
+        self.event_counts[SessionEvent.ENDED] += step.end
         self._put(key, ran)
         self._notify()
         return shown
@@ -289,7 +297,7 @@ class FrontSessions:
             if routing.fault_of(error.code) not in WORKER_FAULTS:
                 raise
             await self._await_worker(name, worker, until, error)  # the same one if it stays: it may only have hung
-        self.event_counts["replayed"] += 1
+        self.event_counts[SessionEvent.REPLAYED] += 1
         _log.info("sequence_step_replayed", assignment=name)
         return await run(name, request)
 
@@ -416,7 +424,7 @@ class FrontSessions:
 
     def _lose(self, key: SequenceKey, why: str) -> None:
         self._forget(key)
-        self.event_counts["lost"] += 1
+        self.event_counts[SessionEvent.LOST] += 1
         _log.warning("sequence_lost", workload=str(key.workload), sequence=key.sequence, reason=why)
 
     def _notify(self) -> None:
@@ -475,19 +483,19 @@ class FrontSessions:
                 if there is None or (there.workload, there.session) != (keeper.workload, keeper.session):
                     return False
                 self._put(key, sequences.with_assignment(entry, to.assignment))
-                self.event_counts["given"] += 1
+                self.event_counts[SessionEvent.GIVEN] += 1
                 return True
             try:
                 idle_s = Seconds(self._clock.now() - entry.used_at)
                 kept = await self._offer(key, sequences.with_handover(entry.snapshot), to, idle_s)
             except ShoalError as error:
-                self.event_counts["not_given"] += 1
+                self.event_counts[SessionEvent.NOT_GIVEN] += 1
                 _log.warning(
                     "sequence_handover_failed", sequence=key.sequence, target=to.node, code=error.code, error=str(error)
                 )
                 return False
             self._put(key, sequences.release(entry, to, self._clock.now()))
-            self.event_counts["given"] += 1
+            self.event_counts[SessionEvent.GIVEN] += 1
             if kept:
                 self._uncommitted[name] += 1
                 self._spawn(self._commit(key, sequences.with_handover(entry.snapshot), to, name))
@@ -605,7 +613,7 @@ class FrontSessions:
             raise ShoalError(after)
         if after is not before:
             self._put(key, after)
-            self.event_counts["taken"] += 1
+            self.event_counts[SessionEvent.TAKEN] += 1
             self._notify()
         return sessions_pb2.SessionCommitted().SerializeToString()
 
@@ -629,25 +637,6 @@ class FrontSessions:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-class SessionCollector(Collector):
-    """`shoal_front_session*`, built at each scrape."""
-
-    def __init__(self, sessions: FrontSessions) -> None:
-        self._sessions = sessions
-
-    def collect(self) -> Iterator[Metric]:
-        held = GaugeMetricFamily("shoal_front_sessions", "sessions whose state is here", labels=("assignment",))
-        for name, count in self._sessions.counts():
-            held.add_metric((name,), count)
-        yield held
-        events = CounterMetricFamily(
-            "shoal_front_session_events", "what became of sessions and their steps", labels=("what",)
-        )
-        for what, count in tuple(self._sessions.event_counts.items()):
-            events.add_metric((what,), count)
-        yield events
 
 
 def digest(request: bytes) -> bytes:

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
-
+from shoal.agent import metrics
 from shoal.agent.dataplane.auth import Caller
 from shoal.agent.frames import Header
 from shoal.agent.ports import AgentClock
 from shoal.host.log_files import escape_line
+from shoal.host.metrics import MetricReadings
 from shoal.host.otlp import Exporter
 from shoal.types.codes import Code
 from shoal.types.device import Role
@@ -210,19 +209,9 @@ def _stages(header: Header) -> Iterator[tuple[str, float]]:
             yield name, ended
 
 
-class TraceCollector(Collector):
-    """`shoal_front_traces` and the fate of their spans, built at each scrape."""
-
-    def __init__(self, tracer: Tracer, exporter: Exporter) -> None:
-        self._tracer = tracer
-        self._exporter = exporter
-
-    def collect(self) -> Iterator[Metric]:
-        traces = CounterMetricFamily("shoal_front_traces", "requests that were to be traced", labels=("outcome",))
-        traces.add_metric(("traced",), self._tracer.traced_count)
-        traces.add_metric(("left_out",), self._tracer.left_out_count)
-        yield traces
-        spans = CounterMetricFamily("shoal_front_spans", "spans for the collector", labels=("outcome",))
-        spans.add_metric(("exported",), self._exporter.exported)
-        spans.add_metric(("dropped",), self._exporter.dropped)
-        yield spans
+def readings(tracer: Tracer, exporter: Exporter) -> MetricReadings:
+    """What the front's page says of traces and their spans."""
+    return {
+        metrics.FRONT_TRACES: {("traced",): tracer.traced_count, ("left_out",): tracer.left_out_count},
+        metrics.FRONT_SPANS: {("exported",): exporter.exported, ("dropped",): exporter.dropped},
+    }

@@ -4,6 +4,7 @@ from typing import Final
 
 import structlog
 
+from shoal.coordinator import metrics
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.ports import Meter
 from shoal.types.codes import ShoalError
@@ -22,7 +23,7 @@ class AuditTrail:
         try:
             await self._events.audit(actor, action, subject, outcome)
         except ShoalError as error:
-            self._meter.count("audit_dropped", code=error.code)
+            self._meter.count(metrics.AUDIT_DROPPED, code=error.code)
             log.error(
                 "audit_entry_dropped", actor=actor, action=action, subject=subject, outcome=outcome, code=error.code
             )

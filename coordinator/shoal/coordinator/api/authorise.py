@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 import structlog
 
+from shoal.coordinator import metrics
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.ports import Clock, Meter, StaleRevision
 from shoal.coordinator.uncancelled import run_to_completion
@@ -199,7 +200,7 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
             ) from cause
 
     async def report_refusal(self, actor: str, method: str, refusal: Refusal) -> None:
-        self._meter.count("calls_refused", method=method.rsplit("/", 1)[-1], code=refusal.code)
+        self._meter.count(metrics.CALLS_REFUSED, method=method.rsplit("/", 1)[-1], code=refusal.code)
         if refusal.code is Code.NOT_LEADER:
             return  # nothing was denied: the caller is redirected to the leader
         now = self._clock.now()

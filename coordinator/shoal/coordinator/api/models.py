@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 from aiohttp import web
 
+from shoal.coordinator import metrics
 from shoal.coordinator.api.artifacts import may_fetch, receive_recording
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.authorise import FETCH, RECORD
@@ -100,7 +101,7 @@ class ModelServer:
         try:
             return await behaviour(request, self._caller(method, request))
         except ShoalError as error:
-            self._meter.count("calls_refused", method=method.rsplit("/", 1)[-1], code=error.code)
+            self._meter.count(metrics.CALLS_REFUSED, method=method.rsplit("/", 1)[-1], code=error.code)
             return web.json_response(asdict(error.refusal), status=http_status(error.code))
 
     def _caller(self, method: str, request: web.Request) -> Identity:

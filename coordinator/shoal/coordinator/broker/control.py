@@ -13,6 +13,7 @@ from typing import Final
 import aiomqtt
 import structlog
 
+from shoal.coordinator import metrics
 from shoal.coordinator.broker import rights
 from shoal.coordinator.broker.rights import Json
 from shoal.coordinator.ports import Clock, IdSource, Meter
@@ -100,7 +101,7 @@ class BrokerControl:
             except Exception:
                 log.exception("broker_reply_invalid", address=self._address)
             self._in_sync = False
-            self._meter.count("broker_lost")
+            self._meter.count(metrics.BROKER_CONNECTIONS_LOST)
             await self._clock.sleep(RETRY_S)
 
     async def _session(self) -> None:

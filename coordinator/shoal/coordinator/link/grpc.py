@@ -13,6 +13,7 @@ from typing import Any, Final
 import structlog
 from cryptography import x509
 
+from shoal.coordinator import metrics
 from shoal.coordinator.link.check import check_hello, check_signatures
 from shoal.coordinator.link.outbox import Outbox
 from shoal.coordinator.link.rate_limiter import SessionRateLimiter
@@ -93,7 +94,7 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
     ) -> Refusal | None:
         answer = await events.on_hello(identity.name, identity.role, hello, peer=peer)
         if isinstance(answer, Refusal):
-            self._meter.count("sessions_refused", code=answer.code)
+            self._meter.count(metrics.SESSIONS_REFUSED, code=answer.code)
             log.warning("session_refused", node=identity.name, code=answer.code, error=str(answer))
             return answer
         # No await between `on_hello` and here: messages to this node reach this session from now on.
@@ -136,7 +137,7 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
                     check_signatures(noun, identity, certificate)
                 except ShoalError as error:
                     invalid += 1
-                    self._meter.count("messages_refused", code=error.code)
+                    self._meter.count(metrics.MESSAGES_REFUSED, code=error.code)
                     outbox.put(Refused(error.refusal, fatal=False))
                     if invalid >= MAX_INVALID:
                         break
@@ -145,7 +146,7 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
                 if answer is not None:
                     outbox.put(answer)
         except ShoalError as error:  # bytes that are no message: gRPC stops reading the stream after them
-            self._meter.count("messages_refused", code=error.code)
+            self._meter.count(metrics.MESSAGES_REFUSED, code=error.code)
             outbox.put(Refused(error.refusal, fatal=False))
         except Exception:
             log.exception("session_failed", node=identity.name, epoch=epoch)

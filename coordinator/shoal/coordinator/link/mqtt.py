@@ -16,6 +16,7 @@ import structlog
 from cryptography import x509
 from google.protobuf.message import Message
 
+from shoal.coordinator import metrics
 from shoal.coordinator.link.check import check_hello, check_signatures
 from shoal.coordinator.link.outbox import Outbox
 from shoal.coordinator.link.rate_limiter import SessionRateLimiter
@@ -324,16 +325,16 @@ class MqttLinks:
         try:
             topic = topics.parse(message.topic.value, self._region, UP)
         except ShoalError as error:
-            self._meter.count("messages_refused", code=error.code)
+            self._meter.count(metrics.MESSAGES_REFUSED, code=error.code)
             return
         lane = self._lanes.get(topic.node)
         if lane is None:
             if len(self._lanes) >= MAX_LANES:
-                self._meter.count("messages_dropped", reason="lanes")
+                self._meter.count(metrics.MESSAGES_DROPPED, reason="lanes")
                 return
             lane = self._lanes[topic.node] = _Lane()
         if len(lane.waiting) == MAX_WAITING:
-            self._meter.count("messages_dropped", reason="flood")
+            self._meter.count(metrics.MESSAGES_DROPPED, reason="flood")
         lane.waiting.append((topic.channel, payload))
         if not lane.is_reading:
             lane.is_reading = True
@@ -369,7 +370,7 @@ class MqttLinks:
                 case _:
                     await self._on_sealed(node, lane, channel, payload)
         except ShoalError as error:
-            self._meter.count("messages_refused", code=error.code)
+            self._meter.count(metrics.MESSAGES_REFUSED, code=error.code)
             log.debug("message_dropped", node=node, topic=channel, code=error.code, error=str(error))
         except aiomqtt.MqttError:
             pass  # the connection is lost, and the session with it
@@ -430,7 +431,7 @@ class MqttLinks:
         return self._welcome(answer, hello.nonce, ephemeral.public)
 
     def _refuse(self, node: str, hello: Hello, refusal: Refusal) -> mqtt_pb2.Opened:
-        self._meter.count("sessions_refused", code=refusal.code)
+        self._meter.count(metrics.SESSIONS_REFUSED, code=refusal.code)
         log.warning("session_refused", node=node, code=refusal.code, error=str(refusal))
         return mqtt_pb2.Opened(answer=_to_wire(Refused(refusal, fatal=False)), nonce=hello.nonce)
 

@@ -11,11 +11,12 @@ from typing import Final
 import structlog
 
 from shoal.artifacts.backup import Backup, Keyring, read_secret
+from shoal.coordinator import metrics
 from shoal.coordinator.api.backup import BackupModels, Backups
 from shoal.coordinator.main.options import CoordinatorConfig
 from shoal.coordinator.ports import Clock, Meter, OpenStore
-from shoal.coordinator.telemetry.metrics import Gauges
 from shoal.coordinator.uncancelled import run_to_completion
+from shoal.host.metrics import MetricReadings
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Seconds, Wall
 
@@ -50,9 +51,9 @@ def schedule_of(config: CoordinatorConfig, backups: Backups, clock: Clock, meter
     return BackupSchedule(config.archive_dir, config.archive_every_s, config.archive_keep, backups, clock, meter)
 
 
-def backup_gauges(schedule: "BackupSchedule | None") -> Gauges:
+def backup_readings(schedule: "BackupSchedule | None") -> MetricReadings:
     """Unix time of the newest backup, 0 before the first; empty without a schedule."""
-    return {} if schedule is None else {"backup_made_timestamp_seconds": {(): schedule.made_at}}
+    return {} if schedule is None else {metrics.BACKUP_MADE: {(): schedule.made_at}}
 
 
 class BackupSchedule:
@@ -76,7 +77,7 @@ class BackupSchedule:
                 made = await self.make()
                 log.info("backup_written", file=made.path.name, revision=made.manifest.revision)
             except ShoalError as error:
-                self._meter.count("backups_failed", code=error.code)
+                self._meter.count(metrics.BACKUPS_FAILED, code=error.code)
                 log.error("backup_failed", code=error.code, error=str(error))
                 await self._clock.sleep(RETRY_S)
 

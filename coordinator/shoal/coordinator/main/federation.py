@@ -6,6 +6,7 @@ from typing import Final
 
 import structlog
 
+from shoal.coordinator import metrics
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.api.enrol import EnrolmentService
@@ -19,7 +20,7 @@ from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.region.region import RegionConfig
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import NAME, ServerIdentity
-from shoal.coordinator.main.backups import BackupSchedule, backup_gauges, backups_of, schedule_of
+from shoal.coordinator.main.backups import BackupSchedule, backup_readings, backups_of, schedule_of
 from shoal.coordinator.main.operators import FirstOperator
 from shoal.coordinator.main.options import CoordinatorConfig
 from shoal.coordinator.main.process import CoordinatorProcess, serve, stop_signals, wait_for_any
@@ -37,8 +38,8 @@ from shoal.coordinator.main.serving import (
 from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.peers.federation import FEDERATION, GrpcCandidates
 from shoal.coordinator.ports import Clock, Election, OpenStore, Transaction
-from shoal.coordinator.telemetry.metrics import Gauges
 from shoal.coordinator.telemetry.traces import CollectorSpanExporter
+from shoal.host.metrics import MetricReadings
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import Identity
@@ -144,7 +145,7 @@ async def serve_store(
     people = EnrolmentService(name, enrolment, renewal, link_addresses, enrol_addresses)
     enrolment_pb2_grpc.add_EnrolmentServicer_to_server(people, strangers)
     listen(strangers, process.enrol, identity.credentials(client_certificates=False))
-    process.gauges = lambda: _gauges(controller, events, schedule, traces)
+    process.readings = lambda: _readings(controller, events, schedule, traces)
 
     await api.start()
     await strangers.start()
@@ -197,15 +198,17 @@ async def _open_authority(
     return authority
 
 
-def _gauges(
+def _readings(
     controller: FederationController, events: EventLog, schedule: BackupSchedule | None, traces: CollectorSpanExporter
-) -> Gauges:
+) -> MetricReadings:
     members = controller.directory().members
     heard = sum(1 for member in members if member.advertisement is not None)
-    regions = {"advertising": heard, "silent": len(members) - heard}
     return {
-        "regions": {(("state", state),): float(number) for state, number in regions.items()},
-        **backup_gauges(schedule),
-        "spans": traces.counts(),
-        "store_writable": {(): float(events.refusal is None)},
+        metrics.REGIONS: {
+            metrics.REGIONS.series(state="advertising"): float(heard),
+            metrics.REGIONS.series(state="silent"): float(len(members) - heard),
+        },
+        **backup_readings(schedule),
+        metrics.SPANS: traces.counts(),
+        metrics.STORE_WRITABLE: {(): float(events.refusal is None)},
     }

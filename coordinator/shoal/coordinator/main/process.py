@@ -14,20 +14,24 @@ from typing import Final
 
 import structlog
 
+from shoal.coordinator import metrics
 from shoal.coordinator.clock import CoordinatorClock, SystemIds
 from shoal.coordinator.controllers.queries.logs import read_pages
 from shoal.coordinator.main.options import CoordinatorConfig
 from shoal.coordinator.main.serving import make_private_folder, open_store, reserve_port, serve_metrics
 from shoal.coordinator.ports import OpenStore
-from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
+from shoal.coordinator.telemetry.metrics import PrometheusMeter
 from shoal.coordinator.telemetry.store import TimedStore
 from shoal.host import log_files
+from shoal.host.metrics import MetricReadings
 from shoal.types.address import HostPort
 from shoal.types.codes import Refusal, ShoalError
 from shoal.wire.handshake import PemFiles
 from shoal.wire.metrics_access import RegionMetricsAccess
 
 RETRY_S: Final = 1.0
+METRICS: Final = {"region": metrics.REGION, "federation": metrics.FEDERATION}
+"""By role."""
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
@@ -40,11 +44,12 @@ class CoordinatorProcess:
     """role: as the process reports it. link_addresses, enrol_addresses: of all coordinators on the same store."""
 
     def __init__(self, config: CoordinatorConfig, role: str) -> None:
-        self.clock, self.ids, self.meter = CoordinatorClock(), SystemIds(), PrometheusMeter()
+        self.clock, self.ids, self.meter = CoordinatorClock(), SystemIds(), PrometheusMeter(METRICS[role])
         (self.link, self._link), (self.enrol, self._enrol) = reserve_port(config.link), reserve_port(config.enrol)
         self.region = config.region
         self.check_serial: Callable[[str], Refusal | None] = lambda serial: None
-        self.gauges: Callable[[], Gauges] = dict
+        self.readings: Callable[[], MetricReadings] = dict
+        """What is read at each scrape."""
         self._role = role
         self._config = config
         self._advertise = config.advertise
@@ -52,7 +57,7 @@ class CoordinatorProcess:
         self.enrol_addresses: Final = config.enrols or self.enrol_address
         self._metrics_address = config.metrics
         self._metrics: HostPort | None = None
-        self.meter.register_gauges(lambda: self.gauges())
+        self.meter.read_at_scrape(lambda: self.readings())
 
     @property
     def link_address(self) -> str:

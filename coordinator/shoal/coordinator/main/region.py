@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 from cryptography import x509
 
+from shoal.coordinator import metrics
 from shoal.coordinator.api.artifacts import ArtifactsService
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.authorise import Authorisation
@@ -32,13 +33,14 @@ from shoal.coordinator.controllers.log.fencing import KEY as REGION_KEY
 from shoal.coordinator.controllers.region.follower import Follower
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.controllers.region.trust import TrustController
+from shoal.coordinator.core.signals.model import SignalName
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.proofs import SignedProofs
 from shoal.coordinator.identity.server import ServerIdentity
 from shoal.coordinator.link.composite import CompositeLinks
 from shoal.coordinator.link.grpc import GrpcLinks
 from shoal.coordinator.link.mqtt import MqttLinks
-from shoal.coordinator.main.backups import BackupSchedule, backup_gauges, backups_of, schedule_of
+from shoal.coordinator.main.backups import BackupSchedule, backup_readings, backups_of, schedule_of
 from shoal.coordinator.main.federation_peering import FederationPeering
 from shoal.coordinator.main.operators import FirstOperator
 from shoal.coordinator.main.options import CoordinatorConfig
@@ -58,12 +60,13 @@ from shoal.coordinator.main.serving import (
 from shoal.coordinator.peers.siblings import Siblings
 from shoal.coordinator.ports import Election, OpenStore, StaleRevision
 from shoal.coordinator.signals.sources import open_sources
-from shoal.coordinator.telemetry.metrics import Gauges
 from shoal.coordinator.telemetry.traces import CollectorSpanExporter
+from shoal.host.metrics import MetricReadings
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import NODES, Identity, check_name
+from shoal.types.metric import LabelValues
 from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
 from shoal.wire.enrol import Enrolled
@@ -72,6 +75,9 @@ from shoal.wire.limits import MODEL_BYTES
 
 FIRST_ELECTION_S: Final = 0.3
 """Seconds to win a free election before this coordinator serves as a follower."""
+
+SIGNALS: Final = {SignalName.PRICE: metrics.PRICE, SignalName.CARBON: metrics.CARBON}
+"""The metric of each signal's value. Each has a unit of its own."""
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
@@ -266,7 +272,7 @@ async def _lead(
     enrolment_pb2_grpc.add_EnrolmentServicer_to_server(service, enrol_server)
     listen(enrol_server, process.enrol, identity.credentials(client_certificates=False))
     process.check_serial = members.check
-    process.gauges = lambda: _gauges(region, links, schedule, traces, clock.now())
+    process.readings = lambda: _readings(region, links, schedule, traces, clock.now())
 
     await api.start()
     await enrol_server.start()
@@ -362,7 +368,7 @@ async def _follow(
     enrol_server = server_for_strangers()
     enrolment_pb2_grpc.add_EnrolmentServicer_to_server(FollowerEnrolmentService(following.redirect), enrol_server)
     listen(enrol_server, process.enrol, identity.credentials(client_certificates=False))
-    process.check_serial, process.gauges = members.check, dict
+    process.check_serial, process.readings = members.check, dict
     await api.start()
     await enrol_server.start()
     log.info("follower_started", leader=following.leader)
@@ -395,74 +401,52 @@ def _identify(authority: FileAuthority, certificate: x509.Certificate) -> Identi
     return identity_of_certificate(certificate)
 
 
-def _gauges(
+def _readings(
     region: RegionalCoordinator,
     links: Sequence[GrpcLinks | MqttLinks],
     schedule: BackupSchedule | None,
     traces: CollectorSpanExporter,
     now: Elapsed,
-) -> Gauges:
-    nodes: dict[tuple[tuple[str, str], ...], float] = {}
-    for state in region.fleet.fleet.nodes.values():
-        label = (("liveness", str(state.liveness)),)
-        nodes[label] = nodes.get(label, 0.0) + 1
-    signals, is_emulated = region.signals.current(), region.fleet.fleet.is_emulated
+) -> MetricReadings:
+    signals, fleet, workloads = region.signals.current(), region.fleet.fleet, region.workloads
     trades = region.origin.trades if region.origin is not None else {}
-    deals = region.delegate.states.values() if region.delegate is not None else ()
+    bids = region.delegate.states.values() if region.delegate is not None else ()
     return {
-        "sessions": {(): float(sum(link.session_count for link in links))},
-        "nodes": nodes,
-        "workloads": {(): float(len(region.workloads.intents))},
-        "waits": _count_labels(("code", wait.code) for wait in region.workloads.waits),
-        "placements": _count_labels(
-            (
-                *("tenant", each.workload.tenant, "workload", each.workload.name),
-                *_emulated_label(is_emulated(node, each.device)),
-            )
-            for node, desired in region.workloads.desired.items()
+        metrics.SESSIONS: {(): float(sum(link.session_count for link in links))},
+        metrics.NODES: _number_of((str(state.liveness),) for state in fleet.nodes.values()),
+        metrics.WORKLOADS: {(): float(len(workloads.intents))},
+        metrics.WAITS: _number_of((wait.code,) for wait in workloads.waits),
+        metrics.PLACEMENTS: _number_of(
+            (each.workload.tenant, each.workload.name, _true_or_false(fleet.is_emulated(node, each.device)))
+            for node, desired in workloads.desired.items()
             for each in desired.assignments
             if not each.draining
         ),
-        "latency_bound_seconds": {
-            (("tenant", each.key.tenant), ("workload", each.key.name)): float(each.require.latency_p95_s)
-            for each in region.workloads.intents
+        metrics.LATENCY_BOUND: {
+            (each.key.tenant, each.key.name): float(each.require.latency_p95_s)
+            for each in workloads.intents
             if each.require.latency_p95_s is not None
         },
-        "agreements": _count_labels(
-            (
-                "side",
-                each.side,
-                "counterpart",
-                each.counterpart,
-                "state",
-                each.state,
-                *_emulated_label(each.offer.emulated),
-            )
-            for each in agreements(trades, deals, now)
+        metrics.AGREEMENTS: _number_of(
+            (each.side, each.counterpart, each.state, _true_or_false(each.offer.emulated))
+            for each in agreements(trades, bids, now)
         ),
-        "migrations": _count_labels(
-            (
-                "stage",
-                each.stage,
-                *_emulated_label(any(place.emulated for place in (each.source, each.target) if place)),
-            )
-            for each in region.workloads.migrations.live
+        metrics.MIGRATIONS: _number_of(
+            (each.stage, _true_or_false(any(place.emulated for place in (each.source, each.target) if place)))
+            for each in workloads.migrations.live
         ),
-        **backup_gauges(schedule),
-        "spans": traces.counts(),
-        "store_writable": {(): float(region.write_refusal is None)},
-        "signal": {(("signal", name),): signal.value for name, signal in signals.items()},
-        "signal_stale": {(("signal", name),): float(signal.stale) for name, signal in signals.items()},
+        **backup_readings(schedule),
+        metrics.SPANS: traces.counts(),
+        metrics.STORE_WRITABLE: {(): float(region.write_refusal is None)},
+        **{SIGNALS[name]: {(): signal.value} for name, signal in signals.items()},
+        metrics.SIGNAL_STALE: {(name,): float(signal.stale) for name, signal in signals.items()},
     }
 
 
-def _emulated_label(emulated: bool) -> tuple[str, str]:
-    return "emulated", str(emulated).lower()
+def _true_or_false(value: bool) -> str:
+    return str(value).lower()
 
 
-def _count_labels(labels: Iterable[tuple[str, ...]]) -> Mapping[tuple[tuple[str, str], ...], float]:
-    """How many there are of each tuple (label, value, label, value, ..)."""
-    return {
-        tuple((each[index], str(each[index + 1])) for index in range(0, len(each), 2)): float(number)
-        for each, number in Counter(labels).items()
-    }
+def _number_of(series: Iterable[LabelValues]) -> Mapping[LabelValues, float]:
+    """How many there are of each."""
+    return {each: float(number) for each, number in Counter(series).items()}

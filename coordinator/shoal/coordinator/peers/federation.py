@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import structlog
 
+from shoal.coordinator import metrics
 from shoal.coordinator.peers.channels import Channels, await_answer
 from shoal.coordinator.peers.grpc import CALL_S, stub_of, verify_answer
 from shoal.coordinator.ports import Clock, JoinedFederation, Meter, VerifiedMessage
@@ -62,7 +63,7 @@ class GrpcFederation:
             try:
                 found.append(verify_answer(each, each.by, solicitation, self._roots_of, self._clock))
             except ShoalError as error:
-                self._meter.count("answers_refused", code=error.code)
+                self._meter.count(metrics.ANSWERS_REFUSED, code=error.code)
                 log.warning("peer_answer_dropped", region=each.by[:80], code=error.code, error=str(error))
         return tuple({each.signer: each for each in found}.values())
 

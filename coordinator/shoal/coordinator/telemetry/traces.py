@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
+from shoal.coordinator import metrics
 from shoal.host.otlp import Exporter
+from shoal.types.metric import LabelValues
 from shoal.types.trace import Span
 
 _log = structlog.get_logger("shoal.coordinator.traces")
@@ -32,11 +34,9 @@ class CollectorSpanExporter:
         """Exports until cancelled; returns at once without a collector."""
         await self._exporter.run()
 
-    def counts(self) -> Mapping[tuple[tuple[str, str], ...], float]:
-        """Spans by outcome; empty without a collector."""
-        if not self.is_enabled:
-            return {}
+    def counts(self) -> Mapping[LabelValues, float]:
+        """Spans by outcome."""
         return {
-            (("outcome", "exported"),): float(self._exporter.exported),
-            (("outcome", "dropped"),): float(self._exporter.dropped),
+            metrics.SPANS.series(outcome="exported"): float(self._exporter.exported),
+            metrics.SPANS.series(outcome="dropped"): float(self._exporter.dropped),
         }

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.agent.dataplane.metering import P95_WINDOW, FrontCollector, RequestMeter
+from shoal.agent import metrics
+from shoal.agent.dataplane.metering import RequestMeter, readings
+from shoal.agent.metrics import P95_WINDOW
 from shoal.types.assignment import Crossing
 from shoal.types.codes import Code
 from shoal.types.latency import bucket_of
-from shoal.types.units import Seconds
+from shoal.types.units import Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 
@@ -73,7 +75,31 @@ def test_what_no_agreement_names_any_more_is_forgotten() -> None:
     meter.record_crossing("ag-2", "north", Seconds(0.5))
     meter.keep_agreements({"ag-2"})
     assert [(each.agreement, each.requests, sum(each.latencies)) for each in meter.crossings()] == [("ag-2", 1, 1)]
-    shown = {
-        sample.name for metric in FrontCollector(meter, lambda: 0, lambda: 0).collect() for sample in metric.samples
+    shown = readings(meter, in_flight=0, ejected=0)
+    assert shown[metrics.FRONT_CROSSINGS] == {
+        ("ag-2", "north", outcome): float(outcome == "answered") for outcome in metrics.CROSSED
     }
-    assert {"shoal_front_crossings_total", "shoal_front_crossing_p95_seconds"} <= shown
+    assert shown[metrics.FRONT_CROSSING_P95] == {("ag-2", "north"): 0.5}
+
+
+def test_the_outcomes_of_requests_add_up_to_all_of_them() -> None:
+    meter = RequestMeter()
+    for outcome in (Seconds(0.5), Code.INVALID_ARGUMENT, Code.DEADLINE_EXCEEDED, Code.INTERNAL, Seconds(0.1)):
+        meter.record_crossing("ag-1", "east", outcome)
+    (counted,) = meter.crossings()
+    assert readings(meter, in_flight=0, ejected=0)[metrics.FRONT_CROSSINGS] == {
+        ("ag-1", "east", "answered"): 2,
+        ("ag-1", "east", "refused"): 1,
+        ("ag-1", "east", "late"): 1,
+        ("ag-1", "east", "error"): 1,
+    }
+    assert counted.requests == 5
+
+
+def test_a_retry_is_counted_beside_how_the_request_ended() -> None:
+    meter, workload = RequestMeter(), WorkloadKey("shop", "ocr")
+    meter.record_entry(workload, "gateway")
+    meter.record_answer(workload, "gateway", 2, Seconds(0.1), Wall(1.0))
+    shown, entry = readings(meter, in_flight=0, ejected=0), ("shop", "ocr", "gateway")
+    assert shown[metrics.FRONT_RETRIED] == {entry: 1}
+    assert sum(float(count) for count in shown[metrics.FRONT_REQUESTS].values() if isinstance(count, int)) == 1

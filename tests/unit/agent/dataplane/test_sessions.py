@@ -14,6 +14,7 @@ from shoal.agent.core.sequences import SequenceKey, SessionLimits, SessionStep
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.transport import InboundCall
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
+from shoal.agent.metrics import SessionEvent
 from shoal.agent.ports import LocalWorker, StatefulReplica
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -176,7 +177,7 @@ async def test_a_session_between_offer_and_commit_outlasts_the_moves_turn(pair: 
     await pair.old.step("7", "t1", start=True)
     pair.old.cut = frozenset({"Commit"})
     pair.hand()
-    await until(lambda: pair.old.sessions.event_counts["given"], WAIT_S, "the session to be let go of")
+    await until(lambda: pair.old.sessions.event_counts[SessionEvent.GIVEN], WAIT_S, "the session to be let go of")
     assert pair.old.count() == 1  # its receiver does not know yet: the old replica must not go
     assert pair.new.count() == 1  # nor the new one
     pair.old.configure()
@@ -193,7 +194,7 @@ async def test_nobody_else_commits_what_was_offered(pair: Pair) -> None:
     await pair.old.step("7", "t1", start=True)
     pair.old.cut = frozenset({"Commit"})
     pair.hand()
-    await until(lambda: pair.old.sessions.event_counts["given"], WAIT_S, "the session to be let go of")
+    await until(lambda: pair.old.sessions.event_counts[SessionEvent.GIVEN], WAIT_S, "the session to be let go of")
     other = Front("other", "a-other", pair.old.fronts)
     commit = sessions_pb2.SessionCommit(
         migration="m-1", to=NEW, workload=nouns.to_wire(WORKLOAD), sequence="7", run="t1", hands=1
@@ -203,7 +204,7 @@ async def test_nobody_else_commits_what_was_offered(pair: Pair) -> None:
         await other.hand_over(there, "Commit", commit.SerializeToString(), Seconds(1.0))
     assert caught.value.code is Code.ROLE_DENIED
     pair.old.cut = frozenset()
-    await until(lambda: pair.new.sessions.event_counts["taken"], WAIT_S, "its giver to be heard")
+    await until(lambda: pair.new.sessions.event_counts[SessionEvent.TAKEN], WAIT_S, "its giver to be heard")
 
 
 async def test_a_session_that_grows_or_has_no_room_is_refused_and_stands_as_it_did(pair: Pair) -> None:
@@ -233,7 +234,7 @@ async def test_a_session_that_is_offered_takes_no_more_room_than_one_of_this_fro
     for sequence in ("1", "2"):
         await pair.old.step(sequence, "t1", start=True)
     Pair(pair.old, fronts["new"]).hand()
-    await until(lambda: pair.old.sessions.event_counts["not_given"], WAIT_S, "the second to be refused")
+    await until(lambda: pair.old.sessions.event_counts[SessionEvent.NOT_GIVEN], WAIT_S, "the second to be refused")
     assert (pair.old.count(), fronts["new"].count()) == (1, 1)
 
 
@@ -257,7 +258,7 @@ async def test_a_step_runs_again_at_the_same_worker_where_that_only_hung(pair: P
     await pair.old.step("7", "t1", start=True)
     pair.old.failing = [Code.WORKER_CRASHED]
     assert await pair.old.step("7", "t2") == 1
-    assert pair.old.sessions.event_counts["replayed"] == 1
+    assert pair.old.sessions.event_counts[SessionEvent.REPLAYED] == 1
 
 
 async def test_sessions_that_hang_hold_up_no_others(pair: Pair) -> None:

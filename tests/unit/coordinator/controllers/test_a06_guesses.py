@@ -1,14 +1,15 @@
 """A06: guessed join tokens. A hundred thousand guesses, on the real controller, CA and store; none succeeds."""
 
 import base64
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from harness.fakes.meter import RecordedMeter
 from harness.fakes.region import CountingIds, SteppedClock
 from harness.report import IN_PROCESS, record
+from shoal.coordinator import metrics
 from shoal.coordinator.codec import load
 from shoal.coordinator.controllers.identity import enrolment as enrolment_module
 from shoal.coordinator.controllers.identity.enrolment import GUESSES, TOKENS, Enrolment, Token
@@ -24,26 +25,13 @@ ADDRESSES = 1000
 EACH = 100
 
 
-class Counters:
-    """ports.Meter."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-
-    def count(self, name: str, **labels: str) -> None:
-        self.counts[f"{name}/{labels['code']}"] += 1
-
-    def add(self, name: str, amount: float, **labels: str) -> None:
-        pass
-
-
 @pytest.mark.parametrize("role", ["tenant", "bearer"])
 async def test_a06_nobody_becomes_the_tenant_of_other_regions_work(tmp_path: Path, role: str) -> None:
     clock = SteppedClock()
     store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
     events = EventLog(store, clock, kept=1000, audit_kept=1000)
-    enrolment = Enrolment("eu", store, authority, events, clock, CountingIds(), Counters())
+    enrolment = Enrolment("eu", store, authority, events, clock, CountingIds(), RecordedMeter())
     with pytest.raises(ShoalError, match=Code.NAME_INVALID):
         await enrolment.create(role, "guests", 3600.0, "ann")
     assert (await enrolment.create(role, "guest", 3600.0, "ann")).text
@@ -53,7 +41,7 @@ async def test_a06_nobody_becomes_the_tenant_of_other_regions_work(tmp_path: Pat
 @pytest.mark.timeout(200)
 async def test_a06_a_hundred_thousand_guesses(tmp_path: Path) -> None:
     """From a thousand addresses at once, random ones and the prize with one bit changed; then its owner redeems it."""
-    clock, meter = SteppedClock(), Counters()
+    clock, meter = SteppedClock(), RecordedMeter()
     store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
     events = EventLog(store, clock, kept=1000, audit_kept=10_000)
@@ -70,8 +58,8 @@ async def test_a06_a_hundred_thousand_guesses(tmp_path: Path) -> None:
         assert refused.value.code in (Code.TOKEN_INVALID, Code.OVERLOADED)
         assert not any(part in str(refused.value) for part in (prize.secret, prize.ca_sha256, "edge-1", "10.0."))
     assert meter.counts == {
-        f"enrolment_refused/{Code.TOKEN_INVALID}": ADDRESSES * GUESSES,
-        f"enrolment_refused/{Code.OVERLOADED}": ADDRESSES * (EACH - GUESSES),
+        (metrics.ENROLMENTS_REFUSED, (Code.TOKEN_INVALID,)): ADDRESSES * GUESSES,
+        (metrics.ENROLMENTS_REFUSED, (Code.OVERLOADED,)): ADDRESSES * (EACH - GUESSES),
     }
     left = {each.key: each.value for each in await store.scan("") if not each.key.startswith(AUDIT)}
     assert left == held, "nothing is stored of a guess"
@@ -85,7 +73,7 @@ async def test_a06_a_hundred_thousand_guesses(tmp_path: Path) -> None:
 
 
 async def test_a06_who_guesses_locks_nobody_out_behind_the_same_address(tmp_path: Path) -> None:
-    clock, meter = SteppedClock(), Counters()
+    clock, meter = SteppedClock(), RecordedMeter()
     store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
     events = EventLog(store, clock, kept=1000, audit_kept=1000)
@@ -95,7 +83,8 @@ async def test_a06_who_guesses_locks_nobody_out_behind_the_same_address(tmp_path
     for _ in range(5 * GUESSES):
         with pytest.raises(ShoalError):
             await enrolment.redeem("nonsense", csr, "edge-1", peer="10.0.0.1")
-    assert meter.counts[f"enrolment_refused/{Code.OVERLOADED}"] == 4 * GUESSES, "the guesser is slowed down"
+    slowed_down = meter.with_code(metrics.ENROLMENTS_REFUSED, Code.OVERLOADED)
+    assert slowed_down == 4 * GUESSES, "the guesser is slowed down"
     with pytest.raises(ShoalError, match=Code.CSR_DENIED):
         await enrolment.redeem(token.text, b"no request", "edge-1", peer="10.0.0.2")
     assert (await enrolment.redeem(token.text, csr, "edge-1", peer="10.0.0.1")).name == "edge-1"
@@ -109,7 +98,7 @@ async def test_a06_addresses_are_remembered_up_to_a_bound(tmp_path: Path, monkey
     store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
     enrolment = Enrolment(
-        "eu", store, authority, EventLog(store, clock, kept=10, audit_kept=1000), clock, CountingIds(), Counters()
+        "eu", store, authority, EventLog(store, clock, kept=10, audit_kept=1000), clock, CountingIds(), RecordedMeter()
     )
 
     async def guess(peer: str) -> Code:

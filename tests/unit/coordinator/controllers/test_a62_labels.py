@@ -12,7 +12,7 @@ from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.controller import GRANTS, NODES, NodeRecord
 from shoal.coordinator.controllers.identity.enrolment import Enrolment
 from shoal.coordinator.controllers.log.events import EventLog
-from shoal.coordinator.controllers.region.region import RegionalCoordinator
+from shoal.coordinator.controllers.region.region import NoMeter, RegionalCoordinator
 from shoal.coordinator.core.fleet.labels import MAX_LABELS, LabelGrant, check_labels, effective_labels
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.ports import Transaction
@@ -38,16 +38,6 @@ async def world(tmp_path: Path) -> AsyncIterator[RegionFixture]:
     opened = await RegionFixture.open(tmp_path / "first")
     yield opened
     await opened.store.close()
-
-
-class Nothing:
-    """ports.Meter that keeps nothing."""
-
-    def count(self, name: str, **labels: str) -> None:
-        pass
-
-    def add(self, name: str, amount: float, **labels: str) -> None:
-        pass
 
 
 def declaring(world: RegionFixture, name: str, labels: Mapping[str, str]) -> FakeAgent:
@@ -89,7 +79,7 @@ async def test_a62_labels_come_with_the_token(world: RegionFixture, tmp_path: Pa
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
     events = EventLog(store, clock, kept=1000, audit_kept=1000)
     await events.start()
-    enrolment = Enrolment("eu", store, authority, events, clock, world.ids, Nothing())
+    enrolment = Enrolment("eu", store, authority, events, clock, world.ids, NoMeter())
     grant = LabelGrant({"site": "shop"}, ("rack-*",))
     token = await enrolment.create("agent", "edge-1", 3600.0, "ann", grant)
     await enrolment.redeem(token.text, request_pem(new_key(), "edge-1"), "edge-1", peer="")

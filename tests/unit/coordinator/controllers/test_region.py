@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.fakes.meter import RecordedMeter
 from harness.fakes.region import DIGEST, DOCUMENTS, FakeAgent, RegionFixture
 from harness.wait import until
-from shoal.coordinator import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.api.views import node_view
 from shoal.coordinator.controllers.log.events import AUDIT, AuditEntry, EventLog, LogEvent, first_broken_entry
 from shoal.coordinator.controllers.region import doctor
@@ -64,35 +65,21 @@ async def codes(world: RegionFixture) -> list[str]:
     return [event.code for event in await world.region.events.events_after(0, 1000)]
 
 
-class Spent:
-    """ports.Meter of what things cost."""
-
-    def __init__(self) -> None:
-        self.usd: dict[tuple[str, ...], float] = {}
-
-    def count(self, name: str, **labels: str) -> None:
-        pass
-
-    def add(self, name: str, amount: float, **labels: str) -> None:
-        key = (name, *labels.values())
-        self.usd[key] = self.usd.get(key, 0.0) + amount
-
-
 async def test_what_a_workload_costs_is_metered_for_as_long_as_it_has_a_device(tmp_path: Path) -> None:
-    spent = Spent()
+    spent = RecordedMeter()
     world = await RegionFixture.open(tmp_path / "first", meter=spent)
     region = "apiVersion: shoal/v1\nkind: Region\nmetadata: {name: eu}\nspec: {price: 0.40 USD/h}\n"
     assert not (await world.region.workloads.apply([("region.yaml", region)], {}, "", "test")).plan_result.problems
     agent = await place_agent(world)
     world.clock.elapsed += 1800.0
     await world.region.workloads.step()
-    assert spent.usd == {("cost_usd", "default", "reader", ""): pytest.approx(0.20)}
+    assert spent.counts == {(metrics.COST, ("default", "reader", "")): pytest.approx(0.20)}
     await agent.report()
     await remove_workload(world, agent)
-    came = dict(spent.usd)
+    came = dict(spent.counts)
     world.clock.elapsed += 1800.0
     await world.region.workloads.step()
-    assert spent.usd == came
+    assert spent.counts == came
     await world.store.close()
 
 

@@ -28,6 +28,7 @@ from shoal.coordinator.controllers.identity.renewal import (
     RenewedCertificate,
 )
 from shoal.coordinator.controllers.log.events import AUDIT, EventLog
+from shoal.coordinator.controllers.region.region import NoMeter
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.ports import IssuedCertificate
 from shoal.coordinator.store.sqlite import SqliteStore
@@ -40,16 +41,6 @@ from shoal.wire.identity import identity_of_pem
 from shoal.wire.signing import sign
 
 LIFE_S = Seconds(86400.0)
-
-
-class Uncounted:
-    """ports.Meter."""
-
-    def count(self, name: str, **labels: str) -> None:
-        pass
-
-    def add(self, name: str, amount: float, **labels: str) -> None:
-        pass
 
 
 @dataclass
@@ -70,7 +61,7 @@ class Counter:
         forbidden: dict[str, Refusal] = {}
         renewal = CertificateRenewal(
             "eu", store, authority, EventLog(store, clock, kept=1000, audit_kept=1000), clock, CountingIds(),
-            Uncounted(), lambda identity: forbidden.get(identity.serial),
+            NoMeter(), lambda identity: forbidden.get(identity.serial),
         )  # fmt: skip
         return cls(store, clock, authority, renewal, forbidden)
 

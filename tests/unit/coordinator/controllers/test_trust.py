@@ -14,6 +14,7 @@ from shoal.coordinator.controllers.identity.certificates import GRACE_S, IDENTIT
 from shoal.coordinator.controllers.identity.enrolment import LIFETIME_S, Enrolment
 from shoal.coordinator.controllers.identity.revocation import ORDERS, REVOKED, RevocationKind, RevokedItem
 from shoal.coordinator.controllers.region.doctor import HealthCheck, examine_certificates
+from shoal.coordinator.controllers.region.region import NoMeter
 from shoal.coordinator.controllers.region.trust import TrustController
 from shoal.coordinator.core.fleet.state import DuplicateIdentity, Liveness
 from shoal.coordinator.identity.authority import FileAuthority
@@ -27,16 +28,6 @@ from shoal.wire.enrol import new_key, request_pem
 from shoal.wire.identity import identity_of_pem
 
 DAY = 86400.0
-
-
-class Uncounted:
-    """ports.Meter."""
-
-    def count(self, name: str, **labels: str) -> None:
-        pass
-
-    def add(self, name: str, amount: float, **labels: str) -> None:
-        pass
 
 
 class Broker:
@@ -71,7 +62,7 @@ class Membership:
     async def open(cls, folder: Path, before: "Membership | None" = None, broker: Broker | None = None) -> "Membership":
         world = await RegionFixture.open(folder / "store", before.world if before else None)
         authority = FileAuthority.open(folder / "ca", "eu", wall=world.clock.wall(), may_create=before is None)
-        enrolment = Enrolment("eu", world.store, authority, world.region.events, world.clock, world.ids, Uncounted())
+        enrolment = Enrolment("eu", world.store, authority, world.region.events, world.clock, world.ids, NoMeter())
         told: list[Membership] = []
         members = TrustController(
             world.region,

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from harness.fakes.clock import ManualClock
+from harness.fakes.meter import RecordedMeter
 from harness.fakes.region import RegionFixture
 from harness.wait import until
 from shoal.artifacts.backup import Backup
+from shoal.coordinator import metrics
 from shoal.coordinator.api.backup import BackupModels, Backups
 from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.coordinator.clock import CoordinatorClock
@@ -235,17 +237,6 @@ def test_another_ca_is_set_aside_and_one_that_followed_is_kept(tmp_path: Path, k
     assert (folder / "ca.replaced-1" / "key.pem").exists()
 
 
-class Meter:
-    def __init__(self) -> None:
-        self.counted: list[tuple[str, str]] = []
-
-    def count(self, name: str, **labels: str) -> None:
-        self.counted.append((name, labels["code"]))
-
-    def add(self, name: str, amount: float, **labels: str) -> None:
-        pass
-
-
 class Yielding(ManualClock):
     """Moves as far as anybody wants to sleep, and lets others have their turn."""
 
@@ -256,18 +247,18 @@ class Yielding(ManualClock):
 
 async def test_a_folder_that_cannot_be_is_counted_as_any_failure(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    world, clock, meter = await RegionFixture.open(tmp_path / "store"), Yielding(), Meter()
+    world, clock, meter = await RegionFixture.open(tmp_path / "store"), Yielding(), RecordedMeter()
     backups = Backups("region", "eu", "sqlite", world.store, clock, dict, b"")
     running = asyncio.ensure_future(BackupSchedule(tmp_path / "file" / "none", 100.0, 3, backups, clock, meter).run())
-    await until(lambda: meter.counted or running.done(), 20.0, "one that fails")
+    await until(lambda: meter.counts or running.done(), 20.0, "one that fails")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await world.store.close()
-    assert set(meter.counted) == {("backups_failed", Code.DISK_FULL)}
+    assert meter.counts.keys() == {(metrics.BACKUPS_FAILED, (Code.DISK_FULL,))}
 
 
 async def test_a_schedule_keeps_the_newest_and_counts_what_fails(tmp_path: Path) -> None:
-    world, clock, meter = await RegionFixture.open(tmp_path / "store"), Yielding(), Meter()
+    world, clock, meter = await RegionFixture.open(tmp_path / "store"), Yielding(), RecordedMeter()
     backups = Backups("region", "eu", "sqlite", world.store, clock, dict, b"")
     folder, began = tmp_path / "archive", clock.wall()
     schedule = BackupSchedule(folder, 100.0, 3, backups, clock, meter)
@@ -275,13 +266,13 @@ async def test_a_schedule_keeps_the_newest_and_counts_what_fails(tmp_path: Path)
     running = asyncio.ensure_future(schedule.run())  # this clock waits for nobody
     await until(lambda: schedule.made_at >= began + 500.0, 20.0, "backups, 100 s apart")
     await world.store.close()
-    await until(lambda: meter.counted, 20.0, "one that fails")
+    await until(lambda: meter.counts, 20.0, "one that fails")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     kept = sorted(folder.glob("*.tar"))
     made = [Backup.open(path).manifest.made_at for path in kept]
     assert len(kept) == 3
     assert made == [schedule.made_at - 200.0, schedule.made_at - 100.0, schedule.made_at]
-    assert set(meter.counted) == {("backups_failed", Code.STORE_UNAVAILABLE)}
+    assert meter.counts.keys() == {(metrics.BACKUPS_FAILED, (Code.STORE_UNAVAILABLE,))}
     assert {path.stat().st_mode & 0o077 for path in kept} == {0}
     assert [path.name for path in folder.glob(".*")] == []

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.fakes.clock import ManualClock
+from shoal.coordinator import metrics
 from shoal.coordinator.ports import StaleRevision, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.coordinator.telemetry.metrics import PrometheusMeter
@@ -12,7 +13,7 @@ from shoal.coordinator.telemetry.store import TimedStore
 
 
 async def test_operations_are_timed_and_those_that_fail_too(tmp_path: Path) -> None:
-    meter = PrometheusMeter()
+    meter = PrometheusMeter(metrics.REGION)
     store = TimedStore(await SqliteStore.open(tmp_path, reserve_bytes=0), ManualClock(), meter.observe_store)
     await store.commit(Transaction({"a": b"1"}))
     with pytest.raises(StaleRevision):

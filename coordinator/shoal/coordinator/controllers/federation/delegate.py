@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from shoal.coordinator import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.documents.models import ModelsController
 from shoal.coordinator.controllers.federation.guest_models import GuestModels
 from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft
@@ -204,7 +204,7 @@ class DelegateController:
             kind, code = "decline", str(told.refusal.code)
         else:
             kind, code = "counter" if told.is_counter else "offer", ""
-        self._meter.count("bids", answer=kind, code=code, indicative=str(solicitation.content.indicative).lower())
+        self._meter.count(metrics.BIDS, answer=kind, code=code, indicative=str(solicitation.content.indicative).lower())
         return told
 
     async def _answer(self, asked: VerifiedMessage[Solicitation]) -> Answer:
@@ -215,7 +215,7 @@ class DelegateController:
         self._check_sender(asked, what.origin, SOLICITATION_BYTES)
         bucket = self._solicitation_limits.bucket_of(asked.signer, self._clock.now())
         if not bucket.allows(self._clock.now()):
-            self._meter.count("solicitations_refused", counterpart=asked.signer)
+            self._meter.count(metrics.SOLICITATIONS_REFUSED, counterpart=asked.signer)
             raise refuse(
                 Code.OVERLOADED,
                 f"too many solicitations of {asked.signer}",
@@ -358,7 +358,7 @@ class DelegateController:
                         if name in self._bids:
                             await self._advance(name, hold.OwnNotice(self._region, code, NOTICE_S))
             except (ShoalError, StaleRevision):
-                self._meter.count("bids_unwritten")
+                self._meter.count(metrics.BID_WRITES_FAILED)
         with suppress(ShoalError, StaleRevision):
             await self._ledger.save()
         self._start_tasks()
@@ -516,7 +516,7 @@ class DelegateController:
         wasted = min(1.0, (now - since) / self._terms.hold_s) if isinstance(after, hold.ClosedBid) else 0.0
         origin = before.offer.origin
         if wasted >= 1.0:
-            self._meter.count("holds_unclaimed", counterpart=origin)
+            self._meter.count(metrics.HOLDS_UNCLAIMED, counterpart=origin)
         known = {**self._standings.of, origin: standing.with_hold(self._standings.of.get(origin), wasted, now)}
         oldest = min(known, key=lambda each: known[each].at) if len(known) > REGIONS_MOST else None
         return Standings({region: each for region, each in known.items() if region != oldest})
@@ -636,7 +636,7 @@ class DelegateController:
         self._earned_at = now
         for deal in self._open.values():
             if isinstance(deal.state, GrantedBid | StoppingBid) and math.isfinite(deal.offer.cost):
-                self._meter.add("earned_usd", deal.offer.cost * hours, counterpart=deal.offer.origin)
+                self._meter.add(metrics.EARNED, deal.offer.cost * hours, counterpart=deal.offer.origin)
 
     def _check_sender(self, heard: VerifiedMessage[Any], named: str, most: int = MESSAGE_BYTES) -> None:
         """Checks that the signer is `named`, the sender by the message itself, and that the message is not too long."""

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
+from shoal.coordinator import metrics
 from shoal.coordinator.controllers.documents.models import ModelsController
 from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.negotiation.hold import GrantedBid
@@ -85,7 +86,7 @@ class GuestModels:
                 return
             except (ShoalError, StaleRevision) as error:
                 code = error.code if isinstance(error, ShoalError) else Code.CONFLICT
-                self._meter.count("models_not_borrowed", code=code)
+                self._meter.count(metrics.GUEST_MODEL_FETCHES_FAILED, code=code)
             if code in UNUSABLE_MODEL_CODES:
                 with suppress(ShoalError):
                     await self._on_unusable(agreement, code)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.ports import (
@@ -187,9 +187,9 @@ class FederationMembership:
                 if not self._is_listed():
                     await self._adopt_directory(await self._registry.update(self._own()))
         except StaleRevision:
-            self._meter.count("steps_failed")
+            self._meter.count(metrics.STEPS_FAILED)
         except ShoalError as error:
-            self._meter.count("advertisements_failed", code=error.code)
+            self._meter.count(metrics.ADVERTISEMENTS_FAILED, code=error.code)
             self.refusal = error.refusal
 
     async def measure(self) -> None:
@@ -207,7 +207,7 @@ class FederationMembership:
         try:
             seconds = await self._peers.measure(region)
         except ShoalError as error:
-            self._meter.count("measurements_failed", code=error.code)
+            self._meter.count(metrics.MEASUREMENTS_FAILED, code=error.code)
             self._round_trips.pop(region, None)
             return
         self._round_trips.setdefault(region, deque(maxlen=RTT_SAMPLES_KEPT)).append(seconds)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any, Final, Protocol, TypeVar
 
-from shoal.coordinator import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.core.negotiation import reputation, trade
@@ -344,7 +344,7 @@ class OriginController:
                 await self._persist(key, stepped, event)
             except (ShoalError, StaleRevision):
                 self._uncertain.add(key)  # the commit may have taken effect
-                self._meter.count("trades_not_stored")
+                self._meter.count(metrics.TRADE_WRITES_FAILED)
                 return
         for effect in stepped.effects:
             self._start_call(self._perform(key, effect))
@@ -683,7 +683,7 @@ class OriginController:
             try:
                 await self._ledger.commit({REPUTATION: codec.dump(told)})
             except (ShoalError, StaleRevision):
-                self._meter.count("trades_not_stored")
+                self._meter.count(metrics.TRADE_WRITES_FAILED)
                 return
             self.reputation = told
 
@@ -698,7 +698,7 @@ class OriginController:
             async with asyncio.timeout(FEDERATION_S):
                 self._next_entry = max(1, await federation.report(told, entries))
         except (TimeoutError, ShoalError):
-            self._meter.count("reports_failed")
+            self._meter.count(metrics.REPORTS_FAILED)
             return
         if told:
             sent = frozenset(told)
@@ -847,7 +847,7 @@ class OriginController:
                 async with asyncio.timeout(FEDERATION_S):
                     heard = await self._federation.solicit(asked)
             except (TimeoutError, ShoalError):
-                self._meter.count("solicitations_direct")
+                self._meter.count(metrics.SOLICITATIONS_DIRECT)
         if heard is None:
             heard = await self._ask_directly(asked)
         return tuple(each for each in heard if self._is_valid_answer(each, asked))
@@ -879,7 +879,7 @@ class OriginController:
             models = {model.digest for model in asked.models}
             fits = answer.origin == self._region and answer.model in models and answer.region != self._region
         if not fits:
-            self._meter.count("answers_invalid")
+            self._meter.count(metrics.ANSWERS_INVALID)
         return fits
 
 

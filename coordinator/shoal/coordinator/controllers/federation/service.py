@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from shoal.coordinator import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.identity.enrolment import ADMISSIONS
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.core.federation.directory import FederationState, make_directory, merge_deliveries, standing_of
@@ -119,7 +119,7 @@ class FederationController:
                 self._revision = max(self._revision, gone.revision)
                 is_whole = False
             except ShoalError:
-                self._meter.count("watches_failed")
+                self._meter.count(metrics.WATCHES_FAILED)
                 await self._clock.sleep(RETRY_S)
 
     def directory(self) -> Directory:
@@ -191,7 +191,7 @@ class FederationController:
         advertisement = _require_own(heard, heard.content.region)
         live = self._state.advertisements.get(heard.signer)
         if (refusal := check_advertisement(advertisement, live.advertisement if live else None)) is not None:
-            self._meter.count("advertisements_refused", code=refusal.code)
+            self._meter.count(metrics.ADVERTISEMENTS_REFUSED, code=refusal.code)
             raise ShoalError(refusal)
         if live is None or advertisement.sequence > live.advertisement.sequence:
             await self._events.commit_unfenced(Transaction({ADVERTISEMENTS + heard.signer: codec.dump(advertisement)}))
@@ -210,7 +210,7 @@ class FederationController:
         believed = standing_of(self._state, heard.signer, self._clock.wall())
         self._spend(heard.signer, believed)
         asked = shortlist(solicitation, self.directory().members, standing=believed)
-        self._meter.count("solicitations", indicative=str(solicitation.indicative).lower())
+        self._meter.count(metrics.SOLICITATIONS, indicative=str(solicitation.indicative).lower())
         began = self._clock.wall()
         heard_of = await asyncio.gather(*(self._ask(member, heard.evidence, solicitation) for member in asked))
         answers = tuple(answer for answer in heard_of if answer is not None)
@@ -291,13 +291,13 @@ class FederationController:
         """Charges one solicitation to the region's rate limit; a lower standing costs more. believed: its standing."""
         bucket = self._solicitation_limits.bucket_of(region, self._clock.now())
         if not bucket.allows(self._clock.now()):
-            self._meter.count("solicitations_refused", counterpart=region)
+            self._meter.count(metrics.SOLICITATIONS_REFUSED, counterpart=region)
             limit = f"{SOLICITATIONS_PER_S * believed:g} a second at a standing of {believed:.2f}"
             raise refuse(Code.OVERLOADED, f"too many solicitations of {region}", limit, "ask less; award what is held")
         bucket.spend(self._clock.now(), 1 / believed)
 
     def _ledger_error(self, region: str, entry: LedgerEntry) -> ShoalError:
-        self._meter.count("ledgers_broken", counterpart=region)
+        self._meter.count(metrics.LEDGERS_BROKEN, counterpart=region)
         return refuse(
             Code.LEDGER_BROKEN,
             f"entry {entry.sequence} of {region} does not follow from the one before it",
@@ -314,10 +314,10 @@ class FederationController:
             async with asyncio.timeout(solicitation.answer_s):
                 answer = await self._candidates.ask(member, asked, solicitation.answer_s)
         except TimeoutError:
-            self._meter.count("bids_missing", code=Code.DEADLINE_EXCEEDED)
+            self._meter.count(metrics.BIDS_MISSING, code=Code.DEADLINE_EXCEEDED)
             return None
         except ShoalError as error:
-            self._meter.count("bids_missing", code=error.code)
+            self._meter.count(metrics.BIDS_MISSING, code=error.code)
             return None
         return answer
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.core.fleet.labels import (
@@ -306,7 +306,7 @@ class FleetController:
             if events or _affects_decisions(before, after):
                 self._on_change()
         for refusal in refusals:
-            self._meter.count("messages_refused", code=refusal.code)
+            self._meter.count(metrics.MESSAGES_REFUSED, code=refusal.code)
         if refusals or not status.alone or after is None or after is before:
             return refusals[0] if refusals else None
         claim = f"{self._fence.history}/{self._losses.get(node, 0)}"
@@ -413,7 +413,7 @@ class FleetController:
         try:
             await self._fence.commit({CLAIMS: codec.dump(Claims(self._losses))})
         except (ShoalError, StaleRevision):  # a store that takes no writes takes no new placement either
-            self._meter.count("claims_unwritten")
+            self._meter.count(metrics.CLAIM_WRITES_FAILED)
 
     async def cordon(self, node: str, is_cordoned: bool, actor: str) -> None:
         """Raises ShoalError(NODE_UNKNOWN | CONFLICT)."""
@@ -557,7 +557,7 @@ class FleetController:
             if kept.get(each.receipt.device) == each.receipt and known.receipts.get(each.receipt.device) != each.receipt
         }
         for refusal in refusals:
-            self._meter.count("messages_refused", code=refusal.code)
+            self._meter.count(metrics.MESSAGES_REFUSED, code=refusal.code)
         if puts:
             devices = ", ".join(sorted(key.rsplit("/", 1)[1] for key in puts))
             try:
@@ -600,7 +600,7 @@ class FleetController:
                 bucket.spend(now)
                 taken.append(event)
             else:
-                self._meter.count("events_dropped", code=Code.OVERLOADED)
+                self._meter.count(metrics.EVENTS_DROPPED, code=Code.OVERLOADED)
         return taken
 
     def _with_session(self, hello: Hello, epoch: int, wall: Wall) -> Fleet:

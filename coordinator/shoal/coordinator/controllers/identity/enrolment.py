@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from shoal.coordinator import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.fleet.controller import GRANTS
 from shoal.coordinator.controllers.identity import certificates
 from shoal.coordinator.controllers.identity.certificates import IdentityRecord, key_of
@@ -245,7 +245,7 @@ class Enrolment:
                 raise
             bucket = self._guesses.bucket_of(peer, self._clock.now())
             if not bucket.allows(self._clock.now()):
-                self._meter.count("enrolment_refused", code=Code.OVERLOADED)
+                self._meter.count(metrics.ENROLMENTS_REFUSED, code=Code.OVERLOADED)
                 raise refuse(
                     Code.OVERLOADED,
                     "too many failed redemptions",
@@ -253,7 +253,7 @@ class Enrolment:
                     "check the token; make a new one: shoal token create",
                 ) from error
             bucket.spend(self._clock.now())
-            self._meter.count("enrolment_refused", code=error.code)
+            self._meter.count(metrics.ENROLMENTS_REFUSED, code=error.code)
             if bucket.should_audit(self._clock.now()):
                 await self._events.audit("anonymous", "Redeem", peer, str(error.code))
             raise

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.identity import certificates
 from shoal.coordinator.controllers.identity.certificates import GRACE_S, IdentityRecord, key_of
 from shoal.coordinator.controllers.identity.enrolment import LIFETIME_S
@@ -103,7 +103,7 @@ class CertificateRenewal:
             now = self._clock.now()
             bucket = self._failures.bucket_of(peer, now)
             if not bucket.allows(now):  # a valid renewal from the same address does not get here
-                self._meter.count("renewals_refused", code=Code.RENEW_DENIED)
+                self._meter.count(metrics.RENEWALS_REFUSED, code=Code.RENEW_DENIED)
                 asked = f"{FAILURES_PER_S:g} a second"
                 raise _denial("too many failed renewals from this address", asked, "wait a little") from error
             await self._record_failure(bucket, peer, error.refusal)
@@ -112,7 +112,7 @@ class CertificateRenewal:
     async def _record_failure(self, bucket: TokenBucket, peer: str, refusal: Refusal) -> None:
         now = self._clock.now()
         bucket.spend(now)
-        self._meter.count("renewals_refused", code=refusal.code)
+        self._meter.count(metrics.RENEWALS_REFUSED, code=refusal.code)
         if bucket.should_audit(now):
             await self._events.audit("anonymous", "Renew", peer, str(refusal.code))
 
@@ -130,7 +130,7 @@ class CertificateRenewal:
         self._spend(identity, nonce)
         issued = await self._issue(identity, known.issuer, csr_pem, peer)
         late = identity.not_after < self._clock.wall()
-        self._meter.count("renewals", role=identity.role, late=str(late).lower())
+        self._meter.count(metrics.RENEWALS, role=identity.role, late=str(late).lower())
         return RenewedCertificate(identity, issued, self._authority.ca_pem)
 
     def _check_nonce(self, nonce: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.ports import IdSource, Meter, Store, Transaction
 from shoal.types.assignment import Version
@@ -121,11 +121,11 @@ class RegionFence:
         try:
             await self._events.write(*events)
         except ShoalError as error:
-            self._meter.count("events_dropped", code=error.code)
+            self._meter.count(metrics.EVENTS_DROPPED, code=error.code)
 
     async def audit(self, actor: str, action: str, subject: str, outcome: str) -> None:
         """An audit entry about a refusal: dropped and counted when the store cannot take it."""
         try:
             await self._events.audit(actor, action, subject, outcome)
         except ShoalError as error:
-            self._meter.count("audit_dropped", code=error.code)
+            self._meter.count(metrics.AUDIT_DROPPED, code=error.code)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.coordinator import metrics
 from shoal.coordinator.controllers.documents.models import ModelsController
 from shoal.coordinator.controllers.federation.delegate import DelegateController, load_guests
 from shoal.coordinator.controllers.federation.ledger import Ledger
@@ -43,6 +44,7 @@ from shoal.coordinator.ports import (
 )
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.link import LogLines, SpansFound
+from shoal.types.metric import CounterMetric
 from shoal.types.offer import Directory, member_of
 from shoal.types.trace import Span
 from shoal.types.units import Elapsed, Seconds
@@ -78,13 +80,13 @@ class RegionConfig:
 
 
 class NoMeter:
-    """Counts nothing."""
+    """Counts nothing, but takes only what may be counted."""
 
-    def count(self, name: str, **labels: str) -> None:
-        pass
+    def count(self, metric: CounterMetric, **labels: str) -> None:
+        metric.series(**labels)
 
-    def add(self, name: str, amount: float, **labels: str) -> None:
-        pass
+    def add(self, metric: CounterMetric, amount: float, **labels: str) -> None:
+        metric.series(**labels)
 
 
 class NoSpanExporter:
@@ -372,7 +374,7 @@ class RegionalCoordinator:
         except (ShoalError, StaleRevision) as error:
             if isinstance(error, ShoalError):
                 self.store_refusal = error.refusal
-            self._meter.count("steps_failed")
+            self._meter.count(metrics.STEPS_FAILED)
             self._dirty.set()
             await self._clock.sleep(RETRY_S)
 
@@ -380,7 +382,7 @@ class RegionalCoordinator:
         try:
             await self.traces.export()
         except ShoalError:
-            self._meter.count("traces_not_told")
+            self._meter.count(metrics.TRACE_EXPORTS_FAILED)
 
     async def _wait(self) -> None:
         """Waits for the next tick, or until a step is requested."""

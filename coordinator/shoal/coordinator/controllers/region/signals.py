@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.core.catalog.model import Catalog
@@ -158,7 +158,7 @@ class SignalsController:
             readings = await self._sources.read(name, rule.source)
         except ShoalError as error:
             feed.refusal = error.refusal
-            self._meter.count("signals_refused", signal=name, code=error.code)
+            self._meter.count(metrics.SIGNALS_REFUSED, signal=name, code=error.code)
             readings = feed.readings if feed.source == rule.source else ()
         else:
             feed.refusal, feed.last_refusal_code = None, ""
@@ -191,7 +191,7 @@ class SignalsController:
             try:
                 await self._fence.commit({SIGNALS + name: codec.dump(stored)}, events=events)
             except (ShoalError, StaleRevision):
-                self._meter.count("signals_untold", signal=name)  # the next poll reports it
+                self._meter.count(metrics.SIGNAL_WRITES_FAILED, signal=name)  # the next poll reports it
                 return
             feed.record, feed.last_refusal_code = stored, refused.code if refused is not None else ""
         self._on_change()

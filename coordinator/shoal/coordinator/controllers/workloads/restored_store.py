@@ -6,6 +6,7 @@ back in the old one. It ends all sessions, so that every node says hello again. 
 nodes show as if it had decided them. So nothing that runs is stopped or started again because the store lacks it.
 """
 
+from shoal.coordinator import metrics
 from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
@@ -44,7 +45,7 @@ class RestoredStoreDetector:
             return
         told = self._proofs.verify(node, hello.proof)
         if told is None or (told.node, told.version) != (node, held):
-            self._meter.count("proofs_refused")
+            self._meter.count(metrics.PROOFS_REFUSED)
             return
         async with self._workloads.step_lock:
             if not self._is_newer(node, held):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
-from shoal.coordinator import codec
+from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.documents import revisions
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.fleet.controller import FleetController
@@ -531,7 +531,7 @@ class WorkloadsController:
         self._rated_at = now
         for (workload, region), rate in self._rates.items():
             named = {"tenant": workload.tenant, "workload": workload.name, "counterpart": region}
-            self._meter.add("cost_usd", rate * hours, **named)
+            self._meter.add(metrics.COST, rate * hours, **named)
 
     def _should_evaluate_moves(self, world: RegionState, now: Elapsed) -> bool:
         """Whether to evaluate the triggers of moves that nobody requested: every SCAN_S, and at once when documents,
@@ -690,9 +690,9 @@ class WorkloadsController:
             before = self.migrations.all.get(each.id)
             if each.is_over and not (before is not None and before.is_over):
                 code = each.state.refusal.code if isinstance(each.state, AbortedState) else ""
-                self._meter.count("migrations_ended", stage=each.stage, cause=each.cause, code=code)
+                self._meter.count(metrics.MIGRATIONS_ENDED, stage=each.stage, cause=each.cause, code=code)
         for held in advanced.new_holds:
-            self._meter.count("migrations_held", cause=held.proposal.cause, by=held.hold)
+            self._meter.count(metrics.MIGRATIONS_HELD, cause=held.proposal.cause, by=held.hold)
 
     def _world(self, catalog: Catalog) -> RegionState:
         intents = self.intents if catalog is self.catalog else catalog.intents
