@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from shoal.coordinator.core.fleet.liveness import deferred_nodes
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
 from shoal.coordinator.core.placement.loadable import load_refusal
 from shoal.coordinator.core.placement.model import Inputs, Move, Poisoning, Slot, Trial, Triple, requester_of
-from shoal.coordinator.core.placement.relax import CATEGORY_SIZE, RequiredRelaxation, manual_remedy, round_up
+from shoal.coordinator.core.placement.relax import (
+    CATEGORY_SIZE,
+    LIMIT_DIMENSIONS,
+    RequiredRelaxation,
+    manual_remedy,
+    round_up,
+)
 from shoal.coordinator.core.placement.signatures import missing_signature, signature_expiry
 from shoal.coordinator.core.prediction.demand import CONV, ModelDemand, demand_of
 from shoal.coordinator.core.prediction.model import Prediction
@@ -24,11 +30,7 @@ from shoal.types.device import Device
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Receipt
 from shoal.types.units import (
-    CARBON,
-    COST,
     DURATION,
-    ENERGY,
-    POWER,
     show_bytes,
     show_joules,
     show_quantity,
@@ -503,12 +505,12 @@ class Scope:
             found = "unknown here" if math.isnan(value) else show(value) + (f" x {shares}" if shares > 1 else "")
             yield PlacementFault(
                 order,
-                Refusal(code, found, f"at most {show_quantity(limit, QUANTITIES[name])}"),
+                Refusal(code, found, f"at most {show_quantity(limit, _DIMENSIONS[name])}"),
                 _raise_bound(name, value * shares, limit),
             )
 
 
-QUANTITIES = {"latency_p95_s": DURATION, "cost": COST, "energy": ENERGY, "carbon": CARBON, "node_power": POWER}
+_DIMENSIONS: Final = {"latency_p95_s": DURATION, **LIMIT_DIMENSIONS}
 
 
 def _raise_bound(name: str, value: float, bound: float) -> RequiredRelaxation:
@@ -516,7 +518,7 @@ def _raise_bound(name: str, value: float, bound: float) -> RequiredRelaxation:
     if not math.isfinite(value):
         far, room = 10 * CATEGORY_SIZE, math.inf
     else:
-        far, room = (value / bound - 1 if bound > 0 else CATEGORY_SIZE), round_up(value, QUANTITIES[name], bound)
+        far, room = (value / bound - 1 if bound > 0 else CATEGORY_SIZE), round_up(value, _DIMENSIONS[name], bound)
     bounds: dict[str, Any] = {name: room}
     return RequiredRelaxation(size=far, **bounds)
 

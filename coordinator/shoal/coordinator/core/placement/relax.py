@@ -1,7 +1,9 @@
 """Relaxations: the changes of a document that would place a workload, as values and as text to type."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from shoal.types.units import (
     CARBON,
@@ -20,6 +22,15 @@ MANUAL_SIZE = 1000.0
 """Size of a remedy that no document can express: free memory, an operator, a node's return."""
 CATEGORY_SIZE = 1.0
 """Size of a yes-or-no change (another precision, device or spread). It equals 100 % more of a quantity."""
+
+
+LIMIT_DIMENSIONS: Final[Mapping[str, Dimension]] = {
+    "cost": COST,
+    "energy": ENERGY,
+    "carbon": CARBON,
+    "node_power": POWER,
+}
+"""Name of each limit, as in Limits and RequiredRelaxation -> its dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +154,7 @@ def _relax_limits(relaxation: RequiredRelaxation, limits: Limits) -> Limits:
     """Applies a relaxation to the limits. A limit is only ever raised, and only where one is set."""
     changes = {
         name: None if math.isinf(value) else max(before, value)
-        for name in ("cost", "energy", "carbon", "node_power")
+        for name in LIMIT_DIMENSIONS
         if (value := getattr(relaxation, name)) is not None and (before := getattr(limits, name)) is not None
     }
     return replace(limits, **changes) if changes else limits
@@ -173,7 +184,7 @@ def _policy_lines(relaxations: tuple[RequiredRelaxation, ...], require: Requirem
         lines.append("remove trust.capability")
     if is_relaxed("within_s") and require.measured_within_s is not None:
         lines.append(f"trust: {{within: {show_quantity(require.measured_within_s, DURATION)}}}")
-    for name, dimension in (("cost", COST), ("energy", ENERGY), ("carbon", CARBON), ("node_power", POWER)):
+    for name, dimension in LIMIT_DIMENSIONS.items():
         if is_relaxed(name):
             value = getattr(limits, name)
             text = f"limits: {{{name}: {show_quantity(value, dimension)}}}" if value is not None else ""

@@ -11,6 +11,7 @@ from typing import Final
 from shoal.coordinator.core.migration.model import Cause, MoveProposal
 from shoal.coordinator.core.migration.triggers.view import MovableReplica, TriggerView, deferred_proposal
 from shoal.coordinator.core.placement.feasible import Constraint, PlacementFault
+from shoal.coordinator.core.placement.relax import LIMIT_DIMENSIONS
 from shoal.policies.resolve import PRICE_LABEL
 from shoal.types.units import Seconds
 from shoal.types.workload import Limits, Requirements
@@ -71,8 +72,7 @@ def _first_fault(
 def _tighten(require: Requirements, limits: Limits, share: float) -> tuple[Requirements, Limits]:
     if require.latency_p95_s is not None:
         require = replace(require, latency_p95_s=Seconds(share * require.latency_p95_s))
-    names = ("cost", "energy", "carbon", "node_power")
-    scaled = {name: share * bound for name in names if (bound := getattr(limits, name)) is not None}
+    scaled = {name: share * bound for name in LIMIT_DIMENSIONS if (bound := getattr(limits, name)) is not None}
     return require, replace(limits, **scaled)
 
 
