@@ -2,7 +2,7 @@
 
 import hashlib
 
-from shoal.agent.core.backoff import delay
+from shoal.types.backoff import delay
 from shoal.types.codes import Code
 from shoal.types.units import Seconds, Wall
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final, Generic, TypeVar
 
-from shoal.agent.core.backoff import delay
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.units import Bytes, Elapsed, Seconds

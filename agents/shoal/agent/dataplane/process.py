@@ -16,7 +16,6 @@ from typing import Final, Protocol
 import structlog
 
 from shoal.agent import scheduling_priority
-from shoal.agent.core.backoff import delay
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import FrontConfig, ServingConfig, VerificationOrder
 from shoal.agent.frames import FrameClient, start_time
@@ -30,6 +29,7 @@ from shoal.agent.ports import (
 )
 from shoal.agent.timeouts import TICK_S, start_watchdog, within
 from shoal.types.assignment import Credential, Forwarding, PeerTrust
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.link import SpansAsked, SpansFound
 from shoal.types.migration import Verdict, Verification

@@ -18,7 +18,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from shoal.agent.core import routing, sequences
-from shoal.agent.core.backoff import delay
 from shoal.agent.core.routing import AttemptFault
 from shoal.agent.core.sequences import (
     MovedSession,
@@ -41,6 +40,7 @@ from shoal.agent.dataplane.transport import CallRefused, InboundCall
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
 from shoal.agent.ports import AgentClock, LocalWorker, StatefulReplica
 from shoal.inference import open_inference_pb2 as oip
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import Identity
 from shoal.types.migration import Giver, Handover

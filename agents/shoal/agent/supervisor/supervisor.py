@@ -16,7 +16,6 @@ from shoal.agent.core import assignment as machine
 from shoal.agent.core import link_session as sessions
 from shoal.agent.core import partition, reconcile
 from shoal.agent.core import receipt as receipts
-from shoal.agent.core.backoff import delay
 from shoal.agent.ports import (
     AgentClock,
     AgentJournal,
@@ -42,6 +41,7 @@ from shoal.agent.ports import (
 from shoal.agent.supervisor.node_monitor import NodeMonitor
 from shoal.agent.supervisor.replicas import ReplicaManager
 from shoal.types.assignment import DesiredSet, Forwarding, Observed, Trust, Version
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, Node, Reading
 from shoal.types.link import (
