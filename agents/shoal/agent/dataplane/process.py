@@ -28,6 +28,7 @@ from shoal.agent.ports import (
     VerificationSource,
 )
 from shoal.agent.timeouts import TICK_S, start_watchdog, within
+from shoal.host.event_wait import wait_or_timeout
 from shoal.types.assignment import Credential, Forwarding, PeerTrust
 from shoal.types.backoff import delay
 from shoal.types.codes import Code, ShoalError, refuse
@@ -227,16 +228,13 @@ class FrontProcess:
             self._reserved_ports.pop().close()
 
     async def _wait_until_up(self) -> FrameClient:
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await self._up.wait()
-            if self._closed or self._client is None:
-                raise refuse(Code.REPLICA_UNREACHABLE, "the front is ended", "a running front", "start the agent")
-            return self._client
-        except TimeoutError as error:
+        if not await wait_or_timeout(self._up, START_TIMEOUT_S):
             raise refuse(
                 Code.DEADLINE_EXCEEDED, "the front does not start", f"within {START_TIMEOUT_S:g}s", "see its log"
-            ) from error
+            )
+        if self._closed or self._client is None:
+            raise refuse(Code.REPLICA_UNREACHABLE, "the front is ended", "a running front", "start the agent")
+        return self._client
 
     async def _configure(self, client: FrameClient) -> None:
         if self._desired_config is not None:
@@ -317,8 +315,7 @@ class FrontProcess:
             except ShoalError:
                 if process.gone.is_set() or loop.time() > end:
                     raise
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.gone.wait(), _POLL_S)
+            await wait_or_timeout(process.gone, _POLL_S)
 
     def _spawn(self) -> _Process:
         """Start a front. Raises OSError.
@@ -417,7 +414,6 @@ def _is_same(asked: FrontConfig, running: FrontConfig) -> bool:
 
 async def _wait_or_kill(process: _Process, timeout_s: float) -> None:
     """Wait until the process ended; kill it after `timeout_s`."""
-    with suppress(TimeoutError):
-        await asyncio.wait_for(process.gone.wait(), timeout_s)
+    await wait_or_timeout(process.gone, timeout_s)
     process.signal(signal.SIGKILL)
     await process.gone.wait()

@@ -9,7 +9,7 @@ node lost meanwhile.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -39,6 +39,7 @@ from shoal.agent.dataplane.request import MAX_RANK, MAX_TENSORS, fingerprint, in
 from shoal.agent.dataplane.transport import CallRefused, InboundCall
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
 from shoal.agent.ports import AgentClock, LocalWorker, StatefulReplica
+from shoal.host.event_wait import wait_or_timeout
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -425,11 +426,7 @@ class FrontSessions:
 
     async def _wait_for_change(self, end: Elapsed) -> bool:
         """Wait for any change. Returns False at `end`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, end - self._clock.now())):
-                await self._change.wait()
-                return True
-        return False
+        return await wait_or_timeout(self._change, max(0.0, end - self._clock.now()))
 
     # handover, source side
 
