@@ -1,8 +1,8 @@
 """Delay before the next attempt: exponential, capped, and spread by a hash of names instead of random numbers."""
 
-import hashlib
 from typing import Final
 
+from shoal.types import stable_hash
 from shoal.types.units import Seconds
 
 EQUAL_JITTER: Final = 0.5
@@ -19,6 +19,5 @@ def delay(name: str, attempt: int, *, base_s: float, cap_s: float, jitter: float
     a fleet that failed together does not retry together. With a jitter of 0 all wait equally long.
     """
     ceiling = min(cap_s, base_s * 2 ** min(attempt, _MAX_DOUBLINGS))
-    digest = hashlib.sha256(f"{name}/{attempt}".encode()).digest()
-    share = int.from_bytes(digest[:8], "big") / 2**64
+    share = stable_hash.fraction(name, str(attempt))
     return Seconds(ceiling * (1.0 - jitter + jitter * share))

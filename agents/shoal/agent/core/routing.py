@@ -5,7 +5,6 @@ Everything here is a function of values. The front keeps one `ReplicaHealth` for
 or given up.
 """
 
-import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -13,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final, Generic, TypeVar
 
+from shoal.types import stable_hash
 from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
@@ -265,8 +265,8 @@ def choose(
     if len(usable) == 1:
         return usable[0]
     if session:
-        return max(usable, key=lambda e: -e.weight / math.log(_unit_hash(f"{session}/{e.assignment}")))
-    drawn = _pick_by_weight(usable, _unit_hash(f"{seed}/{len(tried)}"))
+        return max(usable, key=lambda e: -e.weight / math.log(stable_hash.fraction(f"{session}/{e.assignment}")))
+    drawn = _pick_by_weight(usable, stable_hash.fraction(f"{seed}/{len(tried)}"))
     if health.get(drawn.assignment, HEALTHY).outstanding == 0:
         return drawn
     return min(usable, key=lambda e: (_load_per_weight(e, health), e is not drawn))
@@ -490,12 +490,6 @@ def _pick_by_weight(endpoints: Sequence[Endpoint], unit: float) -> Endpoint:
         if left < 0:
             return endpoint
     return endpoints[-1]
-
-
-def _unit_hash(text: str) -> float:
-    """A number in (0, 1) that depends on `text` alone."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") + 0.5) / 2**64
 
 
 def _no_replica(route: Route) -> Refusal:

@@ -11,6 +11,7 @@ from shoal.coordinator.core.placement.model import WorkloadPlan, terms_of
 from shoal.coordinator.core.placement.rank import TERM_NAMES, gain
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer
+from shoal.types.stable_hash import digest
 from shoal.types.units import (
     DURATION,
     show_joules,
@@ -141,16 +142,16 @@ def choose(
     figures = {name: believed_figures(each, terms) for name, each in first.items() if isinstance(each, Offer)}
     worst = _worst([*figures.values(), *([terms.own] if terms.own is not None else [])])
     reference = _fill_unknown(terms.own, worst) if terms.own is not None else worst
-    rows = list[tuple[tuple[bool, float, str], RankedAnswer]]()
+    rows = list[tuple[tuple[bool, float, bytes], RankedAnswer]]()
     for name, each in first.items():
         if isinstance(each, Decline):
-            rows.append(((True, 0.0, _tie_break(name)), RankedAnswer(each, None, math.nan, each.refusal)))
+            rows.append(((True, 0.0, digest(name)), RankedAnswer(each, None, math.nan, each.refusal)))
             continue
         better = gain(_fill_unknown(figures[name], worst), reference, terms.weights)
         refusal = _exclusion(each, terms, since_s, indicative=indicative)
         over_home = better if terms.own is not None else math.nan
         rows.append(
-            ((refusal is not None, -better, _tie_break(each.id)), RankedAnswer(each, figures[name], over_home, refusal))
+            ((refusal is not None, -better, digest(each.id)), RankedAnswer(each, figures[name], over_home, refusal))
         )
     judged = tuple(row for _, row in sorted(rows, key=lambda row: row[0]))
     fits = [each for each in judged if each.refusal is None and isinstance(each.answer, Offer)]
@@ -271,10 +272,6 @@ def _fill_unknown(figures: ObjectiveFigures, worst: ObjectiveFigures) -> Objecti
 
 def _unknown_last(value: float) -> float:
     return math.inf if math.isnan(value) else value
-
-
-def _tie_break(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def _show_carbon(value: float) -> str:

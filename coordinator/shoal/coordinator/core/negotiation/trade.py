@@ -54,6 +54,7 @@ from shoal.coordinator.core.negotiation.offer_selection import (
     gain_of,
     gain_of_local,
 )
+from shoal.types import stable_hash
 from shoal.types.agreement import Award, Notice, Release, Renewed, ServiceReport, ServiceState
 from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal
@@ -824,16 +825,11 @@ def _sooner(time: Elapsed, now: Elapsed) -> Elapsed:
 
 
 def _cooldown_end(trade: WorkloadTrade, now: Elapsed, fresh: str) -> Elapsed:
-    return Elapsed(now + COOLDOWN_S * (1 + _jitter(str(trade.workload), fresh) / 4))
+    return Elapsed(now + COOLDOWN_S * (1 + stable_hash.fraction(str(trade.workload), fresh) / 4))
 
 
 def _renewal_pause_s(lease_s: Seconds) -> Seconds:
     return Seconds(min(RENEW_S, lease_s / 3))
-
-
-def _jitter(*names: str) -> float:
-    """0 to 1, determined by the names alone."""
-    return int.from_bytes(hashlib.blake2b("\0".join(names).encode(), digest_size=8).digest()) / 2.0**64
 
 
 def _digest(*names: str) -> str:

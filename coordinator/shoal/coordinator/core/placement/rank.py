@@ -1,6 +1,5 @@
 """Ranks feasible candidates: terms normalised over all of them and weighted by the policy, and the Pareto front."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import ScoreTerm
+from shoal.types import stable_hash
 from shoal.types.workload import Intent, Weights
 
 TERM_NAMES = ("latency", "cost", "energy")
@@ -75,4 +75,4 @@ def pareto(figures: Sequence[tuple[float, float, float]]) -> list[bool]:
 
 def tie_break(seed: int, *names: str) -> bytes:
     """An order among equals that depends on the seed and the names alone, never on the order of evaluation."""
-    return hashlib.blake2b("\0".join((str(seed), *names)).encode(), digest_size=8).digest()
+    return stable_hash.digest(str(seed), *names)
