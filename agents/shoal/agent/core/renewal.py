@@ -1,6 +1,5 @@
 """When a node's certificate is due to be renewed, and when to try again."""
 
-
 from shoal.types import stable_hash
 from shoal.types.backoff import delay
 from shoal.types.codes import Code
