@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import FunctionType
 
 from shoal.agent import supervisor
-from shoal.agent.core import assignment, backoff, link_session
+from shoal.agent.core import assignment, link_session
 from shoal.coordinator import uncancelled
 from shoal.coordinator.controllers.federation import delegate, origin
 from shoal.coordinator.controllers.fleet import controller
@@ -24,6 +24,7 @@ from shoal.coordinator.core.placement import solve
 from shoal.coordinator.core.workloads import failures, reconcile
 from shoal.simulator.parts import storage
 from shoal.simulator.scenarios import matrix, negotiation
+from shoal.types import backoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ MUTATIONS = (
         "backoff-without-jitter",
         "back-off without jitter",
         backoff.delay,
-        (("(0.5 + 0.5 * share)", "0.5"),),
+        (("(1.0 - jitter + jitter * share)", "(1.0 - jitter)"),),
     ),
     Mutation(
         "agent-chooses-epoch",

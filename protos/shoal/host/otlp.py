@@ -20,6 +20,7 @@ import grpc.aio
 import structlog
 
 from shoal.types.address import HostPort
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.trace import Span, SpanKind
 
@@ -158,13 +159,13 @@ class Exporter:
                     await self._flush(channel, headers)
 
     async def _drain(self, channel: grpc.aio.Channel, headers: Headers) -> None:
-        pause_s = PAUSE_S
+        failures = 0
         while self._waiting:
             if await self._send(channel, headers, EXPORT_S):
-                pause_s = PAUSE_S
+                failures = 0
                 continue
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_MOST_S)
+            await asyncio.sleep(delay("collector", failures, base_s=PAUSE_S, cap_s=_PAUSE_MOST_S, jitter=0.0))
+            failures += 1
         self._offered.clear()
 
     async def _flush(self, channel: grpc.aio.Channel, headers: Headers) -> None:

@@ -7,7 +7,7 @@ merely implausible. Fields and codes of a newer version are ignored.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from types import NoneType, UnionType
@@ -26,6 +26,7 @@ from shoal.wire.field_limits import CountLimits, check_counts
 from shoal.wire.request_limits import RECEIPT
 
 Noun = TypeVar("Noun")
+View = TypeVar("View", bound=Message)
 
 MAX_TEXT: Final = 4096
 MAX_ITEMS: Final = 100_000
@@ -73,6 +74,8 @@ class _Mirror(NamedTuple):
 _MESSAGES: Final[dict[Any, Any]] = {}
 _MIRRORS: Final[dict[Any, _Mirror]] = {}
 """By class of noun."""
+_SHARED: Final[dict[tuple[type[Any], type[Message]], Mapping[str, _Codec]]] = {}
+"""Codecs of the fields that a value shares with a view, by both classes."""
 
 
 def to_wire(noun: Any) -> Any:
@@ -80,6 +83,16 @@ def to_wire(noun: Any) -> Any:
     message = message_class(type(noun))()
     _fill(message, noun)
     return message
+
+
+def fill_view(view: View, value: Any) -> View:
+    """`view` with every field that the dataclass `value` has by the same name; its other fields stay as they are."""
+    kinds = type(value), type(view)
+    if kinds not in _SHARED:
+        _SHARED[kinds] = _codecs(type(value), view.DESCRIPTOR.fields_by_name)
+    for name, codec in _SHARED[kinds].items():
+        codec.put(view, name, getattr(value, name))
+    return view
 
 
 def from_wire(kind: type[Noun], message: Message) -> Noun:
@@ -197,12 +210,17 @@ def _read(kind: Any, message: Any) -> Any:
 
 def _mirror(kind: Any) -> _Mirror:
     if kind not in _MIRRORS:
-        hints = get_type_hints(kind)
-        names = kind._fields if kind is WorkloadKey else tuple(field.name for field in fields(kind))
-        codecs = {name: _codec(hints[name], f"{kind.__name__}.{name}") for name in names}
+        codecs = _codecs(kind)
         absent = {name: codec.absent for name, codec in codecs.items() if codec.absent is not _REQUIRED}
-        _MIRRORS[kind] = _Mirror(codecs, absent, tuple(name for name in names if name not in absent))
+        _MIRRORS[kind] = _Mirror(codecs, absent, tuple(name for name in codecs if name not in absent))
     return _MIRRORS[kind]
+
+
+def _codecs(kind: Any, shared: Container[str] | None = None) -> dict[str, _Codec]:
+    """The codecs of the fields of `kind`, in their order. `shared`: the names of those to convert; None: all."""
+    hints = get_type_hints(kind)
+    names = kind._fields if kind is WorkloadKey else tuple(field.name for field in fields(kind))
+    return {name: _codec(hints[name], f"{kind.__name__}.{name}") for name in names if shared is None or name in shared}
 
 
 def _codec(hint: Any, where: str) -> _Codec:

@@ -1,6 +1,7 @@
 """Every noun survives the wire unchanged; what is no noun is refused."""
 
 import math
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import pytest
@@ -12,7 +13,8 @@ from shoal.types.assignment import DesiredSet, Status
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Receipt
-from shoal.v1 import link_pb2, nouns_pb2
+from shoal.types.workload import WorkloadKey
+from shoal.v1 import link_pb2, nouns_pb2, operator_pb2
 from shoal.wire import nouns
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -41,6 +43,29 @@ def test_round_trip(kind: Any) -> None:
         assert nouns.encode(nouns.decode(kind, nouns.encode(noun))) == nouns.encode(noun)
 
     holds()
+
+
+@dataclass(frozen=True)
+class Happening:
+    """A value that shares some of its fields with the view `Event`."""
+
+    code: Code
+    at: float | None
+    workload: WorkloadKey | None
+    secret: dict[Any, Any]
+
+
+def test_a_view_gets_the_fields_that_it_shares_with_a_value() -> None:
+    value = Happening(Code.CONFLICT, 1.5, WorkloadKey("acme", "reader"), {})
+    view = nouns.fill_view(operator_pb2.Event(actor="kept"), value)
+    key = nouns_pb2.WorkloadKey(tenant="acme", name="reader")
+    assert view == operator_pb2.Event(code="CONFLICT", at=1.5, workload=key, actor="kept")
+
+
+def test_what_is_unknown_is_absent_from_a_view() -> None:
+    view = nouns.fill_view(operator_pb2.Event(), Happening(Code.CONFLICT, None, None, {}))
+    assert view == operator_pb2.Event(code="CONFLICT")
+    assert not view.HasField("workload")
 
 
 def test_every_link_message_has_its_place() -> None:

@@ -9,8 +9,8 @@ transitional state has a deadline, and each state requests its own wake-up when 
 
 from dataclasses import dataclass, replace
 
-from shoal.agent.core.backoff import delay
 from shoal.types.assignment import Assignment, Measured, Observed, Phase, Served
+from shoal.types.backoff import delay
 from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, Refusal
 from shoal.types.latency import Counts
 from shoal.types.migration import DRAIN_S, Against, Recording, Verdict, Verification, admits

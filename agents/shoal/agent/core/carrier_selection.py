@@ -6,7 +6,7 @@ A network can block gRPC in two ways: no connection is established, or each conn
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from shoal.agent.core.backoff import delay
+from shoal.types.backoff import delay
 from shoal.types.units import Elapsed, Seconds
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shoal.agent.core.backoff import delay
 from shoal.types.assignment import Crossing, DesiredSet, Ingress, Observed, Status, Version
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Reading
 from shoal.types.link import OLDEST_PROTOCOL, Hello, Welcome

@@ -5,15 +5,15 @@ Everything here is a function of values. The front keeps one `ReplicaHealth` for
 or given up.
 """
 
-import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Final, Generic, TypeVar
+from typing import Final
 
-from shoal.agent.core.backoff import delay
+from shoal.types import stable_hash
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.units import Bytes, Elapsed, Seconds
@@ -92,9 +92,8 @@ class AttemptHistory:
 
     # Assignments that it was sent to.
     tried: frozenset[str] = frozenset()
-    # Digests of the other requests that were in flight at its first crash, less those answered since; None before a
-    # crash.
-    colocated_at_crash: frozenset[bytes] | None = None
+    # True if it was in flight at an earlier crash.
+    has_crashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +264,8 @@ def choose(
     if len(usable) == 1:
         return usable[0]
     if session:
-        return max(usable, key=lambda e: -e.weight / math.log(_unit_hash(f"{session}/{e.assignment}")))
-    drawn = _pick_by_weight(usable, _unit_hash(f"{seed}/{len(tried)}"))
+        return max(usable, key=lambda e: -e.weight / math.log(stable_hash.fraction(f"{session}/{e.assignment}")))
+    drawn = _pick_by_weight(usable, stable_hash.fraction(f"{seed}/{len(tried)}"))
     if health.get(drawn.assignment, HEALTHY).outstanding == 0:
         return drawn
     return min(usable, key=lambda e: (_load_per_weight(e, health), e is not drawn))
@@ -285,19 +284,11 @@ def decide_retry(fault: AttemptFault, history: AttemptHistory, *, idempotent: bo
     """
     if fault in (AttemptFault.REQUEST, AttemptFault.LATE, AttemptFault.CALLER):
         return RetryDecision.RETURN_ERROR
-    if fault is AttemptFault.CRASH and history.colocated_at_crash is not None:
+    if fault is AttemptFault.CRASH and history.has_crashed:
         return RetryDecision.BLOCK
     if was_sent and not idempotent and fault is not AttemptFault.BUSY:
         return RetryDecision.RETURN_ERROR
     return RetryDecision.RETRY
-
-
-def is_to_blame(history: AttemptHistory, colocated: frozenset[bytes]) -> bool:
-    """Whether this request is to blame for two crashes: only if the others in flight differ, or there were none.
-
-    `history` is from before the second crash; `colocated` are the digests of the others in flight at the second.
-    """
-    return history.colocated_at_crash is not None and (history.colocated_at_crash != colocated or not colocated)
 
 
 def record_sent(health: ReplicaHealth) -> ReplicaHealth:
@@ -379,65 +370,6 @@ def admit(
     return None
 
 
-_T = TypeVar("_T")
-
-
-class _DigestCache(Generic[_T]):
-    """A bounded map from a request's digest to a value that expires; the oldest entries are evicted first."""
-
-    def __init__(self, keep_s: float = 60.0, size: int = 1024) -> None:
-        self._keep_s = keep_s
-        self._size = size
-        self._known: dict[bytes, tuple[Elapsed, _T]] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def _put(self, digest: bytes, what: _T, now: Elapsed) -> None:
-        self._known.pop(digest, None)
-        self._known[digest] = Elapsed(now + self._keep_s), what
-        while len(self._known) > self._size:
-            del self._known[next(iter(self._known))]
-
-    def _get(self, digest: bytes, now: Elapsed) -> tuple[Elapsed, _T] | None:
-        found = self._known.get(digest)
-        if found is not None and now >= found[0]:
-            del self._known[digest]
-            return None
-        return found
-
-
-class BlockedRequests(_DigestCache[None]):
-    """Requests that crashed two workers; they are refused until their entry expires."""
-
-    def add(self, digest: bytes, now: Elapsed) -> None:
-        self._put(digest, None, now)
-
-    def remaining_s(self, digest: bytes, now: Elapsed) -> Seconds | None:
-        """Seconds for which it is still refused; None when it is not."""
-        found = self._get(digest, now)
-        return None if found is None else Seconds(found[0] - now)
-
-
-class SuspectedRequests(_DigestCache[frozenset[bytes]]):
-    """Requests that were in flight at a crash, until they are answered. A client that sends one again does not reset
-    it."""
-
-    def add(self, digest: bytes, colocated: frozenset[bytes], now: Elapsed) -> None:
-        """`colocated` are the digests of the other requests that were in flight there."""
-        self._put(digest, colocated, now)
-
-    def colocated_at_crash(self, digest: bytes, now: Elapsed) -> frozenset[bytes] | None:
-        found = self._get(digest, now)
-        return None if found is None else found[1]
-
-    def clear(self, digest: bytes) -> None:
-        """The request was answered, so it did not cause the crash. Remove it from the lists of the requests in flight
-        with it."""
-        self._known.pop(digest, None)
-        self._known = {each: (until, others - {digest}) for each, (until, others) in self._known.items()}
-
-
 def _in_state(state: EndpointState, route: Route, here: AbstractSet[str]) -> tuple[Endpoint, ...]:
     return tuple(
         endpoint
@@ -490,12 +422,6 @@ def _pick_by_weight(endpoints: Sequence[Endpoint], unit: float) -> Endpoint:
         if left < 0:
             return endpoint
     return endpoints[-1]
-
-
-def _unit_hash(text: str) -> float:
-    """A number in (0, 1) that depends on `text` alone."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") + 0.5) / 2**64
 
 
 def _no_replica(route: Route) -> Refusal:

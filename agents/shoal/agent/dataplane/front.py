@@ -19,16 +19,15 @@ import structlog
 from structlog.contextvars import bind_contextvars, reset_contextvars
 
 from shoal.agent.core import routing
+from shoal.agent.core.crashes import Crash, CrashForensics, is_second_crash
 from shoal.agent.core.routing import (
     HEALTHY,
     AdmissionLimits,
     AttemptFault,
     AttemptHistory,
-    BlockedRequests,
     FrontLoad,
     ReplicaHealth,
     RetryDecision,
-    SuspectedRequests,
 )
 from shoal.agent.core.sequences import SequenceKey, SessionStep
 from shoal.agent.dataplane import request as reading
@@ -100,10 +99,8 @@ class _InFlightRequest:
     trace: Trace | None = None
     # Attempts so far.
     attempts: int = 0
-    # Requests in flight at its replica when that crashed, with itself; empty without a crash in this attempt.
-    colocated: tuple["_InFlightRequest", ...] = ()
-    # Digests of those in flight with it at an earlier crash, as known just before this one; None without one.
-    prior_crash: frozenset[bytes] | None = None
+    # The crash of its replica in this attempt; None without one.
+    crash: Crash | None = None
     # True if `expires_at` is what its caller asked for, and not this front's limit.
     has_caller_deadline: bool = False
 
@@ -118,9 +115,6 @@ class _InFlightRequest:
     def digest(self) -> bytes:
         """Digest of what the model sees: the same for a repeated request, whatever its id."""
         return reading.fingerprint(self.request, str(self.key))
-
-    def colocated_digests(self) -> frozenset[bytes]:
-        return frozenset(flight.digest for flight in self.colocated if flight is not self)
 
 
 class DataPlane:
@@ -173,9 +167,7 @@ class DataPlane:
         self._revoked: frozenset[str] = frozenset()
         self._known_workers: dict[str, LocalWorker] = {}
         self._health: dict[str, ReplicaHealth] = {}
-        self._in_flight_at: defaultdict[str, set[_InFlightRequest]] = defaultdict(set)
-        self._blocked = BlockedRequests()
-        self._suspects = SuspectedRequests()
+        self._crashes = CrashForensics()
         self._suspect_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Locks for suspected requests, by replica: with two of them there, another crash would not show which one is
         to blame."""
@@ -449,12 +441,12 @@ class DataPlane:
             except AttemptFailed as error:
                 failure = error
                 fault = routing.fault_of(error.code)
-                tries = replace(tries, colocated_at_crash=flight.prior_crash)
+                tries = replace(tries, has_crashed=is_second_crash(flight))
                 match routing.decide_retry(fault, tries, idempotent=not flight.session, was_sent=error.was_sent):
                     case RetryDecision.RETURN_ERROR:
                         raise
                     case RetryDecision.BLOCK:
-                        raise self._block(flight, tries) from error
+                        raise self._block(flight) from error
                     case RetryDecision.RETRY:
                         tries = replace(tries, tried=tries.tried | {picked.assignment})
 
@@ -494,8 +486,8 @@ class DataPlane:
             try:
                 return await self._attempt_guarded(replace(picked, assignment=assignment), flight, request)
             except AttemptFailed as error:
-                if routing.fault_of(error.code) is AttemptFault.CRASH and flight.prior_crash is not None:
-                    raise self._block(flight, AttemptHistory(colocated_at_crash=flight.prior_crash)) from error
+                if routing.fault_of(error.code) is AttemptFault.CRASH and is_second_crash(flight):
+                    raise self._block(flight) from error
                 raise
 
         return await self._sessions.step(key, step, flight.request, picked.assignment, flight.expires_at, run)
@@ -509,15 +501,9 @@ class DataPlane:
     def _current_route(self, route: Route) -> Route:
         return self._routes.get(route.workload, route)
 
-    def _prior_crash(self, flight: _InFlightRequest) -> frozenset[bytes] | None:
-        """Digests of the requests in flight with the same request at an earlier crash, in any attempt; None without
-        one."""
-        return self._suspects.colocated_at_crash(flight.digest, self._clock.now()) if self._suspects else None
-
-    def _block(self, flight: _InFlightRequest, history: AttemptHistory) -> ShoalError:
-        """The refusal after a second crash. `history` is from before it."""
-        if routing.is_to_blame(history, flight.colocated_digests()):
-            self._blocked.add(flight.digest, self._clock.now())
+    def _block(self, flight: _InFlightRequest) -> ShoalError:
+        """The refusal after a second crash."""
+        self._crashes.block_if_to_blame(flight, self._clock.now())
         return ShoalError(_CRASH_REFUSAL)
 
     async def _attempt_guarded(self, endpoint: Endpoint, flight: _InFlightRequest, request: bytes) -> bytes:
@@ -526,17 +512,16 @@ class DataPlane:
         A request that meets its first crash becomes a suspect. Raises AttemptFailed, ShoalError(DEADLINE_EXCEEDED).
         """
         try:
-            if self._prior_crash(flight) is None:
+            if not self._crashes.is_suspect(flight, self._clock.now()):
                 left = Seconds(flight.expires_at - self._clock.now())
                 answer = await self._attempt(endpoint, flight, left, request)
             else:
                 answer = await self._attempt_exclusively(endpoint, flight, request)
         except AttemptFailed as error:
-            if routing.fault_of(error.code) is AttemptFault.CRASH and flight.prior_crash is None:
-                self._suspects.add(flight.digest, flight.colocated_digests(), self._clock.now())
+            if routing.fault_of(error.code) is AttemptFault.CRASH:
+                self._crashes.add_suspect(flight, self._clock.now())
             raise
-        if self._suspects:
-            self._suspects.clear(flight.digest)
+        self._crashes.on_answer(flight)
         return answer
 
     async def _attempt_exclusively(self, endpoint: Endpoint, flight: _InFlightRequest, request: bytes) -> bytes:
@@ -551,7 +536,7 @@ class DataPlane:
             return await self._attempt(endpoint, flight, Seconds(flight.expires_at - self._clock.now()), request)
         finally:
             alone.release()
-            if not self._suspects:
+            if not self._crashes.has_suspects:
                 self._suspect_locks.clear()
 
     async def _attempt(
@@ -564,8 +549,7 @@ class DataPlane:
         name = endpoint.assignment
         before = self._health.get(name, HEALTHY)
         self._health[name] = routing.record_sent(before)
-        self._in_flight_at[name].add(flight)
-        flight.colocated, flight.prior_crash = (), None
+        self._crashes.on_attempt(name, flight)
         token = flight.step.token if flight.step is not None else ""
         attempt = flight.trace.attempt(endpoint) if flight.trace is not None else None
         errand = CallContext(
@@ -589,19 +573,15 @@ class DataPlane:
             now = self._clock.now()
             waited, patience = Seconds(now - start), Seconds(self._settings.timeout_s)
             fault = routing.fault_of_attempt(code, self._health[name], before.outstanding, waited, patience, now)
-            if fault is AttemptFault.CRASH and not flight.colocated:
-                crowd = tuple(self._in_flight_at[name])
-                for each in crowd:
-                    each.colocated, each.prior_crash = crowd, self._prior_crash(each)
+            if fault is AttemptFault.CRASH:
+                self._crashes.on_crash(name, flight, now)
             self._health[name] = routing.record_failure(self._health[name], name, fault, now)
             raise
         except BaseException:
             self._health[name] = routing.record_withdrawn(self._health[name])
             raise
         finally:
-            self._in_flight_at[name].discard(flight)
-            if not self._in_flight_at[name]:
-                del self._in_flight_at[name]
+            self._crashes.on_attempt_end(name, flight)
             if attempt is not None:
                 attempt.end(code)
             if endpoint.region:
@@ -632,10 +612,9 @@ class DataPlane:
             self._bytes -= size
 
     def _check_admission(self, route: Route, flight: _InFlightRequest) -> None:
-        if self._blocked:
-            left = self._blocked.remaining_s(flight.digest, flight.arrived_at)
-            if left is not None:
-                raise CallRefused(_CRASH_REFUSAL, left)
+        left = self._crashes.blocked_s(flight, flight.arrived_at)
+        if left is not None:
+            raise CallRefused(_CRASH_REFUSAL, left)
         here: AbstractSet[str] = self._known_workers.keys()
         if flight.step is not None and not flight.step.start:
             if flight.caller.hop:

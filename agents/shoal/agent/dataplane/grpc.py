@@ -6,7 +6,7 @@ pass as bytes; only the small calls are parsed here.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
@@ -40,6 +40,7 @@ from shoal.agent.dataplane.transport import (
     retry_after_s,
 )
 from shoal.agent.dataplane.trust import Authorities, Handshake
+from shoal.host.event_wait import wait_or_timeout
 from shoal.inference import health_pb2, reflection_pb2
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.address import HostPort
@@ -148,9 +149,7 @@ class GrpcTransport:
         self._leaving = True
         self._empty.clear()
         if self._inside:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
-                    await self._empty.wait()
+            await wait_or_timeout(self._empty, grace_s)
         await asyncio.sleep(LAST_ANSWER_S)
 
     def _enter(self, context: _Context, *, long_lived: bool = False) -> None:

@@ -1,11 +1,10 @@
 """grpc.health.v1 on the data ports, for authorized callers: whether the front is ready, once or at each change."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Final
 
 from shoal.agent.dataplane.transport import InboundCall, InferenceService
+from shoal.host.event_wait import wait_or_timeout
 from shoal.inference import health_pb2
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, refuse
@@ -44,9 +43,7 @@ async def watch(
         if now != sent:
             await send(now)
             sent = now
-        with suppress(TimeoutError):
-            async with asyncio.timeout(RECHECK_S):
-                await change.wait()
+        await wait_or_timeout(change, RECHECK_S)
 
 
 def _response(is_ready: bool) -> Response:

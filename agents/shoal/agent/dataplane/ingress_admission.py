@@ -9,12 +9,13 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from shoal.agent.dataplane.memory import MessageMemory, shed_refusal
 from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused
+from shoal.host.event_wait import wait_or_timeout
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.units import Seconds
 
@@ -137,9 +138,7 @@ class _FirstReads:
         loop = asyncio.get_running_loop()
         while not is_known() and self._open and (left_s := self._latest + FIRST_READ_SPACING_S - loop.time()) > 0:
             self._read_ended.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._read_ended.wait()
+            await wait_or_timeout(self._read_ended, left_s)
         self._open += 1
         self._latest = loop.time()
         try:

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final
@@ -39,6 +38,7 @@ from shoal.agent.frames import FrameMessage, FrameServer, Handler, start_time
 from shoal.agent.ports import AgentClock
 from shoal.host import file_descriptors, gc_freeze, metrics_page
 from shoal.host import memory as machine
+from shoal.host.event_wait import wait_or_timeout
 from shoal.host.metrics import MetricReadings, page_of
 from shoal.host.otlp import Exporter
 from shoal.host.private_files import disable_core_dumps, write_private
@@ -248,8 +248,7 @@ async def _wait_until_over(stopped: asyncio.Event, server: FrameServer, orphan_a
         if alone is not None and loop.time() - alone >= orphan_after_s:
             _log.warning("front_orphaned", duration_s=orphan_after_s)
             return
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stopped.wait(), min(1.0, orphan_after_s / 4))
+        await wait_or_timeout(stopped, min(1.0, orphan_after_s / 4))
 
 
 def _try_lock(lock: IO[str]) -> bool:

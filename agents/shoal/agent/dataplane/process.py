@@ -16,7 +16,6 @@ from typing import Final, Protocol
 import structlog
 
 from shoal.agent import scheduling_priority
-from shoal.agent.core.backoff import delay
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import FrontConfig, ServingConfig, VerificationOrder
 from shoal.agent.frames import FrameClient, start_time
@@ -29,8 +28,10 @@ from shoal.agent.ports import (
     VerificationSource,
 )
 from shoal.agent.timeouts import TICK_S, start_watchdog, within
+from shoal.host.event_wait import wait_or_timeout
 from shoal.types.address import HostPort
 from shoal.types.assignment import Credential, Forwarding, PeerTrust
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.link import SpansAsked, SpansFound
 from shoal.types.migration import Verdict, Verification
@@ -228,16 +229,13 @@ class FrontProcess:
             self._reserved_ports.pop().close()
 
     async def _wait_until_up(self) -> FrameClient:
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await self._up.wait()
-            if self._closed or self._client is None:
-                raise refuse(Code.REPLICA_UNREACHABLE, "the front is ended", "a running front", "start the agent")
-            return self._client
-        except TimeoutError as error:
+        if not await wait_or_timeout(self._up, START_TIMEOUT_S):
             raise refuse(
                 Code.DEADLINE_EXCEEDED, "the front does not start", f"within {START_TIMEOUT_S:g}s", "see its log"
-            ) from error
+            )
+        if self._closed or self._client is None:
+            raise refuse(Code.REPLICA_UNREACHABLE, "the front is ended", "a running front", "start the agent")
+        return self._client
 
     async def _configure(self, client: FrameClient) -> None:
         if self._desired_config is not None:
@@ -318,8 +316,7 @@ class FrontProcess:
             except ShoalError:
                 if process.gone.is_set() or loop.time() > end:
                     raise
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.gone.wait(), _POLL_S)
+            await wait_or_timeout(process.gone, _POLL_S)
 
     def _spawn(self) -> _Process:
         """Start a front. Raises OSError.
@@ -418,7 +415,6 @@ def _is_same(asked: FrontConfig, running: FrontConfig) -> bool:
 
 async def _wait_or_kill(process: _Process, timeout_s: float) -> None:
     """Wait until the process ended; kill it after `timeout_s`."""
-    with suppress(TimeoutError):
-        await asyncio.wait_for(process.gone.wait(), timeout_s)
+    await wait_or_timeout(process.gone, timeout_s)
     process.signal(signal.SIGKILL)
     await process.gone.wait()

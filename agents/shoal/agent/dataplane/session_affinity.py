@@ -9,10 +9,10 @@ from collections import OrderedDict
 from typing import Final
 
 from shoal.agent.core import routing
-from shoal.agent.core.backoff import delay
 from shoal.agent.core.routing import AttemptFault
 from shoal.agent.core.sequences import SequenceKey, SessionStep, lost_session_refusal
 from shoal.agent.dataplane.upstream import AttemptFailed
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import Handover
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route

@@ -9,7 +9,7 @@ node lost meanwhile.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -17,7 +17,6 @@ import structlog
 
 from shoal.agent import metrics
 from shoal.agent.core import routing, sequences
-from shoal.agent.core.backoff import delay
 from shoal.agent.core.routing import AttemptFault
 from shoal.agent.core.sequences import (
     MovedSession,
@@ -40,8 +39,10 @@ from shoal.agent.dataplane.transport import CallRefused, InboundCall
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
 from shoal.agent.metrics import SessionEvent
 from shoal.agent.ports import AgentClock, LocalWorker, StatefulReplica
+from shoal.host.event_wait import wait_or_timeout
 from shoal.host.metrics import MetricReadings
 from shoal.inference import open_inference_pb2 as oip
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import Identity
 from shoal.types.migration import Giver, Handover
@@ -433,11 +434,7 @@ class FrontSessions:
 
     async def _wait_for_change(self, end: Elapsed) -> bool:
         """Wait for any change. Returns False at `end`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, end - self._clock.now())):
-                await self._change.wait()
-                return True
-        return False
+        return await wait_or_timeout(self._change, max(0.0, end - self._clock.now()))
 
     # handover, source side
 

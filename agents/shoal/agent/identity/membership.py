@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives import serialization
 
 from shoal.agent.core import renewal
 from shoal.agent.ports import AgentClock, Log, NodeTrust
+from shoal.host.event_wait import wait_or_timeout
 from shoal.host.private_files import write_private
 from shoal.types.assignment import Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -126,11 +127,7 @@ class FileMembership:
             if left <= 0:
                 return
             self._wake.clear()
-            try:
-                async with asyncio.timeout(min(left, RECHECK_S)):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await wait_or_timeout(self._wake, min(left, RECHECK_S))
 
     def _renew(self) -> None:
         enrolled = renew(self._enrol, self._folder)

@@ -16,6 +16,7 @@ from shoal.agent.core.timekeeping import MACHINE, OPERATOR, SavedClock
 from shoal.agent.identity.host import boot_id
 from shoal.agent.journal.slots import Slots, peek, replace_file
 from shoal.agent.ports import Log
+from shoal.host.event_wait import wait_or_timeout
 from shoal.types.codes import Code
 from shoal.types.units import Elapsed, Seconds, Wall, show_seconds
 
@@ -88,8 +89,7 @@ class Timekeeper:
                 self._dirty.clear()
                 await asyncio.to_thread(self.save)
                 saved_at = self.clock.now()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._dirty.wait(), CHECK_EVERY_S)
+            await wait_or_timeout(self._dirty, CHECK_EVERY_S)
 
     def save(self) -> None:
         """Blocking. A failure is logged; the next save tries again."""

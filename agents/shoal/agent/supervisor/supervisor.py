@@ -16,7 +16,6 @@ from shoal.agent.core import assignment as machine
 from shoal.agent.core import link_session as sessions
 from shoal.agent.core import partition, reconcile
 from shoal.agent.core import receipt as receipts
-from shoal.agent.core.backoff import delay
 from shoal.agent.ports import (
     AgentClock,
     AgentJournal,
@@ -41,7 +40,9 @@ from shoal.agent.ports import (
 )
 from shoal.agent.supervisor.node_monitor import NodeMonitor
 from shoal.agent.supervisor.replicas import ReplicaManager
+from shoal.host.event_wait import wait_or_timeout
 from shoal.types.assignment import DesiredSet, Forwarding, Observed, Trust, Version
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, Node, Reading
 from shoal.types.link import (
@@ -333,7 +334,7 @@ class Supervisor:
         while True:
             ends_at = self._next_serve_deadline()
             wait = None if ends_at is None else max(0.0, ends_at - self._clock.now())
-            await _wait(self._reconcile_due, wait)
+            await wait_or_timeout(self._reconcile_due, wait)
             self._reconcile_due.clear()
             self._reconcile()
 
@@ -422,7 +423,7 @@ class Supervisor:
 
     async def _heartbeat_forever(self) -> None:
         while True:
-            await _wait(self._report_due, self._heartbeat_s())
+            await wait_or_timeout(self._report_due, self._heartbeat_s())
             self._report_due.clear()
             self._snapshot = self._take_snapshot()
             if self._session is not None:
@@ -741,13 +742,4 @@ class _NoMembership:
         pass
 
     def on_link_refused(self, refusal: Refusal) -> None:
-        pass
-
-
-async def _wait(event: asyncio.Event, seconds: float | None) -> None:
-    """Wait for the event, at most `seconds`. None: no limit."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
         pass

@@ -21,6 +21,7 @@ from shoal.agent.frames import FrameServer
 from shoal.agent.worker import isolation
 from shoal.agent.worker.process import BUSY_BYTES
 from shoal.host import gc_freeze, logs
+from shoal.host.event_wait import wait_or_timeout
 
 ORPHAN_AFTER_S = 60.0
 
@@ -60,13 +61,11 @@ async def _serve(path: Path, nonce: str, orphan_after_s: float, busy: mmap.mmap)
     await server.start()
     gc_freeze.freeze()
     _signal_ready()
-    stop = asyncio.create_task(service.stop_requested.wait())
-    while not stop.done():
+    while not service.stop_requested.is_set():
         alone = server.empty_since
         if alone is not None and loop.time() - alone >= orphan_after_s:
             break
-        await asyncio.wait([stop], timeout=min(1.0, orphan_after_s / 4))
-    stop.cancel()
+        await wait_or_timeout(service.stop_requested, min(1.0, orphan_after_s / 4))
     await server.close()
 
 

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Final
@@ -60,6 +59,7 @@ from shoal.agent.worker.sample_inputs import sample_input
 from shoal.agent.worker.support import runtime_support
 from shoal.agent.worker.tensors import Array, batch_size, decode, decode_response, encode, make_request, output_names
 from shoal.artifacts.samples import SamplePack, read_pack, write_pack
+from shoal.host.event_wait import wait_or_timeout
 from shoal.host.watchdog import Watchdog
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Measured
@@ -152,9 +152,7 @@ class ModelRunner:
 
     async def infer_when_idle(self, message: FrameMessage) -> FrameMessage:
         """As `infer`, for a comparison with another replica: no client waits for it, and it is not counted."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(IDLE_WAIT_S):
-                await self._idle.wait()
+        await wait_or_timeout(self._idle, IDLE_WAIT_S)
         return await self.infer(message, is_metered=False)
 
     def sample_request(self, seed: int | None, index: int) -> bytes:

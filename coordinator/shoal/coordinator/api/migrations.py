@@ -32,7 +32,7 @@ from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Verdict
 from shoal.types.units import Elapsed, Wall
 from shoal.v1 import artifacts_pb2, operator_pb2
-from shoal.wire.nouns import to_wire
+from shoal.wire.nouns import fill_view, to_wire
 
 
 def migration_views(
@@ -152,15 +152,7 @@ def _gives_up_at(migration: Migration, now: Elapsed, wall: Wall) -> float:
 
 
 def _place(place: ReplicaPlace) -> operator_pb2.MigrationPlace:
-    return operator_pb2.MigrationPlace(
-        assignment=place.assignment,
-        node=place.node,
-        device=place.device,
-        model=place.model,
-        precision=place.precision,
-        region=place.region,
-        emulated=place.emulated,
-    )
+    return fill_view(operator_pb2.MigrationPlace(), place)
 
 
 def _expected_view(expected: ExpectedOutcome) -> operator_pb2.MoveExpected:

@@ -40,7 +40,7 @@ from shoal.types.offer import Member, Offer
 from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, WorkloadKey
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
-from shoal.wire.nouns import to_wire
+from shoal.wire.nouns import fill_view, to_wire
 
 VERSION: Final = version("shoal-coordinator")
 READY: Final = "ready"
@@ -50,25 +50,15 @@ DELETING: Final = "deleting"
 
 
 def refusal_view(refusal: Refusal) -> nouns_pb2.Refusal:
-    return nouns_pb2.Refusal(code=refusal.code, found=refusal.found, asked=refusal.asked, remedy=refusal.remedy)
+    return fill_view(nouns_pb2.Refusal(), refusal)
 
 
 def key_view(key: WorkloadKey) -> nouns_pb2.WorkloadKey:
-    return nouns_pb2.WorkloadKey(tenant=key.tenant, name=key.name)
+    return fill_view(nouns_pb2.WorkloadKey(), key)
 
 
 def event_view(event: LogEvent) -> operator_pb2.Event:
-    return operator_pb2.Event(
-        sequence=event.sequence,
-        at=event.at,
-        code=event.code,
-        subject=event.subject,
-        message=event.message,
-        actor=event.actor,
-        node=event.node,
-        workload=None if event.workload is None else key_view(event.workload),
-        emulated=event.emulated,
-    )
+    return fill_view(operator_pb2.Event(), event)
 
 
 def revocation_view(ended: Iterable[RevokedItem]) -> operator_pb2.RevokeReply:
@@ -84,26 +74,11 @@ def revocation_view(ended: Iterable[RevokedItem]) -> operator_pb2.RevokeReply:
 
 
 def token_view(token: Token) -> operator_pb2.TokenView:
-    return operator_pb2.TokenView(
-        id=token.id,
-        role=token.role,
-        name=token.name,
-        expires_at=token.expires_at,
-        used_at=token.used_at or 0.0,
-        used_by=token.used_by,
-        created_by=token.created_by,
-    )
+    return fill_view(operator_pb2.TokenView(), token)
 
 
 def document_view(stored: StoredDocument) -> operator_pb2.DocumentView:
-    return operator_pb2.DocumentView(
-        kind=stored.kind,
-        name=stored.name,
-        revision=stored.revision,
-        applied_at=stored.applied_at,
-        applied_by=stored.applied_by,
-        text=stored.text,
-    )
+    return fill_view(operator_pb2.DocumentView(), stored)
 
 
 def revision_view(revision: Revision) -> operator_pb2.RevisionView:
@@ -151,17 +126,7 @@ def pack_view(catalog: Catalog, pack: PackRef, model: str) -> artifacts_pb2.Pack
 
 
 def _provenance_view(by: Provenance) -> artifacts_pb2.Provenance:
-    return artifacts_pb2.Provenance(
-        samples=by.samples,
-        workload=key_view(by.workload),
-        assignment=by.assignment,
-        node=by.node,
-        device=by.device,
-        provider=by.provider,
-        runtime_version=by.runtime_version,
-        precision=by.precision,
-        at=by.at,
-    )
+    return fill_view(artifacts_pb2.Provenance(), by)
 
 
 def _signature_view(judged: SignatureCheck) -> artifacts_pb2.ModelSignature:

@@ -23,6 +23,7 @@ from shoal.coordinator.ports import OpenStore
 from shoal.coordinator.telemetry.metrics import PrometheusMeter
 from shoal.coordinator.telemetry.store import TimedStore
 from shoal.host import log_files
+from shoal.host.event_wait import wait_or_timeout
 from shoal.host.metrics import MetricReadings
 from shoal.types.address import HostPort
 from shoal.types.codes import Refusal, ShoalError
@@ -144,7 +145,7 @@ async def serve(config: CoordinatorConfig, role: str, serve_store: ServeStore, s
             if not process.has_served:
                 raise
             log.error("serving_failed", code=error.code, error=str(error))
-            await wait_for_any(stopping.wait(), asyncio.sleep(RETRY_S))
+            await wait_or_timeout(stopping, RETRY_S)
         finally:
             await store.close()
         while not stopping.is_set():
@@ -153,7 +154,7 @@ async def serve(config: CoordinatorConfig, role: str, serve_store: ServeStore, s
                 break
             except ShoalError as error:
                 log.error("store_open_failed", code=error.code, error=str(error))
-                await wait_for_any(stopping.wait(), asyncio.sleep(RETRY_S))
+                await wait_or_timeout(stopping, RETRY_S)
         if stopping.is_set():
             return
 

@@ -4,7 +4,6 @@ engine.
 What a region acts on goes to the record whenever it changes; the federation's checkers read nothing else about it.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -24,6 +23,7 @@ from shoal.coordinator.core.placement.model import Inputs
 from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.coordinator.ports import Clock as SleepingClock
 from shoal.coordinator.ports import StoreChange, StoreRecord, Transaction
+from shoal.host.event_wait import wait_or_timeout
 from shoal.simulator.parts.cluster import SimIdSource
 from shoal.simulator.parts.inter_region import (
     InterRegionNetwork,
@@ -558,10 +558,6 @@ class SimRegion(Participant):
 
     async def _wait_next_step(self, process: SimProcess) -> None:
         """Wait for the tick interval, or until something happens."""
-        try:
-            async with asyncio.timeout(TICK_S):
-                await self.engine.wakeup.wait()
-        except TimeoutError:
-            pass
+        await wait_or_timeout(self.engine.wakeup, TICK_S)
         await process.wait_resumed()
         process.check()

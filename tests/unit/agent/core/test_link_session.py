@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from harness.builders.agent_values import assignment, at, desired_set
 from shoal.agent.core import assignment as machine
-from shoal.agent.core.backoff import delay
 from shoal.agent.core.link_session import (
     AcceptSet,
     NodeReport,
@@ -202,14 +201,6 @@ def test_deltas_add_up_to_the_whole(story: list[dict[str, float]], full_every: i
         known |= {each.assignment: each for each in status.observed}
         known = {name: each for name, each in known.items() if name not in status.gone}
         assert known == {each.assignment: each for each in now.observed}
-
-
-@given(st.text(max_size=20), st.integers(0, 2000))
-def test_back_off_is_bounded_repeatable_and_spread(name: str, attempt: int) -> None:
-    wait = delay(name, attempt, base_s=0.5, cap_s=60.0)
-    assert wait == delay(name, attempt, base_s=0.5, cap_s=60.0)
-    ceiling = min(60.0, 0.5 * 2 ** min(attempt, 32))
-    assert ceiling / 2 <= wait <= ceiling
 
 
 def test_a_region_that_restarts_is_not_called_by_all_at_once() -> None:

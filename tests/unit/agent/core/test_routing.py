@@ -12,11 +12,9 @@ from shoal.agent.core.routing import (
     AdmissionLimits,
     AttemptFault,
     AttemptHistory,
-    BlockedRequests,
     FrontLoad,
     ReplicaHealth,
     RetryDecision,
-    SuspectedRequests,
 )
 from shoal.types.codes import Code, Refusal
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
@@ -308,7 +306,7 @@ def test_whose_fault(code: Code, fault: AttemptFault) -> None:
 
 
 FIRST = AttemptHistory()
-CRASHED = AttemptHistory(frozenset({"a"}), frozenset())
+CRASHED = AttemptHistory(frozenset({"a"}), has_crashed=True)
 
 
 @pytest.mark.parametrize(
@@ -332,22 +330,6 @@ def test_what_becomes_of_a_failure(
     fault: AttemptFault, tries: AttemptHistory, idempotent: bool, sent: bool, expected: RetryDecision
 ) -> None:
     assert routing.decide_retry(fault, tries, idempotent=idempotent, was_sent=sent) is expected
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "blamed"),
-    [
-        (None, frozenset(), False),
-        (frozenset(), frozenset(), True),
-        (frozenset({b"x"}), frozenset({b"y"}), True),
-        (frozenset({b"x"}), frozenset(), True),
-        (frozenset({b"x", b"y"}), frozenset({b"x", b"y"}), False),
-    ],
-)
-def test_a_request_is_blamed_only_if_nothing_else_explains_both_crashes(
-    first: frozenset[bytes] | None, second: frozenset[bytes], blamed: bool
-) -> None:
-    assert routing.is_to_blame(AttemptHistory(frozenset(), first), second) is blamed
 
 
 TIGHT = AdmissionLimits(per_replica=4, per_tenant=6, total_bytes=1000)
@@ -508,28 +490,3 @@ def test_service_time_is_learnt_from_answers() -> None:
     for _ in range(30):
         health = routing.record_answer(routing.record_sent(health), Seconds(0.4), 3, NOW)
     assert health.service_s == pytest.approx(0.1)
-
-
-def test_condemned_requests_are_forgotten_in_time_and_in_number() -> None:
-    condemned = BlockedRequests(keep_s=10.0, size=3)
-    for n in range(5):
-        condemned.add(bytes([n]), NOW)
-    assert len(condemned) == 3
-    assert condemned.remaining_s(b"\x00", NOW) is None
-    assert condemned.remaining_s(b"\x04", Elapsed(NOW + 4)) == pytest.approx(6.0)
-    assert condemned.remaining_s(b"\x04", Elapsed(NOW + 10)) is None
-    assert len(condemned) == 2
-
-
-def test_a_suspect_stays_one_until_it_is_answered_or_its_time_is_over() -> None:
-    suspects = SuspectedRequests(keep_s=10.0, size=3)
-    assert suspects.colocated_at_crash(b"p", NOW) is None
-    suspects.add(b"p", frozenset({b"x", b"y"}), NOW)
-    suspects.add(b"x", frozenset({b"p", b"y"}), NOW)
-    suspects.clear(b"x")
-    assert suspects.colocated_at_crash(b"x", NOW) is None
-    assert suspects.colocated_at_crash(b"p", NOW) == frozenset({b"y"}), "x has been answered: it explains no crash"
-    assert suspects.colocated_at_crash(b"p", Elapsed(NOW + 10)) is None
-    for n in range(5):
-        suspects.add(bytes([n]), frozenset(), NOW)
-    assert len(suspects) == 3

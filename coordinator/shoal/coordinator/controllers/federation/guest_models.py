@@ -10,6 +10,7 @@ from shoal.coordinator.controllers.documents.models import ModelsController
 from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.negotiation.hold import GrantedBid
 from shoal.coordinator.ports import Clock, Meter, PeerRegions, StaleRevision
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, ShoalError
 from shoal.types.units import Elapsed, Seconds
 
@@ -77,7 +78,7 @@ class GuestModels:
 
     async def _fetch(self, digest: str) -> None:
         """Retries until the model is here or no longer needed."""
-        wait_s = RETRY_S
+        attempts = 0
         while (granted := self._in_use.get(digest)) is not None and digest not in self._catalog().models:
             agreement, region = granted.award.agreement, granted.offer.origin
             size = next(each.size_bytes for each in granted.asked.models if each.digest == digest)
@@ -90,8 +91,8 @@ class GuestModels:
             if code in UNUSABLE_MODEL_CODES:
                 with suppress(ShoalError):
                     await self._on_unusable(agreement, code)
-            await self._clock.sleep(wait_s)
-            wait_s = min(Seconds(2 * wait_s), RETRY_MOST_S)
+            await self._clock.sleep(delay(digest, attempts, base_s=RETRY_S, cap_s=RETRY_MOST_S, jitter=0.0))
+            attempts += 1
 
     async def _drop(self, digest: str) -> None:
         with suppress(ShoalError, StaleRevision):

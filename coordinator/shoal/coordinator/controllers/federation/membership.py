@@ -23,6 +23,7 @@ from shoal.coordinator.ports import (
     StaleRevision,
     Store,
 )
+from shoal.host.event_wait import wait_or_timeout
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.offer import Advertisement, CapacityClass, Directory, Member, member_of, roots_of
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -255,11 +256,7 @@ class FederationMembership:
 
     async def _wait(self) -> None:
         """Waits for the next interval, or until the region joined."""
-        sleeping = asyncio.ensure_future(self._clock.sleep(ADVERTISE_INTERVAL_S))
-        waking = asyncio.ensure_future(self._wake.wait())
         try:
-            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
+            await wait_or_timeout(self._wake, ADVERTISE_INTERVAL_S, self._clock)
         finally:
-            sleeping.cancel()
-            waking.cancel()
             self._wake.clear()

@@ -42,6 +42,7 @@ from shoal.coordinator.ports import (
     StaleRevision,
     Store,
 )
+from shoal.host.event_wait import wait_or_timeout
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.link import LogLines, SpansFound
 from shoal.types.metric import CounterMetric
@@ -386,10 +387,4 @@ class RegionalCoordinator:
 
     async def _wait(self) -> None:
         """Waits for the next tick, or until a step is requested."""
-        ticking = asyncio.ensure_future(self._clock.sleep(self.config.tick_s))
-        happening = asyncio.ensure_future(self._dirty.wait())
-        try:
-            await asyncio.wait({ticking, happening}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ticking.cancel()
-            happening.cancel()
+        await wait_or_timeout(self._dirty, self.config.tick_s, self._clock)

@@ -12,6 +12,7 @@ from shoal.coordinator.core.placement.model import WorkloadPlan, terms_of
 from shoal.coordinator.core.placement.rank import TermValues, gain, served_values
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer
+from shoal.types.stable_hash import digest
 from shoal.types.units import (
     DURATION,
     Seconds,
@@ -144,17 +145,17 @@ def choose(
     values = {name: served_values(each) for name, each in believed.items()}
     worst = _worst([*values.values(), *([terms.own] if terms.own is not None else [])])
     reference = _fill_unknown(terms.own, worst) if terms.own is not None else worst
-    rows = list[tuple[tuple[bool, float, str], RankedAnswer]]()
+    rows = list[tuple[tuple[bool, float, bytes], RankedAnswer]]()
     for name, each in first.items():
         if isinstance(each, Decline):
-            rows.append(((True, 0.0, _tie_break(name)), RankedAnswer(each, None, math.nan, each.refusal)))
+            rows.append(((True, 0.0, digest(name)), RankedAnswer(each, None, math.nan, each.refusal)))
             continue
         better = gain(_fill_unknown(values[name], worst), reference, terms.weights)
         refusal = _exclusion(each, terms, since_s, indicative=indicative)
         over_home = better if terms.own is not None else math.nan
         rows.append(
             (
-                (refusal is not None, -better, _tie_break(each.id)),
+                (refusal is not None, -better, digest(each.id)),
                 RankedAnswer(each, believed[name], over_home, refusal),
             )
         )
@@ -270,10 +271,6 @@ def _worst(rows: Iterable[TermValues]) -> TermValues:
 
 def _fill_unknown(values: TermValues, worst: TermValues) -> TermValues:
     return tuple(each if math.isfinite(each) else most for each, most in zip(values, worst, strict=True))
-
-
-def _tie_break(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def _show_carbon(value: float) -> str:

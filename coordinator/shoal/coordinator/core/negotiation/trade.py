@@ -54,7 +54,9 @@ from shoal.coordinator.core.negotiation.offer_selection import (
     gain_of,
     gain_of_local,
 )
+from shoal.types import stable_hash
 from shoal.types.agreement import Award, Notice, Release, Renewed, ServiceReport, ServiceState
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer
 from shoal.types.units import (
@@ -112,6 +114,8 @@ COOLDOWN_S: Final = Seconds(60.0)
 BACKOFF_LEAST_S: Final = Seconds(1.0)
 BACKOFF_MOST_S: Final = Seconds(60.0)
 """After a round in which no offer fits, the pause doubles from BACKOFF_LEAST_S up to this."""
+BACKOFF_SPREAD: Final = 0.25
+"""Jitter of that pause: it is up to this share shorter or longer."""
 
 ALL_FAILING: Final = "no request is answered there, though it says that it serves"
 
@@ -731,9 +735,15 @@ def _end_round(
 
 
 def _with_pause(trade: WorkloadTrade, now: Elapsed, refusal: Refusal) -> WorkloadTrade:
-    pause = min(BACKOFF_MOST_S, BACKOFF_LEAST_S * 2.0 ** min(trade.tries, 16))
-    until = Elapsed(now + pause * (0.75 + _jitter(str(trade.workload), str(trade.tries)) / 2))
-    return replace(trade, phase=IdleTrade(until, refusal), tries=trade.tries + 1)
+    longest = 1.0 + BACKOFF_SPREAD
+    pause_s = delay(
+        str(trade.workload),
+        trade.tries,
+        base_s=BACKOFF_LEAST_S * longest,
+        cap_s=BACKOFF_MOST_S * longest,
+        jitter=2 * BACKOFF_SPREAD / longest,
+    )
+    return replace(trade, phase=IdleTrade(Elapsed(now + pause_s), refusal), tries=trade.tries + 1)
 
 
 def _with_agreement(trade: WorkloadTrade, deal: OriginAgreement) -> WorkloadTrade:
@@ -811,16 +821,11 @@ def _sooner(time: Elapsed, now: Elapsed) -> Elapsed:
 
 
 def _cooldown_end(trade: WorkloadTrade, now: Elapsed, fresh: str) -> Elapsed:
-    return Elapsed(now + COOLDOWN_S * (1 + _jitter(str(trade.workload), fresh) / 4))
+    return Elapsed(now + COOLDOWN_S * (1 + stable_hash.fraction(str(trade.workload), fresh) / 4))
 
 
 def _renewal_pause_s(lease_s: Seconds) -> Seconds:
     return Seconds(min(RENEW_S, lease_s / 3))
-
-
-def _jitter(*names: str) -> float:
-    """0 to 1, determined by the names alone."""
-    return int.from_bytes(hashlib.blake2b("\0".join(names).encode(), digest_size=8).digest()) / 2.0**64
 
 
 def _digest(*names: str) -> str:

@@ -1,6 +1,5 @@
 """Ranks feasible candidates: terms normalised over all of them and weighted by the policy, and the Pareto front."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 
@@ -10,6 +9,7 @@ from shoal.coordinator.core.placement import score
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import ScoreTerm
 from shoal.coordinator.core.placement.score.term import ServedFigures
+from shoal.types import stable_hash
 from shoal.types.workload import Intent, Weights
 
 TermValues = tuple[float, ...]
@@ -84,4 +84,4 @@ def pareto(figures: Sequence[TermValues]) -> list[bool]:
 
 def tie_break(seed: int, *names: str) -> bytes:
     """An order among equals that depends on the seed and the names alone, never on the order of evaluation."""
-    return hashlib.blake2b("\0".join((str(seed), *names)).encode(), digest_size=8).digest()
+    return stable_hash.digest(str(seed), *names)

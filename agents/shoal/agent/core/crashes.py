@@ -1,0 +1,170 @@
+"""Crash forensics of a front: which requests were in flight when a worker crashed, and which one is to blame.
+
+A request becomes a suspect at its first crash and is cleared when it is answered. At its second crash it is blamed,
+unless the same other requests were in flight at both. A request that is to blame is refused for a while.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from shoal.types.units import Elapsed, Seconds
+
+_T = TypeVar("_T")
+
+
+class _DigestCache(Generic[_T]):
+    """A bounded map from a request's digest to a value that expires; the oldest entries are evicted first."""
+
+    def __init__(self, keep_s: float = 60.0, size: int = 1024) -> None:
+        self._keep_s = keep_s
+        self._size = size
+        self._known: dict[bytes, tuple[Elapsed, _T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def _put(self, digest: bytes, what: _T, now: Elapsed) -> None:
+        self._known.pop(digest, None)
+        self._known[digest] = Elapsed(now + self._keep_s), what
+        while len(self._known) > self._size:
+            del self._known[next(iter(self._known))]
+
+    def _get(self, digest: bytes, now: Elapsed) -> tuple[Elapsed, _T] | None:
+        found = self._known.get(digest)
+        if found is not None and now >= found[0]:
+            del self._known[digest]
+            return None
+        return found
+
+
+class BlockedRequests(_DigestCache[None]):
+    """Requests that crashed two workers; they are refused until their entry expires."""
+
+    def add(self, digest: bytes, now: Elapsed) -> None:
+        self._put(digest, None, now)
+
+    def remaining_s(self, digest: bytes, now: Elapsed) -> Seconds | None:
+        """Seconds for which it is still refused; None when it is not."""
+        found = self._get(digest, now)
+        return None if found is None else Seconds(found[0] - now)
+
+
+class SuspectedRequests(_DigestCache[frozenset[bytes]]):
+    """Requests that were in flight at a crash, until they are answered. A client that sends one again does not reset
+    it."""
+
+    def add(self, digest: bytes, colocated: frozenset[bytes], now: Elapsed) -> None:
+        """`colocated` are the digests of the other requests that were in flight there."""
+        self._put(digest, colocated, now)
+
+    def colocated_at_crash(self, digest: bytes, now: Elapsed) -> frozenset[bytes] | None:
+        found = self._get(digest, now)
+        return None if found is None else found[1]
+
+    def clear(self, digest: bytes) -> None:
+        """The request was answered, so it did not cause the crash. Remove it from the lists of the requests in flight
+        with it."""
+        self._known.pop(digest, None)
+        self._known = {each: (until, others - {digest}) for each, (until, others) in self._known.items()}
+
+
+class RequestInFlight(Protocol):
+    """A request inside the front, as far as crashes concern it."""
+
+    crash: "Crash | None"
+    """The crash in its latest attempt; None without one."""
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of what the model sees: the same for a repeated request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A crash of the replica that had a request, as one of the requests in flight there sees it."""
+
+    # Every request that was in flight there, with itself.
+    in_flight: tuple[RequestInFlight, ...]
+    # Digests of those in flight with it at an earlier crash, less those answered since; None at its first crash.
+    prior: frozenset[bytes] | None
+
+
+class CrashForensics:
+    """The requests in flight at each replica, the suspects, and the blocked requests of one front."""
+
+    def __init__(self) -> None:
+        self._in_flight: defaultdict[str, set[RequestInFlight]] = defaultdict(set)
+        self._suspects = SuspectedRequests()
+        self._blocked = BlockedRequests()
+
+    @property
+    def has_suspects(self) -> bool:
+        return bool(self._suspects)
+
+    def on_attempt(self, replica: str, request: RequestInFlight) -> None:
+        """The request goes to `replica`."""
+        request.crash = None
+        self._in_flight[replica].add(request)
+
+    def on_crash(self, replica: str, request: RequestInFlight, now: Elapsed) -> None:
+        """The request failed because `replica` crashed.
+
+        The first request to fail records the crash for all that are in flight there; later, some of them have left.
+        """
+        if request.crash is None:
+            in_flight = tuple(self._in_flight[replica])
+            for each in in_flight:
+                each.crash = Crash(in_flight, self._prior_crash(each, now))
+
+    def on_attempt_end(self, replica: str, request: RequestInFlight) -> None:
+        """The attempt ended, with whatever outcome."""
+        self._in_flight[replica].discard(request)
+        if not self._in_flight[replica]:
+            del self._in_flight[replica]
+
+    def on_answer(self, request: RequestInFlight) -> None:
+        """The request was answered, so it is no suspect."""
+        if self._suspects:
+            self._suspects.clear(request.digest)
+
+    def add_suspect(self, request: RequestInFlight, now: Elapsed) -> None:
+        """Suspect a request if its attempt ended in its first crash."""
+        if request.crash is not None and request.crash.prior is None:
+            self._suspects.add(request.digest, _colocated(request, request.crash), now)
+
+    def is_suspect(self, request: RequestInFlight, now: Elapsed) -> bool:
+        return self._prior_crash(request, now) is not None
+
+    def block_if_to_blame(self, request: RequestInFlight, now: Elapsed) -> None:
+        """Block a request after a second crash, if that shows that it is to blame."""
+        if request.crash is not None and is_to_blame(request.crash.prior, _colocated(request, request.crash)):
+            self._blocked.add(request.digest, now)
+
+    def blocked_s(self, request: RequestInFlight, now: Elapsed) -> Seconds | None:
+        """Seconds for which the request is still refused; None if it is not."""
+        return self._blocked.remaining_s(request.digest, now) if self._blocked else None
+
+    def _prior_crash(self, request: RequestInFlight, now: Elapsed) -> frozenset[bytes] | None:
+        """Digests of the requests in flight with the same request at an earlier crash, in any attempt; None without
+        one. Without suspects no digest is computed."""
+        return self._suspects.colocated_at_crash(request.digest, now) if self._suspects else None
+
+
+def is_second_crash(request: RequestInFlight) -> bool:
+    """Whether the request's latest attempt ended in a crash that is not its first."""
+    return request.crash is not None and request.crash.prior is not None
+
+
+def is_to_blame(prior: frozenset[bytes] | None, colocated: frozenset[bytes]) -> bool:
+    """Whether a request is to blame for two crashes: only if the others in flight differ, or there were none.
+
+    `prior` and `colocated` are the digests of the others in flight at the first and the second crash. `prior` is None
+    without a first.
+    """
+    return prior is not None and (prior != colocated or not colocated)
+
+
+def _colocated(request: RequestInFlight, crash: Crash) -> frozenset[bytes]:
+    return frozenset(each.digest for each in crash.in_flight if each is not request)
