@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Final
 
 import structlog
@@ -101,6 +100,8 @@ class _InFlightRequest:
     attempts: int = 0
     # The crash of its replica in this attempt; None without one.
     crash: Crash | None = None
+    # Its digest, once computed: most requests need none.
+    known_digest: bytes | None = None
     # True if `expires_at` is what its caller asked for, and not this front's limit.
     has_caller_deadline: bool = False
 
@@ -111,10 +112,12 @@ class _InFlightRequest:
         tenant = self.key.tenant
         return f"{tenant}/{self.caller.origin}" if tenant == GUEST_TENANT else tenant
 
-    @cached_property
+    @property
     def digest(self) -> bytes:
         """Digest of what the model sees: the same for a repeated request, whatever its id."""
-        return reading.fingerprint(self.request, str(self.key))
+        if self.known_digest is None:
+            self.known_digest = reading.fingerprint(self.request, str(self.key))
+        return self.known_digest
 
 
 class DataPlane:
