@@ -538,7 +538,11 @@ def test_a14_at_the_enrolment_port_one_byte_more_is_too_large(coordinator: Coord
     before = resident(coordinator)
     server = dns_of(REGION, Role.COORDINATOR, "coordinator")
     options = channel_options(UNLIMITED, server_name=server)
-    with grpc.secure_channel(coordinator.enrol, grpc.ssl_channel_credentials(admin.ca_pem), options) as opened:
+
+    def open_channel() -> grpc.Channel:
+        return grpc.secure_channel(coordinator.enrol, grpc.ssl_channel_credentials(admin.ca_pem), options)
+
+    with open_channel() as opened:
         stub = enrolment_pb2_grpc.EnrolmentStub(opened)
 
         def request_of_size(total: int) -> enrolment_pb2.RedeemRequest:
@@ -552,10 +556,11 @@ def test_a14_at_the_enrolment_port_one_byte_more_is_too_large(coordinator: Coord
         assert (fits.ByteSize(), over.ByteSize()) == (ENROL_BYTES, ENROL_BYTES + 1)
         assert code_beyond_overload(partial(stub.Redeem, fits, timeout=20)) is Code.TOKEN_INVALID
         assert refusal(lambda: stub.Redeem(over, timeout=20)).code is Code.TOO_LARGE
-        bomb = enrolment_pb2.RedeemRequest(token="t", name="edge-9", csr_pem="x" * (64 * 2**20))
-        for _ in range(3):
-            bombed = partial(stub.Redeem, bomb, timeout=60, compression=grpc.Compression.Gzip)
-            assert refusal(bombed).code is Code.TOO_LARGE
+    bomb = enrolment_pb2.RedeemRequest(token="t", name="edge-9", csr_pem="x" * (64 * 2**20))
+    for _ in range(3):
+        with open_channel() as opened:  # of its own: the port ends a connection after ten seconds
+            redeem_bomb = partial(enrolment_pb2_grpc.EnrolmentStub(opened).Redeem, bomb)
+            assert refusal(partial(redeem_bomb, timeout=60, compression=grpc.Compression.Gzip)).code is Code.TOO_LARGE
     grown = resident(coordinator) - before
     assert grown < 32 * 2**20
     record("A14", "P", 5, listener="enrolment", cap_bytes=ENROL_BYTES, grown_mib=grown // 2**20)
