@@ -106,6 +106,8 @@ class _InFlightRequest:
     prior_crash: frozenset[bytes] | None = None
     # True if `expires_at` is what its caller asked for, and not this front's limit.
     has_caller_deadline: bool = False
+    # True if its newest attempt missed the deadline before an answer was due.
+    is_too_early: bool = False
 
     @property
     def payer(self) -> str:
@@ -423,7 +425,9 @@ class DataPlane:
         seconds = Seconds(self._clock.now() - flight.arrived_at)
         if code is not None:
             self._meter.record_failure(
-                flight.key, caller.origin, flight.attempts, code, caller_deadline=flight.has_caller_deadline
+                *(flight.key, caller.origin, flight.attempts, code),
+                caller_deadline=flight.has_caller_deadline,
+                is_too_early=flight.is_too_early,
             )
         else:
             self._meter.record_answer(flight.key, caller.origin, flight.attempts, seconds, self._clock.wall())
@@ -589,6 +593,7 @@ class DataPlane:
             now = self._clock.now()
             waited, patience = Seconds(now - start), Seconds(self._settings.timeout_s)
             fault = routing.fault_of_attempt(code, self._health[name], before.outstanding, waited, patience, now)
+            flight.is_too_early = fault is AttemptFault.CALLER
             if fault is AttemptFault.CRASH and not flight.colocated:
                 crowd = tuple(self._in_flight_at[name])
                 for each in crowd:
