@@ -533,3 +533,11 @@ def test_a_suspect_stays_one_until_it_is_answered_or_its_time_is_over() -> None:
     for n in range(5):
         suspects.add(bytes([n]), frozenset(), NOW)
     assert len(suspects) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "found"), [("MODEL_NOT_READY", "it loads"), ("NO_CANDIDATE", "NO_CANDIDATE: it loads"), ("", "it loads")]
+)
+def test_a_route_without_a_replica_says_its_code_once(code: str, found: str) -> None:
+    refusal = routing._no_replica(route(code=code, reason="it loads"))
+    assert (refusal.code, refusal.found) == (Code.MODEL_NOT_READY, found)
