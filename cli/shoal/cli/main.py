@@ -128,7 +128,10 @@ def main() -> None:
         print(error.format_message())  # a group without a verb, e.g. `shoal` alone
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "shoal"
-        fail(Refusal(Code.USAGE, " ".join(error.format_message().split()), "", f"{where} --help"), error.exit_code)
+        fail(
+            Refusal(Code.USAGE, " ".join(error.format_message().split()).removesuffix("."), "", f"{where} --help"),
+            error.exit_code,
+        )
     except ShoalError as error:
         if debug:
             raise

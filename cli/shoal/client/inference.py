@@ -224,6 +224,5 @@ def _refusal(status: int, headers: Mapping[str, str], body: bytes) -> Refusal:
         message = body[:200].decode(errors="replace")
     code = headers.get("shoal-code", "")
     if code in Code.__members__.values():
-        # The body repeats the code in front of the message.
-        return Refusal(Code(code), message.removeprefix(code).strip())
+        return Refusal.parse(message, Code(code))
     return Refusal(Code.INTERNAL, f"HTTP {status}: {message}")

@@ -540,7 +540,7 @@ def digest_of(path: Path, most: int = MODEL_BYTES) -> tuple[str, int]:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > most:
-                found, limit = f"{path}: {show_bytes(size)}", f"at most {most} bytes in one file"
+                found, limit = f"{path}: {show_bytes(size)}", f"at most {show_bytes(most)} in one file"
                 raise refuse(
                     Code.MODEL_TOO_LARGE, found, limit, "a smaller file: quantise the model, take fewer samples"
                 )

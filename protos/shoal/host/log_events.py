@@ -126,6 +126,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "trusted_roots_changed": "The region's trusted CAs changed; these are their fingerprints.",
     "welcome_unexpected": "The coordinator sent a second welcome. It is ignored.",
     "worker_adoption_failed": "A running worker did not answer its new supervisor. It is ended.",
+    "worker_error_logged": "A worker that ended had logged this error; its own log is removed.",
     "worker_exited": "A worker with this assignment ended. `own_fault`: its request or load may have caused it.",
     "worker_record_write_failed": "A worker's record was not written. The next supervisor may not adopt it.",
     "worker_stuck": "A run did not end when asked to. The worker ends itself.",

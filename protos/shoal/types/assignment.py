@@ -368,6 +368,8 @@ class Ingress:
     refused: int
     # Those that were sent to a replica and got neither an answer nor a refusal.
     lost: int
+    # Of those refused: what their clients got wrong, gave up, or gave too little time.
+    client_faults: int = 0
 
 
 @dataclass(frozen=True, slots=True)

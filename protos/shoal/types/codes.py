@@ -11,6 +11,10 @@ from enum import StrEnum
 from typing import Final
 
 _CODE: Final = re.compile("[A-Z][A-Z0-9_]{2,60}")
+_PARTS: Final = re.compile(
+    "(?:found: (?P<found>.+?))?(?:(?:^|; )wanted: (?P<asked>.+?))?(?:(?:^|; )try: (?P<remedy>.+?))?", re.DOTALL
+)
+"""What `Refusal.words` writes. The first of several possible ends of a part counts."""
 
 
 class Code(StrEnum):
@@ -237,6 +241,14 @@ class Refusal:
     def words(self) -> str:
         """Everything but the code, for where the code stands next to it; the code if there is nothing else."""
         return "; ".join(self._parts()) or str(self.code)
+
+    @classmethod
+    def parse(cls, text: str, code: Code) -> "Refusal":
+        """The refusal of this code whose text or `words` this is. Any other text is what was found."""
+        words = "" if text in (code, f"({code})") else text.removesuffix(f" ({code})")
+        matched = _PARTS.fullmatch(words)
+        parts = matched.groupdict(default="") if matched is not None else {"found": words}
+        return cls(code, **parts)
 
     def _parts(self) -> list[str]:
         named = (("found", self.found), ("wanted", self.asked), ("try", self.remedy))

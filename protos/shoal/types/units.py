@@ -143,7 +143,10 @@ def show_gain(gain: float) -> str:
     gives `30% worse`, -19 gives `20 times worse`."""
     if gain >= 0:
         return f"{gain:.0%} better" if round(gain, 2) else "no better"
-    return f"{-gain:.0%} worse" if gain > -1 else f"{1 - gain:.3g} times worse"
+    if gain > -1:
+        return f"{-gain:.0%} worse"
+    times = 1 - gain
+    return f"{times:.3g} times worse" if times < 1000 else f"{times:,.0f} times worse"
 
 
 def show_quantity(value: float, dimension: Dimension) -> str:

@@ -1967,12 +1967,15 @@ class Ingress(_message.Message):
     RETRIED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    CLIENT_FAULTS_FIELD_NUMBER: _builtins.int
     origin: _builtins.str
     requests: _builtins.int
     answered: _builtins.int
     retried: _builtins.int
     refused: _builtins.int
     lost: _builtins.int
+    client_faults: _builtins.int
+    """Of `refused`: what their clients got wrong, gave up, or gave too little time."""
     @_builtins.property
     def workload(self) -> Global___WorkloadKey: ...
     def __init__(
@@ -1985,10 +1988,11 @@ class Ingress(_message.Message):
         retried: _builtins.int = ...,
         refused: _builtins.int = ...,
         lost: _builtins.int = ...,
+        client_faults: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "lost", b"lost", "origin", b"origin", "refused", b"refused", "requests", b"requests", "retried", b"retried", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "client_faults", b"client_faults", "lost", b"lost", "origin", b"origin", "refused", b"refused", "requests", b"requests", "retried", b"retried", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -134,7 +134,7 @@ def test_explain_names_the_cause_and_a_change_that_places_it(
     assert told.returncode == 0, told.stderr
     assert re.search(rf"^  not placed: {code} ", told.stdout, re.MULTILINE), told.stdout
     assert f"default/{NAME} is pending" in told.stdout or code is Code.REPLICAS_SHORT
-    (nearest,) = re.findall(r"^  would fit with: (.+)$", told.stdout, re.MULTILINE)
+    (nearest,) = re.findall(r"^  would fit: (.+)$", told.stdout, re.MULTILINE)
 
     changed = _with_change(yaml.safe_load(stated), nearest)
     file.write_text(documents(yaml.safe_dump(changed), workload(NAME, "relu", NAME)))

@@ -2,13 +2,16 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from harness.cluster.worker_pool import CPU, WorkerPoolHarness, infer
 from harness.models import engine_cases as models
+from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.devices.emulated import EmulatedDriver
 from shoal.agent.ports import DriverOptions, WorkerFailed
@@ -91,6 +94,23 @@ async def test_emulated_device_needs_the_models_work(tmp_path: Path) -> None:
     async with WorkerPoolHarness(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
         await pool.start("unknown", models.add_one())
         assert (await pool.wait_event("unknown", WorkerFailed)).refusal.code is Code.LOAD_FAILED
+
+
+async def test_the_log_of_the_node_has_an_unforeseen_error_of_a_load(tmp_path: Path) -> None:
+    driver = emulated_driver("nvidia-l4", 1.0)
+    (device,) = driver.discover()
+    pace = driver.pace(device.name)
+    assert pace is not None
+    odd = replace(pace, time_scale=0.0)
+    with capture_logs() as logged:
+        async with WorkerPoolHarness(tmp_path, device=device, pace=odd) as pool:
+            await pool.start("odd", models.add_one(), work=RESNET50)
+            assert (await pool.wait_event("odd", WorkerFailed)).refusal.remedy == "see the log"
+            found = await until(
+                lambda: [line for line in logged if line["event"] == "worker_error_logged"], 30.0, "the worker's error"
+            )
+    assert [(line["message"], line["assignment"]) for line in found] == [("load_failed", "odd")]
+    assert "ZeroDivisionError" in found[0]["exception"]
 
 
 async def test_receipt_of_an_emulated_device_is_its_profile(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shoal.cli.arrays import read_inputs, save_outputs, to_json_value
-from shoal.client.inference import _outputs, bfloat16, float32
-from shoal.types.codes import Code, ShoalError
+from shoal.client.inference import _outputs, _refusal, bfloat16, float32
+from shoal.types.codes import Code, Refusal, ShoalError
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,10 @@ def test_what_is_no_text_is_shown_with_escapes() -> None:
     value[0] = [b"a\xff", "ß"]
     assert to_json_value(value) == [["a\\xff", "ß"]]
     assert to_json_value(np.eye(2, dtype=np.int8)) == [[1, 0], [0, 1]]
+
+
+def test_a_refusal_of_the_gateway_is_read_back() -> None:
+    refusal = Refusal(Code.MODEL_NOT_READY, "default/x has no replica", "a ready replica", "retry later")
+    body = json.dumps({"error": str(refusal), "code": refusal.code}).encode()
+    assert _refusal(503, {"shoal-code": "MODEL_NOT_READY"}, body) == refusal
+    assert _refusal(502, {}, b"bad gateway") == Refusal(Code.INTERNAL, "HTTP 502: bad gateway")

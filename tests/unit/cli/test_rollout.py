@@ -301,6 +301,23 @@ def test_coordinators_go_one_at_a_time_the_leader_last_and_are_not_drained() -> 
     assert effects == (InstallVersion(("c2:1",)),)
 
 
+def test_what_clients_got_wrong_is_no_failure_of_the_upgrade() -> None:
+    def tallied_views(requests: int, refused: int, client_faults: int) -> list[operator_pb2.WorkloadView]:
+        key = nouns_pb2.WorkloadKey(tenant="default", name="w")
+        counts = nouns_pb2.Ingress(
+            workload=key, origin="n00", requests=requests, refused=refused, client_faults=client_faults
+        )
+        return [operator_pb2.WorkloadView(workload=key, ingress=[counts])]
+
+    tally, epochs = RequestTally(), {"n00": 1}
+    tally.add(tallied_views(100, 0, 0), (), epochs, 0.0)
+    tally.add(tallied_views(100, 0, 0), (), epochs, RECOUNT_S)
+    assert tally.add(tallied_views(200, 60, 60), (), epochs, RECOUNT_S + 1) == ServiceCounts(100, 0, {})
+    assert tally.add(tallied_views(300, 90, 80), (), epochs, RECOUNT_S + 2) == ServiceCounts(200, 10, {}), (
+        "ten had no replica"
+    )
+
+
 def workload_views(requests: int, lost: int = 0, **others: int) -> list[operator_pb2.WorkloadView]:
     """At n00; others: requests, by node."""
     key = nouns_pb2.WorkloadKey(tenant="default", name="w")

@@ -430,9 +430,10 @@ def _no_replica(route: Route) -> Refusal:
         if route.endpoints
         else f"{route.workload} has no replica"
     )
+    says_more = bool(route.pending_code) and route.pending_code != Code.MODEL_NOT_READY
     return Refusal(
         Code.MODEL_NOT_READY,
-        f"{route.pending_code}: {found}" if route.pending_code else found,
+        f"{route.pending_code}: {found}" if says_more else found,
         "a ready replica",
         f"retry later, or ask why: shoal explain {route.workload.name}",
     )

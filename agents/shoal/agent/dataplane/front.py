@@ -104,6 +104,8 @@ class _InFlightRequest:
     known_digest: bytes | None = None
     # True if `expires_at` is what its caller asked for, and not this front's limit.
     has_caller_deadline: bool = False
+    # True if its newest attempt missed the deadline before an answer was due.
+    is_too_early: bool = False
 
     @property
     def payer(self) -> str:
@@ -418,7 +420,9 @@ class DataPlane:
         seconds = Seconds(self._clock.now() - flight.arrived_at)
         if code is not None:
             self._meter.record_failure(
-                flight.key, caller.origin, flight.attempts, code, caller_deadline=flight.has_caller_deadline
+                *(flight.key, caller.origin, flight.attempts, code),
+                caller_deadline=flight.has_caller_deadline,
+                is_too_early=flight.is_too_early,
             )
         else:
             self._meter.record_answer(flight.key, caller.origin, flight.attempts, seconds, self._clock.wall())
@@ -576,6 +580,7 @@ class DataPlane:
             now = self._clock.now()
             waited, patience = Seconds(now - start), Seconds(self._settings.timeout_s)
             fault = routing.fault_of_attempt(code, self._health[name], before.outstanding, waited, patience, now)
+            flight.is_too_early = fault is AttemptFault.CALLER
             if fault is AttemptFault.CRASH:
                 self._crashes.on_crash(name, flight, now)
             self._health[name] = routing.record_failure(self._health[name], name, fault, now)

@@ -19,6 +19,17 @@ from shoal.types.workload import WorkloadKey
 
 _RUN_FAILED: Final = frozenset({Code.INTERNAL, Code.RUNTIME_FAILED})
 """Errors that go back to the caller, because another replica would fail as well, but are not the caller's fault."""
+_CLIENT_FAULTS: Final = frozenset(
+    {
+        Code.INVALID_ARGUMENT,
+        Code.TOO_LARGE,
+        Code.FIELD_TOO_MANY,
+        Code.UNIMPLEMENTED,
+        Code.SESSION_INVALID,
+        Code.CANCELLED,
+    }
+)
+"""Refusals that say nothing about the region: it would be refused everywhere, or its caller gave it up."""
 _BUCKETS: Final = metrics.FRONT_SECONDS.buckets
 
 
@@ -36,6 +47,8 @@ class _Count:
     refused: int = 0
     # Requests that failed after an attempt, not through their caller's fault.
     lost: int = 0
+    # Of those refused: what their clients got wrong, gave up, or gave too little time.
+    client_faults: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +131,24 @@ class RequestMeter:
         )
 
     def record_failure(
-        self, workload: WorkloadKey, origin: str, attempts: int, code: Code, *, caller_deadline: bool = False
+        self,
+        workload: WorkloadKey,
+        origin: str,
+        attempts: int,
+        code: Code,
+        *,
+        caller_deadline: bool = False,
+        is_too_early: bool = False,
     ) -> None:
         """A request without an answer. `attempts` is 0 if it was refused before it was sent; `caller_deadline` is True
-        if its caller set the deadline."""
+        if its caller set the deadline; `is_too_early` is True if an answer was not due by then."""
         count = self._count(workload, origin)
         count.retried += attempts > 1
         if attempts and is_lost(code, own_limit=caller_deadline):
             count.lost += 1
         else:
             count.refused += 1
+            count.client_faults += code in _CLIENT_FAULTS or (code is Code.DEADLINE_EXCEEDED and is_too_early)
 
     def record_crossing(self, agreement: str, region: str, outcome: Seconds | Code) -> None:
         """Count one request to or from that region. `outcome` is the seconds to its answer, or why there is none.
@@ -161,7 +182,10 @@ class RequestMeter:
 
     def ingress(self) -> tuple[Ingress, ...]:
         return tuple(
-            Ingress(workload, origin, each.requests, each.answered, each.retried, each.refused, each.lost)
+            Ingress(
+                *(workload, origin, each.requests, each.answered, each.retried, each.refused, each.lost),
+                client_faults=each.client_faults,
+            )
             for (workload, origin), each in self._counts.items()
         )
 

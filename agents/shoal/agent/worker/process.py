@@ -34,6 +34,8 @@ _PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH
 """The only variables of the supervisor's environment that a worker gets, because others may hold secrets."""
 _STACK_FRAME: Final = re.compile(r'File "(?:[^"]*/)?([^"/]+)", line (\d+)')
 _MAX_FRAMES: Final = 4
+_LOG_TAIL_BYTES: Final = 64 * 1024
+_MAX_LOGGED_ERRORS: Final = 16
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -182,7 +184,7 @@ class WorkerProcess:
             _log.error("worker_record_write_failed", worker=self.name, error=str(error))
 
     async def end(self) -> None:
-        """Kill the process, wait until it is gone, remove its files."""
+        """Kill the process, wait until it is gone, log the errors in its log, remove its files."""
         if not self.exit_event.is_set():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -190,7 +192,25 @@ class WorkerProcess:
         await self._disconnect()
         if self._group is not None:
             self._group.remove()
+        self._log_errors()
         _remove_files(self._record_file)
+
+    def _log_errors(self) -> None:
+        """A worker ends soon after a failed load, and its log with it, so the reasons go into the supervisor's log."""
+        try:
+            with self._log_file.open("rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_TAIL_BYTES))
+                tail = log.read(_LOG_TAIL_BYTES).decode(errors="replace")
+        except OSError:
+            return
+        for each in error_lines(tail):
+            _log.error(
+                "worker_error_logged",
+                worker=self.name,
+                message=str(each.get("event", "")),
+                assignment=str(each.get("assignment", "")),
+                exception=str(each.get("exception", "")),
+            )
 
     def lower_priority(self) -> None:
         """Run on idle CPU time only, until `restore_priority`."""
@@ -325,6 +345,17 @@ def brief_stack(stack: str) -> str:
     lines = stack.splitlines()
     calls = [f"{name}:{line}" for text in lines for name, line in _STACK_FRAME.findall(text)]
     return " < ".join([*lines[:1], *calls[:_MAX_FRAMES]])
+
+
+def error_lines(log: str) -> list[dict[str, object]]:
+    """The newest errors in a worker's log, oldest first. Lines that are no events are left out."""
+    events: list[dict[str, object]] = []
+    for line in log.splitlines():
+        with suppress(ValueError, RecursionError):
+            event = json.loads(line)
+            if isinstance(event, dict) and event.get("level") == "error":
+                events.append(event)
+    return events[-_MAX_LOGGED_ERRORS:]
 
 
 def assignments_at_fault(held: Collection[str], loading: Collection[str], busy: Collection[str]) -> frozenset[str]:

@@ -455,7 +455,7 @@ class WorkerService:
         except MemoryError as error:
             self._on_load_failed(held, Refusal(Code.OUT_OF_MEMORY, str(error)))
         except Exception as error:  # without this the replica would stay `loading` until its deadline, and say nothing
-            _log.exception("load_failed")
+            _log.exception("load_failed", assignment=held.order.assignment)
             self._on_load_failed(held, Refusal(Code.LOAD_FAILED, type(error).__name__, "a loaded model", "see the log"))
 
     def _on_load_failed(self, held: _HostedAssignment, refusal: Refusal) -> None:

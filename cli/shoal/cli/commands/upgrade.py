@@ -352,7 +352,7 @@ class RequestTally:
         for view in workloads:
             for each in view.ingress:
                 key = (view.workload.tenant, view.workload.name, each.origin)
-                counts[key] = (each.requests, each.refused + each.lost)
+                counts[key] = (each.requests, each.refused - each.client_faults + each.lost)
         anew = (node for node, epoch in epochs.items() if self._epochs.get(node) != epoch)
         self._counted_from.update((node, now + RECOUNT_S) for node in anew)
         self._epochs = epochs

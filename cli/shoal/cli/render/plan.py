@@ -105,7 +105,7 @@ def show_workload(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
     if plan.refusal.code:
         line(f"  not placed: {reason(plan.refusal)}", "red")
         if plan.nearest:
-            line(f"  would fit with: {plan.nearest}")
+            line(f"  would fit: {plan.nearest}")
     if plan.no_standby.code:
         line(f"  no standby: {reason(plan.no_standby)}", "yellow")
     _show_delegation(plan, wide=wide)

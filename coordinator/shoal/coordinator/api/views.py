@@ -625,6 +625,7 @@ def _sum_ingress(one: Ingress | None, other: Ingress) -> Ingress:
         one.retried + other.retried,
         one.refused + other.refused,
         one.lost + other.lost,
+        one.client_faults + other.client_faults,
     )
 
 

@@ -490,3 +490,11 @@ def test_service_time_is_learnt_from_answers() -> None:
     for _ in range(30):
         health = routing.record_answer(routing.record_sent(health), Seconds(0.4), 3, NOW)
     assert health.service_s == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"), [("MODEL_NOT_READY", "it loads"), ("NO_CANDIDATE", "NO_CANDIDATE: it loads"), ("", "it loads")]
+)
+def test_a_route_without_a_replica_says_its_code_once(code: str, found: str) -> None:
+    refusal = routing._no_replica(route(code=code, reason="it loads"))
+    assert (refusal.code, refusal.found) == (Code.MODEL_NOT_READY, found)

@@ -69,6 +69,25 @@ def test_lost_is_no_clients_own_time_out_nor_its_bad_value(code: Code, lost: int
     assert (counted.requests, counted.refused, counted.lost) == (1, 1 - lost, lost)
 
 
+@pytest.mark.parametrize(
+    ("code", "is_too_early", "own"),
+    [
+        (Code.INVALID_ARGUMENT, False, 1),
+        (Code.CANCELLED, False, 1),
+        (Code.DEADLINE_EXCEEDED, True, 1),
+        (Code.DEADLINE_EXCEEDED, False, 0),  # the replica hangs: no client could have waited long enough
+        (Code.OVERLOADED, False, 0),
+        (Code.MODEL_NOT_READY, False, 0),
+        (Code.SESSION_LOST, False, 0),
+    ],
+)
+def test_a_refusal_is_counted_by_whose_fault_it_is(code: Code, own: int, *, is_too_early: bool) -> None:
+    meter, workload = RequestMeter(), WorkloadKey("shop", "ocr")
+    meter.record_failure(workload, "gateway", 1, code, caller_deadline=True, is_too_early=is_too_early)
+    (counted,) = meter.ingress()
+    assert (counted.refused, counted.client_faults) == (1, own)
+
+
 def test_what_no_agreement_names_any_more_is_forgotten() -> None:
     meter = RequestMeter()
     meter.record_crossing("ag-1", "east", Code.OVERLOADED)

@@ -15,7 +15,7 @@ from shoal.agent.ports import Batches
 from shoal.agent.worker.messages import EnergyMeters, LoadOrder, LoadState, WorkerStatus, from_json, pack, unpack
 from shoal.agent.worker.pool import PoolOptions, may_share
 from shoal.agent.worker.probe import read_graph, relative_half_width, with_weights
-from shoal.agent.worker.process import EXIT_STUCK, assignments_at_fault, brief_stack, classify_exit
+from shoal.agent.worker.process import EXIT_STUCK, assignments_at_fault, brief_stack, classify_exit, error_lines
 from shoal.types.assignment import Assignment, Served, Work
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import EnergySource
@@ -44,6 +44,13 @@ def test_judgement(returncode: int | None, crash: str, oom: bool, own_fault: boo
     judged, refusal = classify_exit(returncode, crash, oom=oom)
     assert (judged, refusal.code) == (own_fault, code)
     assert refusal.found
+
+
+def test_only_errors_of_a_workers_log_are_passed_on() -> None:
+    events = [{"event": f"e{number}", "level": "error"} for number in range(40)]
+    lines = ["native text", "{", "[" * 100_000, "1", '{"event": "x", "level": "info"}', *map(json.dumps, events)]
+    assert error_lines("\n".join(lines)) == events[-16:]
+    assert error_lines("") == []
 
 
 def test_a_stack_in_one_line() -> None:

@@ -103,7 +103,10 @@ def check_status(status: Status, node: Node) -> CheckedStatus:
             refused.add(each.assignment)
             refusals.append(refusal)
     for ingress in status.ingress:
-        counts = (ingress.requests, ingress.answered, ingress.retried, ingress.refused, ingress.lost)
+        counts = (
+            *(ingress.requests, ingress.answered, ingress.retried, ingress.refused, ingress.lost),
+            ingress.client_faults,
+        )
         if all(0 <= count <= MOST_COUNT for count in counts):
             entered.append(ingress)
         else:

@@ -28,7 +28,7 @@ def _reason_to_stay(view: TriggerView, replica: MovableReplica) -> MoveHold | No
     asked = proposal_for(replica, best)
     if best.expected.gain < best.required_gain:
         gain = max(0.0, best.expected.gain)
-        return MoveHold(asked, HoldReason.GAIN, f"gain {gain:.1%} of the {best.required_gain:.1%} asked")
+        return MoveHold(asked, HoldReason.GAIN, f"{gain:.1%} of the {best.required_gain:.1%} asked")
     if not replica.intent.migration.unasked:
         return MoveHold(asked, HoldReason.UNASKED, STAYS_WITHOUT_TRIGGER, remedy=_remedy(replica.intent, asked))
     return MoveHold(asked, HoldReason.SETTLING, "just seen")
