@@ -1,7 +1,6 @@
 """When a node's certificate is due to be renewed, and when to try again."""
 
-import hashlib
-
+from shoal.types import stable_hash
 from shoal.types.backoff import delay
 from shoal.types.codes import Code
 from shoal.types.units import Seconds, Wall
@@ -21,7 +20,7 @@ EXPIRED_CAP_S = 3.0
 def due_at(issued: Wall, ends: Wall, node: str) -> Wall:
     """When to renew. `issued` is when the certificate was made, which is later than its not-before date."""
     life = ends - issued
-    return Wall(issued + life * (RENEWAL_SHARE - SPREAD * _share(node)))
+    return Wall(issued + life * (RENEWAL_SHARE - SPREAD * stable_hash.fraction(node)))
 
 
 def is_offer_expired(offered_ends: Wall, held_ends: Wall, now: Wall) -> bool:
@@ -35,7 +34,7 @@ def is_offer_expired(offered_ends: Wall, held_ends: Wall, now: Wall) -> bool:
 
 def ca_switch_delay(node: str) -> Seconds:
     """Seconds to wait before changing to another CA."""
-    return Seconds(CA_SWITCH_S * _share(node))
+    return Seconds(CA_SWITCH_S * stable_hash.fraction(node))
 
 
 def retry_after(node: str, attempt: int, refused: Code, *, expired: bool) -> Seconds:
@@ -46,7 +45,3 @@ def retry_after(node: str, attempt: int, refused: Code, *, expired: bool) -> Sec
     """
     cap = DENIED_CAP_S if refused is Code.RENEW_DENIED else EXPIRED_CAP_S if expired else VALID_CAP_S
     return delay(node, attempt, base_s=1.0, cap_s=cap)
-
-
-def _share(node: str) -> float:
-    return int.from_bytes(hashlib.sha256(node.encode()).digest()[:8], "big") / 2**64
