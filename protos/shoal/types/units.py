@@ -138,6 +138,10 @@ def show_usd_per_hour(value: float) -> str:
     return f"{value:.4g} USD/h"
 
 
+def show_carbon(value: float) -> str:
+    return f"{value:.3g} gCO2/h"
+
+
 def show_gain(gain: float) -> str:
     """Improvement of an objective as text. gain is the share by which it became smaller: 0.2 gives `20% better`, -0.3
     gives `30% worse`, -19 gives `20 times worse`."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
 from shoal.agent.core import renewal
@@ -28,6 +27,7 @@ from shoal.wire.identity import (
     identity_of_certificate,
     identity_of_pem,
 )
+from shoal.wire.trust import has_known_issuer
 
 EXPELLED: Final = "expelled"
 """A file of this name records that the region revoked this identity: the machine may join again."""
@@ -147,11 +147,7 @@ class FileMembership:
 
     def _is_from_current_ca(self) -> bool:
         """Whether the CA that issues now signed the certificate."""
-        try:
-            self._certificate.verify_directly_issued_by(_parse_certificate(self._roots[0]))
-        except (InvalidSignature, ValueError, TypeError):
-            return False
-        return True
+        return has_known_issuer(self._certificate, (_parse_certificate(self._roots[0]),))
 
     def _read_files(self) -> None:
         self._certificate = x509.load_pem_x509_certificate((self._folder / "cert.pem").read_bytes())

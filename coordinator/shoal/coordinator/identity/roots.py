@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final, Self
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -24,6 +23,7 @@ from shoal.types.identity import check_name
 from shoal.types.units import Seconds, Wall
 from shoal.wire.enrol import key_pem, new_key
 from shoal.wire.identity import BACKDATED_S, ca_fingerprint
+from shoal.wire.trust import has_known_issuer
 
 CA_LIFETIME_S: Final = Seconds(10 * 365 * 86400.0)
 FIRST: Final = "1"
@@ -52,11 +52,7 @@ class Root:
         return ca_fingerprint(self.certificate)
 
     def is_issuer_of(self, certificate: x509.Certificate) -> bool:
-        try:
-            certificate.verify_directly_issued_by(self.certificate)
-        except (InvalidSignature, ValueError, TypeError):
-            return False
-        return True
+        return has_known_issuer(certificate, (self.certificate,))
 
 
 @dataclass(frozen=True, slots=True)

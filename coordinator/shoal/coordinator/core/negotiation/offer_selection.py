@@ -16,6 +16,7 @@ from shoal.types.stable_hash import digest
 from shoal.types.units import (
     DURATION,
     Seconds,
+    show_carbon,
     show_joules,
     show_quantity,
     show_seconds,
@@ -203,7 +204,7 @@ def unmet_requirement(offer: Offer, require: Requirements, limits: Limits, terms
     for code, value, limit, show in (
         (Code.COST_OVER, offer.cost, limits.cost, show_usd_per_hour),
         (Code.ENERGY_OVER, offer.joules, limits.energy, show_joules),
-        (Code.CARBON_OVER, offer.carbon, limits.carbon, _show_carbon),
+        (Code.CARBON_OVER, offer.carbon, limits.carbon, show_carbon),
     ):
         if limit is not None and not value <= limit:
             found = "unknown there" if math.isnan(value) else show(value)
@@ -271,7 +272,3 @@ def _worst(rows: Iterable[TermValues]) -> TermValues:
 
 def _fill_unknown(values: TermValues, worst: TermValues) -> TermValues:
     return tuple(each if math.isfinite(each) else most for each, most in zip(values, worst, strict=True))
-
-
-def _show_carbon(value: float) -> str:
-    return f"{value:.3g} gCO2/h"

@@ -32,6 +32,7 @@ from shoal.types.receipt import Receipt
 from shoal.types.units import (
     DURATION,
     show_bytes,
+    show_carbon,
     show_joules,
     show_quantity,
     show_seconds,
@@ -486,7 +487,7 @@ class Scope:
                 "carbon",
                 limits.carbon,
                 self.carbon_g_per_h(option, intent, replicas),
-                _show_carbon,
+                show_carbon,
                 replicas,
             ),
             (
@@ -521,10 +522,6 @@ def _raise_bound(name: str, value: float, bound: float) -> RequiredRelaxation:
         far, room = (value / bound - 1 if bound > 0 else CATEGORY_SIZE), round_up(value, _DIMENSIONS[name], bound)
     bounds: dict[str, Any] = {name: room}
     return RequiredRelaxation(size=far, **bounds)
-
-
-def _show_carbon(value: float) -> str:
-    return f"{value:.3g} gCO2/h"
 
 
 def memory_fault(option: Option, needed: float, admissible: float) -> PlacementFault | None:
