@@ -49,7 +49,7 @@ def check_own(files: PemFiles, wall: Wall) -> None:
     except ValueError:
         authorities = []
     if not has_known_issuer(x509.load_pem_x509_certificate(pem), authorities):
-        found = f"the certificate of {identity.uri} is of no authority in ca.pem"
+        found = f"the certificate of {identity.uri} is not of the authority in ca.pem"
         raise refuse(Code.CERT_UNTRUSTED, found, "one of its region", "enrol again with a join token")
 
 
