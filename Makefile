@@ -21,7 +21,10 @@ ARCH ?= $(shell uname -m)
 PYTHON_OF_ARCH ?= 3.11
 FOREIGN = $(if $(filter-out $(shell uname -m),$(ARCH)),--python-version $(PYTHON_OF_ARCH) $(foreach each,2_17 2_27 2_28,--platform manylinux_$(each)_$(ARCH)) --platform manylinux2014_$(ARCH))
 IDLE = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
-PYTEST = $(BIN)/python -m pytest -q --durations=15 --durations-min=1
+ONCE = -q --durations=15 --durations-min=1
+PYTEST = $(BIN)/python -m pytest $(ONCE)
+# In phase $(1); the few that fail are played once more by themselves, and named in flaky.txt when they pass.
+ATTEMPT = PYTHONPATH=tests $(BIN)/python -m harness.flaky $(1) $(ONCE)
 
 .DEFAULT_GOAL := help
 .PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers openvino wheels lock images push bundle lint words types protos docs dashboards bench clean
@@ -59,8 +62,8 @@ demo: $(STAMP) ## the whole story on this machine, on real models, in about two 
 	$(BIN)/shoal demo --link $(LINK)
 
 test: $(TEST_STAMP) packages ## unit, contract, simulation and integration tests; what the rows of faults and attacks showed
-	rm -f report.json
-	$(PYTEST) tests/unit tests/contract tests/fuzz -n $(WORKERS) --dist loadscope
+	rm -f report.json flaky.txt
+	$(call ATTEMPT,unit) tests/unit tests/contract tests/fuzz -n $(WORKERS) --dist loadscope
 	$(MAKE) --no-print-directory -j 2 test-simulation test-together
 	$(MAKE) --no-print-directory test-alone
 	PYTHONPATH=tests $(BIN)/python -m harness.report
@@ -76,10 +79,10 @@ test-integration: ## real processes: what judges no times two at a time, then th
 	$(MAKE) --no-print-directory test-alone
 
 test-together: $(TEST_STAMP) packages
-	$(PYTEST) tests/integration -m "not long and not alone" -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+	$(call ATTEMPT,together) tests/integration -m "not long and not alone" -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 test-alone: $(TEST_STAMP) packages
-	$(PYTEST) tests/integration -m "not long and alone"
+	$(call ATTEMPT,alone) tests/integration -m "not long and alone"
 
 test-long: $(TEST_STAMP) $(OPENVINO)/.installed packages ## the unscaled runs: minutes of real time each
 	$(PYTEST) tests -m long
@@ -132,7 +135,8 @@ test-compose: $(TEST_STAMP) packages ## real containers and networks: docker-com
 	tests/compose/engine.sh $(MAKE) --no-print-directory test-containers
 
 test-containers: $(TEST_STAMP) images # with the engine that answers
-	$(PYTEST) tests/compose -m compose
+	rm -f flaky.txt
+	$(call ATTEMPT,compose) tests/compose -m compose
 	PYTHONPATH=tests $(BIN)/python -m harness.report C
 
 lint: $(TEST_STAMP) ## ruff, the import contracts, names, documented fields, prose, log events, imports of tests

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import flaky
+
 REPORT = Path(__file__).resolve().parents[2] / "report.json"
 
 KINDS = {"simulation": "S", "integration": "P", "compose": "C"}
@@ -136,6 +138,8 @@ def main(of: str = BY_MAKE_TEST) -> int:
     if not lacking:
         demanded = sum(not set(of).isdisjoint(kinds) for kinds in DEMANDED.values())
         print(f"{demanded} rows are demanded, and all of them were shown")
+    for line in flaky.FLAKY.read_text().splitlines() if flaky.FLAKY.exists() else ():
+        print(f"FLAKY  {line} passed at its second attempt only")
     return 1 if lacking else 0
 
 

@@ -90,8 +90,13 @@ class AgentProcess:
             self.process = None
 
     def duplicate(self, state: Path) -> "AgentProcess":
-        """A copy of the agent, running from a copy of its state directory."""
-        shutil.copytree(self.state, state, ignore=shutil.ignore_patterns("run"))
+        """A copy of the agent, with a copy of its state directory, taken while the agent writes nothing."""
+        assert self.process
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            shutil.copytree(self.state, state, ignore=shutil.ignore_patterns("run"))
+        finally:
+            self.process.send_signal(signal.SIGCONT)
         return AgentProcess(self.coordinator, state, self.name, self.role)
 
     def log_lines(self, event: str) -> list[dict[str, Any]]:
