@@ -17,6 +17,7 @@ from shoal.agent.core import assignment, link_session
 from shoal.coordinator import uncancelled
 from shoal.coordinator.controllers.federation import delegate, origin
 from shoal.coordinator.controllers.fleet import controller
+from shoal.coordinator.controllers.log import region_clock
 from shoal.coordinator.controllers.workloads import migrations, moves_api, step
 from shoal.coordinator.core.migration import effects
 from shoal.coordinator.core.negotiation import hold, trade
@@ -237,15 +238,22 @@ MUTATIONS = (
     Mutation(
         "verification-skipped-after-a-restart",
         "verification skipped after a restart",
-        migrations.StoredMigration.restore,
+        migrations.MigrationRepository.start,
         (
             (
-                "state=_rebase(state, now - self.at))",
-                "state=_rebase(state, now - self.at), "
-                "rule=replace(self.migration.rule, against=type(self.migration.rule.against)('none')))",
+                "{each.id: each for each in stored}",
+                "{each.id: _replace(each, rule=_replace(each.rule, against=type(each.rule.against)('none'))) "
+                "for each in stored for _replace in (__import__('dataclasses').replace,)}",
             ),
         ),
         matrix.NAME,
+    ),
+    Mutation(
+        "clock-loses-its-floor",
+        "elapsed time of a region begins anew with its machine",
+        region_clock.RegionClock.resume,
+        (("missing = floor - self.now()", "missing = 0.0 * floor"),),
+        negotiation.NAME,
     ),
     Mutation(
         "weight-moved-before-its-step",

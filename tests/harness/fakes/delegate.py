@@ -75,9 +75,9 @@ class DelegateFixture:
     async def open(cls, world: RegionFixture) -> "DelegateFixture":
         elsewhere, listed = FakePeerRegions(), dict[str, Member | None]()
         region = world.region
-        ledger = Ledger(world.store, region.fence, world.clock)
+        ledger = Ledger(world.store, region.fence, region.clock)
         bids = DelegateController(
-            "eu", world.store, ledger, region.workloads, region.models, lambda: region.fleet.fleet, world.clock,
+            "eu", world.store, ledger, region.workloads, region.models, lambda: region.fleet.fleet, region.clock,
             world.ids, NoMeter(), peers=cast(PeerRegions, elsewhere), origin=elsewhere, on_change=lambda: None,
             member_of=lambda name: listed.get(name, replace(LISTED, region=name)),
         )  # fmt: skip

@@ -27,7 +27,7 @@ from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.signals.model import SignalName
 from shoal.coordinator.core.workloads.service_reports import service_report
-from shoal.coordinator.ports import Clock, Store
+from shoal.coordinator.ports import Store
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.workload import WorkloadKey
@@ -86,7 +86,6 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         enrolment: Enrolment,
         members: TrustController,
         store: Store,
-        clock: Clock,
         audit: AuditTrail,
         addresses: CoordinatorAddresses,
         process: ProcessDiagnostics,
@@ -104,7 +103,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         self._audit = audit
         self._enrolment = enrolment
         self._store = store
-        self._clock = clock
+        self._clock = region.clock
         self._follower = follower
         self._compute_pool = ComputePool()
 

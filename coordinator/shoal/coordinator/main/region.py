@@ -67,7 +67,7 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import NODES, Identity, check_name
 from shoal.types.metric import LabelValues
-from shoal.types.units import Bytes, Elapsed, Seconds
+from shoal.types.units import Bytes, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
 from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import identity_of_certificate
@@ -261,7 +261,7 @@ async def _lead(
     backups = backups_of(config, "region", store, clock, named)
     schedule = schedule_of(config, backups, clock, meter)
     operators = OperatorService(
-        region, enrolment, members, store, clock, audit, process, process, federation=trading, backups=backups
+        region, enrolment, members, store, audit, process, process, federation=trading, backups=backups
     )
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     listen(api, process.link, identity.credentials(client_certificates=True))
@@ -272,7 +272,7 @@ async def _lead(
     enrolment_pb2_grpc.add_EnrolmentServicer_to_server(service, enrol_server)
     listen(enrol_server, process.enrol, identity.credentials(client_certificates=False))
     process.check_serial = members.check
-    process.readings = lambda: _readings(region, links, schedule, traces, clock.now())
+    process.readings = lambda: _readings(region, links, schedule, traces)
 
     await api.start()
     await enrol_server.start()
@@ -362,7 +362,7 @@ async def _follow(
     api = server_for_members(guard)
     link_pb2_grpc.add_AgentLinkServicer_to_server(links, api)
     artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
-    operators = OperatorService(region, enrolment, members, store, clock, audit, process, process, follower=following)
+    operators = OperatorService(region, enrolment, members, store, audit, process, process, follower=following)
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     listen(api, process.link, identity.credentials(client_certificates=True))
     enrol_server = server_for_strangers()
@@ -406,7 +406,6 @@ def _readings(
     links: Sequence[GrpcLinks | MqttLinks],
     schedule: BackupSchedule | None,
     traces: CollectorSpanExporter,
-    now: Elapsed,
 ) -> MetricReadings:
     signals, fleet, workloads = region.signals.current(), region.fleet.fleet, region.workloads
     trades = region.origin.trades if region.origin is not None else {}
@@ -429,7 +428,7 @@ def _readings(
         },
         metrics.AGREEMENTS: _number_of(
             (each.side, each.counterpart, each.state, _true_or_false(each.offer.emulated))
-            for each in agreements(trades, bids, now)
+            for each in agreements(trades, bids, region.clock.now())
         ),
         metrics.MIGRATIONS: _number_of(
             (each.stage, _true_or_false(any(place.emulated for place in (each.source, each.target) if place)))

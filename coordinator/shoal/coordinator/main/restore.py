@@ -19,6 +19,7 @@ from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.coordinator.clock import CoordinatorClock, SystemIds
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.controllers.log.region_clock import RegionClock
 from shoal.coordinator.controllers.region.region import NoMeter, RegionConfig
 from shoal.coordinator.main.backups import keyring_of
 from shoal.coordinator.main.federation import NAME_KEY
@@ -190,7 +191,7 @@ async def _open_history(config: RestoreConfig, store: Store) -> str:
         return ""
     clock, defaults = CoordinatorClock(), RegionConfig(config.region)
     events = EventLog(store, clock, kept=defaults.events_kept, audit_kept=defaults.audit_kept)
-    truth = RegionFence(config.region, store, events, SystemIds(), NoMeter())
+    truth = RegionFence(config.region, store, events, RegionClock(clock), SystemIds(), NoMeter())
     await truth.start()
     await events.start()
     if not truth.history:

@@ -16,6 +16,7 @@ from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.federation.service import FederationController
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.controllers.log.region_clock import RegionClock
 from shoal.coordinator.controllers.region.region import NoMeter
 from shoal.coordinator.core.negotiation.advertise import capacity_classes
 from shoal.coordinator.core.negotiation.model import Active, IdleTrade
@@ -413,7 +414,9 @@ class SimRegion(Participant):
         profiles: Mapping[str, ModelProfile],
     ) -> None:
         super().__init__(federation, resources.name)
-        self.engine = RegionEngine(resources, self.clock, self.world.now, profiles, TradeRule("*", hold_share=1.0))
+        self.engine = RegionEngine(
+            resources, RegionClock(self.clock), self.world.now, profiles, TradeRule("*", hold_share=1.0)
+        )
         self.engine.gateway_report = lambda agreement: federation.gateway_report(resources.name, agreement)
         self.disk = SimDisk(self.world, resources.name, full_code=Code.STORE_FULL)
         self.listing = FederationListing(resources.name, resources.residency)
@@ -494,9 +497,10 @@ class SimRegion(Participant):
         self.store = store = UnreliableStore(world, process, self.disk, self.rng.stream("doubt"))
         store.unanswered_share = self.unanswered_share
         store.on_unanswered = self._schedule_restart
-        clock, ids, meter = PausableClock(self.clock, process), SimIdSource(world, process), NoMeter()
+        clock = RegionClock(PausableClock(self.clock, process))
+        ids, meter = SimIdSource(world, process), NoMeter()
         events = EventLog(store, clock, kept=200, audit_kept=200)
-        truth = RegionFence(self.name, store, events, ids, meter)
+        truth = RegionFence(self.name, store, events, clock, ids, meter)
         ledger = Ledger(store, truth, clock)
         peers = SimPeerRegions(process, network, self.name)
         link = SimFederationLink(process, network, self.name, list(self.federation.replicas))
@@ -529,9 +533,9 @@ class SimRegion(Participant):
             on_change=engine.wakeup.set,
             member_of=lambda region: Member(region, "", ("simulated",), ""),
         )
-        engine.restart()
         await events.start()
         await truth.start()
+        engine.restart(clock)
         await ledger.start()
         await delegate.start()
         await origin.start()

@@ -4,7 +4,7 @@ themselves."""
 from collections.abc import Iterable, Iterator
 
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS, StoredMigration
+from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS
 from shoal.coordinator.core.migration.budget import MoveHold
 from shoal.coordinator.core.migration.effects import had_outage, has_wrong_answers
 from shoal.coordinator.core.migration.model import NEVER, AbortedState, Migration, ShiftingState
@@ -18,7 +18,7 @@ def migrations_in(transaction: Transaction) -> Iterator[Migration]:
     """Migrations as the transaction writes them."""
     for key, value in sorted(transaction.puts.items()):
         if key.startswith(MIGRATIONS):
-            yield codec.load(StoredMigration, value).migration
+            yield codec.load(Migration, value)
 
 
 def step_of(migration: Migration) -> str:

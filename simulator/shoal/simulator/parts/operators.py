@@ -14,9 +14,10 @@ from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.controller import NODES, NodeRecord
 from shoal.coordinator.controllers.log.events import AUDIT, AuditEntry, digest_of
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
-from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS, StoredMigration
+from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS
 from shoal.coordinator.controllers.workloads.step import DESIRED
 from shoal.coordinator.core.catalog.model import DOCUMENTS, DocumentKey, StoredDocument
+from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.policies import Workload
@@ -183,7 +184,7 @@ class SimOperators:
             elif key.startswith(DESIRED):
                 found[key] = codec.load(DesiredSet, value).version.generation
             elif key.startswith(MIGRATIONS):
-                found[key] = str(codec.load(StoredMigration, value).migration.stage)
+                found[key] = str(codec.load(Migration, value).stage)
             elif key.startswith(NODES):
                 node = codec.load(NodeRecord, value)
                 found[key] = (node.epoch, node.cordoned)

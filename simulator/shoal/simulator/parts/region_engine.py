@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.coordinator.controllers.federation.origin import LocalPlacement
-from shoal.coordinator.controllers.workloads.memory import StoredMemory
+from shoal.coordinator.controllers.log.region_clock import RegionClock
 from shoal.coordinator.core.catalog.model import Catalog, Guest, ModelRecord
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.negotiation.offer_selection import own_values
@@ -31,7 +31,7 @@ from shoal.coordinator.core.workloads.model import (
 )
 from shoal.coordinator.core.workloads.routes import gateways
 from shoal.simulator.parts.machine import Chip
-from shoal.simulator.world.world import EPOCH, SimClock
+from shoal.simulator.world.world import EPOCH
 from shoal.types.agreement import GUEST_TENANT, GatewayRef, ServiceReport
 from shoal.types.assignment import Assignment, Observed, Phase
 from shoal.types.device import Node, Reading, Role
@@ -83,12 +83,14 @@ class RegionEngine:
     def __init__(
         self,
         resources: RegionResources,
-        clock: SimClock,
+        clock: RegionClock,
         now_s: Callable[[], float],
         profiles: Mapping[str, ModelProfile],
         trade_rule: TradeRule,
     ) -> None:
-        """clock: of the coordinator's machine. now_s: the world's time, whatever state that machine is in."""
+        """clock: of the region, until its coordinator starts again. now_s: the world's time, whatever that machine's
+        state.
+        """
         self.resources = resources
         self._now_s = now_s
         self.clock = clock
@@ -121,11 +123,14 @@ class RegionEngine:
         self._costs = {Slot(name, chip.device.name): UsdPerHour(resources.prices[name]) for name, chip in self._chips()}
         self._placement_cache: dict[WorkloadKey, tuple[float, bool]] = {}
 
-    def restart(self) -> None:
-        """The coordinator's process restarts: replicas keep running, and desired sets are sent again."""
+    def restart(self, clock: RegionClock) -> None:
+        """The coordinator's process restarts: replicas keep running, and desired sets are sent again. clock: of the new
+        process; it goes on where the memory was written last, which a real region stores.
+        """
+        clock.resume(self._stepped_at)
+        self.clock = clock
         self.guests, self.delegations, self.reservations = (), {}, ()
         self._placement_cache.clear()
-        self._memory = StoredMemory(self._stepped_at, self._memory).restore(self.clock.now())
         self.step_lock = asyncio.Lock()
 
     def step(self) -> None:

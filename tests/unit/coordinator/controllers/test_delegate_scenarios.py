@@ -121,7 +121,7 @@ class DelegateScenario:
         first = self.grants.setdefault(offer.id, grant)
         assert (grant.agreement, grant.bid) == (first.agreement, first.bid), "a bid becomes one agreement"
         assert held_until is not None, "what nobody holds is not granted"
-        self.granted_at[grant.agreement] = self.here.world.clock.elapsed
+        self.granted_at[grant.agreement] = self.here.world.region.clock.now()
 
     async def renew(self) -> None:
         grant = self._one(list(self.grants.values()))
@@ -130,7 +130,7 @@ class DelegateScenario:
             sequence = self.sequence if self.rng.random() < 0.7 else int(self.rng.integers(1, self.sequence + 1))
             what = renewal(sequence, agreement=grant.agreement)
             await self.here.bids.on_renewal(signed_message(what, self._origin(grant)))
-            self.granted_at[grant.agreement] = self.here.world.clock.elapsed
+            self.granted_at[grant.agreement] = self.here.world.region.clock.now()
 
     async def release(self) -> None:
         offer = self._one(self.offers)
@@ -162,7 +162,7 @@ class DelegateScenario:
         await self.here.world.store.close()
         self.here.world.clock.elapsed = 1.0
         self.here = await DelegateFixture.open(await RegionFixture.open(self.folder, self.here.world))
-        self.granted_at = dict.fromkeys(self.granted_at, 1.0)
+        self.granted_at = dict.fromkeys(self.granted_at, self.here.world.region.clock.now())
         await self.nodes()
 
     async def check_invariants(self) -> None:
@@ -174,7 +174,7 @@ class DelegateScenario:
         assert len(granted) == len(set(granted))
         over = [each.agreement for each in entries if each.what in ("expired", "released", "breached", "ended")]
         assert len(over) == len(set(over)), "what is over does not end again"
-        now = self.here.world.clock.elapsed
+        now = self.here.world.region.clock.now()
         for state in self.here.bids.states.values():
             if (deal := agreement_of(state)) is not None:
                 last = self.granted_at.get(deal.award.agreement, now)

@@ -144,7 +144,7 @@ async def test_a23_a_cut_tail_or_a_fork_is_told_by_who_was_shown_more(world: Reg
     shown = world.region.ledger.head
     last = (await world.store.scan(LEDGER))[-1]
     await world.store.commit(Transaction(deletes=(last.key,)))
-    reread = Ledger(world.store, world.region.fence, world.clock)
+    reread = Ledger(world.store, world.region.fence, world.region.clock)
     await reread.start()
     assert await reread.verify({}) is None
     assert await reread.verify({"us": digest((await reread.entries_after(0))[-1])}) is None

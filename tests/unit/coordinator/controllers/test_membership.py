@@ -12,6 +12,7 @@ from harness.fakes.region import CountingIds, SteppedClock
 from shoal.coordinator.controllers.federation.membership import FederationMembership, LedgerHeads
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.controllers.log.region_clock import RegionClock
 from shoal.coordinator.controllers.region.region import NoMeter
 from shoal.coordinator.ports import JoinedFederation
 from shoal.coordinator.store.sqlite import SqliteStore
@@ -70,7 +71,7 @@ class World:
 
     async def start(self) -> FederationMembership:
         events = EventLog(self.store, self.clock, kept=100, audit_kept=100)
-        truth = RegionFence("eu", self.store, events, CountingIds(), NoMeter())
+        truth = RegionFence("eu", self.store, events, RegionClock(self.clock), CountingIds(), NoMeter())
         await truth.start()
         await events.start()
         found: Any = self.federation

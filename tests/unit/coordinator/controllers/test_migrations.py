@@ -15,23 +15,18 @@ from shoal.coordinator.controllers.workloads.migrations import (
     KEPT,
     MIGRATIONS,
     MigrationRepository,
-    StoredMigration,
     verdict_digest,
 )
 from shoal.coordinator.core.migration.model import (
     AbortedState,
     Cause,
-    DoneState,
     Migration,
     MigrationStage,
-    ReplicaPlace,
-    StageEntry,
 )
 from shoal.coordinator.core.placement.model import Aim
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.migration import MigrationRule
-from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import operator_pb2
 
@@ -75,7 +70,7 @@ def weights(world: RegionFixture, at: str) -> dict[str, float]:
 
 
 def _view_of(world: RegionFixture, migration: Migration) -> operator_pb2.MigrationView:
-    region, now, wall = world.region, world.clock.now(), world.clock.wall()
+    region, now, wall = world.region, world.region.clock.now(), world.clock.wall()
     return migration_view(region.workloads, region.fleet.fleet, migration, now, wall)
 
 
@@ -92,8 +87,7 @@ async def test_what_is_emulated_says_so_also_when_its_node_is_forgotten(world: R
     world.region.fleet.fleet = replace(world.region.fleet.fleet, nodes={})
     assert _view_of(world, begun).source.emulated
     world.region.fleet.fleet = replace(world.region.fleet.fleet, nodes=nodes)
-    stored = codec.load(StoredMigration, codec.dump(StoredMigration(world.clock.now(), begun)))
-    assert stored.migration.source.emulated
+    assert codec.load(Migration, codec.dump(begun)).source.emulated
 
 
 async def test_a_region_has_a_workload_whole(world: RegionFixture) -> None:
@@ -154,7 +148,7 @@ async def test_what_a_verification_came_to_is_audited_before_anything_acts_on_it
     found = f"passed sha256:{verdict_digest(ended.verdict)}"
     assert said == [(f"shoal://eu/agent/{target.name}", "Verify", begun.id, found)]
     view = migration_view(
-        world.region.workloads, world.region.fleet.fleet, ended, world.clock.now(), world.clock.wall()
+        world.region.workloads, world.region.fleet.fleet, ended, world.region.clock.now(), world.clock.wall()
     )
     assert view.verdict_sha256 == verdict_digest(ended.verdict)
 
@@ -163,7 +157,7 @@ async def test_what_waits_for_its_turn_says_so(world: RegionFixture) -> None:
     _, target = await two_agents(world)
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     view = migration_view(
-        world.region.workloads, world.region.fleet.fleet, begun, world.clock.now(), world.clock.wall()
+        world.region.workloads, world.region.fleet.fleet, begun, world.region.clock.now(), world.clock.wall()
     )
     assert view.reason.code == Code.WAITING_FOR_TURN
 
@@ -227,7 +221,7 @@ async def test_nothing_of_a_step_is_true_before_it_is_committed(
     assert len(world.links.messages) == sent
     stored = await world.store.read(MIGRATIONS + begun.id)
     assert stored is not None
-    assert codec.load(StoredMigration, stored.value).migration == begun
+    assert codec.load(Migration, stored.value) == begun
     assert (await run_until_over(world, begun, source, target)).stage is MigrationStage.DONE
 
 
@@ -339,7 +333,7 @@ async def test_moves_are_listed_by_workload_and_tenant(
     first = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     await run_until_over(world, first, source, target)
     await world.region.moves.migrate(KEY, Aim(source.name), "ops")
-    now, wall = world.clock.now(), world.clock.wall()
+    now, wall = world.region.clock.now(), world.clock.wall()
     listed = migration_views(world.region.workloads, world.region.fleet.fleet, name, tenant, now, wall)
     assert len(listed) == found
     (one,) = migration_views(world.region.workloads, world.region.fleet.fleet, first.id, "", now, wall)
@@ -395,7 +389,7 @@ async def test_the_controller_wakes_when_a_step_of_shifting_is_due(world: Region
     book, moving = world.region.workloads.migrations, world.region.moves.get(begun.id)
     # Shorter than what routes take to reach every front: that counts then.
     book.all[begun.id] = replace(moving, rule=replace(moving.rule, hold_s=Seconds(0.6)))
-    wait = book.next_deadline(world.clock.now())
+    wait = book.next_deadline(world.region.clock.now())
     assert wait is not None
     world.clock.advance(wait)
     await world.step()
@@ -428,7 +422,7 @@ async def test_however_many_places_are_forbidden_what_ends_is_kept(world: Region
 
 
 def write(book: MigrationRepository, world: RegionFixture, changed: dict[str, Migration]) -> None:
-    written = book.writes(changed, world.clock.now())
+    written = book.writes(changed)
     assert not {key.removeprefix(MIGRATIONS) for key in written.deletes} & changed.keys(), "put and deleted at once"
     book.adopt(changed, written)
 
@@ -446,21 +440,6 @@ async def test_a_drain_names_what_is_not_ready_and_asks_again_later(world: Regio
     assert [refusal.code for refusal in drained.refusals.values()] == [Code.MODEL_NOT_READY]
     await run_heartbeat(world, source, target)
     assert len((await world.region.moves.drain(source.name, "ops")).migrations) == 1
-
-
-@pytest.mark.parametrize("state", [DoneState(Elapsed(50.0)), AbortedState(Refusal(Code.GUARD_TRIPPED), Elapsed(50.0))])
-def test_what_is_over_is_no_younger_after_a_restart(state: DoneState | AbortedState) -> None:
-    """Written a day ago, and again when it was read what it brought."""
-    place, ended = ReplicaPlace("a-1", "edge-1", "cpu0", DIGEST, "fp32"), Wall(1_700_000_000.0)
-    story = (StageEntry(MigrationStage.PLANNED, Wall(ended - 20.0)), StageEntry(MigrationStage.DONE, ended))
-    over = Migration("m-1", KEY, Cause.PRICE, "", place, Aim("edge-2"), MigrationRule(), state, story=story)
-    stored = codec.load(StoredMigration, codec.dump(StoredMigration(Elapsed(80.0), over)))
-    restored = stored.restore(Elapsed(3.0), Wall(ended + 86400.0)).state
-    assert isinstance(restored, DoneState | AbortedState)
-    assert restored.at == 3.0 - 86400.0
-    early = stored.restore(Elapsed(3.0), Wall(ended - 60.0)).state
-    assert isinstance(early, DoneState | AbortedState)
-    assert early.at == 3.0, "by a clock that was set back it has just ended"
 
 
 async def test_a_move_to_where_its_standby_is_is_refused_at_once(world: RegionFixture) -> None:

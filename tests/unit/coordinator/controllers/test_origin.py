@@ -16,6 +16,7 @@ from shoal.coordinator.controllers.federation.ledger import Ledger
 from shoal.coordinator.controllers.federation.origin import LocalPlacement, OriginController
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.controllers.log.region_clock import RegionClock
 from shoal.coordinator.controllers.region.region import NoMeter
 from shoal.coordinator.core.negotiation import hold, trade
 from shoal.coordinator.core.negotiation.model import Active, IdleTrade, Withdrawing
@@ -154,10 +155,10 @@ class Origin:
         store = await SqliteStore.open(folder, reserve_bytes=0)
         time = before.time if before else ManualClock()
         ids = before.ids if before else CountingIds()
-        clock = Uptime(time, time.now() - 5.0)
+        clock = RegionClock(Uptime(time, time.now() - 5.0))
         events = EventLog(store, clock, kept=1000, audit_kept=1000)
         await events.start()
-        truth = RegionFence("home", store, events, ids, NoMeter())
+        truth = RegionFence("home", store, events, clock, ids, NoMeter())
         await truth.start()
         ledger = Ledger(store, truth, clock)
         await ledger.start()

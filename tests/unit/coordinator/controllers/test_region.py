@@ -15,18 +15,17 @@ from harness.wait import until
 from shoal.coordinator import codec, metrics
 from shoal.coordinator.api.views import node_view
 from shoal.coordinator.controllers.log.events import AUDIT, AuditEntry, EventLog, LogEvent, first_broken_entry
+from shoal.coordinator.controllers.log.region_clock import ClockFloor
 from shoal.coordinator.controllers.region import doctor
 from shoal.coordinator.controllers.region.doctor import examine
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
-from shoal.coordinator.controllers.workloads.memory import StoredMemory
 from shoal.coordinator.core.catalog.model import DocumentKey, StoredDocument
 from shoal.coordinator.core.fleet.state import Liveness
-from shoal.coordinator.core.workloads.model import AssignmentStage, Mark, ReconcilerMemory
 from shoal.coordinator.ports import Transaction
 from shoal.types.assignment import Status
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.link import Lease, NodeEvent, NodeEvents, Welcome
-from shoal.types.units import Bytes, Elapsed
+from shoal.types.units import Bytes
 from shoal.types.workload import WorkloadKey
 
 
@@ -466,19 +465,9 @@ async def test_f50_doctor_and_get_nodes_say_that_a_front_does_not_answer(world: 
     assert refusal.found == "the front of edge-1 does not answer"
 
 
-def test_memory_is_moved_to_the_new_clock() -> None:
-    memory = ReconcilerMemory(
-        marks={"a": Mark(AssignmentStage.STARTING, Elapsed(90.0))}, without_ready={"default/x": Elapsed(40.0)}
-    )
-    stored = codec.load(StoredMemory, codec.dump(StoredMemory(Elapsed(100.0), memory)))
-    moved = stored.restore(Elapsed(7.0))
-    assert moved.marks["a"].since == -3.0
-    assert moved.without_ready["default/x"] == -53.0
-
-
 def test_records_of_another_shape_are_refused() -> None:
     with pytest.raises(ShoalError) as refused:
-        codec.load(StoredMemory, b'{"at": 1.0}')
+        codec.load(ClockFloor, b'{"at": 1.0}')
     assert refused.value.code is Code.STATE_CORRUPT
 
 

@@ -183,8 +183,7 @@ class DelegateController:
         """Loads bids and standings. Bids that were only held are over; agreements continue."""
         now = self._clock.now()
         if (found := await self._store.read(STANDINGS)) is not None:
-            known = codec.load(Standings, found.value).of  # their times may be of another coordinator's clock
-            self._standings = Standings({name: replace(each, at=min(each.at, now)) for name, each in known.items()})
+            self._standings = codec.load(Standings, found.value)
         for record in await self._store.scan(BIDS):
             stored = codec.load(StoredBid, record.value)
             state = hold.restore(stored.state, now, self._terms)

@@ -182,15 +182,6 @@ class LocalRegion(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTrade:
-    """A trade with the clock reading that its times refer to."""
-
-    # Elapsed time of the coordinator that wrote it.
-    at: Elapsed
-    trade: WorkloadTrade
-
-
-@dataclass(frozen=True, slots=True)
 class Reputation:
     """What this region experienced of others."""
 
@@ -287,9 +278,9 @@ class OriginController:
         """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
         now = self._clock.now()
         for record in await self._store.scan(TRADES):
-            stored = codec.load(StoredTrade, record.value)
-            self._stored[stored.trade.workload] = stored.trade
-            self.trades[stored.trade.workload] = trade.restore(stored.trade, stored.at, now)
+            stored = codec.load(WorkloadTrade, record.value)
+            self._stored[stored.workload] = stored
+            self.trades[stored.workload] = trade.restore(stored, now)
         found = await self._store.read(REPUTATION)
         if found is not None:
             self.reputation = codec.load(Reputation, found.value)
@@ -611,7 +602,7 @@ class OriginController:
         if over and (stored is not None or unsure):
             deletes = (_store_key(key),)
         elif not over and (unsure or trade.durable(stored or WorkloadTrade(key)) != trade.durable(after)):
-            puts[_store_key(key)] = codec.dump(StoredTrade(self._clock.now(), after))
+            puts[_store_key(key)] = codec.dump(after)
         if told is not self.reputation:
             puts[REPUTATION] = codec.dump(told)
         if puts or deletes or stepped.notes:

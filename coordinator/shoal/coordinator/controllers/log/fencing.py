@@ -1,4 +1,4 @@
-"""The region record in the store, and commits fenced by it.
+"""The region record in the store, and commits fenced by it, each with the floor of the region's clock.
 
 Every commit of the controllers is a compare-and-set on this record, so a coordinator that was replaced (another term,
 another history) can no longer change anything.
@@ -11,6 +11,7 @@ from typing import Final
 
 from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
+from shoal.coordinator.controllers.log.region_clock import CLOCK, FLOOR_INTERVAL_S, ClockFloor, RegionClock
 from shoal.coordinator.ports import IdSource, Meter, Store, Transaction
 from shoal.types.assignment import Version
 from shoal.types.codes import Code, ShoalError, refuse
@@ -39,13 +40,18 @@ class RegionRecord:
 class RegionFence:
     """Reads and updates the region record, and commits for the other controllers."""
 
-    def __init__(self, name: str, store: Store, events: EventLog, ids: IdSource, meter: Meter) -> None:
+    def __init__(
+        self, name: str, store: Store, events: EventLog, clock: RegionClock, ids: IdSource, meter: Meter
+    ) -> None:
+        """clock: continued from the store by `start`; of the times that are committed here."""
         self._name = name
         self._store = store
         self._events = events
+        self._clock = clock
         self._ids = ids
         self._meter = meter
         self._record = RegionRecord(name, "", 1)
+        self._floor_at = clock.now()
         self.documents_lock = asyncio.Lock()
         """Held while documents or models change, because each change is computed from the result of the one before."""
 
@@ -68,6 +74,9 @@ class RegionFence:
             record = replace(record, term=record.term + 1)
             revision = await self._store.commit(Transaction({KEY: codec.dump(record)}, expect={KEY: revision}))
         self._adopt(record, revision)
+        if (floor := await self._store.read(CLOCK)) is not None:
+            self._clock.resume(codec.load(ClockFloor, floor.value).now)
+            self._floor_at = self._clock.now()
 
     def _adopt(self, record: RegionRecord, revision: int) -> None:
         self._record = record
@@ -81,7 +90,8 @@ class RegionFence:
         record = replace(self._record, history=self._ids.name("history"), past=tuple(ended)[-HISTORIES_KEPT:])
         event = LogEvent("HISTORY_OPENED", record.history, why)
         expect = {} if self._record.history else {KEY: 0}
-        self._adopt(record, await self._events.commit({KEY: codec.dump(record)}, expect=expect, events=[event]))
+        puts = {KEY: codec.dump(record), **self._floor()}
+        self._adopt(record, await self._events.commit(puts, expect=expect, events=[event]))
 
     @property
     def history(self) -> str:
@@ -110,7 +120,20 @@ class RegionFence:
         """A fenced transaction that includes its events. Raises StaleRevision, ShoalError(STORE_FULL | NOT_LEADER |
         ..).
         """
+        if puts:  # deletes alone must pass on a full disk
+            puts = {**puts, **self._floor()}
         return await self._events.commit(puts, deletes=deletes, expect=expect, events=events)
+
+    def _floor(self) -> Mapping[str, bytes]:
+        self._floor_at = self._clock.now()
+        return {CLOCK: codec.dump(ClockFloor(self._floor_at))}
+
+    async def save_clock(self) -> None:
+        """Writes the floor of the clock where nothing else has been written for FLOOR_INTERVAL_S. Raises
+        ShoalError(STORE_FULL | NOT_LEADER | ..).
+        """
+        if self._clock.now() - self._floor_at >= FLOOR_INTERVAL_S:
+            await self._events.commit(self._floor())
 
     async def attest(self, actor: str, action: str, subject: str, outcome: str) -> None:
         """Appends to the audit log; a failed write is raised. Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE)."""

@@ -6,6 +6,7 @@ store; nothing else is kept.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,7 @@ from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.controllers.log.region_clock import RegionClock
 from shoal.coordinator.controllers.queries.logs import NodeLogs
 from shoal.coordinator.controllers.queries.traces import TracesController
 from shoal.coordinator.controllers.region.signals import SignalsController
@@ -134,12 +136,13 @@ class RegionalCoordinator:
         self._store = store
         self._ids = ids
         meter = meter or NoMeter()
-        self._clock = clock
+        self.clock = clock = RegionClock(clock)
+        """Of all times that this region's controllers hold and store."""
         self._meter = meter
         self._dirty = asyncio.Event()
         self._stopping = False
         self.events = EventLog(store, clock, kept=config.events_kept, audit_kept=config.audit_kept)
-        self.fence = RegionFence(config.name, store, self.events, ids, meter)
+        self.fence = RegionFence(config.name, store, self.events, clock, ids, meter)
         proofs = proofs or NoProofs()
         self.fleet = FleetController(
             store,
@@ -270,9 +273,9 @@ class RegionalCoordinator:
             self.config.name,
             self._store,
             self.ledger,
-            LocalRegionAdapter(self.workloads, self.fleet, self._clock),
+            LocalRegionAdapter(self.workloads, self.fleet, self.clock),
             peers,
-            self._clock,
+            self.clock,
             self._ids,
             self._meter,
             federation=federation,
@@ -288,7 +291,7 @@ class RegionalCoordinator:
             self.workloads,
             self.models,
             lambda: self.fleet.fleet,
-            self._clock,
+            self.clock,
             self._ids,
             self._meter,
             peers=peers,
@@ -306,7 +309,7 @@ class RegionalCoordinator:
         """
         if self.origin is None or self.delegate is None:
             return 0
-        until = Elapsed(self._clock.now() + DRAIN_S)
+        until = Elapsed(self.clock.now() + DRAIN_S)
         for side in (self.origin, self.delegate):
             side.drain(until)
         self._dirty.set()
@@ -328,21 +331,23 @@ class RegionalCoordinator:
     async def run(self) -> None:
         """Ticks and steps until stopped."""
         self._dirty.set()
-        step_at = self._clock.now()
+        step_at = self.clock.now()
         while not self._stopping:
-            began = self._clock.now()
+            began = self.clock.now()
             await self.fleet.tick()
             if self._dirty.is_set() or began >= step_at:
                 self._dirty.clear()
                 await self._step()
                 deadline = self.workloads.next_deadline() or self.config.step_s
-                step_at = Elapsed(self._clock.now() + min(deadline, self.config.step_s))
+                step_at = Elapsed(self.clock.now() + min(deadline, self.config.step_s))
             if self.origin is not None and self.delegate is not None:
                 await self.origin.tick()
                 await self.delegate.tick()
             await self._export_traces()
-            took = self._clock.now() - began
-            await self._clock.sleep(Seconds(min(IDLE_FACTOR * took, self.config.tick_s)))
+            with suppress(ShoalError, StaleRevision):  # the next write says what the store says
+                await self.fence.save_clock()
+            took = self.clock.now() - began
+            await self.clock.sleep(Seconds(min(IDLE_FACTOR * took, self.config.tick_s)))
             await self._wait()
 
     def stop(self) -> None:
@@ -377,7 +382,7 @@ class RegionalCoordinator:
                 self.store_refusal = error.refusal
             self._meter.count(metrics.STEPS_FAILED)
             self._dirty.set()
-            await self._clock.sleep(RETRY_S)
+            await self.clock.sleep(RETRY_S)
 
     async def _export_traces(self) -> None:
         try:
@@ -387,4 +392,4 @@ class RegionalCoordinator:
 
     async def _wait(self) -> None:
         """Waits for the next tick, or until a step is requested."""
-        await wait_or_timeout(self._dirty, self.config.tick_s, self._clock)
+        await wait_or_timeout(self._dirty, self.config.tick_s, self.clock)

@@ -6,7 +6,7 @@ place.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from shoal.coordinator import codec
@@ -16,7 +16,6 @@ from shoal.coordinator.core.migration.model import (
     DoneState,
     DrainingState,
     GapState,
-    LiveMigrationState,
     Migration,
     PlannedState,
     PreparingState,
@@ -28,29 +27,10 @@ from shoal.coordinator.core.migration.outcomes import OUTCOME_AFTER_S
 from shoal.coordinator.core.workloads.invariants import UnderwayMove
 from shoal.coordinator.ports import Store
 from shoal.types.migration import Verdict
-from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.units import Elapsed, Seconds
 
 MIGRATIONS: Final = "migrations/"
 KEPT: Final = 500
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMigration:
-    """A migration with the clock reading that its times refer to."""
-
-    # Elapsed time of the coordinator that wrote it.
-    at: Elapsed
-    migration: Migration
-
-    def restore(self, now: Elapsed, wall: Wall) -> Migration:
-        """The migration with its times moved to this process's elapsed time. The time in between does not count,
-        because no process watched. A finished one keeps its age by the wall time of its story.
-        """
-        state = self.migration.state
-        if isinstance(state, DoneState | AbortedState):
-            age_s = max(0.0, wall - self.migration.story[-1].at)
-            return replace(self.migration, state=replace(state, at=Elapsed(now - age_s)))
-        return replace(self.migration, state=_rebase(state, now - self.at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +47,10 @@ class MigrationRepository:
     def __init__(self) -> None:
         self.all: dict[str, Migration] = {}
 
-    async def start(self, store: Store, now: Elapsed, wall: Wall) -> None:
+    async def start(self, store: Store) -> None:
         """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
-        stored = [codec.load(StoredMigration, record.value) for record in await store.scan(MIGRATIONS)]
-        self.all = {each.migration.id: each.restore(now, wall) for each in stored}
+        stored = [codec.load(Migration, record.value) for record in await store.scan(MIGRATIONS)]
+        self.all = {each.id: each for each in stored}
 
     def new_verdicts(self, changed: Mapping[str, Migration]) -> tuple[Migration, ...]:
         """Those of `changed` whose new replica got a verdict since they were last written."""
@@ -99,9 +79,9 @@ class MigrationRepository:
         """Migrations that are not over, as the invariants need them."""
         return underway(self.live)
 
-    def writes(self, changed: Mapping[str, Migration], now: Elapsed) -> MigrationWrites:
+    def writes(self, changed: Mapping[str, Migration]) -> MigrationWrites:
         """The writes for the transaction. The caller adopts them only after the commit."""
-        puts = {MIGRATIONS + name: codec.dump(StoredMigration(now, each)) for name, each in changed.items()}
+        puts = {MIGRATIONS + name: codec.dump(each) for name, each in changed.items()}
         after = {**self.all, **changed}
         over = (each for each in after.values() if each.is_over and not (has_wrong_answers(each) or had_outage(each)))
         spent = sorted(over, key=_end_time)
@@ -163,11 +143,3 @@ def _due(migration: Migration) -> tuple[Elapsed, ...]:
             return (Elapsed(at + migration.rule.cooldown_s),)
         case DoneState(at=at):
             return (Elapsed(at + OUTCOME_AFTER_S),) if migration.came is None else ()
-
-
-def _rebase(state: LiveMigrationState, by: float) -> LiveMigrationState:
-    match state:
-        case ShiftingState(since=since, due=due, until=until):
-            return replace(state, since=Elapsed(since + by), due=Elapsed(due + by), until=Elapsed(until + by))
-        case PlannedState() | PreparingState() | GapState() | DrainingState() | RollingBackState() | ReturningState():
-            return replace(state, since=Elapsed(state.since + by), until=Elapsed(state.until + by))

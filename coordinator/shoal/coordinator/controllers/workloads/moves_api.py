@@ -289,7 +289,7 @@ class MovesController:
         if not changed:
             return
         book, by_id = self._workloads.migrations, {each.id: each for each in changed}
-        written = book.writes(by_id, self._clock.now())
+        written = book.writes(by_id)
         events = [
             LogEvent("MIGRATION_PLANNED", each.id, _description(each), actor, _node_of(each), each.workload)
             for each in changed

@@ -18,7 +18,6 @@ from shoal.coordinator.controllers.identity.enrolment import CREDENTIALS
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.workloads.fetches import Fetches
-from shoal.coordinator.controllers.workloads.memory import StoredMemory
 from shoal.coordinator.controllers.workloads.migrations import MigrationRepository, verdict_digest
 from shoal.coordinator.core.catalog.differences import DocumentChange
 from shoal.coordinator.core.catalog.model import DOCUMENTS, Catalog, DocumentKey, Guest, Provenance, StoredDocument
@@ -225,8 +224,8 @@ class WorkloadsController:
         self.await_nodes()
         found = await self._store.read(MEMORY)
         if found is not None:
-            self._memory = self._saved = codec.load(StoredMemory, found.value).restore(self._clock.now())
-        await self.migrations.start(self._store, self._clock.now(), self._clock.wall())
+            self._memory = self._saved = codec.load(ReconcilerMemory, found.value)
+        await self.migrations.start(self._store)
         await self.load_credentials()
 
     def adopt(self, catalog: Catalog) -> None:
@@ -431,7 +430,7 @@ class WorkloadsController:
                 crashes=clear_crashes(self._memory.crashes, digest),
                 unloadable=allow_retry(self._memory.unloadable, digest),
             )
-            puts = {MEMORY: codec.dump(StoredMemory(self._clock.now(), memory))}
+            puts = {MEMORY: codec.dump(memory)}
             await self._fence.commit(puts, events=[LogEvent("MODEL_CLEARED", digest, "; ".join(held), actor)])
             self._memory = self._saved = memory
         self._on_change()
@@ -482,7 +481,7 @@ class WorkloadsController:
         self._count_cost(now)
         world = self._world(self.catalog)
         advanced = advance(world, self.migrations.all, now, wall, run_triggers=self._should_evaluate_moves(world, now))
-        decision, written = advanced.decision, self.migrations.writes(advanced.changed, now)
+        decision, written = advanced.decision, self.migrations.writes(advanced.changed)
         credentials = tuple(each for each in self.credentials if each.expires_at > wall)
         changed = {
             node: self._next_set(node, content, shown)
@@ -493,7 +492,7 @@ class WorkloadsController:
         if changed or gone or decision.memory != self._saved or decision.events or written.puts:
             puts = {**{DESIRED + node: codec.dump(desired) for node, desired in changed.items()}, **written.puts}
             if decision.memory != self._saved:
-                puts[MEMORY] = codec.dump(StoredMemory(self._clock.now(), decision.memory))
+                puts[MEMORY] = codec.dump(decision.memory)
             events = [_event(happened) for happened in decision.events]
             deletes = (*(DESIRED + node for node in gone), *written.deletes)
             # The audit log first: a verdict must be on record before anything acts on it.

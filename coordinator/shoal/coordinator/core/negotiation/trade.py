@@ -135,12 +135,9 @@ def step(
     return done.plus(_apply_deadlines(done.trade, now, fresh, origin))
 
 
-def restore(trade: WorkloadTrade, at: Elapsed, now: Elapsed) -> WorkloadTrade:
-    """The trade that an earlier process left at its elapsed time `at`. The length of the outage is unknown, so
-    solicited bids and awards are not relied on, and agreements have to be confirmed."""
-
-    def rebase(time: Elapsed) -> Elapsed:
-        return Elapsed(time + now - at)
+def restore(trade: WorkloadTrade, now: Elapsed) -> WorkloadTrade:
+    """The trade that an earlier process left. The length of the outage is unknown, so solicited bids and awards are not
+    relied on, and agreements have to be confirmed."""
 
     def unconfirm(deal: OriginAgreement) -> OriginAgreement:
         return replace(
@@ -158,7 +155,7 @@ def restore(trade: WorkloadTrade, at: Elapsed, now: Elapsed) -> WorkloadTrade:
     phase: TradePhase
     match trade.phase:
         case IdleTrade():
-            phase = replace(trade.phase, until=rebase(trade.phase.until))
+            phase = trade.phase
         case Soliciting():
             phase = IdleTrade(now)
         case Awarding(offer=offer, award=award):
@@ -167,11 +164,9 @@ def restore(trade: WorkloadTrade, at: Elapsed, now: Elapsed) -> WorkloadTrade:
             phase = replace(trade.phase, until=Elapsed(now + AWARD_EXPIRY_S), retry_at=now)
         case Active():
             active = trade.phase
-            phase = replace(active, deal=unconfirm(active.deal), home_since=None, term_at=rebase(active.term_at))
-    leaving = tuple(
-        replace(each, deal=unconfirm(each.deal), ends_at=rebase(each.ends_at), next_at=now) for each in trade.leaving
-    )
-    return replace(trade, phase=phase, leaving=leaving, better_at=rebase(trade.better_at))
+            phase = replace(active, deal=unconfirm(active.deal), home_since=None)
+    leaving = tuple(replace(each, deal=unconfirm(each.deal), next_at=now) for each in trade.leaving)
+    return replace(trade, phase=phase, leaving=leaving)
 
 
 def durable(trade: WorkloadTrade) -> WorkloadTrade:
