@@ -174,7 +174,8 @@ def test_a_backup_goes_into_a_folder_that_was_wiped_keys_and_models_too(tmp_path
     assert {path.name: path.read_bytes() for path in (folder / "models").iterdir() if path.is_file()} == models
     found = asyncio.run(read_store(folder))
     before = {record.key: record.value for record in records}
-    assert {key for key in found if found[key] != before.get(key)} == {"region", "clock", *(found.keys() - before.keys())}
+    new = found.keys() - before.keys()
+    assert {key for key in found if found[key] != before.get(key)} == {"region", "clock", *new}
     assert all(key.startswith("events/") for key in found.keys() - before.keys())
     assert before.keys() <= found.keys()
     assert asyncio.run(history_and_events(folder))[0] == said["history"] != history
