@@ -13,7 +13,7 @@ from harness.fakes.clock import ManualClock
 from harness.fakes.peers import NOTHING, FakePeers, FakeRegion
 from harness.fakes.region import DIGEST, CountingIds, KnownModels
 from shoal.coordinator.controllers.federation.ledger import Ledger
-from shoal.coordinator.controllers.federation.origin import LocalPlacement, OriginController
+from shoal.coordinator.controllers.federation.origin import TRADES, LocalPlacement, OriginController
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.log.region_clock import RegionClock
@@ -466,7 +466,7 @@ async def test_what_is_deleted_is_given_back_and_forgotten(origin: Origin) -> No
     await origin.run(5.0)
     assert origin.trades.trades == {}
     assert origin.wire.regions["a"].running_agreements == []
-    assert await origin.store.scan("trades/") == ()
+    assert await origin.store.scan(TRADES) == ()
 
 
 async def test_notices_and_loans_are_for_ones_own_agreements_only(origin: Origin) -> None:

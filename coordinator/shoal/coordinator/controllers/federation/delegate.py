@@ -50,7 +50,7 @@ from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 BIDS: Final = "deals/"
-STANDINGS: Final = "standings"
+STANDINGS: Final = "origins"
 ATTEMPTS: Final = 3
 RENEWAL_WRITE_S: Final = 60.0
 """A renewal that changes only the lease is written at this interval: after a restart the lease is granted again."""

@@ -93,7 +93,7 @@ from shoal.types.workload import DelegationMode, Intent, Relaxation, WorkloadKey
 
 T = TypeVar("T")
 
-TRADES: Final = "trades/"
+TRADES: Final = "trading/"
 REPUTATION: Final = "reputation"
 FEDERATION_S: Final = Seconds(trade.ANSWER_S + 1.0)
 """A federation that has not answered a solicitation by then counts as unreachable."""

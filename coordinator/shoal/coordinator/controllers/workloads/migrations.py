@@ -29,7 +29,7 @@ from shoal.coordinator.ports import Store
 from shoal.types.migration import Verdict
 from shoal.types.units import Elapsed, Seconds
 
-MIGRATIONS: Final = "migrations/"
+MIGRATIONS: Final = "moves/"
 KEPT: Final = 500
 
 

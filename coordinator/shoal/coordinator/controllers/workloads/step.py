@@ -77,7 +77,7 @@ from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import DelegationMode, Intent, WorkloadKey
 
 DESIRED: Final = "desired/"
-MEMORY: Final = "memory"
+MEMORY: Final = "reconciler"
 RESEND_HEARTBEATS: Final = 3
 """A node that still reports another version this many heartbeats after a send is sent its set again."""
 PLANS_KEPT: Final = 32
