@@ -3,13 +3,14 @@
 At most one award per workload is open: awarded, being withdrawn, or an agreement that neither side has ended. An
 agreement under notice serves on beside its successor (`leaving`), so that traffic moves before it stops.
 
-Elapsed times are valid within one process only; `restore` converts those that a restart finds.
+Each phase names the events that it waits for; `_step_leaving` has what is the same in all of them.
 """
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from shoal.coordinator.core.negotiation.model import (
     Active,
@@ -55,7 +56,7 @@ from shoal.coordinator.core.negotiation.offer_selection import (
     gain_of_local,
 )
 from shoal.types import stable_hash
-from shoal.types.agreement import Award, Notice, Release, Renewed, ServiceReport, ServiceState
+from shoal.types.agreement import Award, Grant, Notice, Release, Renewed, ServiceReport, ServiceState
 from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer
@@ -120,6 +121,21 @@ BACKOFF_SPREAD: Final = 0.25
 ALL_FAILING: Final = "no request is answered there, though it says that it serves"
 
 _ANY: Final = Elapsed(0.0)
+_AGREEMENT_GONE: Final = (Code.AGREEMENT_UNKNOWN, Code.AGREEMENT_ENDED)
+_Result: TypeAlias = (
+    RoundAnswered
+    | AwardGranted
+    | AwardFailed
+    | ReleaseConfirmed
+    | ReleaseFailed
+    | RenewalConfirmed
+    | RenewalFailed
+    | DelegateNotice
+    | NoticeConfirmed
+    | NoticeFailed
+    | ComparisonDone
+)
+"""Every event but the demand: what others answered or told."""
 
 
 def step(
@@ -242,23 +258,40 @@ def open_award(trade: WorkloadTrade) -> str:
             return deal.agreement
 
 
+def active_deal(trade: WorkloadTrade) -> OriginAgreement | None:
+    """The agreement that lasts: neither side has given notice."""
+    match trade.phase:
+        case Active(deal=deal):
+            return deal
+        case IdleTrade() | Soliciting() | Awarding() | Withdrawing():
+            return None
+
+
+def _open_deals(trade: WorkloadTrade) -> tuple[OriginAgreement, ...]:
+    """Agreements that are not over, the lasting one first."""
+    deal = active_deal(trade)
+    return (*(() if deal is None else (deal,)), *(each.deal for each in trade.leaving))
+
+
 def is_relied_on(trade: WorkloadTrade, now: Elapsed) -> bool:
     """True if no local replica is wanted: another region runs it or is to, and answers."""
-    return isinstance(trade.phase, Active) and now - trade.phase.deal.heard_at < SILENT_S
+    deal = active_deal(trade)
+    return deal is not None and now - deal.heard_at < SILENT_S
 
 
 def serving_agreements(trade: WorkloadTrade, now: Elapsed) -> tuple[OriginAgreement, ...]:
     """Agreements whose delegates may receive requests now, the lasting one first."""
-    deals = [trade.phase.deal] if isinstance(trade.phase, Active) else []
-    deals += [each.deal for each in trade.leaving if each.stage is LeavingStage.SERVING]
-    return tuple(deal for deal in deals if deal.is_serving and now < deal.lease_until)
+    ending = {each.deal.agreement for each in trade.leaving if each.stage is not LeavingStage.SERVING}
+    return tuple(
+        deal
+        for deal in _open_deals(trade)
+        if deal.agreement not in ending and deal.is_serving and now < deal.lease_until
+    )
 
 
 def agreement_of(trade: WorkloadTrade, agreement: str) -> OriginAgreement | None:
     """The agreement of this id, if it is not over."""
-    deals = [trade.phase.deal] if isinstance(trade.phase, Active) else []
-    deals += [each.deal for each in trade.leaving]
-    return next((deal for deal in deals if deal.agreement == agreement), None)
+    return next((deal for deal in _open_deals(trade) if deal.agreement == agreement), None)
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
@@ -266,24 +299,17 @@ def agreement_of(trade: WorkloadTrade, agreement: str) -> OriginAgreement | None
 
 def _apply_deadlines(trade: WorkloadTrade, now: Elapsed, fresh: str, origin: str) -> TradeStep:
     """Everything that is due by time alone."""
-    done = TradeStep(trade)
-    phase = trade.phase
-    if isinstance(phase, Soliciting) and now >= phase.until:
-        refusal = Refusal(Code.NO_BID, "no region answered in time", f"answers within {show_seconds(ANSWER_S)}")
-        done = done.plus(_end_round(trade, phase, now, refusal, "nobody"))
-    elif isinstance(phase, Awarding) and now >= phase.until:
-        done = done.plus(_withdraw(trade, phase, now, origin, Code.HOLD_EXPIRED))
-    elif isinstance(phase, Awarding) and now >= phase.retry_at:
-        again = replace(trade, phase=replace(phase, retry_at=Elapsed(now + CALL_S)))
-        done = done.plus(TradeStep(again, (SendAward(phase.offer.region, phase.award),)))
-    elif isinstance(phase, Withdrawing) and now >= phase.until:
-        expired = TradeNote("expired", phase.agreement, phase.offer.region, phase.code)
-        done = done.plus(TradeStep(_with_pause(trade, now, Refusal(phase.code)), (), (expired,)))
-    elif isinstance(phase, Withdrawing) and now >= phase.retry_at:
-        again = replace(trade, phase=replace(phase, retry_at=Elapsed(now + CALL_S)))
-        done = done.plus(TradeStep(again, (_new_release(phase.offer, origin),)))
-    elif isinstance(phase, Active):
-        done = done.plus(_apply_deadlines_active(trade, phase, now, fresh, origin))
+    match trade.phase:
+        case IdleTrade():
+            done = TradeStep(trade)
+        case Soliciting() as phase:
+            done = _apply_deadlines_soliciting(trade, phase, now)
+        case Awarding() as phase:
+            done = _apply_deadlines_awarding(trade, phase, now, origin)
+        case Withdrawing() as phase:
+            done = _apply_deadlines_withdrawing(trade, phase, now, origin)
+        case Active() as phase:
+            done = _apply_deadlines_active(trade, phase, now, fresh)
     kept = list[LeavingAgreement]()
     for each in done.trade.leaving:
         left, effects, notes = _apply_deadlines_leaving(each, now, fresh, origin)
@@ -292,7 +318,33 @@ def _apply_deadlines(trade: WorkloadTrade, now: Elapsed, fresh: str, origin: str
     return replace(done, trade=replace(done.trade, leaving=tuple(kept)))
 
 
-def _apply_deadlines_active(trade: WorkloadTrade, phase: Active, now: Elapsed, fresh: str, origin: str) -> TradeStep:
+def _apply_deadlines_soliciting(trade: WorkloadTrade, phase: Soliciting, now: Elapsed) -> TradeStep:
+    if now < phase.until:
+        return TradeStep(trade)
+    refusal = Refusal(Code.NO_BID, "no region answered in time", f"answers within {show_seconds(ANSWER_S)}")
+    return _end_round(trade, phase, now, refusal, "nobody")
+
+
+def _apply_deadlines_awarding(trade: WorkloadTrade, phase: Awarding, now: Elapsed, origin: str) -> TradeStep:
+    if now >= phase.until:
+        return _withdraw(trade, phase, now, origin, Code.HOLD_EXPIRED)
+    if now < phase.retry_at:
+        return TradeStep(trade)
+    again = replace(trade, phase=replace(phase, retry_at=Elapsed(now + CALL_S)))
+    return TradeStep(again, (SendAward(phase.offer.region, phase.award),))
+
+
+def _apply_deadlines_withdrawing(trade: WorkloadTrade, phase: Withdrawing, now: Elapsed, origin: str) -> TradeStep:
+    if now >= phase.until:
+        expired = TradeNote("expired", phase.agreement, phase.offer.region, phase.code)
+        return TradeStep(_with_pause(trade, now, Refusal(phase.code)), (), (expired,))
+    if now < phase.retry_at:
+        return TradeStep(trade)
+    again = replace(trade, phase=replace(phase, retry_at=Elapsed(now + CALL_S)))
+    return TradeStep(again, (_new_release(phase.offer, origin),))
+
+
+def _apply_deadlines_active(trade: WorkloadTrade, phase: Active, now: Elapsed, fresh: str) -> TradeStep:
     deal = phase.deal
     if now >= deal.over_at:
         return _breach(trade, deal, now, f"not renewed for {show_seconds(now - deal.asked_at)}", stays=Seconds(0.0))
@@ -336,28 +388,103 @@ def _renew(deal: OriginAgreement, now: Elapsed, fresh: str) -> tuple[OriginAgree
 
 
 def _step(trade: WorkloadTrade, event: TradeEvent, now: Elapsed, fresh: str, origin: str, term_s: Seconds) -> TradeStep:
+    if isinstance(event, DelegationDemand):  # the one event that every phase waits for
+        return _on_delegation_demand(trade, event, now, fresh, term_s)
+    match trade.phase:
+        case IdleTrade():
+            return _step_leaving(trade, event, now, origin)
+        case Soliciting() as phase:
+            return _step_soliciting(trade, phase, event, now, origin, term_s)
+        case Awarding() as phase:
+            return _step_awarding(trade, phase, event, now, origin, term_s)
+        case Withdrawing() as phase:
+            return _step_withdrawing(trade, phase, event, now, origin)
+        case Active() as phase:
+            return _step_active(trade, phase, event, now, origin)
+
+
+def _step_soliciting(
+    trade: WorkloadTrade, phase: Soliciting, event: _Result, now: Elapsed, origin: str, term_s: Seconds
+) -> TradeStep:
     match event:
-        case DelegationDemand():
-            return _on_delegation_demand(trade, event, now, fresh, term_s)
-        case RoundAnswered():
-            return _on_answers(trade, event, now, origin, term_s)
-        case AwardGranted():
-            return _on_granted(trade, event, now, term_s)
-        case AwardFailed():
-            return _on_award_failed(trade, event, now)
-        case ReleaseConfirmed(bid=bid):
-            return _on_release_confirmed(trade, bid, now)
-        case ReleaseFailed(bid=bid):
-            phase = trade.phase
-            if isinstance(phase, Withdrawing) and phase.offer.id == bid:
-                return TradeStep(replace(trade, phase=replace(phase, retry_at=_sooner(phase.retry_at, now))))
-            return TradeStep(trade)
+        case RoundAnswered(solicitation=phase.solicitation, round=phase.round):
+            return _on_answers(trade, phase, event, now, origin, term_s)
+        case _:
+            return _step_leaving(trade, event, now, origin)
+
+
+def _step_awarding(
+    trade: WorkloadTrade, phase: Awarding, event: _Result, now: Elapsed, origin: str, term_s: Seconds
+) -> TradeStep:
+    match event:
+        case AwardGranted(grant=Grant(agreement=phase.award.agreement)):
+            return _on_granted(trade, phase, event, now, term_s)
+        case AwardFailed(agreement=phase.award.agreement, refusal=None):
+            return TradeStep(replace(trade, phase=replace(phase, retry_at=_sooner(phase.retry_at, now))))
+        case AwardFailed(agreement=phase.award.agreement, refusal=Refusal() as refusal):
+            released = TradeNote("released", event.agreement, phase.offer.region, refusal.code, str(refusal))
+            return TradeStep(_with_pause(trade, now, refusal), (), (released,))
+        case _:
+            return _step_leaving(trade, event, now, origin)
+
+
+def _step_withdrawing(trade: WorkloadTrade, phase: Withdrawing, event: _Result, now: Elapsed, origin: str) -> TradeStep:
+    match event:
+        case ReleaseConfirmed(bid=phase.offer.id):
+            released = TradeNote("released", phase.agreement, phase.offer.region, phase.code)
+            return TradeStep(_with_pause(trade, now, Refusal(phase.code)), (), (released,))
+        case ReleaseFailed(bid=phase.offer.id):
+            return TradeStep(replace(trade, phase=replace(phase, retry_at=_sooner(phase.retry_at, now))))
+        case _:
+            return _step_leaving(trade, event, now, origin)
+
+
+def _step_active(trade: WorkloadTrade, phase: Active, event: _Result, now: Elapsed, origin: str) -> TradeStep:
+    deal = phase.deal
+    match event:
+        case RenewalConfirmed(renewal=Renewed(agreement=deal.agreement) as renewed):
+            return _on_renewal_confirmed(trade, phase, renewed, now)
+        case RenewalFailed(agreement=deal.agreement):
+            if (said := event.refusal) is not None and said.code in _AGREEMENT_GONE:
+                return _breach(trade, deal, now, str(said), stays=None)
+            return TradeStep(replace(trade, phase=replace(phase, deal=_renew_sooner(deal, event.nonce, now))))
+        case DelegateNotice(notice=Notice(agreement=deal.agreement) as notice):
+            return _on_delegate_notice(trade, phase, notice, event.evidence, now)
+        case ComparisonDone(agreement=deal.agreement) if event.terms.request_hash == phase.asked:
+            return _on_comparison(trade, phase, event, now)
+        case _:
+            return _step_leaving(trade, event, now, origin)
+
+
+def _step_leaving(trade: WorkloadTrade, event: _Result, now: Elapsed, origin: str) -> TradeStep:
+    """What the phase does not wait for: results that come again or too late, and agreements under notice."""
+    leaving = trade.leaving
+    match event:
+        case RoundAnswered(answers=answers):
+            late = tuple(_new_release(each, origin) for each in _held(answers) if not _is_taken(trade, each))
+            return TradeStep(trade, late)
         case RenewalConfirmed(renewal=renewed):
-            return _on_renewal_confirmed(trade, renewed, now)
-        case RenewalFailed():
-            return _on_renewal_failed(trade, event, now)
+            mine = _leaving_agreement(trade, renewed.agreement)
+            if mine is None or not _answers_newest(mine.deal, renewed):
+                return TradeStep(trade)
+            deal = _with_renewal(mine.deal, renewed, now)
+            return TradeStep(_with_leaving_deal(trade, deal), (), _service_notes(mine.deal, deal))
+        case RenewalFailed(agreement=agreement, refusal=Refusal(code=code)) if code in _AGREEMENT_GONE:
+            gone = tuple(each for each in leaving if each.deal.agreement == agreement)
+            kept = tuple(each for each in leaving if each.deal.agreement != agreement)
+            return TradeStep(replace(trade, leaving=kept), (), tuple(_end_note(each) for each in gone))
+        case RenewalFailed(agreement=agreement, nonce=nonce):
+            mine = _leaving_agreement(trade, agreement)
+            return TradeStep(trade if mine is None else _with_leaving_deal(trade, _renew_sooner(mine.deal, nonce, now)))
         case DelegateNotice(notice=notice):
-            return _on_delegate_notice(trade, notice, event.evidence, now)
+            ends_at = _notice_end(notice, now)
+            leaving = tuple(
+                replace(each, ends_at=Elapsed(min(each.ends_at, ends_at)))
+                if each.deal.agreement == notice.agreement
+                else each
+                for each in leaving
+            )
+            return TradeStep(replace(trade, leaving=leaving))
         case NoticeConfirmed():
             return _on_notice_confirmed(trade, event)
         case NoticeFailed(agreement=agreement):
@@ -365,11 +492,11 @@ def _step(trade: WorkloadTrade, event: TradeEvent, now: Elapsed, fresh: str, ori
                 replace(each, next_at=_sooner(each.next_at, now))
                 if each.deal.agreement == agreement and each.stage is not LeavingStage.SETTLING
                 else each
-                for each in trade.leaving
+                for each in leaving
             )
             return TradeStep(replace(trade, leaving=leaving))
-        case ComparisonDone():
-            return _on_comparison(trade, event, now)
+        case AwardGranted() | AwardFailed() | ReleaseConfirmed() | ReleaseFailed() | ComparisonDone():
+            return TradeStep(trade)
 
 
 def _on_delegation_demand(
@@ -378,33 +505,42 @@ def _on_delegation_demand(
     changed = wish.request_hash != trade.asked and wish.need is not DelegationNeed.NOTHING
     if changed:
         trade = replace(trade, asked=wish.request_hash, tries=0, said="")
-        if isinstance(trade.phase, IdleTrade) and trade.phase.until > now:
-            trade = replace(trade, phase=replace(trade.phase, until=now))
-    done = _apply_demand(trade, wish, now, fresh, term_s)
+    done = _apply_demand(trade, wish, now, fresh, term_s, changed=changed)
     done = done.plus(_breach_failing(done.trade, wish))
     return replace(done, trade=_unroute_leaving(done.trade, wish, now))
 
 
-def _apply_demand(trade: WorkloadTrade, wish: DelegationDemand, now: Elapsed, fresh: str, term_s: Seconds) -> TradeStep:
-    phase = trade.phase
-    match phase:
-        case IdleTrade():
-            due = now >= phase.until and (
-                wish.need in (DelegationNeed.SHORT, DelegationNeed.MOVED)
-                or (wish.need is DelegationNeed.BETTER and now >= trade.better_at)
-            )
-            if not due:
-                return TradeStep(trade)
-            until = Elapsed(now + ANSWER_S + ANSWER_GRACE_S)
-            asking = Soliciting(fresh, 1, wish.request_hash, "", wish.need, now, until, wish.to)
-            after = replace(trade, phase=asking, better_at=_cooldown_end(trade, now, fresh))
-            solicited = TradeNote("solicited", fresh, "", "", wish.need)
-            solicit = Solicit(fresh, 1, wish.request_hash, None, wish.to)
-            return TradeStep(after, (solicit,), () if trade.said else (solicited,))
+def _apply_demand(
+    trade: WorkloadTrade, wish: DelegationDemand, now: Elapsed, fresh: str, term_s: Seconds, *, changed: bool
+) -> TradeStep:
+    """changed: other documents ask now, so that a pause is over."""
+    match trade.phase:
+        case IdleTrade() as phase:
+            if changed and phase.until > now:
+                phase = replace(phase, until=now)
+                trade = replace(trade, phase=phase)
+            return _apply_demand_to_idle(trade, phase, wish, now, fresh)
         case Soliciting() | Awarding() | Withdrawing():
             return TradeStep(trade)  # its result is judged by the need at that time
-        case Active():
+        case Active() as phase:
             return _apply_demand_to_active(trade, phase, wish, now, fresh, term_s)
+
+
+def _apply_demand_to_idle(
+    trade: WorkloadTrade, phase: IdleTrade, wish: DelegationDemand, now: Elapsed, fresh: str
+) -> TradeStep:
+    due = now >= phase.until and (
+        wish.need in (DelegationNeed.SHORT, DelegationNeed.MOVED)
+        or (wish.need is DelegationNeed.BETTER and now >= trade.better_at)
+    )
+    if not due:
+        return TradeStep(trade)
+    until = Elapsed(now + ANSWER_S + ANSWER_GRACE_S)
+    asking = Soliciting(fresh, 1, wish.request_hash, "", wish.need, now, until, wish.to)
+    after = replace(trade, phase=asking, better_at=_cooldown_end(trade, now, fresh))
+    solicited = TradeNote("solicited", fresh, "", "", wish.need)
+    solicit = Solicit(fresh, 1, wish.request_hash, None, wish.to)
+    return TradeStep(after, (solicit,), () if trade.said else (solicited,))
 
 
 def _apply_demand_to_active(
@@ -461,10 +597,8 @@ def _breach_failing(trade: WorkloadTrade, wish: DelegationDemand) -> TradeStep:
 
 def _unroute_leaving(trade: WorkloadTrade, wish: DelegationDemand, now: Elapsed) -> WorkloadTrade:
     """Takes leaving agreements out of the routes once something else serves, or nothing is to serve."""
-    phase = trade.phase
-    replaced = wish.is_served_locally or (
-        isinstance(phase, Active) and phase.deal.is_serving and now < phase.deal.lease_until
-    )
+    deal = active_deal(trade)
+    replaced = wish.is_served_locally or (deal is not None and deal.is_serving and now < deal.lease_until)
     if not replaced:
         return trade
     leaving = tuple(
@@ -476,12 +610,10 @@ def _unroute_leaving(trade: WorkloadTrade, wish: DelegationDemand, now: Elapsed)
     return replace(trade, leaving=leaving)
 
 
-def _on_answers(trade: WorkloadTrade, event: RoundAnswered, now: Elapsed, origin: str, term_s: Seconds) -> TradeStep:
-    phase = trade.phase
-    offers = [each for each in event.answers if isinstance(each, Offer) and each.hold_s > 0]
-    asked = isinstance(phase, Soliciting) and (phase.solicitation, phase.round) == (event.solicitation, event.round)
-    if not isinstance(phase, Soliciting) or not asked:
-        return TradeStep(trade, tuple(_new_release(each, origin) for each in offers if not _is_taken(trade, each)))
+def _on_answers(
+    trade: WorkloadTrade, phase: Soliciting, event: RoundAnswered, now: Elapsed, origin: str, term_s: Seconds
+) -> TradeStep:
+    offers = _held(event.answers)
     if event.terms is None or event.terms.request_hash != phase.asked:
         gone = Refusal(Code.NO_BID, "its documents changed meanwhile", "bids for what they ask now")
         after = replace(trade, phase=IdleTrade(now, gone))
@@ -519,10 +651,8 @@ def _without_winner(
     return _end_round(trade, phase, now, choice.refusal or Refusal(Code.NO_BID), said, notes)
 
 
-def _on_granted(trade: WorkloadTrade, event: AwardGranted, now: Elapsed, term_s: Seconds) -> TradeStep:
-    phase, grant = trade.phase, event.grant
-    if not isinstance(phase, Awarding) or phase.award.agreement != grant.agreement:
-        return TradeStep(trade)  # a repeated or late answer; a late one is being withdrawn
+def _on_granted(trade: WorkloadTrade, phase: Awarding, event: AwardGranted, now: Elapsed, term_s: Seconds) -> TradeStep:
+    grant = event.grant
     lease_s = Seconds(min(grant.lease_s, LEASE_MOST_S))
     until = Elapsed(event.asked_at + lease_s)
     deal = OriginAgreement(
@@ -545,36 +675,32 @@ def _on_granted(trade: WorkloadTrade, event: AwardGranted, now: Elapsed, term_s:
     return TradeStep(after, (), (granted,))
 
 
-def _on_award_failed(trade: WorkloadTrade, event: AwardFailed, now: Elapsed) -> TradeStep:
-    phase = trade.phase
-    if not isinstance(phase, Awarding) or phase.award.agreement != event.agreement:
+def _on_renewal_confirmed(trade: WorkloadTrade, phase: Active, renewed: Renewed, now: Elapsed) -> TradeStep:
+    before = phase.deal
+    if not _answers_newest(before, renewed):
         return TradeStep(trade)
-    if event.refusal is None:
-        return TradeStep(replace(trade, phase=replace(phase, retry_at=_sooner(phase.retry_at, now))))
-    released = TradeNote("released", event.agreement, phase.offer.region, event.refusal.code, str(event.refusal))
-    return TradeStep(_with_pause(trade, now, event.refusal), (), (released,))
+    deal = _with_renewal(before, renewed, now)
+    phase = replace(phase, deal=deal)
+    done = TradeStep(replace(trade, phase=phase), (), _service_notes(before, deal))
+    if renewed.service is not ServiceState.STOPPING:
+        return done
+    # Its notice was lost.
+    notice = Notice(deal.agreement, deal.region, Code.AGREEMENT_ENDED, Seconds(max(0.0, deal.over_at - now)))
+    return done.plus(_on_delegate_notice(done.trade, phase, notice, b"", now))
 
 
-def _on_release_confirmed(trade: WorkloadTrade, bid: str, now: Elapsed) -> TradeStep:
-    phase = trade.phase
-    if not isinstance(phase, Withdrawing) or phase.offer.id != bid:
-        return TradeStep(trade)
-    released = TradeNote("released", phase.agreement, phase.offer.region, phase.code)
-    return TradeStep(_with_pause(trade, now, Refusal(phase.code)), (), (released,))
-
-
-def _on_renewal_confirmed(trade: WorkloadTrade, renewed: Renewed, now: Elapsed) -> TradeStep:
+def _answers_newest(deal: OriginAgreement, renewed: Renewed) -> bool:
     """Only the answer to the newest renewal counts."""
-    deal = agreement_of(trade, renewed.agreement)
-    if deal is None or not deal.nonce or deal.nonce != renewed.nonce:
-        return TradeStep(trade)
+    return bool(deal.nonce) and deal.nonce == renewed.nonce
+
+
+def _with_renewal(deal: OriginAgreement, renewed: Renewed, now: Elapsed) -> OriginAgreement:
     lease_s = Seconds(min(renewed.lease_s, LEASE_MOST_S))
     until = Elapsed(max(deal.asked_at + lease_s, deal.lease_until))
     renew_at = max(now, deal.asked_at + _renewal_pause_s(lease_s))
     if renewed.service is ServiceState.STARTING:
         renew_at = min(renew_at, now + max(POLL_LEAST_S, (now - deal.since) / 2))
-    other = renewed.service is not deal.service
-    after = replace(
+    return replace(
         deal,
         gateways=renewed.gateways,
         revoked=renewed.revoked,
@@ -584,16 +710,22 @@ def _on_renewal_confirmed(trade: WorkloadTrade, renewed: Renewed, now: Elapsed) 
         heard_at=deal.asked_at,
         renew_at=Elapsed(renew_at),
         service=renewed.service,
-        since=now if other else deal.since,
+        since=now if renewed.service is not deal.service else deal.since,
         joules=_joules_per_inference(renewed.report) or deal.joules,
     )
-    notes = (TradeNote("renewed", deal.agreement, deal.region, "", renewed.service),) if other else ()
-    done = TradeStep(_with_agreement(trade, after), (), notes)
-    stays = isinstance(trade.phase, Active) and trade.phase.deal.agreement == deal.agreement
-    if renewed.service is ServiceState.STOPPING and stays:  # its notice was lost
-        notice = Notice(deal.agreement, deal.region, Code.AGREEMENT_ENDED, Seconds(max(0.0, until - now)))
-        return done.plus(_on_delegate_notice(done.trade, notice, b"", now))
-    return done
+
+
+def _service_notes(before: OriginAgreement, after: OriginAgreement) -> tuple[TradeNote, ...]:
+    if after.service is before.service:
+        return ()
+    return (TradeNote("renewed", after.agreement, after.region, "", after.service),)
+
+
+def _renew_sooner(deal: OriginAgreement, nonce: str, now: Elapsed) -> OriginAgreement:
+    """After a renewal that failed; unchanged if it was not the newest."""
+    if nonce != deal.nonce:
+        return deal
+    return replace(deal, renew_at=Elapsed(min(deal.renew_at, now + min(RETRY_S, deal.lease_s / 12))))
 
 
 def _joules_per_inference(report: ServiceReport) -> float | None:
@@ -603,38 +735,20 @@ def _joules_per_inference(report: ServiceReport) -> float | None:
     return float(f"{each:.2g}") if math.isfinite(each) and each > 0 else None
 
 
-def _on_renewal_failed(trade: WorkloadTrade, event: RenewalFailed, now: Elapsed) -> TradeStep:
-    deal = agreement_of(trade, event.agreement)
-    if deal is None:
-        return TradeStep(trade)
-    if event.refusal is not None and event.refusal.code in (Code.AGREEMENT_UNKNOWN, Code.AGREEMENT_ENDED):
-        if isinstance(trade.phase, Active) and trade.phase.deal.agreement == event.agreement:
-            return _breach(trade, deal, now, str(event.refusal), stays=None)
-        gone = tuple(each for each in trade.leaving if each.deal.agreement == event.agreement)
-        kept = tuple(each for each in trade.leaving if each.deal.agreement != event.agreement)
-        return TradeStep(replace(trade, leaving=kept), (), tuple(_end_note(each) for each in gone))
-    if event.nonce != deal.nonce:
-        return TradeStep(trade)
-    sooner = Elapsed(min(deal.renew_at, now + min(RETRY_S, deal.lease_s / 12)))
-    return TradeStep(_with_agreement(trade, replace(deal, renew_at=sooner)))
-
-
-def _on_delegate_notice(trade: WorkloadTrade, notice: Notice, evidence: bytes, now: Elapsed) -> TradeStep:
+def _on_delegate_notice(
+    trade: WorkloadTrade, phase: Active, notice: Notice, evidence: bytes, now: Elapsed
+) -> TradeStep:
     """It serves until the notice ends, or until something else serves."""
-    ends_at = Elapsed(now + min(notice.ends_s, LEASE_MOST_S + NOTICE_S))
-    phase = trade.phase
-    if isinstance(phase, Active) and phase.deal.agreement == notice.agreement:
-        noted = TradeNote(
-            "noticed", notice.agreement, notice.by, notice.code, f"in {show_seconds(notice.ends_s)}", evidence
-        )
-        leaving = LeavingAgreement(phase.deal, LeavingStage.SERVING, notice.code, True, ends_at, now)
-        after = replace(_with_pause(trade, now, Refusal(notice.code)), leaving=(*trade.leaving, leaving))
-        return TradeStep(after, (_record_delivery(phase.deal, breached=False),), (noted,))
-    leaving_now = tuple(
-        replace(each, ends_at=Elapsed(min(each.ends_at, ends_at))) if each.deal.agreement == notice.agreement else each
-        for each in trade.leaving
+    noted = TradeNote(
+        "noticed", notice.agreement, notice.by, notice.code, f"in {show_seconds(notice.ends_s)}", evidence
     )
-    return TradeStep(replace(trade, leaving=leaving_now))
+    leaving = LeavingAgreement(phase.deal, LeavingStage.SERVING, notice.code, True, _notice_end(notice, now), now)
+    after = replace(_with_pause(trade, now, Refusal(notice.code)), leaving=(*trade.leaving, leaving))
+    return TradeStep(after, (_record_delivery(phase.deal, breached=False),), (noted,))
+
+
+def _notice_end(notice: Notice, now: Elapsed) -> Elapsed:
+    return Elapsed(now + min(notice.ends_s, LEASE_MOST_S + NOTICE_S))
 
 
 def _on_notice_confirmed(trade: WorkloadTrade, event: NoticeConfirmed) -> TradeStep:
@@ -649,14 +763,7 @@ def _on_notice_confirmed(trade: WorkloadTrade, event: NoticeConfirmed) -> TradeS
     return TradeStep(replace(trade, leaving=tuple(kept)), (), tuple(notes))
 
 
-def _on_comparison(trade: WorkloadTrade, event: ComparisonDone, now: Elapsed) -> TradeStep:
-    phase = trade.phase
-    if (
-        not isinstance(phase, Active)
-        or phase.deal.agreement != event.agreement
-        or event.terms.request_hash != phase.asked
-    ):
-        return TradeStep(trade)
+def _on_comparison(trade: WorkloadTrade, phase: Active, event: ComparisonDone, now: Elapsed) -> TradeStep:
     offer, terms = phase.deal.offer, event.terms
     gain = gain_of_local(offer, terms)
     if terms.delegation.mode is DelegationMode.WHEN_BETTER and gain > 0 and gain >= terms.delegation.margin:
@@ -741,14 +848,20 @@ def _with_pause(trade: WorkloadTrade, now: Elapsed, refusal: Refusal) -> Workloa
     return replace(trade, phase=IdleTrade(Elapsed(now + pause_s), refusal), tries=trade.tries + 1)
 
 
-def _with_agreement(trade: WorkloadTrade, deal: OriginAgreement) -> WorkloadTrade:
-    phase = trade.phase
-    if isinstance(phase, Active) and phase.deal.agreement == deal.agreement:
-        return replace(trade, phase=replace(phase, deal=deal))
+def _leaving_agreement(trade: WorkloadTrade, agreement: str) -> LeavingAgreement | None:
+    return next((each for each in trade.leaving if each.deal.agreement == agreement), None)
+
+
+def _with_leaving_deal(trade: WorkloadTrade, deal: OriginAgreement) -> WorkloadTrade:
     leaving = tuple(
         replace(each, deal=deal) if each.deal.agreement == deal.agreement else each for each in trade.leaving
     )
     return replace(trade, leaving=leaving)
+
+
+def _held(answers: Iterable[Answer]) -> list[Offer]:
+    """Offers among the answers whose bidder holds room for them."""
+    return [each for each in answers if isinstance(each, Offer) and each.hold_s > 0]
 
 
 def _is_taken(trade: WorkloadTrade, offer: Offer) -> bool:

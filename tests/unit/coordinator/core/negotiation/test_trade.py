@@ -481,6 +481,8 @@ class Wire:
     resolved: awards that bind nobody any more, as far as the origin could know."""
 
     now: float = 0.0
+    # Seconds that the origin's clock did not count, because no process of it ran.
+    unwatched_s: float = 0.0
     state: WorkloadTrade = WorkloadTrade(KEY)  # noqa: RUF009
     stored: tuple[WorkloadTrade, float] = (WorkloadTrade(KEY), 0.0)
     fresh: int = 0
@@ -496,10 +498,10 @@ class Wire:
     def tell(self, event: TradeEvent) -> None:
         self.fresh += 1
         before = self.state
-        stepped = step_trade(self.state, event, self.now, f"t-{self.fresh}")
+        stepped = step_trade(self.state, event, self.now - self.unwatched_s, f"t-{self.fresh}")
         self.state = stepped.trade
         if stepped.notes or trade.durable(before) != trade.durable(self.state):
-            self.stored = (self.state, self.now)
+            self.stored = (self.state, self.now - self.unwatched_s)
         for note in stepped.notes:
             if note.what in ("released", "expired", "noticed", "breached", "ended"):
                 self.resolved.add(note.agreement)
@@ -534,7 +536,8 @@ class Wire:
                 if award.bid in self.released:
                     return AwardFailed(award.agreement, Refusal(Code.HOLD_RELEASED))
                 self.granted[award.agreement] = self.now
-                return AwardGranted(Grant(award.agreement, award.bid, "a", Seconds(12.0), ()), Elapsed(self.now))
+                grant = Grant(award.agreement, award.bid, "a", Seconds(12.0), ())
+                return AwardGranted(grant, Elapsed(self.now - self.unwatched_s))
             case SendRelease(release=release):
                 self.released.add(release.bid)
                 return ReleaseConfirmed(release.bid)
@@ -604,8 +607,9 @@ def test_laws_hold_under_loss_repetition_delay_and_restarts(steps: list[tuple[st
                 wire.under_way.pop(value % len(wire.under_way))
             case "restart", float():
                 state, at = wire.stored
-                wire.now = min(wire.now, at + value)  # the floor of the clock, written since
-                wire.state = trade.restore(state, Elapsed(wire.now))
+                wire.now += value
+                wire.unwatched_s = wire.now - at  # the region's time goes on where it was when this was stored
+                wire.state = trade.restore(state, Elapsed(at))
             case "notice", float() if trade.open_award(wire.state):
                 notice = Notice(trade.open_award(wire.state), "a", Code.NODE_CORDONED, Seconds(value))
                 wire.tell(DelegateNotice(notice))
