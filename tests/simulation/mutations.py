@@ -5,12 +5,14 @@ more, planting it fails loudly and the mutation must be brought up to date. All 
 code object is replaced, not its name.
 """
 
+import builtins
+import dis
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FunctionType
+from types import CodeType, FunctionType
 
 from shoal.agent import supervisor
 from shoal.agent.core import assignment, link_session
@@ -20,7 +22,7 @@ from shoal.coordinator.controllers.fleet import controller
 from shoal.coordinator.controllers.log import region_clock
 from shoal.coordinator.controllers.workloads import migrations, moves_api, step
 from shoal.coordinator.core.migration import effects
-from shoal.coordinator.core.negotiation import hold, trade
+from shoal.coordinator.core.negotiation import hold, trade_transitions
 from shoal.coordinator.core.placement import solve
 from shoal.coordinator.core.workloads import failures, reconcile
 from shoal.simulator.parts import storage
@@ -62,7 +64,15 @@ class Mutation:
         exec(compile(text, f"<mutation {self.name}>", "exec"), function.__globals__, names)
         (mutated,) = names.values()
         assert isinstance(mutated, FunctionType)
+        if unknown := sorted(_global_names(mutated.__code__) - function.__globals__.keys() - vars(builtins).keys()):
+            raise LookupError(f"{self.name}: {', '.join(unknown)} would be a NameError, which is no planted bug")
         return mutated
+
+
+def _global_names(code: CodeType) -> set[str]:
+    """Globals that the code and the functions in it read."""
+    names = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    return names.union(*(_global_names(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 MUTATIONS = (
@@ -155,7 +165,7 @@ MUTATIONS = (
             (
                 "return state, (_repeat_answer(state, award, now, terms),)",
                 "return replace(state, until=_lease_end(now, terms)), "
-                '(LedgerTransition("granted"), Answer(terms.lease_s))',
+                '(LedgerTransition("granted"), LeaseAnswer(terms.lease_s))',
             ),
         ),
         negotiation.NAME,
@@ -180,11 +190,11 @@ MUTATIONS = (
     Mutation(
         "next-award-before-the-last-is-known",
         "double award",
-        trade._withdraw,
+        trade_transitions.withdraw,
         (
             (
-                "return TradeStep(replace(trade, phase=after), (_new_release(phase.offer, origin),))",
-                "return TradeStep(_resting(trade, now, Refusal(code)), (_new_release(phase.offer, origin),))",
+                "return TradeStep(replace(trade, phase=after), (new_release(phase.offer, origin),))",
+                "return TradeStep(with_pause(trade, now, Refusal(code)), (new_release(phase.offer, origin),))",
             ),
         ),
         negotiation.NAME,

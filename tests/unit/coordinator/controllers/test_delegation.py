@@ -9,7 +9,7 @@ import pytest
 
 from harness.fakes.peers import FakePeers, FakeRegion
 from harness.fakes.region import FakeAgent, RegionFixture
-from shoal.coordinator.core.negotiation.trade import LOCAL_STABLE_S
+from shoal.coordinator.core.negotiation.trade_times import LOCAL_STABLE_S
 from shoal.types.device import Role
 from shoal.types.offer import Directory, Member
 from shoal.types.route import EndpointKind

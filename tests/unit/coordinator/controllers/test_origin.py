@@ -18,7 +18,7 @@ from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.log.region_clock import RegionClock
 from shoal.coordinator.controllers.region.region import NoMeter
-from shoal.coordinator.core.negotiation import hold, trade
+from shoal.coordinator.core.negotiation import hold, trade_times
 from shoal.coordinator.core.negotiation.model import Active, IdleTrade, Withdrawing
 from shoal.coordinator.core.negotiation.offer_selection import request_hash
 from shoal.coordinator.core.placement.rank import TermValues
@@ -450,7 +450,7 @@ async def test_a25_what_may_not_go_there_any_more_leaves_the_routes_at_once(orig
 async def test_home_that_serves_again_ends_it(origin: Origin) -> None:
     await origin.run(1.0)
     origin.local_region.placed = True
-    await origin.run(trade.LOCAL_STABLE_S + 2.0, step=1.0)
+    await origin.run(trade_times.LOCAL_STABLE_S + 2.0, step=1.0)
     assert not origin.trades.delegations[KEY].is_wanted
     assert origin.trades.delegations[KEY].is_ready, "until home serves"
     origin.local_region.serves = True

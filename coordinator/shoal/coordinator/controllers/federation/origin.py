@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.core.negotiation import reputation, trade
+from shoal.coordinator.core.negotiation import reputation, trade, trade_times
 from shoal.coordinator.core.negotiation.model import (
     Active,
     AwardFailed,
@@ -95,7 +95,7 @@ T = TypeVar("T")
 
 TRADES: Final = "trading/"
 REPUTATION: Final = "reputation"
-FEDERATION_S: Final = Seconds(trade.ANSWER_S + 1.0)
+FEDERATION_S: Final = Seconds(trade_times.ANSWER_S + 1.0)
 """A federation that has not answered a solicitation by then counts as unreachable."""
 DIRECT_ASKS_MOST: Final = 16
 """Regions solicited directly at most, while the federation is unreachable."""
@@ -474,9 +474,9 @@ class OriginController:
         FAILING_S.
         """
         state, now = self.trades.get(key), self._clock.now()
-        if state is None or not isinstance(state.phase, Active) or now - state.phase.deal.heard_at < trade.LOST_S / 2:
+        deal = state.active_deal if state is not None else None
+        if deal is None or now - deal.heard_at < trade_times.LOST_S / 2:
             return False
-        deal = state.phase.deal
         seen = self._observe(deal.agreement, self._local_region.service_report(deal.agreement))
         before = [each for each in seen if each.at <= deal.heard_at] or seen[:1]
         lately = [each for each in seen if each.at <= now - FAILING_S]
@@ -650,7 +650,7 @@ class OriginController:
         its first agreement ends.
         """
         now, lasting = self._clock.now(), list[Delivered]()
-        deals = [state.phase.deal for state in self.trades.values() if isinstance(state.phase, Active)]
+        deals = [deal for state in self.trades.values() if (deal := state.active_deal) is not None]
         known = {deal.agreement: self._last_accounts.get(deal.agreement, (now, 0)) for deal in deals}
         for deal in deals:
             at, counted = known[deal.agreement]
@@ -785,7 +785,7 @@ class OriginController:
     async def _call(self, call: Coroutine[Any, Any, T]) -> T | Refusal:
         """The other region's answer, or its refusal. OUTCOME_UNKNOWN: the call may have taken effect, or not."""
         try:
-            async with asyncio.timeout(trade.CALL_S):
+            async with asyncio.timeout(trade_times.CALL_S):
                 return await call
         except TimeoutError:
             return OUTCOME_UNKNOWN
@@ -824,7 +824,7 @@ class OriginController:
             traffic=demand_of(intent.traffic),
             max_batch=intent.max_batch,
             term_s=intent.delegation.term_s,
-            answer_s=trade.ANSWER_S,
+            answer_s=trade_times.ANSWER_S,
             indicative=indicative,
             to=intent.delegation.to,
             way_s=dict(self._rtt()),
@@ -902,8 +902,9 @@ def _delegation_of(
     serving = [deal for deal in trade.serving_agreements(state, now) if intent is None or _may_go(intent, deal.offer)]
     if serving:
         return entry(serving[0], ready=True)
-    if isinstance(state.phase, Active) and (intent is None or _may_go(intent, state.phase.deal.offer)):
-        return entry(state.phase.deal, ready=False)
+    deal = state.active_deal
+    if deal is not None and (intent is None or _may_go(intent, deal.offer)):
+        return entry(deal, ready=False)
     return None
 
 
@@ -913,8 +914,9 @@ def _agreement(phase: TradePhase) -> str:
 
 def _live_agreements(state: WorkloadTrade) -> tuple[OriginAgreement, ...]:
     """Agreements under which requests may still be in flight."""
-    active = (state.phase.deal,) if isinstance(state.phase, Active) else ()
-    return (*active, *(each.deal for each in state.leaving if each.code is not Code.BREACHED or each.deal.is_serving))
+    deal = state.active_deal
+    leaving = [each.deal for each in state.leaving if each.code is not Code.BREACHED or each.deal.is_serving]
+    return (*(() if deal is None else (deal,)), *leaving)
 
 
 def _peers_of(state: WorkloadTrade) -> frozenset[tuple[str, tuple[str, ...], tuple[str, ...]]]:

@@ -231,6 +231,21 @@ class WorkloadTrade:
         """True if there is nothing to remember but its pauses."""
         return isinstance(self.phase, IdleTrade) and not self.leaving
 
+    @property
+    def active_deal(self) -> OriginAgreement | None:
+        """The agreement that lasts: neither side has given notice."""
+        match self.phase:
+            case Active(deal=deal):
+                return deal
+            case IdleTrade() | Soliciting() | Awarding() | Withdrawing():
+                return None
+
+    @property
+    def deals(self) -> tuple[OriginAgreement, ...]:
+        """Agreements that are not over, the lasting one first."""
+        deal = self.active_deal
+        return (*(() if deal is None else (deal,)), *(each.deal for each in self.leaving))
+
 
 # -- events ----------------------------------------------------------------------------------------------------------
 

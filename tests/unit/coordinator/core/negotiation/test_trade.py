@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.builders.offers import counter, offer, terms
-from shoal.coordinator.core.negotiation import trade
+from shoal.coordinator.core.negotiation import trade, trade_times
 from shoal.coordinator.core.negotiation.model import (
     Active,
     AwardFailed,
@@ -227,7 +227,7 @@ def test_nothing_new_begins_until_a_withdrawn_award_is_acknowledged_or_over() ->
     assert step_trade(state, late, 11.0).trade == state
     for done in (
         step_trade(state, ReleaseConfirmed("bid-a"), 12.0),
-        step_trade(state, SHORT, 10.0 + trade.AWARD_EXPIRY_S),
+        step_trade(state, SHORT, 10.0 + trade_times.AWARD_EXPIRY_S),
     ):
         assert isinstance(done.trade.phase, IdleTrade)
 
@@ -331,7 +331,7 @@ def test_a_noticed_agreement_serves_until_its_replacement_does() -> None:
     ending = step_trade(
         served,
         DelegationDemand(DelegationNeed.CONTENT, "asked", is_served_locally=True),
-        3.0 + trade.ROUTE_PROPAGATION_S,
+        3.0 + trade_times.ROUTE_PROPAGATION_S,
     )
     assert [each.notice.ends_s for each in ending.effects if isinstance(each, SendNotice)] == [0.0]
     over = step_trade(ending.trade, NoticeConfirmed(old, Seconds(0.0)), 6.0)
@@ -379,7 +379,7 @@ def test_what_is_deleted_is_given_up_by_notice() -> None:
     later = step_trade(
         stepped.trade,
         DelegationDemand(DelegationNeed.NOTHING, "", is_served_locally=True),
-        2.0 + trade.ROUTE_PROPAGATION_S,
+        2.0 + trade_times.ROUTE_PROPAGATION_S,
     )
     assert kinds(later) == ["SendNotice"]
     assert kinds(step_trade(later.trade, NoticeFailed(agreement_of(state)), 5.0)) == []
@@ -403,7 +403,7 @@ def test_home_takes_it_back_when_it_has_had_a_place_for_long_enough() -> None:
     state = renew_throughout(renew_throughout(active(), at_home, 2, 30), SHORT, 30, 40)
     state = renew_throughout(state, at_home, 40, 100)
     assert isinstance(state.phase, Active)
-    assert notes(step_trade(state, at_home, 40.0 + trade.LOCAL_STABLE_S)) == ["noticed"]
+    assert notes(step_trade(state, at_home, 40.0 + trade_times.LOCAL_STABLE_S)) == ["noticed"]
 
 
 def better(gain_at_home: float) -> ComparisonDone:
@@ -423,8 +423,8 @@ def test_what_is_merely_to_be_better_is_tried_once_in_its_cooldown() -> None:
     asked = DelegationDemand(DelegationNeed.BETTER, "asked")
     state = step_trade(WorkloadTrade(KEY), asked, 0.0).trade
     state = step_trade(state, RoundAnswered("t-1", 1, (), terms()), 0.1).trade
-    assert step_trade(state, asked, trade.COOLDOWN_S - 1.0).effects == ()
-    assert kinds(step_trade(state, asked, trade.COOLDOWN_S * 1.25, "t-2")) == ["Solicit"]
+    assert step_trade(state, asked, trade_times.COOLDOWN_S - 1.0).effects == ()
+    assert kinds(step_trade(state, asked, trade_times.COOLDOWN_S * 1.25, "t-2")) == ["Solicit"]
     assert kinds(step_trade(state, SHORT, 0.2, "t-2")) == ["Solicit"], "what fell short does not wait for it"
 
 
@@ -438,9 +438,11 @@ def test_a_restart_relies_on_nothing_that_may_be_over(before: WorkloadTrade, aft
     deal = trade.agreement_of(state, agreement_of(state))
     if deal is not None:
         assert trade.serving_agreements(state, Elapsed(-499.0))
-        assert not trade.serving_agreements(state, Elapsed(-500.0 + trade.CONFIRM_S))
+        assert not trade.serving_agreements(state, Elapsed(-500.0 + trade_times.CONFIRM_S))
         again = step_trade(state, SHORT, -500.0)
-        assert [each.sequence for each in again.effects if isinstance(each, SendRenewal)] == [trade.SEQUENCE_STEP + 1]
+        assert [each.sequence for each in again.effects if isinstance(each, SendRenewal)] == [
+            trade_times.SEQUENCE_STEP + 1
+        ]
 
 
 def test_renewals_leave_nothing_to_store() -> None:
@@ -519,7 +521,7 @@ class Wire:
             asked = max(at for name, at in self.asked_at.items() if name.startswith(f"{award.solicitation}/"))
             assert self.now < asked + 10.0, "a hold was awarded after its end"
             for other, at in self.sent.items():
-                settled = other in self.resolved or self.now >= at + trade.AWARD_EXPIRY_S
+                settled = other in self.resolved or self.now >= at + trade_times.AWARD_EXPIRY_S
                 assert other == award.agreement or settled, "two awards of a workload are open"
             self.sent[award.agreement] = self.now
 
@@ -616,7 +618,8 @@ def test_laws_hold_under_loss_repetition_delay_and_restarts(steps: list[tuple[st
             case _:
                 pass
     assert all(
-        later - earlier >= trade.COOLDOWN_S for earlier, later in zip(wire.betters, wire.betters[1:], strict=False)
+        later - earlier >= trade_times.COOLDOWN_S
+        for earlier, later in zip(wire.betters, wire.betters[1:], strict=False)
     )
     wire.tell(DelegationDemand(DelegationNeed.NOTHING, "", is_served_locally=True))
     wire.under_way.clear()
