@@ -1,7 +1,7 @@
 """Ports of the agent: what the supervisor needs from outside. It knows these Protocols and no adapter by name."""
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -93,8 +93,8 @@ class DeviceDriver(Protocol):
         """Raises ShoalError(DEVICE_LOST)."""
         ...
 
-    def pace(self, device: str) -> "EmulatedPace | None":
-        """How a worker must pace and meter this device. None for real hardware."""
+    def access(self, device: str) -> "DeviceAccess":
+        """What a worker needs to run on this device. The pool and the workers know no family of devices."""
         ...
 
     def set_sleep(self, device: str, asleep: bool) -> Seconds:
@@ -118,6 +118,36 @@ class DriverOptions:
     wake_scale: float = 1.0
     # JSON file with the current state of emulated devices (`devices/emulated_state.py`). None: all are healthy.
     emulated_state_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyCounter:
+    """How a worker opens a device's counter of joules."""
+
+    # `module:function`. With `arguments` it returns what returns joules so far, which only grow. Raises OSError where
+    # the counter cannot be read.
+    opener: str
+    # For the function: paths, or a name of the device.
+    arguments: tuple[str, ...]
+    # True: it counts the host's processors, and a worker has its share of their time. False: it counts this device, and
+    # a worker has the share of the time in which its runs are busy.
+    of_processors: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAccess:
+    """What a worker needs to run on one device, besides the runtime's provider."""
+
+    # Variables of the environment to set before the runtime opens the device, for instance to see no other one.
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # Device files that the worker's sandbox lets it read and write.
+    files: tuple[str, ...] = ()
+    # The runtime's name for memory of the device, in which a probe keeps its tensors.
+    memory: str = "cpu"
+    # None: it counts no energy, which is then estimated.
+    energy: EnergyCounter | None = None
+    # How to pace and meter an emulated device. None for real hardware.
+    pace: "EmulatedPace | None" = None
 
 
 class DriverFactory(Protocol):

@@ -126,7 +126,7 @@ def runtime() -> dict[Path, Access]:
     roots = {Path(sys.prefix), Path(sys.base_prefix), *(Path(path) for path in searched if path not in ("", "/"))}
     system = map(Path, ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/proc", "/sys"))
     grants = dict.fromkeys((*roots, *system), Access.READ)
-    devices = (*map(Path, ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")), *Path("/dev").glob("nvidia*"))
+    devices = map(Path, ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"))
     return grants | dict.fromkeys(devices, Access.READ | Access.WRITE)
 
 

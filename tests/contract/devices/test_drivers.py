@@ -1,13 +1,16 @@
 """What every driver that is installed (entry points of `shoal.devices`) must do, ours or not."""
 
 import math
+import pkgutil
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from harness.fakes.clock import ManualClock
-from shoal.agent.ports import DeviceDriver, DriverFactory, DriverOptions
+from shoal.agent.ports import DeviceAccess, DeviceDriver, DriverFactory, DriverOptions
+from shoal.agent.worker.messages import pack, unpack
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Device, PowerState, Reading
 from shoal.wire import nouns
@@ -77,8 +80,20 @@ def test_sleep_is_what_the_device_says_it_can(driver: DeviceDriver) -> None:
 
 def test_only_emulated_devices_are_paced(driver: DeviceDriver) -> None:
     for device in driver.discover():
-        pace = driver.pace(device.name)
+        pace = driver.access(device.name).pace
         assert (pace is not None) == device.emulated
         if pace is not None:
             assert (pace.profile, pace.source, pace.time_scale) == (device.profile, device.profile_source, 3.0)
             assert pace.active_w > 0
+
+
+def test_what_a_worker_needs_travels_and_can_be_opened(driver: DeviceDriver) -> None:
+    """The worker is another process, which knows no family of devices."""
+    for device in driver.discover():
+        access = driver.access(device.name)
+        assert unpack(DeviceAccess, pack(access)) == access
+        assert all(Path(file).is_char_device() for file in access.files)
+        assert access.memory
+        if access.energy is not None:
+            first = pkgutil.resolve_name(access.energy.opener)(*access.energy.arguments)
+            assert first() >= 0.0

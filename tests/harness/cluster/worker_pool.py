@@ -18,7 +18,7 @@ from harness.models.engine_cases import digest
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.frames import FrameClient, FrameMessage, Header
-from shoal.agent.ports import EmulatedPace, WorkerEvent, WorkerReady, WorkerStats
+from shoal.agent.ports import DeviceAccess, WorkerEvent, WorkerReady, WorkerStats
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.agent.worker.tensors import DATATYPES, to_raw
 from shoal.inference import open_inference_pb2 as oip
@@ -70,7 +70,7 @@ class WorkerPoolHarness:
         folder: Path,
         options: PoolOptions | None = None,
         device: Device = CPU,
-        pace: EmulatedPace | None = None,
+        access: DeviceAccess = DeviceAccess(),  # noqa: B008 - a value
         *,
         keep: bool = False,
         models: Path | None = None,
@@ -86,7 +86,7 @@ class WorkerPoolHarness:
             models or Path(tempfile.gettempdir()),
             SystemClock(),
             {device.name: device}.get,
-            lambda _: pace,
+            lambda _: access,
             options,
         )
 

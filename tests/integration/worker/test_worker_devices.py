@@ -14,7 +14,7 @@ from harness.models import engine_cases as models
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.devices.emulated import EmulatedDriver
-from shoal.agent.ports import DriverOptions, WorkerFailed
+from shoal.agent.ports import DeviceAccess, DriverOptions, WorkerFailed
 from shoal.agent.worker.pool import PoolOptions
 from shoal.types.assignment import Work
 from shoal.types.codes import Code
@@ -31,9 +31,8 @@ def emulated_driver(profile: str, time_scale: float) -> EmulatedDriver:
 async def test_emulated_device_keeps_its_profiles_pace(tmp_path: Path) -> None:
     driver = emulated_driver("nvidia-l4", 500.0)
     (device,) = driver.discover()
-    pace = driver.pace(device.name)
     loop = asyncio.get_running_loop()
-    async with WorkerPoolHarness(tmp_path, device=device, pace=pace) as pool:
+    async with WorkerPoolHarness(tmp_path, device=device, access=driver.access(device.name)) as pool:
         ready = await pool.serve("resnet", models.add_one(), work=RESNET50)
         # the row of the catalogue: 0.329 ms and 0.208 J
         assert ready.measured.latency_p50_s == pytest.approx(329.131e-6, rel=1e-3)
@@ -62,7 +61,7 @@ async def test_workers_of_one_emulated_device_take_turns(tmp_path: Path) -> None
     driver = emulated_driver("nvidia-l4", 600.0)
     (device,) = driver.discover()
     loop = asyncio.get_running_loop()
-    async with WorkerPoolHarness(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
+    async with WorkerPoolHarness(tmp_path, device=device, access=driver.access(device.name)) as pool:
         await asyncio.gather(*(pool.serve(name, models.add_one(), work=RESNET50) for name in ("a", "b")))
         a, b = await pool.client("a"), await pool.client("b")
         began = loop.time()
@@ -75,7 +74,7 @@ async def test_workers_of_one_emulated_device_take_turns(tmp_path: Path) -> None
 async def test_a_run_later_than_its_pace_is_counted(tmp_path: Path) -> None:
     driver = emulated_driver("nvidia-l4", 0.001)
     (device,) = driver.discover()
-    async with WorkerPoolHarness(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
+    async with WorkerPoolHarness(tmp_path, device=device, access=driver.access(device.name)) as pool:
         await pool.serve("fast", models.add_one(), work=RESNET50)
         client = await pool.client("fast")
         for _ in range(3):
@@ -91,7 +90,7 @@ async def test_a_run_later_than_its_pace_is_counted(tmp_path: Path) -> None:
 async def test_emulated_device_needs_the_models_work(tmp_path: Path) -> None:
     driver = emulated_driver("rk3588s", 1.0)
     (device,) = driver.discover()
-    async with WorkerPoolHarness(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
+    async with WorkerPoolHarness(tmp_path, device=device, access=driver.access(device.name)) as pool:
         await pool.start("unknown", models.add_one())
         assert (await pool.wait_event("unknown", WorkerFailed)).refusal.code is Code.LOAD_FAILED
 
@@ -99,11 +98,11 @@ async def test_emulated_device_needs_the_models_work(tmp_path: Path) -> None:
 async def test_the_log_of_the_node_has_an_unforeseen_error_of_a_load(tmp_path: Path) -> None:
     driver = emulated_driver("nvidia-l4", 1.0)
     (device,) = driver.discover()
-    pace = driver.pace(device.name)
+    pace = driver.access(device.name).pace
     assert pace is not None
     odd = replace(pace, time_scale=0.0)
     with capture_logs() as logged:
-        async with WorkerPoolHarness(tmp_path, device=device, pace=odd) as pool:
+        async with WorkerPoolHarness(tmp_path, device=device, access=DeviceAccess(pace=odd)) as pool:
             await pool.start("odd", models.add_one(), work=RESNET50)
             assert (await pool.wait_event("odd", WorkerFailed)).refusal.remedy == "see the log"
             found = await until(
@@ -116,7 +115,7 @@ async def test_the_log_of_the_node_has_an_unforeseen_error_of_a_load(tmp_path: P
 async def test_receipt_of_an_emulated_device_is_its_profile(tmp_path: Path) -> None:
     driver = emulated_driver("qualcomm-ai100-dm2", 10.0)
     (device,) = driver.discover()
-    async with WorkerPoolHarness(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
+    async with WorkerPoolHarness(tmp_path, device=device, access=driver.access(device.name)) as pool:
         receipt = await pool.workers.probe(device)
     assert receipt.emulated
     assert "gloria_highend/resnet50/singlestream" in receipt.source

@@ -44,7 +44,7 @@ async def test_joules_count_to_a_device_until_their_replica_is_gone() -> None:
     workers, front = cast(WorkerPool, counted), cast(FrontControl, Ready())
     gauges = NodeMonitor([driver], workers, front, RecordingLog(), lambda *_: None, lambda: None)
     gauges.discover()
-    pace = driver.pace(DEVICE)
+    pace = driver.access(DEVICE).pace
     assert pace is not None
 
     def active_joules() -> float:

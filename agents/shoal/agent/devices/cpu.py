@@ -4,8 +4,9 @@ import math
 from pathlib import Path
 
 from shoal.agent.devices.host import Host
+from shoal.agent.devices.rapl import RAPL, RaplCounter
 from shoal.agent.devices.runtime import cpu_provider, runtime_version
-from shoal.agent.ports import AgentClock, DriverOptions, EmulatedPace
+from shoal.agent.ports import AgentClock, DeviceAccess, DriverOptions, EnergyCounter
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, Reading
 from shoal.types.units import Bytes, Elapsed, Seconds, Watts
@@ -22,10 +23,9 @@ class CpuDriver:
         self._host = Host(root)
         self._ticks = self._host.busy_and_total()
         self._throttles = self._host.throttle_count()
-        self._counters = self._host.energy_counters()
-        self._ranges = [_number(counter.with_name("max_energy_range_uj")) for counter in self._counters]
-        self._last_uj = [_number(counter) for counter in self._counters]
-        self._energy_j = 0.0
+        self._counters = tuple(map(str, self._host.energy_counters()))
+        self._counter = RaplCounter(*self._counters) if self._counters else None
+        self._energy_j = 0.0 if self._counters else math.nan
         self._read_at = clock.now()
 
     def discover(self) -> tuple[Device, ...]:
@@ -36,7 +36,7 @@ class CpuDriver:
             "numa_nodes": str(processor.numa_nodes),
             "cores": str(processor.cores),
             "threads": str(processor.threads),
-            "energy_counters": " ".join(map(str, self._counters)),
+            "energy_counters": " ".join(self._counters),
             "sleep": "no: the agent itself runs on it",
         }
         device = Device(
@@ -69,13 +69,14 @@ class CpuDriver:
             utilisation=(ticks[0] - last[0]) / passed if passed > 0 else math.nan,
             temperature_c=self._host.temperature_c(),
             power_w=Watts(self._update_energy(now)),
-            energy_j=self._energy_j if self._counters else math.nan,
+            energy_j=self._energy_j,
             taken_at=self._clock.wall(),
             throttled=throttles > before,
         )
 
-    def pace(self, device: str) -> EmulatedPace | None:
-        return None
+    def access(self, device: str) -> DeviceAccess:
+        counted = EnergyCounter(RAPL, self._counters, of_processors=True) if self._counters else None
+        return DeviceAccess(energy=counted)
 
     def set_sleep(self, device: str, asleep: bool) -> Seconds:
         return Seconds(0.0)
@@ -83,18 +84,10 @@ class CpuDriver:
     def _update_energy(self, now: Elapsed) -> float:
         """Add the energy used since the last call. Returns the mean watts over that time."""
         seconds, self._read_at = now - self._read_at, now
-        used = 0
-        for index, counter in enumerate(self._counters):
-            value = _number(counter)
-            step = value - self._last_uj[index]
-            used += step if step >= 0 else step + self._ranges[index]
-            self._last_uj[index] = value
-        self._energy_j += used / 1e6
-        return used / 1e6 / seconds if self._counters and seconds > 0 else math.nan
-
-
-def _number(path: Path) -> int:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return 0
+        if self._counter is None:
+            return math.nan
+        try:
+            last_j, self._energy_j = self._energy_j, self._counter()
+        except OSError:
+            return math.nan
+        return (self._energy_j - last_j) / seconds if seconds > 0 else math.nan

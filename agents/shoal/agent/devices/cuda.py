@@ -5,10 +5,11 @@ A figure that a device does not report (NOT_SUPPORTED on many) is NaN. A device 
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from shoal.agent.devices.runtime import runtime_version
-from shoal.agent.ports import AgentClock, DriverOptions, EmulatedPace
+from shoal.agent.ports import AgentClock, DeviceAccess, DriverOptions, EnergyCounter
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, Reading
 from shoal.types.units import Bytes, Seconds, Watts
@@ -65,8 +66,19 @@ class CudaDriver:
             throttled=bool(reasons & _SLOWDOWNS),
         )
 
-    def pace(self, device: str) -> EmulatedPace | None:
-        return None
+    def access(self, device: str) -> DeviceAccess:
+        """The runtime sees only this device, or MIG instance, as its device 0. CUDA reads the variable when the first
+        session of a process opens it.
+
+        Source: CUDA C++ Programming Guide, environment variables, CUDA_VISIBLE_DEVICES.
+        """
+        files = tuple(map(str, sorted(Path("/dev").glob("nvidia*"))))
+        handle = self._handles.get(device)
+        uuid = self._call("nvmlDeviceGetUUID", handle) if handle is not None else None
+        if not uuid:
+            return DeviceAccess(files=files, memory="cuda")
+        counter = EnergyCounter("shoal.agent.devices.cuda:open_energy_counter", (str(uuid),), of_processors=False)
+        return DeviceAccess({"CUDA_VISIBLE_DEVICES": str(uuid)}, files, "cuda", counter)
 
     def set_sleep(self, device: str, asleep: bool) -> Seconds:
         return Seconds(0.0)
@@ -112,6 +124,19 @@ class CudaDriver:
             return call(*arguments)
         except self._nvml.NVMLError:
             return None
+
+
+def open_energy_counter(uuid: str) -> Callable[[], float]:
+    """Joules that the device has used so far. Raises OSError if it, or its library, does not count them."""
+    nvml = _import_nvml()
+    if nvml is None:
+        raise OSError("NVML is not there")
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except nvml.NVMLError as error:
+        raise OSError(f"NVML counts no energy of {uuid}") from error
+    return lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
 
 
 def _import_nvml() -> Any:

@@ -21,7 +21,7 @@ from shoal.agent.core.device_sleep import DeviceSleepState
 from shoal.agent.devices.emulated_state import read_state
 from shoal.agent.devices.host import Host
 from shoal.agent.devices.runtime import runtime_version
-from shoal.agent.ports import AgentClock, DriverOptions, EmulatedPace
+from shoal.agent.ports import AgentClock, DeviceAccess, DriverOptions, EmulatedPace
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, EnergySource, Reading, Rest
 from shoal.types.receipt import Rates
@@ -95,8 +95,8 @@ class EmulatedDriver:
             saved_j=resting.saved_j if resting is not None else 0.0,
         )
 
-    def pace(self, device: str) -> EmulatedPace | None:
-        return self._device(device).pace
+    def access(self, device: str) -> DeviceAccess:
+        return DeviceAccess(pace=self._device(device).pace)
 
     def set_sleep(self, device: str, asleep: bool) -> Seconds:
         resting = self._sleep_states.get(device)

@@ -114,7 +114,8 @@ async def _serve(
         cache,
         clock,
         device=lambda name: supervisor.device(name),
-        pace=lambda name: supervisor.pace(name),
+        access=lambda name: supervisor.access(name),
+        files=lambda: supervisor.device_files,
         options=PoolOptions(keep_spare=config.role is Role.AGENT),
     )
     listening = await front.start()

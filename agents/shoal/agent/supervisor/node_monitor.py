@@ -4,7 +4,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shoal.agent.ports import DeviceDriver, EmulatedPace, FrontControl, FrontStats, Log, WorkerPool, WorkerStats
+from shoal.agent.ports import (
+    DeviceAccess,
+    DeviceDriver,
+    EmulatedPace,
+    FrontControl,
+    FrontStats,
+    Log,
+    WorkerPool,
+    WorkerStats,
+)
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Device, Reading
 from shoal.types.units import Seconds, Watts
@@ -57,9 +66,10 @@ class NodeMonitor:
                 found.append(device)
         return tuple(found)
 
-    def pace(self, device: str) -> EmulatedPace | None:
+    def access(self, device: str) -> DeviceAccess:
+        """As `DeviceDriver.access`. Nothing special for a device that no driver has."""
         driver = self._driver_by_device.get(device)
-        return driver.pace(device) if driver else None
+        return driver.access(device) if driver else DeviceAccess()
 
     def set_sleep(self, device: str, asleep: bool) -> Seconds:
         """As `DeviceDriver.set_sleep`. 0 for a device that no driver has."""
@@ -86,7 +96,7 @@ class NodeMonitor:
         return (
             None
             if device in self._unmeasured_devices
-            else _without_infinities(self._with_work_energy(reading, driver.pace(device)))
+            else _without_infinities(self._with_work_energy(reading, driver.access(device).pace))
         )
 
     def take_returned_devices(self) -> tuple[str, ...]:

@@ -22,8 +22,8 @@ from shoal.agent.ports import (
     Batches,
     CoordinatorContact,
     CoordinatorLink,
+    DeviceAccess,
     DeviceDriver,
-    EmulatedPace,
     FrontControl,
     FrontStats,
     LinkRefused,
@@ -243,8 +243,13 @@ class Supervisor:
     def device(self, name: str) -> Device | None:
         return next((device for device in self._node.devices if device.name == name), None)
 
-    def pace(self, device: str) -> EmulatedPace | None:
-        return self._monitor.pace(device)
+    def access(self, device: str) -> DeviceAccess:
+        return self._monitor.access(device)
+
+    @property
+    def device_files(self) -> tuple[str, ...]:
+        """Device files of all devices: a spare worker is started before it is known for which."""
+        return tuple(sorted({file for each in self._node.devices for file in self._monitor.access(each.name).files}))
 
     async def run(self) -> None:
         """Start from what is on disk and what still runs, with or without a link. Returns after `stop`."""

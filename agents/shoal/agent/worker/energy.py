@@ -5,13 +5,14 @@ virtual processor: 7.65 W busy, 1.34 W idle (cloud-carbon-footprint/ccf-coeffici
 `data/ccf_aws_instance_power.csv.gz`, columns PkgWatt and RAMWatt at 100 % and idle over vCPU).
 """
 
+import pkgutil
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-from shoal.agent.worker.messages import EnergyMeters
+from shoal.agent.ports import DeviceAccess
 from shoal.types.device import EnergySource
 
 CORE_ACTIVE_W: Final = 7.65
@@ -67,24 +68,6 @@ class CountedEnergy:
         return {origin: self._joules.get(origin, 0.0) for origin in busy_s}
 
 
-class RaplCounter:
-    """Joules of all packages, from powercap's `energy_uj` files, which wrap at `max_energy_range_uj`."""
-
-    def __init__(self, paths: tuple[str, ...]) -> None:
-        self._files = [Path(path) for path in paths]
-        self._ranges = [_number(path.with_name("max_energy_range_uj")) for path in self._files]
-        self._last = [_number(path) for path in self._files]
-        self._total_uj = 0
-
-    def __call__(self) -> float:
-        for index, path in enumerate(self._files):
-            now = _number(path)
-            step = now - self._last[index]
-            self._total_uj += step if step >= 0 else step + self._ranges[index]
-            self._last[index] = now
-        return self._total_uj / 1e6
-
-
 class CpuShare:
     """This process's share of the CPU time of all processes since the last call; between 0 and 1."""
 
@@ -116,17 +99,17 @@ class BusyShare:
         return min(1.0, busy_s / max(self._last - last, 1e-9))
 
 
-def energy_of(meters: EnergyMeters, threads: int) -> Energy:
+def energy_of(access: DeviceAccess, threads: int) -> Energy:
     """Counted if a counter can be read, otherwise estimated from the CPU time of `threads` per run."""
-    counter = _counter(meters)
-    if counter is None:
+    counter = _open_counter(access)
+    if counter is None or access.energy is None:
         return ConstantPower(CORE_ACTIVE_W * threads, EnergySource.ESTIMATED)
-    return CountedEnergy(counter, BusyShare() if meters.nvml else CpuShare())
+    return CountedEnergy(counter, CpuShare() if access.energy.of_processors else BusyShare())
 
 
-def idle_watts(meters: EnergyMeters, cores: int) -> float:
+def idle_watts(access: DeviceAccess, cores: int) -> float:
     """Idle power per core, in watts, measured while this process does nothing. The estimate if there is no counter."""
-    counter = _counter(meters)
+    counter = _open_counter(access)
     if counter is None:
         return CORE_IDLE_W
     start = counter()
@@ -134,31 +117,12 @@ def idle_watts(meters: EnergyMeters, cores: int) -> float:
     return (counter() - start) / _IDLE_S / max(1, cores)
 
 
-def _counter(meters: EnergyMeters) -> Callable[[], float] | None:
+def _open_counter(access: DeviceAccess) -> Callable[[], float] | None:
     """Returns joules so far. None if the device does not count them, or this process may not read them."""
-    if meters.nvml:
-        return _nvml_counter(meters.nvml)
-    if meters.rapl:
-        try:
-            return RaplCounter(meters.rapl)
-        except OSError:
-            return None
-    return None
-
-
-def _nvml_counter(uuid: str) -> Callable[[], float] | None:
-    try:
-        import pynvml  # optional dependency, present only on machines with such a device
-    except ImportError:
+    if access.energy is None:
         return None
     try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except pynvml.NVMLError:
+        counter: Callable[[], float] = pkgutil.resolve_name(access.energy.opener)(*access.energy.arguments)
+    except OSError:
         return None
-    return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
-
-
-def _number(path: Path) -> int:
-    return int(path.read_text())
+    return counter

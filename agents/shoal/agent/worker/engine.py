@@ -136,18 +136,6 @@ def provider_with_options(provider: str, threads: int) -> str | tuple[str, dict[
     return provider, {"device_type": "CPU", "num_of_threads": str(threads), "precision": "ACCURACY"}
 
 
-def restrict_visible_device(device: str) -> None:
-    """Let the runtime see only this NVIDIA device, or MIG instance, as its device 0.
-
-    `device` is a uuid; empty for devices of other kinds. CUDA reads the variable when the first session starts it.
-    Later sessions of a process are for the same device; the pool ensures that.
-
-    Source: CUDA C++ Programming Guide, environment variables, CUDA_VISIBLE_DEVICES.
-    """
-    if device:
-        os.environ["CUDA_VISIBLE_DEVICES"] = device
-
-
 def session_options(threads: int) -> ort.SessionOptions:
     """Options of every session: this many threads per run, which sleep while they wait, and no log output.
 

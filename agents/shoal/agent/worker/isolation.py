@@ -3,7 +3,7 @@
 import os
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -23,18 +23,20 @@ _CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 T = TypeVar("T")
 
 
-def isolate(run: Path, models: Path) -> None:
+def isolate(run: Path, models: Path, devices: Iterable[Path] = ()) -> None:
     """Isolate this process, which must have one thread. A step that the kernel forbids is logged, and the others are
     done.
 
     - run: folder of its socket and of `slots/`; the process can read nothing there.
     - models: folder whose files it can open by name (their digests), but not list.
+    - devices: device files that it can read and write.
     """
     try:
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
     except OSError as error:
         _log.warning("oom_score_write_failed", error=str(error))
     own = {run: Access.MAKE_SOCKET, run / SLOTS: Access.KEEP, models: Access.OPEN}
+    own |= dict.fromkeys(devices, Access.READ | Access.WRITE)
     own[_CLEAR_REFS] = Access.WRITE | Access.TRUNCATE
     for refused in sandbox.enter(sandbox.runtime() | own):
         _log.warning("isolation_failed", error=refused)

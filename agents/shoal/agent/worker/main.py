@@ -11,7 +11,7 @@ import mmap
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,17 +28,20 @@ ORPHAN_AFTER_S = 60.0
 _log = structlog.get_logger(__name__)
 
 
-def run(socket: Path, models: Path, nonce: str, orphan_after_s: float = ORPHAN_AFTER_S) -> None:
+def run(
+    socket: Path, models: Path, nonce: str, orphan_after_s: float = ORPHAN_AFTER_S, devices: Sequence[Path] = ()
+) -> None:
     """Serve until stopped or orphaned; does not return.
 
     A fatal signal leaves its stack in `SOCKET.crash`, and `SOCKET.busy` lists the assignments that had requests in
-    flight. `models` is the folder of all models that it may be told to load.
+    flight. `models` is the folder of all models that it may be told to load; `devices` are files of devices that it may
+    use.
     """
     logs.configure(process="worker")
     with socket.with_suffix(".crash").open("w") as crash, socket.with_suffix(".busy").open("w+b") as file:
         file.truncate(BUSY_BYTES)
         busy = mmap.mmap(file.fileno(), BUSY_BYTES)
-        isolation.isolate(socket.parent, models)
+        isolation.isolate(socket.parent, models, devices)
         faulthandler.enable(crash)
         asyncio.run(_serve(socket, nonce, orphan_after_s, busy))
         sys.stderr.flush()
@@ -100,10 +103,11 @@ def main() -> None:
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--orphan-after", type=float, default=ORPHAN_AFTER_S)
+    parser.add_argument("--device-file", type=Path, action="append", default=[])
     arguments = parser.parse_args()
     nonce = sys.stdin.readline().strip()
     sys.stdin.close()
-    run(arguments.socket, arguments.models, nonce, arguments.orphan_after)
+    run(arguments.socket, arguments.models, nonce, arguments.orphan_after, arguments.device_file)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from enum import Enum, StrEnum
 from functools import cache
 from typing import Any, Final, TypeVar
 
-from shoal.agent.ports import NO_BATCHES, Batches, EmulatedPace
+from shoal.agent.ports import NO_BATCHES, Batches, DeviceAccess
 from shoal.types.assignment import Measured, Served, Work
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.latency import Counts
@@ -28,17 +28,6 @@ class LoadState(StrEnum):
     WARMING = "warming"
     READY = "ready"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class EnergyMeters:
-    """Where the device counts energy: RAPL counter files, or NVML by an NVIDIA device's uuid. With neither, energy is
-    estimated."""
-
-    # Paths of RAPL `energy_uj` files, one per package. Empty: none can be read.
-    rapl: tuple[str, ...] = ()
-    # Uuid of the NVIDIA device. Empty: it is not one.
-    nvml: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +60,10 @@ class LoadOrder:
     warm_up_s: float
     # Work of one inference at batch 1, from the model's profile.
     work: Work
-    # Pace of an emulated device. None for real hardware.
-    pace: EmulatedPace | None
+    # What it needs to run on the device.
+    access: DeviceAccess
     # Paths of lock files, one per run that the emulated device can do at a time. Empty for real hardware.
     slots: tuple[str, ...]
-    # Where the device counts energy.
-    meters: EnergyMeters
-    # Uuid of the one NVIDIA device, or MIG instance, that the process may see. Empty: a device of another kind.
-    visible: str = ""
     # Path of inputs for the warm-up. Empty: inputs are generated.
     samples: str = ""
     # Digest that the bytes at `samples` must have. Empty if `samples` is.
@@ -107,14 +92,12 @@ class ProbeOrder:
 
     # Execution provider of the runtime.
     provider: str
-    # Where the device counts energy.
-    meters: EnergyMeters
+    # What it needs to run on the device.
+    access: DeviceAccess
     # Processors of the device: idle power is measured per core.
     cores: int
     # Maximum seconds of the whole probe.
     budget_s: float
-    # As in LoadOrder.
-    visible: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import structlog
 from shoal.agent.frames import ConnectionLost, FrameClient, FrameMessage, Header
 from shoal.agent.ports import (
     AgentClock,
-    EmulatedPace,
+    DeviceAccess,
     LocalWorker,
     WorkerAdopted,
     WorkerEvent,
@@ -31,7 +31,6 @@ from shoal.agent.timeouts import TICK_S, start_watchdog, wait_any, within
 from shoal.agent.worker.cgroups import Cgroups
 from shoal.agent.worker.messages import (
     SLOTS,
-    EnergyMeters,
     LoadOrder,
     LoadState,
     ProbeOrder,
@@ -117,7 +116,7 @@ class _Replica:
 class ProcessWorkers:
     """Worker processes with their files under `folder`, and their models in `models`.
 
-    `device` and `pace` return what the drivers know of a device, by its name.
+    `device` and `access` return what the drivers know of a device, by its name. `files` returns all devices' files.
     """
 
     def __init__(
@@ -126,14 +125,16 @@ class ProcessWorkers:
         models: Path,
         clock: AgentClock,
         device: Callable[[str], Device | None],
-        pace: Callable[[str], EmulatedPace | None],
+        access: Callable[[str], DeviceAccess],
+        files: Callable[[], tuple[str, ...]] = tuple,
         options: PoolOptions | None = None,
     ) -> None:
         self._folder = folder
         self._models = models
         self._clock = clock
         self._device = device
-        self._pace = pace
+        self._access = access
+        self._files = files
         self._options = options or PoolOptions()
         self._replicas: dict[str, _Replica] = {}
         self._spare: WorkerProcess | None = None
@@ -212,7 +213,7 @@ class ProcessWorkers:
             probe_s=Seconds(probed.probe_s),
             emulated=device.emulated,
             source=device.profile_source if device.emulated else "probe",
-            system=pace.system if (pace := self._pace(device.name)) is not None else "",
+            system=pace.system if (pace := self._access(device.name).pace) is not None else "",
             runtime=probed.runtime,
         )
 
@@ -467,7 +468,12 @@ class ProcessWorkers:
         if self._spare is None and not self._closed:
             try:
                 self._spare = WorkerProcess.spawn(
-                    self._folder, self._models, self._options.orphan_after_s, self._groups, self._on_worker_exit
+                    self._folder,
+                    self._models,
+                    self._files(),
+                    self._options.orphan_after_s,
+                    self._groups,
+                    self._on_worker_exit,
                 )
             except OSError as error:
                 _log.error("spare_worker_start_failed", error=str(error))
@@ -522,10 +528,8 @@ class ProcessWorkers:
             max_request_bytes=options.max_request_bytes,
             warm_up_s=options.warm_up_s,
             work=assignment.work,
-            pace=self._pace(device.name),
+            access=self._access(device.name),
             slots=tuple(slots) if device.emulated else (),
-            meters=_meters(device),
-            visible=_cuda_uuid(device),
             samples=samples,
             samples_digest=assignment.samples,
             warm_up_optional=assignment.warm_up_optional,
@@ -549,7 +553,7 @@ class ProcessWorkers:
 
     async def _probe_emulated(self, device: Device) -> ProbeResult:
         """The figures are the profile's. What the device can load is what this machine's runtime loads."""
-        pace = self._pace(device.name)
+        pace = self._access(device.name).pace
         if pace is None:
             raise refuse(
                 Code.DEVICE_LOST, f"no profile of {device.name}", "an emulated device", "see the agent's settings"
@@ -587,9 +591,7 @@ class ProcessWorkers:
         process = await self._take_spare()
         try:
             assert process.client is not None
-            order = ProbeOrder(
-                device.provider, _meters(device), device.parallelism, self._options.probe_s, _cuda_uuid(device)
-            )
+            order = ProbeOrder(device.provider, self._access(device.name), device.parallelism, self._options.probe_s)
             reply = await _call(process.client, "probe", 3 * self._options.probe_s, pack(order))
             return unpack(ProbeResult, reply.payload)
         except ConnectionLost as error:
@@ -657,13 +659,3 @@ def _worker_ready(status: WorkerStatus) -> WorkerReady | None:
         return None
     loaded = status.loaded
     return WorkerReady(status.assignment, loaded.measured, loaded.inputs, loaded.outputs, loaded.unwarmed)
-
-
-def _meters(device: Device) -> EnergyMeters:
-    """The energy counters that the driver found for the device."""
-    rapl = device.attributes.get("energy_counters", "").split()
-    return EnergyMeters(tuple(rapl), _cuda_uuid(device))
-
-
-def _cuda_uuid(device: Device) -> str:
-    return device.attributes.get("uuid", "") if device.provider == "CUDAExecutionProvider" else ""

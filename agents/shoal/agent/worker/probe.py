@@ -4,6 +4,7 @@
 overhead does not hide the rate. Rates are those of the median run with one request in flight.
 """
 
+import os
 import time
 from importlib import resources
 from statistics import median
@@ -13,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 
 from shoal.agent.worker.energy import energy_of, idle_watts
-from shoal.agent.worker.engine import provider_with_options, restrict_visible_device, session_options
+from shoal.agent.worker.engine import provider_with_options, session_options
 from shoal.agent.worker.messages import ProbeOrder, ProbeResult
 from shoal.types.codes import Code, refuse
 from shoal.types.receipt import Rates
@@ -39,11 +40,11 @@ _SERIES_COUNT: Final = 14
 def probe(order: ProbeOrder) -> ProbeResult:
     """Raises ShoalError(RUNTIME_FAILED) if the provider cannot run even the simplest graphs."""
     began = time.perf_counter()
-    restrict_visible_device(order.visible)
-    idle_w = idle_watts(order.meters, order.cores)
-    energy = energy_of(order.meters, 1)
+    os.environ.update(order.access.environment)
+    idle_w = idle_watts(order.access, order.cores)
+    energy = energy_of(order.access, 1)
     busy_from = time.perf_counter()
-    bench = _Bench(order.provider, series_s=0.6 * order.budget_s / _SERIES_COUNT)
+    bench = _Bench(order.provider, order.access.memory, series_s=0.6 * order.budget_s / _SERIES_COUNT)
     try:
         matmul, conv = {}, {}
         for precision in _DTYPES:
@@ -82,10 +83,10 @@ def probe(order: ProbeOrder) -> ProbeResult:
 class _Bench:
     """Times graphs on one provider, with their tensors on its device. `spread` is the widest of the fp32 rates."""
 
-    def __init__(self, provider: str, series_s: float) -> None:
+    def __init__(self, provider: str, memory: str, series_s: float) -> None:
         self.spread = 0.0
         self._provider = provider
-        self._device = "cuda" if provider.startswith(("CUDA", "Tensorrt")) else "cpu"
+        self._memory = memory
         self._series_s = series_s
         # The input of the current binding. A binding does not keep its memory alive (on a CPU, numpy's), so this does.
         self._input_value: Any = None
@@ -145,9 +146,9 @@ class _Bench:
     def _bind(self, session: ort.InferenceSession, shape: tuple[int, ...], precision: str) -> Any:
         binding = session.io_binding()
         array = np.ones(shape, dtype=_DTYPES[precision])
-        self._input_value = ort.OrtValue.ortvalue_from_numpy(array, self._device, 0)
+        self._input_value = ort.OrtValue.ortvalue_from_numpy(array, self._memory, 0)
         binding.bind_ortvalue_input("x", self._input_value)
-        binding.bind_output("y", self._device)
+        binding.bind_output("y", self._memory)
         return binding
 
     @staticmethod

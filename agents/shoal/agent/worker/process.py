@@ -8,7 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
@@ -89,11 +89,12 @@ class WorkerProcess:
         cls,
         folder: Path,
         models: Path,
+        files: Iterable[str],
         orphan_after_s: float,
         groups: Cgroups,
         on_exit: Callable[["WorkerProcess"], None],
     ) -> Self:
-        """Start a worker process. Raises OSError.
+        """Start a worker process that may use the device files `files`. Raises OSError.
 
         The nonce goes through standard input, because other users can read arguments and environment. The process waits
         for it, and is in its cgroup by then.
@@ -104,7 +105,7 @@ class WorkerProcess:
         name, nonce = f"{WORKER_PREFIX}{secrets.token_hex(4)}", secrets.token_hex(16)
         command = [sys.executable, "-P", "-m", "shoal.agent.worker.main"]
         command += ["--socket", str(folder / f"{name}.sock"), "--models", str(models)]
-        command += ["--orphan-after", str(orphan_after_s)]
+        command += ["--orphan-after", str(orphan_after_s), *(f"--device-file={each}" for each in files)]
         with (folder / f"{name}.log").open("wb") as log:
             popen = subprocess.Popen(
                 command,

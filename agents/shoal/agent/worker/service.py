@@ -34,7 +34,6 @@ from shoal.agent.worker.engine import (
     open_engine,
     read_and_verify,
     reference_shapes,
-    restrict_visible_device,
     run_options,
     warm_up,
 )
@@ -139,7 +138,7 @@ class ModelRunner:
         self._order = order
         self._engine = engine
         self._parser = Parser(engine.inputs, engine.outputs, order.max_request_bytes, isolation.headroom_bytes)
-        self._scale = order.pace.time_scale if order.pace else 1.0
+        self._scale = order.access.pace.time_scale if order.access.pace else 1.0
         reference = {spec.name: shape for spec, shape in reference_shapes(engine.inputs, order.work.shapes)}
         self._timeouts = RunTimeouts(element_count(reference), loaded.measured.latency_p95_s * self._scale)
         self._is_watching = False
@@ -344,7 +343,7 @@ class ModelRunner:
 
     def _keep_pace(self, job: _Job, real_s: float, shapes: dict[str, tuple[int, ...]]) -> tuple[float, bool]:
         """(seconds the device was busy, in device time; whether the real run took longer than the pace)."""
-        pace = self._order.pace
+        pace = self._order.access.pace
         if pace is None:
             return real_s, False
         device_s = _device_seconds(self._order, pace, shapes)
@@ -573,7 +572,8 @@ def _open_engine(order: LoadOrder) -> Engine:
     priority: threads that the runtime starts would keep the low priority for ever."""
 
     def work() -> Engine:
-        restrict_visible_device(order.visible)
+        # Later sessions of this process are for the same device; the pool ensures that.
+        os.environ.update(order.access.environment)
         return open_engine(read_and_verify(order.path, order.digest), order.provider, order.threads)
 
     return isolation.run_at_low_priority(work) if order.threads == 1 else work()
@@ -590,10 +590,10 @@ def _measure(order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: 
         return _result_without_warm_up(engine, energy.source, load_s, before, warmth.skip_reason)
     feeds, times = warmth.feeds, warmth.times
     busy_s = waited_s = times
-    if order.pace is not None:
-        device_s = _device_seconds(order, order.pace, {name: feed.shape for name, feed in feeds.items()})
+    if order.access.pace is not None:
+        device_s = _device_seconds(order, order.access.pace, {name: feed.shape for name, feed in feeds.items()})
         busy_s = (device_s,) * len(times)
-        waited_s = tuple(max(device_s, real_s / order.pace.time_scale) for real_s in times)
+        waited_s = tuple(max(device_s, real_s / order.access.pace.time_scale) for real_s in times)
     p50, p95 = (Seconds(float(value)) for value in np.quantile(waited_s, (0.5, 0.95)))
     joules = energy.joules({"": sum(busy_s)})[""] / len(busy_s)
     measured = Measured(
@@ -638,9 +638,9 @@ def _result_without_warm_up(
 
 
 def _energy(order: LoadOrder) -> Energy:
-    if order.pace is None:
-        return energy_of(order.meters, order.threads)
-    return ConstantPower(order.pace.active_w, EnergySource.PROFILE)
+    if order.access.pace is None:
+        return energy_of(order.access, order.threads)
+    return ConstantPower(order.access.pace.active_w, EnergySource.PROFILE)
 
 
 def _device_seconds(order: LoadOrder, pace: EmulatedPace, shapes: Mapping[str, tuple[int, ...]]) -> float:

@@ -13,7 +13,7 @@ from typing import Final
 
 from shoal.agent.core.histogram import Histogram
 from shoal.agent.ports import (
-    EmulatedPace,
+    DeviceAccess,
     FrontStats,
     LocalWorker,
     ReferenceRecording,
@@ -447,8 +447,8 @@ class SimDeviceDriver:
         )
         return machine.alter_reading(reading)
 
-    def pace(self, device: str) -> EmulatedPace | None:
-        return None
+    def access(self, device: str) -> DeviceAccess:
+        return DeviceAccess()
 
     def set_sleep(self, device: str, asleep: bool) -> Seconds:
         self._process.check()

@@ -7,6 +7,7 @@ import pytest
 
 from harness.fakes.clock import ManualClock
 from harness.fakes.nvml import RecordedNvml
+from shoal.agent.devices import cuda as cuda_module
 from shoal.agent.devices.cuda import CudaDriver
 from shoal.agent.ports import DriverOptions
 from shoal.types.codes import Code, ShoalError
@@ -36,7 +37,12 @@ def test_a_whole_device() -> None:
     assert reading.power_w == pytest.approx(31.25)
     assert reading.energy_j == pytest.approx(987654.321)
     assert not reading.throttled
-    assert cuda.pace("gpu0") is None
+    access = cuda.access("gpu0")
+    assert access.pace is None
+    assert access.environment == {"CUDA_VISIBLE_DEVICES": "GPU-11111111-2222-3333-4444-555555555555"}
+    assert access.memory == "cuda"
+    assert access.energy is not None
+    assert (access.energy.arguments, access.energy.of_processors) == (tuple(access.environment.values()), False)
     for reasons, throttled in ((0x2, False), (0x4, True), (0x40, True), (0x100, False)):
         nvml.answers["nvmlDeviceGetCurrentClocksThrottleReasons(h0)"] = reasons
         assert cuda.read("gpu0").throttled is throttled
@@ -47,6 +53,7 @@ def test_mig_instances_and_a_device_that_tells_little() -> None:
     devices = {device.name: device for device in cuda.discover()}
     assert list(devices) == ["gpu0-mig0", "gpu0-mig1", "gpu1"]
     assert devices["gpu0-mig1"].attributes["uuid"] == "MIG-1"
+    assert cuda.access("gpu0-mig1").environment == {"CUDA_VISIBLE_DEVICES": "MIG-1"}, "its instance alone"
     assert devices["gpu0-mig0"].attributes["mig"] == "instance"
     assert devices["gpu0-mig0"].memory_bytes == 20937965568
     part = cuda.read("gpu0-mig0")
@@ -68,6 +75,25 @@ def test_devices_that_fell_off_the_bus() -> None:
         with pytest.raises(ShoalError) as lost:
             cuda.read(name)
         assert lost.value.code is Code.DEVICE_LOST
+
+
+def test_a_worker_counts_joules_by_the_device_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, nvml = driver("l4")
+    monkeypatch.setattr(cuda_module, "_import_nvml", lambda: nvml)
+    nvml.answers |= {
+        "nvmlDeviceGetHandleByUUID(GPU-1)": "h0",
+        "nvmlDeviceGetHandleByUUID(GPU-2)": {"error": 6},
+        "nvmlDeviceGetTotalEnergyConsumption(h0)": 5000,
+    }
+    counter = cuda_module.open_energy_counter("GPU-1")
+    assert counter() == 5.0
+    nvml.answers["nvmlDeviceGetTotalEnergyConsumption(h0)"] = 7500
+    assert counter() == 7.5
+    with pytest.raises(OSError, match="GPU-2"):
+        cuda_module.open_energy_counter("GPU-2")
+    monkeypatch.setattr(cuda_module, "_import_nvml", lambda: None)
+    with pytest.raises(OSError, match="NVML"):
+        cuda_module.open_energy_counter("GPU-1")
 
 
 def test_without_a_driver_there_are_no_devices() -> None:

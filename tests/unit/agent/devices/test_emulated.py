@@ -33,7 +33,7 @@ def test_a_profile_gives_back_its_row(name: str, kind: DeviceKind, latency_s: fl
     assert (device.name, device.kind, device.emulated, device.time_scale) == (name, kind, True, 20.0)
     assert row in device.profile_source
     assert "MLCommons" in device.attributes["licence"]
-    pace = driver.pace(name)
+    pace = driver.access(name).pace
     assert pace is not None
     assert device_seconds(pace, RESNET50, "fp32") == pytest.approx(latency_s, rel=1e-9)
     assert device_seconds(pace, RESNET50, "int8") * pace.active_w == pytest.approx(joules, rel=1e-9)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.core.histogram import Histogram
-from shoal.agent.ports import Batches, EmulatedPace
-from shoal.agent.worker.energy import ConstantPower, CountedEnergy, CpuShare, RaplCounter, energy_of, idle_watts
-from shoal.agent.worker.messages import EnergyMeters
+from shoal.agent.devices.rapl import RAPL, RaplCounter
+from shoal.agent.ports import Batches, DeviceAccess, EmulatedPace, EnergyCounter
+from shoal.agent.worker.energy import ConstantPower, CountedEnergy, CpuShare, energy_of, idle_watts
 from shoal.agent.worker.metering import MAX_ORIGINS, OTHERS, Metering
 from shoal.agent.worker.pace import device_seconds, element_count, hold_slot
 from shoal.types.assignment import Work
@@ -79,10 +79,20 @@ def test_counted_energy_goes_to_who_was_busy() -> None:
 def test_rapl_counters_wrap(tmp_path: Path) -> None:
     for name, value in (("energy_uj", 900_000), ("max_energy_range_uj", 1_000_000)):
         (tmp_path / name).write_text(f"{value}\n")
-    counter = RaplCounter((str(tmp_path / "energy_uj"),))
+    counter = RaplCounter(str(tmp_path / "energy_uj"))
     assert counter() == 0
     (tmp_path / "energy_uj").write_text("100000\n")
     assert counter() == pytest.approx(0.2)
+
+
+def test_joules_are_counted_by_what_the_driver_names(tmp_path: Path) -> None:
+    for name, value in (("energy_uj", 0), ("max_energy_range_uj", 10**12)):
+        (tmp_path / name).write_text(f"{value}\n")
+    access = DeviceAccess(energy=EnergyCounter(RAPL, (str(tmp_path / "energy_uj"),), of_processors=False))
+    energy = energy_of(access, 2)
+    assert energy.source is EnergySource.MEASURED
+    (tmp_path / "energy_uj").write_text("3000000\n")
+    assert energy.joules({"a": 1e9}) == {"a": pytest.approx(3.0)}, "it was busy all the while"
 
 
 def test_share_of_processor_time(tmp_path: Path) -> None:
@@ -101,11 +111,13 @@ def test_share_of_processor_time(tmp_path: Path) -> None:
 
 def test_without_counters_joules_are_estimated_and_say_so(tmp_path: Path) -> None:
     absent = str(tmp_path / "energy_uj")
-    for meters in (EnergyMeters(), EnergyMeters(rapl=(absent,)), EnergyMeters(nvml="GPU-none")):
-        energy = energy_of(meters, 2)
+    unreadable = DeviceAccess(energy=EnergyCounter(RAPL, (absent,), of_processors=True))
+    no_gpu = EnergyCounter("shoal.agent.devices.cuda:open_energy_counter", ("GPU-none",), of_processors=False)
+    for access in (DeviceAccess(), unreadable, DeviceAccess(energy=no_gpu)):
+        energy = energy_of(access, 2)
         assert energy.source is EnergySource.ESTIMATED
         assert energy.joules({"a": 2.0}) == {"a": pytest.approx(2 * 2 * 7.65)}
-        assert idle_watts(meters, 4) == 1.34
+        assert idle_watts(access, 4) == 1.34
 
 
 PACE = EmulatedPace(

@@ -12,7 +12,7 @@ import pytest
 from harness.builders.agent_values import assignment
 from shoal.agent.frames import start_time
 from shoal.agent.ports import Batches
-from shoal.agent.worker.messages import EnergyMeters, LoadOrder, LoadState, WorkerStatus, from_json, pack, unpack
+from shoal.agent.worker.messages import LoadOrder, LoadState, ProbeOrder, WorkerStatus, from_json, pack, unpack
 from shoal.agent.worker.pool import PoolOptions, may_share
 from shoal.agent.worker.probe import read_graph, relative_half_width, with_weights
 from shoal.agent.worker.process import EXIT_STUCK, assignments_at_fault, brief_stack, classify_exit, error_lines
@@ -105,10 +105,10 @@ def test_messages_survive() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"{", b"[]", b"null", b"1", b"[" * 100_000, b'{"rapl": 1, "nvml": ""}', b'{"rapl": [1], "nvml": ""}'],
+    [b"", b"{", b"[]", b"null", b"1", b"[" * 100_000, b'{"provider": 1}', b'{"provider": "p", "access": 1}'],
 )
 def test_malformed_messages(payload: bytes) -> None:
-    for kind in (LoadOrder, EnergyMeters):
+    for kind in (LoadOrder, ProbeOrder):
         with pytest.raises(ShoalError) as refused:
             unpack(kind, payload)
         assert refused.value.code is Code.MESSAGE_INVALID

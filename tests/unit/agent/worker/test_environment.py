@@ -1,0 +1,28 @@
+"""What a driver says that a worker needs is there when the runtime opens the device."""
+
+import os
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from shoal.agent.ports import DeviceAccess
+from shoal.agent.worker import service
+from shoal.agent.worker.messages import LoadOrder
+
+
+def test_the_environment_is_set_before_the_runtime_opens_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    seen = list[str]()
+
+    def open_engine(*_: Any) -> Any:
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+
+    monkeypatch.setattr(service, "open_engine", open_engine)
+    monkeypatch.setattr(service, "read_and_verify", lambda *_: b"")
+    for environment in ({}, {"CUDA_VISIBLE_DEVICES": "MIG-2"}):
+        order = SimpleNamespace(
+            access=DeviceAccess(environment), path="", digest="", provider="CPUExecutionProvider", threads=2
+        )
+        service._open_engine(cast(LoadOrder, order))
+    assert seen == ["7", "MIG-2"], "of devices that need nothing, nothing is changed"
