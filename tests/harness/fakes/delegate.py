@@ -9,7 +9,6 @@ from harness.fakes.region import DIGEST, RegionFixture
 from harness.wait import until
 from shoal.coordinator.controllers.federation.delegate import DelegateController
 from shoal.coordinator.controllers.federation.ledger import Ledger
-from shoal.coordinator.controllers.region.region import NoMeter
 from shoal.coordinator.ports import PeerRegions, VerifiedMessage
 from shoal.types.agreement import Grant, Notice
 from shoal.types.chain import first_break
@@ -77,8 +76,8 @@ class DelegateFixture:
         region = world.region
         ledger = Ledger(world.store, region.fence, region.clock)
         bids = DelegateController(
-            "eu", world.store, ledger, region.workloads, region.models, lambda: region.fleet.fleet, region.clock,
-            world.ids, NoMeter(), peers=cast(PeerRegions, elsewhere), origin=elsewhere, on_change=lambda: None,
+            region.context, ledger, region.workloads, region.models, lambda: region.fleet.fleet,
+            peers=cast(PeerRegions, elsewhere), origin=elsewhere, on_change=lambda: None,
             member_of=lambda name: listed.get(name, replace(LISTED, region=name)),
         )  # fmt: skip
         await ledger.start()

@@ -22,6 +22,18 @@ class ProcessDiagnostics(Protocol):
     def log(self, lines: int, *, follow: bool) -> AsyncIterator[tuple[str, ...]]: ...
 
 
+class AddressableProcess(ProcessDiagnostics, Protocol):
+    """Also where operators reach this process, and where they, joiners and renewing nodes reach any coordinator of the
+    region, or replica of the federation. The latter are separated by commas."""
+
+    @property
+    def link_address(self) -> str: ...
+    @property
+    def link_addresses(self) -> str: ...
+    @property
+    def enrol_addresses(self) -> str: ...
+
+
 async def stream_logs(
     region: RegionalCoordinator | None,
     process: ProcessDiagnostics,

@@ -1,12 +1,12 @@
 """The operator API of a federation: its members, join tokens and events."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from shoal.coordinator.api import views
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.backup import Backups, stream_backup
-from shoal.coordinator.api.diagnostics import ProcessDiagnostics, diagnostics, stream_logs
+from shoal.coordinator.api.diagnostics import AddressableProcess, diagnostics, stream_logs
 from shoal.coordinator.api.events import MAX_EVENTS, newest_events, stream_events
 from shoal.coordinator.controllers.federation.service import FederationController
 from shoal.coordinator.controllers.identity.enrolment import REGION, Enrolment
@@ -32,10 +32,8 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
         revocations: Revocations,
         events: EventLog,
         audit: AuditTrail,
-        address: Callable[[], str],
-        enrol_address: Callable[[], str],
         backups: Backups,
-        process: ProcessDiagnostics,
+        process: AddressableProcess,
     ) -> None:
         self._name = name
         self._controller = controller
@@ -43,8 +41,6 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
         self._revocations = revocations
         self._events = events
         self._audit = audit
-        self._address = address
-        self._enrol_address = enrol_address
         self._backups = backups
         self._process = process
 
@@ -56,8 +52,8 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
             name=identity.name,
             certificate_expires_at=identity.not_after,
             version=views.VERSION,
-            enrol_address=self._enrol_address(),
-            coordinators=self._address().split(","),
+            enrol_address=self._process.enrol_addresses,
+            coordinators=self._process.link_addresses.split(","),
         )
 
     async def Get(self, request: operator_pb2.GetRequest, context: Any) -> operator_pb2.GetReply:
@@ -80,7 +76,7 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
         directory = self._controller.directory()
         federation = operator_pb2.FederationView(
             federation=self._name,
-            address=self._address(),
+            address=self._process.link_addresses,
             members=[views.member_view(member, {}) for member in directory.members],
         )
         return operator_pb2.GetFederationReply(federation=federation)

@@ -9,7 +9,7 @@ from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.backup import Backups, stream_backup
 from shoal.coordinator.api.can_move import can_move_view
 from shoal.coordinator.api.compute_pool import ComputePool
-from shoal.coordinator.api.diagnostics import ProcessDiagnostics, diagnostics, stream_logs
+from shoal.coordinator.api.diagnostics import AddressableProcess, diagnostics, stream_logs
 from shoal.coordinator.api.events import newest_events, stream_events
 from shoal.coordinator.api.migrations import held_move_view, migration_view, migration_views
 from shoal.coordinator.controllers.documents import revisions
@@ -27,7 +27,6 @@ from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.signals.model import SignalName
 from shoal.coordinator.core.workloads.service_reports import service_report
-from shoal.coordinator.ports import Store
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.workload import WorkloadKey
@@ -65,18 +64,6 @@ class FederationJoiner(Protocol):
         ...
 
 
-class CoordinatorAddresses(Protocol):
-    """Where operators reach this coordinator, and where they, joiners and renewing nodes reach any of the region's
-    coordinators. The latter are separated by commas."""
-
-    @property
-    def link_address(self) -> str: ...
-    @property
-    def link_addresses(self) -> str: ...
-    @property
-    def enrol_addresses(self) -> str: ...
-
-
 class OperatorService(operator_pb2_grpc.OperatorServicer):
     """follower: set for a coordinator that does not lead, else None."""
 
@@ -85,10 +72,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         region: RegionalCoordinator,
         enrolment: Enrolment,
         members: TrustController,
-        store: Store,
         audit: AuditTrail,
-        addresses: CoordinatorAddresses,
-        process: ProcessDiagnostics,
+        process: AddressableProcess,
         *,
         follower: Follower | None = None,
         federation: FederationJoiner | None = None,
@@ -99,10 +84,9 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         self._process = process
         self._federation_or_none = federation
         self._members = members
-        self._addresses = addresses
         self._audit = audit
         self._enrolment = enrolment
-        self._store = store
+        self._store = region.context.store
         self._clock = region.clock
         self._follower = follower
         self._compute_pool = ComputePool()
@@ -125,10 +109,10 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             gateways_grpc=[node.grpc_address for node in gateways],
             gateways_rest=[node.rest_address for node in gateways],
             gateways_token=[node.token_address for node in gateways],
-            enrol_address=self._addresses.enrol_addresses,
+            enrol_address=self._process.enrol_addresses,
             leader=self._follower.leader if self._follower is not None else "",
             follows=self._follower is not None,
-            coordinators=self._addresses.link_addresses.split(","),
+            coordinators=self._process.link_addresses.split(","),
         )
 
     async def Plan(self, request: operator_pb2.PlanRequest, context: Any) -> operator_pb2.PlanReply:
@@ -193,7 +177,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                     f"see `shoal get {request.kind}`",
                 )
         if self._follower is not None:
-            found.served_by, found.as_of = self._addresses.link_address, as_of
+            found.served_by, found.as_of = self._process.link_address, as_of
         return found
 
     async def Delete(self, request: operator_pb2.DeleteRequest, context: Any) -> operator_pb2.DeleteReply:
@@ -492,8 +476,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                 name = self._region.config.name
                 view = reply.regions.add(name=name, signals=self._signals())
                 view.leader, view.coordinators[:] = (
-                    self._addresses.link_address,
-                    self._addresses.link_addresses.split(","),
+                    self._process.link_address,
+                    self._process.link_addresses.split(","),
                 )
                 if (stored := controller.catalog.documents.get(DocumentKey("Region", name))) is not None:
                     view.document.CopyFrom(views.document_view(stored))

@@ -16,6 +16,7 @@ from shoal.coordinator.controllers.federation.service import FederationControlle
 from shoal.coordinator.controllers.identity.enrolment import LIFETIME_S, REGION, Enrolment
 from shoal.coordinator.controllers.identity.renewal import CertificateRenewal
 from shoal.coordinator.controllers.identity.revocation import RevocationKind, Revocations, RevokedItem
+from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.region.region import RegionConfig
 from shoal.coordinator.identity.authority import FileAuthority
@@ -94,9 +95,8 @@ async def serve_store(
         exporter=traces,
     )
     await controller.start()
-    enrolment = Enrolment(
-        name, store, authority, events, clock, ids, meter, lifetimes=OPERATOR_LIFETIMES, words=(REGION,)
-    )
+    context = ControllerContext(name, store, events, clock, ids, meter)
+    enrolment = Enrolment(context, authority, lifetimes=OPERATOR_LIFETIMES, words=(REGION,))
 
     def forbids(identity: Identity) -> Refusal | None:
         return revocations.check(identity.serial)
@@ -109,9 +109,7 @@ async def serve_store(
     revocations = Revocations(
         name, store, events, clock, on_serials_revoked=lambda serials: guard.end_calls(serials), on_revocation=on_ended
     )
-    renewal = CertificateRenewal(
-        name, store, authority, events, clock, ids, meter, forbids, lifetimes=OPERATOR_LIFETIMES
-    )
+    renewal = CertificateRenewal(context, authority, forbids, lifetimes=OPERATOR_LIFETIMES)
     operator_dir = config.data_dir / "operator"
     operator = FirstOperator(authority, operator_dir, store, clock)
     await operator.ensure()
@@ -134,7 +132,7 @@ async def serve_store(
     schedule = schedule_of(config, backups, clock, meter)
     # A federation refuses methods that it does not have.
     operators = FederationOperatorService(  # type: ignore[abstract]
-        name, controller, enrolment, revocations, events, audit, link_addresses, enrol_addresses, backups, process
+        name, controller, enrolment, revocations, events, audit, backups, process
     )
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     others = identity.credentials(client_certificates=True, others=lambda: "".join(controller.roots))

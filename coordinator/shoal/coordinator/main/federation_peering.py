@@ -20,7 +20,7 @@ from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.peers.federation import GrpcFederation
 from shoal.coordinator.peers.grpc import GrpcPeers
 from shoal.coordinator.peers.server import PeerService
-from shoal.coordinator.ports import Blobs, Clock, Meter, Store
+from shoal.coordinator.ports import Blobs
 from shoal.types.address import HostPort
 from shoal.types.offer import Member
 from shoal.v1 import federation_pb2_grpc
@@ -35,7 +35,6 @@ class FederationPeering:
     def __init__(
         self,
         region: RegionalCoordinator,
-        store: Store,
         blobs: Blobs,
         listen_address: HostPort,
         advertise: str,
@@ -43,8 +42,6 @@ class FederationPeering:
         authority: FileAuthority,
         identity: ServerIdentity,
         audit: AuditTrail,
-        clock: Clock,
-        meter: Meter,
     ) -> None:
         self._region = region
         self._name = region.config.name
@@ -54,8 +51,8 @@ class FederationPeering:
         self._authority = authority
         self._identity = identity
         self._audit = audit
-        self._clock = clock
-        self._meter = meter
+        self._clock = clock = region.context.clock
+        self._meter = meter = region.context.meter
         self._server: Any = None
         self._open_lock = asyncio.Lock()
         self._signer_pem = b""
@@ -64,10 +61,7 @@ class FederationPeering:
         self.federation = GrpcFederation(self.channels, self.signer, lambda: self.membership.current, clock, meter)
         self.peers = GrpcPeers(self.channels, self.signer, lambda: self.membership.directory, clock)
         self.membership = FederationMembership(
-            store,
-            region.fence,
-            clock,
-            meter,
+            region.context,
             link=self.federation,
             registry=self.federation,
             peers=self.peers,

@@ -200,9 +200,7 @@ async def _lead(
         folder_of_broker.refresh(authority.ca_pem, clock.wall())
     keep = folder_of_broker.save_rights if folder_of_broker is not None else None
     broker = BrokerControl(config.region, mqtt, identity, clock, ids, meter, on_sync=keep) if mqtt else None
-    enrolment = Enrolment(
-        config.region, store, authority, region.events, clock, ids, meter, broker=broker, lifetimes=lifetimes
-    )
+    enrolment = Enrolment(region.context, authority, broker=broker, lifetimes=lifetimes)
     operator_dir = config.data_dir / "operator"
     operator = FirstOperator(authority, operator_dir, store, clock)
     await operator.ensure()
@@ -235,9 +233,7 @@ async def _lead(
     if broker is not None:
         for node in await enrolment.nodes():
             await broker.admit(node)
-    renewal = CertificateRenewal(
-        config.region, store, authority, region.events, clock, ids, meter, members.forbids, lifetimes=lifetimes
-    )
+    renewal = CertificateRenewal(region.context, authority, members.forbids, lifetimes=lifetimes)
     audit = AuditTrail(region.events, meter)
     guard = Authorisation(config.region, clock, meter, audit, members.check)
     model_server = ModelServer(region, identity, guard.check_caller, audit, meter)
@@ -246,23 +242,18 @@ async def _lead(
     artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
     trading = FederationPeering(
         region,
-        store,
         blobs,
         config.peers,
         config.advertise,
         authority=authority,
         identity=identity,
         audit=audit,
-        clock=clock,
-        meter=meter,
     )
     await trading.start()
     named = BackupModels(blobs, lambda: (*region.workloads.catalog.models, *region.workloads.catalog.packs))
     backups = backups_of(config, "region", store, clock, named)
     schedule = schedule_of(config, backups, clock, meter)
-    operators = OperatorService(
-        region, enrolment, members, store, audit, process, process, federation=trading, backups=backups
-    )
+    operators = OperatorService(region, enrolment, members, audit, process, federation=trading, backups=backups)
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     listen(api, process.link, identity.credentials(client_certificates=True))
     enrol_server = server_for_strangers()
@@ -347,7 +338,7 @@ async def _follow(
     await following.read()
     operator = FirstOperator(authority, config.data_dir / "operator", store, clock)
     await operator.ensure()
-    enrolment = Enrolment(config.region, store, authority, region.events, clock, process.ids, meter)
+    enrolment = Enrolment(region.context, authority)
     members = TrustController(
         region,
         store,
@@ -362,7 +353,7 @@ async def _follow(
     api = server_for_members(guard)
     link_pb2_grpc.add_AgentLinkServicer_to_server(links, api)
     artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
-    operators = OperatorService(region, enrolment, members, store, audit, process, process, follower=following)
+    operators = OperatorService(region, enrolment, members, audit, process, follower=following)
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     listen(api, process.link, identity.credentials(client_certificates=True))
     enrol_server = server_for_strangers()

@@ -14,6 +14,7 @@ from shoal.coordinator.controllers.federation.delegate import DelegateController
 from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger
 from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.federation.service import FederationController
+from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.log.region_clock import RegionClock
@@ -501,33 +502,26 @@ class SimRegion(Participant):
         ids, meter = SimIdSource(world, process), NoMeter()
         events = EventLog(store, clock, kept=200, audit_kept=200)
         truth = RegionFence(self.name, store, events, clock, ids, meter)
+        context = ControllerContext(self.name, store, events, clock, ids, meter)
         ledger = Ledger(store, truth, clock)
         peers = SimPeerRegions(process, network, self.name)
         link = SimFederationLink(process, network, self.name, list(self.federation.replicas))
         origin = OriginController(
-            self.name,
-            store,
+            context,
             ledger,
             engine,
             peers,
-            clock,
-            ids,
-            meter,
             federation=link,
             directory=lambda: self.listing.directory,
             rtt=lambda: self.rtt_s,
             on_change=engine.wakeup.set,
         )
         delegate = DelegateController(
-            self.name,
-            store,
+            context,
             ledger,
             cast("WorkloadsController", engine),
             cast("ModelsController", engine),
             engine.fleet,
-            clock,
-            ids,
-            meter,
             peers=peers,
             origin=origin,
             on_change=engine.wakeup.set,

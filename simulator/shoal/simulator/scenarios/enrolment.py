@@ -14,7 +14,7 @@ from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.controller import NODES
 from shoal.coordinator.controllers.identity.certificates import IdentityRecord, key_of
 from shoal.coordinator.controllers.identity.enrolment import TOKENS, CreatedToken, Enrolment, Redemption, Token
-from shoal.coordinator.controllers.region.region import NoMeter, RegionalCoordinator
+from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.ports import IssuedCertificate, Transaction
 from shoal.simulator.parts.cluster import SimIdSource
 from shoal.simulator.parts.operators import OPERATOR_URI
@@ -68,12 +68,7 @@ class EnrolmentScenario(SingleFaultScenario):
         self.cluster.on_coordinator_start = self._serve
 
     async def _serve(self, process: SimProcess, region: RegionalCoordinator) -> None:
-        store = self.cluster.store
-        assert store is not None
-        ids = SimIdSource(self.world, process)
-        self._enrolment = Enrolment(
-            region.config.name, store, SimCertificateIssuer(ids), region.events, self.cluster.clock, ids, NoMeter()
-        )
+        self._enrolment = Enrolment(region.context, SimCertificateIssuer(SimIdSource(self.world, process)))
 
     async def begin(self) -> None:
         return None

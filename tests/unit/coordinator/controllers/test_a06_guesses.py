@@ -13,6 +13,7 @@ from shoal.coordinator import metrics
 from shoal.coordinator.codec import load
 from shoal.coordinator.controllers.identity import enrolment as enrolment_module
 from shoal.coordinator.controllers.identity.enrolment import GUESSES, TOKENS, Enrolment, Token
+from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import AUDIT, EventLog
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.store.sqlite import SqliteStore
@@ -31,7 +32,7 @@ async def test_a06_nobody_becomes_the_tenant_of_other_regions_work(tmp_path: Pat
     store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
     events = EventLog(store, clock, kept=1000, audit_kept=1000)
-    enrolment = Enrolment("eu", store, authority, events, clock, CountingIds(), RecordedMeter())
+    enrolment = Enrolment(ControllerContext("eu", store, events, clock, CountingIds(), RecordedMeter()), authority)
     with pytest.raises(ShoalError, match=Code.NAME_INVALID):
         await enrolment.create(role, "guests", 3600.0, "ann")
     assert (await enrolment.create(role, "guest", 3600.0, "ann")).text
@@ -45,7 +46,7 @@ async def test_a06_a_hundred_thousand_guesses(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
     events = EventLog(store, clock, kept=1000, audit_kept=10_000)
-    enrolment = Enrolment("eu", store, authority, events, clock, CountingIds(), meter)
+    enrolment = Enrolment(ControllerContext("eu", store, events, clock, CountingIds(), meter), authority)
     prize = parse_join_token((await enrolment.create("agent", "edge-1", 3600.0, "ann")).text)
     held = {each.key: each.value for each in await store.scan("")}
     csr = request_pem(new_key(), "edge-1")
@@ -77,7 +78,7 @@ async def test_a06_who_guesses_locks_nobody_out_behind_the_same_address(tmp_path
     store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
     events = EventLog(store, clock, kept=1000, audit_kept=1000)
-    enrolment = Enrolment("eu", store, authority, events, clock, CountingIds(), meter)
+    enrolment = Enrolment(ControllerContext("eu", store, events, clock, CountingIds(), meter), authority)
     token = await enrolment.create("agent", "edge-1", 3600.0, "ann")
     csr = request_pem(new_key(), "edge-1")
     for _ in range(5 * GUESSES):
@@ -97,9 +98,8 @@ async def test_a06_addresses_are_remembered_up_to_a_bound(tmp_path: Path, monkey
     clock = SteppedClock()
     store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
-    enrolment = Enrolment(
-        "eu", store, authority, EventLog(store, clock, kept=10, audit_kept=1000), clock, CountingIds(), RecordedMeter()
-    )
+    events = EventLog(store, clock, kept=10, audit_kept=1000)
+    enrolment = Enrolment(ControllerContext("eu", store, events, clock, CountingIds(), RecordedMeter()), authority)
 
     async def guess(peer: str) -> Code:
         with pytest.raises(ShoalError) as refused:

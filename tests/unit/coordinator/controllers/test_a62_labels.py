@@ -11,6 +11,7 @@ from harness.fakes.region import FakeAgent, RegionFixture
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.controller import GRANTS, NODES, NodeRecord
 from shoal.coordinator.controllers.identity.enrolment import Enrolment
+from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.region.region import NoMeter, RegionalCoordinator
 from shoal.coordinator.core.fleet.labels import MAX_LABELS, LabelGrant, check_labels, effective_labels
@@ -79,7 +80,7 @@ async def test_a62_labels_come_with_the_token(world: RegionFixture, tmp_path: Pa
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
     events = EventLog(store, clock, kept=1000, audit_kept=1000)
     await events.start()
-    enrolment = Enrolment("eu", store, authority, events, clock, world.ids, NoMeter())
+    enrolment = Enrolment(ControllerContext("eu", store, events, clock, world.ids, NoMeter()), authority)
     grant = LabelGrant({"site": "shop"}, ("rack-*",))
     token = await enrolment.create("agent", "edge-1", 3600.0, "ann", grant)
     await enrolment.redeem(token.text, request_pem(new_key(), "edge-1"), "edge-1", peer="")

@@ -10,6 +10,7 @@ import pytest
 from harness.builders.federation_members import advertisement, capacity, member
 from harness.fakes.region import CountingIds, SteppedClock
 from shoal.coordinator.controllers.federation.membership import FederationMembership, LedgerHeads
+from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.log.region_clock import RegionClock
@@ -71,15 +72,13 @@ class World:
 
     async def start(self) -> FederationMembership:
         events = EventLog(self.store, self.clock, kept=100, audit_kept=100)
-        truth = RegionFence("eu", self.store, events, RegionClock(self.clock), CountingIds(), NoMeter())
+        ids, meter = CountingIds(), NoMeter()
+        truth = RegionFence("eu", self.store, events, RegionClock(self.clock), ids, meter)
         await truth.start()
         await events.start()
         found: Any = self.federation
         membership = FederationMembership(
-            self.store,
-            truth,
-            self.clock,
-            NoMeter(),
+            RegionContext("eu", self.store, events, self.clock, ids, meter, truth),
             link=found,
             registry=found,
             peers=found,

@@ -14,6 +14,7 @@ from harness.fakes.peers import NOTHING, FakePeers, FakeRegion
 from harness.fakes.region import DIGEST, CountingIds, KnownModels
 from shoal.coordinator.controllers.federation.ledger import Ledger
 from shoal.coordinator.controllers.federation.origin import TRADES, LocalPlacement, OriginController
+from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.log.region_clock import RegionClock
@@ -171,7 +172,7 @@ class Origin:
             wire.regions["b"].p95_s = 0.05
         members = tuple(Member(name, f"{name}:7447", (f"root-{name}",), "eu") for name in "ab")
         trades = OriginController(
-            "home", store, ledger, home, wire, clock, ids, NoMeter(), federation=wire,
+            ControllerContext("home", store, events, clock, ids, NoMeter()), ledger, home, wire, federation=wire,
             directory=lambda: Directory("fed", 1, members), rtt=lambda: dict.fromkeys("ab", Seconds(0.002)),
             on_change=lambda: None,
         )  # fmt: skip

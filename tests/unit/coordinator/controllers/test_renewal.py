@@ -27,6 +27,7 @@ from shoal.coordinator.controllers.identity.renewal import (
     CertificateRenewal,
     RenewedCertificate,
 )
+from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import AUDIT, EventLog
 from shoal.coordinator.controllers.region.region import NoMeter
 from shoal.coordinator.identity.authority import FileAuthority
@@ -59,10 +60,9 @@ class Counter:
         store = await SqliteStore.open(folder / "store", reserve_bytes=0)
         authority = FileAuthority.open(folder / "ca", "eu", wall=clock.wall(), may_create=True)
         forbidden: dict[str, Refusal] = {}
-        renewal = CertificateRenewal(
-            "eu", store, authority, EventLog(store, clock, kept=1000, audit_kept=1000), clock, CountingIds(),
-            NoMeter(), lambda identity: forbidden.get(identity.serial),
-        )  # fmt: skip
+        events = EventLog(store, clock, kept=1000, audit_kept=1000)
+        context = ControllerContext("eu", store, events, clock, CountingIds(), NoMeter())
+        renewal = CertificateRenewal(context, authority, lambda identity: forbidden.get(identity.serial))
         return cls(store, clock, authority, renewal, forbidden)
 
     def holder(self, name: str = "edge-1", role: Role = Role.AGENT) -> "Holder":

@@ -40,10 +40,8 @@ class Fronts:
         self.migrations: dict[str, Migration] = {}
         region = world.region
         self.traces = TracesController(
-            "eu",
+            replace(region.context, clock=ManualClock()),
             self,
-            ManualClock(),
-            region.events,
             region.ledger,
             self,
             migrations=lambda: self.migrations,

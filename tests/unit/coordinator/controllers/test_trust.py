@@ -14,7 +14,6 @@ from shoal.coordinator.controllers.identity.certificates import GRACE_S, IDENTIT
 from shoal.coordinator.controllers.identity.enrolment import LIFETIME_S, Enrolment
 from shoal.coordinator.controllers.identity.revocation import ORDERS, REVOKED, RevocationKind, RevokedItem
 from shoal.coordinator.controllers.region.doctor import HealthCheck, examine_certificates
-from shoal.coordinator.controllers.region.region import NoMeter
 from shoal.coordinator.controllers.region.trust import TrustController
 from shoal.coordinator.core.fleet.state import DuplicateIdentity, Liveness
 from shoal.coordinator.identity.authority import FileAuthority
@@ -62,7 +61,7 @@ class Membership:
     async def open(cls, folder: Path, before: "Membership | None" = None, broker: Broker | None = None) -> "Membership":
         world = await RegionFixture.open(folder / "store", before.world if before else None)
         authority = FileAuthority.open(folder / "ca", "eu", wall=world.clock.wall(), may_create=before is None)
-        enrolment = Enrolment("eu", world.store, authority, world.region.events, world.clock, world.ids, NoMeter())
+        enrolment = Enrolment(world.region.context, authority)
         told: list[Membership] = []
         members = TrustController(
             world.region,

@@ -9,8 +9,8 @@ from typing import Final
 
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
+from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.core.catalog.model import MODELS, PACKS, Catalog, ModelRecord, PackRecord, Provenance
 from shoal.coordinator.core.catalog.publishers import (
     NEWEST,
@@ -22,7 +22,7 @@ from shoal.coordinator.core.catalog.publishers import (
     rollback_refusal,
 )
 from shoal.coordinator.core.workloads.model import Reference
-from shoal.coordinator.ports import Blobs, Clock, Inspector, Store
+from shoal.coordinator.ports import Blobs, Inspector
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import check_name
 from shoal.types.migration import PACK_BYTES, PackRef
@@ -44,31 +44,25 @@ class PushResult:
 
 class ModelsController:
     """Owns models and packs. The catalog holds documents and models in one value, which the workloads controller owns;
-    `catalog` reads it and `adopt` replaces it.
-
-    region: the name of its Region document, which declares publishers' keys.
+    `catalog` reads it and `adopt` replaces it. The Region document of the region's name declares publishers' keys.
     """
 
     def __init__(
         self,
-        store: Store,
-        fence: RegionFence,
+        context: RegionContext,
         blobs: Blobs,
         inspector: Inspector,
-        clock: Clock,
         catalog: Callable[[], Catalog],
         adopt: Callable[[Catalog], None],
-        *,
-        region: str,
     ) -> None:
-        self._store = store
-        self._fence = fence
+        self._store = context.store
+        self._fence = context.fence
         self._blobs = blobs
         self._inspector = inspector
-        self._clock = clock
+        self._clock = context.clock
         self._catalog = catalog
         self._adopt = adopt
-        self._region = region
+        self._region = context.name
 
     async def start(self) -> None:
         found = [codec.load(ModelRecord, record.value) for record in await self._store.scan(MODELS)]

@@ -15,6 +15,7 @@ from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.documents.models import ModelsController
 from shoal.coordinator.controllers.federation.guest_models import GuestModels
 from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft
+from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.model import Catalog, Guest
@@ -30,7 +31,7 @@ from shoal.coordinator.core.rate_limit import RateLimiter
 from shoal.coordinator.core.workloads.invariants import Promise
 from shoal.coordinator.core.workloads.routes import gateways, is_gateway
 from shoal.coordinator.core.workloads.service_reports import service_report
-from shoal.coordinator.ports import Clock, IdSource, Meter, PeerRegions, StaleRevision, Store, VerifiedMessage
+from shoal.coordinator.ports import PeerRegions, StaleRevision, Store, VerifiedMessage
 from shoal.types.agreement import (
     GUEST_TENANT,
     Award,
@@ -122,19 +123,15 @@ async def load_guests(store: Store, region: str) -> tuple[Guest, ...]:
 
 
 class DelegateController:
-    """Implements ports.PeerEvents. region: this region's name. on_change: called when `peers` may have changed."""
+    """Implements ports.PeerEvents. on_change: called when `peers` may have changed."""
 
     def __init__(
         self,
-        region: str,
-        store: Store,
+        context: ControllerContext,
         ledger: Ledger,
         workloads: WorkloadsController,
         models: ModelsController,
         fleet: Callable[[], Fleet],
-        clock: Clock,
-        ids: IdSource,
-        meter: Meter,
         *,
         peers: PeerRegions,
         origin: OriginEvents,
@@ -143,14 +140,14 @@ class DelegateController:
         terms: HoldTerms = hold.DEFAULTS,
     ) -> None:
         """member_of: a region's entry in the federation's directory; None: not listed."""
-        self._region = region
-        self._store = store
+        self._region = context.name
+        self._store = context.store
         self._ledger = ledger
         self._workloads = workloads
         self._fleet = fleet
-        self._clock = clock
-        self._ids = ids
-        self._meter = meter
+        self._clock = context.clock
+        self._ids = context.ids
+        self._meter = context.meter
         self._peers = peers
         self._origin = origin
         self._member_of = member_of
@@ -172,10 +169,10 @@ class DelegateController:
         self._standings = Standings()
         self._checked_catalog: Catalog | None = None
         self._drains_until = Elapsed(-math.inf)
-        self._earned_at = clock.now()
+        self._earned_at = self._clock.now()
         self._solicitation_limits = RateLimiter(SOLICITATION_BURST, SOLICITATIONS_PER_S, REGIONS_MOST)
         self._guest_models = GuestModels(
-            models, lambda: workloads.catalog, peers, clock, meter, on_unusable=self._end_at_once
+            models, lambda: workloads.catalog, peers, self._clock, self._meter, on_unusable=self._end_at_once
         )
         self._notices: dict[str, asyncio.Task[None]] = {}
 

@@ -11,17 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator import codec, metrics
+from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.ports import (
-    Clock,
     FederationLink,
     FederationRegistry,
     JoinedFederation,
-    Meter,
     PeerRegions,
     StaleRevision,
-    Store,
 )
 from shoal.host.event_wait import wait_or_timeout
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -64,10 +61,7 @@ class FederationMembership:
 
     def __init__(
         self,
-        store: Store,
-        fence: RegionFence,
-        clock: Clock,
-        meter: Meter,
+        context: RegionContext,
         *,
         link: FederationLink,
         registry: FederationRegistry,
@@ -76,10 +70,10 @@ class FederationMembership:
         capacity: Callable[[], tuple[CapacityClass, ...]],
         heads: Callable[[], LedgerHeads] = LedgerHeads,
     ) -> None:
-        self._store = store
-        self._fence = fence
-        self._clock = clock
-        self._meter = meter
+        self._store = context.store
+        self._fence = context.fence
+        self._clock = context.clock
+        self._meter = context.meter
         self._link = link
         self._registry = registry
         self._peers = peers

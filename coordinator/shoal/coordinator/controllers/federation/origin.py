@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft
+from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.core.negotiation import reputation, trade, trade_times
 from shoal.coordinator.core.negotiation.model import (
@@ -74,13 +75,9 @@ from shoal.coordinator.core.workloads.cross_region_state import (
 from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.coordinator.core.workloads.schedule import demand_of
 from shoal.coordinator.ports import (
-    Clock,
     FederationLink,
-    IdSource,
-    Meter,
     PeerRegions,
     StaleRevision,
-    Store,
     VerifiedMessage,
 )
 from shoal.types.agreement import Award, Delivered, GatewayRef, Notice, Renewal, ServiceReport
@@ -220,14 +217,10 @@ class OriginController:
 
     def __init__(
         self,
-        region: str,
-        store: Store,
+        context: ControllerContext,
         ledger: Ledger,
         local_region: LocalRegion,
         peers: PeerRegions,
-        clock: Clock,
-        ids: IdSource,
-        meter: Meter,
         *,
         federation: FederationLink | None,
         directory: Callable[[], Directory | None],
@@ -243,14 +236,14 @@ class OriginController:
         self.delegations: Mapping[WorkloadKey, DelegatedWorkload] = {}
         self.peers: tuple[PeerTrust, ...] = ()
         """Regions whose gateways this region's gateways may connect to, because they run its workloads."""
-        self._region = region
-        self._store = store
+        self._region = context.name
+        self._store = context.store
         self._ledger = ledger
         self._local_region = local_region
         self._peers = peers
-        self._clock = clock
-        self._ids = ids
-        self._meter = meter
+        self._clock = context.clock
+        self._ids = context.ids
+        self._meter = context.meter
         self._federation = federation
         self._directory = directory
         self._rtt = rtt

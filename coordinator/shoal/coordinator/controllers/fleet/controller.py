@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator import codec, metrics
+from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.core.fleet.labels import (
     ENTRY_LABEL,
     EVERY_TENANT,
@@ -41,7 +41,7 @@ from shoal.coordinator.core.fleet.updates import (
     with_labels,
 )
 from shoal.coordinator.core.rate_limit import RateLimiter
-from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
+from shoal.coordinator.ports import AgentLinks, StaleRevision
 from shoal.types.assignment import Observed, Phase, Status
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Node, Role
@@ -138,11 +138,8 @@ class FleetController:
 
     def __init__(
         self,
-        store: Store,
+        context: RegionContext,
         links: AgentLinks,
-        fence: RegionFence,
-        clock: Clock,
-        meter: Meter,
         on_change: Callable[[], None],
         before_hello: Callable[[Hello], Awaitable[None]],
         on_answer: Callable[[str, LogLines | SpansFound], None],
@@ -157,11 +154,11 @@ class FleetController:
         """Events that heartbeats caused; the next tick writes them."""
         self.unsent: set[str] = set()
         """Nodes to whose session no desired set was sent yet."""
-        self._store = store
+        self._store = context.store
         self._links = links
-        self._fence = fence
-        self._clock = clock
-        self._meter = meter
+        self._fence = context.fence
+        self._clock = context.clock
+        self._meter = context.meter
         self._on_change = on_change
         self._before_hello = before_hello
         self._on_answer = on_answer

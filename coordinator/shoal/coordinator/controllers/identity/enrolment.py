@@ -12,17 +12,14 @@ from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.fleet.controller import GRANTS
 from shoal.coordinator.controllers.identity import certificates
 from shoal.coordinator.controllers.identity.certificates import IdentityRecord, key_of
-from shoal.coordinator.controllers.log.events import EventLog, LogEvent
+from shoal.coordinator.controllers.log.context import ControllerContext
+from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.core.fleet.labels import NO_LABEL_GRANT, LabelGrant, check_labels
 from shoal.coordinator.core.rate_limit import RateLimiter
 from shoal.coordinator.ports import (
     BrokerAccess,
     CertificateIssuer,
-    Clock,
-    IdSource,
-    Meter,
     StaleRevision,
-    Store,
     StoreRecord,
     Transaction,
 )
@@ -125,13 +122,8 @@ class Enrolment:
 
     def __init__(
         self,
-        region: str,
-        store: Store,
+        context: ControllerContext,
         authority: CertificateIssuer,
-        events: EventLog,
-        clock: Clock,
-        ids: IdSource,
-        meter: Meter,
         *,
         lifetimes: Mapping[Role, Seconds] = LIFETIME_S,
         broker: BrokerAccess | None = None,
@@ -140,13 +132,13 @@ class Enrolment:
         """broker: admits each node to the MQTT broker; None without a broker. words: role words of tokens that yield no
         certificate.
         """
-        self._region = region
-        self._store = store
+        self._region = context.name
+        self._store = context.store
         self._authority = authority
-        self._events = events
-        self._clock = clock
-        self._ids = ids
-        self._meter = meter
+        self._events = context.events
+        self._clock = context.clock
+        self._ids = context.ids
+        self._meter = context.meter
         self._lifetimes = lifetimes
         self._broker = broker
         self._words = words

@@ -15,16 +15,13 @@ from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.identity import certificates
 from shoal.coordinator.controllers.identity.certificates import GRACE_S, IdentityRecord, key_of
 from shoal.coordinator.controllers.identity.enrolment import LIFETIME_S
-from shoal.coordinator.controllers.log.events import EventLog, LogEvent
+from shoal.coordinator.controllers.log.context import ControllerContext
+from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.core.rate_limit import RateLimiter, TokenBucket
 from shoal.coordinator.ports import (
     CertificateAuthority,
-    Clock,
-    IdSource,
-    Meter,
     RecognisedCertificate,
     StaleRevision,
-    Store,
 )
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
@@ -61,27 +58,22 @@ class CertificateRenewal:
 
     def __init__(
         self,
-        region: str,
-        store: Store,
+        context: ControllerContext,
         authority: CertificateAuthority,
-        events: EventLog,
-        clock: Clock,
-        ids: IdSource,
-        meter: Meter,
         forbids: Forbids,
         *,
         lifetimes: Mapping[Role, Seconds] = LIFETIME_S,
     ) -> None:
-        self._region = region
-        self._store = store
+        self._region = context.name
+        self._store = context.store
         self._authority = authority
-        self._events = events
-        self._clock = clock
-        self._ids = ids
-        self._meter = meter
+        self._events = context.events
+        self._clock = context.clock
+        self._ids = context.ids
+        self._meter = context.meter
         self._forbids = forbids
         self._lifetimes = lifetimes
-        self._seal_key = ids.secret().encode()
+        self._seal_key = self._ids.secret().encode()
         self._failures = RateLimiter(FAILURE_BURST, FAILURES_PER_S, MOST_KEPT)
         self._renewals = RateLimiter(RENEWAL_BURST, RENEWALS_PER_S, MOST_KEPT)
         self._used_nonces: dict[str, Elapsed] = {}

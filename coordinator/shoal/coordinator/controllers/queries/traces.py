@@ -10,7 +10,8 @@ from typing import Final
 
 from shoal.coordinator.controllers.federation.delegate import DelegateController
 from shoal.coordinator.controllers.federation.ledger import Ledger
-from shoal.coordinator.controllers.log.events import EventLog, LogEvent
+from shoal.coordinator.controllers.log.context import ControllerContext
+from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.queries.correlation import RequestCorrelator
 from shoal.coordinator.core.fleet.checks import is_plausible_time
 from shoal.coordinator.core.migration import spans as migrations
@@ -18,7 +19,7 @@ from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.core.negotiation import hold
 from shoal.coordinator.core.negotiation import spans as negotiations
 from shoal.coordinator.core.negotiation.spans import Negotiation, NegotiationLine
-from shoal.coordinator.ports import AgentLinks, Clock, SpanExporter
+from shoal.coordinator.ports import AgentLinks, SpanExporter
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.link import SPANS_PROTOCOL, SpansAsked, SpansFound
 from shoal.types.trace import TRACE_ID, Span
@@ -52,10 +53,8 @@ class TracesController:
 
     def __init__(
         self,
-        region: str,
+        context: ControllerContext,
         links: AgentLinks,
-        clock: Clock,
-        events: EventLog,
         ledger: Ledger,
         exporter: SpanExporter,
         *,
@@ -66,9 +65,9 @@ class TracesController:
         """migrations: by id. nodes: connected nodes with the protocol version of their sessions. delegate: the
         controller of bids for other regions; None where the region does not trade.
         """
-        self._region = region
-        self._clock = clock
-        self._events = events
+        self._region = context.name
+        self._clock = context.clock
+        self._events = context.events
         self._ledger = ledger
         self._exporter = exporter
         self._migrations = migrations

@@ -17,6 +17,7 @@ from shoal.coordinator.controllers.federation.ledger import Ledger
 from shoal.coordinator.controllers.federation.local_region import LocalRegionAdapter
 from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.fleet.controller import FleetController
+from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.log.region_clock import RegionClock
@@ -143,13 +144,12 @@ class RegionalCoordinator:
         self._stopping = False
         self.events = EventLog(store, clock, kept=config.events_kept, audit_kept=config.audit_kept)
         self.fence = RegionFence(config.name, store, self.events, clock, ids, meter)
+        self.context = context = RegionContext(config.name, store, self.events, clock, ids, meter, self.fence)
+        """What this region's controllers have in common."""
         proofs = proofs or NoProofs()
         self.fleet = FleetController(
-            store,
+            context,
             links,
-            self.fence,
-            clock,
-            meter,
             self._dirty.set,
             before_hello=lambda hello: self._restored_store.check_hello(hello),
             on_answer=self._on_answer,
@@ -157,23 +157,15 @@ class RegionalCoordinator:
         self.events.is_emulated = lambda node: self.fleet.fleet.is_emulated(node)
         self.logs = NodeLogs(links, clock)
         self.signals = SignalsController(
-            config.name,
-            store,
-            self.fence,
-            clock,
-            meter,
+            context,
             signals or NoSignals(),
             lambda: self.workloads.catalog,
             on_change=self._dirty.set,
         )
         self.workloads = WorkloadsController(
-            config.name,
-            store,
+            context,
             links,
-            self.fence,
             self.fleet,
-            clock,
-            meter,
             seed=config.seed,
             on_change=self._dirty.set,
             signals=self.signals.current,
@@ -182,28 +174,17 @@ class RegionalCoordinator:
         )
         self.ledger = Ledger(store, self.fence, clock)
         self.traces = TracesController(
-            config.name,
+            context,
             links,
-            clock,
-            self.events,
             self.ledger,
             exporter or NoSpanExporter(),
             migrations=lambda: self.workloads.migrations.all,
             nodes=lambda: {name: each.protocol for name, each in self.fleet.fleet.nodes.items() if each.connected},
             delegate=lambda: self.delegate,
         )
-        self.moves = MovesController(self.workloads, self.fleet, self.fence, clock, ids, self._dirty.set)
+        self.moves = MovesController(self.workloads, self.fleet, context, self._dirty.set)
         self._restored_store = RestoredStoreDetector(self.fence, self.fleet, self.workloads, proofs, meter)
-        self.models = ModelsController(
-            store,
-            self.fence,
-            blobs,
-            inspector,
-            clock,
-            lambda: self.workloads.catalog,
-            self.workloads.adopt,
-            region=config.name,
-        )
+        self.models = ModelsController(context, blobs, inspector, lambda: self.workloads.catalog, self.workloads.adopt)
         self._directory: Callable[[], Directory | None] = lambda: None
         self.origin: OriginController | None = None
         """Workloads that others run for this region; None until `federate`."""
@@ -270,14 +251,10 @@ class RegionalCoordinator:
         """
         self._directory = directory
         self.origin = OriginController(
-            self.config.name,
-            self._store,
+            self.context,
             self.ledger,
             LocalRegionAdapter(self.workloads, self.fleet, self.clock),
             peers,
-            self.clock,
-            self._ids,
-            self._meter,
             federation=federation,
             directory=directory,
             rtt=rtt,
@@ -285,15 +262,11 @@ class RegionalCoordinator:
             on_end=self.traces.on_end,
         )
         self.delegate = DelegateController(
-            self.config.name,
-            self._store,
+            self.context,
             self.ledger,
             self.workloads,
             self.models,
             lambda: self.fleet.fleet,
-            self.clock,
-            self._ids,
-            self._meter,
             peers=peers,
             origin=self.origin,
             member_of=lambda region: member_of(directory(), region),

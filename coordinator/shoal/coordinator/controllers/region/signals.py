@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator import codec, metrics
+from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.signals.decide import ReportedSignal, current_signal, poll_interval_s, signal_events
 from shoal.coordinator.core.signals.feed import check_value
 from shoal.coordinator.core.signals.model import Signal, SignalName, SignalOverride, SignalReading, SignalRule
-from shoal.coordinator.ports import Clock, Meter, Signals, StaleRevision, Store
+from shoal.coordinator.ports import Signals, StaleRevision
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.units import Elapsed, Seconds, parse_quantity
 
@@ -62,22 +62,18 @@ class SignalsController:
 
     def __init__(
         self,
-        region: str,
-        store: Store,
-        fence: RegionFence,
-        clock: Clock,
-        meter: Meter,
+        context: RegionContext,
         sources: Signals,
         catalog: Callable[[], Catalog],
         *,
         on_change: Callable[[], None],
     ) -> None:
         """on_change: called when a plan may change."""
-        self._region = region
-        self._store = store
-        self._fence = fence
-        self._clock = clock
-        self._meter = meter
+        self._region = context.name
+        self._store = context.store
+        self._fence = context.fence
+        self._clock = context.clock
+        self._meter = context.meter
         self._sources = sources
         self._catalog = catalog
         self._on_change = on_change

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator.controllers.fleet.controller import FleetController
+from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.migration import machine
 from shoal.coordinator.core.migration.cross_region import INITIAL_STATE, remote_place
@@ -24,7 +24,6 @@ from shoal.coordinator.core.migration.model import (
 from shoal.coordinator.core.negotiation.offer_selection import request_hash
 from shoal.coordinator.core.negotiation.trust import delegation_refusal, may_delegate
 from shoal.coordinator.core.placement.model import Aim
-from shoal.coordinator.ports import Clock, IdSource
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import MigrationRule
@@ -50,16 +49,14 @@ class MovesController:
         self,
         workloads: WorkloadsController,
         fleet: FleetController,
-        fence: RegionFence,
-        clock: Clock,
-        ids: IdSource,
+        context: RegionContext,
         on_change: Callable[[], None],
     ) -> None:
         self._workloads = workloads
         self._fleet = fleet
-        self._fence = fence
-        self._clock = clock
-        self._ids = ids
+        self._fence = context.fence
+        self._clock = context.clock
+        self._ids = context.ids
         self._on_change = on_change
 
     async def migrate(self, key: WorkloadKey, aim: Aim, actor: str, *, replica: str = "") -> Migration:

@@ -15,8 +15,8 @@ from shoal.coordinator.controllers.documents import revisions
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.identity.enrolment import CREDENTIALS
+from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.workloads.fetches import Fetches
 from shoal.coordinator.controllers.workloads.migrations import MigrationRepository, verdict_digest
 from shoal.coordinator.core.catalog.differences import DocumentChange
@@ -65,7 +65,7 @@ from shoal.coordinator.core.workloads.model import (
 from shoal.coordinator.core.workloads.routes import is_remote, local_replica_count
 from shoal.coordinator.core.workloads.sleep import next_due
 from shoal.coordinator.core.workloads.spending import rates
-from shoal.coordinator.ports import AgentLinks, Clock, Meter, Proofs, StaleRevision, Store
+from shoal.coordinator.ports import AgentLinks, Proofs, StaleRevision
 from shoal.policies import Problem, node_price
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
@@ -138,13 +138,9 @@ class WorkloadsController:
 
     def __init__(
         self,
-        region: str,
-        store: Store,
+        context: RegionContext,
         links: AgentLinks,
-        fence: RegionFence,
         fleet: FleetController,
-        clock: Clock,
-        meter: Meter,
         *,
         seed: int,
         on_change: Callable[[], None],
@@ -171,7 +167,7 @@ class WorkloadsController:
         self.peers: tuple[PeerTrust, ...] = ()
         self.promises: tuple[Promise, ...] = ()
         self.migrations = MigrationRepository()
-        self.fetches = Fetches(clock)
+        self.fetches = Fetches(context.clock)
         self.waits: tuple[WorkloadWait, ...] = ()
         self.move_holds: tuple[MoveHold, ...] = ()
         """Moves that a trigger proposed and a hold prevents, by the last evaluation."""
@@ -179,13 +175,13 @@ class WorkloadsController:
         """The plan of the last step; None before the first."""
         self.last_intents: Mapping[WorkloadKey, Intent] = {}
         """The intents that `last_plan` was computed from; later documents are not in it."""
-        self._region = region
-        self._store = store
+        self._region = context.name
+        self._store = context.store
         self._links = links
-        self._fence = fence
+        self._fence = context.fence
         self._fleet = fleet
-        self._clock = clock
-        self._meter = meter
+        self._clock = context.clock
+        self._meter = context.meter
         self._seed = seed
         self._on_change = on_change
         self._on_migration_end = on_migration_end
