@@ -163,7 +163,7 @@ MUTATIONS = (
         hold._step_granted,
         (
             (
-                "return state, (_repeat_answer(state, award, now, terms),)",
+                "return state, (_repeat_grant(state, award, now, terms),)",
                 "return replace(state, until=_lease_end(now, terms)), "
                 '(LedgerTransition("granted"), LeaseAnswer(terms.lease_s))',
             ),
@@ -176,7 +176,7 @@ MUTATIONS = (
         delegate.DelegateController._answer,
         (
             ("Elapsed(self._clock.now() + self._terms.hold_s)", "Elapsed(self._clock.now() + 1e6)"),
-            ("return self._repeat_answer(held, what)", "return held.offer"),
+            ("return self._repeat_offer(held, what)", "return held.offer"),
         ),
         negotiation.NAME,
     ),

@@ -181,7 +181,7 @@ def _migration(spec: PolicySpec) -> MigrationRule:
             MigrationWindow(parse_days(one.days), parse_minutes(one.opens), parse_minutes(one.closes), one.zone)
             for one in migration.windows
         ),
-        "unasked": migration.when is not None,
+        "automatic": migration.when is not None,
     }
     return MigrationRule(**{name: value for name, value in given.items() if value is not None})
 

@@ -49,7 +49,7 @@ class Award:
     origin: str
     # Workload to run.
     workload: WorkloadKey
-    # Length of the lease that is asked for.
+    # How long the origin means to keep it, by its policy; the length of the lease is the delegate's to say.
     term_s: Seconds
     # Gateways of the origin that may call the delegate.
     gateways: tuple[GatewayRef, ...]
@@ -57,8 +57,7 @@ class Award:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The delegate's answer to an award. A repeated award gets the same answer, apart from what is left of the
-    lease."""
+    """The delegate's answer to an award. A repeated award gets what is left of the lease, and the gateways of then."""
 
     # Name of the agreement, as awarded.
     agreement: str

@@ -346,7 +346,7 @@ class Status:
     # Requests to and from other regions; only a gateway has any.
     crossings: tuple["Crossing", ...] = ()
     # True: the node holds state of sessions that no other node may have, and asks for a lease of it.
-    alone: bool = False
+    asks_lease: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class MigrationRule:
     # The workload's samples; None where it has none.
     pack: PackRef | None = None
     # True: automatic migrations, which neither an operator nor a document requests, may begin.
-    unasked: bool = False
+    automatic: bool = False
     # How long no replica may serve where a device cannot hold both; 0: the migration waits.
     allow_gap_s: Seconds = Seconds(0.0)
 

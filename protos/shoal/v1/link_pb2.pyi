@@ -204,7 +204,7 @@ class Status(_message.Message):
     SERIAL_FIELD_NUMBER: _builtins.int
     ROOTS_FIELD_NUMBER: _builtins.int
     CROSSINGS_FIELD_NUMBER: _builtins.int
-    ALONE_FIELD_NUMBER: _builtins.int
+    ASKS_LEASE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     epoch: _builtins.int
     sequence: _builtins.int
@@ -213,7 +213,7 @@ class Status(_message.Message):
     front_ready: _builtins.bool
     serial: _builtins.str
     """Of the node's certificate, decimal; fingerprints of the CAs that it trusts. Empty: as it was told before."""
-    alone: _builtins.bool
+    asks_lease: _builtins.bool
     """It has what nobody else may have, and asks for a lease of it."""
     @_builtins.property
     def version(self) -> _nouns_pb2.Version: ...
@@ -246,11 +246,11 @@ class Status(_message.Message):
         serial: _builtins.str = ...,
         roots: _abc.Iterable[_builtins.str] | None = ...,
         crossings: _abc.Iterable[_nouns_pb2.Crossing] | None = ...,
-        alone: _builtins.bool = ...,
+        asks_lease: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "crossings", b"crossings", "epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "taken_at", b"taken_at", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_lease", b"asks_lease", "crossings", b"crossings", "epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "taken_at", b"taken_at", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

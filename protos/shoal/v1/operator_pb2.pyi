@@ -1540,7 +1540,7 @@ Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
 
 @_typing.final
 class UnmovedView(_message.Message):
-    """A move that does not begin. cause, why: what speaks for it. hold: unasked | gain | no-place | settling | cooldown |
+    """A move that does not begin. cause, why: what speaks for it. hold: not-automatic | gain | no-place | settling | cooldown |
     window | turn | others | region; found: that in words. until: then that ends; 0: nobody knows.
     """
 

@@ -139,7 +139,7 @@ def test_a_policy_says_how_a_replica_moves() -> None:
         "    windows: [{days: 'fri-sun, wed', from: 20:00, to: 06:00, zone: Europe/Paris}]}\n"
     )
     assert resolve(only(WORKLOAD), only(moves), revision=1, digests=DIGESTS).migration == MigrationRule(
-        unasked=True,
+        automatic=True,
         samples=32,
         advisory=True,
         tolerances=(Tolerance("logits", Metric.MAX_ABS, 1e-3), Tolerance("text", Metric.COSINE, 0.99)),

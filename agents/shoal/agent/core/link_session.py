@@ -161,7 +161,7 @@ class NodeReport:
     # Requests to and from other regions by agreement, at a gateway; else empty.
     crossings: tuple[Crossing, ...] = ()
     # Whether it runs stateful replicas, which only one node may run, and so asks for a lease on them.
-    is_alone: bool = False
+    asks_lease: bool = False
 
 
 def next_status(reporter: ReportCursor, now: NodeReport, *, full_every: int) -> tuple[ReportCursor, Status]:
@@ -184,7 +184,7 @@ def next_status(reporter: ReportCursor, now: NodeReport, *, full_every: int) -> 
         serial=now.serial if news else "",
         roots=now.roots if news else (),
         crossings=now.crossings,
-        alone=now.is_alone,
+        asks_lease=now.asks_lease,
     )
     return ReportCursor(status.sequence, {each.assignment: each for each in now.observed}, held), status
 

@@ -13,7 +13,7 @@ class Linked:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """No session with the coordinator. `since` is its last message, or this process's start if there was none."""
+    """No session with the coordinator. `since` is when this was noticed, or this process's start if there was none."""
 
     since: Elapsed
 

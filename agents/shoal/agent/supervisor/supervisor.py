@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from shoal.agent.core import assignment as machine
-from shoal.agent.core import link_session as sessions
-from shoal.agent.core import partition, reconcile
+from shoal.agent.core import link_session, partition, reconcile
 from shoal.agent.core import receipt as receipts
 from shoal.agent.ports import (
     AgentClock,
@@ -131,7 +130,7 @@ class _OpenSession:
     # Seconds between statuses: the coordinator's last value, from its welcome or from a desired set.
     heartbeat_s: Seconds
     # What this session has reported, so that the next status holds only changes.
-    reporter: sessions.ReportCursor = field(default_factory=sessions.ReportCursor)
+    reporter: link_session.ReportCursor = field(default_factory=link_session.ReportCursor)
     # Receipts sent in this session.
     receipts: tuple[SignedReceipt, ...] = ()
     # Set once a status was sent, or once sending failed (`report_failed`).
@@ -467,7 +466,7 @@ class Supervisor:
 
     async def _send_report(self, link: _OpenSession, snapshot: NodeSnapshot) -> None:
         held = self._membership.current_trust()
-        moment = sessions.NodeReport(
+        moment = link_session.NodeReport(
             node=self._node.name,
             epoch=link.welcome.epoch,
             version=snapshot.version,
@@ -479,9 +478,9 @@ class Supervisor:
             front_ready=snapshot.front.ready,
             serial=held.serial,
             roots=held.roots,
-            is_alone=bool(self._replicas.stateful_replicas()),
+            asks_lease=bool(self._replicas.stateful_replicas()),
         )
-        link.reporter, status = sessions.next_status(link.reporter, moment, full_every=self._settings.full_every)
+        link.reporter, status = link_session.next_status(link.reporter, moment, full_every=self._settings.full_every)
         link.sent_at[status.sequence] = self._clock.now()
         link.sent_at.pop(status.sequence - MAX_TRACKED_STATUSES, None)
         try:
@@ -546,9 +545,9 @@ class Supervisor:
                 ended = await self._run_session(session, hello)
                 self._log.warning("session_closed", code=ended.refusal.code, error=str(ended.refusal))
             self._on_link_lost(ended)
-            was_steady = opened_at is not None and self._clock.now() - opened_at >= sessions.STABLE_SESSION_S
+            was_steady = opened_at is not None and self._clock.now() - opened_at >= link_session.STABLE_SESSION_S
             attempt = 0 if was_steady else attempt + 1
-            wait = sessions.reconnect_after(self._node.name, attempt)
+            wait = link_session.reconnect_after(self._node.name, attempt)
             await self._clock.sleep(Seconds(self._settings.fatal_retry_s) if ended.fatal else wait)
 
     def _on_link_lost(self, ended: Refused) -> None:
@@ -572,11 +571,11 @@ class Supervisor:
     async def _run_session(self, session: LinkSession, hello: Hello) -> Refused:
         """Run one session from its welcome to its end. Returns why it ended."""
         link = _OpenSession(session, session.welcome, session.welcome.heartbeat_s)
-        refusal = sessions.check_welcome(hello, link.welcome)
+        refusal = link_session.check_welcome(hello, link.welcome)
         if refusal is not None:
             await session.close()
             return Refused(refusal, fatal=False)
-        skew = sessions.clock_skew(link.welcome, self._clock.wall())
+        skew = link_session.clock_skew(link.welcome, self._clock.wall())
         if skew is not None:
             self.report_event(Code.CLOCK_SKEW, self._node.name, f"the coordinator's clock differs by {skew:.0f}s")
         self._log.info("session_opened", epoch=link.welcome.epoch, history=link.welcome.history)
@@ -639,12 +638,12 @@ class Supervisor:
 
     def _on_desired_set(self, link: _OpenSession, offered: DesiredSet) -> None:
         newest = self._unsaved_desired or self._desired
-        match sessions.evaluate(newest, offered, node=self._node.name, history=link.welcome.history):
-            case sessions.AcceptSet(desired):
+        match link_session.evaluate(newest, offered, node=self._node.name, history=link.welcome.history):
+            case link_session.AcceptSet(desired):
                 self._unsaved_desired = desired
                 self._save_due.set()
                 self._set_heartbeat(link, desired.heartbeat_s)
-            case sessions.SetUnchanged():
+            case link_session.SetUnchanged():
                 self._set_heartbeat(link, offered.heartbeat_s)
             case Refusal() as refusal:
                 self.report_event(refusal.code, "desired set", refusal.words)

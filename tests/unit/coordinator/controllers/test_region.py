@@ -181,7 +181,7 @@ async def test_f06_a_lease_is_of_the_same_claim_until_its_node_is_lost(world: Re
         epoch = of.region.fleet.fleet.nodes["edge-1"].epoch
         agent.sequence += 1
         status = Status(
-            "edge-1", epoch, agent.sequence, True, agent.version, (), (), (), (), of.clock.wall(), True, alone=True
+            "edge-1", epoch, agent.sequence, True, agent.version, (), (), (), (), of.clock.wall(), True, asks_lease=True
         )
         lease = of.region.fleet.on_status("edge-1", epoch, status)
         assert isinstance(lease, Lease), lease

@@ -437,9 +437,9 @@ def settle_fleet(fleet: Fleet, *intents: Intent, seconds: int = 0) -> tuple[Regi
     return world, inputs_of(world, NO_MIGRATIONS, Elapsed(4.0), Wall(START + 4))
 
 
-@pytest.mark.parametrize("unasked", [False, True], ids=["without when", "with when"])
-def test_a_replica_that_stays_although_a_better_place_came_back_says_why(unasked: bool) -> None:
-    asked = intent(policy="kept", migration=MigrationRule(unasked=unasked))
+@pytest.mark.parametrize("automatic", [False, True], ids=["without when", "with when"])
+def test_a_replica_that_stays_although_a_better_place_came_back_says_why(automatic: bool) -> None:
+    asked = intent(policy="kept", migration=MigrationRule(automatic=automatic))
     fleet = with_node(fleet_of(node("fast"), node("slow"), flops={"fast": 4e11, "slow": 1e11}), "fast", cordoned=True)
     world, before = settle_fleet(fleet, asked)
     assert only(place(before)).changes[0].why == "stays", "nothing is better"
@@ -448,13 +448,13 @@ def test_a_replica_that_stays_although_a_better_place_came_back_says_why(unasked
     (stays,) = only(place(inputs_of(world, NO_MIGRATIONS, now, wall))).changes
     held = reasons_to_stay(trigger_view(world, {}, now, wall, asked.key), (), asked.key)
     assert (stays.sign, stays.node) == ("=", "slow")
-    if unasked:
+    if automatic:
         assert stays.why == "stays"
         assert [each.hold for each in held] == [HoldReason.SETTLING]
     else:
         assert stays.why == f"{STAYS_WITHOUT_TRIGGER}, though fast/cpu0 is better"
         (one,) = held
-        assert (one.hold, one.why) == (HoldReason.UNASKED, "stays: migration.when is not set")
+        assert (one.hold, one.why) == (HoldReason.NOT_AUTOMATIC, "stays: migration.when is not set")
         assert "in policy kept" in one.remedy
         assert "shoal migrate ocr --to fast/cpu0" in one.remedy
     silent = place(inputs_of(world, NO_MIGRATIONS, now, wall), explain=False)

@@ -28,7 +28,7 @@ REST = Rest(Watts(100.0), Watts(10.0), Seconds(40.0), "of this test")
 def scheduled_intent() -> Intent:
     home = Traffic("eu-west", PerSecond(5.0), PerSecond(50.0), PEAK)
     abroad = Traffic("us", PerSecond(1.0), PerSecond(1.0))
-    rule = MigrationRule(unasked=True)
+    rule = MigrationRule(automatic=True)
     return intent(traffic=(home, abroad), schedule=(ScheduledWeights(LATE, NIGHT),), migration=rule)
 
 

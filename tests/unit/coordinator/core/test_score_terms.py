@@ -95,7 +95,7 @@ def test_a_move_for_a_fourth_term_has_the_objective_as_its_cause() -> None:
     loud, quiet = node("edge-1", labels={"noise": "20"}), node("edge-2", labels={"noise": "40"})
     region = CoreRegion(loud, quiet, flops={"edge-1": 1e11, "edge-2": 4e11})
     rule = MigrationRule(
-        against=Against.NONE, unasked=True, cooldown_s=Seconds(60.0), hold_s=Seconds(1.0), drain_s=Seconds(1.0)
+        against=Against.NONE, automatic=True, cooldown_s=Seconds(60.0), hold_s=Seconds(1.0), drain_s=Seconds(1.0)
     )
     region.intents = (intent(weights={"noise": 1.0}, migration=rule),)
     region.run(10)

@@ -222,7 +222,7 @@ class DelegateController:
         async with self._exclusive():
             known = self._bid_of_solicitation.get((what.origin, what.id, what.round))
             if known is not None:
-                return self._repeat_answer(self._bids[known].state, what)
+                return self._repeat_offer(self._bids[known].state, what)
             if (forbidden := self._refusal_by_documents(what)) is not None:
                 return Decline(what.id, what.round, self._region, forbidden)
             if self._is_draining:
@@ -249,7 +249,7 @@ class DelegateController:
             held = HeldBid(what, told.answer, told.reservations, Elapsed(self._clock.now() + self._terms.hold_s))
             fresh = TrackedBid(held, self._clock.wall(), 0, self._clock.now())
             await self._write(name, fresh, held, [hold.LedgerTransition("offered")])
-            return self._repeat_answer(held, what)
+            return self._repeat_offer(held, what)
 
     async def on_award(self, award: VerifiedMessage[Award]) -> Grant:
         what = award.content
@@ -583,7 +583,7 @@ class DelegateController:
 
     # -- what is answered ---------------------------------------------------------------------------------------------
 
-    def _repeat_answer(self, state: BidState, asked: Solicitation) -> Answer:
+    def _repeat_offer(self, state: BidState, asked: Solicitation) -> Answer:
         """The first answer to a repeated solicitation, with the remaining time of its hold."""
         offer = hold.offer_of(state)
         granted = hold.agreement_of(state)

@@ -26,7 +26,7 @@ from shoal.types.offer import Advertisement, CapacityClass, Directory, Member, m
 from shoal.types.units import Elapsed, Seconds, Wall
 
 KEY: Final = "federation"
-LEASE_S: Final = Seconds(10.0)
+ADVERTISEMENT_LEASE_S: Final = Seconds(10.0)
 ADVERTISE_INTERVAL_S: Final = Seconds(0.8)
 """A region removed from the directory is unknown here within a second: row A60 of the attacks."""
 MEASURE_INTERVAL_S: Final = Seconds(10.0)
@@ -216,7 +216,7 @@ class FederationMembership:
             self._sequence,
             self._capacity(),
             own.residency,
-            LEASE_S,
+            ADVERTISEMENT_LEASE_S,
             dict(self.rtt),
             heads.own,
             dict(heads.others or {}),

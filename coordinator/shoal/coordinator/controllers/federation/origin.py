@@ -467,7 +467,7 @@ class OriginController:
         FAILING_S.
         """
         state, now = self.trades.get(key), self._clock.now()
-        deal = state.active_deal if state is not None else None
+        deal = state.active_agreement if state is not None else None
         if deal is None or now - deal.heard_at < trade_times.LOST_S / 2:
             return False
         seen = self._observe(deal.agreement, self._local_region.service_report(deal.agreement))
@@ -643,7 +643,7 @@ class OriginController:
         its first agreement ends.
         """
         now, lasting = self._clock.now(), list[Delivered]()
-        deals = [deal for state in self.trades.values() if (deal := state.active_deal) is not None]
+        deals = [deal for state in self.trades.values() if (deal := state.active_agreement) is not None]
         known = {deal.agreement: self._last_accounts.get(deal.agreement, (now, 0)) for deal in deals}
         for deal in deals:
             at, counted = known[deal.agreement]
@@ -710,7 +710,7 @@ class OriginController:
                 over, name = await self._has_ended(self._peers.notify(region, notice)), notice.agreement
                 await self.handle(key, NoticeConfirmed(name, notice.ends_s) if over else NoticeFailed(name))
             case SendRenewal():
-                await self._renew(key, effect)
+                await self._send_renewal(key, effect)
             case Compare():
                 await self._compare(key, effect)
             case RecordDelivery():
@@ -750,7 +750,7 @@ class OriginController:
         if not isinstance(self.trades.get(key, WorkloadTrade(key)).phase, Awarding):
             self._awards.pop(name, None)
 
-    async def _renew(self, key: WorkloadKey, effect: SendRenewal) -> None:
+    async def _send_renewal(self, key: WorkloadKey, effect: SendRenewal) -> None:
         report = self._service_report(key, effect.agreement)
         home, head = self._local_region, self._ledger.head
         renewal = Renewal(
@@ -895,7 +895,7 @@ def _delegation_of(
     serving = [deal for deal in trade.serving_agreements(state, now) if intent is None or _may_go(intent, deal.offer)]
     if serving:
         return entry(serving[0], ready=True)
-    deal = state.active_deal
+    deal = state.active_agreement
     if deal is not None and (intent is None or _may_go(intent, deal.offer)):
         return entry(deal, ready=False)
     return None
@@ -907,7 +907,7 @@ def _agreement(phase: TradePhase) -> str:
 
 def _live_agreements(state: WorkloadTrade) -> tuple[OriginAgreement, ...]:
     """Agreements under which requests may still be in flight."""
-    deal = state.active_deal
+    deal = state.active_agreement
     leaving = [each.deal for each in state.leaving if each.code is not Code.BREACHED or each.deal.is_serving]
     return (*(() if deal is None else (deal,)), *leaving)
 

@@ -291,8 +291,8 @@ class FleetController:
 
     def on_status(self, node: str, epoch: int, status: Status) -> Refusal | Lease | None:
         before = self._fresh_states.get(node) or self._fleet.nodes.get(node)
-        alone = Fleet({node: before} if before is not None else {})
-        fleet, refusals = merge_status(alone, node, epoch, status, self._clock.now(), self._clock.wall())
+        only_this_node = Fleet({node: before} if before is not None else {})
+        fleet, refusals = merge_status(only_this_node, node, epoch, status, self._clock.now(), self._clock.wall())
         after = fleet.nodes.get(node)
         if before is not None and after is not None and after is not before:
             self._fresh_states[node] = after
@@ -304,7 +304,7 @@ class FleetController:
                 self._on_change()
         for refusal in refusals:
             self._meter.count(metrics.MESSAGES_REFUSED, code=refusal.code)
-        if refusals or not status.alone or after is None or after is before:
+        if refusals or not status.asks_lease or after is None or after is before:
             return refusals[0] if refusals else None
         claim = f"{self._fence.history}/{self._losses.get(node, 0)}"
         return Lease(status.sequence, self._fleet.timing.lost_after_s, claim)

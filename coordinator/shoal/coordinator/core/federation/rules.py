@@ -21,8 +21,8 @@ COST_MOST: Final = MAX_VALUES[SignalName.PRICE]
 JOULES_MOST: Final = 1e6
 CARBON_MOST: Final = MAX_VALUES[SignalName.CARBON]
 RTT_MOST: Final = 60.0
-LEASE_LEAST_S: Final = 1.0
-LEASE_MOST_S: Final = 300.0
+ADVERTISEMENT_LEASE_LEAST_S: Final = 1.0
+ADVERTISEMENT_LEASE_MOST_S: Final = 300.0
 ROOTS_MOST: Final = 4
 MODELS_MOST: Final = 64
 ANSWER_MOST_S: Final = 10.0
@@ -73,7 +73,7 @@ def check_solicitation(solicitation: Solicitation) -> Refusal | None:
 def _advertisement_problem(advertisement: Advertisement) -> str | None:
     if len(advertisement.classes) > CLASSES_MOST:
         return f"{len(advertisement.classes)} classes, at most {CLASSES_MOST}"
-    if not LEASE_LEAST_S <= advertisement.lease_s <= LEASE_MOST_S:
+    if not ADVERTISEMENT_LEASE_LEAST_S <= advertisement.lease_s <= ADVERTISEMENT_LEASE_MOST_S:
         return f"a lease of {advertisement.lease_s:g}s"
     if max(len(advertisement.rtt_s), len(advertisement.heads)) > REGIONS_MOST:
         return f"more than {REGIONS_MOST} other regions"

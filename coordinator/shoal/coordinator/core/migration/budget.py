@@ -54,7 +54,7 @@ DEFERRABLE_CAUSES: Final = frozenset({Cause.COST, Cause.FAILBACK})
 class HoldReason(StrEnum):
     """What holds a move back."""
 
-    UNASKED = "unasked"
+    NOT_AUTOMATIC = "not-automatic"
     """The policy allows no automatic moves."""
     GAIN = "gain"
     """The gain is below the required one."""

@@ -29,8 +29,8 @@ def _reason_to_stay(view: TriggerView, replica: MovableReplica) -> MoveHold | No
     if best.expected.gain < best.required_gain:
         gain = max(0.0, best.expected.gain)
         return MoveHold(asked, HoldReason.GAIN, f"{gain:.1%} of the {best.required_gain:.1%} asked")
-    if not replica.intent.migration.unasked:
-        return MoveHold(asked, HoldReason.UNASKED, STAYS_WITHOUT_TRIGGER, remedy=_remedy(replica.intent, asked))
+    if not replica.intent.migration.automatic:
+        return MoveHold(asked, HoldReason.NOT_AUTOMATIC, STAYS_WITHOUT_TRIGGER, remedy=_remedy(replica.intent, asked))
     return MoveHold(asked, HoldReason.SETTLING, "just seen")
 
 

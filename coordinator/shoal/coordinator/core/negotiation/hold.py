@@ -4,6 +4,7 @@ A hold becomes at most one agreement. The delegate counts a lease from its own a
 origin counts from its request, so the origin always ends first.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -317,12 +318,12 @@ def _step_granted(
 ) -> tuple[BidState, tuple[BidEffect, ...]]:
     match event:
         case AwardReceived(award):
-            return state, (_repeat_answer(state, award, now, terms),)
+            return state, (_repeat_grant(state, award, now, terms),)
         case ReleaseReceived():
             gone = ClosedBid(state.offer, state.award.agreement, Code.HOLD_RELEASED, _memory_end(now, terms))
             return gone, (LedgerTransition("released"),)
         case RenewalReceived(renewal):
-            return _renew(state, renewal, now, terms)
+            return _extend_lease(state, renewal, now, terms)
         case OriginNotice(notice):
             if notice.ends_s <= 0:
                 gone = ClosedBid(state.offer, state.award.agreement, notice.code, _memory_end(now, terms))
@@ -343,17 +344,13 @@ def _step_stopping(
     granted = state.granted
     match event:
         case AwardReceived(award):
-            return state, (_repeat_answer(granted, award, now, terms),)
+            return state, _until_notice_ends(state, (_repeat_grant(granted, award, now, terms),), now)
         case ReleaseReceived():
             gone = ClosedBid(granted.offer, granted.award.agreement, Code.HOLD_RELEASED, _memory_end(now, terms))
             return gone, (LedgerTransition("released"),)
         case RenewalReceived(renewal):
-            after, effects = _renew(granted, renewal, now, terms)
-            left = Seconds(state.ends - now)
-            capped = tuple(
-                LeaseAnswer(min(each.lease_s, left)) if isinstance(each, LeaseAnswer) else each for each in effects
-            )
-            return replace(state, granted=after), capped
+            after, effects = _extend_lease(granted, renewal, now, terms)
+            return replace(state, granted=after), _until_notice_ends(state, effects, now)
         case OriginNotice(notice):
             if notice.ends_s <= 0:
                 gone = ClosedBid(granted.offer, granted.award.agreement, state.code, _memory_end(now, terms))
@@ -365,7 +362,13 @@ def _step_stopping(
             return state, ()
 
 
-def _renew(
+def _until_notice_ends(state: StoppingBid, effects: Iterable[BidEffect], now: Elapsed) -> tuple[BidEffect, ...]:
+    """No answer grants a lease beyond the end of the notice."""
+    left = Seconds(state.ends - now)
+    return tuple(LeaseAnswer(min(each.lease_s, left)) if isinstance(each, LeaseAnswer) else each for each in effects)
+
+
+def _extend_lease(
     state: GrantedBid, renewal: Renewal, now: Elapsed, terms: HoldTerms
 ) -> tuple[GrantedBid, tuple[BidEffect, ...]]:
     if (renewal.sequence, renewal.nonce) == (state.sequence, state.nonce):
@@ -391,8 +394,8 @@ def _award_mismatch(award: Award, offer: Offer, asked: Solicitation) -> Refusal 
     return Refusal(Code.REPLAYED, f"bid {award.bid} under another solicitation", "the award of what was solicited")
 
 
-def _repeat_answer(state: GrantedBid, award: Award, now: Elapsed, terms: HoldTerms) -> LeaseAnswer | Refuse:
-    """The same award gets its first answer again, with the rest of the lease."""
+def _repeat_grant(state: GrantedBid, award: Award, now: Elapsed, terms: HoldTerms) -> LeaseAnswer | Refuse:
+    """The same award gets the rest of the lease; anything that differs is refused."""
     if award == state.award:
         return LeaseAnswer(_lease_left_s(state, now, terms))
     return Refuse(Refusal(Code.REPLAYED, f"bid {award.bid} was awarded as {state.award.agreement}", "the same award"))

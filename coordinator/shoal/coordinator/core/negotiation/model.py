@@ -232,7 +232,7 @@ class WorkloadTrade:
         return isinstance(self.phase, IdleTrade) and not self.leaving
 
     @property
-    def active_deal(self) -> OriginAgreement | None:
+    def active_agreement(self) -> OriginAgreement | None:
         """The agreement that lasts: neither side has given notice."""
         match self.phase:
             case Active(deal=deal):
@@ -241,9 +241,9 @@ class WorkloadTrade:
                 return None
 
     @property
-    def deals(self) -> tuple[OriginAgreement, ...]:
+    def agreements(self) -> tuple[OriginAgreement, ...]:
         """Agreements that are not over, the lasting one first."""
-        deal = self.active_deal
+        deal = self.active_agreement
         return (*(() if deal is None else (deal,)), *(each.deal for each in self.leaving))
 
 

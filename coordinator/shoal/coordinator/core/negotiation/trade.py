@@ -187,7 +187,7 @@ def open_award(trade: WorkloadTrade) -> str:
 
 def is_relied_on(trade: WorkloadTrade, now: Elapsed) -> bool:
     """True if no local replica is wanted: another region runs it or is to, and answers."""
-    deal = trade.active_deal
+    deal = trade.active_agreement
     return deal is not None and now - deal.heard_at < SILENT_S
 
 
@@ -195,13 +195,13 @@ def serving_agreements(trade: WorkloadTrade, now: Elapsed) -> tuple[OriginAgreem
     """Agreements whose delegates may receive requests now, the lasting one first."""
     ending = {each.deal.agreement for each in trade.leaving if each.stage is not LeavingStage.SERVING}
     return tuple(
-        deal for deal in trade.deals if deal.agreement not in ending and deal.is_serving and now < deal.lease_until
+        deal for deal in trade.agreements if deal.agreement not in ending and deal.is_serving and now < deal.lease_until
     )
 
 
 def agreement_of(trade: WorkloadTrade, agreement: str) -> OriginAgreement | None:
     """The agreement of this id, if it is not over."""
-    return next((deal for deal in trade.deals if deal.agreement == agreement), None)
+    return next((deal for deal in trade.agreements if deal.agreement == agreement), None)
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def _apply_deadlines_active(trade: WorkloadTrade, phase: Active, now: Elapsed, f
     if deal.service is ServiceState.SHORT and now - deal.since >= SHORT_S:
         return breach(trade, deal, now, f"serves short for {show_seconds(now - deal.since)}", stays=NOTICE_S)
     if now >= deal.renew_at:
-        deal, effect = _renew(deal, now, fresh)
+        deal, effect = _next_renewal(deal, now, fresh)
         return TradeStep(replace(trade, phase=replace(phase, deal=deal)), (effect,))
     return TradeStep(trade)
 
@@ -282,12 +282,12 @@ def _apply_deadlines_leaving(
         notice = Notice(deal.agreement, origin, each.code, ends_s)
         effects, each = (SendNotice(deal.region, notice),), replace(each, next_at=Elapsed(now + CALL_S))
     if each.stage is LeavingStage.SERVING and now >= deal.renew_at:
-        deal, renewal = _renew(deal, now, fresh)
+        deal, renewal = _next_renewal(deal, now, fresh)
         effects, each = (*effects, renewal), replace(each, deal=deal)
     return each, effects, ()
 
 
-def _renew(deal: OriginAgreement, now: Elapsed, fresh: str) -> tuple[OriginAgreement, SendRenewal]:
+def _next_renewal(deal: OriginAgreement, now: Elapsed, fresh: str) -> tuple[OriginAgreement, SendRenewal]:
     nonce = make_digest(fresh, deal.agreement, str(deal.sequence + 1))
     again_at = Elapsed(now + min(CALL_S, deal.lease_s / 2))
     after = replace(deal, sequence=deal.sequence + 1, nonce=nonce, asked_at=now, renew_at=again_at)

@@ -75,7 +75,7 @@ from shoal.coordinator.core.negotiation.trade_transitions import (
     record_delivery,
     renewal_pause_s,
     sooner,
-    with_leaving_deal,
+    with_leaving_agreement,
     with_pause,
     with_relaxation,
 )
@@ -189,15 +189,17 @@ def _step_leaving(trade: WorkloadTrade, event: _Result, now: Elapsed, origin: st
             mine = leaving_agreement(trade, renewed.agreement)
             if mine is None or not _answers_newest(mine.deal, renewed):
                 return TradeStep(trade)
-            deal = _with_renewal(mine.deal, renewed, now)
-            return TradeStep(with_leaving_deal(trade, deal), (), _service_notes(mine.deal, deal))
+            deal = _with_extended_lease(mine.deal, renewed, now)
+            return TradeStep(with_leaving_agreement(trade, deal), (), _service_notes(mine.deal, deal))
         case RenewalFailed(agreement=agreement, refusal=Refusal(code=code)) if code in _AGREEMENT_GONE:
             gone = tuple(each for each in leaving if each.deal.agreement == agreement)
             kept = tuple(each for each in leaving if each.deal.agreement != agreement)
             return TradeStep(replace(trade, leaving=kept), (), tuple(end_note(each) for each in gone))
         case RenewalFailed(agreement=agreement, nonce=nonce):
             mine = leaving_agreement(trade, agreement)
-            return TradeStep(trade if mine is None else with_leaving_deal(trade, _renew_sooner(mine.deal, nonce, now)))
+            if mine is None:
+                return TradeStep(trade)
+            return TradeStep(with_leaving_agreement(trade, _renew_sooner(mine.deal, nonce, now)))
         case DelegateNotice(notice=notice):
             ends_at = _notice_end(notice, now)
             leaving = tuple(
@@ -319,7 +321,7 @@ def _breach_failing(trade: WorkloadTrade, wish: DelegationDemand) -> TradeStep:
 
 def _unroute_leaving(trade: WorkloadTrade, wish: DelegationDemand, now: Elapsed) -> WorkloadTrade:
     """Takes leaving agreements out of the routes once something else serves, or nothing is to serve."""
-    deal = trade.active_deal
+    deal = trade.active_agreement
     replaced = wish.is_served_locally or (deal is not None and deal.is_serving and now < deal.lease_until)
     if not replaced:
         return trade
@@ -403,7 +405,7 @@ def _on_renewal_confirmed(trade: WorkloadTrade, phase: Active, renewed: Renewed,
     before = phase.deal
     if not _answers_newest(before, renewed):
         return TradeStep(trade)
-    deal = _with_renewal(before, renewed, now)
+    deal = _with_extended_lease(before, renewed, now)
     phase = replace(phase, deal=deal)
     done = TradeStep(replace(trade, phase=phase), (), _service_notes(before, deal))
     if renewed.service is not ServiceState.STOPPING:
@@ -418,7 +420,7 @@ def _answers_newest(deal: OriginAgreement, renewed: Renewed) -> bool:
     return bool(deal.nonce) and deal.nonce == renewed.nonce
 
 
-def _with_renewal(deal: OriginAgreement, renewed: Renewed, now: Elapsed) -> OriginAgreement:
+def _with_extended_lease(deal: OriginAgreement, renewed: Renewed, now: Elapsed) -> OriginAgreement:
     lease_s = Seconds(min(renewed.lease_s, LEASE_MOST_S))
     until = Elapsed(max(deal.asked_at + lease_s, deal.lease_until))
     renew_at = max(now, deal.asked_at + renewal_pause_s(lease_s))

@@ -121,7 +121,7 @@ def leaving_agreement(trade: WorkloadTrade, agreement: str) -> LeavingAgreement 
     return next((each for each in trade.leaving if each.deal.agreement == agreement), None)
 
 
-def with_leaving_deal(trade: WorkloadTrade, deal: OriginAgreement) -> WorkloadTrade:
+def with_leaving_agreement(trade: WorkloadTrade, deal: OriginAgreement) -> WorkloadTrade:
     leaving = tuple(
         replace(each, deal=deal) if each.deal.agreement == deal.agreement else each for each in trade.leaving
     )

@@ -144,7 +144,7 @@ def changes(solver: Solver, level: Level, *, explain: bool = False) -> tuple[Pla
 def better_place(solver: Solver, level: Level, existing: CurrentReplica) -> Option | None:
     """Where a replica would move if its policy allowed moves by itself. None where the policy allows them, or where no
     place is better by the gain that it asks for."""
-    if solver.intent.migration.unasked or not solver.is_confirmed(existing):
+    if solver.intent.migration.automatic or not solver.is_confirmed(existing):
         return None
     picked = {pick.option.key for pick in level.picks}
     free = (

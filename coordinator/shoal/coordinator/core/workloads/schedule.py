@@ -36,7 +36,7 @@ def effective_intent(intent: Intent, region: RegionFacts, wall: Wall, lead: Seco
         return intent
     moments = tuple(Wall(wall + lead * step / PEAK_CHECKS) for step in range(PEAK_CHECKS + 1))
     weights = _weights(intent, region, moments[-1])
-    moves = intent.migration.unasked
+    moves = intent.migration.automatic
     traffic = tuple(_traffic(each, region, moments, always=not moves) for each in intent.traffic)
     return replace(intent, weights=weights, traffic=traffic, declared=DeclaredValues(intent.weights, intent.traffic))
 

@@ -17,7 +17,7 @@ from shoal.coordinator.store.etcd.members import NEEDS_LEADER, TRY_S, EtcdMember
 from shoal.etcd import etcd_pb2
 from shoal.types.codes import ShoalError
 
-LEASE_S: Final = 2
+LEADER_LEASE_S: Final = 2
 """Seconds of the lease. A dead leader is replaced after this, plus the half second between etcd's checks for expired
 leases and the start of the next leader."""
 RENEW_S: Final = 0.5
@@ -74,7 +74,7 @@ class EtcdElection:
         if held is not None:  # from an earlier run of this coordinator, which now owns the directory alone
             await self._transact(held.mod_revision, _delete(self._key))
         lease = secrets.randbelow(2**62) + 1
-        grant = etcd_pb2.LeaseGrantRequest(TTL=LEASE_S, ID=lease)
+        grant = etcd_pb2.LeaseGrantRequest(TTL=LEADER_LEASE_S, ID=lease)
         try:
             await self._members.call(
                 lambda member, limit_s: member.lease.LeaseGrant(grant, timeout=limit_s, metadata=NEEDS_LEADER),

@@ -44,7 +44,7 @@ COOLDOWN_S = 300.0
 MOVE_S = 20.0
 LOOK_S = 5.0
 HOUR_S = 3600.0
-RULE = MigrationRule(unasked=True, cooldown_s=Seconds(COOLDOWN_S))
+RULE = MigrationRule(automatic=True, cooldown_s=Seconds(COOLDOWN_S))
 
 
 class Plain:

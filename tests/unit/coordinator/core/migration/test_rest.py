@@ -24,7 +24,7 @@ REST = Rest(Watts(100.0), Watts(10.0), Seconds(20.0), "of this test")
 def workload(**changes: Any) -> Intent:
     """1/s; 50/s at the peak, which takes more of the board than it has."""
     rule = MigrationRule(
-        against=Against.NONE, unasked=True, cooldown_s=Seconds(60.0), hold_s=Seconds(1.0), drain_s=Seconds(1.0)
+        against=Against.NONE, automatic=True, cooldown_s=Seconds(60.0), hold_s=Seconds(1.0), drain_s=Seconds(1.0)
     )
     values: dict[str, Any] = {
         "weights": FAST,

@@ -22,7 +22,7 @@ COOLDOWN_S = 60.0
 
 def rule(**more: Any) -> MigrationRule:
     values: dict[str, Any] = {
-        "against": Against.NONE, "unasked": True, "cooldown_s": Seconds(COOLDOWN_S), "hold_s": Seconds(1.0),
+        "against": Against.NONE, "automatic": True, "cooldown_s": Seconds(COOLDOWN_S), "hold_s": Seconds(1.0),
         "drain_s": Seconds(1.0),
     }  # fmt: skip
     return MigrationRule(**(values | more))
@@ -100,7 +100,7 @@ def test_a_schedule_that_asks_for_a_move_is_its_cause_and_that_of_the_way_back()
 
 
 def test_a_policy_that_does_not_say_when_moves_nothing() -> None:
-    region = priced_region(migration=rule(unasked=False))
+    region = priced_region(migration=rule(automatic=False))
     price(region, 9.0, 2.0)
     region.run(120)
     assert not region.migrations

@@ -97,7 +97,7 @@ class TriggerView:
         self.replicas = tuple(
             MovableReplica(intent, each, self._baseline(intent, each))
             for intent in sorted(inputs.intents, key=lambda intent: intent.key)
-            if (intent.migration.unasked if only is None else intent.key == only) and self._has_all_replicas(intent)
+            if (intent.migration.automatic if only is None else intent.key == only) and self._has_all_replicas(intent)
             for each in current[intent.key].active
             if each.assignment.id not in bound and intent.key not in crossing and self._may_move(intent, each)
         )
