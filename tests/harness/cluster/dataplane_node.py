@@ -19,7 +19,14 @@ from shoal.agent.clock import SystemClock
 from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
-from shoal.agent.ports import LocalWorker, StatefulReplica, VerificationSource, WorkerExited, WorkerFailed, WorkerReady
+from shoal.agent.ports import (
+    LocalWorker,
+    StatefulReplica,
+    VerificationSource,
+    WorkerExited,
+    WorkerFailed,
+    WorkerReady,
+)
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.types.assignment import Credential, Forwarding, PeerTrust
 from shoal.types.device import Device, DeviceKind, Role
@@ -116,7 +123,7 @@ class DataPlaneNode:
                 Path(tempfile.gettempdir()),
                 SystemClock(),
                 lambda name: self.device,
-                lambda name: None,
+                lambda name: DeviceAccess(),
                 PoolOptions(keep_spare=False),
             )
             self._listening = asyncio.create_task(self._listen(self.workers))

@@ -17,7 +17,7 @@ from harness.cluster.dataplane_node import CPU, DataPlaneNode
 from harness.crypto.pki import Authority
 from harness.models import engine_cases
 from shoal.agent.clock import SystemClock
-from shoal.agent.ports import VerificationSource
+from shoal.agent.ports import DeviceAccess, VerificationSource
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.coordinator.core.graph import profile_of
 from shoal.coordinator.core.migration.tolerance import default
@@ -81,8 +81,12 @@ async def test_a_move_to_another_runtime_shows_its_drift_and_a_wrong_one_is_refu
 
 
 async def test_the_processor_is_measured_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = ProcessWorkers(tmp_path / "plain", tmp_path, SystemClock(), lambda _: CPU, lambda _: None, NO_SPARE)
-    other = ProcessWorkers(tmp_path / "other", tmp_path, SystemClock(), lambda _: OPENVINO, lambda _: None, NO_SPARE)
+    plain = ProcessWorkers(
+        tmp_path / "plain", tmp_path, SystemClock(), lambda _: CPU, lambda _: DeviceAccess(), NO_SPARE
+    )
+    other = ProcessWorkers(
+        tmp_path / "other", tmp_path, SystemClock(), lambda _: OPENVINO, lambda _: DeviceAccess(), NO_SPARE
+    )
     rates = {}
     try:
         rates["own"] = (await plain.probe(CPU)).rates

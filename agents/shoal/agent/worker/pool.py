@@ -126,8 +126,9 @@ class ProcessWorkers:
         clock: AgentClock,
         device: Callable[[str], Device | None],
         access: Callable[[str], DeviceAccess],
-        files: Callable[[], tuple[str, ...]] = tuple,
         options: PoolOptions | None = None,
+        *,
+        files: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self._folder = folder
         self._models = models

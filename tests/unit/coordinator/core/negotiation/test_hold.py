@@ -92,6 +92,7 @@ def test_the_same_award_again_gets_its_first_answer_with_what_is_left_of_the_lea
 
 
 def test_the_same_award_under_notice_gets_no_lease_beyond_its_end() -> None:
+    assert isinstance(STOPPING, StoppingBid)
     state, effects = after(STOPPING, (STOPPING.ends - 1.0, AwardReceived(award())))
     assert state == STOPPING
     assert effects == (LeaseAnswer(Seconds(1.0)),)
