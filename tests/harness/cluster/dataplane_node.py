@@ -20,6 +20,7 @@ from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
 from shoal.agent.ports import (
+    DeviceAccess,
     LocalWorker,
     StatefulReplica,
     VerificationSource,
