@@ -63,7 +63,7 @@ _UNKNOWN = {
     "Hello": ("newest",),
     "Welcome": ("protocol",),
     "Node": ("unconfined", "forward_key"),
-    "Status": ("alone",),
+    "Status": ("asks_lease",),
     "DesiredSet": ("asleep", "forwarding"),
     "Assignment": ("session", "handover", "givers", "capture"),
     "Observed": ("sessions",),
