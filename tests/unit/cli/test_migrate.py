@@ -305,6 +305,7 @@ def test_a_step_without_a_request_is_shown_as_not_judged(
     show_migration(move)
     (row,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("25%")]
     assert row.rstrip().endswith(f" {word}")
+    assert row.split()[2:6] == ["0", "0", "-", "-"], "no request has no p95"
 
 
 def test_a_move_is_taken_back_by_its_name_alone() -> None:

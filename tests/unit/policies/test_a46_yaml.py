@@ -46,6 +46,7 @@ BOMBS = [
     ("100 MB of text", "é\n" * (HUNDRED_MB // 3), Code.YAML_TOO_LARGE, (1 << 20) // 2 + 1),
     ("key as list", "[[1]]: 2\n", Code.YAML_INVALID, 1),
     ("no UTF-8", b"a: b\nc: \xff\n", Code.YAML_INVALID, 2),
+    ("no text, large", b"\x08\x00model" * (HUNDRED_MB // 7), Code.YAML_INVALID, 1),
     ("NUL", "a: b\nc: d\0\n", Code.YAML_INVALID, 2),
     ("escaped NUL", 'a: "\\0"\n', Code.YAML_INVALID, 1),
     ("endless quote", 'a: "' + "b" * 900_000, Code.YAML_INVALID, 1),

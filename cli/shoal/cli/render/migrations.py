@@ -46,7 +46,7 @@ def show_migration(migration: operator_pb2.MigrationView) -> None:
             [
                 [
                     f"{one.share:.0%}", f"{one.held_s:.1f}s", str(one.target.requests), str(one.target.errors),
-                    show_seconds(one.target.latency_p95_s), show_seconds(one.source.latency_p95_s),
+                    _p95_of_step(one.target), _p95_of_step(one.source),
                     one.outcome if one.outcome == "not judged" else "yes" if one.passed else "no",
                 ]
                 for one in migration.readings
@@ -83,6 +83,10 @@ def _show_expectation(migration: operator_pb2.MigrationView) -> None:
 def _p95_of(migration: operator_pb2.MigrationView) -> str:
     between = migration.source.region or migration.target.region
     return "p95, with the way" if between else "p95 at the worker"
+
+
+def _p95_of_step(figures: operator_pb2.GuardFigures) -> str:
+    return show_seconds(figures.latency_p95_s) if figures.requests else "-"
 
 
 def _figure(value: float, show_one: Callable[[float], str]) -> str:
