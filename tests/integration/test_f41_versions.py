@@ -17,7 +17,7 @@ from shoal.v1 import operator_pb2
 
 pytestmark = pytest.mark.alone
 
-PREVIOUS = "ced26d75c3c3321d41973a3ca8e0fadde5be1682"
+PREVIOUS = "1279f53fa8fff1e5362020d8e9422223e82448a9"
 """A commit of some time ago, whose whole test suite passed."""
 AGENTS = ("plain-cpu", "edge-npu")
 INSIST_S = 30.0
