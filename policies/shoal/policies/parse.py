@@ -127,16 +127,16 @@ class _ParseError(Exception):
 
 
 BINARY_BYTES: Final = 8192
-"""A NUL among so many first bytes tells a file that is no text, whatever its size; git looks at 8,000."""
+"""A NUL among so many first bytes tells that a file that is too large is no text; git looks at 8,000."""
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def _decode(text: str | bytes) -> str:
     """The text as str. Checks size, encoding and characters, and refuses at the position of the first fault."""
-    if isinstance(text, bytes) and b"\0" in text[:BINARY_BYTES]:
-        at = Position(1 + text.count(b"\n", 0, text.index(b"\0")), 1)
-        raise _ParseError(at, Code.YAML_INVALID, "byte 0x00: no text", "YAML as UTF-8", "name a file of documents")
     if len(text) > MAX_BYTES or (isinstance(text, str) and _utf8_length(text) > MAX_BYTES):
+        if isinstance(text, bytes) and b"\0" in text[:BINARY_BYTES]:
+            at = Position(1 + text.count(b"\n", 0, text.index(b"\0")), 1)
+            raise _ParseError(at, Code.YAML_INVALID, "byte 0x00: no text", "YAML as UTF-8", "name a file of documents")
         line = 1 + (text.count("\n", 0, MAX_BYTES) if isinstance(text, str) else text.count(b"\n", 0, MAX_BYTES))
         raise _ParseError(
             Position(line, 1),
