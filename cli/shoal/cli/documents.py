@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shoal.cli.modelfiles import signature_of
 from shoal.cli.render.progress import bytes_progress
 from shoal.client import RegionClient
-from shoal.client.region import digest_of
+from shoal.client.transfers import digest_of
 from shoal.policies import MAX_BYTES, Problem, Workload, load
 from shoal.policies import Document as Loaded
 from shoal.types.codes import Code, refuse

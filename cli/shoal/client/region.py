@@ -8,12 +8,8 @@ Every method raises ShoalError with the code that the coordinator gave. Any of s
 only the leader can answer go to the leader.
 """
 
-import hashlib
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -21,31 +17,15 @@ from typing import Any, Final, Self, TypeVar
 import grpc
 
 from shoal.artifacts.backup import Backup
+from shoal.client.connection import RETRY_PAUSE_S, LeaderConnection
 from shoal.client.contexts import Context
+from shoal.client.transfers import Progress, receive_backup, send_file
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.device import Role
-from shoal.types.migration import PACK_BYTES
-from shoal.types.units import Wall, show_bytes
-from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc, nouns_pb2, operator_pb2, operator_pb2_grpc
-from shoal.wire.handshake import check_own, check_peer
-from shoal.wire.identity import dns_of
-from shoal.wire.limits import CHUNK_BYTES, LINK_BYTES, MODEL_BYTES, channel_options
-from shoal.wire.status import refusal_of
+from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
 
 TIMEOUT_S: Final = 30.0
-PUSH_TIMEOUT_S: Final = 600.0
-BACKUP_TIMEOUT_S: Final = 3600.0
-
-ANSWER_TIMEOUT_S: Final = 2.0
-"""Seconds for a coordinator to answer whether it leads."""
-FOLLOWER_WAIT_S: Final = 0.2
-"""Seconds to wait for the other coordinators once one has answered that it leads."""
-ELECTION_TIMEOUT_S: Final = 10.0
 RESTART_TIMEOUT_S: Final = 60.0
 """Seconds for a coordinator to be restarted by its supervisor."""
-RETRY_PAUSE_S: Final = 0.25
-MAX_ATTEMPTS: Final = 10
-"""Attempts of one call, since the leader may change between them."""
 READ_ONLY_METHODS: Final = frozenset(
     {
         "WhoAmI",
@@ -62,14 +42,10 @@ READ_ONLY_METHODS: Final = frozenset(
     }
 )
 """Methods that change nothing."""
-_NOT_SENT: Final = "failed to connect"
-"""gRPC's own words for a call that never left this machine; it has no other sign of that."""
 _STREAM_END_CODES: Final = (Code.COORDINATOR_UNREACHABLE, Code.CANCELLED, Code.NOT_LEADER)
 """How a stream ends when its coordinator is lost, stops, or no longer leads."""
 
 T = TypeVar("T")
-Progress = Callable[[int, int], None]
-"""(bytes done, bytes in total)"""
 
 
 def retry_while(call: Callable[[], T], codes: Collection[Code]) -> T:
@@ -89,24 +65,17 @@ class RegionClient:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        try:
-            credentials = grpc.ssl_channel_credentials(
-                context.ca.read_bytes(), context.key.read_bytes(), context.certificate.read_bytes()
-            )
-        except OSError as cause:
-            raise refuse(
-                Code.UNAUTHENTICATED,
-                f"{cause.filename}: {cause.strerror}",
-                "the context's files",
-                "shoal context login",
-            ) from cause
-        self._server = dns_of(context.region, Role.COORDINATOR, "coordinator")
-        self._credentials = credentials
-        self.addresses = tuple(context.address.split(","))
+        self._connection = LeaderConnection(context)
+
+    @property
+    def address(self) -> str:
+        """Of the coordinator that this client is connected to."""
+        return self._connection.address
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
         """Of the region's coordinators, from the context and from themselves; the last leader comes first."""
-        self._dial(self.addresses[0])
-        if len(self.addresses) > 1:
-            self._find_leader()
+        return self._connection.addresses
 
     def __enter__(self) -> Self:
         return self
@@ -117,67 +86,25 @@ class RegionClient:
         self.close()
 
     def close(self) -> None:
-        self._channel.close()
-
-    def _dial(self, address: str) -> None:
-        self.address = address
-        self._channel = self._channel_to(address)
-        self._operator = operator_pb2_grpc.OperatorStub(self._channel)
-        self._artifacts = artifacts_pb2_grpc.ArtifactsStub(self._channel)
-
-    def _channel_to(self, address: str) -> grpc.Channel:
-        options = channel_options(LINK_BYTES, server_name=self._server)
-        return grpc.secure_channel(address, self._credentials, options)
-
-    def _find_leader(self) -> bool:
-        """Connect to the leader, else to a coordinator that answers; return whether one leads."""
-        answers = self._probe_coordinators(self.addresses)
-        told = [each for reply in answers.values() for each in (reply.leader, *reply.coordinators) if each]
-        if not _leader_of(answers) and (others := [each for each in dict.fromkeys(told) if each not in self.addresses]):
-            answers |= self._probe_coordinators(others)
-        chosen = _leader_of(answers) or next(iter(answers), self.addresses[0])
-        if chosen != self.address:
-            self._channel.close()
-            self._dial(chosen)
-        if leads := bool(_leader_of(answers)):
-            self.addresses = tuple(dict.fromkeys((chosen, *self.addresses)))
-        return leads
-
-    def _probe_coordinators(
-        self, addresses: Iterable[str], *, every: bool = False
-    ) -> dict[str, operator_pb2.WhoAmIReply]:
-        """Call all at once and return those that answer soon; sooner once the leader has answered, unless `every`."""
-        with ExitStack() as opened:
-            calls = {}
-            for address in addresses:
-                stub = operator_pb2_grpc.OperatorStub(opened.enter_context(self._channel_to(address)))
-                calls[address] = stub.WhoAmI.future(operator_pb2.WhoAmIRequest(), timeout=ANSWER_TIMEOUT_S)
-            found, ends = {}, time.monotonic() + ANSWER_TIMEOUT_S  # noqa: TID251 - a command's own deadline
-            for address, call in calls.items():
-                now = time.monotonic()  # noqa: TID251
-                with suppress(grpc.RpcError, grpc.FutureTimeoutError):
-                    found[address] = call.result(max(0.0, ends - now))
-                    if not (every or found[address].follows):
-                        ends = min(ends, now + FOLLOWER_WAIT_S)
-            return found
+        self._connection.close()
 
     def who_am_i(self) -> operator_pb2.WhoAmIReply:
         """The leader's answer: only the leader knows the gateways."""
 
         def ask() -> operator_pb2.WhoAmIReply:
-            reply = self._operator.WhoAmI(operator_pb2.WhoAmIRequest(), timeout=TIMEOUT_S)
+            reply = self._connection.operator.WhoAmI(operator_pb2.WhoAmIRequest(), timeout=TIMEOUT_S)
             if reply.follows:
                 raise refuse(Code.NOT_LEADER, f"{self.address} follows", "the leader", "try again in a few seconds")
             return reply
 
-        return self._call_leader(ask, is_repeatable=True)
+        return self._connection.call_leader(ask, is_repeatable=True)
 
     def coordinators(self) -> Mapping[str, operator_pb2.WhoAmIReply | None]:
         """Address of each of the region's coordinators -> its answer; None: it does not answer."""
-        answers = self._probe_coordinators(self.addresses, every=True)
+        answers = self._connection.probe_coordinators(self.addresses, every=True)
         told = {each for reply in answers.values() for each in reply.coordinators}
         if told:
-            answers = self._probe_coordinators(sorted(told), every=True)
+            answers = self._connection.probe_coordinators(sorted(told), every=True)
         return {each: answers.get(each) for each in sorted(told or self.addresses)}
 
     def plan(
@@ -255,14 +182,17 @@ class RegionClient:
             # Once something was seen, a limit would leave out what happened while nobody answered.
             request = operator_pb2.EventsRequest(after=seen, follow=follow, limit=limit if seen == after else 0)
             try:
-                for event in self._operator.Events(request, timeout=None if follow else TIMEOUT_S):
+                for event in self._connection.operator.Events(request, timeout=None if follow else TIMEOUT_S):
                     yield event
                     seen = event.sequence
                 return
             except grpc.RpcError as cause:
-                error = self._error_of(cause)
+                error = self._connection.error_of(cause)
                 if not (
-                    follow and error.code in _STREAM_END_CODES and len(self.addresses) > 1 and self._wait_for_leader()
+                    follow
+                    and error.code in _STREAM_END_CODES
+                    and len(self.addresses) > 1
+                    and self._connection.wait_for_leader()
                 ):
                     raise error from cause
 
@@ -274,31 +204,8 @@ class RegionClient:
         models: include their bytes. progress: called with the bytes received. Raises ShoalError(CONFLICT) if the file
         exists.
         """
-        if path.exists():
-            raise refuse(Code.CONFLICT, f"{path} is there", "a new file", "choose another name")
-        unfinished = path.with_name(f".{path.name}.unfinished")
         request = operator_pb2.BackupRequest(models=models)
-
-        def call() -> None:
-            unfinished.unlink(missing_ok=True)
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                for chunk in self._operator.Backup(request, timeout=BACKUP_TIMEOUT_S):
-                    file.write(chunk.data)
-                    progress(file.tell())
-                file.flush()
-                os.fsync(file.fileno())
-
-        try:
-            self._call_leader(call, is_repeatable=True)
-            whole = Backup.open(unfinished)
-            unfinished.rename(path)
-        except OSError as cause:
-            found = f"{path}: {cause.strerror}"
-            raise refuse(Code.DISK_FULL, found, "a folder with room for a backup", "choose another") from cause
-        finally:
-            unfinished.unlink(missing_ok=True)
-        return replace(whole, path=path)
+        return receive_backup(self._connection, request, path, progress)
 
     def logs(self, node: str = "", *, lines: int = 100, follow: bool = False) -> Iterator[str]:
         """The last log lines of a node's processes, oldest first, one JSON object each; with `follow`, then new ones.
@@ -306,17 +213,17 @@ class RegionClient:
         request = operator_pb2.LogsRequest(node=node, lines=lines, follow=follow)
 
         def call() -> tuple[list[str], Iterator[operator_pb2.LogsReply]]:
-            replies = iter(self._operator.Logs(request, timeout=None if follow else TIMEOUT_S))
+            replies = iter(self._connection.operator.Logs(request, timeout=None if follow else TIMEOUT_S))
             first = next(replies, None)  # a refusal comes before the first reply
             return list(first.lines) if first is not None else [], replies
 
-        first, replies = self._call_leader(call, is_repeatable=True)
+        first, replies = self._connection.call_leader(call, is_repeatable=True)
         yield from first
         try:
             for reply in replies:
                 yield from reply.lines
         except grpc.RpcError as cause:
-            raise self._error_of(cause) from cause
+            raise self._connection.error_of(cause) from cause
 
     def trace(self, name: str) -> operator_pb2.TraceReply:
         """name: of a trace, a migration, a negotiation or its agreement. Raises ShoalError(NOT_FOUND)."""
@@ -417,18 +324,18 @@ class RegionClient:
 
     def push_samples(self, path: Path, model: str, progress: Progress | None = None) -> artifacts_pb2.PushReply:
         """Send an .npz file with which migrations of a pushed model (name or digest) are verified."""
-        return self._send("Push", path, "", progress, b"", samples_of=model)
+        return send_file(self._connection, "Push", path, "", progress, b"", samples_of=model)
 
     def push(
         self, path: Path, name: str = "", progress: Progress | None = None, *, signature: bytes = b""
     ) -> artifacts_pb2.PushReply:
         """Send one .onnx file, with its OpenSSF model signature if there is one. The coordinator verifies and inspects
         it before storing."""
-        return self._send("Push", path, name, progress, signature)
+        return send_file(self._connection, "Push", path, name, progress, signature)
 
     def inspect(self, path: Path, progress: Progress | None = None) -> artifacts_pb2.PushReply:
         """As `push`, without storing."""
-        return self._send("Inspect", path, "", progress, b"")
+        return send_file(self._connection, "Inspect", path, "", progress, b"")
 
     def remove_model(self, name: str) -> artifacts_pb2.RemoveModelReply:
         request = artifacts_pb2.RemoveModelRequest(name=name)
@@ -439,114 +346,16 @@ class RegionClient:
         request = operator_pb2.ClearModelRequest(model=model, allow_version=allow_version)
         return self._call("ClearModel", request)  # type: ignore[no-any-return]
 
-    def _send(
-        self, method: str, path: Path, name: str, progress: Progress | None, signature: bytes,
-        samples_of: str = "",
-    ) -> artifacts_pb2.PushReply:  # fmt: skip
-        digest, size = digest_of(path, PACK_BYTES if samples_of else MODEL_BYTES)
-
-        def chunks() -> Iterable[artifacts_pb2.PushChunk]:
-            head = artifacts_pb2.PushHead(
-                name=name, size=size, digest=digest, signature=signature, samples_of=samples_of
-            )
-            yield artifacts_pb2.PushChunk(head=head)
-            done = 0
-            with path.open("rb") as file:
-                while data := file.read(CHUNK_BYTES):
-                    yield artifacts_pb2.PushChunk(data=data)
-                    done += len(data)
-                    if progress is not None:
-                        progress(done, size)
-
-        def call() -> artifacts_pb2.PushReply:
-            return getattr(self._artifacts, method)(chunks(), timeout=PUSH_TIMEOUT_S)  # type: ignore[no-any-return]
-
-        return self._call_leader(call, is_repeatable=True)
-
     def _call(self, method: str, request: Any) -> Any:
         """method: of the Operator service, else of Artifacts."""
 
         def call() -> Any:
-            stub = self._operator if hasattr(self._operator, method) else self._artifacts
+            operator, artifacts = self._connection.operator, self._connection.artifacts
+            stub = operator if hasattr(operator, method) else artifacts
             return getattr(stub, method)(request, timeout=TIMEOUT_S)
 
-        return self._call_leader(call, is_repeatable=method in READ_ONLY_METHODS)
-
-    def _call_leader(self, call: Callable[[], T], *, is_repeatable: bool) -> T:
-        """Run `call` at the leader, to which this connection switches.
-
-        is_repeatable: it may run twice. Other calls are repeated only if they were certainly not carried out. Raises
-        ShoalError.
-        """
-        rounds = MAX_ATTEMPTS
-        while True:
-            try:
-                return call()
-            except (grpc.RpcError, ShoalError) as cause:
-                error = cause if isinstance(cause, ShoalError) else self._error_of(cause)
-                elsewhere = error.code is Code.NOT_LEADER
-                if error.code is Code.COORDINATOR_UNREACHABLE and len(self.addresses) > 1:
-                    elsewhere = is_repeatable or _NOT_SENT in error.refusal.found
-                rounds -= 1
-                if not (rounds and elsewhere and self._wait_for_leader()):
-                    raise error from cause
-
-    def _wait_for_leader(self) -> bool:
-        """Return whether one leads, as soon as one does: after a loss, another is elected within seconds."""
-        end = time.monotonic() + ELECTION_TIMEOUT_S  # noqa: TID251 - a command's own deadline
-        refused = self.address
-        while not self._find_leader():
-            if time.monotonic() > end:  # noqa: TID251
-                return False
-            time.sleep(RETRY_PAUSE_S)  # noqa: TID251
-        if self.address == refused:  # just elected, or deposed without knowing it yet
-            time.sleep(RETRY_PAUSE_S)  # noqa: TID251
-        return True
-
-    def _error_of(self, cause: grpc.RpcError) -> ShoalError:
-        """The coordinator's refusal. If gRPC says only `unavailable`, a separate TLS handshake finds the reason."""
-        refusal = refusal_of(cause)
-        if refusal.code is not Code.COORDINATOR_UNREACHABLE:
-            return ShoalError(refusal)
-        try:
-            check_own(self.context, Wall(time.time()))  # noqa: TID251 - a command's own clock
-            check_peer(self.context, self.address, self._server)
-        except ShoalError as error:
-            return error
-        except (OSError, ValueError):
-            pass  # nothing listens: as gRPC said
-        return refuse(
-            refusal.code,
-            f"{self.address}: {refusal.found}",
-            "the region's coordinator",
-            "check that it runs (shoal dev status) and that the context's address is right",
-        )
+        return self._connection.call_leader(call, is_repeatable=method in READ_ONLY_METHODS)
 
 
 def _rollback(tenant: str, name: str, to: int) -> operator_pb2.RollbackTo:
     return operator_pb2.RollbackTo(workload=nouns_pb2.WorkloadKey(tenant=tenant, name=name), revision=to)
-
-
-def _leader_of(answers: Mapping[str, operator_pb2.WhoAmIReply]) -> str:
-    """The leader of the newest term: one that is cut off from the store may not know that another was elected."""
-    leading = [address for address, reply in answers.items() if not reply.follows]
-    return max(leading, key=lambda address: answers[address].term, default="")
-
-
-def digest_of(path: Path, most: int = MODEL_BYTES) -> tuple[str, int]:
-    """(`sha256:<hex>`, bytes) of a file that a region would accept; the size is checked before reading. Raises
-    ShoalError(SOURCE_UNREACHABLE | MODEL_TOO_LARGE)."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > most:
-                found, limit = f"{path}: {show_bytes(size)}", f"at most {show_bytes(most)} in one file"
-                raise refuse(
-                    Code.MODEL_TOO_LARGE, found, limit, "a smaller file: quantise the model, take fewer samples"
-                )
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return f"sha256:{digest}", file.tell()
-    except OSError as cause:
-        raise refuse(
-            Code.SOURCE_UNREACHABLE, f"{path}: {cause.strerror}", "a model file that can be read", "correct the path"
-        ) from cause

@@ -13,7 +13,7 @@ import pytest
 from shoal.cli.main import shoal
 from shoal.cli.modelfiles import model_name
 from shoal.client import Context, Contexts
-from shoal.client.region import digest_of
+from shoal.client.transfers import digest_of
 from shoal.devstack import layout
 from shoal.devstack.scale import Rate, time_scale
 from shoal.types.codes import Code, ShoalError

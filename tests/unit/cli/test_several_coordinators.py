@@ -9,7 +9,7 @@ import pytest
 from harness.crypto.pki import Authority
 from harness.servers.api_stub import ApiStub, api_stubs
 from shoal.cli.options import connect
-from shoal.client import Context, Contexts, RegionClient, region
+from shoal.client import Context, Contexts, RegionClient, connection, region
 from shoal.coordinator.api.authorise import RULES
 from shoal.coordinator.clock import CoordinatorClock
 from shoal.types.codes import Code, ShoalError, refuse
@@ -120,7 +120,7 @@ def test_who_looks_until_something_has_come_about_outlasts_the_absence_of_the_on
 
 
 def test_nobody_leads_for_a_while(context: Context, three: list[ApiStub], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region, "ELECTION_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(connection, "ELECTION_TIMEOUT_S", 0.5)
     for each in three:
         each.leader = ""
     with RegionClient(context) as api:

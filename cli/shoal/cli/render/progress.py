@@ -8,7 +8,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.text import Text
 
 from shoal.cli.render.output import clean
-from shoal.client.region import Progress as Report
+from shoal.client.transfers import Progress as Report
 from shoal.types.units import show_bytes
 
 
