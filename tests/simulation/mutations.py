@@ -23,7 +23,7 @@ from shoal.coordinator.controllers.log import region_clock
 from shoal.coordinator.controllers.workloads import migrations, moves_api, step
 from shoal.coordinator.core.migration import effects
 from shoal.coordinator.core.negotiation import hold, trade_transitions
-from shoal.coordinator.core.placement import solve
+from shoal.coordinator.core.placement import contention
 from shoal.coordinator.core.workloads import failures, reconcile
 from shoal.simulator.parts import storage
 from shoal.simulator.scenarios import matrix, negotiation
@@ -148,8 +148,8 @@ MUTATIONS = (
     Mutation(
         "quota-read-once",
         "quota read then written",
-        solve.Solver._capacity_faults,
-        (("usage = allocations.quota_usage", "usage = self.allocations.quota_usage"),),
+        contention.ContentionCheck.capacity_faults,
+        (("usage = allocations.quota_usage", "usage = self._allocations.quota_usage"),),
     ),
     Mutation(
         "hang-up-cuts-a-commit-from-its-memory",

@@ -12,6 +12,7 @@ from typing import Final
 from shoal.coordinator.core.fleet.commitments import total_bytes
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.negotiation.trust import may_trade, trade_refusal
+from shoal.coordinator.core.placement.contention import UTILISATION_MOST
 from shoal.coordinator.core.placement.model import (
     Candidate,
     Inputs,
@@ -22,7 +23,6 @@ from shoal.coordinator.core.placement.model import (
 )
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.placement.score import latency
-from shoal.coordinator.core.placement.solve import UTILISATION_MOST
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer, Solicitation

@@ -1,5 +1,6 @@
 """Memory and time of devices and quotas of tenants that are taken in the region. Values are replaced, never mutated."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -137,6 +138,11 @@ def busy_share(scope: Scope, intent: Intent, option: Option, replicas: int) -> f
         return 0.0
     rate = scope.replica_rate(intent, replicas)
     return rate * option.prediction.latency_p50_s.mid / max(1, option.device.parallelism)
+
+
+def memory_requirement(option: Option) -> Bytes:
+    """Memory that is committed for a new replica: the upper end of the prediction."""
+    return Bytes(0 if option.prediction is None else math.ceil(option.prediction.memory_bytes.high))
 
 
 def wants_standby(intent: Intent) -> bool:

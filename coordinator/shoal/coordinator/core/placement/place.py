@@ -12,9 +12,11 @@ from shoal.coordinator.core.placement.allocations import (
     Allocations,
     busy_share,
     initial_allocations,
+    memory_requirement,
     quota_caps,
     wants_standby,
 )
+from shoal.coordinator.core.placement.contention import Pick
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import (
     Inputs,
@@ -27,7 +29,7 @@ from shoal.coordinator.core.placement.model import (
 )
 from shoal.coordinator.core.placement.replicas import replicas_of
 from shoal.coordinator.core.placement.signatures import make_signed_model
-from shoal.coordinator.core.placement.solve import Level, Occupancy, Pick, Solver, memory_requirement
+from shoal.coordinator.core.placement.solve import Level, Occupancy, Solver
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal

@@ -1,48 +1,24 @@
 """Chooses a workload's replicas for one set of requirements and limits."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, admissible_bytes
-from shoal.coordinator.core.placement.allocations import Allocations, QuotaUsage, busy_share, wants_standby
-from shoal.coordinator.core.placement.feasible import (
-    HARD_CONSTRAINTS,
-    Constraint,
-    Option,
-    PlacementFault,
-    Scope,
-    memory_fault,
-    utilisation_fault,
-)
+from shoal.coordinator.core.placement.allocations import Allocations, busy_share, memory_requirement, wants_standby
+from shoal.coordinator.core.placement.contention import ContentionCheck, Pick, is_on_other_node, spread_allows
+from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault, Scope
 from shoal.coordinator.core.placement.model import Move, Slot, terms_of
 from shoal.coordinator.core.placement.rank import gain, predicted_values, scores_of, tie_break
-from shoal.coordinator.core.placement.relax import CATEGORY_SIZE, RequiredRelaxation, manual_remedy
 from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas, may_retry
 from shoal.types.codes import Code, Refusal
-from shoal.types.units import Bytes, show_bytes
-from shoal.types.workload import Intent, Limits, Requirements, Spread
+from shoal.types.units import Bytes
+from shoal.types.workload import Intent, Limits, Requirements
 
-UTILISATION_MOST = 0.7
-"""Declared traffic may use this share of a device: at 0.7 an M/D/1 queue adds about one service time."""
 BROKEN_MOST = 3
 """Replicas of one workload that may be broken before it is tried nowhere else, so that one bad model does not fail on
 every node of a fleet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """A chosen replica."""
-
-    # Where it runs.
-    option: Option
-    # The current replica that it is; None: a new one.
-    existing: CurrentReplica | None
-    # The move that waited for this place; None: none did.
-    move: Move | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +87,7 @@ class Solver:
         self.cap = cap
         self.allocations = allocations.with_undecided(scope, intent, replicas, -1)
         self.baseline = baseline.with_undecided(scope, intent, replicas, -1)
+        self._contention = ContentionCheck(scope, intent, self.allocations, self.baseline)
         self.terms = terms_of(intent)
         self.broken_replicas = tuple(
             each
@@ -283,7 +260,7 @@ class Solver:
         for option in self.options:
             if option.key in taken or self.scope.faults(option, self.intent, require, limits):
                 continue
-            if not self._contention_faults(option, picks, require, allocations):
+            if not self._contention.faults(option, picks, require, allocations):
                 yield option
 
     def is_confirmed(self, replica: CurrentReplica | FailedReplica) -> bool:
@@ -339,7 +316,7 @@ class Solver:
             [
                 *(found.refusal.code for found in faults[index] if found.constraint is not Constraint.LATENCY),
                 *(() if is_on_other_node(option, picks) else (Code.SPREAD_CONFLICT,)),
-                *(found.refusal.code for found in self._capacity_faults(option, require, allocations)),
+                *(found.refusal.code for found in self._contention.capacity_faults(option, require, allocations)),
                 *((Code.WAITING_FOR_REPLACEMENT,) if option.key in waiting else ()),
             ]
             for index, option in enumerate(self.options)
@@ -432,7 +409,7 @@ class Solver:
             option = self.options[index]
             if move is not None and (option.key in left or not move.aim.allows(*option.key)):
                 continue
-            if option.key not in waiting and not self._contention_faults(option, picks, require, allocations):
+            if option.key not in waiting and not self._contention.faults(option, picks, require, allocations):
                 return option
         return None
 
@@ -441,109 +418,12 @@ class Solver:
     ) -> tuple[PlacementFault, ...]:
         """What excluded an option that is feasible by itself. Once all replicas are placed, the spread relative to the
         picks is no reason."""
-        found = self._contention_faults(option, picks, require, allocations)
+        found = self._contention.faults(option, picks, require, allocations)
         full = len(picks) >= self._replica_count(require)
         return tuple(fault for fault in found if not full or fault.constraint is not Constraint.SPREAD)
-
-    def _contention_faults(
-        self, option: Option, picks: list[Pick], require: Requirements, allocations: Allocations
-    ) -> tuple[PlacementFault, ...]:
-        """Violations of constraints that depend on what else is placed."""
-        taken = self._capacity_faults(option, require, allocations)
-        return taken if spread_allows(option, picks, require) else (*taken, _spread_fault(option, require))
-
-    def _capacity_faults(
-        self, option: Option, require: Requirements, allocations: Allocations
-    ) -> tuple[PlacementFault, ...]:
-        """Violations of device capacity and quota."""
-        usage = allocations.quota_usage.get(self.intent.key.tenant, QuotaUsage())
-        quota = self._quota_fault(usage.plus(1, memory_requirement(option)))
-        return (*self._device_faults(option, require, allocations), *((quota,) if quota is not None else ()))
-
-    def _device_faults(
-        self, option: Option, require: Requirements, allocations: Allocations
-    ) -> tuple[PlacementFault, ...]:
-        """Shortages of the device's memory and time. OUTRANKED where workloads that were decided before this one took
-        them."""
-        found = self._shortages(option, require, allocations)
-        if (
-            found
-            and self._shortages(option, require, self.allocations)
-            and not self._shortages(option, require, self.baseline)
-        ):
-            slot = f"{option.slot.node}/{option.slot.device}"
-            lacking = " and ".join(fault.refusal.code for fault in found)
-            refusal = Refusal(
-                Code.OUTRANKED, f"{lacking} on {slot} after workloads of higher rank", "room for this one"
-            )
-            return (
-                PlacementFault(
-                    Constraint.MEMORY, refusal, manual_remedy(f"raise its priority above {self.intent.priority}")
-                ),
-            )
-        return found
-
-    def _shortages(self, option: Option, require: Requirements, allocations: Allocations) -> tuple[PlacementFault, ...]:
-        """Faults of memory and utilisation on the option's device under these allocations."""
-        admissible = admissible_bytes(option.device, option.state, allocations.memory.get(option.slot, NO_COMMITMENT))
-        busy, booked = (
-            busy_share(self.scope, self.intent, option, require.replicas),
-            allocations.busy.get(option.slot, 0.0),
-        )
-        found = (
-            memory_fault(option, memory_requirement(option), admissible),
-            utilisation_fault(option, busy, booked, UTILISATION_MOST, require.replicas),
-        )
-        return tuple(fault for fault in found if fault is not None)
-
-    def _quota_fault(self, would_hold: QuotaUsage) -> PlacementFault | None:
-        """The limit of the tenant's quota that would be exceeded; None where none would be."""
-        tenant = self.intent.key.tenant
-        quota = self.scope.inputs.quotas.get(tenant)
-        if quota is None:
-            return None
-        if quota.replicas is not None and would_hold.replicas > quota.replicas:
-            found = f"{tenant} would have {would_hold.replicas} replicas"
-            remedy = f"quota: {{replicas: {would_hold.replicas}}} of tenant {tenant}"
-            return PlacementFault(
-                Constraint.QUOTA, Refusal(Code.QUOTA, found, f"at most {quota.replicas}"), manual_remedy(remedy)
-            )
-        if quota.memory is not None and would_hold.memory > quota.memory:
-            found = f"{tenant} would have {show_bytes(would_hold.memory)}"
-            remedy = f"quota: {{memory: {show_bytes(would_hold.memory)}}} of tenant {tenant}"
-            refusal = Refusal(Code.QUOTA, found, f"at most {show_bytes(quota.memory)}")
-            return PlacementFault(Constraint.QUOTA, refusal, manual_remedy(remedy))
-        return None
-
-
-def memory_requirement(option: Option) -> Bytes:
-    """Memory that is committed for a new replica: the upper end of the prediction."""
-    return Bytes(0 if option.prediction is None else math.ceil(option.prediction.memory_bytes.high))
-
-
-def spread_allows(option: Option, picks: Sequence[Pick], require: Requirements) -> bool:
-    match require.spread:
-        case Spread.NONE:
-            return True
-        case Spread.DEVICE:
-            return all(pick.option.slot != option.slot for pick in picks)
-        case Spread.NODE:
-            return all(pick.option.slot.node != option.slot.node for pick in picks)
-
-
-def is_on_other_node(option: Option, picks: Sequence[Pick]) -> bool:
-    """Whether none of these replicas is on the option's node, so that a standby does not fail together with them."""
-    return all(pick.option.slot.node != option.slot.node for pick in picks)
 
 
 def _standby_refusal(census: Counter[Code]) -> Refusal:
     found = ", ".join(f"{code} x {count}" for code, count in sorted(census.items()))
     asked = "a node without an active replica, and room there"
     return Refusal(Code.STANDBY_SHORT, found, asked, "add a node, or free memory")
-
-
-def _spread_fault(option: Option, require: Requirements) -> PlacementFault:
-    taken = option.slot.node if require.spread is Spread.NODE else f"{option.slot.node}/{option.slot.device}"
-    refusal = Refusal(Code.SPREAD_CONFLICT, f"{taken} has a replica already", f"spread: {require.spread}")
-    other = Spread.DEVICE if require.spread is Spread.NODE else Spread.NONE
-    return PlacementFault(Constraint.SPREAD, refusal, RequiredRelaxation(spread=other, size=CATEGORY_SIZE))

@@ -14,9 +14,9 @@ from shoal.coordinator.core.federation.rules import check_advertisement
 from shoal.coordinator.core.fleet.commitments import total_bytes
 from shoal.coordinator.core.negotiation.advertise import capacity_classes
 from shoal.coordinator.core.negotiation.bid import BidAnswer, guest_intent
+from shoal.coordinator.core.placement.contention import UTILISATION_MOST
 from shoal.coordinator.core.placement.model import Inputs, Reservation, Slot
 from shoal.coordinator.core.placement.place import place
-from shoal.coordinator.core.placement.solve import UTILISATION_MOST
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code
 from shoal.types.offer import Advertisement, Decline, Offer

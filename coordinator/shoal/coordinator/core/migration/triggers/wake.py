@@ -11,8 +11,8 @@ from typing import Final
 
 from shoal.coordinator.core.migration.model import Cause, MoveProposal
 from shoal.coordinator.core.migration.triggers.view import MovableReplica, TriggerView, deferred_proposal
+from shoal.coordinator.core.placement.contention import UTILISATION_MOST
 from shoal.coordinator.core.placement.model import Slot
-from shoal.coordinator.core.placement.solve import UTILISATION_MOST
 from shoal.types.workload import Intent
 
 NAME: Final = "wake"

@@ -1,0 +1,140 @@
+"""Whether a place still has room beside what else is placed: capacity of the device, quota of the tenant, spread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, admissible_bytes
+from shoal.coordinator.core.placement.allocations import Allocations, QuotaUsage, busy_share, memory_requirement
+from shoal.coordinator.core.placement.feasible import (
+    Constraint,
+    Option,
+    PlacementFault,
+    Scope,
+    memory_fault,
+    utilisation_fault,
+)
+from shoal.coordinator.core.placement.model import Move
+from shoal.coordinator.core.placement.relax import CATEGORY_SIZE, RequiredRelaxation, manual_remedy
+from shoal.coordinator.core.placement.replicas import CurrentReplica
+from shoal.types.codes import Code, Refusal
+from shoal.types.units import show_bytes
+from shoal.types.workload import Intent, Requirements, Spread
+
+UTILISATION_MOST = 0.7
+"""Declared traffic may use this share of a device: at 0.7 an M/D/1 queue adds about one service time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A chosen replica."""
+
+    # Where it runs.
+    option: Option
+    # The current replica that it is; None: a new one.
+    existing: CurrentReplica | None
+    # The move that waited for this place; None: none did.
+    move: Move | None = None
+
+
+class ContentionCheck:
+    """For one workload: what excludes an option that is feasible by itself."""
+
+    def __init__(self, scope: Scope, intent: Intent, allocations: Allocations, baseline: Allocations) -> None:
+        """allocations: with everything that was decided before this workload. baseline: without those decisions, and as
+        if their workloads had no replicas."""
+        self._scope = scope
+        self._intent = intent
+        self._allocations = allocations
+        self._baseline = baseline
+
+    def faults(
+        self, option: Option, picks: list[Pick], require: Requirements, allocations: Allocations
+    ) -> tuple[PlacementFault, ...]:
+        """Violations of constraints that depend on what else is placed."""
+        taken = self.capacity_faults(option, require, allocations)
+        return taken if spread_allows(option, picks, require) else (*taken, _spread_fault(option, require))
+
+    def capacity_faults(
+        self, option: Option, require: Requirements, allocations: Allocations
+    ) -> tuple[PlacementFault, ...]:
+        """Violations of device capacity and quota."""
+        usage = allocations.quota_usage.get(self._intent.key.tenant, QuotaUsage())
+        quota = self._quota_fault(usage.plus(1, memory_requirement(option)))
+        return (*self._device_faults(option, require, allocations), *((quota,) if quota is not None else ()))
+
+    def _device_faults(
+        self, option: Option, require: Requirements, allocations: Allocations
+    ) -> tuple[PlacementFault, ...]:
+        """Shortages of the device's memory and time. OUTRANKED where workloads that were decided before this one took
+        them."""
+        found = self._shortages(option, require, allocations)
+        if (
+            found
+            and self._shortages(option, require, self._allocations)
+            and not self._shortages(option, require, self._baseline)
+        ):
+            slot = f"{option.slot.node}/{option.slot.device}"
+            lacking = " and ".join(fault.refusal.code for fault in found)
+            refusal = Refusal(
+                Code.OUTRANKED, f"{lacking} on {slot} after workloads of higher rank", "room for this one"
+            )
+            return (
+                PlacementFault(
+                    Constraint.MEMORY, refusal, manual_remedy(f"raise its priority above {self._intent.priority}")
+                ),
+            )
+        return found
+
+    def _shortages(self, option: Option, require: Requirements, allocations: Allocations) -> tuple[PlacementFault, ...]:
+        """Faults of memory and utilisation on the option's device under these allocations."""
+        admissible = admissible_bytes(option.device, option.state, allocations.memory.get(option.slot, NO_COMMITMENT))
+        busy, booked = (
+            busy_share(self._scope, self._intent, option, require.replicas),
+            allocations.busy.get(option.slot, 0.0),
+        )
+        found = (
+            memory_fault(option, memory_requirement(option), admissible),
+            utilisation_fault(option, busy, booked, UTILISATION_MOST, require.replicas),
+        )
+        return tuple(fault for fault in found if fault is not None)
+
+    def _quota_fault(self, would_hold: QuotaUsage) -> PlacementFault | None:
+        """The limit of the tenant's quota that would be exceeded; None where none would be."""
+        tenant = self._intent.key.tenant
+        quota = self._scope.inputs.quotas.get(tenant)
+        if quota is None:
+            return None
+        if quota.replicas is not None and would_hold.replicas > quota.replicas:
+            found = f"{tenant} would have {would_hold.replicas} replicas"
+            remedy = f"quota: {{replicas: {would_hold.replicas}}} of tenant {tenant}"
+            return PlacementFault(
+                Constraint.QUOTA, Refusal(Code.QUOTA, found, f"at most {quota.replicas}"), manual_remedy(remedy)
+            )
+        if quota.memory is not None and would_hold.memory > quota.memory:
+            found = f"{tenant} would have {show_bytes(would_hold.memory)}"
+            remedy = f"quota: {{memory: {show_bytes(would_hold.memory)}}} of tenant {tenant}"
+            refusal = Refusal(Code.QUOTA, found, f"at most {show_bytes(quota.memory)}")
+            return PlacementFault(Constraint.QUOTA, refusal, manual_remedy(remedy))
+        return None
+
+
+def spread_allows(option: Option, picks: Sequence[Pick], require: Requirements) -> bool:
+    match require.spread:
+        case Spread.NONE:
+            return True
+        case Spread.DEVICE:
+            return all(pick.option.slot != option.slot for pick in picks)
+        case Spread.NODE:
+            return all(pick.option.slot.node != option.slot.node for pick in picks)
+
+
+def is_on_other_node(option: Option, picks: Sequence[Pick]) -> bool:
+    """Whether none of these replicas is on the option's node, so that a standby does not fail together with them."""
+    return all(pick.option.slot.node != option.slot.node for pick in picks)
+
+
+def _spread_fault(option: Option, require: Requirements) -> PlacementFault:
+    taken = option.slot.node if require.spread is Spread.NODE else f"{option.slot.node}/{option.slot.device}"
+    refusal = Refusal(Code.SPREAD_CONFLICT, f"{taken} has a replica already", f"spread: {require.spread}")
+    other = Spread.DEVICE if require.spread is Spread.NODE else Spread.NONE
+    return PlacementFault(Constraint.SPREAD, refusal, RequiredRelaxation(spread=other, size=CATEGORY_SIZE))
