@@ -10,8 +10,9 @@ from shoal.coordinator.api.backup import Backups, stream_backup
 from shoal.coordinator.api.can_move import can_move_view
 from shoal.coordinator.api.compute_pool import ComputePool
 from shoal.coordinator.api.diagnostics import AddressableProcess, diagnostics, stream_logs
-from shoal.coordinator.api.events import newest_events, stream_events
-from shoal.coordinator.api.migrations import held_move_view, migration_view, migration_views
+from shoal.coordinator.api.events import stream_events
+from shoal.coordinator.api.migrations import held_move_view
+from shoal.coordinator.api.region_views import RegionViews, unknown_kind
 from shoal.coordinator.controllers.documents import revisions
 from shoal.coordinator.controllers.federation.membership import FederationMembership
 from shoal.coordinator.controllers.identity.enrolment import BEARER, Enrolment
@@ -23,10 +24,8 @@ from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.controllers.region.trust import TrustController
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.fleet.labels import LabelGrant
-from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.signals.model import SignalName
-from shoal.coordinator.core.workloads.service_reports import service_report
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.workload import WorkloadKey
@@ -35,23 +34,7 @@ from shoal.wire.identity import identity_of_context
 from shoal.wire.nouns import to_wire
 
 KINDS: Final = {"workload": "Workload", "policy": "Policy", "tenant": "Tenant", "region": "Region"}
-LISTS: Final = {"policies": "Policy", "tenants": "Tenant"}
-_KINDS_LISTED: Final = (
-    "nodes",
-    "devices",
-    "workloads",
-    "placements",
-    "tokens",
-    "events",
-    "regions",
-    "agreements",
-    "migrations",
-    "ledger",
-    *LISTS,
-)
-MAX_LEDGER_ENTRIES: Final = 2_000
-"""Most ledger entries in one reply, the newest: an entry carries what its counterpart signed, and a reply holds 4
-MiB."""
+"""Kinds that `Delete` takes, as documents name them."""
 
 
 class FederationJoiner(Protocol):
@@ -89,6 +72,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         self._store = region.context.store
         self._clock = region.clock
         self._follower = follower
+        self._views = RegionViews(region, enrolment, process)
         self._compute_pool = ComputePool()
 
     async def WhoAmI(self, request: operator_pb2.WhoAmIRequest, context: Any) -> operator_pb2.WhoAmIReply:
@@ -165,17 +149,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         if self._follower is not None and (refusal := self._follower.redirect("Get", request.kind)) is not None:
             raise ShoalError(refusal)
         as_of = self._follower.revision if self._follower is not None else 0
-        found = await self._list(request.kind, request.name, request.tenant)
-        if request.name or request.tenant:
-            _filter(found, request.name, request.tenant)
-            if request.name and not found.ListFields():
-                code = Code.NODE_UNKNOWN if request.kind == "nodes" else Code.NOT_FOUND
-                raise refuse(
-                    code,
-                    f"{request.kind} {request.name!r:.120}",
-                    "one that is listed",
-                    f"see `shoal get {request.kind}`",
-                )
+        found = await self._views.find(request.kind, request.name, request.tenant)
         if self._follower is not None:
             found.served_by, found.as_of = self._process.link_address, as_of
         return found
@@ -194,7 +168,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             case kind if kind in KINDS:
                 revision = await self._region.workloads.delete(DocumentKey(KINDS[kind], request.name), actor)
             case _:
-                raise _unknown_kind(request.kind, (*KINDS, "node", "token"))
+                raise unknown_kind(request.kind, (*KINDS, "node", "token"))
         await self._audit.note(actor, "Delete", f"{request.kind} {request.name}", "deleted")
         return operator_pb2.DeleteReply(revision=revision)
 
@@ -208,7 +182,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             plan=views.workload_plan_view(plan, fleet, found.get(key)),
             workload=listed[0] if listed else None,
             placements=views.placement_views(controller, fleet, controller.explain_all(), key),
-            signals=self._signals(),
+            signals=self._views.signals(),
             unmoved=[held_move_view(each, fleet) for each in controller.reasons_to_stay(key)],
         )
 
@@ -225,7 +199,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         actor = identity_of_context(context).uri
         await self._region.fleet.cordon(request.node, request.cordoned, actor)
         await self._audit.note(actor, "Cordon", request.node, "cordoned" if request.cordoned else "uncordoned")
-        return operator_pb2.CordonReply(node=await self._node(request.node))
+        return operator_pb2.CordonReply(node=await self._views.node(request.node))
 
     async def Migrate(self, request: operator_pb2.MigrateRequest, context: Any) -> operator_pb2.MigrateReply:
         actor = identity_of_context(context).uri
@@ -239,7 +213,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         else:
             begun = await self._region.moves.migrate(key, aim, actor, replica=request.replica)
         await self._audit.note(actor, "Migrate", f"{key} to {request.to}", begun.id)
-        return operator_pb2.MigrateReply(migration=self._migration(begun))
+        return operator_pb2.MigrateReply(migration=self._views.migration(begun))
 
     async def CancelMigration(
         self, request: operator_pb2.CancelMigrationRequest, context: Any
@@ -248,24 +222,20 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         key = _key(request.workload) if request.HasField("workload") else None
         after = await self._region.moves.cancel(request.id, actor, key)
         await self._audit.note(actor, "CancelMigration", request.id, after.stage)
-        return operator_pb2.CancelMigrationReply(migration=self._migration(after))
+        return operator_pb2.CancelMigrationReply(migration=self._views.migration(after))
 
     async def Drain(self, request: operator_pb2.DrainRequest, context: Any) -> operator_pb2.DrainReply:
         actor = identity_of_context(context).uri
         drained = await self._region.moves.drain(request.node, actor)
         await self._audit.note(actor, "Drain", request.node, f"{len(drained.migrations)} moves begun")
         return operator_pb2.DrainReply(
-            node=await self._node(request.node),
-            migrations=[self._migration(each) for each in drained.migrations],
+            node=await self._views.node(request.node),
+            migrations=[self._views.migration(each) for each in drained.migrations],
             unmoved=[
                 operator_pb2.UnmovedReplica(assignment=name, reason=views.refusal_view(refusal))
                 for name, refusal in sorted(drained.refusals.items())
             ],
         )
-
-    def _migration(self, migration: Migration) -> operator_pb2.MigrationView:
-        region, now, wall = self._region, self._clock.now(), self._clock.wall()
-        return migration_view(region.workloads, region.fleet.fleet, migration, now, wall)
 
     async def Events(self, request: operator_pb2.EventsRequest, context: Any) -> AsyncIterator[operator_pb2.Event]:
         async for event in stream_events(self._region.events, request):
@@ -334,13 +304,13 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         keep = request.keep or "running"
         await self._members.resolve_duplicate(request.node, keep, actor)
         await self._audit.note(actor, "Settle", request.node, f"keep {keep}")
-        return operator_pb2.SettleReply(node=await self._node(request.node))
+        return operator_pb2.SettleReply(node=await self._views.node(request.node))
 
     async def Release(self, request: operator_pb2.ReleaseNodeRequest, context: Any) -> operator_pb2.ReleaseNodeReply:
         actor = identity_of_context(context).uri
         await self._region.fleet.release(request.node, actor)
         await self._audit.note(actor, "Release", request.node, "released")
-        return operator_pb2.ReleaseNodeReply(node=await self._node(request.node))
+        return operator_pb2.ReleaseNodeReply(node=await self._views.node(request.node))
 
     async def Label(self, request: operator_pb2.LabelNodeRequest, context: Any) -> operator_pb2.LabelNodeReply:
         actor = identity_of_context(context).uri
@@ -349,7 +319,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         await self._region.fleet.label(request.node, dict(request.set), set(request.remove), actor)
         words = [*sorted(request.set), *(f"{name}-" for name in sorted(request.remove))]
         await self._audit.note(actor, "Label", request.node, " ".join(words)[:200])
-        return operator_pb2.LabelNodeReply(node=await self._node(request.node))
+        return operator_pb2.LabelNodeReply(node=await self._views.node(request.node))
 
     async def ClearModel(self, request: operator_pb2.ClearModelRequest, context: Any) -> operator_pb2.ClearModelReply:
         actor = identity_of_context(context).uri
@@ -394,12 +364,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             cleared = await self._region.signals.clear_override(name, actor)
             outcome = "cleared" if cleared else "nothing was set"
         await self._audit.note(actor, "SetSignal", name, outcome)
-        shown = next(view for view in self._signals() if view.name == name)
+        shown = next(view for view in self._views.signals() if view.name == name)
         return operator_pb2.SetSignalReply(signal=shown)
-
-    def _signals(self) -> list[operator_pb2.SignalView]:
-        signals = self._region.signals
-        return views.signal_views(signals.current(), signals.refusals, self._clock.wall())
 
     async def JoinFederation(
         self, request: operator_pb2.JoinFederationRequest, context: Any
@@ -434,105 +400,6 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         assert self._federation_or_none is not None, "a follower's guard says who leads"
         return self._federation_or_none
 
-    async def _node(self, name: str) -> operator_pb2.NodeView:
-        state = self._region.fleet.fleet.nodes[name]
-        ends = await self._enrolment.expiry_of(state.node.role, name)
-        return views.node_view(state, self._region.workloads.desired.get(name), ends)
-
-    async def _list(self, kind: str, name: str, tenant: str) -> operator_pb2.GetReply:
-        """The candidates for this name and tenant: all of a kind, or fewer where building them is expensive."""
-        controller, fleet = self._region.workloads, self._region.fleet.fleet
-        reply = operator_pb2.GetReply()
-        match kind:
-            case "nodes":
-                for name, state in sorted(fleet.nodes.items()):
-                    ends = await self._enrolment.expiry_of(state.node.role, name)
-                    reply.nodes.append(views.node_view(state, controller.desired.get(name), ends))
-            case "devices":
-                costs = controller.costs
-                for name, state in sorted(fleet.nodes.items()):
-                    reply.devices.extend(views.device_views(state, controller.desired.get(name), costs))
-            case "workloads":
-                reply.workloads.extend(views.workload_views(controller, fleet))
-            case "placements":
-                reply.placements.extend(views.placement_views(controller, fleet, controller.explain_all()))
-            case "tokens":
-                reply.tokens.extend(views.token_view(token) for token in await self._enrolment.tokens())
-            case "agreements":
-                trades = self._region.origin.trades if self._region.origin is not None else {}
-                deals = self._region.delegate.states.values() if self._region.delegate is not None else ()
-                seen = partial(service_report, fleet)
-                reply.agreements.extend(views.agreement_views(trades, deals, self._clock.now(), seen))
-            case "migrations":
-                now, wall = self._clock.now(), self._clock.wall()
-                reply.migrations.extend(migration_views(controller, fleet, name, tenant, now, wall))
-            case "ledger":
-                reply.ledger.extend(
-                    to_wire(entry) for entry in (await self._region.ledger.entries_after(0))[-MAX_LEDGER_ENTRIES:]
-                )
-            case "events":
-                reply.events.extend(await newest_events(self._region.events))
-            case "regions":
-                name = self._region.config.name
-                view = reply.regions.add(name=name, signals=self._signals())
-                view.leader, view.coordinators[:] = (
-                    self._process.link_address,
-                    self._process.link_addresses.split(","),
-                )
-                if (stored := controller.catalog.documents.get(DocumentKey("Region", name))) is not None:
-                    view.document.CopyFrom(views.document_view(stored))
-            case kind if kind in LISTS:
-                reply.documents.extend(
-                    views.document_view(stored)
-                    for key, stored in sorted(controller.catalog.documents.items())
-                    if key.kind == LISTS[kind]
-                )
-            case _:
-                raise _unknown_kind(kind, _KINDS_LISTED)
-        return reply
-
-
-def _filter(reply: operator_pb2.GetReply, name: str, tenant: str) -> None:
-    """Keeps the items with this name and tenant, in whichever list is filled."""
-    for field, values in reply.ListFields():
-        kept = [value for value in values if _matches(field.name, value, name, tenant)]
-        listed = getattr(reply, field.name)
-        del listed[:]
-        listed.extend(kept)
-
-
-def _matches(field: str, value: Any, name: str, tenant: str) -> bool:
-    match field:
-        case "nodes":
-            return value.node.name == name or not name
-        case "devices":
-            return name in ("", value.node, f"{value.node}/{value.device.name}")
-        case "workloads":
-            return name in ("", value.workload.name) and tenant in ("", value.workload.tenant)
-        case "placements":
-            workload = value.assignment.workload
-            return name in ("", workload.name, value.assignment.id) and tenant in ("", workload.tenant)
-        case "documents" | "regions":
-            return name in ("", value.name)
-        case "tokens":
-            return name in ("", value.id, value.name)
-        case "agreements":
-            return name in ("", value.agreement, value.workload.name) and tenant in ("", value.workload.tenant)
-        case "migrations":
-            return True  # filtered before they were built
-        case "ledger":
-            return name in ("", value.agreement)
-        case "events":
-            return name in ("", value.subject, value.node, value.workload.name) and tenant in (
-                "",
-                value.workload.tenant,
-            )
-    return False
-
 
 def _key(key: nouns_pb2.WorkloadKey) -> WorkloadKey:
     return WorkloadKey(key.tenant or "default", key.name)
-
-
-def _unknown_kind(kind: str, known: tuple[str, ...]) -> ShoalError:
-    return refuse(Code.KIND_UNKNOWN, f"kind {kind!r:.40}", f"one of {', '.join(known)}", "choose one of these")
