@@ -88,7 +88,7 @@ class Scene:
     async def wait_whole(self, within_s: float) -> float:
         """Virtual seconds until nothing is missing."""
         began = self.world.now()
-        while missing := await self.cluster.missing():
+        while missing := await self.cluster.convergence.missing():
             assert self.world.now() < began + within_s, f"not whole within {within_s} virtual s: {missing}"
             await asyncio.sleep(0.05)
         return self.world.now() - began

@@ -10,14 +10,13 @@ from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.controller import GRANTS
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.core.fleet.labels import ENTRY_LABEL, EVERY_TENANT, LabelGrant
-from shoal.coordinator.core.fleet.state import Liveness
-from shoal.coordinator.core.placement.model import WorkloadPlan
 from shoal.coordinator.ports import Transaction
 from shoal.simulator.checkers.invariants import InvariantMonitor
 from shoal.simulator.checkers.region import DUPLICATE_MARK
 from shoal.simulator.parts.broker import SimBroker, SimBrokerLink, SimBrokerLinks
+from shoal.simulator.parts.convergence import ConvergenceCheck
 from shoal.simulator.parts.machine import Behaviour, Chip, SimDeviceDriver, SimFrontControl, SimMachine, SimWorkerPool
-from shoal.simulator.parts.migration_events import migration_facts, migrations_in, pending_moves
+from shoal.simulator.parts.migration_events import migration_facts, migrations_in
 from shoal.simulator.parts.network import COORDINATOR, REGION, SimAgentLinks, SimLink, SimNetwork
 from shoal.simulator.parts.operators import SimOperators
 from shoal.simulator.parts.storage import (
@@ -34,11 +33,10 @@ from shoal.simulator.parts.storage import (
 from shoal.simulator.world.disk import SimDisk
 from shoal.simulator.world.world import SimClock, SimProcess, SimWorld
 from shoal.types.codes import Code
-from shoal.types.device import Node, PowerState, Role
+from shoal.types.device import Node, Role
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.units import Bytes
-from shoal.types.workload import Intent, Spread, Standby, WorkloadKey
 from shoal.wire import nouns
 
 GIB = 1 << 30
@@ -95,6 +93,7 @@ class SimCluster:
         self.region: RegionalCoordinator | None = None
         self.store: SimStore | None = None
         self.operators = SimOperators(self)
+        self.convergence = ConvergenceCheck(self)
         self.supervisors: dict[str, Supervisor] = {}
         self.is_over = False
         self.permanently_dead: frozenset[str] = frozenset()
@@ -333,170 +332,8 @@ class SimCluster:
         if self.coordinator is not None:
             self.coordinator.die()
 
-    async def missing(self, within_s: float = 0.0) -> list[str]:
-        """What keeps the region from being converged; empty if nothing. within_s: also count migrations that begin by
-        themselves within this many seconds."""
-        region = self.region
-        if region is None or self.coordinator is None or not self.coordinator.alive:
-            return ["no coordinator"]
-        found: list[str] = []
-        for machine in self.surviving_machines():
-            found += self.missing_at(region, machine) or [
-                *self._wrong_routes(region, machine),
-                *self._awake_devices(region, machine),
-            ]
-        found += self._missing_replicas(region)
-        found += [f"{name} is not lost yet" for name in sorted(self.permanently_dead) if not _is_lost(region, name)]
-        assigned = [each for wanted in region.workloads.desired.values() for each in wanted.assignments]
-        draining = [each.id for each in assigned if each.draining]
-        found += [f"{name} is still to be drained" for name in draining]
-        found += [f"{each.id} is {each.stage}" for each in region.workloads.migrations.live if each.target is not None]
-        decided, moves = region.workloads, region.workloads.migrations.all.values()
-        found += pending_moves(
-            decided.move_holds, decided.last_plan, moves, self.clock.now(), self.clock.wall(), within_s
-        )
-        if found:
-            return found
-        for machine in self.surviving_machines():
-            for intent in region.workloads.intents:
-                if self._ready_replicas(intent.key) and (
-                    code := await self.operators.request(machine.name, intent.key)
-                ):
-                    found.append(f"{machine.name} answers {intent.key} with {code}")
-        return found
-
-    def quiescent_state(self) -> tuple[object, ...]:
-        """What must not change once the region has converged."""
-        region = self.region
-        starts = sum(
-            event.kind == "worker.start" and self.spec.behaviours[event.facts["model"]].crash_at_load < 1.0
-            for event in self.world.history.events
-        )
-        versions = () if region is None else tuple((n, each.version) for n, each in region.workloads.desired.items())
-        return starts, versions
-
     def surviving_machines(self) -> list[SimMachine]:
         return [machine for machine in self.machines if machine.name not in self.permanently_dead]
-
-    def missing_at(self, region: RegionalCoordinator, machine: SimMachine) -> list[str]:
-        """What one machine lacks of its desired set, except routes."""
-        name = machine.name
-        state = region.fleet.fleet.nodes.get(name)
-        if machine.supervisor is None or not machine.supervisor.alive:
-            return [f"{name} is down"]
-        if state is None or not state.connected or state.liveness is not Liveness.READY:
-            return [f"{name} is not seen: {state and (state.liveness, state.connected)}"]
-        if not state.has_full_status:
-            return [f"{name} has not reported in full"]
-        if state.quarantined:
-            return [f"{name} is not trusted again"]
-        if dark := sorted({each.name for each in state.node.devices} - state.readings.keys()):
-            return [f"{name}'s {', '.join(dark)} was not measured again"]
-        wanted = region.workloads.desired.get(name)
-        held = self.supervisors[name].snapshot.version
-        if wanted is None or held != wanted.version:
-            return [f"{name} holds {held}, wanted is {wanted and wanted.version}"]
-        found = [] if machine.front.alive else [f"{name}'s front is down"]
-        assigned = {each.id for each in wanted.assignments if not each.staged}
-        found += [f"{other} still runs on {name}" for other in sorted(machine.workers) if other not in assigned]
-        found += [f"{each} has not come up on {name}" for each in sorted(assigned) if not machine.is_ready(each)]
-        found += [
-            f"{each.id} is not staged on {name}"
-            for each in wanted.assignments
-            if each.staged and each.model not in machine.cached_models  # a corrupt file is only found when it is loaded
-        ]
-        return found
-
-    def _awake_devices(self, region: RegionalCoordinator, machine: SimMachine) -> list[str]:
-        """Devices without a replica that are awake although the region lets them sleep."""
-        wanted = region.workloads.desired[machine.name]
-        taken = {each.device for each in wanted.assignments}
-        may = region.workloads.catalog.facts(REGION).sleep_after_s is not None
-        able = [name for name, known in sorted(machine.chips.items()) if may and known.device.rest is not None]
-        return [
-            f"{machine.name}'s {name} is {machine.power(name)}"
-            for name in able
-            if name not in taken and machine.power(name) is not PowerState.ASLEEP
-        ]
-
-    def _wrong_routes(self, region: RegionalCoordinator, machine: SimMachine) -> list[str]:
-        name, found = machine.name, list[str]()
-        for intent in region.workloads.intents:
-            route = machine.front.routes.get(intent.key)
-            routed = {each.assignment for each in route.endpoints} if route else set()
-            if routed != self._ready_replicas(intent.key):
-                ready = sorted(self._ready_replicas(intent.key))
-                found.append(f"{name} routes {intent.key} to {sorted(routed)}, ready are {ready}")
-        return found
-
-    def _missing_replicas(self, region: RegionalCoordinator) -> list[str]:
-        """Replicas that are missing or superfluous, counted independently of placement.
-
-        As many as spread, quota and sound models allow must be ready, and one more on standby where a node has no
-        active one. A replica that the plan does not want may exist only while the plan lacks one, since the old one
-        keeps serving.
-        """
-        found: list[str] = []
-        room = placed = old = 0
-        for intent in region.workloads.intents:
-            plan = region.workloads.last_plan.of(intent.key) if region.workloads.last_plan else None
-            if plan is None:
-                return [f"{intent.key} is not planned"]
-            standbys = [target for target in plan.targets if target.standby]
-            room += self._max_replicas(intent) + self._expected_standbys(intent, plan)
-            placed += plan.placed + len(standbys)
-            ready = self._ready_replicas(intent.key) | self._staged_replicas(region, intent.key)
-            wanted = {target.existing_assignment for target in plan.targets}
-            found += [f"{name or 'a new one'} of {intent.key} is not ready" for name in sorted(wanted - ready)]
-            old += len(ready - wanted)
-            if plan.refusal is None:
-                assigned = {
-                    each.id
-                    for desired in region.workloads.desired.values()
-                    for each in desired.assignments
-                    if each.workload == intent.key
-                }
-                found += [f"{name} of {intent.key} is not wanted" for name in sorted((ready | assigned) - wanted)]
-        can_be = min(room, self.operators.quota)
-        if not can_be - old <= placed <= can_be:
-            found.append(f"{placed} replicas are placed and {old} old ones serve, {can_be} can be")
-        return found
-
-    def _max_replicas(self, intent: Intent) -> int:
-        if any(self.spec.behaviours[model.digest].crash_at_load == 1.0 for model in intent.models):
-            return 0
-        nodes = [machine for machine in self.surviving_machines() if machine.chips]
-        devices = sum(len(machine.chips) for machine in nodes)
-        replicas = intent.require.replicas
-        return {Spread.NODE: min(replicas, len(nodes)), Spread.DEVICE: min(replicas, devices), Spread.NONE: replicas}[
-            intent.require.spread
-        ]
-
-    def _expected_standbys(self, intent: Intent, plan: WorkloadPlan) -> int:
-        used = {target.node for target in plan.targets if not target.standby}
-        free = {machine.name for machine in self.surviving_machines() if machine.chips} - used
-        return int(intent.require.standby is not Standby.NONE and 0 < plan.wanted <= plan.placed and bool(free))
-
-    def _staged_replicas(self, region: RegionalCoordinator, workload: WorkloadKey) -> set[str]:
-        return {
-            each.id
-            for desired in region.workloads.desired.values()
-            for each in desired.assignments
-            if each.workload == workload and each.staged
-        }
-
-    def _ready_replicas(self, workload: WorkloadKey) -> set[str]:
-        return {
-            name
-            for machine in self.surviving_machines()
-            for name, worker in machine.workers.items()
-            if machine.is_ready(name) and worker.assignment.workload == workload
-        }
-
-
-def _is_lost(region: RegionalCoordinator, node: str) -> bool:
-    state = region.fleet.fleet.nodes.get(node)
-    return state is None or state.liveness is Liveness.LOST
 
 
 class SimReceiptSigner:

@@ -271,7 +271,7 @@ class CrossRegionScenario(MigrationScenario):
 
     def _missing_machines(self, region: RegionalCoordinator) -> Iterator[str]:
         for machine in self.cluster.surviving_machines():
-            yield from self.cluster.missing_at(region, machine)
+            yield from self.cluster.convergence.missing_at(region, machine)
             state = region.fleet.fleet.nodes.get(machine.name)
             yield from sorted(machine.chips.keys() - (state.receipts.keys() if state is not None else set()))
 

@@ -90,7 +90,7 @@ class EnrolmentScenario(SingleFaultScenario):
 
     def _is_known(self) -> bool:
         region = self.cluster.region
-        return region is not None and not self.cluster.missing_at(region, self.joiner)
+        return region is not None and not self.cluster.convergence.missing_at(region, self.joiner)
 
     async def _join(self) -> None:
         """Create and redeem tokens until there is a certificate, or the joining process is killed."""

@@ -219,7 +219,7 @@ class RegionRun:
         quiescent time. Whatever still is missing at the limit fails the run."""
         began = since = self.world.now()
         while self.world.now() < since + NOTHING_MISSING_S:
-            if missing := await self.cluster.missing(NOTHING_MISSING_S + QUIESCENT_S):
+            if missing := await self.cluster.convergence.missing(NOTHING_MISSING_S + QUIESCENT_S):
                 if self.world.now() >= began + within_s:
                     self.world.fail(f"not converged within {within_s:.0f} s {when}: {'; '.join(missing)}")
                     await asyncio.get_running_loop().create_future()  # the run ends here
@@ -229,9 +229,9 @@ class RegionRun:
 
     async def check_quiescent(self, seconds: float) -> None:
         """A converged region is quiescent: nothing starts and nothing is decided again."""
-        before = self.cluster.quiescent_state()
+        before = self.cluster.convergence.quiescent_state()
         await asyncio.sleep(seconds)
-        if (after := self.cluster.quiescent_state()) != before:
+        if (after := self.cluster.convergence.quiescent_state()) != before:
             self.world.fail(f"converged, and yet not at rest: {before} became {after}")
 
 
