@@ -1,20 +1,18 @@
 """An HTTPS page for scrapers: `/metrics` of every server, for readers of the whole region only.
 
-Metrics name every tenant's workloads, so a certificate of the region is not enough: its role must allow reading. Each
-connection has its own thread from the handshake on, so that a silent one does not block others.
+Metrics name every tenant's workloads, so a certificate of the region is not enough: its role must allow reading. The
+page has a thread with an event loop of its own, so that scrapers and strangers take no turn of the server's loop.
 """
 
+import asyncio
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
-from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
-from socketserver import ThreadingMixIn
 from typing import Any, Final, Protocol
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from shoal.host.connections import Connection, Connections
+from shoal.host.http_server import HttpExchange, HttpLimits, HttpServer
 from shoal.types.codes import ShoalError
 
 MAX_CONNECTIONS: Final = 16
@@ -23,6 +21,9 @@ HANDSHAKE_S: Final = 5.0
 """Limit for one connection to show a certificate."""
 TIMEOUT_S: Final = 10.0
 """Limit for its request and answer together."""
+
+_BACKLOG: Final = 4096
+"""The kernel drops connections beyond a full queue, and a scraper retries only after 1, 3, 7, 15.. seconds."""
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """A WSGI application."""
@@ -51,80 +52,40 @@ class MetricsAccess(Protocol):
 
 
 def serve(page: WsgiApp, host: str, port: int, guard: MetricsAccess) -> int:
-    """Serves in daemon threads until the process ends; returns the bound port. Raises OSError."""
-    server = _Server(page, host, port, guard)
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-    return int(server.server_port)
+    """Serves in a daemon thread until the process ends; returns the bound port. Raises OSError."""
+    bound = Future[int]()
+
+    def run() -> None:
+        try:
+            asyncio.run(_Page(page, guard).serve(host, port, bound))
+        except OSError as error:
+            bound.set_exception(error)  # raised before it was bound: nothing ends it afterwards
+
+    threading.Thread(target=run, name="metrics", daemon=True).start()
+    return bound.result()
 
 
-class _Handler(WSGIRequestHandler):
-    def get_environ(self) -> dict[str, Any]:
-        return super().get_environ() | {"shoal.peer": self.connection.getpeercert(binary_form=True)}
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
-        """Logs nothing: input of unauthenticated callers must not reach the log."""
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    request_queue_size = 4096
-    """The kernel drops connections beyond a full queue, and a scraper retries only after 1, 3, 7, 15.. seconds."""
-
-    def __init__(self, page: WsgiApp, host: str, port: int, guard: MetricsAccess) -> None:
-        self.address_family = AF_INET6 if ":" in host else AF_INET
+class _Page:
+    def __init__(self, page: WsgiApp, guard: MetricsAccess) -> None:
+        self._page = page
         self._guard = guard
         self._context: tuple[tuple[float, ...], ssl.SSLContext] | None = None
         """With the files' modification times, so that the keys are read only when a file has changed."""
-        self._lock = threading.Lock()
-        self._connections = Connections(MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS, replaces_own=True)
-        self._of_socket: dict[Any, tuple[Connection, socket]] = {}
-        """By accepted socket: its entry in `_connections`, and a duplicate by which it can be shut down."""
-        super().__init__((host, port), _Handler)
-        self.set_app(self._with_access_check(page))
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        try:
-            handle: socket = request.dup()
-        except OSError:
-            return False  # no free descriptor
-        with self._lock:
-            place = self._connections.add(client_address[0], lambda: _hang_up(handle))
-            if place is not None:
-                self._of_socket[request] = place, handle
-                return True
-        handle.close()
-        return False
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            with self._lock:
-                place, handle = self._of_socket.pop(request)
-                self._connections.remove(place)
-                handle.close()
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        place, handle = self._of_socket[request]
-        with self._deadline(handle, request, HANDSHAKE_S):
-            secured = self._current_context().wrap_socket(request, server_side=True)
-        with secured, self._deadline(handle, secured, TIMEOUT_S):
-            with self._lock:
-                self._connections.set_busy(place)  # it showed a certificate: no newcomer may close it
-            super().finish_request(secured, client_address)
-
-    @contextmanager
-    def _deadline(self, handle: socket, connection: Any, limit_s: float) -> Iterator[None]:
-        """Closes the connection after `limit_s`. Without it, a client that sends a byte now and then would never exceed
-        the timeout of a single read."""
-        connection.settimeout(limit_s)
-        end = threading.Timer(limit_s, _hang_up, (handle,))
-        end.daemon = True
-        end.start()
-        try:
-            yield
-        finally:
-            end.cancel()
+    async def serve(self, host: str, port: int, bound: Future[int]) -> None:
+        """Never returns. bound: gets the port. Raises OSError if there is none."""
+        limits = HttpLimits(
+            connections=MAX_CONNECTIONS,
+            connections_per_address=MAX_CONNECTIONS_PER_ADDRESS,
+            handshake_s=HANDSHAKE_S,
+            head_s=TIMEOUT_S,
+            stall_s=TIMEOUT_S,
+            total_s=TIMEOUT_S,
+            backlog=_BACKLOG,
+        )
+        server = HttpServer(self._answer, limits, self._current_context)
+        bound.set_result(await server.start(host, port))
+        await asyncio.Event().wait()
 
     def _current_context(self) -> ssl.SSLContext:
         """Raises OSError, ssl.SSLError."""
@@ -134,21 +95,17 @@ class _Server(ThreadingMixIn, WSGIServer):
             known = self._context = stamp, self._guard.context()
         return known[1]
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs nothing: a failed handshake, or a scraper that hangs up, is visible at the client."""
-
-    def _with_access_check(self, page: WsgiApp) -> WsgiApp:
-        def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-            try:
-                self._guard.admit(environ["shoal.peer"])
-            except ShoalError as error:
-                start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
-                return [f"{error.refusal}\n".encode()]
-            return page(environ, start_response)
-
-        return answer
-
-
-def _hang_up(connection: socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(SHUT_RDWR)
+    async def _answer(self, exchange: HttpExchange) -> None:
+        try:
+            self._guard.admit(exchange.certificate or b"")
+        except ShoalError as error:
+            plain = {"content-type": "text/plain; charset=utf-8"}
+            await exchange.respond(403, plain, f"{error.refusal}\n".encode())
+            return
+        path, _, query = exchange.target.partition("?")
+        environ = {"REQUEST_METHOD": exchange.method, "PATH_INFO": path, "QUERY_STRING": query}
+        environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in exchange.headers.items()}
+        told = list[tuple[str, list[tuple[str, str]]]]()
+        body = b"".join(self._page(environ, lambda status, headers: told.append((status, headers))))
+        status, headers = told[0]
+        await exchange.respond(int(status[:3]), dict(headers), body)

@@ -3,13 +3,16 @@
 import socket
 import ssl
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 
 import pytest
 
 from harness.crypto.pki import Authority, CertificateFiles
+from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.host import metrics_page
 from shoal.types.device import Role
@@ -22,6 +25,11 @@ class Page:
     port: int
     authority: Authority
     wall: float
+    serve: Callable[[int], int] = lambda port: port
+    """Serves it once more, at this port (0: any); the port."""
+
+    def again(self) -> "Page":
+        return replace(self, port=self.serve(0))
 
     def read(self, files: CertificateFiles | None) -> str:
         context = ssl.create_default_context(cafile=str(self.authority.issue(Role.COORDINATOR, "c").authority))
@@ -45,7 +53,8 @@ def page(tmp_path: Path) -> Page:
         start_response("200 OK", [("Content-Type", "text/plain")])  # type: ignore[operator]
         return [b"shoal_up 1"]
 
-    found.port = metrics_page.serve(application, "127.0.0.1", 0, guard)
+    found.serve = lambda port: metrics_page.serve(application, "127.0.0.1", port, guard)
+    found.port = found.serve(0)
     return found
 
 
@@ -90,3 +99,31 @@ def test_a24_many_silent_peers_hold_up_nobody(page: Page) -> None:
         assert page.read(operator) == "shoal_up 1"
     for each in held:
         each.close()
+
+
+def test_a15_a_request_that_drips_has_the_time_of_one(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then is no progress: request and answer have their time together."""
+    monkeypatch.setattr(metrics_page, "TIMEOUT_S", 0.5)
+    dripped = page.again()
+    operator = dripped.authority.issue(Role.OPERATOR, "ops")
+    context = ssl.create_default_context(cafile=str(operator.authority))
+    context.load_cert_chain(operator.certificate, operator.key)
+    plain = socket.create_connection(("127.0.0.1", dripped.port))
+    with context.wrap_socket(plain, server_hostname="localhost") as secured:
+        secured.settimeout(0.02)
+
+        def is_closed() -> bool:
+            secured.send(b"G")
+            try:
+                return not secured.recv(1)
+            except TimeoutError:
+                return False
+
+        with suppress(ConnectionError, ssl.SSLError):
+            wait_until(is_closed, 5, "the page to close it")
+    assert dripped.read(operator) == "shoal_up 1"
+
+
+def test_a_port_that_is_taken_is_an_error(page: Page) -> None:
+    with pytest.raises(OSError):
+        page.serve(page.port)

@@ -1,0 +1,217 @@
+"""A small HTTP/1.1 server over TLS: h11 on asyncio streams, one request on each connection, each step within its time.
+
+It is for ports that are asked seldom: metrics, models. A front's REST port keeps connections open and has a transport
+of its own.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final, cast
+
+import h11
+import structlog
+
+from shoal.host import file_descriptors
+from shoal.host.connections import Connection, Connections
+
+_CHUNK: Final = 256 * 2**10
+_HEAD_CHUNK: Final = 8 * 2**10
+"""Bytes read at once of a head, few, so that a head is found too large before much of it is held."""
+_REASONS: Final = {each.value: each.phrase for each in HTTPStatus}
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Bounds of one port."""
+
+    # Open connections. The longest idle one, without a certificate yet, ends for a newcomer.
+    connections: int
+    # Open connections of one address (of IPv6, one /64).
+    connections_per_address: int
+    # Seconds for the TLS handshake.
+    handshake_s: float
+    # Seconds from then to the end of the request's head.
+    head_s: float
+    # Seconds in which the next bytes of a body have to come, or to be taken.
+    stall_s: float
+    # Seconds for request and response together; None: as long as they go on.
+    total_s: float | None = None
+    # Seconds for what a client still sends after its response, so that closing does not reset what it has yet to read.
+    linger_s: float = 2.0
+    # Bytes of a request's head.
+    head_bytes: int = 32 * 2**10
+    # Connections that wait in the kernel to be accepted.
+    backlog: int = file_descriptors.LISTEN_BACKLOG
+
+
+class HttpExchange:
+    """One request, and its response. Methods raise ConnectionError if the client is gone, TimeoutError if it stalls."""
+
+    def __init__(
+        self, head: h11.Request, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
+        stall_s: float,
+    ) -> None:  # fmt: skip
+        self.method = head.method.decode("ascii")
+        self.target = head.target.decode("ascii")
+        self.headers: Mapping[str, str] = {
+            name.decode("ascii"): value.decode("latin-1") for name, value in head.headers
+        }
+        self._http = http
+        self._reader = reader
+        self._writer = writer
+        self._stall_s = stall_s
+
+    @property
+    def certificate(self) -> bytes | None:
+        """The client's, as DER; None: it showed none."""
+        connection: ssl.SSLObject = self._writer.get_extra_info("ssl_object")
+        return connection.getpeercert(binary_form=True)
+
+    async def body(self) -> AsyncIterator[bytes]:
+        if self._http.they_are_waiting_for_100_continue:
+            self._writer.write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+        try:
+            while not isinstance(event := self._http.next_event(), h11.EndOfMessage):
+                if isinstance(event, h11.Data):
+                    yield bytes(event.data)
+                    continue
+                async with asyncio.timeout(self._stall_s):
+                    self._http.receive_data(await self._reader.read(_CHUNK))
+        except h11.RemoteProtocolError as cause:
+            raise ConnectionAbortedError(str(cause)) from cause
+
+    async def respond(self, status: int, headers: Mapping[str, str], body: bytes = b"") -> None:
+        length = {} if status == HTTPStatus.NO_CONTENT else {"content-length": str(len(body))}
+        self.begin(status, {**headers, **length})
+        for start in range(0, 0 if self.method == "HEAD" else len(body), _CHUNK):
+            await self.write(body[start : start + _CHUNK])
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """The response's head; `write` sends its body."""
+        fields = [*headers.items(), ("connection", "close")]
+        head = h11.Response(status_code=status, reason=_REASONS.get(status, ""), headers=fields)
+        self._writer.write(self._http.send(head) or b"")
+
+    async def write(self, data: bytes) -> None:
+        self._writer.write(self._http.send(h11.Data(data=data)) or b"")
+        async with asyncio.timeout(self._stall_s):
+            await self._writer.drain()
+
+
+class HttpServer:
+    """Listens on one port.
+
+    answer: called with each request; it responds. context: called for each connection, so that renewed certificates
+    count from the next one on; it may raise OSError.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[HttpExchange], Awaitable[None]],
+        limits: HttpLimits,
+        context: Callable[[], ssl.SSLContext],
+    ) -> None:
+        self._answer = answer
+        self._limits = limits
+        self._context = context
+        self._connections = Connections(limits.connections, limits.connections_per_address, replaces_own=True)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """The port it listens on. Raises OSError."""
+        self._server = await asyncio.start_server(
+            self._accept, host, port, limit=_CHUNK, backlog=file_descriptors.ACCEPTS_PER_TURN
+        )
+        file_descriptors.set_backlog(self._server, self._limits.backlog)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """End every connection at once."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Runs before TLS, so that a connection beyond the limits costs no handshake."""
+        cast(asyncio.Transport, writer.transport).pause_reading()  # the first bytes are the handshake's
+
+        def close() -> None:
+            writer.transport.abort()
+            task.cancel()
+
+        place = self._connections.add(str(writer.get_extra_info("peername", ("",))[0]), close)
+        if place is None:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._serve(reader, writer, place))
+        self._tasks.add(task)
+        task.add_done_callback(lambda _: self._on_done(task, place))
+
+    def _on_done(self, task: asyncio.Task[None], place: Connection) -> None:
+        self._tasks.discard(task)
+        self._connections.remove(place)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Connection) -> None:
+        transport = cast(asyncio.Transport, writer.transport)
+        # Python 3.11.2 (Debian 12) keeps reading although the transport was paused when the connection was made. This
+        # pair of calls stops it.
+        transport.resume_reading()
+        transport.pause_reading()
+        try:
+            await writer.start_tls(self._context(), ssl_handshake_timeout=self._limits.handshake_s)
+            self._connections.set_busy(place)  # it showed a certificate: no newcomer may close it
+            async with asyncio.timeout(self._limits.total_s):
+                await self._exchange(reader, writer)
+        except OSError:
+            pass  # the client sees it: its handshake failed, it was silent for too long, or it hung up
+        finally:
+            writer.transport.abort()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.head_bytes)
+        try:
+            async with asyncio.timeout(self._limits.head_s):
+                while (head := http.next_event()) is h11.NEED_DATA:
+                    http.receive_data(await reader.read(_HEAD_CHUNK))
+            if not isinstance(head, h11.Request):
+                return
+            await self._answer(HttpExchange(head, http, reader, writer, self._limits.stall_s))
+            writer.write(http.send(h11.EndOfMessage()) or b"")
+        except h11.RemoteProtocolError as error:
+            _refuse(http, writer, error.error_status_hint)
+        except (ConnectionError, TimeoutError, ssl.SSLError):
+            raise
+        except Exception:
+            _log.exception("http_request_failed")
+            _refuse(http, writer, HTTPStatus.INTERNAL_SERVER_ERROR)
+        async with asyncio.timeout(self._limits.stall_s):
+            await writer.drain()
+        if http.their_state is h11.SEND_BODY:
+            with suppress(h11.RemoteProtocolError):
+                http.next_event()  # the end of a request without a body is an event too
+        if http.their_state is not h11.DONE:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.linger_s):
+                    while await reader.read(_CHUNK):
+                        pass
+        writer.close()
+        async with asyncio.timeout(self._limits.linger_s):
+            await writer.wait_closed()
+
+
+def _refuse(http: h11.Connection, writer: asyncio.StreamWriter, status: int) -> None:
+    """Raises ConnectionAbortedError if another response has begun."""
+    if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        raise ConnectionAbortedError
+    headers = [("content-length", "0"), ("connection", "close")]
+    head = http.send(h11.Response(status_code=status, reason=_REASONS.get(status, ""), headers=headers)) or b""
+    writer.write(head + (http.send(h11.EndOfMessage()) or b""))
