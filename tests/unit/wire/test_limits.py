@@ -26,7 +26,7 @@ from shoal.agent.worker import parsing
 from shoal.agent.worker.cgroups import IDLE_BYTES, MAX_TASKS
 from shoal.agent.worker.pool import PoolOptions
 from shoal.agent.worker.service import MAX_RUN_S
-from shoal.coordinator.api import compute_pool
+from shoal.coordinator.api import compute_pool, models
 from shoal.coordinator.api.authorise import MESSAGE_S
 from shoal.coordinator.broker import config
 from shoal.coordinator.controllers.fleet import controller
@@ -128,6 +128,9 @@ def test_the_reference_of_limits_is_true() -> None:
             "64 KiB, 1 MiB more"
         ),
         "silence before a metrics port's handshake": f"{metrics_page.HANDSHAKE_S:g} s",
+        "connections at `--models`, silence there before a request, and in a body either way": (
+            f"{models.LIMITS.connections:,}, {models.LIMITS.head_s:g} s, {models.LIMITS.stall_s:g} s"
+        ),
         "memory of messages at a front, two copies of each (a request and its answer)": (
             f"half the process's memory limit less {memory.BASELINE_BYTES // MIB} MiB, "
             f"{memory.MIN_BUDGET_BYTES // MIB} MiB to {memory.MAX_BUDGET_BYTES // MIB:,} MiB; "

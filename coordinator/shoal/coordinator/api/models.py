@@ -6,16 +6,15 @@
 Artifacts.Fetch, checked at each request. A refusal's body is JSON: code, found, asked, remedy.
 """
 
-import asyncio
+import json
 import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
-from functools import partial
 from typing import Final
+from urllib.parse import unquote
 
 import structlog
-from aiohttp import web
 
 from shoal.coordinator import metrics
 from shoal.coordinator.api.artifacts import may_fetch, receive_recording
@@ -24,20 +23,24 @@ from shoal.coordinator.api.authorise import FETCH, RECORD
 from shoal.coordinator.controllers.documents.models import unknown_model
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.ports import Meter
-from shoal.host import file_descriptors
+from shoal.host.http_server import HttpExchange, HttpLimits, HttpServer
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.identity import Identity
 from shoal.types.units import Bytes
 from shoal.wire.handshake import PemFiles
 from shoal.wire.identity import identity_of_der
+from shoal.wire.limits import LINK_CONNECTIONS
 from shoal.wire.status import http_status
 
-HANDSHAKE_S: Final = 10.0
-STALL_S: Final = 30.0
-"""Seconds after which a reader that takes nothing is disconnected."""
+LIMITS: Final = HttpLimits(
+    connections=LINK_CONNECTIONS,
+    connections_per_address=LINK_CONNECTIONS,
+    handshake_s=10.0,
+    head_s=10.0,
+    stall_s=30.0,
+    linger_s=10.0,
+)
 _RANGE: Final = re.compile(r"bytes=(\d{1,18})-")
-
-Behaviour = Callable[[web.Request, Identity], Awaitable[web.StreamResponse]]
 
 log: Final = structlog.get_logger("shoal.coordinator.models")
 
@@ -62,8 +65,7 @@ class ModelServer:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._context.verify_mode = ssl.CERT_REQUIRED
-        self._runner: web.AppRunner | None = None
-        self._server: asyncio.Server | None = None
+        self._server = HttpServer(self._serve, LIMITS, lambda: self._context)
 
     def refresh(self) -> None:
         """Reloads certificate and CAs from their files, for new connections."""
@@ -73,84 +75,71 @@ class ModelServer:
     async def start(self, host: str, port: int) -> int:
         """The port it listens on. Raises OSError."""
         self.refresh()
-        app = web.Application(client_max_size=0)
-        app.router.add_get("/v1/models/{digest}", partial(self._serve, FETCH, self._answer))
-        app.router.add_put("/v1/recordings/{assignment}/{model}/{digest}", partial(self._serve, RECORD, self._record))
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        assert self._runner.server is not None, "made by setup"
-        self._server = await asyncio.get_running_loop().create_server(
-            self._runner.server,
-            host,
-            port,
-            ssl=self._context,
-            ssl_handshake_timeout=HANDSHAKE_S,
-            backlog=file_descriptors.ACCEPTS_PER_TURN,
-        )
-        file_descriptors.set_backlog(self._server)
-        listening: int = self._server.sockets[0].getsockname()[1]
-        return listening
+        return await self._server.start(host, port)
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._server.stop()
 
-    async def _serve(self, method: str, behaviour: Behaviour, request: web.Request) -> web.StreamResponse:
+    async def _serve(self, exchange: HttpExchange) -> None:
+        path = [unquote(part) for part in exchange.target.partition("?")[0].split("/")[1:]]
+        match exchange.method, path:
+            case "GET", ["v1", "models", digest]:
+                await self._call(exchange, FETCH, lambda caller: self._answer(exchange, caller, digest))
+            case "PUT", ["v1", "recordings", assignment, model, digest]:
+                named = assignment, model, digest
+                await self._call(exchange, RECORD, lambda caller: self._record(exchange, caller, *named))
+            case _:
+                await exchange.respond(404, {})
+
+    async def _call(
+        self, exchange: HttpExchange, method: str, behaviour: Callable[[Identity], Awaitable[None]]
+    ) -> None:
         try:
-            return await behaviour(request, self._caller(method, request))
+            await behaviour(self._caller(method, exchange))
         except ShoalError as error:
             self._meter.count(metrics.CALLS_REFUSED, method=method.rsplit("/", 1)[-1], code=error.code)
-            return web.json_response(asdict(error.refusal), status=http_status(error.code))
+            body = json.dumps(asdict(error.refusal)).encode()
+            await exchange.respond(http_status(error.code), {"content-type": "application/json"}, body)
 
-    def _caller(self, method: str, request: web.Request) -> Identity:
-        channel = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
-        certificate = channel.getpeercert(binary_form=True) if channel is not None else None
-        if certificate is None:
+    def _caller(self, method: str, exchange: HttpExchange) -> Identity:
+        if exchange.certificate is None:
             raise refuse(Code.UNAUTHENTICATED, "no client certificate", "one of this region", "enrol this node")
-        identity = identity_of_der(certificate)
+        identity = identity_of_der(exchange.certificate)
         self._admit(method, identity)
         return identity
 
-    async def _answer(self, request: web.Request, identity: Identity) -> web.StreamResponse:
-        digest = request.match_info["digest"]
+    async def _answer(self, exchange: HttpExchange, identity: Identity, digest: str) -> None:
         if not may_fetch(self._region, identity, digest):
             raise ShoalError(unknown_model(digest))
-        offset = _offset(request.headers.get("Range", ""))
+        offset = _offset(exchange.headers.get("range", ""))
         size, chunks = await self._region.models.fetch(digest, offset)
-        headers = {"Content-Length": str(size - offset), "Accept-Ranges": "bytes", "ETag": f'"{digest}"'}
+        headers = {
+            "content-type": "application/octet-stream",
+            "content-length": str(size - offset),
+            "accept-ranges": "bytes",
+            "etag": f'"{digest}"',
+        }
         if offset:
-            headers["Content-Range"] = f"bytes {offset}-{size - 1}/{size}"
-        answer = web.StreamResponse(status=206 if offset else 200, headers=headers)
-        answer.content_type = "application/octet-stream"
+            headers["content-range"] = f"bytes {offset}-{size - 1}/{size}"
         try:
-            await answer.prepare(request)
+            exchange.begin(206 if offset else 200, headers)
             async for data in self._region.workloads.fetches.track(identity.name, digest, chunks):
-                async with asyncio.timeout(STALL_S):
-                    await answer.write(data)
+                await exchange.write(data)
         except (TimeoutError, ConnectionError) as error:
             log.info("model_fetch_aborted", identity=identity.uri, digest=digest, error=type(error).__name__)
-            if request.transport is not None:
-                request.transport.abort()
-        return answer
+            raise
 
-    async def _record(self, request: web.Request, identity: Identity) -> web.StreamResponse:
-        named, size = request.match_info, Bytes(request.content_length or 0)
-        await receive_recording(
-            self._region, self._audit, identity, named["assignment"], named["model"], size, named["digest"],
-            _body(request),
-        )  # fmt: skip
-        return web.Response(status=204)
+    async def _record(
+        self, exchange: HttpExchange, identity: Identity, assignment: str, model: str, digest: str
+    ) -> None:
+        size = Bytes(int(exchange.headers.get("content-length", "0")))
+        await receive_recording(self._region, self._audit, identity, assignment, model, size, digest, _body(exchange))
+        await exchange.respond(204, {})
 
 
-async def _body(request: web.Request) -> AsyncIterator[bytes]:
+async def _body(exchange: HttpExchange) -> AsyncIterator[bytes]:
     try:
-        while True:
-            async with asyncio.timeout(STALL_S):
-                chunk = await request.content.readany()
-            if not chunk:
-                return
+        async for chunk in exchange.body():
             yield chunk
     except (TimeoutError, ConnectionError) as cause:
         raise refuse(Code.CANCELLED, "the rest of it did not come", "all its bytes", "send it again") from cause
