@@ -6,7 +6,7 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -272,6 +272,42 @@ async def test_a_server_that_says_nothing_is_left(tmp_path: Path, monkeypatch: p
     async def answer(request: web.Request) -> web.StreamResponse:
         await asyncio.Event().wait()
         raise AssertionError
+
+    async with https_feed(tmp_path, answer) as feed:
+        assert await refusal_code(feed.read()) == Code.SOURCE_UNREACHABLE
+
+
+async def test_a_server_that_drips_is_left_and_its_connection_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte comes in time, and all of them never would."""
+    monkeypatch.setattr(feeds, "TIMEOUT_S", 0.5)
+    left = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"9")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.Event().wait(), 0.02)
+        finally:
+            left.set()
+
+    async with https_feed(tmp_path, answer) as feed:
+        assert await refusal_code(feed.read()) == Code.SOURCE_UNREACHABLE
+        await asyncio.wait_for(left.wait(), 30)
+
+
+async def test_an_answer_that_breaks_off_is_none(tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b"5 gCO2/kWh")
+        assert request.transport is not None
+        request.transport.close()
+        return response
 
     async with https_feed(tmp_path, answer) as feed:
         assert await refusal_code(feed.read()) == Code.SOURCE_UNREACHABLE
