@@ -28,7 +28,8 @@ from shoal.agent.ports import (
     WorkerFailed,
     WorkerReady,
 )
-from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
+from shoal.agent.worker.pool import ProcessWorkers
+from shoal.agent.worker.pool_options import PoolOptions
 from shoal.types.assignment import Credential, Forwarding, PeerTrust
 from shoal.types.device import Device, DeviceKind, Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route

@@ -19,7 +19,8 @@ from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.frames import FrameClient, FrameMessage, Header
 from shoal.agent.ports import DeviceAccess, WorkerEvent, WorkerReady, WorkerStats
-from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
+from shoal.agent.worker.pool import ProcessWorkers
+from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.tensors import DATATYPES, to_raw
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Assignment, Work

@@ -18,7 +18,8 @@ from harness.crypto.pki import Authority
 from harness.models import engine_cases
 from shoal.agent.clock import SystemClock
 from shoal.agent.ports import DeviceAccess, VerificationSource
-from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
+from shoal.agent.worker.pool import ProcessWorkers
+from shoal.agent.worker.pool_options import PoolOptions
 from shoal.coordinator.core.graph import profile_of
 from shoal.coordinator.core.migration.tolerance import default
 from shoal.coordinator.core.prediction.demand import work_of

@@ -29,7 +29,7 @@ from shoal.agent.frames import ConnectionLost
 from shoal.agent.ports import WorkerExited, WorkerFailed, WorkerReady
 from shoal.agent.worker import confinement
 from shoal.agent.worker.cgroups import Cgroups
-from shoal.agent.worker.pool import PoolOptions
+from shoal.agent.worker.pool_options import PoolOptions
 from shoal.types.codes import Code, ShoalError
 
 COMPROMISED_WORKER = Path(__file__).parents[2] / "harness" / "attacks" / "compromised_worker"

@@ -13,7 +13,7 @@ from harness.models import engine_cases as models
 from harness.wait import until
 from shoal.agent import scheduling_priority
 from shoal.agent.ports import WorkerPhase, WorkerReady
-from shoal.agent.worker.pool import PoolOptions
+from shoal.agent.worker.pool_options import PoolOptions
 
 pytestmark = pytest.mark.skipif(
     not scheduling_priority.may_restore_priority(), reason="needs a limit for nice values that allows coming back"

@@ -15,7 +15,7 @@ from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.devices.emulated import EmulatedDriver
 from shoal.agent.ports import DeviceAccess, DriverOptions, WorkerFailed
-from shoal.agent.worker.pool import PoolOptions
+from shoal.agent.worker.pool_options import PoolOptions
 from shoal.types.assignment import Work
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource

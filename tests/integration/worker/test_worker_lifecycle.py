@@ -22,7 +22,7 @@ from shoal.agent.frames import ConnectionLost, FrameClient
 from shoal.agent.ports import WorkerExited, WorkerFailed, WorkerReady
 from shoal.agent.worker import process
 from shoal.agent.worker.messages import WorkerReport, unpack
-from shoal.agent.worker.pool import PoolOptions
+from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.process import WorkerProcess
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import Against, InputsFrom, Verdict

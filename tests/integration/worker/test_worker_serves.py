@@ -15,7 +15,7 @@ from harness.cluster.worker_pool import WorkerPoolHarness, infer, request
 from harness.models import engine_cases as models
 from harness.wait import until
 from shoal.agent.ports import WorkerFailed, WorkerReady
-from shoal.agent.worker.pool import PoolOptions
+from shoal.agent.worker.pool_options import PoolOptions
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, ShoalError

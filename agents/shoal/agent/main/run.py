@@ -35,7 +35,8 @@ from shoal.agent.supervisor import Supervisor, SupervisorSettings
 from shoal.agent.telemetry import metrics
 from shoal.agent.telemetry.log import FOLDER, LogFileReader
 from shoal.agent.worker import confinement
-from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
+from shoal.agent.worker.pool import ProcessWorkers
+from shoal.agent.worker.pool_options import PoolOptions
 from shoal.host import gc_freeze, logs
 from shoal.host.otlp import collector_of
 from shoal.host.private_files import disable_core_dumps, write_private

@@ -5,9 +5,9 @@ a tenant on a device. A spare worker has the runtime imported and no model loade
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,7 @@ from shoal.agent.ports import (
 )
 from shoal.agent.timeouts import TICK_S, start_watchdog, wait_any, within
 from shoal.agent.worker.cgroups import Cgroups
+from shoal.agent.worker.load_orders import LoadOrders, may_share
 from shoal.agent.worker.messages import (
     SLOTS,
     LoadOrder,
@@ -40,6 +41,7 @@ from shoal.agent.worker.messages import (
     pack,
     unpack,
 )
+from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.process import WorkerProcess, assignments_at_fault, oom_kills
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -60,44 +62,6 @@ migration needs more."""
 _LOW_PRIORITY_S: Final = Seconds(15.0)
 """Maximum time at low priority for a process that is not urgent. Without a limit it would never start on a busy
 machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """Limits and timeouts of the worker pool. Timeouts count only the time in which this process runs."""
-
-    # Keep a spare from the start. False for a gateway, which runs no model.
-    keep_spare: bool = True
-    # A worker ends by itself after this many seconds without a connection.
-    orphan_after_s: float = 60.0
-    # Maximum seconds until a new worker process accepts connections.
-    start_timeout_s: float = 60.0
-    # Maximum seconds to load and warm up a model.
-    load_timeout_s: float = 180.0
-    # Maximum seconds of the warm-up alone.
-    warm_up_s: float = 60.0
-    # A worker that does not answer a status request for this many seconds is killed. One that uses no CPU meanwhile
-    # (stopped, or deadlocked) is killed after 2 s.
-    stuck_after_s: float = 20.0
-    # Loads at the same time.
-    max_concurrent_loads: int = 2
-    # Maximum requests in one worker: what a front lets wait for a replica (`core.routing.AdmissionLimits.per_replica`).
-    queue: int = 1024
-    # Intra-op threads of one run.
-    threads: int = 1
-    # Maximum bytes of one request's expanded tensors.
-    max_request_bytes: int = 64 * 2**20
-    # A worker may map memory_floor + memory_slack x the bytes that its assignment commits, because it maps more than
-    # becomes resident.
-    memory_slack: float = 1.5
-    # Bytes; see memory_slack.
-    memory_floor: int = 256 * 2**20
-    # Maximum seconds of one probe.
-    probe_s: float = 10.0
-    # Maximum models that share one worker.
-    max_shared_models: int = 8
-    # Maximum bytes committed together for the models that share one worker.
-    max_shared_bytes: int = 2 * 2**30
 
 
 class _Replica:
@@ -133,10 +97,10 @@ class ProcessWorkers:
         self._folder = folder
         self._models = models
         self._clock = clock
-        self._device = device
         self._access = access
         self._files = files
         self._options = options or PoolOptions()
+        self._orders = LoadOrders(folder / SLOTS, device, access, self._options)
         self._replicas: dict[str, _Replica] = {}
         self._spare: WorkerProcess | None = None
         self._spare_ready: asyncio.Task[None] | None = None
@@ -256,7 +220,7 @@ class ProcessWorkers:
             if self._spare is not None and not _is_deferrable(assignment):
                 self._spare.restore_priority()  # an urgent start must not wait for a spare that runs at idle priority
             async with self._load_slots:
-                order = self._load_order(assignment, path, samples)
+                order = self._orders.order(assignment, path, samples)
                 async with self._choice_lock:
                     process = self._find_shared_worker(assignment) or await self._take_spare(
                         urgent=not _is_deferrable(assignment)
@@ -267,7 +231,9 @@ class ProcessWorkers:
                 replica, taken = _Replica(process), True
                 self._replicas[assignment.id] = replica
                 process.save()
-                self._limit_memory(process)
+                # As the worker does for itself. Memory of an unloaded model may still be mapped; `limit_memory` never
+                # goes below what the process could use before.
+                process.limit_memory(self._orders.process_memory_bytes(process.assignments.values()))
                 async with process.load_lock:
                     await self._load(replica, order)
         except ConnectionLost as error:
@@ -507,50 +473,7 @@ class ProcessWorkers:
         await self._clock.sleep(after)
         self._ensure_spare()
 
-    # orders
-
-    def _load_order(self, assignment: Assignment, path: str, samples: str) -> LoadOrder:
-        device = self._device(assignment.device)
-        if device is None:
-            raise refuse(Code.DEVICE_LOST, assignment.device, "a device of this node", "it is placed elsewhere")
-        options = self._options
-        slots = (str(self._folder / SLOTS / f"{device.name}-{n}.lock") for n in range(device.parallelism))
-        return LoadOrder(
-            assignment=assignment.id,
-            shared_by=assignment.workload.tenant if assignment.shared_worker else "",
-            digest=assignment.model,
-            path=path,
-            provider=device.provider,
-            precision=assignment.precision,
-            threads=options.threads,
-            runners=max(1, device.parallelism),
-            queue=options.queue,
-            memory_bytes=self._memory_bytes(assignment),
-            max_request_bytes=options.max_request_bytes,
-            warm_up_s=options.warm_up_s,
-            work=assignment.work,
-            access=self._access(device.name),
-            slots=tuple(slots) if device.emulated else (),
-            samples=samples,
-            samples_digest=assignment.samples,
-            warm_up_optional=assignment.warm_up_optional,
-        )
-
-    def _memory_bytes(self, assignment: Assignment) -> int:
-        """Bytes that the assignment may add to its worker. 0: no limit."""
-        options = self._options
-        return int(options.memory_floor + options.memory_slack * assignment.memory_bytes) * bool(
-            assignment.memory_bytes
-        )
-
-    def _limit_memory(self, process: WorkerProcess) -> None:
-        """Limit the process to the sum of what it holds, as the worker does for itself, or to what it could take
-        before.
-
-        Memory of an unloaded model may still be mapped, and a limit below that would kill the process.
-        """
-        parts = [self._memory_bytes(assignment) for assignment in process.assignments.values()]
-        process.limit_memory(sum(parts) if all(parts) else 0)
+    # probes
 
     async def _probe_emulated(self, device: Device) -> ProbeResult:
         """The figures are the profile's. What the device can load is what this machine's runtime loads."""
@@ -641,18 +564,6 @@ async def _call(
 def _is_deferrable(assignment: Assignment) -> bool:
     """Whether another replica serves until this one has passed its verification."""
     return assignment.verification is not None
-
-
-def may_share(new: Assignment, held: Collection[Assignment], options: PoolOptions) -> bool:
-    """Whether `new` may join the worker that holds `held`. Never if `held` is empty: that worker is released and
-    ends."""
-    kin = {(one.workload.tenant, one.device, one.shared_worker) for one in held}
-    return (
-        kin == {(new.workload.tenant, new.device, True)}
-        and new.shared_worker
-        and len(held) < options.max_shared_models
-        and new.memory_bytes + sum(one.memory_bytes for one in held) <= options.max_shared_bytes
-    )
 
 
 def _worker_ready(status: WorkerStatus) -> WorkerReady | None:

@@ -13,14 +13,13 @@ from harness.builders.agent_values import assignment
 from shoal.agent.frames import start_time
 from shoal.agent.ports import Batches
 from shoal.agent.worker.messages import LoadOrder, LoadState, ProbeOrder, WorkerStatus, from_json, pack, unpack
-from shoal.agent.worker.pool import PoolOptions, may_share
 from shoal.agent.worker.probe import read_graph, relative_half_width, with_weights
 from shoal.agent.worker.process import EXIT_STUCK, assignments_at_fault, brief_stack, classify_exit, error_lines
 from shoal.types.assignment import Assignment, Served, Work
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import EnergySource
-from shoal.types.units import Bytes, Joules, Seconds
-from shoal.types.workload import PartitionRule, WorkloadKey
+from shoal.types.units import Joules, Seconds
+from shoal.types.workload import PartitionRule
 
 
 @pytest.mark.parametrize(
@@ -65,21 +64,6 @@ def test_who_is_to_blame_in_a_shared_worker() -> None:
     assert assignments_at_fault(held, ["a"], ["b"]) == {"a"}
     assert assignments_at_fault(held, [], ["b", "gone"]) == {"b"}
     assert assignments_at_fault(held, [], ["gone"]) == {"a", "b", "c"}
-
-
-def test_who_may_share_a_worker() -> None:
-    one = assignment("a", workload=WorkloadKey("t", "a"), shared_worker=True, memory_bytes=Bytes(10))
-    options = PoolOptions(max_shared_models=2, max_shared_bytes=20)
-    assert may_share(one, [one], options)
-    assert not may_share(one, [], options)
-    assert not may_share(one, [one, one], options)
-    assert not may_share(replace(one, memory_bytes=Bytes(11)), [one], options)
-    assert not may_share(replace(one, workload=WorkloadKey("u", "a")), [one], options)
-    assert not may_share(replace(one, device="cpu1"), [one], options)
-    alone = replace(one, shared_worker=False)
-    assert not may_share(alone, [alone], options)
-    assert not may_share(one, [alone], options)
-    assert not may_share(alone, [one], options)
 
 
 def test_start_time_names_a_process() -> None:

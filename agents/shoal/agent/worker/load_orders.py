@@ -1,0 +1,84 @@
+"""What a worker is asked to load, how much memory that may take, and which assignments may share a worker."""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from shoal.agent.ports import DeviceAccess
+from shoal.agent.worker.messages import LoadOrder
+from shoal.agent.worker.pool_options import PoolOptions
+from shoal.types.assignment import Assignment
+from shoal.types.codes import Code, refuse
+from shoal.types.device import Device
+
+
+class LoadOrders:
+    """Makes the orders of one node.
+
+    `slots` is the folder of the locks that the workers of an emulated device share. `device` and `access` return what
+    the drivers know of a device, by its name.
+    """
+
+    def __init__(
+        self,
+        slots: Path,
+        device: Callable[[str], Device | None],
+        access: Callable[[str], DeviceAccess],
+        options: PoolOptions,
+    ) -> None:
+        self._slots = slots
+        self._device = device
+        self._access = access
+        self._options = options
+
+    def order(self, assignment: Assignment, path: str, samples: str) -> LoadOrder:
+        """The order to load the model at `path`. Raises ShoalError(DEVICE_LOST)."""
+        device = self._device(assignment.device)
+        if device is None:
+            raise refuse(Code.DEVICE_LOST, assignment.device, "a device of this node", "it is placed elsewhere")
+        options = self._options
+        slots = (str(self._slots / f"{device.name}-{n}.lock") for n in range(device.parallelism))
+        return LoadOrder(
+            assignment=assignment.id,
+            shared_by=assignment.workload.tenant if assignment.shared_worker else "",
+            digest=assignment.model,
+            path=path,
+            provider=device.provider,
+            precision=assignment.precision,
+            threads=options.threads,
+            runners=max(1, device.parallelism),
+            queue=options.queue,
+            memory_bytes=self._memory_bytes(assignment),
+            max_request_bytes=options.max_request_bytes,
+            warm_up_s=options.warm_up_s,
+            work=assignment.work,
+            access=self._access(device.name),
+            slots=tuple(slots) if device.emulated else (),
+            samples=samples,
+            samples_digest=assignment.samples,
+            warm_up_optional=assignment.warm_up_optional,
+        )
+
+    def process_memory_bytes(self, assignments: Collection[Assignment]) -> int:
+        """Bytes that a process which holds these may use for models: their sum. 0: no limit, as one of them has
+        none."""
+        parts = [self._memory_bytes(assignment) for assignment in assignments]
+        return sum(parts) if all(parts) else 0
+
+    def _memory_bytes(self, assignment: Assignment) -> int:
+        """Bytes that the assignment may add to its worker. 0: no limit."""
+        options = self._options
+        return int(options.memory_floor + options.memory_slack * assignment.memory_bytes) * bool(
+            assignment.memory_bytes
+        )
+
+
+def may_share(new: Assignment, held: Collection[Assignment], options: PoolOptions) -> bool:
+    """Whether `new` may join the worker that holds `held`. Never if `held` is empty: that worker is released and
+    ends."""
+    kin = {(one.workload.tenant, one.device, one.shared_worker) for one in held}
+    return (
+        kin == {(new.workload.tenant, new.device, True)}
+        and new.shared_worker
+        and len(held) < options.max_shared_models
+        and new.memory_bytes + sum(one.memory_bytes for one in held) <= options.max_shared_bytes
+    )
