@@ -158,7 +158,7 @@ async def test_workers_go_on_where_the_disk_takes_no_record_and_no_process_can_b
 async def test_a_worker_that_still_measures_for_a_supervisor_that_is_gone_is_no_spare(tmp_path: Path) -> None:
     async with WorkerPoolHarness(tmp_path, PoolOptions(probe_s=5.0)) as pool:
         measuring = asyncio.create_task(pool.workers.probe(pool.device))
-        spare = pool.workers._spare
+        spare = pool.workers._spare.process
         assert spare is not None
         await until(lambda: spare.client is not None and spare.client.in_flight, 20, "it to measure")
         client = await FrameClient.connect(spare.socket, spare.nonce)

@@ -5,12 +5,11 @@ a tenant on a device. A spare worker has the runtime imported and no model loade
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -28,6 +27,7 @@ from shoal.agent.ports import (
     WorkerStats,
 )
 from shoal.agent.timeouts import TICK_S, start_watchdog, wait_any, within
+from shoal.agent.worker.background_tasks import BackgroundTasks
 from shoal.agent.worker.cgroups import Cgroups
 from shoal.agent.worker.load_orders import LoadOrders, may_share
 from shoal.agent.worker.messages import (
@@ -43,6 +43,7 @@ from shoal.agent.worker.messages import (
 )
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.process import WorkerProcess, assignments_at_fault, oom_kills
+from shoal.agent.worker.spare import SpareWorker, lower_priority_briefly
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Device
@@ -55,13 +56,9 @@ _log = structlog.get_logger(__name__)
 _STATUS_S: Final = 2.0
 _SUPPORT_S: Final = 10.0
 """The answer takes 0.1 s on an idle core. A starved machine gets a hundred times that."""
-_SPARE_RETRY_S: Final = Seconds(2.0)
 _SPARE_DELAY_S: Final = Seconds(15.0)
 """Delay before a new spare starts after a start that is not urgent: a spare takes a core for a second, which a
 migration needs more."""
-_LOW_PRIORITY_S: Final = Seconds(15.0)
-"""Maximum time at low priority for a process that is not urgent. Without a limit it would never start on a busy
-machine."""
 
 
 class _Replica:
@@ -102,11 +99,10 @@ class ProcessWorkers:
         self._options = options or PoolOptions()
         self._orders = LoadOrders(folder / SLOTS, device, access, self._options)
         self._replicas: dict[str, _Replica] = {}
-        self._spare: WorkerProcess | None = None
-        self._spare_ready: asyncio.Task[None] | None = None
         self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         self._starts: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
+        self._spare = SpareWorker(self._spawn, self._connect, clock, self._tasks)
         # Kept apart from `_tasks`: `close` waits for these and does not cancel them.
         self._end_tasks: set[asyncio.Task[None]] = set()
         self._choice_lock = asyncio.Lock()
@@ -114,7 +110,6 @@ class ProcessWorkers:
         # OOM kills on the whole machine, at the last two polls of ready workers.
         self._oom_kills = self._oom_kills_before = oom_kills()
         self._groups = Cgroups.detect()
-        self._closed = False
         # What each runtime can load, by runtime version.
         self._support_by_runtime: dict[str, RuntimeSupport] = {}
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,13 +119,13 @@ class ProcessWorkers:
         """Adopt the workers of an earlier supervisor. Also starts the spare worker."""
         found = [await self._adopt_one(record) for record in sorted(self._folder.glob("worker-*.json"))]
         if self._options.keep_spare:
-            self._ensure_spare()
+            self._spare.ensure()
         return tuple(one for those in found for one in those)
 
     async def start(self, assignment: Assignment, path: str, samples: str = "") -> None:
         """Returns at once. Starting an assignment again ends its first worker."""
         await self.stop(assignment.id)
-        task = self._spawn_task(self._bring_up(assignment, path, samples))
+        task = self._tasks.spawn(self._bring_up(assignment, path, samples))
         self._starts[assignment.id] = task
         task.add_done_callback(partial(self._on_start_done, assignment.id))
 
@@ -192,41 +187,49 @@ class ProcessWorkers:
         self._oom_kills_before, self._oom_kills = self._oom_kills, oom_kills()
         for process in ready:
             if process.status_poll is None or process.status_poll.done():
-                process.status_poll = self._spawn_task(self._poll_status(process))
+                process.status_poll = self._tasks.spawn(self._poll_status(process))
         asking = [process.status_poll for process in ready if process.status_poll is not None]
         if asking:
             await asyncio.wait(asking, timeout=_STATUS_S)
         return tuple(replica.stats for replica in self._replicas.values() if replica.stats is not None)
 
     async def close(self, *, keep: bool) -> None:
-        self._closed = True
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._spare.close()
+        await self._tasks.cancel()
         processes = {replica.process for replica in self._replicas.values()}
-        if self._spare is not None:
-            processes.add(self._spare)
+        spare = self._spare.pop()
+        if spare is not None:
+            processes.add(spare)
         self._replicas.clear()
-        self._spare = None
         await asyncio.gather(*(process.detach() if keep else process.end() for process in processes), *self._end_tasks)
 
     # starting and ending a worker
+
+    def _spawn(self) -> WorkerProcess:
+        """Raises OSError."""
+        orphan_after_s = self._options.orphan_after_s
+        return WorkerProcess.spawn(
+            self._folder, self._models, self._files(), orphan_after_s, self._groups, self._on_worker_exit
+        )
+
+    async def _connect(self, process: WorkerProcess) -> None:
+        """Connect a process that starts. Raises ShoalError."""
+        await process.connect(partial(self._on_state_push, process), self._options.start_timeout_s)
 
     async def _bring_up(self, assignment: Assignment, path: str, samples: str) -> None:
         """Always ends with an event: ready, failed or exited."""
         taken = False
         try:
-            if self._spare is not None and not _is_deferrable(assignment):
-                self._spare.restore_priority()  # an urgent start must not wait for a spare that runs at idle priority
+            if not _is_deferrable(assignment):
+                self._spare.restore_priority()
             async with self._load_slots:
                 order = self._orders.order(assignment, path, samples)
                 async with self._choice_lock:
-                    process = self._find_shared_worker(assignment) or await self._take_spare(
+                    process = self._find_shared_worker(assignment) or await self._spare.take(
                         urgent=not _is_deferrable(assignment)
                     )
                     if _is_deferrable(assignment) and not process.assignments:
-                        self._lower_priority_briefly(process)
+                        lower_priority_briefly(process, self._clock, self._tasks)
                     process.assignments[assignment.id] = assignment
                 replica, taken = _Replica(process), True
                 self._replicas[assignment.id] = replica
@@ -244,9 +247,9 @@ class ProcessWorkers:
             await self._on_load_failed(assignment.id, error.refusal)
         finally:
             if _is_deferrable(assignment):
-                self._spawn_task(self._ensure_spare_later(_SPARE_DELAY_S))
+                self._spare.ensure_after(_SPARE_DELAY_S)
             else:
-                self._ensure_spare()
+                self._spare.ensure()
 
     async def _load(self, replica: _Replica, order: LoadOrder) -> None:
         client = replica.process.client
@@ -317,13 +320,10 @@ class ProcessWorkers:
             case LoadState.FAILED:
                 replica.load_done.set()
                 refusal = status.refusal or Refusal(Code.LOAD_FAILED)
-                self._spawn_task(self._on_load_failed(status.assignment, refusal))
+                self._tasks.spawn(self._on_load_failed(status.assignment, refusal))
 
     def _on_worker_exit(self, process: WorkerProcess) -> None:
-        if process is self._spare:
-            self._spare = None
-            _log.warning("spare_worker_exited", worker=process.name, error=str(process.explain_exit(oom=False)[1]))
-            self._spawn_task(self._ensure_spare_later(_SPARE_RETRY_S))
+        self._spare.on_exit(process)
         held = {name: replica for name, replica in self._replicas.items() if replica.process is process}
         if not held:
             return
@@ -360,8 +360,7 @@ class ProcessWorkers:
             _log.warning("worker_adoption_failed", worker=process.name, code=error.code, error=str(error))
             await process.end()
             return ()
-        if not report.held and not report.measuring and not process.assignments and self._spare is None:
-            self._spare = process
+        if not (report.held or report.measuring or process.assignments) and self._spare.offer(process):
             return ()
         held = {one.assignment: one for one in report.held if one.state is not LoadState.FAILED}
         if not held or held.keys() != process.assignments.keys():
@@ -407,72 +406,6 @@ class ProcessWorkers:
             process.kill_reason = Refusal(Code.WORKER_STUCK, found, "its status", "the assignment is loaded again")
             self._end_in_background(process)
 
-    # the spare worker
-
-    async def _take_spare(self, *, urgent: bool = True) -> WorkerProcess:
-        """A connected worker that holds nothing; the caller must end it. `urgent`: give it normal priority now, at the
-        cost of other processes.
-
-        Raises ShoalError.
-        """
-        if self._spare is None:
-            self._ensure_spare()
-        process = self._spare
-        if process is None:
-            raise refuse(Code.LOAD_FAILED, "no worker process could be started", "one", "see the agent's log")
-        if process.client is None:
-            assert self._spare_ready is not None
-            if urgent:
-                process.restore_priority()
-            await asyncio.shield(self._spare_ready)
-        if self._spare is not process:
-            # another start took it first
-            return await self._take_spare(urgent=urgent)
-        self._spare = None
-        return process
-
-    def _ensure_spare(self) -> None:
-        if self._spare is None and not self._closed:
-            try:
-                self._spare = WorkerProcess.spawn(
-                    self._folder,
-                    self._models,
-                    self._files(),
-                    self._options.orphan_after_s,
-                    self._groups,
-                    self._on_worker_exit,
-                )
-            except OSError as error:
-                _log.error("spare_worker_start_failed", error=str(error))
-                self._spawn_task(self._ensure_spare_later(_SPARE_RETRY_S))
-                return
-            self._lower_priority_briefly(self._spare)
-            self._spare_ready = self._spawn_task(self._connect_spare(self._spare))
-
-    def _lower_priority_briefly(self, process: WorkerProcess) -> None:
-        """While the worker imports the runtime, or loads a replica that is not urgent: both take a core for a
-        second."""
-        process.lower_priority()
-        self._spawn_task(self._restore_priority_later(process))
-
-    async def _restore_priority_later(self, process: WorkerProcess) -> None:
-        await self._clock.sleep(_LOW_PRIORITY_S)
-        process.restore_priority()
-
-    async def _connect_spare(self, process: WorkerProcess) -> None:
-        try:
-            await process.connect(partial(self._on_state_push, process), self._options.start_timeout_s)
-            process.restore_priority()
-        except BaseException:
-            if self._spare is process:
-                self._spare = None
-            await process.end()
-            raise
-
-    async def _ensure_spare_later(self, after: Seconds) -> None:
-        await self._clock.sleep(after)
-        self._ensure_spare()
-
     # probes
 
     async def _probe_emulated(self, device: Device) -> ProbeResult:
@@ -489,7 +422,7 @@ class ProcessWorkers:
         """Asked once per runtime version. None if no worker answers; then support shows only when a model loads."""
         if device.runtime_version not in self._support_by_runtime:
             try:
-                process = await self._take_spare()
+                process = await self._spare.take()
             except ShoalError as error:
                 _log.warning("runtime_query_failed", code=error.code, error=str(error))
                 return None
@@ -501,18 +434,12 @@ class ProcessWorkers:
                 _log.warning("runtime_query_failed", code=error.code, error=str(error))
                 return None
             finally:
-                await self._return_spare(process)
+                if not (self._options.keep_spare and self._spare.offer(process)):
+                    await process.end()
         return self._support_by_runtime[device.runtime_version]
 
-    async def _return_spare(self, process: WorkerProcess) -> None:
-        """Make a worker that holds nothing the spare again, unless there is another spare."""
-        if self._options.keep_spare and self._spare is None and not process.exit_event.is_set() and not self._closed:
-            self._spare = process
-        else:
-            await process.end()
-
     async def _probe_device(self, device: Device) -> ProbeResult:
-        process = await self._take_spare()
+        process = await self._spare.take()
         try:
             assert process.client is not None
             order = ProbeOrder(device.provider, self._access(device.name), device.parallelism, self._options.probe_s)
@@ -524,7 +451,7 @@ class ProcessWorkers:
             ) from error
         finally:
             await process.end()
-            self._ensure_spare()
+            self._spare.ensure()
 
     def _on_start_done(self, assignment: str, task: "asyncio.Task[None]") -> None:
         if self._starts.get(assignment) is task:
@@ -534,19 +461,6 @@ class ProcessWorkers:
         task = asyncio.create_task(process.end())
         self._end_tasks.add(task)
         task.add_done_callback(self._end_tasks.discard)
-
-    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-        return task
-
-    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        with suppress(asyncio.CancelledError):
-            error = task.exception()
-            if error is not None:
-                _log.error("task_failed", error=repr(error))
 
 
 async def _call(
