@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from shoal.agent.frames import ConnectionLost, FrameClient, FrameMessage, Header
+from shoal.agent.frames import ConnectionLost, FrameMessage
 from shoal.agent.ports import (
     AgentClock,
     DeviceAccess,
@@ -26,16 +26,15 @@ from shoal.agent.ports import (
     WorkerReady,
     WorkerStats,
 )
-from shoal.agent.timeouts import TICK_S, start_watchdog, wait_any, within
+from shoal.agent.timeouts import TICK_S, start_watchdog, wait_any
 from shoal.agent.worker.background_tasks import BackgroundTasks
 from shoal.agent.worker.cgroups import Cgroups
+from shoal.agent.worker.device_prober import DeviceProber
 from shoal.agent.worker.load_orders import LoadOrders, may_share
 from shoal.agent.worker.messages import (
     SLOTS,
     LoadOrder,
     LoadState,
-    ProbeOrder,
-    ProbeResult,
     WorkerReport,
     WorkerStatus,
     pack,
@@ -48,14 +47,12 @@ from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Device
 from shoal.types.migration import Verdict
-from shoal.types.receipt import Receipt, RuntimeSupport
+from shoal.types.receipt import Receipt
 from shoal.types.units import Seconds
 
 _log = structlog.get_logger(__name__)
 
 _STATUS_S: Final = 2.0
-_SUPPORT_S: Final = 10.0
-"""The answer takes 0.1 s on an idle core. A starved machine gets a hundred times that."""
 _SPARE_DELAY_S: Final = Seconds(15.0)
 """Delay before a new spare starts after a start that is not urgent: a spare takes a core for a second, which a
 migration needs more."""
@@ -94,7 +91,6 @@ class ProcessWorkers:
         self._folder = folder
         self._models = models
         self._clock = clock
-        self._access = access
         self._files = files
         self._options = options or PoolOptions()
         self._orders = LoadOrders(folder / SLOTS, device, access, self._options)
@@ -103,6 +99,7 @@ class ProcessWorkers:
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._tasks = BackgroundTasks()
         self._spare = SpareWorker(self._spawn, self._connect, clock, self._tasks)
+        self._prober = DeviceProber(self._spare, access, clock, self._options)
         # Kept apart from `_tasks`: `close` waits for these and does not cancel them.
         self._end_tasks: set[asyncio.Task[None]] = set()
         self._choice_lock = asyncio.Lock()
@@ -110,8 +107,6 @@ class ProcessWorkers:
         # OOM kills on the whole machine, at the last two polls of ready workers.
         self._oom_kills = self._oom_kills_before = oom_kills()
         self._groups = Cgroups.detect()
-        # What each runtime can load, by runtime version.
-        self._support_by_runtime: dict[str, RuntimeSupport] = {}
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / SLOTS).mkdir(mode=0o700, exist_ok=True)
 
@@ -152,30 +147,7 @@ class ProcessWorkers:
             replica.process.save()
 
     async def probe(self, device: Device) -> Receipt:
-        """Measure in a worker that is ended afterwards. The receipt of an emulated device is its profile.
-
-        Raises ShoalError(RUNTIME_FAILED | WORKER_CRASHED | DEADLINE_EXCEEDED | DEVICE_LOST).
-        """
-        measured_at = self._clock.wall()
-        probed = await self._probe_emulated(device) if device.emulated else await self._probe_device(device)
-        return Receipt(
-            node="",
-            device=device.name,
-            provider=device.provider,
-            driver_version=device.driver_version,
-            runtime_version=device.runtime_version,
-            precisions=probed.precisions,
-            operators=probed.operators,
-            rates=probed.rates,
-            memory_bytes=device.memory_bytes,
-            spread=probed.spread,
-            measured_at=measured_at,
-            probe_s=Seconds(probed.probe_s),
-            emulated=device.emulated,
-            source=device.profile_source if device.emulated else "probe",
-            system=pace.system if (pace := self._access(device.name).pace) is not None else "",
-            runtime=probed.runtime,
-        )
+        return await self._prober.probe(device)
 
     async def events(self) -> AsyncIterator[WorkerEvent]:
         while True:
@@ -252,11 +224,9 @@ class ProcessWorkers:
                 self._spare.ensure()
 
     async def _load(self, replica: _Replica, order: LoadOrder) -> None:
-        client = replica.process.client
-        assert client is not None
         replica.has_load_begun = True
         limit = self._options.load_timeout_s
-        await _call(client, "load", limit, pack(order))
+        await replica.process.call("load", limit, pack(order))
         settled = asyncio.create_task(replica.load_done.wait())
         gone = asyncio.create_task(replica.process.exit_event.wait())
         try:
@@ -283,7 +253,7 @@ class ProcessWorkers:
         if process.assignments and process.client is not None and not process.exit_event.is_set():
             process.save()
             try:
-                await _call(process.client, "unload", _STATUS_S, header={"assignment": assignment})
+                await process.call("unload", _STATUS_S, header={"assignment": assignment})
             except ConnectionLost:
                 # the exit event says more
                 pass
@@ -354,8 +324,8 @@ class ProcessWorkers:
             return ()
         process.restore_priority()
         try:
-            client = await process.connect(partial(self._on_state_push, process), _STATUS_S)
-            report = unpack(WorkerReport, (await _call(client, "status", _STATUS_S)).payload)
+            await process.connect(partial(self._on_state_push, process), _STATUS_S)
+            report = unpack(WorkerReport, (await process.call("status", _STATUS_S)).payload)
         except ShoalError as error:
             _log.warning("worker_adoption_failed", worker=process.name, code=error.code, error=str(error))
             await process.end()
@@ -406,53 +376,6 @@ class ProcessWorkers:
             process.kill_reason = Refusal(Code.WORKER_STUCK, found, "its status", "the assignment is loaded again")
             self._end_in_background(process)
 
-    # probes
-
-    async def _probe_emulated(self, device: Device) -> ProbeResult:
-        """The figures are the profile's. What the device can load is what this machine's runtime loads."""
-        pace = self._access(device.name).pace
-        if pace is None:
-            raise refuse(
-                Code.DEVICE_LOST, f"no profile of {device.name}", "an emulated device", "see the agent's settings"
-            )
-        runtime = await self._runtime_support(device)
-        return ProbeResult(pace.rates, tuple(pace.rates.matmul_flops), (), 0.0, 0.0, runtime)
-
-    async def _runtime_support(self, device: Device) -> RuntimeSupport | None:
-        """Asked once per runtime version. None if no worker answers; then support shows only when a model loads."""
-        if device.runtime_version not in self._support_by_runtime:
-            try:
-                process = await self._spare.take()
-            except ShoalError as error:
-                _log.warning("runtime_query_failed", code=error.code, error=str(error))
-                return None
-            try:
-                assert process.client is not None
-                reply = await process.client.call("support", timeout=_SUPPORT_S)
-                self._support_by_runtime[device.runtime_version] = unpack(RuntimeSupport, reply.payload)
-            except ShoalError as error:
-                _log.warning("runtime_query_failed", code=error.code, error=str(error))
-                return None
-            finally:
-                if not (self._options.keep_spare and self._spare.offer(process)):
-                    await process.end()
-        return self._support_by_runtime[device.runtime_version]
-
-    async def _probe_device(self, device: Device) -> ProbeResult:
-        process = await self._spare.take()
-        try:
-            assert process.client is not None
-            order = ProbeOrder(device.provider, self._access(device.name), device.parallelism, self._options.probe_s)
-            reply = await _call(process.client, "probe", 3 * self._options.probe_s, pack(order))
-            return unpack(ProbeResult, reply.payload)
-        except ConnectionLost as error:
-            raise refuse(
-                Code.WORKER_CRASHED, "the worker ended while probing", device.name, "check the device's driver"
-            ) from error
-        finally:
-            await process.end()
-            self._spare.ensure()
-
     def _on_start_done(self, assignment: str, task: "asyncio.Task[None]") -> None:
         if self._starts.get(assignment) is task:
             del self._starts[assignment]
@@ -461,18 +384,6 @@ class ProcessWorkers:
         task = asyncio.create_task(process.end())
         self._end_tasks.add(task)
         task.add_done_callback(self._end_tasks.discard)
-
-
-async def _call(
-    client: FrameClient, kind: str, limit_s: float, payload: bytes = b"", header: Header | None = None
-) -> FrameMessage:
-    """As `FrameClient.call`, but `limit_s` counts only the time in which this process runs."""
-    try:
-        return await within(limit_s, client.call(kind, payload, header=header))
-    except TimeoutError as error:
-        raise refuse(
-            Code.DEADLINE_EXCEEDED, f"no answer to `{kind}`", f"within {limit_s:g}s", "allow more time or retry"
-        ) from error
 
 
 def _is_deferrable(assignment: Assignment) -> bool:

@@ -16,7 +16,7 @@ from typing import Final, Self
 import structlog
 
 from shoal.agent import scheduling_priority
-from shoal.agent.frames import FrameClient, Push, start_time
+from shoal.agent.frames import FrameClient, FrameMessage, Header, Push, start_time
 from shoal.agent.timeouts import within
 from shoal.agent.worker.cgroups import WORKER_PREFIX, Cgroup, Cgroups
 from shoal.agent.worker.messages import from_json, pack
@@ -166,6 +166,20 @@ class WorkerProcess:
             raise ShoalError(self.explain_exit(oom=False)[1])
         self.client = await FrameClient.connect(self.socket, self.nonce, on_push=on_push, peer_pid=self.pid)
         return self.client
+
+    async def call(self, kind: str, limit_s: float, payload: bytes = b"", header: Header | None = None) -> FrameMessage:
+        """As `FrameClient.call` of a process that is connected. `limit_s` counts only the time in which the supervisor
+        runs.
+
+        Raises ShoalError(DEADLINE_EXCEEDED | ...), ConnectionLost.
+        """
+        assert self.client is not None
+        try:
+            return await within(limit_s, self.client.call(kind, payload, header=header))
+        except TimeoutError as error:
+            raise refuse(
+                Code.DEADLINE_EXCEEDED, f"no answer to `{kind}`", f"within {limit_s:g}s", "allow more time or retry"
+            ) from error
 
     def save(self) -> None:
         """Write the record with which the next supervisor adopts this process.
