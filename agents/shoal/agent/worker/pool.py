@@ -26,7 +26,7 @@ from shoal.agent.ports import (
     WorkerReady,
     WorkerStats,
 )
-from shoal.agent.timeouts import TICK_S, start_watchdog, wait_any
+from shoal.agent.timeouts import wait_any
 from shoal.agent.worker.background_tasks import BackgroundTasks
 from shoal.agent.worker.cgroups import Cgroups
 from shoal.agent.worker.device_prober import DeviceProber
@@ -41,8 +41,10 @@ from shoal.agent.worker.messages import (
     unpack,
 )
 from shoal.agent.worker.pool_options import PoolOptions
-from shoal.agent.worker.process import WorkerProcess, assignments_at_fault, oom_kills
+from shoal.agent.worker.process import WorkerProcess, assignments_at_fault
+from shoal.agent.worker.replica_table import ReplicaTable, WorkerReplica
 from shoal.agent.worker.spare import SpareWorker, lower_priority_briefly
+from shoal.agent.worker.status_polls import STATUS_S, StatusPolls
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Device
@@ -52,23 +54,9 @@ from shoal.types.units import Seconds
 
 _log = structlog.get_logger(__name__)
 
-_STATUS_S: Final = 2.0
 _SPARE_DELAY_S: Final = Seconds(15.0)
 """Delay before a new spare starts after a start that is not urgent: a spare takes a core for a second, which a
 migration needs more."""
-
-
-class _Replica:
-    """The worker of an assignment, and the last state that it reported."""
-
-    def __init__(self, process: WorkerProcess) -> None:
-        self.process = process
-        # True once the worker got the load order. False while it waits for its turn.
-        self.has_load_begun = False
-        # Set when loading is over, successful or not.
-        self.load_done = asyncio.Event()
-        self.ready: WorkerReady | None = None
-        self.stats: WorkerStats | None = None
 
 
 class ProcessWorkers:
@@ -94,18 +82,17 @@ class ProcessWorkers:
         self._files = files
         self._options = options or PoolOptions()
         self._orders = LoadOrders(folder / SLOTS, device, access, self._options)
-        self._replicas: dict[str, _Replica] = {}
+        self._replicas = ReplicaTable()
         self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._tasks = BackgroundTasks()
         self._spare = SpareWorker(self._spawn, self._connect, clock, self._tasks)
         self._prober = DeviceProber(self._spare, access, clock, self._options)
+        self._polls = StatusPolls(self._replicas, self._end_in_background, self._tasks, self._options)
         # Kept apart from `_tasks`: `close` waits for these and does not cancel them.
         self._end_tasks: set[asyncio.Task[None]] = set()
         self._choice_lock = asyncio.Lock()
         self._load_slots = asyncio.Semaphore(self._options.max_concurrent_loads)
-        # OOM kills on the whole machine, at the last two polls of ready workers.
-        self._oom_kills = self._oom_kills_before = oom_kills()
         self._groups = Cgroups.detect()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / SLOTS).mkdir(mode=0o700, exist_ok=True)
@@ -129,7 +116,7 @@ class ProcessWorkers:
         if starting is not None:
             starting.cancel()
             await asyncio.wait([starting])
-        replica = self._replicas.pop(assignment, None)
+        replica = self._replicas.pop(assignment)
         if replica is not None:
             await self._release(assignment, replica.process)
 
@@ -154,21 +141,12 @@ class ProcessWorkers:
             yield await self._events.get()
 
     async def stats(self) -> tuple[WorkerStats, ...]:
-        """Counters of every ready worker. For one that does not answer in time, its last counters."""
-        ready = dict.fromkeys(replica.process for replica in self._replicas.values() if replica.ready)
-        self._oom_kills_before, self._oom_kills = self._oom_kills, oom_kills()
-        for process in ready:
-            if process.status_poll is None or process.status_poll.done():
-                process.status_poll = self._tasks.spawn(self._poll_status(process))
-        asking = [process.status_poll for process in ready if process.status_poll is not None]
-        if asking:
-            await asyncio.wait(asking, timeout=_STATUS_S)
-        return tuple(replica.stats for replica in self._replicas.values() if replica.stats is not None)
+        return await self._polls.stats()
 
     async def close(self, *, keep: bool) -> None:
         self._spare.close()
         await self._tasks.cancel()
-        processes = {replica.process for replica in self._replicas.values()}
+        processes = set(self._replicas.processes())
         spare = self._spare.pop()
         if spare is not None:
             processes.add(spare)
@@ -203,8 +181,7 @@ class ProcessWorkers:
                     if _is_deferrable(assignment) and not process.assignments:
                         lower_priority_briefly(process, self._clock, self._tasks)
                     process.assignments[assignment.id] = assignment
-                replica, taken = _Replica(process), True
-                self._replicas[assignment.id] = replica
+                replica, taken = self._replicas.add(assignment.id, process), True
                 process.save()
                 # As the worker does for itself. Memory of an unloaded model may still be mapped; `limit_memory` never
                 # goes below what the process could use before.
@@ -223,7 +200,7 @@ class ProcessWorkers:
             else:
                 self._spare.ensure()
 
-    async def _load(self, replica: _Replica, order: LoadOrder) -> None:
+    async def _load(self, replica: WorkerReplica, order: LoadOrder) -> None:
         replica.has_load_begun = True
         limit = self._options.load_timeout_s
         await replica.process.call("load", limit, pack(order))
@@ -238,7 +215,7 @@ class ProcessWorkers:
             raise refuse(Code.LOAD_TIMEOUT, "still loading", f"ready within {limit:g}s", "a smaller or simpler model")
 
     async def _on_load_failed(self, assignment: str, refusal: Refusal) -> None:
-        replica = self._replicas.pop(assignment, None)
+        replica = self._replicas.pop(assignment)
         self._events.put_nowait(WorkerFailed(assignment, refusal))
         if replica is not None and refusal.code is Code.LOAD_TIMEOUT:
             # only the end of the process interrupts a load
@@ -253,7 +230,7 @@ class ProcessWorkers:
         if process.assignments and process.client is not None and not process.exit_event.is_set():
             process.save()
             try:
-                await process.call("unload", _STATUS_S, header={"assignment": assignment})
+                await process.call("unload", STATUS_S, header={"assignment": assignment})
             except ConnectionLost:
                 # the exit event says more
                 pass
@@ -266,7 +243,7 @@ class ProcessWorkers:
     def _find_shared_worker(self, assignment: Assignment) -> WorkerProcess | None:
         """A worker that this assignment may join: same tenant and device, all shared, with room. None if there is
         none."""
-        for process in dict.fromkeys(replica.process for replica in self._replicas.values()):
+        for process in self._replicas.processes():
             if not process.exit_event.is_set() and may_share(assignment, process.assignments.values(), self._options):
                 return process
         return None
@@ -274,8 +251,8 @@ class ProcessWorkers:
     def _on_state_push(self, process: WorkerProcess, message: FrameMessage) -> None:
         """Handle a state that a worker pushed."""
         status = unpack(WorkerStatus, message.payload)
-        replica = self._replicas.get(status.assignment)
-        if replica is None or replica.process is not process:
+        replica = self._replicas.find(status.assignment, process)
+        if replica is None:
             return
         if status.state is not LoadState.LOADING:
             process.restore_priority()  # the warm-up must measure what the replica will do at normal priority
@@ -294,12 +271,12 @@ class ProcessWorkers:
 
     def _on_worker_exit(self, process: WorkerProcess) -> None:
         self._spare.on_exit(process)
-        held = {name: replica for name, replica in self._replicas.items() if replica.process is process}
+        held = self._replicas.in_process(process)
         if not held:
             return
         counted = process.oom_kills()
         own_fault, refusal = process.explain_exit(
-            oom=bool(counted) if counted is not None else self._has_recent_oom_kill()
+            oom=bool(counted) if counted is not None else self._polls.has_recent_oom_kill()
         )
         if process.kill_reason is not None:
             own_fault, refusal = False, process.kill_reason
@@ -307,7 +284,7 @@ class ProcessWorkers:
         busy = process.busy_assignments()
         at_fault = assignments_at_fault(held, loading, busy) if own_fault else frozenset()
         for name in held:
-            del self._replicas[name]
+            self._replicas.pop(name)
             _log.warning(
                 "worker_exited", assignment=name, own_fault=name in at_fault, code=refusal.code, error=str(refusal)
             )
@@ -315,17 +292,14 @@ class ProcessWorkers:
             self._events.put_nowait(WorkerExited(name, name in at_fault, refusal, at_load))
         self._end_in_background(process)
 
-    def _has_recent_oom_kill(self) -> bool:
-        return oom_kills() > self._oom_kills_before
-
     async def _adopt_one(self, record: Path) -> tuple[WorkerAdopted, ...]:
         process = WorkerProcess.from_record(record, self._groups, self._on_worker_exit)
         if process is None:
             return ()
         process.restore_priority()
         try:
-            await process.connect(partial(self._on_state_push, process), _STATUS_S)
-            report = unpack(WorkerReport, (await process.call("status", _STATUS_S)).payload)
+            await process.connect(partial(self._on_state_push, process), STATUS_S)
+            report = unpack(WorkerReport, (await process.call("status", STATUS_S)).payload)
         except ShoalError as error:
             _log.warning("worker_adoption_failed", worker=process.name, code=error.code, error=str(error))
             await process.end()
@@ -336,45 +310,15 @@ class ProcessWorkers:
         if not held or held.keys() != process.assignments.keys():
             await process.end()
             return ()
+        adopted = []
         for name, status in held.items():
-            replica = self._replicas[name] = _Replica(process)
+            replica = self._replicas.add(name, process)
             replica.ready = _worker_ready(status)
             replica.has_load_begun = True
             if replica.ready is not None:
                 replica.load_done.set()
-        return tuple(WorkerAdopted(name, self._replicas[name].ready, process.verdicts.get(name)) for name in held)
-
-    async def _poll_status(self, process: WorkerProcess) -> None:
-        """Poll until the worker answers, is gone, or has been silent for too long and is killed."""
-        assert process.client is not None
-        asked = asyncio.ensure_future(process.client.call("status"))
-        silent, still = start_watchdog(self._options.stuck_after_s), start_watchdog(_STATUS_S)
-        used_s = process.cpu_s()
-        try:
-            while not (await asyncio.wait((asked,), timeout=TICK_S))[0]:
-                now, used_before_s, used_s = asyncio.get_running_loop().time(), used_s, process.cpu_s()
-                silent = silent.on_tick(now)
-                still = still.on_tick(now) if process.is_sleeping() and used_s == used_before_s else still.on_sign(now)
-                if silent.is_expired or still.is_expired:
-                    self._kill_stuck(process, silent.silent_s, still.is_expired)
-                    return
-            report = unpack(WorkerReport, (await asked).payload)
-        except ShoalError:
-            return  # Its exit event says more. Or the answer was malformed; then it is not stuck.
-        finally:
-            asked.cancel()
-        for status in report.held:
-            replica = self._replicas.get(status.assignment)
-            if replica is not None and replica.process is process and replica.ready is not None:
-                # a faulty worker cannot report more than it may hold
-                inside = min(status.in_flight, self._options.queue)
-                replica.stats = WorkerStats(status.assignment, inside, status.served, status.batches, status.latencies)
-
-    def _kill_stuck(self, process: WorkerProcess, silent_s: float, is_still: bool) -> None:
-        if not process.exit_event.is_set():
-            found = f"silent for {silent_s:.0f}s{', and used no processor' if is_still else ''}"
-            process.kill_reason = Refusal(Code.WORKER_STUCK, found, "its status", "the assignment is loaded again")
-            self._end_in_background(process)
+            adopted.append(WorkerAdopted(name, replica.ready, process.verdicts.get(name)))
+        return tuple(adopted)
 
     def _on_start_done(self, assignment: str, task: "asyncio.Task[None]") -> None:
         if self._starts.get(assignment) is task:
