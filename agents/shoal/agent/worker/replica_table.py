@@ -3,6 +3,7 @@
 import asyncio
 
 from shoal.agent.ports import WorkerReady, WorkerStats
+from shoal.agent.worker.messages import LoadState, WorkerStatus
 from shoal.agent.worker.process import WorkerProcess
 
 
@@ -53,3 +54,11 @@ class ReplicaTable:
 
     def in_process(self, process: WorkerProcess) -> dict[str, WorkerReplica]:
         return {name: replica for name, replica in self._replicas.items() if replica.process is process}
+
+
+def worker_ready(status: WorkerStatus) -> WorkerReady | None:
+    """The replica as its worker reports it; None unless it is ready."""
+    if status.state is not LoadState.READY or status.loaded is None:
+        return None
+    loaded = status.loaded
+    return WorkerReady(status.assignment, loaded.measured, loaded.inputs, loaded.outputs, loaded.unwarmed)
