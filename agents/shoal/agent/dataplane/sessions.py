@@ -8,9 +8,7 @@ node lost meanwhile.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -24,7 +22,6 @@ from shoal.agent.core.sequences import (
     OwnedSession,
     RunStep,
     SequenceKey,
-    SessionEntry,
     SessionLimits,
     SessionSnapshot,
     SessionState,
@@ -35,11 +32,12 @@ from shoal.agent.dataplane import session_state as tensors
 from shoal.agent.dataplane.auth import agent_of
 from shoal.agent.dataplane.forward_auth import ForwardAuth
 from shoal.agent.dataplane.request import MAX_RANK, MAX_TENSORS, fingerprint, invalid
-from shoal.agent.dataplane.transport import CallRefused, InboundCall
+from shoal.agent.dataplane.session_lease import SessionLease
+from shoal.agent.dataplane.session_table import SessionTable
+from shoal.agent.dataplane.transport import InboundCall
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
 from shoal.agent.metrics import SessionEvent
 from shoal.agent.ports import AgentClock, LocalWorker, StatefulReplica
-from shoal.host.event_wait import wait_or_timeout
 from shoal.host.metrics import MetricReadings
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.backoff import delay
@@ -84,14 +82,6 @@ Runner = Callable[[str, bytes], Awaitable[bytes]]
 """Runs a request once on the local worker of an assignment. Raises AttemptFailed."""
 
 
-@dataclass(slots=True, eq=False)
-class _Turn:
-    """The lock of one session. `users` counts who holds it or waits for it."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
-
-
 class FrontSessions:
     """The sessions of one front.
 
@@ -117,27 +107,17 @@ class FrontSessions:
         self._workers = workers
         self._peers = peers
         self._dates_at = dates_at
-        self._limits = limits or SessionLimits()
-        self._stateful_replicas: Mapping[str, StatefulReplica] = {}
+        self._table = SessionTable(clock, limits or SessionLimits())
+        self._lease = SessionLease(node, clock)
         self._local_workers: Mapping[str, LocalWorker] = {}
         self._revoked: frozenset[str] = frozenset()
         self._routed_replicas: frozenset[str] | None = None
-        self._entries: dict[SequenceKey, SessionEntry] = {}
-        self._bytes: Counter[str] = Counter()
-        """Bytes of each tenant's sessions."""
-        self._beginning: set[SequenceKey] = set()
-        self._turns: dict[SequenceKey, _Turn] = {}
-        self._change = asyncio.Event()
         self._metadata: dict[str, oip.ModelMetadataResponse] = {}
-        self._leased_until = Elapsed(float("-inf"))
-        self._claim = ""
         self._handovers: dict[str, asyncio.Task[None]] = {}
         self._uncommitted: Counter[str] = Counter()
         """Sessions that a replica here released, and whose receiver has not confirmed the commit yet, by replica."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.event_counts: Counter[SessionEvent] = Counter()
-        """Sessions begun, ended, lost, given to another front, taken from one; steps run, replayed, answered again;
-        offers that failed."""
+        self.event_counts = self._table.event_counts
 
     # configuration
 
@@ -153,17 +133,14 @@ class FrontSessions:
         `routed_replicas` are the replicas in the routes, on this node and elsewhere; None where unknown.
         """
         self._routed_replicas = None if routed_replicas is None else frozenset(routed_replicas)
-        self._stateful_replicas = {keeper.assignment: keeper for keeper in stateful_replicas}
         self._local_workers = {worker.assignment: worker for worker in workers}
         self._revoked = frozenset(revoked)
-        self._metadata = {name: each for name, each in self._metadata.items() if name in self._stateful_replicas}
-        for key, entry in tuple(self._entries.items()):
-            if not isinstance(entry, MovedSession) and entry.assignment not in self._stateful_replicas:
-                self._lose(key, "its replica was taken away")
-        for name, keeper in self._stateful_replicas.items():
+        self._table.configure(stateful_replicas)
+        self._metadata = {name: each for name, each in self._metadata.items() if name in self._table.replicas}
+        for name, keeper in self._table.replicas.items():
             if keeper.handover is not None and name not in self._handovers:
                 self._handovers[name] = self._spawn(self._hand_over_all(name))
-        self._notify()
+        self._table.notify()
 
     def lease(self, until: Elapsed, claim: str = "") -> None:
         """Set the end of the lease.
@@ -171,13 +148,9 @@ class FrontSessions:
         After a gap, sessions continue if `claim` is the same: then the region did not declare this node lost, so nobody
         else has them. Otherwise all sessions have ended, also idle ones.
         """
-        if self._clock.now() >= self._leased_until and (not claim or claim != self._claim):
-            for key, entry in tuple(self._entries.items()):
-                if not isinstance(entry, MovedSession):
-                    self._lose(key, "the region gave this node up")
-        self._claim = claim
-        self._leased_until = Elapsed(max(self._leased_until, until))
-        self._notify()
+        if not self._lease.extend(until, claim):
+            self._table.lose_all("the region gave this node up")
+        self._table.notify()
 
     def close(self) -> None:
         for task in tuple(self._tasks):
@@ -187,24 +160,24 @@ class FrontSessions:
 
     def replicas(self, workload: WorkloadKey) -> frozenset[str]:
         """Stateful replicas of the workload here, whether or not their workers run now."""
-        return frozenset(name for name, keeper in self._stateful_replicas.items() if keeper.workload == workload)
+        return frozenset(name for name, keeper in self._table.replicas.items() if keeper.workload == workload)
 
     def session_of(self, assignment: str) -> Mapping[str, str]:
-        keeper = self._stateful_replicas.get(assignment)
+        keeper = self._table.replicas.get(assignment)
         return keeper.session if keeper is not None else {}
 
     def location(self, key: SequenceKey) -> str | Handover | None:
         """The replica here that has the session, or the handover by which it left; None for an unknown session."""
-        entry = self._entries.get(key)
+        entry = self._table.get(key)
         return entry.to if isinstance(entry, MovedSession) else entry.assignment if entry is not None else None
 
     def counts(self) -> tuple[tuple[str, int], ...]:
-        """Sessions of each replica here. Expired sessions are dropped first."""
-        now = self._clock.now()
-        for key, entry in tuple(self._entries.items()):
-            if sequences.is_expired(entry, now, self._limits) and key not in self._turns:
-                self._forget(key)
-        return tuple((name, self._count(name)) for name in self._stateful_replicas)
+        """Sessions of each replica here that removing it would lose. Expired sessions are dropped first.
+
+        Sessions in transit count at both ends: the receiver is to have them, and the source must still commit them.
+        """
+        self._table.drop_expired()
+        return tuple((name, self._table.count(name) + self._uncommitted[name]) for name in self._table.replicas)
 
     def readings(self) -> MetricReadings:
         """What the front's page says of sessions."""
@@ -221,7 +194,7 @@ class FrontSessions:
         Raises ShoalError(SESSION_LOST | SESSION_MOVED | SESSION_STEP | LEASE_ENDED | DEADLINE_EXCEEDED | ...), and what
         `run` raises; after that the session is as it was before.
         """
-        async with self._turn(key, until):
+        async with self._table.turns.hold(key, until):
             await self._wait_for_lease(key, step, until)
             judged = await self._decide(key, step, until)
             match judged:
@@ -240,12 +213,12 @@ class FrontSessions:
     ) -> RunStep | sequences.ReplayAnswer | sequences.Redirect:
         settled = min(until, self._clock.now() + HANDOVER_WAIT_S)
         while True:
-            judged = sequences.decide_step(self._entries.get(key), step, self._routed_replicas)
+            judged = sequences.decide_step(self._table.get(key), step, self._routed_replicas)
             if isinstance(judged, Refusal):
                 raise ShoalError(judged)
             if not isinstance(judged, sequences.AwaitHandover):
                 return judged
-            if not await self._wait_for_change(Elapsed(settled)):
+            if not await self._table.wait_for_change(Elapsed(settled)):
                 raise ShoalError(
                     sequences.lost_session_refusal("it is on its way here, and was not let go of there in time")
                 )
@@ -260,33 +233,33 @@ class FrontSessions:
         until: Elapsed,
         run: Runner,
     ) -> bytes:
-        known = self._entries.get(key)
+        known = self._table.get(key)
         name = known.assignment if isinstance(known, OwnedSession) else begin_at
-        keeper = self._stateful_replicas.get(name)
+        keeper = self._table.replicas.get(name)
         if keeper is None:
             raise refuse(Code.MODEL_NOT_READY, f"{name} keeps no sessions here", "its replica", "retry")
         await self._await_worker(name, None, until)
-        with self._hold_room(key, ready):
+        with self._table.hold_room(key, ready):
             state = ready.state
             if state is None:
-                state = tensors.zeros(await self._metadata_of(name), keeper.session, self._limits.session_bytes)
+                state = tensors.zeros(await self._metadata_of(name), keeper.session, self._table.limits.session_bytes)
             answer = await self._run_with_replay(name, tensors.with_state(request, state, keeper.session), until, run)
         shown, after = tensors.without_state(answer, keeper.session)
-        kept = shown if len(shown) <= self._limits.answer_bytes else b""
+        kept = shown if len(shown) <= self._table.limits.answer_bytes else b""
         await self._wait_for_lease(key, step, until)  # the lease may have ended while the step ran
         ran = sequences.complete_step(ready, step, name, {} if step.end else after, kept, self._clock.now())
-        now_known = self._entries.get(key)
+        now_known = self._table.get(key)
         overtaken = ready.state is None and isinstance(
             now_known, OfferedSession | OwnedSession
         )  # a session that used the name before this one
-        if name not in self._stateful_replicas or not (now_known is known or overtaken):
+        if name not in self._table.replicas or not (now_known is known or overtaken):
             raise ShoalError(sequences.lost_session_refusal("its replica was taken away while it ran"))
-        self._check_size(key, ran.snapshot)
+        self._table.check_size(key, ran.snapshot)
         self.event_counts[SessionEvent.RUN] += 1
         self.event_counts[SessionEvent.BEGUN] += ready.state is None
         self.event_counts[SessionEvent.ENDED] += step.end
-        self._put(key, ran)
-        self._notify()
+        self._table.put(key, ran)
+        self._table.notify()
         return shown
 
     async def _run_with_replay(self, name: str, request: bytes, until: Elapsed, run: Runner) -> bytes:
@@ -312,9 +285,9 @@ class FrontSessions:
         now = self._clock.now()
         end, another_by = Elapsed(min(until, now + WORKER_WAIT_S)), Elapsed(min(until, now + REPLACEMENT_WAIT_S))
         while (worker := self._local_workers.get(name)) is None or worker == but:
-            if name not in self._stateful_replicas:
+            if name not in self._table.replicas:
                 raise ShoalError(sequences.lost_session_refusal("its replica was taken away"))
-            if await self._wait_for_change(end if worker is None else another_by):
+            if await self._table.wait_for_change(end if worker is None else another_by):
                 continue
             if worker is None:
                 raise failure or refuse(Code.MODEL_NOT_READY, f"{name} has no worker", "a ready replica", "retry")
@@ -328,113 +301,18 @@ class FrontSessions:
             )
         return self._metadata[name]
 
-    @asynccontextmanager
-    async def _turn(self, key: SequenceKey, until: Elapsed | None = None) -> AsyncIterator[None]:
-        """Hold the session's lock: its steps run one at a time, in the order of their arrival.
-
-        Raises ShoalError(DEADLINE_EXCEEDED).
-        """
-        turn = self._turns.setdefault(key, _Turn())
-        turn.users += 1
-        try:
-            try:
-                async with asyncio.timeout(None if until is None else max(0.0, until - self._clock.now())):
-                    await turn.lock.acquire()
-            except TimeoutError as error:
-                raise refuse(
-                    Code.DEADLINE_EXCEEDED, "earlier steps of the session took too long", "an answer", "allow more"
-                ) from error
-            try:
-                yield
-            finally:
-                turn.lock.release()
-        finally:
-            turn.users -= 1
-            if not turn.users:
-                del self._turns[key]
-
-    @contextmanager
-    def _hold_room(self, key: SequenceKey, ready: RunStep) -> Iterator[None]:
-        """Reserve room for a new session while its first step runs. Raises CallRefused."""
-        if ready.state is not None:
-            yield
-            return
-        here = {each for each, entry in self._entries.items() if not isinstance(entry, MovedSession)}
-        others = (here | self._beginning) - {key}
-        mine = sum(each.workload.tenant == key.workload.tenant for each in others)
-        refusal = sequences.check_room(len(others), mine, self._bytes.total(), self._limits)
-        if refusal is not None:
-            raise CallRefused(refusal, Seconds(1.0))
-        self._beginning.add(key)
-        try:
-            yield
-        finally:
-            self._beginning.discard(key)
-
-    def _check_size(self, key: SequenceKey, snapshot: SessionSnapshot) -> None:
-        """Raises ShoalError(SESSION_INVALID), CallRefused."""
-        known, tenant = _size(self._entries.get(key)), key.workload.tenant
-        of_tenant, of_all = self._bytes[tenant] - known, self._bytes.total() - known
-        refusal = sequences.check_size(snapshot.size, of_tenant, of_all, self._limits)
-        if refusal is not None:
-            raise CallRefused(refusal, Seconds(1.0) if refusal.code is Code.OVERLOADED else None)
-
-    # leases and bounds
-
     async def _wait_for_lease(self, key: SequenceKey, step: SessionStep, until: Elapsed) -> None:
         """Wait for the lease. Raises ShoalError(LEASE_ENDED).
 
         A coordinator that is away for a moment extends the lease when it is back, so a step of a session here waits for
         that. A step that begins a session does not wait, because it can begin at another front.
         """
-        if isinstance(self._entries.get(key), OwnedSession) and not step.start:
+        if isinstance(self._table.get(key), OwnedSession) and not step.start:
             now = self._clock.now()
             end = Elapsed(min(now + LEASE_WAIT_S, until - DEADLINE_MARGIN_S))
-            while self._clock.now() >= self._leased_until and await self._wait_for_change(end):
+            while self._lease.is_over and await self._table.wait_for_change(end):
                 pass
-        self._check_lease()
-
-    def _check_lease(self) -> None:
-        if self._clock.now() >= self._leased_until:
-            raise ShoalError(
-                Refusal(
-                    Code.LEASE_ENDED,
-                    f"{self._node} has not heard from its region: no session may go on there",
-                    "a node that is linked",
-                    "try again: it goes on once the node is linked; or begin it anew (sequence_start) at another front",
-                )
-            )
-
-    def _count(self, assignment: str) -> int:
-        """Sessions that removing the replica would lose.
-
-        Sessions in transit count at both ends: the receiver is to have them, and the source must still commit them.
-        """
-        here = sum(
-            _is_at(entry, assignment) or (isinstance(entry, OfferedSession) and entry.assignment == assignment)
-            for entry in self._entries.values()
-        )
-        return here + self._uncommitted[assignment]
-
-    def _put(self, key: SequenceKey, entry: SessionEntry) -> None:
-        self._bytes[key.workload.tenant] += _size(entry) - _size(self._entries.get(key))
-        self._entries[key] = entry
-
-    def _forget(self, key: SequenceKey) -> None:
-        self._bytes[key.workload.tenant] -= _size(self._entries.pop(key, None))
-
-    def _lose(self, key: SequenceKey, why: str) -> None:
-        self._forget(key)
-        self.event_counts[SessionEvent.LOST] += 1
-        _log.warning("sequence_lost", workload=str(key.workload), sequence=key.sequence, reason=why)
-
-    def _notify(self) -> None:
-        news, self._change = self._change, asyncio.Event()
-        news.set()
-
-    async def _wait_for_change(self, end: Elapsed) -> bool:
-        """Wait for any change. Returns False at `end`."""
-        return await wait_or_timeout(self._change, max(0.0, end - self._clock.now()))
+        self._lease.check()
 
     # handover, source side
 
@@ -444,14 +322,14 @@ class FrontSessions:
         failures: Counter[SequenceKey] = Counter()
         in_a_row = 0
         try:
-            while (keeper := self._stateful_replicas.get(name)) is not None and (to := keeper.handover) is not None:
-                mine = [key for key, entry in self._entries.items() if _is_at(entry, name) and key not in on_its_way]
+            while (keeper := self._table.replicas.get(name)) is not None and (to := keeper.handover) is not None:
+                mine = [key for key in self._table.sessions_at(name) if key not in on_its_way]
                 # Failing and busy sessions go last, so that none of them delays the others.
-                mine.sort(key=lambda key: (failures[key], key in self._turns))
+                mine.sort(key=lambda key: (failures[key], self._table.turns.is_busy(key)))
                 for key in mine[: MAX_CONCURRENT_HANDOVERS - len(on_its_way)]:
                     on_its_way[key] = self._spawn(self._hand_over(key, name, to))
                 if not on_its_way:
-                    await self._change.wait()
+                    await self._table.wait_for_change()
                     continue
                 await asyncio.wait(on_its_way.values(), return_when=asyncio.FIRST_COMPLETED)
                 for key in [key for key, task in on_its_way.items() if task.done()]:
@@ -465,9 +343,9 @@ class FrontSessions:
 
     async def _hand_over(self, key: SequenceKey, name: str, to: Handover) -> bool:
         """Hand over one session between two steps; its next step waits meanwhile. Returns False where that failed."""
-        async with self._turn(key):
-            entry = self._entries.get(key)
-            keeper = self._stateful_replicas.get(name)
+        async with self._table.turns.hold(key):
+            entry = self._table.get(key)
+            keeper = self._table.replicas.get(name)
             if (
                 not isinstance(entry, OwnedSession)
                 or entry.assignment != name
@@ -476,10 +354,10 @@ class FrontSessions:
             ):
                 return True
             if to.node == self._node:
-                there = self._stateful_replicas.get(to.assignment)
+                there = self._table.replicas.get(to.assignment)
                 if there is None or (there.workload, there.session) != (keeper.workload, keeper.session):
                     return False
-                self._put(key, sequences.with_assignment(entry, to.assignment))
+                self._table.put(key, sequences.with_assignment(entry, to.assignment))
                 self.event_counts[SessionEvent.GIVEN] += 1
                 return True
             try:
@@ -491,7 +369,7 @@ class FrontSessions:
                     "sequence_handover_failed", sequence=key.sequence, target=to.node, code=error.code, error=str(error)
                 )
                 return False
-            self._put(key, sequences.release(entry, to, self._clock.now()))
+            self._table.put(key, sequences.release(entry, to, self._clock.now()))
             self.event_counts[SessionEvent.GIVEN] += 1
             if kept:
                 self._uncommitted[name] += 1
@@ -567,21 +445,21 @@ class FrontSessions:
         state: SessionState = {
             each.input: StateTensor(each.dtype, tuple(each.shape), each.content) for each in offer.state
         }  # fmt: skip
-        if state.keys() != self._stateful_replicas[offer.to].session.keys():
+        if state.keys() != self._table.replicas[offer.to].session.keys():
             raise invalid(f"state of {', '.join(sorted(state))}", "the inputs that the workload's session names")
         standing = SessionSnapshot(
             offer.run, offer.step, state, offer.token, offer.asked, offer.answer, offer.ended, offer.hands
         )
-        self._check_lease()
-        self._check_size(key, standing)
+        self._lease.check()
+        self._table.check_size(key, standing)
         taken = sequences.receive_offer(
-            self._entries.get(key),
+            self._table.get(key),
             standing,
             offer.to,
             giver,
             self._clock.now(),
             Seconds(max(0.0, offer.idle_s)),
-            busy=key in self._turns,
+            busy=self._table.turns.is_busy(key),
         )
         match taken:
             case Refusal():
@@ -589,7 +467,7 @@ class FrontSessions:
             case sequences.OfferSuperseded():
                 return sessions_pb2.SessionOffered(kept=False).SerializeToString()
             case sequences.OfferAccepted(entry):
-                self._put(key, entry)
+                self._table.put(key, entry)
                 return sessions_pb2.SessionOffered(kept=True).SerializeToString()
 
     async def on_commit(self, call: InboundCall, message: bytes) -> bytes:
@@ -601,7 +479,7 @@ class FrontSessions:
         commit = parse(sessions_pb2.SessionCommit, message, COMMIT_LIMITS)
         giver = Giver(commit.migration, self._agent(call, "Commit").name)
         key = SequenceKey(nouns.from_wire(WorkloadKey, commit.workload), commit.sequence)
-        before = self._entries.get(key)
+        before = self._table.get(key)
         after = sequences.commit_offer(before, commit.run, commit.hands)
         taken = isinstance(before, OwnedSession) and after is before  # a repeated commit changes nothing
         if not (taken or (isinstance(before, OfferedSession) and before.source == giver)):
@@ -609,9 +487,9 @@ class FrontSessions:
         if isinstance(after, Refusal):
             raise ShoalError(after)
         if after is not before:
-            self._put(key, after)
+            self._table.put(key, after)
             self.event_counts[SessionEvent.TAKEN] += 1
-            self._notify()
+            self._table.notify()
         return sessions_pb2.SessionCommitted().SerializeToString()
 
     def _agent(self, call: InboundCall, method: str = "") -> Identity:
@@ -620,7 +498,7 @@ class FrontSessions:
     def _check_source(self, source: Giver, key: SequenceKey, to: str) -> None:
         """Raises ShoalError(ROLE_DENIED), also if there is no such replica: an unauthorized caller must learn
         nothing."""
-        keeper = self._stateful_replicas.get(to)
+        keeper = self._table.replicas.get(to)
         if keeper is None or keeper.workload != key.workload or source not in keeper.givers:
             raise refuse(
                 Code.ROLE_DENIED,
@@ -639,14 +517,6 @@ class FrontSessions:
 def digest(request: bytes) -> bytes:
     """SHA-256 of a step's request without its id; the same for any caller."""
     return fingerprint(request)
-
-
-def _is_at(entry: SessionEntry, assignment: str) -> bool:
-    return isinstance(entry, OwnedSession) and entry.assignment == assignment and not entry.snapshot.is_ended
-
-
-def _size(entry: SessionEntry | None) -> int:
-    return entry.snapshot.size if isinstance(entry, OwnedSession | OfferedSession) else 0
 
 
 def _endpoint(to: Handover) -> Endpoint:

@@ -132,8 +132,8 @@ async def test_f06_a_session_outlasts_its_lease_unless_the_region_gave_the_node_
     sessions = front.sessions
 
     async def lapse(claim: str) -> None:
-        sessions._leased_until = Elapsed(0.0)  # as after a coordinator that was away
-        sessions._claim = claim
+        sessions._lease.until = Elapsed(0.0)  # as after a coordinator that was away
+        sessions._lease.claim = claim
 
     await front.step("7", "t1", start=True)
     await lapse("h/0")
@@ -156,7 +156,7 @@ async def test_f06_a_step_whose_lease_ends_while_it_runs_waits_for_the_next(pair
     sessions = front.sessions
 
     def lapse() -> None:
-        sessions._leased_until, sessions._claim = Elapsed(0.0), "h/0"
+        sessions._lease.until, sessions._lease.claim = Elapsed(0.0), "h/0"
 
     await front.step("7", "t1", start=True)
     front.meanwhile = lapse
