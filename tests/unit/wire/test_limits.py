@@ -13,7 +13,7 @@ from shoal.agent.dataplane import (
     memory,
     request,
     rest,
-    sessions,
+    session_handover,
     stream_resets,
     tensors,
     tracing,
@@ -63,7 +63,7 @@ def test_the_reference_of_limits_is_true() -> None:
     said = {what: limit for what, (limit, _) in rows().items()}
     assert RULES.max_size_bytes == limits.MODEL_BYTES
     assert MESSAGE_S == HELLO_S == ingress.GRACE_S
-    assert sessions.COMMIT_LIMITS == verification_source.LIMITS
+    assert session_handover.COMMIT_LIMITS == verification_source.LIMITS
     assert "status 27" in rows()["silence of a coordinator's event loop"][1]
     assert int(watchdog.END_SIGNAL) == 27
     assert said == {
@@ -103,7 +103,7 @@ def test_the_reference_of_limits_is_true() -> None:
         ),
         "an inference request beside its tensors' contents": f"{request.MAX_HEAD // MIB} MiB",
         "fields of a session that another agent hands over, before it is parsed": (
-            f"{sessions.OFFER_LIMITS.fields:,}; {request.MAX_TENSORS:,} tensors of state"
+            f"{session_handover.OFFER_LIMITS.fields:,}; {request.MAX_TENSORS:,} tensors of state"
         ),
         "fields of what another agent asks for a verification, or to let go of a session": (
             f"{verification_source.LIMITS.fields}"

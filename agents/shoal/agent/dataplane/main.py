@@ -27,6 +27,7 @@ from shoal.agent.dataplane.grpc import GrpcTransport, Method
 from shoal.agent.dataplane.health import HealthTransport
 from shoal.agent.dataplane.memory import COPIES, MessageMemory, budget_bytes
 from shoal.agent.dataplane.rest import RestTransport
+from shoal.agent.dataplane.session_handover import HandoverReceiver
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.tracing import Tracer
 from shoal.agent.dataplane.transport import TlsFiles, Transport
@@ -93,7 +94,7 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
     exporter = Exporter.from_endpoint(config.otlp)
     tracer = Tracer(config.region, config.node, clock, config.trace_ratio, exporter.offer)
     plane = DataPlane(settings, clock, workers, peers, dates_at, witnesses.captures, sessions, tracer, forwards)
-    beside = {WITNESS_SERVICE: _verification_methods(witnesses), SESSIONS_SERVICE: _session_methods(sessions)}
+    beside = {WITNESS_SERVICE: _verification_methods(witnesses), SESSIONS_SERVICE: _session_methods(sessions.receiver)}
     health = (
         ()
         if config.health_port is None
@@ -166,10 +167,10 @@ def _verification_methods(witnesses: VerificationSourceService) -> dict[str, Met
     }
 
 
-def _session_methods(sessions: FrontSessions) -> dict[str, Method]:
+def _session_methods(receiver: HandoverReceiver) -> dict[str, Method]:
     return {
-        "Offer": Method(sessions.admit, sessions.on_offer),
-        "Commit": Method(sessions.admit, sessions.on_commit, small=True),
+        "Offer": Method(receiver.admit, receiver.on_offer),
+        "Commit": Method(receiver.admit, receiver.on_commit, small=True),
     }
 
 

@@ -15,7 +15,7 @@ from harness.attacks.repeated_fields import RepeatedField, repeated_fields
 from shoal.agent.dataplane import request as reading
 from shoal.agent.dataplane import verification_source
 from shoal.agent.dataplane.compression import expand, expanded_size
-from shoal.agent.dataplane.sessions import COMMIT_LIMITS, OFFER_LIMITS
+from shoal.agent.dataplane.session_handover import COMMIT_LIMITS, OFFER_LIMITS
 from shoal.agent.dataplane.transport import MAX_MESSAGE
 from shoal.agent.dataplane.upstream import METADATA_LIMITS
 from shoal.inference import open_inference_pb2 as oip

@@ -73,7 +73,7 @@ class Front:
             refusal = Refusal(Code.REPLICA_UNREACHABLE, "nobody", "an answer")
             raise AttemptFailed(refusal, was_sent=True)
         call = InboundCall(Identity("west", Role.AGENT, self.name, Wall(0.0), Wall(2.0), "1"))
-        there = self.fronts[endpoint.node].sessions
+        there = self.fronts[endpoint.node].sessions.receiver
         answers = {"Offer": there.on_offer, "Commit": there.on_commit}
         return await answers[method](call, request)
 
