@@ -31,7 +31,7 @@ from shoal.agent.main.options import AgentConfig
 from shoal.agent.main.stop_signals import StopSignals
 from shoal.agent.main.timekeeper import Timekeeper
 from shoal.agent.ports import AgentClock, DriverOptions, Log
-from shoal.agent.supervisor import Supervisor, SupervisorSettings
+from shoal.agent.supervisor import Supervisor, SupervisorPorts, SupervisorSettings
 from shoal.agent.telemetry import metrics
 from shoal.agent.telemetry.log import FOLDER, LogFileReader
 from shoal.agent.worker import confinement
@@ -135,9 +135,7 @@ async def _serve(
     )
     options = DriverOptions(config.emulate, config.time_scale, config.wake_scale, config.emulate_condition)
     node = replace(_node(config, member, identity, listening, metrics_port, forward_key), unconfined=unconfined)
-    supervisor = Supervisor(
-        settings=SupervisorSettings(),
-        node=node,
+    ports = SupervisorPorts(
         drivers=() if config.role is Role.GATEWAY else load_drivers(clock, options, cpu=config.cpu),
         link=link,
         workers=workers,
@@ -154,6 +152,7 @@ async def _serve(
         logs=LogFileReader(config.state_dir),
         spans=front,
     )
+    supervisor = Supervisor(SupervisorSettings(), node, ports)
     stop.hand_over(supervisor.request_stop)
     beside = [
         asyncio.create_task(

@@ -5,6 +5,8 @@
 - `node_monitor` reads devices and the counters of workers and front.
 """
 
-from shoal.agent.supervisor.supervisor import NodeSnapshot, Supervisor, SupervisorSettings
+from shoal.agent.supervisor.settings import SupervisorSettings
+from shoal.agent.supervisor.supervisor import NodeSnapshot, Supervisor
+from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
 
-__all__ = ["NodeSnapshot", "Supervisor", "SupervisorSettings"]
+__all__ = ["NodeSnapshot", "Supervisor", "SupervisorPorts", "SupervisorSettings"]

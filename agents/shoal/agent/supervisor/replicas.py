@@ -8,12 +8,7 @@ from typing import Any
 from shoal.agent.core import admission, reconcile
 from shoal.agent.core import assignment as machine
 from shoal.agent.ports import (
-    AgentClock,
-    FrontControl,
     LocalWorker,
-    Log,
-    ModelCache,
-    RecordingSink,
     StatefulReplica,
     VerificationSource,
     WorkerAdopted,
@@ -21,10 +16,11 @@ from shoal.agent.ports import (
     WorkerExited,
     WorkerFailed,
     WorkerPhase,
-    WorkerPool,
     WorkerReady,
 )
 from shoal.agent.supervisor.node_monitor import EventReporter, NodeMonitor
+from shoal.agent.supervisor.settings import SupervisorSettings
+from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
 from shoal.types.assignment import Assignment, Observed, Phase
 from shoal.types.codes import PERMANENT_LOAD_FAILURES, ShoalError
 from shoal.types.migration import Recording, Verification
@@ -73,32 +69,25 @@ class ReplicaManager:
 
     def __init__(
         self,
-        *,
-        limits: machine.AssignmentLimits,
-        poll_s: float,
-        workers: WorkerPool,
-        front: FrontControl,
-        cache: ModelCache,
-        recordings: RecordingSink,
-        clock: AgentClock,
+        settings: SupervisorSettings,
+        ports: SupervisorPorts,
         monitor: NodeMonitor,
+        *,
         spawn: Spawn,
-        log: Log,
         report_event: EventReporter,
         on_phase_change: Callable[[], None],
         request_reconcile: Callable[[], None],
     ) -> None:
-        """`poll_s`: seconds between polls of a draining replica."""
-        self._limits = limits
-        self._poll_s = poll_s
-        self._workers = workers
-        self._front = front
-        self._cache = cache
-        self._recordings = recordings
-        self._clock = clock
+        self._limits = settings.limits
+        self._poll_s = settings.poll_s
+        self._workers = ports.workers
+        self._front = ports.front
+        self._cache = ports.cache
+        self._recordings = ports.recordings
+        self._clock = ports.clock
+        self._log = ports.log
         self._monitor = monitor
         self._spawn = spawn
-        self._log = log
         self._report_event = report_event
         self._on_phase_change = on_phase_change
         self._request_reconcile = request_reconcile

@@ -7,7 +7,7 @@ this very class.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,30 +15,11 @@ from typing import Any
 from shoal.agent.core import assignment as machine
 from shoal.agent.core import link_session, partition, reconcile
 from shoal.agent.core import receipt as receipts
-from shoal.agent.ports import (
-    AgentClock,
-    AgentJournal,
-    Batches,
-    CoordinatorContact,
-    CoordinatorLink,
-    DeviceAccess,
-    DeviceDriver,
-    FrontControl,
-    FrontStats,
-    LinkRefused,
-    LinkSession,
-    Log,
-    Logs,
-    ModelCache,
-    NodeMembership,
-    NodeTrust,
-    ReceiptSigner,
-    RecordingSink,
-    Spans,
-    WorkerPool,
-)
+from shoal.agent.ports import Batches, DeviceAccess, FrontStats, LinkRefused, LinkSession
 from shoal.agent.supervisor.node_monitor import NodeMonitor
 from shoal.agent.supervisor.replicas import ReplicaManager
+from shoal.agent.supervisor.settings import SupervisorSettings
+from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
 from shoal.host.event_wait import wait_or_timeout
 from shoal.types.assignment import DesiredSet, Forwarding, Observed, Trust, Version
 from shoal.types.backoff import delay
@@ -62,7 +43,7 @@ from shoal.types.link import (
     Welcome,
 )
 from shoal.types.receipt import SignedReceipt
-from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.units import Elapsed, Seconds
 
 MAX_QUEUED_EVENTS = 256
 """Events that wait for a link. When the queue is full, the oldest are dropped."""
@@ -72,29 +53,6 @@ MAX_TRACKED_STATUSES = 32
 """Statuses whose send time is kept. A lease that answers an older status extends nothing."""
 WALL_STEP_S = 0.5
 """If the wall clock moves against the elapsed clock by more than this, reported wall times follow it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisorSettings:
-    """Timing of the supervisor."""
-
-    # Time limits of one assignment's phases.
-    limits: machine.AssignmentLimits = field(default_factory=machine.AssignmentLimits)
-    # Seconds between statuses, until a coordinator sets its own value.
-    heartbeat_s: float = 1.0
-    # Every n-th status is a full one, so what a lost status contained is repeated within n heartbeats.
-    full_every: int = 8
-    # Seconds before the next attempt after a fatal refusal. Retrying at all lets an operator fix the cause meanwhile.
-    fatal_retry_s: float = 30.0
-    # Seconds between polls of a draining replica and of a front that starts.
-    poll_s: float = 0.1
-    # Seconds between attempts to persist the desired set or to configure the front.
-    retry_s: float = 0.5
-    # Seconds between garbage collections of the model cache.
-    collect_s: float = 60.0
-    # Maximum seconds that a probe waits for replicas that start. At boot they then serve sooner, and a probe beside
-    # them would not measure what the device can do.
-    probe_wait_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,46 +102,23 @@ class _OpenSession:
 class Supervisor:
     """Runs a node: `run` until `stop`. A run that is cancelled or killed leaves front and workers running."""
 
-    def __init__(
-        self,
-        *,
-        settings: SupervisorSettings,
-        node: Node,
-        drivers: Sequence[DeviceDriver],
-        link: CoordinatorLink,
-        workers: WorkerPool,
-        front: FrontControl,
-        journal: AgentJournal,
-        cache: ModelCache,
-        recordings: RecordingSink,
-        signer: ReceiptSigner,
-        clock: AgentClock,
-        nonce: Callable[[], str],
-        log: Log,
-        contact: CoordinatorContact | None = None,
-        membership: NodeMembership | None = None,
-        logs: Logs | None = None,
-        spans: Spans | None = None,
-    ) -> None:
-        """Create a supervisor.
-
-        - node: the node without its devices, which the drivers discover.
-        - nonce: returns a fresh secret on each call.
-        - contact: None if no earlier run is remembered.
-        - membership: None if certificates are not checked.
-        - logs, spans: None if none are kept.
-        """
+    def __init__(self, settings: SupervisorSettings, node: Node, ports: SupervisorPorts) -> None:
+        """`node` comes without its devices, which the drivers discover."""
         self._settings = settings
         self._node = node
-        self._link = link
-        self._workers = workers
-        self._front = front
-        self._journal = journal
-        self._cache = cache
-        self._signer = signer
-        self._clock = clock
-        self._nonce = nonce
-        self._log = log
+        self._link = ports.link
+        self._workers = ports.workers
+        self._front = ports.front
+        self._journal = ports.journal
+        self._cache = ports.cache
+        self._signer = ports.signer
+        self._clock = ports.clock
+        self._nonce = ports.nonce
+        self._log = ports.log
+        self._contact = ports.contact
+        self._membership = ports.membership
+        self._logs = ports.logs
+        self._spans = ports.spans
 
         self._desired: DesiredSet | None = None
         self._unsaved_desired: DesiredSet | None = None
@@ -192,16 +127,12 @@ class Supervisor:
         # The device that is being probed, or woken for a probe. Empty: none.
         self._probing_device = ""
         self._session: _OpenSession | None = None
-        self._contact = contact or _NoContact()
-        self._membership = membership or _NoMembership()
         heard = self._contact.last_contact()
-        self._link_state: partition.LinkState = partition.CutOff(clock.now() if heard is None else heard)
+        self._link_state: partition.LinkState = partition.CutOff(self._clock.now() if heard is None else heard)
         self._events: deque[NodeEvent] = deque(maxlen=MAX_QUEUED_EVENTS)
-        self._logs = logs
-        self._spans = spans
         self._answers: deque[LogLines | SpansFound] = deque(maxlen=MAX_QUERIES)
         self._query_count = 0
-        self._epoch_wall = Seconds(clock.wall() - clock.now())
+        self._epoch_wall = Seconds(self._clock.wall() - self._clock.now())
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
 
@@ -211,23 +142,19 @@ class Supervisor:
         self._save_due = asyncio.Event()
         self._probe_due = asyncio.Event()
         self._lease_due = asyncio.Event()
-        self._lease_until = clock.now()
+        self._lease_until = self._clock.now()
         # Claim of the newest lease.
         self._claim = ""
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
-        self._monitor = NodeMonitor(drivers, workers, front, log, self.report_event, self._report_due.set)
+        self._monitor = NodeMonitor(
+            ports.drivers, ports.workers, ports.front, ports.log, self.report_event, self._report_due.set
+        )
         self._replicas = ReplicaManager(
-            limits=settings.limits,
-            poll_s=settings.poll_s,
-            workers=workers,
-            front=front,
-            cache=cache,
-            recordings=recordings,
-            clock=clock,
-            monitor=self._monitor,
+            settings,
+            ports,
+            self._monitor,
             spawn=self._spawn,
-            log=log,
             report_event=self.report_event,
             on_phase_change=self._on_phase_change,
             request_reconcile=self._reconcile_due.set,
@@ -721,29 +648,3 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-class _NoContact:
-    """CoordinatorContact of a node that remembers no earlier run."""
-
-    def last_contact(self) -> None:
-        return None
-
-    def on_link_up(self, coordinator_time: Wall) -> None:
-        pass
-
-    def on_link_lost(self) -> None:
-        pass
-
-
-class _NoMembership:
-    """NodeMembership of a node whose certificate is not checked."""
-
-    def current_trust(self) -> NodeTrust:
-        return NodeTrust()
-
-    async def adopt(self, trust: Trust) -> None:
-        pass
-
-    def on_link_refused(self, refusal: Refusal) -> None:
-        pass

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from shoal.agent.supervisor import Supervisor, SupervisorSettings
+from shoal.agent.supervisor import Supervisor, SupervisorPorts, SupervisorSettings
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.controller import GRANTS
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
@@ -242,9 +242,7 @@ class SimCluster:
 
     async def _run_agent(self, process: SimProcess, machine: SimMachine) -> None:
         world, rng = self.world, machine.rng
-        self.supervisors[machine.name] = supervisor = Supervisor(
-            settings=SupervisorSettings(),
-            node=self._node(machine),
+        ports = SupervisorPorts(
             drivers=(SimDeviceDriver(process, machine),),
             link=self._link(process, machine),
             workers=SimWorkerPool(process, machine),
@@ -257,6 +255,7 @@ class SimCluster:
             nonce=lambda: rng.hex_token(16),
             log=_DiscardLog(),
         )
+        self.supervisors[machine.name] = supervisor = Supervisor(SupervisorSettings(), self._node(machine), ports)
         await supervisor.run()
 
     def _link(self, process: SimProcess, machine: SimMachine) -> SimLink | SimBrokerLink:

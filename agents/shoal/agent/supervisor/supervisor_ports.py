@@ -1,0 +1,87 @@
+"""All that the supervisor needs of the world, as one value."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from shoal.agent.ports import (
+    AgentClock,
+    AgentJournal,
+    CoordinatorContact,
+    CoordinatorLink,
+    DeviceDriver,
+    FrontControl,
+    Log,
+    Logs,
+    ModelCache,
+    NodeMembership,
+    NodeTrust,
+    ReceiptSigner,
+    RecordingSink,
+    Spans,
+    WorkerPool,
+)
+from shoal.types.assignment import Trust
+from shoal.types.codes import Refusal
+from shoal.types.units import Wall
+
+
+class _NoContact:
+    """CoordinatorContact of a node that remembers no earlier run."""
+
+    def last_contact(self) -> None:
+        return None
+
+    def on_link_up(self, coordinator_time: Wall) -> None:
+        pass
+
+    def on_link_lost(self) -> None:
+        pass
+
+
+class _NoMembership:
+    """NodeMembership of a node whose certificate is not checked."""
+
+    def current_trust(self) -> NodeTrust:
+        return NodeTrust()
+
+    async def adopt(self, trust: Trust) -> None:
+        pass
+
+    def on_link_refused(self, refusal: Refusal) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorPorts:
+    """The ports of one supervisor."""
+
+    # The families of devices that this node may have.
+    drivers: Sequence[DeviceDriver]
+    # Opens sessions with a coordinator.
+    link: CoordinatorLink
+    # Runs models, each in a worker.
+    workers: WorkerPool
+    # Serves requests by the routes of the desired set.
+    front: FrontControl
+    # Keeps the desired set and the receipts.
+    journal: AgentJournal
+    # Keeps models by digest.
+    cache: ModelCache
+    # Takes the answers of a replica as the reference of its model.
+    recordings: RecordingSink
+    # Signs what a device was measured to do.
+    signer: ReceiptSigner
+    # Tells elapsed and wall time.
+    clock: AgentClock
+    # Returns a fresh secret on each call.
+    nonce: Callable[[], str]
+    # Writes the log of the supervisor.
+    log: Log
+    # Remembers the coordinator between runs. By default no earlier run is remembered.
+    contact: CoordinatorContact = field(default_factory=_NoContact)
+    # Keeps certificate and trusted CAs current. By default no certificate is checked.
+    membership: NodeMembership = field(default_factory=_NoMembership)
+    # Reads the logs of this node; None if none are kept.
+    logs: Logs | None = None
+    # Reads the trace spans of the front; None if none are kept.
+    spans: Spans | None = None
