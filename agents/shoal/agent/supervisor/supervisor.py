@@ -14,15 +14,14 @@ from typing import Any
 
 from shoal.agent.core import assignment as machine
 from shoal.agent.core import link_session, partition, reconcile
-from shoal.agent.core import receipt as receipts
 from shoal.agent.ports import Batches, DeviceAccess, FrontStats, LinkRefused, LinkSession
+from shoal.agent.supervisor.device_probes import DeviceProbes
 from shoal.agent.supervisor.node_monitor import NodeMonitor
 from shoal.agent.supervisor.replicas import ReplicaManager
 from shoal.agent.supervisor.settings import SupervisorSettings
 from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
 from shoal.host.event_wait import wait_or_timeout
 from shoal.types.assignment import DesiredSet, Forwarding, Observed, Trust, Version
-from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, Node, Reading
 from shoal.types.link import (
@@ -122,10 +121,6 @@ class Supervisor:
 
         self._desired: DesiredSet | None = None
         self._unsaved_desired: DesiredSet | None = None
-        self._receipts: tuple[SignedReceipt, ...] = ()
-        self._pending_probes: dict[str, Device] = {}
-        # The device that is being probed, or woken for a probe. Empty: none.
-        self._probing_device = ""
         self._session: _OpenSession | None = None
         heard = self._contact.last_contact()
         self._link_state: partition.LinkState = partition.CutOff(self._clock.now() if heard is None else heard)
@@ -140,7 +135,6 @@ class Supervisor:
         self._reconcile_due = asyncio.Event()
         self._configure_due = asyncio.Event()
         self._save_due = asyncio.Event()
-        self._probe_due = asyncio.Event()
         self._lease_due = asyncio.Event()
         self._lease_until = self._clock.now()
         # Claim of the newest lease.
@@ -158,6 +152,14 @@ class Supervisor:
             report_event=self.report_event,
             on_phase_change=self._on_phase_change,
             request_reconcile=self._reconcile_due.set,
+        )
+        self._probes = DeviceProbes(
+            settings,
+            ports,
+            self._monitor,
+            is_any_starting=self._replicas.is_any_starting,
+            report_event=self.report_event,
+            on_receipt=self._on_receipt,
         )
         self._snapshot = NodeSnapshot(False, 0, None, (), (), (), self._monitor.front_stats)
 
@@ -188,7 +190,7 @@ class Supervisor:
                     self._reconcile_forever,
                     self._configure_forever,
                     self._save_forever,
-                    self._probe_forever,
+                    self._probes.probe_forever,
                     self._collect_forever,
                     self._sample_forever,
                     self._lease_forever,
@@ -217,10 +219,7 @@ class Supervisor:
     async def _boot(self) -> None:
         self._node = replace(self._node, devices=(*self._node.devices, *self._monitor.discover()))
         self._desired = await self._journal.load()
-        self._receipts = receipts.valid_receipts(await self._journal.load_receipts(), self._node.devices)
-        self._pending_probes = {
-            device.name: device for device in receipts.devices_to_probe(self._receipts, self._node.devices)
-        }
+        await self._probes.load(self._node)
         adopted = await self._replicas.adopt()
         version = self._desired.version if self._desired else None
         self._log.info(
@@ -229,7 +228,6 @@ class Supervisor:
             devices=len(self._node.devices),
             adopted=adopted,
         )
-        self._probe_due.set()
 
     # the desired set: persist it, then act on it
 
@@ -289,13 +287,16 @@ class Supervisor:
         self._replicas.apply_plan(reconcile.plan(wanted, self._replicas.states))
         for device in self._node.devices:
             if device.rest is not None:
-                measured = device.name in self._pending_probes or device.name == self._probing_device
-                may_sleep = not (measured or self._replicas.is_device_busy(device.name))
+                may_sleep = not (self._probes.is_due(device.name) or self._replicas.is_device_busy(device.name))
                 self._monitor.set_sleep(device.name, may_sleep and device.name in self._desired.asleep)
 
     def _on_phase_change(self) -> None:
         self._report_due.set()
         self._configure_due.set()
+
+    def _on_receipt(self) -> None:
+        self._report_due.set()
+        self._reconcile_due.set()
 
     # the front
 
@@ -375,9 +376,7 @@ class Supervisor:
         if abs(offset - self._epoch_wall) > WALL_STEP_S:
             self._epoch_wall = offset
         readings = [self._monitor.read(device.name) for device in self._node.devices]
-        for name in self._monitor.take_returned_devices():
-            self._pending_probes |= {device.name: device for device in self._node.devices if device.name == name}
-            self._probe_due.set()
+        self._probes.request(self._monitor.take_returned_devices())
         observed = self._replicas.observations(self._epoch_wall)
         stats = {each.assignment: self._monitor.worker_stats(each.assignment) for each in observed}
         return NodeSnapshot(
@@ -411,8 +410,8 @@ class Supervisor:
         link.sent_at[status.sequence] = self._clock.now()
         link.sent_at.pop(status.sequence - MAX_TRACKED_STATUSES, None)
         try:
-            if link.receipts != self._receipts:
-                link.receipts = self._receipts
+            if link.receipts != self._probes.receipts:
+                link.receipts = self._probes.receipts
                 # Sign now: the key that signed these receipts when they were measured may have been replaced.
                 signed = tuple(self._signer.sign_receipt(each.receipt) for each in link.receipts)
                 await link.session.send(Receipts(signed))
@@ -530,10 +529,7 @@ class Supervisor:
                 if not link.report_failed:
                     self._on_desired_set(link, message)
             case ProbeNow():
-                named = {device.name: device for device in self._node.devices}
-                chosen = message.devices or tuple(named)
-                self._pending_probes |= {name: named[name] for name in chosen if name in named}
-                self._probe_due.set()
+                self._probes.request(message.devices or [device.name for device in self._node.devices])
             case Lease():
                 self._extend_lease(link, message)
             case LogsAsked():
@@ -582,44 +578,7 @@ class Supervisor:
             link.heartbeat_s = seconds
             self._report_due.set()
 
-    # receipts and the cache
-
-    async def _probe_forever(self) -> None:
-        attempts: dict[str, int] = {}
-        while True:
-            await self._probe_due.wait()
-            if not self._pending_probes:
-                self._probe_due.clear()
-                continue
-            await self._wait_for_starts()
-            name, device = next(iter(self._pending_probes.items()))
-            del self._pending_probes[name]
-            self._probing_device = name
-            while (wakes_in := self._monitor.set_sleep(name, False)) > 0:
-                await self._clock.sleep(wakes_in)
-            try:
-                receipt = replace(await self._workers.probe(device), node=self._node.name)
-                if (refusal := receipts.check_spread(receipt)) is not None:
-                    raise ShoalError(refusal)
-                signed = self._signer.sign_receipt(receipt)
-                self._monitor.on_measured(name)
-                self._receipts = receipts.with_receipt(self._receipts, signed)
-                await self._journal.save_receipts(self._receipts)
-            except ShoalError as error:
-                self.report_event(error.code, name, f"no capability receipt: {error}")
-                self._pending_probes[name] = device
-                await self._clock.sleep(delay(name, attempts.get(name, 0), base_s=5.0, cap_s=300.0))
-                attempts[name] = attempts.get(name, 0) + 1
-            else:
-                self._log.info("device_probed", device=name, duration_s=receipt.probe_s)
-                self._probing_device = ""
-                self._report_due.set()
-                self._reconcile_due.set()
-
-    async def _wait_for_starts(self) -> None:
-        until = self._clock.now() + self._settings.probe_wait_s
-        while self._replicas.is_any_starting() and self._clock.now() < until:
-            await self._clock.sleep(Seconds(self._settings.poll_s))
+    # the cache
 
     async def _collect_forever(self) -> None:
         while True:

@@ -1,0 +1,104 @@
+"""The capability receipts of this node: which devices are to be measured, and when."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from shoal.agent.core import receipt as receipts
+from shoal.agent.supervisor.node_monitor import EventReporter, NodeMonitor
+from shoal.agent.supervisor.settings import SupervisorSettings
+from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
+from shoal.types.backoff import delay
+from shoal.types.codes import ShoalError
+from shoal.types.device import Device, Node
+from shoal.types.receipt import SignedReceipt
+from shoal.types.units import Seconds
+
+
+class DeviceProbes:
+    """Measures one device at a time, and keeps the signed receipts.
+
+    `is_any_starting` says whether a replica starts: a probe waits for that. `on_receipt` is called after each new
+    receipt.
+    """
+
+    def __init__(
+        self,
+        settings: SupervisorSettings,
+        ports: SupervisorPorts,
+        monitor: NodeMonitor,
+        *,
+        is_any_starting: Callable[[], bool],
+        report_event: EventReporter,
+        on_receipt: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._workers = ports.workers
+        self._journal = ports.journal
+        self._signer = ports.signer
+        self._clock = ports.clock
+        self._log = ports.log
+        self._monitor = monitor
+        self._is_any_starting = is_any_starting
+        self._report_event = report_event
+        self._on_receipt = on_receipt
+        self._node = ""
+        self._devices: dict[str, Device] = {}
+        self._pending: dict[str, Device] = {}
+        # The device that is being probed, or woken for a probe. Empty: none.
+        self._current = ""
+        self._due = asyncio.Event()
+        self.receipts: tuple[SignedReceipt, ...] = ()
+
+    async def load(self, node: Node) -> None:
+        """Read the receipts of an earlier run. Devices of `node` without a valid one are probed."""
+        self._node = node.name
+        self._devices = {device.name: device for device in node.devices}
+        self.receipts = receipts.valid_receipts(await self._journal.load_receipts(), node.devices)
+        self.request(device.name for device in receipts.devices_to_probe(self.receipts, node.devices))
+
+    def request(self, devices: Iterable[str]) -> None:
+        """Probe these devices soon. Names that this node does not have are ignored."""
+        self._pending |= {name: self._devices[name] for name in devices if name in self._devices}
+        if self._pending:
+            self._due.set()
+
+    def is_due(self, device: str) -> bool:
+        """Whether the device is being probed, or is to be probed."""
+        return device in self._pending or device == self._current
+
+    async def probe_forever(self) -> None:
+        attempts: dict[str, int] = {}
+        while True:
+            await self._due.wait()
+            if not self._pending:
+                self._due.clear()
+                continue
+            await self._wait_for_starts()
+            name, device = next(iter(self._pending.items()))
+            del self._pending[name]
+            self._current = name
+            while (wakes_in := self._monitor.set_sleep(name, False)) > 0:
+                await self._clock.sleep(wakes_in)
+            try:
+                receipt = replace(await self._workers.probe(device), node=self._node)
+                if (refusal := receipts.check_spread(receipt)) is not None:
+                    raise ShoalError(refusal)
+                signed = self._signer.sign_receipt(receipt)
+                self._monitor.on_measured(name)
+                self.receipts = receipts.with_receipt(self.receipts, signed)
+                await self._journal.save_receipts(self.receipts)
+            except ShoalError as error:
+                self._report_event(error.code, name, f"no capability receipt: {error}")
+                self._pending[name] = device
+                await self._clock.sleep(delay(name, attempts.get(name, 0), base_s=5.0, cap_s=300.0))
+                attempts[name] = attempts.get(name, 0) + 1
+            else:
+                self._log.info("device_probed", device=name, duration_s=receipt.probe_s)
+                self._current = ""
+                self._on_receipt()
+
+    async def _wait_for_starts(self) -> None:
+        until = self._clock.now() + self._settings.probe_wait_s
+        while self._is_any_starting() and self._clock.now() < until:
+            await self._clock.sleep(Seconds(self._settings.poll_s))
