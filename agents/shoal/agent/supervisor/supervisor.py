@@ -6,8 +6,7 @@ this very class.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from shoal.agent.core import link_session, partition, reconcile
 from shoal.agent.ports import Batches, DeviceAccess, FrontStats, LinkRefused, LinkSession
 from shoal.agent.supervisor.device_probes import DeviceProbes
 from shoal.agent.supervisor.node_monitor import NodeMonitor
+from shoal.agent.supervisor.outbox import Outbox
 from shoal.agent.supervisor.replicas import ReplicaManager
 from shoal.agent.supervisor.settings import SupervisorSettings
 from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
@@ -29,25 +29,17 @@ from shoal.types.link import (
     PROTOCOL,
     Hello,
     Lease,
-    LogLines,
     LogsAsked,
-    NodeEvent,
-    NodeEvents,
     ProbeNow,
     Receipts,
     Refused,
     SpansAsked,
-    SpansFound,
     ToAgent,
     Welcome,
 )
 from shoal.types.receipt import SignedReceipt
 from shoal.types.units import Elapsed, Seconds
 
-MAX_QUEUED_EVENTS = 256
-"""Events that wait for a link. When the queue is full, the oldest are dropped."""
-MAX_QUERIES = 4
-"""Log and trace queries in progress at once. A query beyond that gets no answer; the coordinator asks again."""
 MAX_TRACKED_STATUSES = 32
 """Statuses whose send time is kept. A lease that answers an older status extends nothing."""
 WALL_STEP_S = 0.5
@@ -124,9 +116,6 @@ class Supervisor:
         self._session: _OpenSession | None = None
         heard = self._contact.last_contact()
         self._link_state: partition.LinkState = partition.CutOff(self._clock.now() if heard is None else heard)
-        self._events: deque[NodeEvent] = deque(maxlen=MAX_QUEUED_EVENTS)
-        self._answers: deque[LogLines | SpansFound] = deque(maxlen=MAX_QUERIES)
-        self._query_count = 0
         self._epoch_wall = Seconds(self._clock.wall() - self._clock.now())
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -141,15 +130,16 @@ class Supervisor:
         self._claim = ""
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
+        self._outbox = Outbox(ports.clock, ports.log, self._spawn, self._report_due.set)
         self._monitor = NodeMonitor(
-            ports.drivers, ports.workers, ports.front, ports.log, self.report_event, self._report_due.set
+            ports.drivers, ports.workers, ports.front, ports.log, self._outbox.report_event, self._report_due.set
         )
         self._replicas = ReplicaManager(
             settings,
             ports,
             self._monitor,
             spawn=self._spawn,
-            report_event=self.report_event,
+            report_event=self._outbox.report_event,
             on_phase_change=self._on_phase_change,
             request_reconcile=self._reconcile_due.set,
         )
@@ -158,7 +148,7 @@ class Supervisor:
             ports,
             self._monitor,
             is_any_starting=self._replicas.is_any_starting,
-            report_event=self.report_event,
+            report_event=self._outbox.report_event,
             on_receipt=self._on_receipt,
         )
         self._snapshot = NodeSnapshot(False, 0, None, (), (), (), self._monitor.front_stats)
@@ -205,6 +195,10 @@ class Supervisor:
         finally:
             self._stopped.set()
 
+    def report_event(self, code: str, subject: str, message: str) -> None:
+        """As `Outbox.report_event`, for what runs beside the supervisor."""
+        self._outbox.report_event(code, subject, message)
+
     def request_stop(self) -> None:
         """Drain every replica, then end front and workers. `run` returns when that is done."""
         self._stopping.set()
@@ -243,7 +237,7 @@ class Supervisor:
                 await self._journal.save(offered)
             except ShoalError as error:
                 if offered is not refused:
-                    self.report_event(error.code, "desired set", error.refusal.words)
+                    self._outbox.report_event(error.code, "desired set", error.refusal.words)
                 refused = offered
                 await self._clock.sleep(Seconds(self._settings.retry_s))
                 continue
@@ -417,31 +411,11 @@ class Supervisor:
                 await link.session.send(Receipts(signed))
             await link.session.send(status)
             link.has_reported.set()
-            if self._events:
-                await self._send_events(link, tuple(self._events))
-            while self._answers:
-                await link.session.send(self._answers.popleft())
+            await self._outbox.send(link.session)
         except ShoalError:
             link.report_failed = link.report_failed or not link.has_reported.is_set()
             link.has_reported.set()
             await link.session.close()  # the receive loop notices and reconnects
-
-    async def _send_events(self, link: _OpenSession, events: tuple[NodeEvent, ...]) -> None:
-        """Remove events from the queue only after they are sent, so that the next session repeats those of a lost
-        link."""
-        try:
-            await link.session.send(NodeEvents(events))
-        except ShoalError as error:
-            if error.code is not Code.TOO_LARGE:  # no session takes these, and to repeat them would end each one
-                raise
-            self._log.error("events_dropped", code=error.code, error=str(error))
-        self._events = deque((each for each in self._events if each not in events), maxlen=MAX_QUEUED_EVENTS)
-
-    def report_event(self, code: str, subject: str, message: str) -> None:
-        """Log an event now, and queue it for the region. An event with the same code and subject is queued once."""
-        self._log.warning("node_event_reported", code=code, subject=subject, error=message)
-        if not any((event.code, event.subject) == (code, subject) for event in self._events):
-            self._events.append(NodeEvent(code, subject, message, self._clock.wall()))
 
     # the link
 
@@ -503,7 +477,9 @@ class Supervisor:
             return Refused(refusal, fatal=False)
         skew = link_session.clock_skew(link.welcome, self._clock.wall())
         if skew is not None:
-            self.report_event(Code.CLOCK_SKEW, self._node.name, f"the coordinator's clock differs by {skew:.0f}s")
+            self._outbox.report_event(
+                Code.CLOCK_SKEW, self._node.name, f"the coordinator's clock differs by {skew:.0f}s"
+            )
         self._log.info("session_opened", epoch=link.welcome.epoch, history=link.welcome.history)
         self._session, self._link_state = link, partition.Linked()
         self._contact.on_link_up(link.welcome.coordinator_time)
@@ -534,30 +510,14 @@ class Supervisor:
                 self._extend_lease(link, message)
             case LogsAsked():
                 if self._logs is not None:
-                    self._answer_query(partial(self._logs.read, message))
+                    self._outbox.answer(partial(self._logs.read, message))
             case SpansAsked():
                 if self._spans is not None:
-                    self._answer_query(partial(self._spans.spans, message))
+                    self._outbox.answer(partial(self._spans.spans, message))
             case Refused():
                 self._log.warning("message_refused", code=message.refusal.code, error=str(message.refusal))
             case Welcome():
                 self._log.warning("welcome_unexpected")
-
-    def _answer_query(self, read: Callable[[], Awaitable[LogLines | SpansFound]]) -> None:
-        """Send the answer with the next status, which is due at once. If reading fails, there is no answer."""
-
-        async def answer() -> None:
-            try:
-                self._answers.append(await read())
-            except ShoalError as error:
-                self._log.error("query_failed", code=error.code, error=str(error))
-            finally:
-                self._query_count -= 1
-            self._report_due.set()
-
-        if self._query_count < MAX_QUERIES:
-            self._query_count += 1
-            self._spawn(answer(), "answer")
 
     def _on_desired_set(self, link: _OpenSession, offered: DesiredSet) -> None:
         newest = self._unsaved_desired or self._desired
@@ -569,7 +529,7 @@ class Supervisor:
             case link_session.SetUnchanged():
                 self._set_heartbeat(link, offered.heartbeat_s)
             case Refusal() as refusal:
-                self.report_event(refusal.code, "desired set", refusal.words)
+                self._outbox.report_event(refusal.code, "desired set", refusal.words)
 
     def _set_heartbeat(self, link: _OpenSession, seconds: Seconds) -> None:
         """Takes effect before the desired set is on disk, because the coordinator already counts on the new
