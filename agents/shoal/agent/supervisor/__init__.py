@@ -6,7 +6,8 @@
 """
 
 from shoal.agent.supervisor.settings import SupervisorSettings
-from shoal.agent.supervisor.supervisor import NodeSnapshot, Supervisor
+from shoal.agent.supervisor.status_reporter import NodeSnapshot
+from shoal.agent.supervisor.supervisor import Supervisor
 from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
 
 __all__ = ["NodeSnapshot", "Supervisor", "SupervisorPorts", "SupervisorSettings"]

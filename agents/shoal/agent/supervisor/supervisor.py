@@ -6,24 +6,26 @@ this very class.
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from shoal.agent.core import assignment as machine
 from shoal.agent.core import link_session, partition, reconcile
-from shoal.agent.ports import Batches, DeviceAccess, FrontStats, LinkRefused, LinkSession
+from shoal.agent.ports import DeviceAccess, LinkRefused, LinkSession
 from shoal.agent.supervisor.device_probes import DeviceProbes
 from shoal.agent.supervisor.node_monitor import NodeMonitor
+from shoal.agent.supervisor.open_session import OpenSession
 from shoal.agent.supervisor.outbox import Outbox
 from shoal.agent.supervisor.replicas import ReplicaManager
 from shoal.agent.supervisor.settings import SupervisorSettings
+from shoal.agent.supervisor.status_reporter import NodeSnapshot, StatusReporter
 from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
 from shoal.host.event_wait import wait_or_timeout
-from shoal.types.assignment import DesiredSet, Forwarding, Observed, Trust, Version
+from shoal.types.assignment import DesiredSet, Forwarding, Trust
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.device import Device, Node, Reading
+from shoal.types.device import Device, Node
 from shoal.types.link import (
     OLDEST_PROTOCOL,
     PROTOCOL,
@@ -31,63 +33,12 @@ from shoal.types.link import (
     Lease,
     LogsAsked,
     ProbeNow,
-    Receipts,
     Refused,
     SpansAsked,
     ToAgent,
     Welcome,
 )
-from shoal.types.receipt import SignedReceipt
 from shoal.types.units import Elapsed, Seconds
-
-MAX_TRACKED_STATUSES = 32
-"""Statuses whose send time is kept. A lease that answers an older status extends nothing."""
-WALL_STEP_S = 0.5
-"""If the wall clock moves against the elapsed clock by more than this, reported wall times follow it."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSnapshot:
-    """The node at one moment: input of a status and of the metrics."""
-
-    # True while a session with a coordinator is open.
-    is_linked: bool
-    # Epoch of the coordinator, from its welcome; 0 without a session.
-    epoch: int
-    # Version of the persisted desired set. None before the first one.
-    version: Version | None
-    # All devices of the node, including those that do not answer now.
-    devices: tuple[Device, ...]
-    # One entry per assignment that exists here.
-    observations: tuple[Observed, ...]
-    # Readings of the devices that answer and have been probed since they last failed.
-    readings: tuple[Reading, ...]
-    # Counters from the last sample of the front.
-    front: FrontStats
-    # Batch sizes of answered requests, by assignment; only of assignments whose worker reported.
-    batches: Mapping[str, Batches] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class _OpenSession:
-    """The open session with a coordinator."""
-
-    # The transport of the session.
-    session: LinkSession
-    # The coordinator's reply to the hello.
-    welcome: Welcome
-    # Seconds between statuses: the coordinator's last value, from its welcome or from a desired set.
-    heartbeat_s: Seconds
-    # What this session has reported, so that the next status holds only changes.
-    reporter: link_session.ReportCursor = field(default_factory=link_session.ReportCursor)
-    # Receipts sent in this session.
-    receipts: tuple[SignedReceipt, ...] = ()
-    # Set once a status was sent, or once sending failed (`report_failed`).
-    has_reported: asyncio.Event = field(default_factory=asyncio.Event)
-    # True if sending failed before any status was sent: the coordinator saw nothing of this node.
-    report_failed: bool = False
-    # Send time of the newest statuses, by sequence number; at most MAX_TRACKED_STATUSES.
-    sent_at: dict[int, Elapsed] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -102,7 +53,6 @@ class Supervisor:
         self._front = ports.front
         self._journal = ports.journal
         self._cache = ports.cache
-        self._signer = ports.signer
         self._clock = ports.clock
         self._nonce = ports.nonce
         self._log = ports.log
@@ -113,10 +63,9 @@ class Supervisor:
 
         self._desired: DesiredSet | None = None
         self._unsaved_desired: DesiredSet | None = None
-        self._session: _OpenSession | None = None
+        self._session: OpenSession | None = None
         heard = self._contact.last_contact()
         self._link_state: partition.LinkState = partition.CutOff(self._clock.now() if heard is None else heard)
-        self._epoch_wall = Seconds(self._clock.wall() - self._clock.now())
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
 
@@ -151,12 +100,12 @@ class Supervisor:
             report_event=self._outbox.report_event,
             on_receipt=self._on_receipt,
         )
-        self._snapshot = NodeSnapshot(False, 0, None, (), (), (), self._monitor.front_stats)
+        self._reporter = StatusReporter(settings, ports, self._monitor, self._replicas, self._probes, self._outbox)
 
     @property
     def snapshot(self) -> NodeSnapshot:
         """State of the node at the last heartbeat."""
-        return self._snapshot
+        return self._reporter.snapshot
 
     def device(self, name: str) -> Device | None:
         return next((device for device in self._node.devices if device.name == name), None)
@@ -336,7 +285,7 @@ class Supervisor:
                 except ShoalError as error:
                     self._log.error("front_lease_failed", code=error.code, error=str(error))
 
-    def _extend_lease(self, link: _OpenSession, lease: Lease) -> None:
+    def _extend_lease(self, link: OpenSession, lease: Lease) -> None:
         """Count the lease from the time of the status that requested it. The coordinator counts from a later moment, so
         this node's lease ends first."""
         asked_at = link.sent_at.get(lease.sequence)
@@ -351,9 +300,9 @@ class Supervisor:
         while True:
             await wait_or_timeout(self._report_due, self._heartbeat_s())
             self._report_due.clear()
-            self._snapshot = self._take_snapshot()
+            self._reporter.take_snapshot(self._node.devices, self._session, self._desired)
             if self._session is not None:
-                await self._send_report(self._session, self._snapshot)
+                await self._reporter.send(self._node.name, self._session)
 
     def _heartbeat_s(self) -> Seconds:
         return self._session.heartbeat_s if self._session else Seconds(self._settings.heartbeat_s)
@@ -364,58 +313,6 @@ class Supervisor:
             await self._monitor.sample()
             pause = self._heartbeat_s() if self._monitor.front_stats.ready else Seconds(self._settings.poll_s)
             await self._clock.sleep(pause)
-
-    def _take_snapshot(self) -> NodeSnapshot:
-        offset = Seconds(self._clock.wall() - self._clock.now())
-        if abs(offset - self._epoch_wall) > WALL_STEP_S:
-            self._epoch_wall = offset
-        readings = [self._monitor.read(device.name) for device in self._node.devices]
-        self._probes.request(self._monitor.take_returned_devices())
-        observed = self._replicas.observations(self._epoch_wall)
-        stats = {each.assignment: self._monitor.worker_stats(each.assignment) for each in observed}
-        return NodeSnapshot(
-            is_linked=self._session is not None,
-            epoch=self._session.welcome.epoch if self._session else 0,
-            version=self._desired.version if self._desired else None,
-            devices=self._node.devices,
-            observations=observed,
-            readings=tuple(reading for reading in readings if reading is not None),
-            front=self._monitor.front_stats,
-            batches={name: each.batches for name, each in stats.items() if each is not None},
-        )
-
-    async def _send_report(self, link: _OpenSession, snapshot: NodeSnapshot) -> None:
-        held = self._membership.current_trust()
-        moment = link_session.NodeReport(
-            node=self._node.name,
-            epoch=link.welcome.epoch,
-            version=snapshot.version,
-            observed=snapshot.observations,
-            readings=snapshot.readings,
-            ingress=snapshot.front.ingress,
-            crossings=snapshot.front.crossings,
-            taken_at=self._clock.wall(),
-            front_ready=snapshot.front.ready,
-            serial=held.serial,
-            roots=held.roots,
-            asks_lease=bool(self._replicas.stateful_replicas()),
-        )
-        link.reporter, status = link_session.next_status(link.reporter, moment, full_every=self._settings.full_every)
-        link.sent_at[status.sequence] = self._clock.now()
-        link.sent_at.pop(status.sequence - MAX_TRACKED_STATUSES, None)
-        try:
-            if link.receipts != self._probes.receipts:
-                link.receipts = self._probes.receipts
-                # Sign now: the key that signed these receipts when they were measured may have been replaced.
-                signed = tuple(self._signer.sign_receipt(each.receipt) for each in link.receipts)
-                await link.session.send(Receipts(signed))
-            await link.session.send(status)
-            link.has_reported.set()
-            await self._outbox.send(link.session)
-        except ShoalError:
-            link.report_failed = link.report_failed or not link.has_reported.is_set()
-            link.has_reported.set()
-            await link.session.close()  # the receive loop notices and reconnects
 
     # the link
 
@@ -470,7 +367,7 @@ class Supervisor:
 
     async def _run_session(self, session: LinkSession, hello: Hello) -> Refused:
         """Run one session from its welcome to its end. Returns why it ended."""
-        link = _OpenSession(session, session.welcome, session.welcome.heartbeat_s)
+        link = OpenSession(session, session.welcome, session.welcome.heartbeat_s)
         refusal = link_session.check_welcome(hello, link.welcome)
         if refusal is not None:
             await session.close()
@@ -497,7 +394,7 @@ class Supervisor:
             self._session = None
             await session.close()
 
-    async def _on_message(self, link: _OpenSession, message: ToAgent) -> None:
+    async def _on_message(self, link: OpenSession, message: ToAgent) -> None:
         match message:
             case DesiredSet():
                 # A coordinator with a new history must see what runs here before it may replace the desired set.
@@ -519,7 +416,7 @@ class Supervisor:
             case Welcome():
                 self._log.warning("welcome_unexpected")
 
-    def _on_desired_set(self, link: _OpenSession, offered: DesiredSet) -> None:
+    def _on_desired_set(self, link: OpenSession, offered: DesiredSet) -> None:
         newest = self._unsaved_desired or self._desired
         match link_session.evaluate(newest, offered, node=self._node.name, history=link.welcome.history):
             case link_session.AcceptSet(desired):
@@ -531,7 +428,7 @@ class Supervisor:
             case Refusal() as refusal:
                 self._outbox.report_event(refusal.code, "desired set", refusal.words)
 
-    def _set_heartbeat(self, link: _OpenSession, seconds: Seconds) -> None:
+    def _set_heartbeat(self, link: OpenSession, seconds: Seconds) -> None:
         """Takes effect before the desired set is on disk, because the coordinator already counts on the new
         interval."""
         if link.heartbeat_s != seconds:
