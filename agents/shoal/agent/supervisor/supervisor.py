@@ -15,6 +15,7 @@ from shoal.agent.core import assignment as machine
 from shoal.agent.core import link_session, partition, reconcile
 from shoal.agent.ports import DeviceAccess, LinkRefused, LinkSession
 from shoal.agent.supervisor.device_probes import DeviceProbes
+from shoal.agent.supervisor.front_updates import FrontUpdates
 from shoal.agent.supervisor.node_monitor import NodeMonitor
 from shoal.agent.supervisor.open_session import OpenSession
 from shoal.agent.supervisor.outbox import Outbox
@@ -23,7 +24,7 @@ from shoal.agent.supervisor.settings import SupervisorSettings
 from shoal.agent.supervisor.status_reporter import NodeSnapshot, StatusReporter
 from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
 from shoal.host.event_wait import wait_or_timeout
-from shoal.types.assignment import DesiredSet, Forwarding, Trust
+from shoal.types.assignment import DesiredSet, Forwarding
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, Node
 from shoal.types.link import (
@@ -71,12 +72,7 @@ class Supervisor:
 
         self._report_due = asyncio.Event()
         self._reconcile_due = asyncio.Event()
-        self._configure_due = asyncio.Event()
         self._save_due = asyncio.Event()
-        self._lease_due = asyncio.Event()
-        self._lease_until = self._clock.now()
-        # Claim of the newest lease.
-        self._claim = ""
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
         self._outbox = Outbox(ports.clock, ports.log, self._spawn, self._report_due.set)
@@ -91,6 +87,14 @@ class Supervisor:
             report_event=self._outbox.report_event,
             on_phase_change=self._on_phase_change,
             request_reconcile=self._reconcile_due.set,
+        )
+        self._front_updates = FrontUpdates(
+            settings,
+            ports,
+            self._replicas,
+            self._monitor,
+            desired=lambda: self._desired,
+            on_trust_change=self._report_due.set,
         )
         self._probes = DeviceProbes(
             settings,
@@ -127,12 +131,12 @@ class Supervisor:
                 for loop in (
                     self._replicas.watch_workers,
                     self._reconcile_forever,
-                    self._configure_forever,
+                    self._front_updates.configure_forever,
                     self._save_forever,
                     self._probes.probe_forever,
                     self._collect_forever,
                     self._sample_forever,
-                    self._lease_forever,
+                    self._front_updates.lease_forever,
                     self._heartbeat_forever,
                     self._link_forever,
                 ):
@@ -196,13 +200,14 @@ class Supervisor:
             self._log.info(
                 "desired_set_accepted", generation=offered.version.generation, history=offered.version.history
             )
-            for event in (self._reconcile_due, self._configure_due, self._report_due):
-                event.set()
+            self._reconcile_due.set()
+            self._front_updates.request()
+            self._report_due.set()
 
     async def _reconcile_forever(self) -> None:
         self._reconcile()
         # Configure only after the first reconcile: until then an adopted front keeps the workers that it knows.
-        self._configure_due.set()
+        self._front_updates.request()
         while True:
             ends_at = self._next_serve_deadline()
             wait = None if ends_at is None else max(0.0, ends_at - self._clock.now())
@@ -235,64 +240,11 @@ class Supervisor:
 
     def _on_phase_change(self) -> None:
         self._report_due.set()
-        self._configure_due.set()
+        self._front_updates.request()
 
     def _on_receipt(self) -> None:
         self._report_due.set()
         self._reconcile_due.set()
-
-    # the front
-
-    async def _configure_forever(self) -> None:
-        while True:
-            await self._configure_due.wait()
-            self._configure_due.clear()
-            desired = self._desired
-            if desired is None and self._front.is_adopted:
-                # an adopted front, like adopted workers, keeps running until a coordinator sends a desired set
-                continue
-            trust = desired.trust if desired and desired.trust else Trust()
-            try:
-                held = self._membership.current_trust()
-                await self._membership.adopt(trust)
-                if self._membership.current_trust() != held:
-                    self._report_due.set()
-                await self._front.configure(
-                    desired.routes if desired else (),
-                    desired.credentials if desired else (),
-                    self._replicas.ready_workers(),
-                    trust.revoked,
-                    desired.peers if desired else (),
-                    self._replicas.verification_sources(),
-                    self._replicas.stateful_replicas(),
-                    desired.forwarding if desired else Forwarding(),
-                )
-                self._lease_due.set()  # the front may have restarted and lost its lease
-                await self._monitor.sample()
-            except ShoalError as error:
-                self._log.error("front_configuration_failed", code=error.code, error=str(error))
-                self._configure_due.set()
-                await self._clock.sleep(Seconds(self._settings.retry_s))
-
-    async def _lease_forever(self) -> None:
-        while True:
-            await self._lease_due.wait()
-            self._lease_due.clear()
-            left = Seconds(self._lease_until - self._clock.now())
-            if left > 0:
-                try:
-                    await self._front.lease(left, self._claim)
-                except ShoalError as error:
-                    self._log.error("front_lease_failed", code=error.code, error=str(error))
-
-    def _extend_lease(self, link: OpenSession, lease: Lease) -> None:
-        """Count the lease from the time of the status that requested it. The coordinator counts from a later moment, so
-        this node's lease ends first."""
-        asked_at = link.sent_at.get(lease.sequence)
-        if asked_at is not None:
-            self._lease_until = Elapsed(max(self._lease_until, asked_at + lease.seconds))
-            self._claim = lease.claim
-            self._lease_due.set()
 
     # heartbeats and reports
 
@@ -404,7 +356,9 @@ class Supervisor:
             case ProbeNow():
                 self._probes.request(message.devices or [device.name for device in self._node.devices])
             case Lease():
-                self._extend_lease(link, message)
+                asked_at = link.sent_at.get(message.sequence)
+                if asked_at is not None:
+                    self._front_updates.extend_lease(asked_at, message)
             case LogsAsked():
                 if self._logs is not None:
                     self._outbox.answer(partial(self._logs.read, message))
