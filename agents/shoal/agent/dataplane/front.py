@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,8 +30,8 @@ from shoal.agent.core.routing import (
 )
 from shoal.agent.core.sequences import SequenceKey, SessionStep
 from shoal.agent.dataplane import request as reading
-from shoal.agent.dataplane.auth import INFER_ROLES, READ_ROLES, Caller, Credentials, by_digest, caller_of, check_revoked
-from shoal.agent.dataplane.forward_auth import ForwardAuth, extras_of
+from shoal.agent.dataplane.auth import Caller
+from shoal.agent.dataplane.caller_auth import CallerAuth
 from shoal.agent.dataplane.metering import RequestMeter
 from shoal.agent.dataplane.session_affinity import SessionAffinity, SessionSearch, local_endpoint
 from shoal.agent.dataplane.session_state import hide_state
@@ -45,9 +45,8 @@ from shoal.inference import open_inference_pb2 as oip
 from shoal.types.agreement import GUEST_TENANT, local_traffic_key
 from shoal.types.assignment import Credential, Forwarding, PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind, Route
-from shoal.types.units import Bytes, Elapsed, Seconds, Wall
+from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.types.workload import SERVED_VERSION as VERSION
 from shoal.types.workload import WorkloadKey
 
@@ -131,32 +130,23 @@ class DataPlane:
         clock: AgentClock,
         workers: WorkerClients,
         peers: PeerClients,
-        dates_at: Callable[[], Wall] | None = None,
+        callers: CallerAuth,
+        sessions: FrontSessions,
         captures: RequestCaptures | None = None,
-        sessions: FrontSessions | None = None,
         tracer: Tracer | None = None,
-        forward_auth: ForwardAuth | None = None,
     ) -> None:
         """Optional parts have defaults.
 
-        - `dates_at`: the time at which a caller's certificate must be valid; by default now.
         - `captures`: keeps requests that workers here answered, where the workload consents.
-        - `sessions`: the sessions of this front; by default none.
         - `tracer`: by default one that traces what operators ask for, and exports nothing.
-        - `forward_auth`: who may forward here; by default everybody.
         """
-        self._dates_at = dates_at or clock.wall
-        self._forward_auth = forward_auth or ForwardAuth(settings.region, settings.origin, b"", self._dates_at)
-        self._denied: Counter[str] = Counter()
-        """Refused forwards, by the front that sent them."""
         self._settings = settings
         self._clock = clock
         self._workers = workers
         self._peers = peers
+        self._callers = callers
+        self._sessions = sessions
         self._captures = captures or RequestCaptures()
-        self._sessions = sessions or FrontSessions(
-            settings.region, settings.origin, clock, workers, peers, self._dates_at
-        )
         self._tracer = tracer or Tracer(settings.region, settings.origin, clock)
         self._affinity = SessionAffinity()
         self._meter = RequestMeter()
@@ -167,9 +157,6 @@ class DataPlane:
         """Agreements of workloads that another region serves, with this region or alone."""
         self._guest_routes: Mapping[WorkloadKey, Route] = {}
         """Routes of requests of other regions."""
-        self._peers_of: Mapping[str, PeerTrust] = {}
-        self._credentials: Credentials = {}
-        self._revoked: frozenset[str] = frozenset()
         self._known_workers: dict[str, LocalWorker] = {}
         self._health: dict[str, ReplicaHealth] = {}
         self._crashes = CrashForensics()
@@ -215,11 +202,8 @@ class DataPlane:
     ) -> None:
         """Apply a complete configuration. A worker that was restarted starts with fresh health."""
         before = self._readiness()
-        self._forward_auth.configure(forwarding)
-        self._peers_of = {peer.region: peer for peer in peers}
+        self._callers.configure(credentials, revoked, peers, forwarding)
         self._routes = {route.workload: route for route in routes}
-        self._credentials = by_digest(credentials)
-        self._revoked = frozenset(revoked)
         for worker in workers:
             if self._known_workers.get(worker.assignment) not in (None, worker) and worker.assignment in self._health:
                 self._health[worker.assignment] = ReplicaHealth(outstanding=self._health[worker.assignment].outstanding)
@@ -250,7 +234,7 @@ class DataPlane:
 
     def _readiness(self) -> tuple[object, ...]:
         """Everything that the result of `server_ready` depends on."""
-        return self._is_serving(), self._credentials, self._revoked, self._peers_of
+        return self._is_serving(), self._callers.rules
 
     def _announce(self) -> None:
         past, self._change = self._change, asyncio.Event()
@@ -264,7 +248,7 @@ class DataPlane:
             flights,
             self._meter.crossings(),
             self._sessions.counts(),
-            tuple(sorted(self._denied.items())),
+            self._callers.denied_counts(),
         )
 
     # InferenceService
@@ -278,7 +262,7 @@ class DataPlane:
 
     def admit(self, call: InboundCall) -> str:
         try:
-            caller = self._caller(call)
+            caller = self._callers.authenticate(call)
         except ShoalError as error:
             if error.code is Code.FORWARD_DENIED:
                 self._meter.codes[error.code] += 1
@@ -287,11 +271,11 @@ class DataPlane:
         return f"{caller.tenant}/{caller.origin}" if caller.tenant == GUEST_TENANT else caller.tenant
 
     def server_ready(self, call: InboundCall) -> bool:
-        self._read_caller(call)
+        self._callers.authenticate_reader(call)
         return self._is_serving()
 
     def server_metadata(self, call: InboundCall) -> oip.ServerMetadataResponse:
-        self._read_caller(call)
+        self._callers.authenticate_reader(call)
         return oip.ServerMetadataResponse(
             name="shoal",
             version="2",
@@ -301,7 +285,7 @@ class DataPlane:
         )  # fmt: skip
 
     def index(self, call: InboundCall, *, ready_only: bool) -> oip.RepositoryIndexResponse:
-        caller = self._read_caller(call)
+        caller = self._callers.authenticate_reader(call)
         found = oip.RepositoryIndexResponse()
         for key, route in sorted(self._routes.items()):
             only = caller.agreement or caller.workload
@@ -316,10 +300,10 @@ class DataPlane:
         return found
 
     def model_ready(self, call: InboundCall, name: str, version: str) -> bool:
-        return self._has_replica(self._route(self._read_caller(call), name, version))
+        return self._has_replica(self._route(self._callers.authenticate_reader(call), name, version))
 
     async def model_metadata(self, call: InboundCall, name: str, version: str) -> oip.ModelMetadataResponse:
-        caller = self._read_caller(call)
+        caller = self._callers.authenticate_reader(call)
         route = self._route(caller, name, version)
         left = METADATA_TIMEOUT_S if call.remaining_s is None else min(call.remaining_s, METADATA_TIMEOUT_S)
         errand = CallContext(
@@ -357,7 +341,7 @@ class DataPlane:
 
     def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
         """Statistics of the requests that entered the region here, as in all counters by workload."""
-        caller = self._read_caller(call)
+        caller = self._callers.authenticate_reader(call)
         if name:
             keys = [self._route(caller, name, version).workload]
         else:
@@ -377,9 +361,9 @@ class DataPlane:
 
     async def infer(self, call: InboundCall, request: bytes) -> bytes:
         try:
-            caller = self._caller(call)
+            caller = self._callers.authenticate(call)
             asked = reading.parse_request(request)
-            self._consume_forward(call, caller)
+            self._callers.consume_forward(call, caller)
             route = self._route(caller, asked.model, asked.version)
             if route.stateful and not asked.session:
                 raise _no_sequence()
@@ -668,38 +652,7 @@ class DataPlane:
 
     def check_revoked(self, serial: str) -> Refusal | None:
         """Why a certificate of this serial is refused; None if it is not."""
-        return check_revoked(serial, self._revoked)
-
-    def _caller(self, call: InboundCall, roles: frozenset[Role] = INFER_ROLES) -> Caller:
-        settings = self._settings
-        caller = caller_of(
-            call,
-            self._credentials,
-            settings.region,
-            settings.origin,
-            self._dates_at(),
-            roles,
-            self._revoked,
-            self._peers_of,
-        )
-        if not caller.is_forwarded:
-            return caller
-        try:
-            workload = self._forward_auth.check(call, caller.name, extras_of(call.agreement, call.step))
-        except ShoalError:
-            self._denied[caller.name] += 1
-            raise
-        return replace(caller, workload=workload)
-
-    def _read_caller(self, call: InboundCall) -> Caller:
-        caller = self._caller(call, READ_ROLES)
-        self._consume_forward(call, caller)
-        return caller
-
-    def _consume_forward(self, call: InboundCall, caller: Caller) -> None:
-        """Accept each forward only once. Raises ShoalError(MESSAGE_REPLAYED)."""
-        if caller.is_forwarded:
-            self._forward_auth.consume(call, caller.name)
+        return self._callers.check_revoked(serial)
 
     def _route(self, caller: Caller, name: str, version: str) -> Route:
         """The route for a request.
@@ -710,7 +663,7 @@ class DataPlane:
         """
         key = WorkloadKey(caller.tenant, caller.agreement or name)
         if caller.is_forwarded:
-            self._check_forward(caller, key)
+            self._callers.check_forward(caller, key)
         if caller.hop:
             route = (self._guest_routes if caller.region else self._forward_routes).get(key)
             if route is None and self._sessions.replicas(key):
@@ -719,7 +672,7 @@ class DataPlane:
                 raise refuse(Code.MODEL_NOT_READY, f"{key} has no worker here", "a ready replica", "retry elsewhere")
             return route
         route = self._routes.get(key)
-        if route is None and not self._forward_auth.may_enter(caller.tenant):
+        if route is None and not self._callers.may_enter(caller.tenant):
             raise refuse(
                 Code.TENANT_DENIED,
                 f"clients of tenant {caller.tenant} do not enter at this agent",
@@ -738,21 +691,6 @@ class DataPlane:
                 Code.MODEL_NOT_FOUND, f"version {version!r:.80} of {key}", f"{VERSION} or none", "leave the version out"
             )
         return route
-
-    def _check_forward(self, caller: Caller, key: WorkloadKey) -> None:
-        """Raises ShoalError(FORWARD_DENIED) if the front may not forward a request for that workload here."""
-        try:
-            if caller.workload and caller.workload != key.name:
-                raise refuse(
-                    Code.FORWARD_DENIED,
-                    f"a request for {key} that {caller.name} signed for {caller.workload!r:.80}",
-                    "the workload that was signed",
-                    "sign what is sent",
-                )
-            self._forward_auth.check_workload(caller.name, key)
-        except ShoalError:
-            self._denied[caller.name] += 1
-            raise
 
     def _pick(self, route: Route, tried: frozenset[str], session: str, seed: int) -> Endpoint | Refusal:
         """As `_choose`, but avoid a connection that is still opening while another replica's is open.

@@ -20,6 +20,7 @@ from prometheus_client import make_wsgi_app
 
 from shoal.agent import metrics
 from shoal.agent.dataplane import control, metering, tracing
+from shoal.agent.dataplane.caller_auth import CallerAuth
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.forward_auth import ForwardAuth
 from shoal.agent.dataplane.front import DataPlane, FrontSettings
@@ -93,7 +94,8 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
     sessions = FrontSessions(config.region, config.node, clock, workers, peers, dates_at, forward_auth=forwards)
     exporter = Exporter.from_endpoint(config.otlp)
     tracer = Tracer(config.region, config.node, clock, config.trace_ratio, exporter.offer)
-    plane = DataPlane(settings, clock, workers, peers, dates_at, witnesses.captures, sessions, tracer, forwards)
+    callers = CallerAuth(config.region, config.node, dates_at, forwards)
+    plane = DataPlane(settings, clock, workers, peers, callers, sessions, witnesses.captures, tracer)
     beside = {WITNESS_SERVICE: _verification_methods(witnesses), SESSIONS_SERVICE: _session_methods(sessions.receiver)}
     health = (
         ()

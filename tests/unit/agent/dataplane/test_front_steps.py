@@ -5,6 +5,7 @@ from typing import cast
 import pytest
 
 from shoal.agent.clock import SystemClock
+from shoal.agent.dataplane.caller_auth import CallerAuth
 from shoal.agent.dataplane.front import DataPlane, FrontSettings
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.transport import InboundCall
@@ -32,7 +33,8 @@ class Node:
         workers, peers = cast("WorkerClients", self), cast("PeerClients", self)
         sessions = FrontSessions("west", "n1", clock, workers, peers, lambda: Wall(1.0))
         sessions.lease(Elapsed(clock.now() + 300.0))
-        self.plane = DataPlane(FrontSettings("west", "n1"), clock, workers, peers, lambda: Wall(1.0), sessions=sessions)
+        callers = CallerAuth("west", "n1", lambda: Wall(1.0))
+        self.plane = DataPlane(FrontSettings("west", "n1"), clock, workers, peers, callers, sessions)
         self.apply_config()
 
     def apply_config(self) -> None:

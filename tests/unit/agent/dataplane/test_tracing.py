@@ -10,7 +10,9 @@ import structlog
 
 from harness.fakes.clock import ManualClock
 from shoal.agent.dataplane import tracing
+from shoal.agent.dataplane.caller_auth import CallerAuth
 from shoal.agent.dataplane.front import DataPlane, FrontSettings
+from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.tracing import Tracer
 from shoal.agent.dataplane.transport import InboundCall
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
@@ -46,7 +48,9 @@ class Node:
         self.tracer = Tracer("west", "n1", self.clock, ratio, self.told.extend)
         workers, peers = cast("WorkerClients", self), cast("PeerClients", self)
         settings = FrontSettings("west", "n1")
-        self.plane = DataPlane(settings, self.clock, workers, peers, lambda: Wall(1.0), tracer=self.tracer)
+        callers = CallerAuth("west", "n1", lambda: Wall(1.0))
+        sessions = FrontSessions("west", "n1", self.clock, workers, peers, lambda: Wall(1.0))
+        self.plane = DataPlane(settings, self.clock, workers, peers, callers, sessions, tracer=self.tracer)
         self.route(Endpoint("a-1", "n1", EndpointKind.LOCAL, "", 1.0, EndpointState.READY))
 
     def route(self, *endpoints: Endpoint, key: WorkloadKey = KEY, peers: tuple[PeerTrust, ...] = ()) -> None:
