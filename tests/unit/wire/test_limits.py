@@ -20,7 +20,7 @@ from shoal.agent.dataplane import (
     verification_source,
 )
 from shoal.agent.dataplane import ingress_admission as ingress
-from shoal.agent.dataplane.front import FrontSettings
+from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.transport import MAX_REQUEST_ID
 from shoal.agent.worker import parsing
 from shoal.agent.worker.cgroups import IDLE_BYTES, MAX_TASKS

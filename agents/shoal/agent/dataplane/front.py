@@ -5,23 +5,20 @@ replicas are in `upstream`.
 """
 
 import asyncio
-import itertools
-import secrets
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 import structlog
 from structlog.contextvars import bind_contextvars, reset_contextvars
 
 from shoal.agent.core import routing
-from shoal.agent.core.crashes import Crash, CrashForensics, is_second_crash
+from shoal.agent.core.crashes import CrashForensics, is_second_crash
 from shoal.agent.core.routing import (
     HEALTHY,
-    AdmissionLimits,
     AttemptFault,
     AttemptHistory,
     FrontLoad,
@@ -32,12 +29,14 @@ from shoal.agent.core.sequences import SequenceKey, SessionStep
 from shoal.agent.dataplane import request as reading
 from shoal.agent.dataplane.auth import Caller
 from shoal.agent.dataplane.caller_auth import CallerAuth
+from shoal.agent.dataplane.front_settings import FrontSettings
+from shoal.agent.dataplane.in_flight import InFlightRequest, RequestFactory
 from shoal.agent.dataplane.metering import RequestMeter
 from shoal.agent.dataplane.session_affinity import SessionAffinity, SessionSearch, local_endpoint
 from shoal.agent.dataplane.session_state import hide_state
-from shoal.agent.dataplane.sessions import FrontSessions, digest
-from shoal.agent.dataplane.tracing import Trace, Tracer
-from shoal.agent.dataplane.transport import MAX_MESSAGE, MAX_REQUEST_ID, CallRefused, InboundCall, is_request_id
+from shoal.agent.dataplane.sessions import FrontSessions
+from shoal.agent.dataplane.tracing import Tracer
+from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused, InboundCall
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
 from shoal.agent.dataplane.verification_source import RequestCaptures
 from shoal.agent.ports import AgentClock, FrontStats, LocalWorker, StatefulReplica
@@ -46,7 +45,7 @@ from shoal.types.agreement import GUEST_TENANT, local_traffic_key
 from shoal.types.assignment import Credential, Forwarding, PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.route import Endpoint, EndpointKind, Route
-from shoal.types.units import Bytes, Elapsed, Seconds
+from shoal.types.units import Bytes, Seconds
 from shoal.types.workload import SERVED_VERSION as VERSION
 from shoal.types.workload import WorkloadKey
 
@@ -55,70 +54,6 @@ MAX_LOGGED_REFUSALS: Final = 20
 """Refused requests logged per second; more are only counted."""
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class FrontSettings:
-    """Settings of the data plane."""
-
-    # Region of this agent.
-    region: str
-    # Name under which requests that enter here are counted: the node's.
-    origin: str
-    # Deadline of a request whose caller sets none, seconds.
-    timeout_s: float = 60.0
-    # Longest deadline that a caller may set, seconds.
-    max_timeout_s: float = 300.0
-    # What may wait at this front.
-    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
-
-
-@dataclass(eq=False)
-class _InFlightRequest:
-    """One request inside the front."""
-
-    # Its workload.
-    key: WorkloadKey
-    # Its authenticated caller.
-    caller: Caller
-    # Request id for logs and forwards.
-    id: str
-    # Session id; empty without one.
-    session: str
-    # The serialized request.
-    request: bytes
-    # When it arrived, elapsed clock.
-    arrived_at: Elapsed
-    # Its deadline, elapsed clock.
-    expires_at: Elapsed
-    # Its step, if its workload is stateful; else None.
-    step: SessionStep | None = None
-    # Its trace; None for nearly all requests.
-    trace: Trace | None = None
-    # Attempts so far.
-    attempts: int = 0
-    # The crash of its replica in this attempt; None without one.
-    crash: Crash | None = None
-    # Its digest, once computed: most requests need none.
-    known_digest: bytes | None = None
-    # True if `expires_at` is what its caller asked for, and not this front's limit.
-    has_caller_deadline: bool = False
-    # True if its newest attempt missed the deadline before an answer was due.
-    is_too_early: bool = False
-
-    @property
-    def payer(self) -> str:
-        """Whose share of the front it uses. Guests count by region, so that one region's guests do not delay
-        another's."""
-        tenant = self.key.tenant
-        return f"{tenant}/{self.caller.origin}" if tenant == GUEST_TENANT else tenant
-
-    @property
-    def digest(self) -> bytes:
-        """Digest of what the model sees: the same for a repeated request, whatever its id."""
-        if self.known_digest is None:
-            self.known_digest = reading.fingerprint(self.request, str(self.key))
-        return self.known_digest
 
 
 class DataPlane:
@@ -147,7 +82,7 @@ class DataPlane:
         self._callers = callers
         self._sessions = sessions
         self._captures = captures or RequestCaptures()
-        self._tracer = tracer or Tracer(settings.region, settings.origin, clock)
+        self._requests = RequestFactory(settings, clock, tracer or Tracer(settings.region, settings.origin, clock))
         self._affinity = SessionAffinity()
         self._meter = RequestMeter()
         self._routes: Mapping[WorkloadKey, Route] = {}
@@ -166,8 +101,6 @@ class DataPlane:
         self._workload_counts: Counter[WorkloadKey] = Counter()
         self._payer_counts: Counter[str] = Counter()
         self._bytes = 0
-        self._ids = itertools.count(1)
-        self._run_id = secrets.token_hex(4)
         self._logged: tuple[int, int] = (0, 0)
         self._configured = False
         self._draining = False
@@ -266,7 +199,7 @@ class DataPlane:
         except ShoalError as error:
             if error.code is Code.FORWARD_DENIED:
                 self._meter.codes[error.code] += 1
-                self._log_refusal(self._request_name(call), "", error)
+                self._log_refusal(self._requests.name_of(call), "", error)
             raise
         return f"{caller.tenant}/{caller.origin}" if caller.tenant == GUEST_TENANT else caller.tenant
 
@@ -307,12 +240,12 @@ class DataPlane:
         route = self._route(caller, name, version)
         left = METADATA_TIMEOUT_S if call.remaining_s is None else min(call.remaining_s, METADATA_TIMEOUT_S)
         errand = CallContext(
-            *(caller.tenant, caller.origin, self._request_name(call), Seconds(left), caller.agreement),
+            *(caller.tenant, caller.origin, self._requests.name_of(call), Seconds(left), caller.agreement),
             workload=route.workload.name,
         )
         tried: frozenset[str] = frozenset()
         failure: ShoalError | None = None
-        while isinstance(picked := self._choose(route, tried, "", next(self._ids)), Endpoint):
+        while isinstance(picked := self._choose(route, tried, "", self._requests.next_number()), Endpoint):
             try:
                 if picked.kind is EndpointKind.LOCAL:
                     said = await self._workers.metadata(picked.assignment, errand)
@@ -369,9 +302,9 @@ class DataPlane:
                 raise _no_sequence()
         except ShoalError as error:
             self._meter.codes[error.code] += 1
-            self._log_refusal(self._request_name(call), "", error)
+            self._log_refusal(self._requests.name_of(call), "", error)
             raise
-        flight = self._make_request(call, caller, asked, route, request)
+        flight = self._requests.make(call, caller, asked, route, request)
         if caller.is_ingress:
             self._meter.record_entry(flight.key, caller.origin)
         code: Code | None = Code.CANCELLED
@@ -392,7 +325,7 @@ class DataPlane:
 
     # one request
 
-    def _record_outcome(self, flight: _InFlightRequest, code: Code | None) -> None:
+    def _record_outcome(self, flight: InFlightRequest, code: Code | None) -> None:
         """`code` is of the refusal that it ended with; None when it was answered."""
         if code is not None:
             self._meter.codes[code] += 1
@@ -413,13 +346,13 @@ class DataPlane:
         if caller.region:
             self._meter.record_crossing(caller.agreement, caller.region, code or seconds)
 
-    async def _answer(self, route: Route, flight: _InFlightRequest) -> bytes:
+    async def _answer(self, route: Route, flight: InFlightRequest) -> bytes:
         """Raises ShoalError: the last attempt's, once no other replica is left."""
         if flight.step is not None:
             return await self._answer_step(route, flight, flight.step)
         tries = AttemptHistory()
         failure: AttemptFailed | None = None
-        seed = next(self._ids)
+        seed = self._requests.next_number()
         while True:
             picked = self._pick(route, tries.tried, flight.session, seed)
             if isinstance(picked, Refusal):
@@ -441,7 +374,7 @@ class DataPlane:
                     case RetryDecision.RETRY:
                         tries = replace(tries, tried=tries.tried | {picked.assignment})
 
-    async def _answer_step(self, route: Route, flight: _InFlightRequest, step: SessionStep) -> bytes:
+    async def _answer_step(self, route: Route, flight: InFlightRequest, step: SessionStep) -> bytes:
         """Answer at the replica that has the session, wherever it moved. Raises ShoalError soon after no replica is
         left."""
         key = SequenceKey(flight.key, flight.session)
@@ -468,7 +401,7 @@ class DataPlane:
                 search.on_answer(picked)
                 return answer
 
-    async def _step_at(self, picked: Endpoint, key: SequenceKey, step: SessionStep, flight: _InFlightRequest) -> bytes:
+    async def _step_at(self, picked: Endpoint, key: SequenceKey, step: SessionStep, flight: InFlightRequest) -> bytes:
         if picked.kind is not EndpointKind.LOCAL:
             left = Seconds(flight.expires_at - self._clock.now())
             return await self._attempt(picked, flight, left, flight.request)
@@ -492,12 +425,12 @@ class DataPlane:
     def _current_route(self, route: Route) -> Route:
         return self._routes.get(route.workload, route)
 
-    def _block(self, flight: _InFlightRequest) -> ShoalError:
+    def _block(self, flight: InFlightRequest) -> ShoalError:
         """The refusal after a second crash."""
         self._crashes.block_if_to_blame(flight, self._clock.now())
         return ShoalError(_CRASH_REFUSAL)
 
-    async def _attempt_guarded(self, endpoint: Endpoint, flight: _InFlightRequest, request: bytes) -> bytes:
+    async def _attempt_guarded(self, endpoint: Endpoint, flight: InFlightRequest, request: bytes) -> bytes:
         """As `_attempt`, but a suspected request runs without other suspects on the replica.
 
         A request that meets its first crash becomes a suspect. Raises AttemptFailed, ShoalError(DEADLINE_EXCEEDED).
@@ -515,7 +448,7 @@ class DataPlane:
         self._crashes.on_answer(flight)
         return answer
 
-    async def _attempt_exclusively(self, endpoint: Endpoint, flight: _InFlightRequest, request: bytes) -> bytes:
+    async def _attempt_exclusively(self, endpoint: Endpoint, flight: InFlightRequest, request: bytes) -> bytes:
         """As `_attempt`, with no other suspect on the replica. Raises AttemptFailed, ShoalError(DEADLINE_EXCEEDED)."""
         alone = self._suspect_locks[endpoint.assignment]
         try:
@@ -531,7 +464,7 @@ class DataPlane:
                 self._suspect_locks.clear()
 
     async def _attempt(
-        self, endpoint: Endpoint, flight: _InFlightRequest, remaining_s: Seconds, request: bytes
+        self, endpoint: Endpoint, flight: InFlightRequest, remaining_s: Seconds, request: bytes
     ) -> bytes:
         """Send the request to one replica once, and record the outcome in the replica's health.
 
@@ -589,7 +522,7 @@ class DataPlane:
         return answer
 
     @contextmanager
-    def _hold_room(self, route: Route, flight: _InFlightRequest) -> Iterator[None]:
+    def _hold_room(self, route: Route, flight: InFlightRequest) -> Iterator[None]:
         """Count one request while it is inside. Raises CallRefused when it is not admitted."""
         self._check_admission(route, flight)
         size = len(flight.request)
@@ -603,7 +536,7 @@ class DataPlane:
             self._payer_counts[flight.payer] -= 1
             self._bytes -= size
 
-    def _check_admission(self, route: Route, flight: _InFlightRequest) -> None:
+    def _check_admission(self, route: Route, flight: InFlightRequest) -> None:
         left = self._crashes.blocked_s(flight, flight.arrived_at)
         if left is not None:
             raise CallRefused(_CRASH_REFUSAL, left)
@@ -626,27 +559,6 @@ class DataPlane:
         )
         if turned is not None:
             raise CallRefused(turned.refusal, turned.retry_after_s)
-
-    def _make_request(
-        self, call: InboundCall, caller: Caller, asked: reading.InferRequestHead, route: Route, request: bytes
-    ) -> _InFlightRequest:
-        now = self._clock.now()
-        wishes = [left for left in (call.remaining_s, asked.timeout_s) if left is not None]
-        left = min(*wishes, self._settings.max_timeout_s) if wishes else self._settings.timeout_s
-        own_id = asked.id[:MAX_REQUEST_ID]  # it is sent in metadata and written to logs
-        name = own_id if not caller.hop and is_request_id(own_id) else self._request_name(call)
-        step = self._step(call, caller, asked, request) if route.stateful and asked.session else None
-        trace = self._tracer.begin(caller, call.trace)
-        return _InFlightRequest(
-            route.workload, caller, name, asked.session, request, now, Elapsed(now + left), step, trace,
-            has_caller_deadline=bool(wishes) and left < self._settings.max_timeout_s,
-        )  # fmt: skip
-
-    def _step(self, call: InboundCall, caller: Caller, asked: reading.InferRequestHead, request: bytes) -> SessionStep:
-        """The step that the request asks for. Its token identifies this call at every front that it reaches."""
-        own = f"{self._settings.origin}-{self._run_id}-{next(self._ids):x}"
-        token = call.step if caller.hop and call.step else own
-        return SessionStep(token, digest(request), asked.start, asked.end, asked.step)
 
     # authentication and routing
 
@@ -722,9 +634,6 @@ class DataPlane:
 
     def _is_serving(self) -> bool:
         return self._configured and not self._draining
-
-    def _request_name(self, call: InboundCall) -> str:
-        return call.request_id[:MAX_REQUEST_ID] or f"{self._settings.origin}-{self._run_id}-{next(self._ids):x}"
 
     def _log_refusal(self, request: str, workload: str, error: ShoalError) -> None:
         second = int(self._clock.now())

@@ -23,7 +23,8 @@ from shoal.agent.dataplane import control, metering, tracing
 from shoal.agent.dataplane.caller_auth import CallerAuth
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.forward_auth import ForwardAuth
-from shoal.agent.dataplane.front import DataPlane, FrontSettings
+from shoal.agent.dataplane.front import DataPlane
+from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.grpc import GrpcTransport, Method
 from shoal.agent.dataplane.health import HealthTransport
 from shoal.agent.dataplane.memory import COPIES, MessageMemory, budget_bytes

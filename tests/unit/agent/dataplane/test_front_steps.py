@@ -6,7 +6,8 @@ import pytest
 
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.caller_auth import CallerAuth
-from shoal.agent.dataplane.front import DataPlane, FrontSettings
+from shoal.agent.dataplane.front import DataPlane
+from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.transport import InboundCall
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients

@@ -11,7 +11,8 @@ import structlog
 from harness.fakes.clock import ManualClock
 from shoal.agent.dataplane import tracing
 from shoal.agent.dataplane.caller_auth import CallerAuth
-from shoal.agent.dataplane.front import DataPlane, FrontSettings
+from shoal.agent.dataplane.front import DataPlane
+from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.tracing import Tracer
 from shoal.agent.dataplane.transport import InboundCall

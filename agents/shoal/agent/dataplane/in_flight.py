@@ -1,0 +1,110 @@
+"""The requests inside a front: what is known of each, and under which id it goes on."""
+
+import itertools
+import secrets
+from dataclasses import dataclass
+
+from shoal.agent.core.crashes import Crash
+from shoal.agent.core.sequences import SessionStep
+from shoal.agent.dataplane import request as reading
+from shoal.agent.dataplane.auth import Caller
+from shoal.agent.dataplane.front_settings import FrontSettings
+from shoal.agent.dataplane.sessions import digest
+from shoal.agent.dataplane.tracing import Trace, Tracer
+from shoal.agent.dataplane.transport import MAX_REQUEST_ID, InboundCall, is_request_id
+from shoal.agent.ports import AgentClock
+from shoal.types.agreement import GUEST_TENANT
+from shoal.types.route import Route
+from shoal.types.units import Elapsed
+from shoal.types.workload import WorkloadKey
+
+
+@dataclass(eq=False)
+class InFlightRequest:
+    """One request inside the front."""
+
+    # Its workload.
+    key: WorkloadKey
+    # Its authenticated caller.
+    caller: Caller
+    # Request id for logs and forwards.
+    id: str
+    # Session id; empty without one.
+    session: str
+    # The serialized request.
+    request: bytes
+    # When it arrived, elapsed clock.
+    arrived_at: Elapsed
+    # Its deadline, elapsed clock.
+    expires_at: Elapsed
+    # Its step, if its workload is stateful; else None.
+    step: SessionStep | None = None
+    # Its trace; None for nearly all requests.
+    trace: Trace | None = None
+    # Attempts so far.
+    attempts: int = 0
+    # The crash of its replica in this attempt; None without one.
+    crash: Crash | None = None
+    # Its digest, once computed: most requests need none.
+    known_digest: bytes | None = None
+    # True if `expires_at` is what its caller asked for, and not this front's limit.
+    has_caller_deadline: bool = False
+    # True if its newest attempt missed the deadline before an answer was due.
+    is_too_early: bool = False
+
+    @property
+    def payer(self) -> str:
+        """Whose share of the front it uses. Guests count by region, so that one region's guests do not delay
+        another's."""
+        tenant = self.key.tenant
+        return f"{tenant}/{self.caller.origin}" if tenant == GUEST_TENANT else tenant
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of what the model sees: the same for a repeated request, whatever its id."""
+        if self.known_digest is None:
+            self.known_digest = reading.fingerprint(self.request, str(self.key))
+        return self.known_digest
+
+
+class RequestFactory:
+    """Makes the requests of one front: their deadlines, ids and traces."""
+
+    def __init__(self, settings: FrontSettings, clock: AgentClock, tracer: Tracer) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._tracer = tracer
+        self._numbers = itertools.count(1)
+        self._run_id = secrets.token_hex(4)
+
+    def make(
+        self, call: InboundCall, caller: Caller, asked: reading.InferRequestHead, route: Route, request: bytes
+    ) -> InFlightRequest:
+        """The request of `asked`, which was read from `request`."""
+        now = self._clock.now()
+        wishes = [left for left in (call.remaining_s, asked.timeout_s) if left is not None]
+        left = min(*wishes, self._settings.max_timeout_s) if wishes else self._settings.timeout_s
+        own_id = asked.id[:MAX_REQUEST_ID]  # it is sent in metadata and written to logs
+        name = own_id if not caller.hop and is_request_id(own_id) else self.name_of(call)
+        step = self._step(call, caller, asked, request) if route.stateful and asked.session else None
+        trace = self._tracer.begin(caller, call.trace)
+        return InFlightRequest(
+            route.workload, caller, name, asked.session, request, now, Elapsed(now + left), step, trace,
+            has_caller_deadline=bool(wishes) and left < self._settings.max_timeout_s,
+        )  # fmt: skip
+
+    def name_of(self, call: InboundCall) -> str:
+        """The id of a call that names no other: what its caller says, or a new one."""
+        return call.request_id[:MAX_REQUEST_ID] or self._new_name()
+
+    def next_number(self) -> int:
+        """A number that no other request of this front has."""
+        return next(self._numbers)
+
+    def _step(self, call: InboundCall, caller: Caller, asked: reading.InferRequestHead, request: bytes) -> SessionStep:
+        """The step that the request asks for. Its token identifies this call at every front that it reaches."""
+        token = call.step if caller.hop and call.step else self._new_name()
+        return SessionStep(token, digest(request), asked.start, asked.end, asked.step)
+
+    def _new_name(self) -> str:
+        return f"{self._settings.origin}-{self._run_id}-{self.next_number():x}"
