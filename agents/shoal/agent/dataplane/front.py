@@ -26,6 +26,7 @@ from shoal.agent.core.routing import (
     RetryDecision,
 )
 from shoal.agent.core.sequences import SequenceKey, SessionStep
+from shoal.agent.dataplane import model_messages
 from shoal.agent.dataplane import request as reading
 from shoal.agent.dataplane.auth import Caller
 from shoal.agent.dataplane.caller_auth import CallerAuth
@@ -209,13 +210,7 @@ class DataPlane:
 
     def server_metadata(self, call: InboundCall) -> oip.ServerMetadataResponse:
         self._callers.authenticate_reader(call)
-        return oip.ServerMetadataResponse(
-            name="shoal",
-            version="2",
-            extensions=[
-                "binary_tensor_data", "model_configuration", "model_repository", "parameters", "sequence", "statistics"
-            ],
-        )  # fmt: skip
+        return model_messages.server_metadata()
 
     def index(self, call: InboundCall, *, ready_only: bool) -> oip.RepositoryIndexResponse:
         caller = self._callers.authenticate_reader(call)
@@ -255,22 +250,11 @@ class DataPlane:
             except AttemptFailed as error:
                 tried, failure = tried | {picked.assignment}, error
                 continue
-            said.name = name
-            said.versions[:] = [VERSION]
-            said.platform = "onnx_onnxv1"
-            return said
+            return model_messages.metadata_as_served(name, said)
         raise failure or ShoalError(picked)
 
     async def model_config(self, call: InboundCall, name: str, version: str) -> oip.ModelConfigResponse:
-        metadata = await self.model_metadata(call, name, version)
-        config = oip.ModelConfig(
-            name=name, platform="onnxruntime_onnx", backend="onnxruntime", default_model_filename="model.onnx"
-        )
-        for each in metadata.inputs:
-            config.input.add(name=each.name, data_type=_data_type(each.datatype), dims=each.shape)
-        for each in metadata.outputs:
-            config.output.add(name=each.name, data_type=_data_type(each.datatype), dims=each.shape)
-        return oip.ModelConfigResponse(config=config)
+        return model_messages.config_of(name, await self.model_metadata(call, name, version))
 
     def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
         """Statistics of the requests that entered the region here, as in all counters by workload."""
@@ -279,18 +263,7 @@ class DataPlane:
             keys = [self._route(caller, name, version).workload]
         else:
             keys = sorted(key for key in self._routes if key.tenant == caller.tenant and not caller.agreement)
-        found = oip.ModelStatisticsResponse()
-        for key in keys:
-            totals = self._meter.totals(key)
-            stats = found.model_stats.add(
-                name=key.name, version=VERSION, inference_count=totals.answered, execution_count=totals.answered
-            )
-            if totals.newest_at is not None:
-                stats.last_inference = int(totals.newest_at * 1000)
-            stats.inference_stats.success.count = totals.answered
-            stats.inference_stats.success.ns = round(totals.seconds * 1e9)
-            stats.inference_stats.fail.count = totals.failed
-        return found
+        return model_messages.statistics_of({key: self._meter.totals(key) for key in keys})
 
     async def infer(self, call: InboundCall, request: bytes) -> bytes:
         try:
@@ -655,10 +628,6 @@ _FINAL: Final = oip.ModelInferResponse(
     parameters={"triton_final_response": oip.InferParameter(bool_param=True)}
 ).SerializeToString()
 """Appended to a serialized answer, it adds this parameter: fields of a message may come in any order."""
-
-
-def _data_type(datatype: str) -> oip.DataType.ValueType:
-    return oip.DataType.Value("TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}")
 
 
 def _no_sequence() -> ShoalError:
