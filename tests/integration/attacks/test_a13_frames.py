@@ -16,7 +16,7 @@ from harness.cluster.stack import DevStack, documents, files_of, on_nodes, polic
 from harness.crypto.pki import CertificateFiles
 from harness.report import record
 from harness.wait import wait_until
-from shoal.agent.dataplane.front import MAX_LOGGED_REFUSALS
+from shoal.agent.dataplane.outcomes import MAX_LOGGED_REFUSALS
 from shoal.types.codes import Code
 from shoal.wire.enrol import redeem
 

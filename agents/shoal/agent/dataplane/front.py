@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-import structlog
 from structlog.contextvars import bind_contextvars, reset_contextvars
 
 from shoal.agent.core import routing
@@ -33,6 +32,7 @@ from shoal.agent.dataplane.caller_auth import CallerAuth
 from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.in_flight import InFlightRequest, RequestFactory
 from shoal.agent.dataplane.metering import RequestMeter
+from shoal.agent.dataplane.outcomes import RequestOutcomes
 from shoal.agent.dataplane.session_affinity import SessionAffinity, SessionSearch, local_endpoint
 from shoal.agent.dataplane.session_state import hide_state
 from shoal.agent.dataplane.sessions import FrontSessions
@@ -51,10 +51,6 @@ from shoal.types.workload import SERVED_VERSION as VERSION
 from shoal.types.workload import WorkloadKey
 
 METADATA_TIMEOUT_S: Final = Seconds(10.0)
-MAX_LOGGED_REFUSALS: Final = 20
-"""Refused requests logged per second; more are only counted."""
-
-_log = structlog.get_logger(__name__)
 
 
 class DataPlane:
@@ -86,6 +82,7 @@ class DataPlane:
         self._requests = RequestFactory(settings, clock, tracer or Tracer(settings.region, settings.origin, clock))
         self._affinity = SessionAffinity()
         self._meter = RequestMeter()
+        self._outcomes = RequestOutcomes(self._meter, clock)
         self._routes: Mapping[WorkloadKey, Route] = {}
         self._forward_routes: Mapping[WorkloadKey, Route] = {}
         """Routes of requests that another front of the region forwarded here."""
@@ -102,7 +99,6 @@ class DataPlane:
         self._workload_counts: Counter[WorkloadKey] = Counter()
         self._payer_counts: Counter[str] = Counter()
         self._bytes = 0
-        self._logged: tuple[int, int] = (0, 0)
         self._configured = False
         self._draining = False
         self._change = asyncio.Event()
@@ -199,8 +195,7 @@ class DataPlane:
             caller = self._callers.authenticate(call)
         except ShoalError as error:
             if error.code is Code.FORWARD_DENIED:
-                self._meter.codes[error.code] += 1
-                self._log_refusal(self._requests.name_of(call), "", error)
+                self._outcomes.record_refused_call(self._requests.name_of(call), error)
             raise
         return f"{caller.tenant}/{caller.origin}" if caller.tenant == GUEST_TENANT else caller.tenant
 
@@ -274,8 +269,7 @@ class DataPlane:
             if route.stateful and not asked.session:
                 raise _no_sequence()
         except ShoalError as error:
-            self._meter.codes[error.code] += 1
-            self._log_refusal(self._requests.name_of(call), "", error)
+            self._outcomes.record_refused_call(self._requests.name_of(call), error)
             raise
         flight = self._requests.make(call, caller, asked, route, request)
         if caller.is_ingress:
@@ -289,35 +283,14 @@ class DataPlane:
             return answer + _FINAL if asked.wants_final else answer
         except ShoalError as error:
             code = error.code
-            self._log_refusal(flight.id, str(flight.key), error)
+            self._outcomes.log_refusal(flight.id, str(flight.key), error)
             raise
         finally:
-            self._record_outcome(flight, code)
+            self._outcomes.record(flight, code)
             if logged is not None:
                 reset_contextvars(**logged)
 
     # one request
-
-    def _record_outcome(self, flight: InFlightRequest, code: Code | None) -> None:
-        """`code` is of the refusal that it ended with; None when it was answered."""
-        if code is not None:
-            self._meter.codes[code] += 1
-        caller = flight.caller
-        if flight.trace is not None:
-            flight.trace.end(caller, str(flight.key), flight.id, flight.attempts, code)
-        if not caller.is_ingress:
-            return
-        seconds = Seconds(self._clock.now() - flight.arrived_at)
-        if code is not None:
-            self._meter.record_failure(
-                *(flight.key, caller.origin, flight.attempts, code),
-                caller_deadline=flight.has_caller_deadline,
-                is_too_early=flight.is_too_early,
-            )
-        else:
-            self._meter.record_answer(flight.key, caller.origin, flight.attempts, seconds, self._clock.wall())
-        if caller.region:
-            self._meter.record_crossing(caller.agreement, caller.region, code or seconds)
 
     async def _answer(self, route: Route, flight: InFlightRequest) -> bytes:
         """Raises ShoalError: the last attempt's, once no other replica is left."""
@@ -607,13 +580,6 @@ class DataPlane:
 
     def _is_serving(self) -> bool:
         return self._configured and not self._draining
-
-    def _log_refusal(self, request: str, workload: str, error: ShoalError) -> None:
-        second = int(self._clock.now())
-        count = self._logged[1] + 1 if self._logged[0] == second else 1
-        self._logged = (second, count)
-        if count <= MAX_LOGGED_REFUSALS:
-            _log.info("request_refused", request=request, workload=workload, code=error.code, error=str(error))
 
 
 _CRASH_REFUSAL: Final = Refusal(
