@@ -11,7 +11,7 @@ import pytest
 from harness.fakes.clock import ManualClock
 from harness.fakes.region import RegionFixture
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger, LedgerDraft
+from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger, LedgerDraft, LedgerWrites
 from shoal.coordinator.controllers.region.doctor import examine
 from shoal.coordinator.ports import StaleRevision, StoreRecord, Transaction
 from shoal.types.chain import LedgerEntry, digest, first_break
@@ -32,16 +32,17 @@ def draft(name: str, what: str = "granted") -> LedgerDraft:
 
 async def write_entries(ledger: Ledger, count: int) -> None:
     for number in range(count):
-        await ledger.commit({}, drafts=[draft(f"g-{number}")])
+        await ledger.commit(LedgerWrites(drafts=(draft(f"g-{number}"),)))
 
 
 async def test_entries_are_there_with_what_they_tell_about_or_not_at_all(
     world: RegionFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = world.region.ledger
-    await ledger.commit({"deals/x": b"one"}, expect={"deals/x": 0}, drafts=[draft("g-1", "offered"), draft("g-1")])
+    first = LedgerWrites({"deals/x": b"one"}, expect={"deals/x": 0}, drafts=(draft("g-1", "offered"), draft("g-1")))
+    await ledger.commit(first)
     with pytest.raises(StaleRevision):
-        await ledger.commit({"deals/x": b"two"}, expect={"deals/x": 0}, drafts=[draft("g-2")])
+        await ledger.commit(LedgerWrites({"deals/x": b"two"}, expect={"deals/x": 0}, drafts=(draft("g-2"),)))
 
     async def full(_: Transaction) -> int:
         raise ShoalError(Refusal(Code.STORE_FULL))
@@ -49,14 +50,14 @@ async def test_entries_are_there_with_what_they_tell_about_or_not_at_all(
     with monkeypatch.context() as patched:
         patched.setattr(world.store, "commit", full)
         with pytest.raises(ShoalError):
-            await ledger.commit({"deals/y": b"one"}, drafts=[draft("g-3")])
+            await ledger.commit(LedgerWrites({"deals/y": b"one"}, drafts=(draft("g-3"),)))
     entries = await ledger.entries_after(0)
     assert [(each.sequence, each.what, each.agreement) for each in entries] == [
         (1, "offered", "g-1"),
         (2, "granted", "g-1"),
     ]
     assert first_break(entries, ledger.head) is None
-    await ledger.commit({}, drafts=[draft("g-4")])
+    await ledger.commit(LedgerWrites(drafts=(draft("g-4"),)))
     assert first_break(await ledger.entries_after(0), ledger.head) is None
 
 
@@ -72,8 +73,8 @@ async def test_a_commit_that_was_not_answered_is_linked_to(
     with monkeypatch.context() as patched:
         patched.setattr(world.store, "commit", commit_without_answer)
         with pytest.raises(ShoalError):
-            await ledger.commit({}, drafts=[draft("g-1")])
-    await ledger.commit({}, drafts=[draft("g-2")])
+            await ledger.commit(LedgerWrites(drafts=(draft("g-1"),)))
+    await ledger.commit(LedgerWrites(drafts=(draft("g-2"),)))
     entries = await ledger.entries_after(0)
     assert [each.agreement for each in entries] == ["g-1", "g-2"]
     assert first_break(entries, ledger.head) is None
@@ -151,7 +152,7 @@ async def test_a23_a_cut_tail_or_a_fork_is_told_by_who_was_shown_more(world: Reg
     cut = await reread.verify({"us": shown})
     assert cut is not None
     assert "us" in cut.found
-    await reread.commit({}, drafts=[draft("g-other")])
+    await reread.commit(LedgerWrites(drafts=(draft("g-other"),)))
     forked = await reread.verify({"us": shown})
     assert forked is not None
     assert forked.code is Code.LEDGER_BROKEN

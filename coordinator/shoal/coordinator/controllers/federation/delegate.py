@@ -14,9 +14,10 @@ from typing import Any, Final, Protocol
 from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.documents.models import ModelsController
 from shoal.coordinator.controllers.federation.guest_models import GuestModels
-from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft
+from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft, LedgerWrites
 from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import LogEvent
+from shoal.coordinator.controllers.runner import Transition, TransitionRunner
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.model import Catalog, Guest
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
@@ -31,7 +32,7 @@ from shoal.coordinator.core.rate_limit import RateLimiter
 from shoal.coordinator.core.workloads.invariants import Promise
 from shoal.coordinator.core.workloads.routes import gateways, is_gateway
 from shoal.coordinator.core.workloads.service_reports import service_report
-from shoal.coordinator.ports import PeerRegions, StaleRevision, Store, VerifiedMessage
+from shoal.coordinator.ports import PeerRegions, StaleRevision, Store, StoreRecord, VerifiedMessage
 from shoal.types.agreement import (
     GUEST_TENANT,
     Award,
@@ -52,7 +53,6 @@ from shoal.types.workload import WorkloadKey
 
 BIDS: Final = "deals/"
 STANDINGS: Final = "origins"
-ATTEMPTS: Final = 3
 RENEWAL_WRITE_S: Final = 60.0
 """A renewal that changes only the lease is written at this interval: after a restart the lease is granted again."""
 NOTICE_S: Final = Seconds(30.0)
@@ -160,8 +160,7 @@ class DelegateController:
         """(origin, solicitation, round) -> bid."""
         self._bid_of_agreement: dict[str, str] = {}
         """agreement -> bid."""
-        self._uncertain: set[str] = set()
-        """Bids whose last commit failed with an unknown outcome."""
+        self._runner = TransitionRunner[str, LedgerWrites](ledger.commit, self._read_again)
         self._once_ready: set[str] = set()
         """Agreements that were READY at least once."""
         self._held_since: dict[str, Elapsed] = {}
@@ -248,8 +247,10 @@ class DelegateController:
                 return told.answer
             held = HeldBid(what, told.answer, told.reservations, Elapsed(self._clock.now() + self._terms.hold_s))
             fresh = TrackedBid(held, self._clock.wall(), 0, self._clock.now())
-            await self._write(name, fresh, held, [hold.LedgerTransition("offered")])
-            return self._repeat_offer(held, what)
+            await self._runner.run(
+                name, lambda: self._transition(name, fresh, held, (hold.LedgerTransition("offered"),))
+            )
+            return self._repeat_answer(held, what)
 
     async def on_award(self, award: VerifiedMessage[Award]) -> Grant:
         what = award.content
@@ -341,7 +342,7 @@ class DelegateController:
             for name, deal in self._open.items()
             if isinstance(deal.state, HeldBid) and self._member_of(deal.offer.origin) is None
         ]
-        if due or unfit or expelled or self._uncertain:
+        if due or unfit or expelled or self._runner.uncertain:
             self._publish()  # expired bids free their capacity even if the store takes no write
             try:
                 async with self._exclusive():
@@ -401,8 +402,7 @@ class DelegateController:
         first.
         """
         async with self._workloads.step_lock:
-            for name in sorted(self._uncertain):
-                await self._reload(name)
+            await self._runner.reload_all()
             yield
 
     async def _advance_for_lease(self, name: str, event: hold.BidEvent, evidence: bytes) -> Seconds:
@@ -425,24 +425,23 @@ class DelegateController:
 
     async def _advance(self, name: str, event: hold.BidEvent, evidence: bytes = b"") -> tuple[hold.BidEffect, ...]:
         """Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE | CONFLICT): then the state in memory is unchanged."""
-        for _ in range(ATTEMPTS):
-            deal = self._bids.get(name)
-            if deal is None:
-                raise _unknown_bid(name)
-            after, effects = hold.step(deal.state, event, self._clock.now(), self._terms)
-            if after == deal.state:
-                return effects
-            if isinstance(event, hold.RenewalReceived) and self._renews_lease_only(deal, after):
-                self._bids[name] = self._open[name] = replace(deal, state=after)
-                return effects
-            entries = [each for each in effects if isinstance(each, hold.LedgerTransition)]
-            try:
-                await self._write(name, deal, after, entries, evidence)
-            except StaleRevision:
-                await self._reload(name)
-                continue
-            return effects
-        raise refuse(Code.CONFLICT, f"bid {name} is written by another", "one writer", "ask again")
+        return await self._runner.run(name, lambda: self._step(name, event, evidence))
+
+    def _step(
+        self, name: str, event: hold.BidEvent, evidence: bytes
+    ) -> Transition[LedgerWrites, tuple[hold.BidEffect, ...]]:
+        deal = self._bids.get(name)
+        if deal is None:
+            raise _unknown_bid(name)
+        after, effects = hold.step(deal.state, event, self._clock.now(), self._terms)
+        if after == deal.state:
+            return Transition(effects)
+        if isinstance(event, hold.RenewalReceived) and self._renews_lease_only(deal, after):
+            return Transition(effects, adopt=lambda _: self._keep_renewal(name, replace(deal, state=after)))
+        return self._transition(name, deal, after, effects, evidence)
+
+    def _keep_renewal(self, name: str, deal: TrackedBid) -> None:
+        self._bids[name] = self._open[name] = deal
 
     def _renews_lease_only(self, deal: TrackedBid, after: BidState) -> bool:
         """Whether a renewal changes only the lease, and the bid was written less than RENEWAL_WRITE_S ago."""
@@ -454,23 +453,27 @@ class DelegateController:
             and self._clock.now() - deal.written_at < RENEWAL_WRITE_S
         )
 
-    async def _write(
-        self, name: str, deal: TrackedBid, after: BidState, entries: list[hold.LedgerTransition], evidence: bytes = b""
-    ) -> None:
-        """Commits the new state with its ledger entries, events and standings, then publishes it. After a failed commit
-        the bid is reloaded before its next use.
-        """
+    def _transition(
+        self,
+        name: str,
+        deal: TrackedBid,
+        after: BidState,
+        effects: tuple[hold.BidEffect, ...],
+        evidence: bytes = b"",
+    ) -> Transition[LedgerWrites, tuple[hold.BidEffect, ...]]:
+        """Stores the new state with its ledger entries, events and standings, then publishes it."""
         key, now = BIDS + name, self._clock.now()
         agreement = hold.agreement_name(after) or hold.agreement_name(deal.state)
         workload = _workload(deal.state)
-        drafts = [
+        entries = [each for each in effects if isinstance(each, hold.LedgerTransition)]
+        drafts = tuple(
             LedgerDraft(
                 each.what, agreement or name, deal.offer.origin, workload, each.code, _terms(deal.offer), evidence
             )
             for each in entries
-        ]
+        )
         guest_key = WorkloadKey(GUEST_TENANT, agreement)
-        events = [
+        events = tuple(
             LogEvent(
                 f"AGREEMENT_{each.what.upper()}",
                 agreement,
@@ -479,28 +482,22 @@ class DelegateController:
             )
             for each in entries
             if agreement and each.what != "renewed"
-        ]
+        )
         puts = {key: codec.dump(StoredBid(after, deal.since))}
         standings = self._standings_after(name, deal.state, after, now)
         if standings is not self._standings:
             puts[STANDINGS] = codec.dump(standings)
-        try:
-            revision = await self._ledger.commit(
-                puts,
-                expect={key: deal.revision},
-                events=events,
-                drafts=drafts,
-            )
-        except ShoalError:
-            self._uncertain.add(name)
-            raise
-        self._standings = standings
-        self._put(name, TrackedBid(after, deal.since, revision, now))
-        if isinstance(after, HeldBid):
-            self._held_since[name] = now
-        else:
-            self._held_since.pop(name, None)
-        self._publish()
+
+        def adopt(revision: int) -> None:
+            self._standings = standings
+            self._put(name, TrackedBid(after, deal.since, revision, now))
+            if isinstance(after, HeldBid):
+                self._held_since[name] = now
+            else:
+                self._held_since.pop(name, None)
+            self._publish()
+
+        return Transition(effects, LedgerWrites(puts, (), {key: deal.revision}, events, drafts), adopt)
 
     def _standings_after(self, name: str, before: BidState, after: BidState, now: Elapsed) -> "Standings":
         """The standings after this transition, if it ends a hold. Holds of an earlier process do not count, because the
@@ -524,16 +521,22 @@ class DelegateController:
         if not isinstance(deal.state, hold.ClosedBid):
             await self._advance(name, hold.ClockTick())
         elif self._clock.now() >= deal.state.until:
-            try:
-                await self._ledger.commit({}, deletes=(BIDS + name,), expect={BIDS + name: deal.revision})
-            except ShoalError:
-                self._uncertain.add(name)
-                raise
-            self._put(name, None)
+            await self._runner.run(name, lambda: self._forget(name))
 
-    async def _reload(self, name: str) -> None:
-        """Adopts the stored state, whatever the last commit returned."""
+    def _forget(self, name: str) -> Transition[LedgerWrites, None]:
+        deal = self._bids.get(name)
+        if deal is None:
+            return Transition(None)
+        key = BIDS + name
+        writes = LedgerWrites(deletes=(key,), expect={key: deal.revision})
+        return Transition(None, writes, lambda _: self._put(name, None))
+
+    async def _read_again(self, name: str, doubtful: Transition[LedgerWrites, Any]) -> Callable[[], None]:
         record = await self._store.read(BIDS + name)
+        return lambda: self._follow_store(name, record)
+
+    def _follow_store(self, name: str, record: StoreRecord | None) -> None:
+        """Adopts the stored state, whatever the last commit returned."""
         known = self._bids.get(name)
         if record is None:
             self._put(name, None)
@@ -541,7 +544,6 @@ class DelegateController:
             stored = codec.load(StoredBid, record.value)
             state = stored.state if known is None else hold.with_unwritten_renewals(stored.state, known.state)
             self._put(name, TrackedBid(state, stored.since, record.revision, self._clock.now()))
-        self._uncertain.discard(name)
         self._publish()
 
     def _put(self, name: str, deal: TrackedBid | None) -> None:
@@ -577,7 +579,7 @@ class DelegateController:
         """The reservations of a bid. A hold whose grant may have been committed keeps its capacity."""
         return (
             state.reserved
-            if isinstance(state, HeldBid) and name in self._uncertain
+            if isinstance(state, HeldBid) and name in self._runner.uncertain
             else hold.reservations_of(state, now)
         )
 

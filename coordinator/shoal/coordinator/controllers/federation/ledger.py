@@ -6,8 +6,8 @@ detectable. A truncated end is detected because every counterpart keeps the last
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from shoal.coordinator import codec
@@ -41,6 +41,22 @@ class LedgerDraft:
     terms: str = ""
     # The counterpart's signed message; empty where there is none.
     evidence: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerWrites:
+    """One fenced transaction with its ledger entries."""
+
+    # Values by key.
+    puts: Mapping[str, bytes] = field(default_factory=dict)
+    # Keys to delete.
+    deletes: tuple[str, ...] = ()
+    # Revision read of each key; 0: the key must be absent. A key that is not listed is written unconditionally.
+    expect: Mapping[str, int] = field(default_factory=dict)
+    # For the region's event log.
+    events: tuple[LogEvent, ...] = ()
+    # Entries of the chain.
+    drafts: tuple[LedgerDraft, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +110,19 @@ class Ledger:
     async def save(self) -> None:
         """Stores heads that are not stored yet. Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE)."""
         if self._unsaved:
-            await self.commit({})
+            await self.commit(LedgerWrites())
 
-    async def commit(
-        self,
-        puts: Mapping[str, bytes],
-        *,
-        deletes: tuple[str, ...] = (),
-        expect: Mapping[str, int] | None = None,
-        events: Iterable[LogEvent] = (),
-        drafts: Sequence[LedgerDraft] = (),
-    ) -> int:
-        """A fenced transaction with its ledger entries. Raises StaleRevision, ShoalError(STORE_FULL | ..)."""
+    async def commit(self, writes: LedgerWrites) -> int:
+        """The revision of the transaction. Raises StaleRevision, ShoalError(STORE_FULL | ..)."""
         async with self._writing:
-            told = tuple(events)
             try:
-                return await self._commit(puts, deletes, expect or {}, told, drafts)
+                return await self._commit(writes)
             except StaleRevision:  # a commit that timed out may have stored its entries
                 known = self._next
                 await self._find_tail()
                 if self._next == known:
                     raise
-                return await self._commit(puts, deletes, expect or {}, told, drafts)
+                return await self._commit(writes)
 
     async def entries_after(self, after: int, limit: int = 0) -> tuple[LedgerEntry, ...]:
         """Entries after number `after`, oldest first; limit 0: all."""
@@ -152,16 +159,9 @@ class Ledger:
             )
         return None
 
-    async def _commit(
-        self,
-        puts: Mapping[str, bytes],
-        deletes: tuple[str, ...],
-        expect: Mapping[str, int],
-        events: Iterable[LogEvent],
-        drafts: Sequence[LedgerDraft],
-    ) -> int:
+    async def _commit(self, writes: LedgerWrites) -> int:
         number, previous, written, old = self._next, self._head, dict[str, bytes](), list[str]()
-        for draft in drafts:
+        for draft in writes.drafts:
             entry = LedgerEntry(
                 sequence=number,
                 at=self._clock.wall(),
@@ -181,10 +181,10 @@ class Ledger:
         heads = dict(self._unsaved)
         saved = {HEADS + region: codec.dump(head) for region, head in heads.items()}
         revision = await self._fence.commit(
-            {**puts, **saved, **written},
-            deletes=(*deletes, *old),
-            expect={**expect, **dict.fromkeys(written, 0)},
-            events=events,
+            {**writes.puts, **saved, **written},
+            deletes=(*writes.deletes, *old),
+            expect={**writes.expect, **dict.fromkeys(written, 0)},
+            events=writes.events,
         )
         self._next, self._head = number, previous
         for region, head in heads.items():
