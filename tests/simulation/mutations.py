@@ -205,10 +205,10 @@ MUTATIONS = (
         origin.OriginController.handle,
         (
             (
-                "        try:\n            await self._persist(",
-                "        for effect in stepped.effects:\n"
+                "        try:\n            effects = await self._runner.run(",
+                "        for effect in self._step(key, event).effects:\n"
                 "            self._start_call(self._perform(key, effect))\n"
-                "        try:\n            await self._persist(",
+                "        try:\n            effects = await self._runner.run(",
             ),
         ),
         negotiation.NAME,

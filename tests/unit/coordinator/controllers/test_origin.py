@@ -12,7 +12,7 @@ from harness.builders.offers import requirements
 from harness.fakes.clock import ManualClock
 from harness.fakes.peers import NOTHING, FakePeers, FakeRegion
 from harness.fakes.region import DIGEST, CountingIds, KnownModels
-from shoal.coordinator.controllers.federation.ledger import Ledger
+from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger
 from shoal.coordinator.controllers.federation.origin import TRADES, LocalPlacement, OriginController
 from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import EventLog
@@ -24,7 +24,7 @@ from shoal.coordinator.core.negotiation.model import Active, IdleTrade, Withdraw
 from shoal.coordinator.core.negotiation.offer_selection import request_hash
 from shoal.coordinator.core.placement.rank import TermValues
 from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState, DrainingHere, ReturnCooldown
-from shoal.coordinator.ports import VerifiedMessage
+from shoal.coordinator.ports import Transaction, VerifiedMessage
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.agreement import (
     GatewayRef,
@@ -415,6 +415,31 @@ async def test_killed_at_any_step_it_ends_with_one_agreement(origin: Origin, tmp
     running = [name for each in again.wire.regions.values() for name in each.running_agreements]
     assert running == [again.trades.delegations[KEY].agreement]
     await again.store.close()
+
+
+@pytest.mark.parametrize("takes_effect", [True, False])
+async def test_an_award_whose_commit_got_no_answer_is_sent_only_once_it_is_known_to_be_stored(
+    origin: Origin, monkeypatch: pytest.MonkeyPatch, takes_effect: bool
+) -> None:
+    commit = origin.store.commit
+
+    async def commit_without_answer(transaction: Transaction) -> int:
+        is_award = any(key.startswith(LEDGER) for key in transaction.puts)
+        revision = await commit(transaction) if takes_effect or not is_award else 0
+        if is_award:
+            raise ShoalError(Refusal(Code.STORE_UNAVAILABLE))
+        return revision
+
+    with monkeypatch.context() as patched:
+        patched.setattr(origin.store, "commit", commit_without_answer)
+        await origin.run(0.5)
+    assert "award" not in origin.wire.sent_methods
+    await origin.run(8.0)
+    assert origin.phase is Active
+    assert origin.wire.sent_methods.count("award") == 1
+    entries = await origin.ledger.entries_after(0)
+    assert [entry.what for entry in entries] == ["awarded", "granted", "renewed"]
+    assert first_break(entries, origin.ledger.head) is None
 
 
 async def test_a_noticed_agreement_is_replaced_before_it_leaves_the_routes(origin: Origin) -> None:

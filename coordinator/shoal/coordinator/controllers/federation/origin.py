@@ -12,9 +12,10 @@ from functools import partial, reduce
 from typing import Any, Final, Protocol, TypeVar
 
 from shoal.coordinator import codec, metrics
-from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft
+from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft, LedgerWrites
 from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import LogEvent
+from shoal.coordinator.controllers.runner import Transition, TransitionRunner
 from shoal.coordinator.core.negotiation import reputation, trade, trade_times
 from shoal.coordinator.core.negotiation.model import (
     Active,
@@ -46,7 +47,6 @@ from shoal.coordinator.core.negotiation.model import (
     TradeEvent,
     TradeNote,
     TradePhase,
-    TradeStep,
     WorkloadTrade,
 )
 from shoal.coordinator.core.negotiation.offer_selection import (
@@ -77,7 +77,7 @@ from shoal.coordinator.core.workloads.schedule import demand_of
 from shoal.coordinator.ports import (
     FederationLink,
     PeerRegions,
-    StaleRevision,
+    StoreRecord,
     VerifiedMessage,
 )
 from shoal.types.agreement import Award, Delivered, GatewayRef, Notice, Renewal, ServiceReport
@@ -189,6 +189,15 @@ class Reputation:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTrade:
+    """A trade as last written."""
+
+    trade: WorkloadTrade
+    # Store revision of that write.
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceObservation:
     """Counts of this region's gateways under an agreement at one time, since the agreement began."""
 
@@ -249,8 +258,9 @@ class OriginController:
         self._rtt = rtt
         self._on_change = on_change
         self._on_end = on_end
-        self._uncertain = set[WorkloadKey]()
-        self._stored: dict[WorkloadKey, WorkloadTrade] = {}
+        self._runner = TransitionRunner[WorkloadKey, LedgerWrites](ledger.commit, self._read_again)
+        self._reputation_runner = TransitionRunner[str, LedgerWrites](ledger.commit, self._read_reputation)
+        self._stored: dict[WorkloadKey, StoredTrade] = {}
         self._awards: dict[str, Award] = {}
         self._last_accounts: dict[str, tuple[Elapsed, int]] = {}
         self._began_at: dict[str, Elapsed] = {}
@@ -272,7 +282,7 @@ class OriginController:
         now = self._clock.now()
         for record in await self._store.scan(TRADES):
             stored = codec.load(WorkloadTrade, record.value)
-            self._stored[stored.workload] = stored
+            self._stored[stored.workload] = StoredTrade(stored, record.revision)
             self.trades[stored.workload] = trade.restore(stored, now)
         found = await self._store.read(REPUTATION)
         if found is not None:
@@ -305,7 +315,7 @@ class OriginController:
 
     def _is_due(self, key: WorkloadKey, wish: DelegationDemand) -> bool:
         state = self.trades.get(key)
-        if state is None or key in self._uncertain or self._clock.now() >= trade.wake_at(state, wish.need):
+        if state is None or key in self._runner.uncertain or self._clock.now() >= trade.wake_at(state, wish.need):
             return True
         told, after = self._last_demands.get(key, (None, None))
         return told != wish or after is not state
@@ -315,24 +325,15 @@ class OriginController:
         again.
         """
         async with self._stepping:
-            state = self.trades.get(key, WorkloadTrade(key))
-            stepped = trade.step(
-                state,
-                event,
-                self._clock.now(),
-                self._ids.name("t"),
-                origin=self._region,
-                term_s=self._term_s(key),
-            )
+            before = self.trades.get(key, WorkloadTrade(key))
             try:
-                await self._persist(key, stepped, event)
-            except (ShoalError, StaleRevision):
-                self._uncertain.add(key)  # the commit may have taken effect
+                effects = await self._runner.run(key, lambda: self._step(key, event))
+            except ShoalError:
                 self._meter.count(metrics.TRADE_WRITES_FAILED)
                 return
-        for effect in stepped.effects:
+        for effect in effects:
             self._start_call(self._perform(key, effect))
-        self._publish_of(key, state)
+        self._publish_of(key, before)
 
     async def on_notice(self, notice: VerifiedMessage[Notice]) -> None:
         """Handles the delegate's notice. Raises ShoalError(AGREEMENT_UNKNOWN) when no agreement here matches."""
@@ -584,39 +585,83 @@ class OriginController:
 
     # -- persisting --------------------------------------------------------------------------------------------------
 
-    async def _persist(self, key: WorkloadKey, stepped: TradeStep, event: TradeEvent) -> None:
-        """Commits state, ledger, events and reputation in one transaction, if any of them changed."""
-        after = stepped.trade
+    def _step(self, key: WorkloadKey, event: TradeEvent) -> Transition[LedgerWrites, tuple[TradeEffect, ...]]:
+        """Stores state, ledger, events and reputation in one transaction, if any of them changed."""
+        stepped = trade.step(
+            self.trades.get(key, WorkloadTrade(key)),
+            event,
+            self._clock.now(),
+            self._ids.name("t"),
+            origin=self._region,
+            term_s=self._term_s(key),
+        )
+        after, told = stepped.trade, self._reputation_after(stepped.effects)
         over = after.is_over and isinstance(event, DelegationDemand) and event.need is DelegationNeed.NOTHING
-        stored = self._stored.get(key)
-        unsure = key in self._uncertain
-        told = self._reputation_after(stepped.effects)
+        stored, at = self._stored.get(key), _store_key(key)
         puts, deletes = dict[str, bytes](), tuple[str, ...]()
-        if over and (stored is not None or unsure):
-            deletes = (_store_key(key),)
-        elif not over and (unsure or trade.durable(stored or WorkloadTrade(key)) != trade.durable(after)):
-            puts[_store_key(key)] = codec.dump(after)
+        if over and stored is not None:
+            deletes = (at,)
+        elif not over and trade.durable(stored.trade if stored else WorkloadTrade(key)) != trade.durable(after):
+            puts[at] = codec.dump(after)
+        expect = {at: stored.revision if stored else 0} if puts or deletes else {}
         if told is not self.reputation:
             puts[REPUTATION] = codec.dump(told)
-        if puts or deletes or stepped.notes:
-            await self._ledger.commit(
-                puts,
-                deletes=deletes,
-                events=[_log_event(key, note) for note in stepped.notes],
-                drafts=[_ledger_draft(key, note) for note in stepped.notes if note.what in LEDGER_NOTES],
-            )
-        self.reputation = told
-        self._uncertain.discard(key)
-        for note in stepped.notes:
-            if note.what in FINAL_EVENTS:
-                self._on_end(note.agreement)
-        if over:
-            self.trades.pop(key, None)
-            self._stored.pop(key, None)
-            return
-        self.trades[key] = after
-        if _store_key(key) in puts:
-            self._stored[key] = after
+
+        def adopt(revision: int) -> None:
+            self.reputation = told
+            for note in stepped.notes:
+                if note.what in FINAL_EVENTS:
+                    self._on_end(note.agreement)
+            if over:
+                self.trades.pop(key, None)
+                self._stored.pop(key, None)
+                return
+            self.trades[key] = after
+            if at in puts:
+                self._stored[key] = StoredTrade(after, revision)
+
+        writes = LedgerWrites(
+            puts,
+            deletes,
+            expect,
+            tuple(_log_event(key, note) for note in stepped.notes),
+            tuple(_ledger_draft(key, note) for note in stepped.notes if note.what in LEDGER_NOTES),
+        )
+        return Transition(stepped.effects, writes if puts or deletes or stepped.notes else None, adopt)
+
+    async def _read_again(self, key: WorkloadKey, doubtful: Transition[LedgerWrites, Any]) -> Callable[[], None]:
+        record = await self._store.read(_store_key(key))
+        writes = doubtful.writes
+        follow_reputation = (
+            await self._read_reputation(REPUTATION, doubtful) if writes and REPUTATION in writes.puts else None
+        )
+
+        def follow_store() -> None:
+            self._follow_store(key, record)
+            if follow_reputation is not None:
+                follow_reputation()
+
+        return follow_store
+
+    def _follow_store(self, key: WorkloadKey, record: StoreRecord | None) -> None:
+        """Adopts the stored trade, unless it is the one that memory goes on from."""
+        known = self._stored.get(key)
+        if record is None:
+            if known is not None:
+                self.trades.pop(key, None)
+                self._stored.pop(key, None)
+        elif known is None or record.revision != known.revision:
+            stored = codec.load(WorkloadTrade, record.value)
+            self.trades[key], self._stored[key] = stored, StoredTrade(stored, record.revision)
+
+    async def _read_reputation(self, key: str, doubtful: Transition[LedgerWrites, Any]) -> Callable[[], None]:
+        record = await self._store.read(key)
+        stored = codec.load(Reputation, record.value) if record is not None else Reputation()
+
+        def follow_store() -> None:
+            self.reputation = stored
+
+        return follow_store
 
     def _reputation_after(self, effects: Iterable[TradeEffect]) -> Reputation:
         told = self.reputation
@@ -662,14 +707,19 @@ class OriginController:
             await self._update_reputation(lambda told: reduce(_with_delivery, lasting, told))
 
     async def _update_reputation(self, change: Callable[[Reputation], Reputation]) -> None:
-        async with self._stepping:
+        def step() -> Transition[LedgerWrites, None]:
             told = change(self.reputation)
+
+            def adopt(revision: int) -> None:
+                self.reputation = told
+
+            return Transition(None, LedgerWrites({REPUTATION: codec.dump(told)}), adopt)
+
+        async with self._stepping:
             try:
-                await self._ledger.commit({REPUTATION: codec.dump(told)})
-            except (ShoalError, StaleRevision):
+                await self._reputation_runner.run(REPUTATION, step)
+            except ShoalError:
                 self._meter.count(metrics.TRADE_WRITES_FAILED)
-                return
-            self.reputation = told
 
     async def _report(self, federation: FederationLink) -> None:
         told = self.reputation.unreported
@@ -714,7 +764,7 @@ class OriginController:
             case Compare():
                 await self._compare(key, effect)
             case RecordDelivery():
-                pass  # `_persist` wrote it with the state
+                pass  # `_step` stored it with the state
 
     async def _solicit(self, key: WorkloadKey, effect: Solicit) -> None:
         intent = self._intent(key)
