@@ -94,7 +94,8 @@ MUTATIONS = (
         (
             (
                 "    if changed or gone",
-                "    for node in changed:\n        await self._links.send(node, changed[node])\n    if changed or gone",
+                "    for node in changed:\n        asyncio.ensure_future(self._links.send(node, changed[node]))\n"
+                "    if changed or gone",
             ),
         ),
     ),
@@ -221,7 +222,7 @@ MUTATIONS = (
             (
                 "    if changed or gone",
                 "    for node in changed if advanced.changed else ():\n"
-                "        await self._links.send(node, changed[node])\n    if changed or gone",
+                "        asyncio.ensure_future(self._links.send(node, changed[node]))\n    if changed or gone",
             ),
         ),
         matrix.NAME,
@@ -294,7 +295,7 @@ MUTATIONS = (
     Mutation(
         "a-replica-moves-twice",
         "two moves of one replica, when the first one's answer was lost",
-        moves_api.MovesController.migrate,
+        moves_api.MovesController._begin,
         (
             (
                 "self._movable_replica(key, aim, replica)",

@@ -24,6 +24,7 @@ from shoal.coordinator.core.migration.model import (
     MigrationStage,
 )
 from shoal.coordinator.core.placement.model import Aim
+from shoal.coordinator.ports import Transaction
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import Seconds
@@ -223,6 +224,31 @@ async def test_nothing_of_a_step_is_true_before_it_is_committed(
     assert stored is not None
     assert codec.load(Migration, stored.value) == begun
     assert (await run_until_over(world, begun, source, target)).stage is MigrationStage.DONE
+
+
+@pytest.mark.parametrize("takes_effect", [True, False])
+async def test_a_move_whose_write_got_no_answer_begins_once(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch, takes_effect: bool
+) -> None:
+    _, target = await two_agents(world)
+    commit = world.store.commit
+
+    async def commit_without_answer(transaction: Transaction) -> int:
+        if takes_effect:
+            await commit(transaction)
+        raise ShoalError(Refusal(Code.STORE_UNAVAILABLE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "commit", commit_without_answer)
+        with pytest.raises(ShoalError, match=Code.STORE_UNAVAILABLE):
+            await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    assert not world.region.workloads.migrations.all
+    if takes_effect:
+        with pytest.raises(ShoalError, match=Code.CONFLICT):
+            await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    else:
+        await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    assert len(world.region.workloads.migrations.live) == len(await world.store.scan(MIGRATIONS)) == 1
 
 
 async def test_a_wrong_target_is_blocked_until_an_operator_clears_it(world: RegionFixture) -> None:

@@ -22,7 +22,7 @@ from shoal.coordinator.controllers.region.region import RegionalCoordinator, Reg
 from shoal.coordinator.core.catalog.model import DocumentKey, StoredDocument
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.ports import Transaction
-from shoal.types.assignment import Status
+from shoal.types.assignment import DesiredSet, Status
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.link import Lease, NodeEvent, NodeEvents, Welcome
 from shoal.types.units import Bytes
@@ -122,6 +122,33 @@ async def test_a_refused_write_sends_nothing(world: RegionFixture, monkeypatch: 
     assert len(world.links.messages) == before
     await world.step()
     assert world.links.desired_sets("edge-1")[-1].assignments
+
+
+async def test_a_step_whose_write_got_no_answer_is_found_in_the_store(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.push()
+    await FakeAgent(world, "edge-1").connect()
+    await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    await world.region.fleet.tick()
+    commit = world.store.commit
+
+    async def commit_without_answer(transaction: Transaction) -> int:
+        await commit(transaction)
+        raise ShoalError(Refusal(Code.STORE_UNAVAILABLE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "commit", commit_without_answer)
+        with pytest.raises(ShoalError):
+            await world.region.workloads.step()
+    assert world.links.desired_sets("edge-1") == []
+    stored = await world.store.read("desired/edge-1")
+    assert stored is not None
+    before = await codes(world)
+    await world.step()
+    (sent,) = world.links.desired_sets("edge-1")
+    assert sent == codec.load(DesiredSet, stored.value), "no version has two contents"
+    assert await codes(world) == before, "nothing was decided twice"
 
 
 async def test_a_restart_finds_the_same_and_moves_nothing(world: RegionFixture, tmp_path: Path) -> None:

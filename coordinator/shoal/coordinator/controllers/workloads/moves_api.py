@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.controllers.workloads.step import WorkloadsController
+from shoal.coordinator.controllers.runner import Transition
+from shoal.coordinator.controllers.workloads.step import REGION, RegionWrites, WorkloadsController
 from shoal.coordinator.core.migration import machine
 from shoal.coordinator.core.migration.cross_region import INITIAL_STATE, remote_place
 from shoal.coordinator.core.migration.effects import clearable
@@ -28,6 +29,8 @@ from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import MigrationRule
 from shoal.types.workload import Intent, WorkloadKey
+
+T = TypeVar("T")
 
 ID_KIND: Final = "m"
 
@@ -54,7 +57,6 @@ class MovesController:
     ) -> None:
         self._workloads = workloads
         self._fleet = fleet
-        self._fence = context.fence
         self._clock = context.clock
         self._ids = context.ids
         self._on_change = on_change
@@ -65,34 +67,38 @@ class MovesController:
         Raises ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND | MODEL_NOT_READY | CONFLICT | STORE_FULL), or the
         code by which `shoal can-move` answers no.
         """
-        async with self._workloads.step_lock:
-            check_aim(self._fleet.fleet, aim)
-            rule = self._rule_of(key)
-            found = self._movable_replica(key, aim, replica)
-            refusal = self._workloads.estimate_move(key, aim, replica=found[1].id).refusal
-            if refusal is not None:
-                raise ShoalError(refusal)
-            migration = self._new_migration(key, Cause.OPERATOR, actor, found, aim, rule)
-            # An operator's request overrides earlier failures there that were only late or slow.
-            known = self._workloads.migrations.all.values()
-            forgiven = [replace(each, cleared=True) for each in clearable(known, key)]
-            await self._commit([*forgiven, migration], actor)
-        return self._workloads.migrations.all[migration.id]
+        return await self._run(lambda: self._begin(key, aim, actor, replica))
+
+    def _begin(self, key: WorkloadKey, aim: Aim, actor: str, replica: str) -> Transition[RegionWrites, Migration]:
+        check_aim(self._fleet.fleet, aim)
+        rule = self._rule_of(key)
+        found = self._movable_replica(key, aim, replica)
+        refusal = self._workloads.estimate_move(key, aim, replica=found[1].id).refusal
+        if refusal is not None:
+            raise ShoalError(refusal)
+        migration = self._new_migration(key, Cause.OPERATOR, actor, found, aim, rule)
+        # An operator's request overrides earlier failures there that were only late or slow.
+        known = self._workloads.migrations.all.values()
+        forgiven = [replace(each, cleared=True) for each in clearable(known, key)]
+        return self._transition([*forgiven, migration], actor, migration)
 
     async def migrate_to_region(self, key: WorkloadKey, aim: Aim, actor: str, *, replica: str = "") -> Migration:
         """Begins a move of a workload to the region that `aim` names as its node, or back to the local region.
 
         Raises ShoalError(FIELD_INVALID | WORKLOAD_UNKNOWN | TRADE_DENIED | MODEL_NOT_READY | CONFLICT | STORE_FULL).
         """
-        async with self._workloads.step_lock:
-            source, rule, home = self.cross_region_source(key, aim, replica), self._rule_of(key), self._is_local(aim)
-            name, now, wall = self._ids.name(ID_KIND), self._clock.now(), self._clock.wall()
-            begun = Migration(name, key, Cause.OPERATOR, actor, source, Aim(region=aim.node), rule, INITIAL_STATE)
-            if home:
-                begun = replace(begun, asked=request_hash(self._intent_of(key)))
-            migration = machine.start(begun, now, wall)[0]
-            await self._commit([migration], actor)
-        return self._workloads.migrations.all[migration.id]
+        return await self._run(lambda: self._begin_cross_region(key, aim, actor, replica))
+
+    def _begin_cross_region(
+        self, key: WorkloadKey, aim: Aim, actor: str, replica: str
+    ) -> Transition[RegionWrites, Migration]:
+        source, rule, home = self.cross_region_source(key, aim, replica), self._rule_of(key), self._is_local(aim)
+        name, now, wall = self._ids.name(ID_KIND), self._clock.now(), self._clock.wall()
+        begun = Migration(name, key, Cause.OPERATOR, actor, source, Aim(region=aim.node), rule, INITIAL_STATE)
+        if home:
+            begun = replace(begun, asked=request_hash(self._intent_of(key)))
+        migration = machine.start(begun, now, wall)[0]
+        return self._transition([migration], actor, migration)
 
     def cross_region_source(self, key: WorkloadKey, aim: Aim, replica: str = "") -> ReplicaPlace:
         """The current place of a workload that is to move to the region that `aim` names as its node; changes nothing.
@@ -131,13 +137,14 @@ class MovesController:
 
         Raises ShoalError(MIGRATION_UNKNOWN | CONFLICT | STORE_FULL | ..).
         """
-        async with self._workloads.step_lock:
-            known = self.get(name)
-            if key is not None and known.workload != key:
-                raise refuse(Code.CONFLICT, f"{name} moves {known.workload}", f"a move of {key}")
-            after, told = machine.cancel(known, actor, self._clock.now(), self._clock.wall())
-            await self._commit([after], actor, told)
-        return after
+        return await self._run(lambda: self._cancel(name, actor, key))
+
+    def _cancel(self, name: str, actor: str, key: WorkloadKey | None) -> Transition[RegionWrites, Migration]:
+        known = self.get(name)
+        if key is not None and known.workload != key:
+            raise refuse(Code.CONFLICT, f"{name} moves {known.workload}", f"a move of {key}")
+        after, told = machine.cancel(known, actor, self._clock.now(), self._clock.wall())
+        return self._transition([after], actor, after, told)
 
     async def drain(self, node: str, actor: str) -> DrainResult:
         """Cordons a node and begins to move every replica on it to another node.
@@ -145,28 +152,30 @@ class MovesController:
         Raises ShoalError(NODE_UNKNOWN | STORE_FULL | ..).
         """
         await self._fleet.cordon(node, True, actor)
-        async with self._workloads.step_lock:
-            desired = self._workloads.desired.get(node)
-            moving = {each.source.assignment for each in self._workloads.migrations.live}
-            begun, unmoved = list[Migration](), dict[str, Refusal]()
-            for one in desired.assignments if desired is not None else ():
-                if one.draining or one.id in moving:
-                    continue
-                if one.standby:
-                    unmoved[one.id] = Refusal(
-                        Code.WAITING_FOR_REPLACEMENT, "it goes when another node has one that stands by"
-                    )
-                    continue
-                try:
-                    held = self._movable_replica(one.workload, Aim(), one.id)
-                    begun.append(
-                        self._new_migration(one.workload, Cause.DRAIN, actor, held, Aim(), self._rule_of(one.workload))
-                    )
-                except ShoalError as error:
-                    unmoved[one.id] = error.refusal
-            await self._commit(begun, actor)
-            under_way = (each for each in self._workloads.migrations.live if each.source.node == node)
-            return DrainResult(tuple(under_way), unmoved)
+        unmoved = await self._run(lambda: self._drain(node, actor))
+        under_way = (each for each in self._workloads.migrations.live if each.source.node == node)
+        return DrainResult(tuple(under_way), unmoved)
+
+    def _drain(self, node: str, actor: str) -> Transition[RegionWrites, Mapping[str, Refusal]]:
+        desired = self._workloads.desired.get(node)
+        moving = {each.source.assignment for each in self._workloads.migrations.live}
+        begun, unmoved = list[Migration](), dict[str, Refusal]()
+        for one in desired.assignments if desired is not None else ():
+            if one.draining or one.id in moving:
+                continue
+            if one.standby:
+                unmoved[one.id] = Refusal(
+                    Code.WAITING_FOR_REPLACEMENT, "it goes when another node has one that stands by"
+                )
+                continue
+            try:
+                held = self._movable_replica(one.workload, Aim(), one.id)
+                begun.append(
+                    self._new_migration(one.workload, Cause.DRAIN, actor, held, Aim(), self._rule_of(one.workload))
+                )
+            except ShoalError as error:
+                unmoved[one.id] = error.refusal
+        return self._transition(begun, actor, unmoved)
 
     async def clear(self, name: str, actor: str) -> tuple[str, ...]:
         """Clears failed migrations that exclude places of a model (by name or digest); returns those places.
@@ -174,10 +183,16 @@ class MovesController:
         Raises ShoalError(STORE_FULL | ..).
         """
         digest = self._workloads.catalog.digest_of(name)
-        async with self._workloads.step_lock:
-            cleared = self._clear_matching(lambda each: each.target is not None and each.target.model == digest)
-            await self._commit(cleared, actor)
-        return tuple(f"{each.target.model} on {each.target.where}" for each in cleared if each.target is not None)
+        return await self._run(lambda: self._clear(digest, actor))
+
+    def _clear(self, digest: str | None, actor: str) -> Transition[RegionWrites, tuple[str, ...]]:
+        cleared = [
+            (replace(each, cleared=True), f"{each.target.model} on {each.target.where}")
+            for each in self._workloads.migrations.all.values()
+            if isinstance(each.state, AbortedState) and not each.cleared
+            if each.target is not None and each.target.model == digest
+        ]
+        return self._transition([each for each, _ in cleared], actor, tuple(where for _, where in cleared))
 
     def get(self, name: str) -> Migration:
         """Raises ShoalError(MIGRATION_UNKNOWN)."""
@@ -274,17 +289,16 @@ class MovesController:
         asked = Migration(self._ids.name(ID_KIND), key, cause, actor, source, aim, rule, INITIAL_STATE)
         return machine.start(asked, self._clock.now(), self._clock.wall())[0]
 
-    def _clear_matching(self, which: Callable[[Migration], bool]) -> list[Migration]:
-        known = self._workloads.migrations.all.values()
-        return [
-            replace(each, cleared=True)
-            for each in known
-            if isinstance(each.state, AbortedState) and not each.cleared and which(each)
-        ]
+    async def _run(self, step: Callable[[], Transition[RegionWrites, T]]) -> T:
+        """The result of a command, once it is committed."""
+        async with self._workloads.step_lock:
+            return await self._workloads.runner.run(REGION, step)
 
-    async def _commit(self, changed: list[Migration], actor: str, told: tuple[MigrationEvent, ...] = ()) -> None:
+    def _transition(
+        self, changed: list[Migration], actor: str, result: T, told: tuple[MigrationEvent, ...] = ()
+    ) -> Transition[RegionWrites, T]:
         if not changed:
-            return
+            return Transition(result)
         book, by_id = self._workloads.migrations, {each.id: each for each in changed}
         written = book.writes(by_id)
         events = [
@@ -297,9 +311,12 @@ class MovesController:
             for each in changed
             for one in told
         ]
-        await self._fence.commit(written.puts, deletes=written.deletes, events=events)
-        book.adopt(by_id, written)
-        self._on_change()
+
+        def adopt(revision: int) -> None:
+            book.adopt(by_id, written)
+            self._on_change()
+
+        return Transition(result, RegionWrites(written.puts, written.deletes, events), adopt)
 
 
 def _node_of(migration: Migration) -> str:

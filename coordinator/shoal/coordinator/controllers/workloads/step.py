@@ -8,7 +8,7 @@ repaired: a session is sent its set when it opens, and again when the node repor
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.documents import revisions
@@ -17,8 +17,9 @@ from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.identity.enrolment import CREDENTIALS
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
+from shoal.coordinator.controllers.runner import Transition, TransitionRunner
 from shoal.coordinator.controllers.workloads.fetches import Fetches
-from shoal.coordinator.controllers.workloads.migrations import MigrationRepository, verdict_digest
+from shoal.coordinator.controllers.workloads.migrations import MigrationRepository, MigrationWrites, verdict_digest
 from shoal.coordinator.core.catalog.differences import DocumentChange
 from shoal.coordinator.core.catalog.model import DOCUMENTS, Catalog, DocumentKey, Guest, Provenance, StoredDocument
 from shoal.coordinator.core.catalog.propose import DocumentProposal, propose, without_document
@@ -119,6 +120,24 @@ class ApplyResult:
     revision: int
 
 
+REGION: Final = "region"
+"""The one key of the region's transitions: each of its steps decides about everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionWrites:
+    """One fenced transaction of the region's step, or of an operator's command between two steps."""
+
+    # Values by key.
+    puts: Mapping[str, bytes] = field(default_factory=dict)
+    # Keys to delete.
+    deletes: tuple[str, ...] = ()
+    # For the region's event log.
+    events: Sequence[LogEvent] = ()
+    # Migrations with a new verdict: the audit log has it before anything acts on it.
+    new_verdicts: Sequence[Migration] = ()
+
+
 T = TypeVar("T")
 
 
@@ -201,6 +220,8 @@ class WorkloadsController:
         self._plans: dict[str, tuple[str, ...]] = {}
         self.step_lock = asyncio.Lock()
         """Held while state is computed and committed, and while capacity of the region is promised to others."""
+        self.runner = TransitionRunner[str, RegionWrites](self._commit, self._read_outcome)
+        """Of everything that is decided under `step_lock`."""
 
     async def start(self) -> None:
         """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE): also where a document is of a newer version."""
@@ -404,33 +425,40 @@ class WorkloadsController:
         if digest is None:
             raise refuse(Code.MODEL_UNKNOWN, f"model {name!r:.80}", "a pushed model", "see `shoal model ls`")
         async with self.step_lock:
-            held = tuple(
-                f"{digest} on {each}"
-                for each in (
-                    *(
-                        describe_poisoning(found)
-                        for found in sorted(poisonings(self._memory.crashes))
-                        if found.triple.model == digest
-                    ),
-                    *(
-                        f"{found.provider} {found.runtime_version}"
-                        for found in sorted(load_refusals(self._memory.unloadable))
-                        if found.model == digest
-                    ),
-                )
+            cleared = await self.runner.run(REGION, lambda: self._clear(digest, actor))
+        if cleared:
+            self._on_change()
+        return cleared
+
+    def _clear(self, digest: str, actor: str) -> Transition[RegionWrites, tuple[str, ...]]:
+        held = tuple(
+            f"{digest} on {each}"
+            for each in (
+                *(
+                    describe_poisoning(found)
+                    for found in sorted(poisonings(self._memory.crashes))
+                    if found.triple.model == digest
+                ),
+                *(
+                    f"{found.provider} {found.runtime_version}"
+                    for found in sorted(load_refusals(self._memory.unloadable))
+                    if found.model == digest
+                ),
             )
-            if not held:
-                return ()
-            memory = replace(
-                self._memory,
-                crashes=clear_crashes(self._memory.crashes, digest),
-                unloadable=allow_retry(self._memory.unloadable, digest),
-            )
-            puts = {MEMORY: codec.dump(memory)}
-            await self._fence.commit(puts, events=[LogEvent("MODEL_CLEARED", digest, "; ".join(held), actor)])
-            self._memory = self._saved = memory
-        self._on_change()
-        return held
+        )
+        if not held:
+            return Transition(())
+        memory = replace(
+            self._memory,
+            crashes=clear_crashes(self._memory.crashes, digest),
+            unloadable=allow_retry(self._memory.unloadable, digest),
+        )
+        event = LogEvent("MODEL_CLEARED", digest, "; ".join(held), actor)
+        writes = RegionWrites({MEMORY: codec.dump(memory)}, events=[event])
+        return Transition(held, writes, lambda _: self._adopt_memory(memory))
+
+    def _adopt_memory(self, memory: ReconcilerMemory) -> None:
+        self._memory = self._saved = memory
 
     async def step(self) -> None:
         """One step. Raises ShoalError when the store takes no writes: then nothing was sent, and the next step tries
@@ -438,7 +466,8 @@ class WorkloadsController:
         """
         async with self.step_lock:
             if not self._awaits_nodes():
-                await self._step()
+                await self.runner.run(REGION, self._step)
+                await self._send()
 
     def await_nodes(self) -> None:
         """Gives nodes RECONNECT_S to report what they run before the next decision, while the newest desired sets
@@ -468,7 +497,7 @@ class WorkloadsController:
         states = self._fleet.fleet.nodes.values()
         return all(state.revoked or (state.connected and state.sequence > 0) for state in states)
 
-    async def _step(self) -> None:
+    def _step(self) -> Transition[RegionWrites, None]:
         wall = self._clock.wall()
         # A restored store may lack assignments that exist: skip their ids, or else an id would name two assignments.
         if self._is_first_of_history:
@@ -485,17 +514,26 @@ class WorkloadsController:
             if not self._is_unchanged(node, content, shown := credentials_of(content, credentials))
         }
         gone = tuple(node for node in self.desired if node not in decision.desired)
+        writes = None
         if changed or gone or decision.memory != self._saved or decision.events or written.puts:
             puts = {**{DESIRED + node: codec.dump(desired) for node, desired in changed.items()}, **written.puts}
             if decision.memory != self._saved:
                 puts[MEMORY] = codec.dump(decision.memory)
             events = [_event(happened) for happened in decision.events]
             deletes = (*(DESIRED + node for node in gone), *written.deletes)
-            # The audit log first: a verdict must be on record before anything acts on it.
-            await self._attest(self.migrations.new_verdicts(advanced.changed))
-            await self._fence.commit(puts, deletes=deletes, events=events)
-        # Committed: from here on memory follows the store.
-        self._memory = self._saved = decision.memory
+            writes = RegionWrites(puts, deletes, events, self.migrations.new_verdicts(advanced.changed))
+        return Transition(None, writes, lambda _: self._adopt_step(world, advanced, written, changed, gone))
+
+    def _adopt_step(
+        self,
+        world: RegionState,
+        advanced: AdvanceResult,
+        written: MigrationWrites,
+        changed: Mapping[str, DesiredSet],
+        gone: tuple[str, ...],
+    ) -> None:
+        decision = advanced.decision
+        self._adopt_memory(decision.memory)
         self._count(advanced)
         ended = self.migrations.newly_over(advanced.changed)
         self.migrations.adopt(advanced.changed, written)
@@ -508,17 +546,36 @@ class WorkloadsController:
         self.last_intents = {intent.key: intent for intent in world.intents}
         self._hosts = _guest_hosts(decision.desired)
         self.desired.update(changed)
+        self._fleet.unsent.update(changed)
         self._written_at.update(dict.fromkeys(changed, self._clock.now()))
         for node in gone:
-            del self.desired[node]
+            self.desired.pop(node, None)
             self._written_at.pop(node, None)
         runs = {node: each.assignments for node, each in self.desired.items()}
         self._rates = rates(runs, world.costs, self.delegations)
-        for node in self._nodes_to_send(frozenset(changed)):
+
+    async def _send(self) -> None:
+        """Sends desired sets, all of them stored, to the nodes that may hold another."""
+        for node in self._nodes_to_send():
             self._sent_at[node] = self._clock.now()
             self._fleet.unsent.discard(node)
             desired = self.desired[node]
             await self._links.send(node, replace(desired, proof=self._proofs.sign(desired)))
+
+    async def _commit(self, writes: RegionWrites) -> int:
+        await self._attest(writes.new_verdicts)
+        return await self._fence.commit(writes.puts, deletes=writes.deletes, events=writes.events)
+
+    async def _read_outcome(self, key: str, doubtful: Transition[RegionWrites, Any]) -> Callable[[], None]:
+        """By one key of the transaction, which wrote all of them or none, and only values that were not stored yet."""
+        writes = doubtful.writes
+        at = next((each for each in (*writes.puts, *writes.deletes)), None) if writes is not None else None
+        if writes is None or at is None:
+            return lambda: None
+        record = await self._store.read(at)
+        if (record.value if record is not None else None) != writes.puts.get(at):
+            return lambda: None
+        return lambda: doubtful.adopt(record.revision if record is not None else 0)
 
     def _count_cost(self, now: Elapsed) -> None:
         """Adds the cost since the last step, at the rates of that step."""
@@ -740,15 +797,14 @@ class WorkloadsController:
             and known.trust == self.trust
         )
 
-    def _nodes_to_send(self, changed: frozenset[str]) -> list[str]:
+    def _nodes_to_send(self) -> list[str]:
         """Connected nodes that have reported and may hold another set than theirs."""
-        found = []
-        for name, state in sorted(self._fleet.fleet.nodes.items()):
-            if name in self.desired and state.connected and state.sequence > 0:
-                new = name in changed or name in self._fleet.unsent
-                if new or self._is_behind(name, state):
-                    found.append(name)
-        return found
+        return [
+            name
+            for name, state in sorted(self._fleet.fleet.nodes.items())
+            if name in self.desired and state.connected and state.sequence > 0
+            if name in self._fleet.unsent or self._is_behind(name, state)
+        ]
 
     def _is_behind(self, node: str, state: NodeState) -> bool:
         patience = RESEND_HEARTBEATS * self._fleet.fleet.timing.heartbeat_s
