@@ -7,6 +7,7 @@ from typing import Any, cast
 from harness.builders.negotiation import award, signed_message, solicitation
 from harness.fakes.region import DIGEST, RegionFixture
 from harness.wait import until
+from shoal.coordinator.controllers.federation.access import FederationAccess
 from shoal.coordinator.controllers.federation.delegate import DelegateController
 from shoal.coordinator.controllers.federation.ledger import Ledger
 from shoal.coordinator.ports import PeerRegions, VerifiedMessage
@@ -55,6 +56,17 @@ class FakePeerRegions:
         self.authorised_fetches.append(agreement)
 
 
+@dataclass(frozen=True, slots=True)
+class ListedAccess(FederationAccess):
+    """Every region is listed, as `LISTED` unless `listed` says otherwise."""
+
+    # By name; None: no member.
+    listed: dict[str, Member | None]
+
+    def member_of(self, region: str) -> Member | None:
+        return self.listed.get(region, replace(LISTED, region=region))
+
+
 @dataclass
 class DelegateFixture:
     """The federation's delegate side of region `eu`, which `us-east` solicits."""
@@ -76,9 +88,9 @@ class DelegateFixture:
         region = world.region
         ledger = Ledger(world.store, region.fence, region.clock)
         bids = DelegateController(
-            region.context, ledger, region.workloads, region.models, lambda: region.fleet.fleet,
-            peers=cast(PeerRegions, elsewhere), origin=elsewhere, on_change=lambda: None,
-            member_of=lambda name: listed.get(name, replace(LISTED, region=name)),
+            region.context, ledger, region.workloads, region.models,
+            ListedAccess(cast(PeerRegions, elsewhere), None, lambda: None, dict, listed),
+            origin=elsewhere, on_change=lambda: None,
         )  # fmt: skip
         await ledger.start()
         await bids.start()

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, cast
 
 from shoal.coordinator import codec
+from shoal.coordinator.controllers.federation.access import FederationAccess
 from shoal.coordinator.controllers.federation.delegate import DelegateController
 from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger
 from shoal.coordinator.controllers.federation.origin import OriginController
@@ -305,6 +306,13 @@ def ledger_facts(store: SimStore) -> tuple[tuple[tuple[str, object], ...], ...]:
     return tuple(tuple(asdict(codec.load(LedgerEntry, value)).items()) for _, value in kept)
 
 
+class OpenFederationAccess(FederationAccess):
+    """To a delegate, every region is listed."""
+
+    def member_of(self, region: str) -> Member | None:
+        return Member(region, "", ("simulated",), "")
+
+
 class PausableClock:
     """The Clock port of one process: a sleep does not end while the process is stopped."""
 
@@ -506,26 +514,16 @@ class SimRegion(Participant):
         ledger = Ledger(store, truth, clock)
         peers = SimPeerRegions(process, network, self.name)
         link = SimFederationLink(process, network, self.name, list(self.federation.replicas))
-        origin = OriginController(
-            context,
-            ledger,
-            engine,
-            peers,
-            federation=link,
-            directory=lambda: self.listing.directory,
-            rtt=lambda: self.rtt_s,
-            on_change=engine.wakeup.set,
-        )
+        access = OpenFederationAccess(peers, link, lambda: self.listing.directory, lambda: self.rtt_s)
+        origin = OriginController(context, ledger, engine, access, on_change=engine.wakeup.set)
         delegate = DelegateController(
             context,
             ledger,
             cast("WorkloadsController", engine),
             cast("ModelsController", engine),
-            engine.fleet,
-            peers=peers,
+            access,
             origin=origin,
             on_change=engine.wakeup.set,
-            member_of=lambda region: Member(region, "", ("simulated",), ""),
         )
         await events.start()
         await truth.start()

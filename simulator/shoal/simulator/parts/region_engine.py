@@ -199,7 +199,7 @@ class RegionEngine:
         return own_values(self._what_if(key, explain=True))
 
     def gateways(self) -> tuple[GatewayRef, ...]:
-        return gateways(self.fleet())
+        return gateways(self.fleet)
 
     def gateway_revocations(self) -> tuple[str, ...]:
         return self.revoked_gateways
@@ -237,6 +237,7 @@ class RegionEngine:
         """Does nothing: every model is everywhere."""
         raise AssertionError(digest)
 
+    @property
     def fleet(self) -> Fleet:
         """Every node, as if it reported at this moment."""
         now, wall = self.clock.now(), self.clock.wall()
@@ -245,7 +246,7 @@ class RegionEngine:
     def _decision_inputs(self) -> RegionState:
         return RegionState(
             region=self.catalog.region_facts,
-            fleet=self.fleet(),
+            fleet=self.fleet,
             intents=(*self.applied_intents, *(guest.intent for guest in self.guests)),
             profiles=self._profiles,
             desired=self._desired,

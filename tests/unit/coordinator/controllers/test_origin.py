@@ -12,6 +12,7 @@ from harness.builders.offers import requirements
 from harness.fakes.clock import ManualClock
 from harness.fakes.peers import NOTHING, FakePeers, FakeRegion
 from harness.fakes.region import DIGEST, CountingIds, KnownModels
+from shoal.coordinator.controllers.federation.access import FederationAccess
 from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger
 from shoal.coordinator.controllers.federation.origin import TRADES, LocalPlacement, OriginController
 from shoal.coordinator.controllers.log.context import ControllerContext
@@ -172,8 +173,10 @@ class Origin:
             wire.regions["b"].p95_s = 0.05
         members = tuple(Member(name, f"{name}:7447", (f"root-{name}",), "eu") for name in "ab")
         trades = OriginController(
-            ControllerContext("home", store, events, clock, ids, NoMeter()), ledger, home, wire, federation=wire,
-            directory=lambda: Directory("fed", 1, members), rtt=lambda: dict.fromkeys("ab", Seconds(0.002)),
+            ControllerContext("home", store, events, clock, ids, NoMeter()), ledger, home,
+            FederationAccess(
+                wire, wire, lambda: Directory("fed", 1, members), lambda: dict.fromkeys("ab", Seconds(0.002))
+            ),
             on_change=lambda: None,
         )  # fmt: skip
         await trades.start()

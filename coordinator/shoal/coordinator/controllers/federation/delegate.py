@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.documents.models import ModelsController
+from shoal.coordinator.controllers.federation.access import FederationAccess
 from shoal.coordinator.controllers.federation.guest_models import GuestModels
 from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft, LedgerWrites
 from shoal.coordinator.controllers.log.context import ControllerContext
@@ -20,7 +21,7 @@ from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.runner import Transition, TransitionRunner
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.model import Catalog, Guest
-from shoal.coordinator.core.fleet.state import Fleet, Liveness
+from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.negotiation import hold, standing
 from shoal.coordinator.core.negotiation.bid import answer_solicitation, guest_intent, origin_rtt_s, residency_refusal
 from shoal.coordinator.core.negotiation.hold import BidState, GrantedBid, HeldBid, HoldTerms, StoppingBid
@@ -32,7 +33,7 @@ from shoal.coordinator.core.rate_limit import RateLimiter
 from shoal.coordinator.core.workloads.invariants import Promise
 from shoal.coordinator.core.workloads.routes import gateways, is_gateway
 from shoal.coordinator.core.workloads.service_reports import service_report
-from shoal.coordinator.ports import PeerRegions, StaleRevision, Store, StoreRecord, VerifiedMessage
+from shoal.coordinator.ports import StaleRevision, Store, StoreRecord, VerifiedMessage
 from shoal.types.agreement import (
     GUEST_TENANT,
     Award,
@@ -47,7 +48,7 @@ from shoal.types.agreement import (
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import check_name
-from shoal.types.offer import Answer, Decline, Member, Offer, Solicitation
+from shoal.types.offer import Answer, Decline, Offer, Solicitation
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
@@ -131,26 +132,21 @@ class DelegateController:
         ledger: Ledger,
         workloads: WorkloadsController,
         models: ModelsController,
-        fleet: Callable[[], Fleet],
+        access: FederationAccess,
         *,
-        peers: PeerRegions,
         origin: OriginEvents,
-        member_of: Callable[[str], Member | None],
         on_change: Callable[[], None],
         terms: HoldTerms = hold.DEFAULTS,
     ) -> None:
-        """member_of: a region's entry in the federation's directory; None: not listed."""
         self._region = context.name
         self._store = context.store
         self._ledger = ledger
         self._workloads = workloads
-        self._fleet = fleet
         self._clock = context.clock
         self._ids = context.ids
         self._meter = context.meter
-        self._peers = peers
+        self._access = access
         self._origin = origin
-        self._member_of = member_of
         self._on_change = on_change
         self._terms = terms
         self._bids: dict[str, TrackedBid] = {}
@@ -171,7 +167,7 @@ class DelegateController:
         self._earned_at = self._clock.now()
         self._solicitation_limits = RateLimiter(SOLICITATION_BURST, SOLICITATIONS_PER_S, REGIONS_MOST)
         self._guest_models = GuestModels(
-            models, lambda: workloads.catalog, peers, self._clock, self._meter, on_unusable=self._end_at_once
+            models, lambda: workloads.catalog, access.peers, self._clock, self._meter, on_unusable=self._end_at_once
         )
         self._notices: dict[str, asyncio.Task[None]] = {}
 
@@ -268,7 +264,7 @@ class DelegateController:
                 self._held_since.pop(what.bid, None)  # the origin's standing must not suffer: this region refuses
                 raise ShoalError(forbidden)
             lease_s = await self._advance_for_lease(what.bid, hold.AwardReceived(what), award.evidence)
-            return Grant(what.agreement, what.bid, self._region, lease_s, gateways(self._fleet()))
+            return Grant(what.agreement, what.bid, self._region, lease_s, gateways(self._workloads.fleet))
 
     async def on_release(self, release: VerifiedMessage[Release]) -> None:
         what = release.content
@@ -291,7 +287,7 @@ class DelegateController:
                 lease_s=lease_s,
                 service=self._service(self._bids[bid].state),
                 report=self._report(self._bids[bid]),
-                gateways=gateways(self._fleet()),
+                gateways=gateways(self._workloads.fleet),
                 ledger_head=self._ledger.head,
                 revoked=self._workloads.revoked_gateways,
             )
@@ -340,7 +336,7 @@ class DelegateController:
         expelled = [
             name
             for name, deal in self._open.items()
-            if isinstance(deal.state, HeldBid) and self._member_of(deal.offer.origin) is None
+            if isinstance(deal.state, HeldBid) and self._access.member_of(deal.offer.origin) is None
         ]
         if due or unfit or expelled or self._runner.uncertain:
             self._publish()  # expired bids free their capacity even if the store takes no write
@@ -366,7 +362,7 @@ class DelegateController:
         return merge_peers(
             PeerTrust(
                 deal.offer.origin,
-                member.roots if (member := self._member_of(deal.offer.origin)) is not None else (),
+                member.roots if (member := self._access.member_of(deal.offer.origin)) is not None else (),
                 tuple(sorted(each.name for each in granted.gateways)),
                 (granted.award.agreement,),
                 granted.revoked,
@@ -382,7 +378,7 @@ class DelegateController:
         known = self._standings.of.get(origin)
         if known is not None:
             return standing.value(known, self._clock.now())
-        member = self._member_of(origin)
+        member = self._access.member_of(origin)
         return member.standing if member is not None else 1.0
 
     @property
@@ -619,13 +615,15 @@ class DelegateController:
         """Whether a gateway serves, through which other regions' requests arrive."""
         return any(
             is_gateway(state) and state.front_ready and state.liveness is Liveness.READY
-            for state in self._fleet().nodes.values()
+            for state in self._workloads.fleet.nodes.values()
         )
 
     def _report(self, deal: TrackedBid) -> ServiceReport:
         hours = max(0.0, self._clock.wall() - deal.since) / 3600
         agreement = hold.agreement_name(deal.state)
-        report = service_report(self._fleet(), agreement, self._workloads.hosts(WorkloadKey(GUEST_TENANT, agreement)))
+        report = service_report(
+            self._workloads.fleet, agreement, self._workloads.hosts(WorkloadKey(GUEST_TENANT, agreement))
+        )
         return replace(report, cost_usd=deal.offer.cost * hours)
 
     def _earn(self, now: Elapsed) -> None:
@@ -722,7 +720,7 @@ class DelegateController:
         ShoalError(PEER_UNREACHABLE).
         """
         try:
-            await self._peers.notify(region, notice)
+            await self._access.peers.notify(region, notice)
         except ShoalError as error:
             if error.code is Code.PEER_UNREACHABLE:
                 raise

@@ -12,6 +12,7 @@ from functools import partial, reduce
 from typing import Any, Final, Protocol, TypeVar
 
 from shoal.coordinator import codec, metrics
+from shoal.coordinator.controllers.federation.access import FederationAccess
 from shoal.coordinator.controllers.federation.ledger import Ledger, LedgerDraft, LedgerWrites
 from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import LogEvent
@@ -76,14 +77,13 @@ from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.coordinator.core.workloads.schedule import demand_of
 from shoal.coordinator.ports import (
     FederationLink,
-    PeerRegions,
     StoreRecord,
     VerifiedMessage,
 )
 from shoal.types.agreement import Award, Delivered, GatewayRef, Notice, Renewal, ServiceReport
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.offer import Answer, Directory, Offer, Solicitation
+from shoal.types.offer import Answer, Offer, Solicitation
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import DelegationMode, Intent, Relaxation, WorkloadKey
@@ -229,16 +229,13 @@ class OriginController:
         context: ControllerContext,
         ledger: Ledger,
         local_region: LocalRegion,
-        peers: PeerRegions,
+        access: FederationAccess,
         *,
-        federation: FederationLink | None,
-        directory: Callable[[], Directory | None],
-        rtt: Callable[[], Mapping[str, Seconds]],
         on_change: Callable[[], None],
         on_end: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """directory: None where the region is in no federation. rtt: to other regions. on_change: called when
-        `delegations` or `peers` changed. on_end: called with the solicitation or agreement of a negotiation that ended.
+        """on_change: called when `delegations` or `peers` changed. on_end: called with the solicitation or agreement of
+        a negotiation that ended.
         """
         self.trades: dict[WorkloadKey, WorkloadTrade] = {}
         self.reputation = Reputation()
@@ -249,13 +246,13 @@ class OriginController:
         self._store = context.store
         self._ledger = ledger
         self._local_region = local_region
-        self._peers = peers
+        self._access = access
+        self._peers = access.peers
         self._clock = context.clock
         self._ids = context.ids
         self._meter = context.meter
-        self._federation = federation
-        self._directory = directory
-        self._rtt = rtt
+        self._federation = access.federation
+        self._rtt = access.rtt
         self._on_change = on_change
         self._on_end = on_end
         self._runner = TransitionRunner[WorkloadKey, LedgerWrites](ledger.commit, self._read_again)
@@ -380,7 +377,7 @@ class OriginController:
     @property
     def may_trade(self) -> bool:
         """Whether the region is in a federation."""
-        return self._directory() is not None
+        return self._access.directory() is not None
 
     async def preview_offers(
         self, intent: Intent, profiles: Mapping[str, ModelProfile], own: TermValues | None
@@ -523,8 +520,7 @@ class OriginController:
 
     def _trust(self) -> Mapping[str, float]:
         """Trust by region. This region's own experience takes precedence over the directory."""
-        directory = self._directory()
-        said = {each.region: each.trust for each in directory.members} if directory is not None else {}
+        said = {each.region: each.trust for each in self._access.members}
         return {**said, **self.reputation.trust}
 
     def _intent(self, key: WorkloadKey) -> Intent | None:
@@ -576,8 +572,7 @@ class OriginController:
             self._on_change()
 
     def _peer_trust(self) -> tuple[PeerTrust, ...]:
-        directory = self._directory()
-        roots = {each.region: each.roots for each in directory.members} if directory is not None else {}
+        roots = {each.region: each.roots for each in self._access.members}
         met = sorted({each for state in self.trades.values() for each in _peers_of(state)})
         return merge_peers(
             PeerTrust(region, roots[region], names, (), revoked) for region, names, revoked in met if region in roots
@@ -887,11 +882,11 @@ class OriginController:
         return tuple(each for each in heard if self._is_valid_answer(each, asked))
 
     async def _ask_directly(self, asked: Solicitation) -> tuple[VerifiedMessage[Answer], ...]:
-        directory = self._directory()
-        members = directory.members if directory is not None else ()
         regions = [
             each.region
-            for each in sorted(members, key=lambda each: (self._rtt().get(each.region, math.inf), each.region))
+            for each in sorted(
+                self._access.members, key=lambda each: (self._rtt().get(each.region, math.inf), each.region)
+            )
             if each.region != self._region and matches_any(asked.to, each.region)
         ]
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from shoal.coordinator import metrics
 from shoal.coordinator.controllers.documents.models import ModelsController
+from shoal.coordinator.controllers.federation.access import FederationAccess
 from shoal.coordinator.controllers.federation.delegate import DelegateController, load_guests
 from shoal.coordinator.controllers.federation.ledger import Ledger
 from shoal.coordinator.controllers.federation.local_region import LocalRegionAdapter
@@ -49,7 +50,7 @@ from shoal.host.event_wait import wait_or_timeout
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.link import LogLines, SpansFound
 from shoal.types.metric import CounterMetric
-from shoal.types.offer import Directory, member_of
+from shoal.types.offer import Directory
 from shoal.types.trace import Span
 from shoal.types.units import Elapsed, Seconds
 
@@ -250,14 +251,12 @@ class RegionalCoordinator:
         Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE).
         """
         self._directory = directory
+        access = FederationAccess(peers, federation, directory, rtt)
         self.origin = OriginController(
             self.context,
             self.ledger,
             LocalRegionAdapter(self.workloads, self.fleet, self.clock),
-            peers,
-            federation=federation,
-            directory=directory,
-            rtt=rtt,
+            access,
             on_change=self._adopt_delegations,
             on_end=self.traces.on_end,
         )
@@ -266,10 +265,8 @@ class RegionalCoordinator:
             self.ledger,
             self.workloads,
             self.models,
-            lambda: self.fleet.fleet,
-            peers=peers,
+            access,
             origin=self.origin,
-            member_of=lambda region: member_of(directory(), region),
             on_change=self._adopt_delegations,
             terms=self.config.terms,
         )

@@ -23,7 +23,7 @@ from shoal.coordinator.controllers.workloads.migrations import MigrationReposito
 from shoal.coordinator.core.catalog.differences import DocumentChange
 from shoal.coordinator.core.catalog.model import DOCUMENTS, Catalog, DocumentKey, Guest, Provenance, StoredDocument
 from shoal.coordinator.core.catalog.propose import DocumentProposal, propose, without_document
-from shoal.coordinator.core.fleet.state import NodeState
+from shoal.coordinator.core.fleet.state import Fleet, NodeState
 from shoal.coordinator.core.fleet.updates import with_timing
 from shoal.coordinator.core.migration.advance import AdvanceResult, advance, migration_effects, trigger_view
 from shoal.coordinator.core.migration.budget import MoveHold, cross_region_hold
@@ -322,6 +322,11 @@ class WorkloadsController:
     @property
     def region(self) -> str:
         return self._region
+
+    @property
+    def fleet(self) -> Fleet:
+        """The fleet as of now."""
+        return self._fleet.fleet
 
     def cross_region_state(self, key: WorkloadKey) -> CrossRegionState | None:
         """State of the workload's cross-region migration; None: there is none."""
