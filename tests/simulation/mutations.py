@@ -208,7 +208,7 @@ MUTATIONS = (
             (
                 "        try:\n            effects = await self._runner.run(",
                 "        for effect in self._step(key, event).effects:\n"
-                "            self._start_call(self._perform(key, effect))\n"
+                "            self._calls.start(self._calls.perform(key, effect))\n"
                 "        try:\n            effects = await self._runner.run(",
             ),
         ),

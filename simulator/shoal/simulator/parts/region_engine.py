@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator.controllers.federation.origin import LocalPlacement
+from shoal.coordinator.controllers.federation.local_region import LocalPlacement
 from shoal.coordinator.controllers.log.region_clock import RegionClock
 from shoal.coordinator.core.catalog.model import Catalog, Guest, ModelRecord
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
@@ -161,7 +161,7 @@ class RegionEngine:
             taken[held.slot.node] += held.memory_bytes
         return tuple((name, taken[name], chip.device.memory_bytes) for name, chip in self._chips())
 
-    # what `controllers.federation.origin.LocalRegion` asks for
+    # what `controllers.federation.local_region.LocalRegion` asks for
 
     def intents(self) -> tuple[Intent, ...]:
         return self.applied_intents

@@ -14,7 +14,8 @@ from harness.fakes.peers import NOTHING, FakePeers, FakeRegion
 from harness.fakes.region import DIGEST, CountingIds, KnownModels
 from shoal.coordinator.controllers.federation.access import FederationAccess
 from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger
-from shoal.coordinator.controllers.federation.origin import TRADES, LocalPlacement, OriginController
+from shoal.coordinator.controllers.federation.local_region import LocalPlacement
+from shoal.coordinator.controllers.federation.origin import TRADES, OriginController
 from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.log.fencing import RegionFence

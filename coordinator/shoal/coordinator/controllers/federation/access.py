@@ -2,10 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
+from shoal.coordinator.core.negotiation.trade_times import ANSWER_S
 from shoal.coordinator.ports import FederationLink, PeerRegions
 from shoal.types.offer import Directory, Member, member_of
 from shoal.types.units import Seconds
+
+FEDERATION_S: Final = Seconds(ANSWER_S + 1.0)
+"""A federation that has not answered by then counts as unreachable."""
 
 
 @dataclass(frozen=True, slots=True)

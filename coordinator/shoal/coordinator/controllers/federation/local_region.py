@@ -4,9 +4,9 @@ them.
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
 
-from shoal.coordinator.controllers.federation.origin import LocalPlacement
 from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.migration.cross_region import region_exclusions
@@ -27,8 +27,58 @@ PLACE_CHECK_S: Final = Seconds(5.0)
 """Interval between checks for a local place of delegated workloads. One check covers all, because it runs placement."""
 
 
+@dataclass(frozen=True, slots=True)
+class LocalPlacement:
+    """How a workload is placed in this region."""
+
+    # True: this region has room for all its replicas now, even while another region runs it.
+    is_placeable: bool
+    # True: all wanted replicas serve here, and no route leads to another region.
+    serves: bool
+
+
+class LocalRegion(Protocol):
+    """What the origin's side of delegations needs of its region."""
+
+    def intents(self) -> tuple[Intent, ...]:
+        """The region's own workloads, without guests."""
+        ...
+
+    def profiles(self) -> Mapping[str, ModelProfile]: ...
+    def placement(self, key: WorkloadKey) -> LocalPlacement: ...
+    def cross_region_state(self, key: WorkloadKey) -> CrossRegionState | None:
+        """State of the workload's cross-region migration; None: there is none."""
+        ...
+
+    def may_leave(self, intent: Intent) -> bool:
+        """Whether a move to another region that is not urgent may begin now."""
+        ...
+
+    def exclusions(self, key: WorkloadKey) -> frozenset[tuple[str, str]]:
+        """Regions that gave wrong answers for the workload, each with the model's digest."""
+        ...
+
+    @property
+    def moves_live(self) -> bool:
+        """Whether workloads return to this region by a live move."""
+        ...
+
+    def figures(self, key: WorkloadKey) -> TermValues | None:
+        """Figures of the best placement here (`offer_selection.own_values`); None: it has no place here."""
+        ...
+
+    def gateways(self) -> tuple[GatewayRef, ...]: ...
+    def gateway_revocations(self) -> tuple[str, ...]:
+        """Revoked serials of its gateways' certificates, which other regions must refuse."""
+        ...
+
+    def service_report(self, agreement: str) -> ServiceReport:
+        """Service under an agreement as this region's gateways measured it."""
+        ...
+
+
 class LocalRegionAdapter:
-    """Implements origin.LocalRegion over the region's own controllers."""
+    """Implements LocalRegion over the region's own controllers."""
 
     def __init__(self, workloads: WorkloadsController, fleet: FleetController, clock: Clock) -> None:
         self._workloads = workloads

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator.controllers.federation.origin import IndicativeResult, OriginController
+from shoal.coordinator.controllers.federation.origin import OriginController
+from shoal.coordinator.controllers.federation.solicit import IndicativeResult
 from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.negotiation.model import IdleTrade
 from shoal.coordinator.core.negotiation.offer_selection import RankedAnswer, own_values

@@ -56,6 +56,7 @@ from shoal.coordinator.core.negotiation.trade_transitions import (
 )
 from shoal.types.agreement import Notice, ServiceState
 from shoal.types.codes import Code, Refusal
+from shoal.types.offer import Offer
 from shoal.types.units import (
     Elapsed,
     Seconds,
@@ -202,6 +203,21 @@ def serving_agreements(trade: WorkloadTrade, now: Elapsed) -> tuple[OriginAgreem
 def agreement_of(trade: WorkloadTrade, agreement: str) -> OriginAgreement | None:
     """The agreement of this id, if it is not over."""
     return next((deal for deal in trade.agreements if deal.agreement == agreement), None)
+
+
+def offer_of(trade: WorkloadTrade, agreement: str) -> Offer | None:
+    """The offer behind an agreement that is awarded and not over."""
+    if isinstance(trade.phase, Awarding) and trade.phase.award.agreement == agreement:
+        return trade.phase.offer
+    deal = agreement_of(trade, agreement)
+    return deal.offer if deal is not None else None
+
+
+def live_agreements(trade: WorkloadTrade) -> tuple[OriginAgreement, ...]:
+    """Agreements under which requests may still be in flight."""
+    deal = trade.active_deal
+    leaving = [each.deal for each in trade.leaving if each.code is not Code.BREACHED or each.deal.is_serving]
+    return (*(() if deal is None else (deal,)), *leaving)
 
 
 # -- time ------------------------------------------------------------------------------------------------------------

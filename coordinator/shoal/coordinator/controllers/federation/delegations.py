@@ -1,0 +1,109 @@
+"""Which workloads other regions run for this one, as its step and its gateways need to know them."""
+
+from collections.abc import Callable, Mapping
+
+from shoal.coordinator.controllers.federation.access import FederationAccess
+from shoal.coordinator.controllers.federation.intents import IntentIndex
+from shoal.coordinator.core.negotiation import trade
+from shoal.coordinator.core.negotiation.model import Active, OriginAgreement, WorkloadTrade
+from shoal.coordinator.core.negotiation.peering import merge_peers
+from shoal.coordinator.core.workloads.model import DelegatedWorkload
+from shoal.coordinator.ports import Clock
+from shoal.types.assignment import PeerTrust
+from shoal.types.codes import Code
+from shoal.types.offer import Offer
+from shoal.types.units import Elapsed, Seconds
+from shoal.types.workload import Intent, WorkloadKey
+
+
+class DelegationPublisher:
+    """Derives both from the trades, and says when they have changed."""
+
+    def __init__(
+        self,
+        trades: Mapping[WorkloadKey, WorkloadTrade],
+        intents: IntentIndex,
+        access: FederationAccess,
+        clock: Clock,
+        on_change: Callable[[], None],
+    ) -> None:
+        """trades: of all workloads, as they are at any time."""
+        self.delegations: Mapping[WorkloadKey, DelegatedWorkload] = {}
+        self.peers: tuple[PeerTrust, ...] = ()
+        """Regions whose gateways this region's gateways may connect to, because they run its workloads."""
+        self._trades = trades
+        self._intents = intents
+        self._access = access
+        self._clock = clock
+        self._on_change = on_change
+
+    def publish(self) -> None:
+        """Publishes what follows from all trades, from the region's next step on."""
+        now = self._clock.now()
+        delegated = {
+            key: each
+            for key, state in self._trades.items()
+            if (each := delegation_of(state, now, self._intents.get(key), self._access.rtt())) is not None
+        }
+        self._replace(delegated, self._peer_trust())
+
+    def publish_one(self, key: WorkloadKey, before: WorkloadTrade) -> None:
+        """Publishes after a change of this one trade only, because there may be very many trades."""
+        state = self._trades.get(key, WorkloadTrade(key))
+        each = delegation_of(state, self._clock.now(), self._intents.get(key), self._access.rtt())
+        delegated = self.delegations
+        if each != delegated.get(key):
+            delegated = {other: one for other, one in delegated.items() if other != key}
+            delegated |= {key: each} if each is not None else {}
+        self._replace(delegated, self.peers if _peers_of(state) == _peers_of(before) else self._peer_trust())
+
+    def _replace(self, delegated: Mapping[WorkloadKey, DelegatedWorkload], peers: tuple[PeerTrust, ...]) -> None:
+        if (delegated, peers) != (self.delegations, self.peers):
+            self.delegations, self.peers = delegated, peers
+            self._on_change()
+
+    def _peer_trust(self) -> tuple[PeerTrust, ...]:
+        roots = {each.region: each.roots for each in self._access.members}
+        met = sorted({each for state in self._trades.values() for each in _peers_of(state)})
+        return merge_peers(
+            PeerTrust(region, roots[region], names, (), revoked) for region, names, revoked in met if region in roots
+        )
+
+
+def may_go(intent: Intent, offer: Offer) -> bool:
+    """Whether residency allows the data of this workload in the region of that offer."""
+    return intent.require.may_be_in(offer.region, offer.residency)
+
+
+def delegation_of(
+    state: WorkloadTrade, now: Elapsed, intent: Intent | None, rtt_s: Mapping[str, Seconds]
+) -> DelegatedWorkload | None:  # fmt: skip
+    """intent: as the documents are now; they may forbid what was agreed before, and then nothing waits for its end."""
+    wanted = trade.is_relied_on(state, now)
+    returns = state.phase.returns if isinstance(state.phase, Active) and wanted else ""
+    noticed = [each for each in state.leaving if each.code is not Code.BREACHED]
+    ends = {each.deal.agreement: f"notice was given ({each.code})" for each in noticed}
+
+    def entry(deal: OriginAgreement, *, ready: bool) -> DelegatedWorkload:
+        way = Seconds(round(rtt_s.get(deal.region, 0.0), 3))  # rounded: every change of it causes a step
+        return DelegatedWorkload(
+            deal.agreement, deal.region, deal.gateways, is_ready=ready, is_wanted=wanted, model=deal.offer.model,
+            precision=deal.offer.precision, return_reason=ends.get(deal.agreement, returns), rtt_s=way, bid=deal.offer,
+            joules=deal.joules,
+        )  # fmt: skip
+
+    serving = [deal for deal in trade.serving_agreements(state, now) if intent is None or may_go(intent, deal.offer)]
+    if serving:
+        return entry(serving[0], ready=True)
+    deal = state.active_deal
+    if deal is not None and (intent is None or may_go(intent, deal.offer)):
+        return entry(deal, ready=False)
+    return None
+
+
+def _peers_of(state: WorkloadTrade) -> frozenset[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Regions that work for this trade, with the names of their gateways and the revoked serials of these."""
+    return frozenset(
+        (deal.region, tuple(sorted(each.name for each in deal.gateways)), deal.revoked)
+        for deal in trade.live_agreements(state)
+    )
