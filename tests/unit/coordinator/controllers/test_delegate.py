@@ -15,7 +15,7 @@ from harness.fakes.delegate import LISTED, DelegateFixture
 from harness.fakes.region import DIGEST, DOCUMENTS, FakeAgent, RegionFixture
 from harness.wait import until
 from shoal.coordinator.api.views import workload_views
-from shoal.coordinator.controllers.federation.delegate import BIDS
+from shoal.coordinator.controllers.federation.bids import BIDS
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.negotiation.hold import ClosedBid, GrantedBid, HeldBid, StoppingBid

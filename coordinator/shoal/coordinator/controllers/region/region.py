@@ -13,7 +13,8 @@ from typing import Final
 from shoal.coordinator import metrics
 from shoal.coordinator.controllers.documents.models import ModelsController
 from shoal.coordinator.controllers.federation.access import FederationAccess
-from shoal.coordinator.controllers.federation.delegate import DelegateController, load_guests
+from shoal.coordinator.controllers.federation.bids import load_guests
+from shoal.coordinator.controllers.federation.delegate import DelegateController
 from shoal.coordinator.controllers.federation.ledger import Ledger
 from shoal.coordinator.controllers.federation.local_region import LocalRegionAdapter
 from shoal.coordinator.controllers.federation.origin import OriginController
