@@ -75,6 +75,8 @@ def _global_names(code: CodeType) -> set[str]:
     return names.union(*(_global_names(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
+_SEND = "__import__('asyncio').ensure_future(self._sender._links.send(node, changed[node]))"
+
 MUTATIONS = (
     Mutation(
         "agent-acts-before-persisting",
@@ -94,8 +96,7 @@ MUTATIONS = (
         (
             (
                 "    if changed or gone",
-                "    for node in changed:\n        asyncio.ensure_future(self._links.send(node, changed[node]))\n"
-                "    if changed or gone",
+                f"    for node in changed:\n        {_SEND}\n    if changed or gone",
             ),
         ),
     ),
@@ -221,8 +222,7 @@ MUTATIONS = (
         (
             (
                 "    if changed or gone",
-                "    for node in changed if advanced.changed else ():\n"
-                "        asyncio.ensure_future(self._links.send(node, changed[node]))\n    if changed or gone",
+                f"    for node in changed if advanced.changed else ():\n        {_SEND}\n    if changed or gone",
             ),
         ),
         matrix.NAME,

@@ -8,7 +8,8 @@ from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.runner import Transition
-from shoal.coordinator.controllers.workloads.step import REGION, RegionWrites, WorkloadsController
+from shoal.coordinator.controllers.workloads.step import WorkloadsController
+from shoal.coordinator.controllers.workloads.transitions import RegionWrites
 from shoal.coordinator.core.migration import machine
 from shoal.coordinator.core.migration.cross_region import INITIAL_STATE, remote_place
 from shoal.coordinator.core.migration.effects import clearable
@@ -292,7 +293,7 @@ class MovesController:
     async def _run(self, step: Callable[[], Transition[RegionWrites, T]]) -> T:
         """The result of a command, once it is committed."""
         async with self._workloads.step_lock:
-            return await self._workloads.runner.run(REGION, step)
+            return await self._workloads.transitions.run(step)
 
     def _transition(
         self, changed: list[Migration], actor: str, result: T, told: tuple[MigrationEvent, ...] = ()

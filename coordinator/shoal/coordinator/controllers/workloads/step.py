@@ -5,10 +5,9 @@ new generations, the reconciler's memory, the events) in one transaction, and on
 repaired: a session is sent its set when it opens, and again when the node reports another version.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.documents import revisions
@@ -17,20 +16,23 @@ from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.identity.enrolment import CREDENTIALS
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.controllers.runner import Transition, TransitionRunner
+from shoal.coordinator.controllers.runner import Transition
 from shoal.coordinator.controllers.workloads.fetches import Fetches
-from shoal.coordinator.controllers.workloads.migrations import MigrationRepository, MigrationWrites, verdict_digest
+from shoal.coordinator.controllers.workloads.migrations import MigrationRepository, MigrationWrites
+from shoal.coordinator.controllers.workloads.sender import DesiredSetSender
+from shoal.coordinator.controllers.workloads.spending import SpendingMeter
+from shoal.coordinator.controllers.workloads.transitions import RegionTransitions, RegionWrites
 from shoal.coordinator.core.catalog.differences import DocumentChange
 from shoal.coordinator.core.catalog.model import DOCUMENTS, Catalog, DocumentKey, Guest, Provenance, StoredDocument
 from shoal.coordinator.core.catalog.propose import DocumentProposal, propose, without_document
-from shoal.coordinator.core.fleet.state import Fleet, NodeState
+from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.fleet.updates import with_timing
 from shoal.coordinator.core.migration.advance import AdvanceResult, advance, migration_effects, trigger_view
 from shoal.coordinator.core.migration.budget import MoveHold, cross_region_hold
 from shoal.coordinator.core.migration.cross_region import cross_region_states
 from shoal.coordinator.core.migration.effects import clearable
 from shoal.coordinator.core.migration.estimate import MoveEstimates, estimate_move
-from shoal.coordinator.core.migration.model import AbortedState, Cause, Migration, MoveProposal, place_of
+from shoal.coordinator.core.migration.model import AbortedState, Cause, MoveProposal, place_of
 from shoal.coordinator.core.migration.reasons_to_stay import reasons_to_stay
 from shoal.coordinator.core.migration.triggers.view import SCAN_S
 from shoal.coordinator.core.placement.model import (
@@ -71,16 +73,12 @@ from shoal.policies import Problem, node_price
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.device import Role
-from shoal.types.identity import uri_of
 from shoal.types.migration import Recording
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import DelegationMode, Intent, WorkloadKey
 
 DESIRED: Final = "desired/"
 MEMORY: Final = "reconciler"
-RESEND_HEARTBEATS: Final = 3
-"""A node that still reports another version this many heartbeats after a send is sent its set again."""
 PLANS_KEPT: Final = 32
 FORGOTTEN_IDS: Final = 1_000_000
 """Ids skipped when a history begins: the restored store may lack assignments that were created with them."""
@@ -118,24 +116,6 @@ class ApplyResult:
     plan_differences: tuple[str, ...]
     # Store revision of the commit; 0: nothing was applied.
     revision: int
-
-
-REGION: Final = "region"
-"""The one key of the region's transitions: each of its steps decides about everything."""
-
-
-@dataclass(frozen=True, slots=True)
-class RegionWrites:
-    """One fenced transaction of the region's step, or of an operator's command between two steps."""
-
-    # Values by key.
-    puts: Mapping[str, bytes] = field(default_factory=dict)
-    # Keys to delete.
-    deletes: tuple[str, ...] = ()
-    # For the region's event log.
-    events: Sequence[LogEvent] = ()
-    # Migrations with a new verdict: the audit log has it before anything acts on it.
-    new_verdicts: Sequence[Migration] = ()
 
 
 T = TypeVar("T")
@@ -196,7 +176,8 @@ class WorkloadsController:
         """The intents that `last_plan` was computed from; later documents are not in it."""
         self._region = context.name
         self._store = context.store
-        self._links = links
+        self._sender = DesiredSetSender(links, fleet, proofs, context.clock)
+        self._spending = SpendingMeter(context.meter)
         self._fence = context.fence
         self._fleet = fleet
         self._clock = context.clock
@@ -206,22 +187,16 @@ class WorkloadsController:
         self._on_migration_end = on_migration_end
         self._signals = signals
         self._hosts: Mapping[WorkloadKey, frozenset[str]] = {}
-        self._proofs = proofs
         self._awaited_until = Elapsed(0.0)
         self._evaluate_at = Elapsed(0.0)
-        self._rates: Mapping[tuple[WorkloadKey, str], UsdPerHour] = {}
-        self._rated_at = Elapsed(0.0)
         self._evaluated_inputs: tuple[object, ...] = ()
         self._memory = ReconcilerMemory()
         self._saved = ReconcilerMemory()
         self._revisions: dict[str, int] = {}
-        self._sent_at: dict[str, Elapsed] = {}
         self._written_at: dict[str, Elapsed] = {}
         self._plans: dict[str, tuple[str, ...]] = {}
-        self.step_lock = asyncio.Lock()
-        """Held while state is computed and committed, and while capacity of the region is promised to others."""
-        self.runner = TransitionRunner[str, RegionWrites](self._commit, self._read_outcome)
-        """Of everything that is decided under `step_lock`."""
+        self.transitions = RegionTransitions(context)
+        self.step_lock = self.transitions.lock
 
     async def start(self) -> None:
         """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE): also where a document is of a newer version."""
@@ -430,7 +405,7 @@ class WorkloadsController:
         if digest is None:
             raise refuse(Code.MODEL_UNKNOWN, f"model {name!r:.80}", "a pushed model", "see `shoal model ls`")
         async with self.step_lock:
-            cleared = await self.runner.run(REGION, lambda: self._clear(digest, actor))
+            cleared = await self.transitions.run(lambda: self._clear(digest, actor))
         if cleared:
             self._on_change()
         return cleared
@@ -471,8 +446,8 @@ class WorkloadsController:
         """
         async with self.step_lock:
             if not self._awaits_nodes():
-                await self.runner.run(REGION, self._step)
-                await self._send()
+                await self.transitions.run(self._step)
+                await self._sender.send(self.desired)
 
     def await_nodes(self) -> None:
         """Gives nodes RECONNECT_S to report what they run before the next decision, while the newest desired sets
@@ -508,7 +483,7 @@ class WorkloadsController:
         if self._is_first_of_history:
             self._memory = replace(self._memory, issued=self._memory.issued + FORGOTTEN_IDS)
         now = self._clock.now()
-        self._count_cost(now)
+        self._spending.count(now)
         world = self._world(self.catalog)
         advanced = advance(world, self.migrations.all, now, wall, run_triggers=self._should_evaluate_moves(world, now))
         decision, written = advanced.decision, self.migrations.writes(advanced.changed)
@@ -557,38 +532,7 @@ class WorkloadsController:
             self.desired.pop(node, None)
             self._written_at.pop(node, None)
         runs = {node: each.assignments for node, each in self.desired.items()}
-        self._rates = rates(runs, world.costs, self.delegations)
-
-    async def _send(self) -> None:
-        """Sends desired sets, all of them stored, to the nodes that may hold another."""
-        for node in self._nodes_to_send():
-            self._sent_at[node] = self._clock.now()
-            self._fleet.unsent.discard(node)
-            desired = self.desired[node]
-            await self._links.send(node, replace(desired, proof=self._proofs.sign(desired)))
-
-    async def _commit(self, writes: RegionWrites) -> int:
-        await self._attest(writes.new_verdicts)
-        return await self._fence.commit(writes.puts, deletes=writes.deletes, events=writes.events)
-
-    async def _read_outcome(self, key: str, doubtful: Transition[RegionWrites, Any]) -> Callable[[], None]:
-        """By one key of the transaction, which wrote all of them or none, and only values that were not stored yet."""
-        writes = doubtful.writes
-        at = next((each for each in (*writes.puts, *writes.deletes)), None) if writes is not None else None
-        if writes is None or at is None:
-            return lambda: None
-        record = await self._store.read(at)
-        if (record.value if record is not None else None) != writes.puts.get(at):
-            return lambda: None
-        return lambda: doubtful.adopt(record.revision if record is not None else 0)
-
-    def _count_cost(self, now: Elapsed) -> None:
-        """Adds the cost since the last step, at the rates of that step."""
-        hours = (now - self._rated_at) / 3600
-        self._rated_at = now
-        for (workload, region), rate in self._rates.items():
-            named = {"tenant": workload.tenant, "workload": workload.name, "counterpart": region}
-            self._meter.add(metrics.COST, rate * hours, **named)
+        self._spending.rates = rates(runs, world.costs, self.delegations)
 
     def _should_evaluate_moves(self, world: RegionState, now: Elapsed) -> bool:
         """Whether to evaluate the triggers of moves that nobody requested: every SCAN_S, and at once when documents,
@@ -732,16 +676,6 @@ class WorkloadsController:
         now, world = self._clock.now(), self._world(catalog)
         return inputs_of(world, migration_effects(world, self.migrations.all, now), now, self._clock.wall())
 
-    async def _attest(self, judged: Sequence[Migration]) -> None:
-        """Audits verdicts before anything acts on them: twice after a crash in between, never not at all. Raises
-        ShoalError(STORE_FULL | STORE_UNAVAILABLE).
-        """
-        for each in judged:
-            if each.verdict is not None and each.target is not None:
-                actor = uri_of(self._region, Role.AGENT, each.target.node)
-                came = "passed" if each.verdict.passed else str(each.verdict.code or Code.VERIFY_FAILED)
-                await self._fence.attest(actor, "Verify", each.id, f"{came} sha256:{verdict_digest(each.verdict)}")
-
     def _count(self, advanced: AdvanceResult) -> None:
         for each in advanced.changed.values():
             before = self.migrations.all.get(each.id)
@@ -800,22 +734,6 @@ class WorkloadsController:
             and known.credentials == credentials
             and known.version.history == self._fence.history
             and known.trust == self.trust
-        )
-
-    def _nodes_to_send(self) -> list[str]:
-        """Connected nodes that have reported and may hold another set than theirs."""
-        return [
-            name
-            for name, state in sorted(self._fleet.fleet.nodes.items())
-            if name in self.desired and state.connected and state.sequence > 0
-            if name in self._fleet.unsent or self._is_behind(name, state)
-        ]
-
-    def _is_behind(self, node: str, state: NodeState) -> bool:
-        patience = RESEND_HEARTBEATS * self._fleet.fleet.timing.heartbeat_s
-        sent_at = self._sent_at.get(node)
-        return state.version != self.desired[node].version and (
-            sent_at is None or self._clock.now() - sent_at >= patience
         )
 
     async def _commit_documents(

@@ -1,0 +1,49 @@
+"""Sends desired sets that are stored.
+
+A lost message is repaired: a node that reports another version gets its set again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from shoal.coordinator.controllers.fleet.controller import FleetController
+from shoal.coordinator.core.fleet.state import NodeState
+from shoal.coordinator.ports import AgentLinks, Clock, Proofs
+from shoal.types.assignment import DesiredSet
+from shoal.types.units import Elapsed
+
+RESEND_HEARTBEATS: Final = 3
+"""A node that still reports another version this many heartbeats after a send is sent its set again."""
+
+
+class DesiredSetSender:
+    """To nodes that may hold another set than theirs."""
+
+    def __init__(self, links: AgentLinks, fleet: FleetController, proofs: Proofs, clock: Clock) -> None:
+        self._links = links
+        self._fleet = fleet
+        self._proofs = proofs
+        self._clock = clock
+        self._sent_at: dict[str, Elapsed] = {}
+
+    async def send(self, stored: Mapping[str, DesiredSet]) -> None:
+        """stored: the desired set of every node."""
+        for node in self._nodes_to_send(stored):
+            self._sent_at[node] = self._clock.now()
+            self._fleet.unsent.discard(node)
+            await self._links.send(node, replace(stored[node], proof=self._proofs.sign(stored[node])))
+
+    def _nodes_to_send(self, stored: Mapping[str, DesiredSet]) -> list[str]:
+        """Connected nodes that have reported."""
+        return [
+            name
+            for name, state in sorted(self._fleet.fleet.nodes.items())
+            if name in stored and state.connected and state.sequence > 0
+            if name in self._fleet.unsent or self._is_behind(state, stored[name])
+        ]
+
+    def _is_behind(self, state: NodeState, desired: DesiredSet) -> bool:
+        patience = RESEND_HEARTBEATS * self._fleet.fleet.timing.heartbeat_s
+        sent_at = self._sent_at.get(state.name)
+        return state.version != desired.version and (sent_at is None or self._clock.now() - sent_at >= patience)
