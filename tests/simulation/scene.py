@@ -76,7 +76,7 @@ class Scene:
         text = DOCUMENTS.format(
             model=model_digest(0), replicas=spread, partition=self.partition, require=self.require, policy=self.policy
         )
-        applied = await self.cluster.region.workloads.apply([("text.yaml", text)], {}, "", OPERATOR_URI)
+        applied = await self.cluster.region.documents.apply([("text.yaml", text)], {}, "", OPERATOR_URI)
         assert not applied.plan_result.problems
 
     async def until(self, condition: Callable[[], object], within_s: float, what: str) -> None:

@@ -54,7 +54,7 @@ def test_a56_a_model_that_one_tenant_crashed_is_replaced_for_another_after_a_nod
     async def scenario(scene: Scene) -> None:
         region = scene.cluster.region
         assert region is not None
-        applied = await region.workloads.apply([("again.yaml", DOCUMENT)], {}, "", OPERATOR_URI)
+        applied = await region.documents.apply([("again.yaml", DOCUMENT)], {}, "", OPERATOR_URI)
         assert not applied.plan_result.problems
         scene.world.record("operator.wanted", workloads=(str(TEXT), str(SHOP)))
         for number in range(CRASHES):

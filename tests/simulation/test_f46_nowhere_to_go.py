@@ -92,7 +92,7 @@ def test_f46_deleted_while_its_node_is_cut_off_and_never_returns() -> None:
         assert region is not None
         cut(scene, machine, off=True)
         await asyncio.sleep(1.0)
-        await region.workloads.delete(DocumentKey("Workload", f"{TEXT.tenant}/{TEXT.name}"), OPERATOR_URI)
+        await region.documents.delete(DocumentKey("Workload", f"{TEXT.tenant}/{TEXT.name}"), OPERATOR_URI)
         scene.world.record("operator.wanted", workloads=())
         scene.cluster.operators.deleted_at[str(TEXT)] = at = scene.world.now()
         await asyncio.sleep(1.0)

@@ -181,7 +181,7 @@ async def run_scenario(loop: VirtualLoop, seed: int) -> RunResult:
         leading = await _leading(coordinators)
         await leading.models.write(_bytes(), size=Bytes(1000), digest=DIGEST)
         await leading.region.models.push("ocr", Bytes(1000), DIGEST, _bytes(), actor="test")  # type: ignore[union-attr]
-        await leading.region.workloads.apply(DOCUMENTS, {}, "", "test")  # type: ignore[union-attr]
+        await leading.region.documents.apply(DOCUMENTS, {}, "", "test")  # type: ignore[union-attr]
         number = 0
         while True:
             number += 1
@@ -192,7 +192,7 @@ async def run_scenario(loop: VirtualLoop, seed: int) -> RunResult:
             if region is not None:
                 try:
                     async with asyncio.timeout(3.0):
-                        applied = await region.workloads.apply([("p.yaml", text)], {}, "", "test")
+                        applied = await region.documents.apply([("p.yaml", text)], {}, "", "test")
                         assert not applied.plan_result.problems
                         acknowledged.append(name)
                 except (TimeoutError, StaleRevision):

@@ -292,7 +292,7 @@ async def two_agents(world: RegionFixture, *, emulated: bool = False) -> tuple[F
     agents = [FakeAgent(world, name, is_emulated=emulated) for name in ("edge-1", "edge-2")]
     for agent in agents:
         await agent.connect()
-    applied = await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    applied = await world.region.documents.apply(DOCUMENTS, {}, "", "test")
     assert not applied.plan_result.problems
     await world.step()
     await run_heartbeat(world, *agents)

@@ -104,7 +104,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         texts, digests = await self._read_documents(request)
         back = request.HasField("rollback")
         compute = partial(self._compute_pool.run, actor)
-        planned = await self._region.workloads.plan(texts, digests, actor, back=back, compute=compute)
+        planned = await self._region.documents.plan(texts, digests, actor, back=back, compute=compute)
         plans = planned.plan.workloads if planned.plan is not None else ()
         found = await delegation_previews(self._region.origin, planned.proposal.catalog, plans)
         fleet, wall, refusals = self._region.fleet.fleet, self._clock.wall(), dict(self._region.signals.refusals)
@@ -115,7 +115,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         texts, digests = await self._read_documents(request)
         back = request.HasField("rollback")
         compute = partial(self._compute_pool.run, actor)
-        applied = await self._region.workloads.apply(
+        applied = await self._region.documents.apply(
             texts, digests, request.plan_hash, actor, back=back, compute=compute
         )
         outcome = "stale" if applied.plan_differences else "refused" if applied.plan_result.problems else "applied"
@@ -164,9 +164,9 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                 await self._region.workloads.load_credentials()
             case "workload":
                 name = str(WorkloadKey(request.tenant or "default", request.name))
-                revision = await self._region.workloads.delete(DocumentKey("Workload", name), actor)
+                revision = await self._region.documents.delete(DocumentKey("Workload", name), actor)
             case kind if kind in KINDS:
-                revision = await self._region.workloads.delete(DocumentKey(KINDS[kind], request.name), actor)
+                revision = await self._region.documents.delete(DocumentKey(KINDS[kind], request.name), actor)
             case _:
                 raise unknown_kind(request.kind, (*KINDS, "node", "token"))
         await self._audit.note(actor, "Delete", f"{request.kind} {request.name}", "deleted")
@@ -193,7 +193,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     async def _can_move(self, key: WorkloadKey, to: str) -> CanMoveResult:
         joined = self._federation_or_none.membership.current if self._federation_or_none is not None else None
         regions = {member.region for member in joined.directory.members} if joined is not None else set[str]()
-        return await can_move(self._region.workloads, self._region.origin, regions, key, to)
+        return await can_move(self._region.workloads, self._region.documents, self._region.origin, regions, key, to)
 
     async def Cordon(self, request: operator_pb2.CordonRequest, context: Any) -> operator_pb2.CordonReply:
         actor = identity_of_context(context).uri

@@ -14,7 +14,8 @@ from shoal.coordinator.controllers.identity.revocation import RevokedItem
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.queries.delegation import DelegationPreview, IndicativeBid
 from shoal.coordinator.controllers.region.trust import Rotation
-from shoal.coordinator.controllers.workloads.step import PlanResult, WorkloadsController
+from shoal.coordinator.controllers.workloads.apply import PlanResult
+from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.differences import DocumentChange
 from shoal.coordinator.core.catalog.model import Catalog, DocumentKey, ModelRecord, Provenance, StoredDocument
 from shoal.coordinator.core.catalog.publishers import SignatureCheck

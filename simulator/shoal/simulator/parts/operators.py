@@ -65,7 +65,7 @@ class SimOperators:
         first = [("tenant.yaml", _tenant(quota))]
         if (after_s := self._cluster.spec.sleep_after_s) is not None:
             first.append(("region.yaml", _region(after_s)))
-        await self._retry_until_done(lambda region: region.workloads.apply(first, {}, "", OPERATOR_URI))
+        await self._retry_until_done(lambda region: region.documents.apply(first, {}, "", OPERATOR_URI))
         for name in NAMES[: rng.randint(1, 3)]:
             await self.apply(name, rng)
 
@@ -93,7 +93,7 @@ class SimOperators:
         text = _documents(name, edition, model, replicas, spread, standby)
 
         async def act(region: RegionalCoordinator) -> None:
-            applied = await region.workloads.apply([(f"{name}.yaml", text)], {}, "", OPERATOR_URI)
+            applied = await region.documents.apply([(f"{name}.yaml", text)], {}, "", OPERATOR_URI)
             if applied.plan_result.problems:
                 raise ShoalError(applied.plan_result.problems[0].refusal)
 
@@ -104,7 +104,7 @@ class SimOperators:
 
     async def delete(self, name: str) -> None:
         async def act(region: RegionalCoordinator) -> None:
-            await region.workloads.delete(DocumentKey("Workload", f"{TENANT}/{name}"), OPERATOR_URI)
+            await region.documents.delete(DocumentKey("Workload", f"{TENANT}/{name}"), OPERATOR_URI)
 
         async with self._locks[name]:
             self.deleted_at[f"{TENANT}/{name}"] = self._world.now()

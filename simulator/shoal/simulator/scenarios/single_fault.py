@@ -129,7 +129,7 @@ class SingleFaultScenario:
         text = self.documents(model, replicas)
 
         async def act(region: RegionalCoordinator) -> None:
-            applied = await region.workloads.apply([("text.yaml", text)], {}, "", OPERATOR_URI)
+            applied = await region.documents.apply([("text.yaml", text)], {}, "", OPERATOR_URI)
             if applied.plan_result.problems:
                 raise ShoalError(applied.plan_result.problems[0].refusal)
 
@@ -306,7 +306,7 @@ class MigrationScenario(SingleFaultScenario):
 async def delete_workload(region: RegionalCoordinator) -> None:
     key = DocumentKey("Workload", f"{TEXT.tenant}/{TEXT.name}")
     if key in region.workloads.catalog.documents:
-        await region.workloads.delete(key, OPERATOR_URI)
+        await region.documents.delete(key, OPERATOR_URI)
 
 
 async def no_chunks() -> AsyncIterator[bytes]:

@@ -54,7 +54,7 @@ async def test_a62_a_restricted_workload_goes_to_no_node_that_only_says_so_itsel
     await world.push()
     liar = declaring(world, "liar", {"trusted": "yes", "price": "0.001 USD/h", "self.trusted": "yes"})
     assert isinstance(await liar.connect(), Welcome)
-    assert not (await world.region.workloads.apply([("w.yaml", RESTRICTED)], {}, "", "test")).plan_result.problems
+    assert not (await world.region.documents.apply([("w.yaml", RESTRICTED)], {}, "", "test")).plan_result.problems
     await world.step()
     found = labels_of(world.region, "liar")
     assert dict(found) == {"self.trusted": "yes", "self.price": "0.001 USD/h", "self.self.trusted": "yes"}

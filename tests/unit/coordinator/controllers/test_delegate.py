@@ -48,7 +48,7 @@ def raises_code(code: Code) -> Any:
 @pytest.fixture
 async def here(tmp_path: Path) -> AsyncIterator[DelegateFixture]:
     world = await RegionFixture.open(tmp_path / "first")
-    assert not (await world.region.workloads.apply(TRADE, {}, "", "test")).plan_result.problems
+    assert not (await world.region.documents.apply(TRADE, {}, "", "test")).plan_result.problems
     for agent in (FakeAgent(world, "edge-1"), FakeAgent(world, "gw", role=Role.GATEWAY)):
         await agent.connect()
     await world.step()
@@ -162,7 +162,7 @@ async def test_a27_a_lent_model_is_nobodys_here(here: DelegateFixture) -> None:
     catalog = here.world.region.workloads.catalog
     assert catalog.digest_of(DIGEST) is None
     reader = [(DOCUMENTS[0][0], DOCUMENTS[0][1].replace("source: ocr", f"source: {DIGEST!r}"))]
-    planned = await here.world.region.workloads.plan(reader, {}, "test")
+    planned = await here.world.region.documents.plan(reader, {}, "test")
     assert [problem.refusal.code for problem in planned.problems] == [Code.MODEL_UNKNOWN]
     with raises_code(Code.IN_USE):
         await here.world.region.models.remove(DIGEST, "test")
@@ -238,15 +238,15 @@ async def test_a_coordinator_that_follows_lists_guests_too(here: DelegateFixture
 
 async def test_nothing_of_a_guest_is_a_document_and_no_document_is_a_guest(here: DelegateFixture) -> None:
     await here.grant()
-    workloads = here.world.region.workloads
+    workloads, documents = here.world.region.workloads, here.world.region.documents
     assert [intent.key for intent in workloads.intents] == [GUEST]
     assert [key.kind for key in workloads.catalog.documents] == ["Region"]
     with raises_code(Code.WORKLOAD_UNKNOWN):
-        await workloads.delete(DocumentKey("Workload", str(GUEST)), "test")
+        await documents.delete(DocumentKey("Workload", str(GUEST)), "test")
     named = [("t.yaml", "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: guests}\nspec: {quota: {replicas: 1}}\n")]
-    assert [each.refusal.code for each in (await workloads.plan(named, {}, "test")).problems] == [Code.NAME_INVALID]
+    assert [each.refusal.code for each in (await documents.plan(named, {}, "test")).problems] == [Code.NAME_INVALID]
     lodged = [(DOCUMENTS[0][0], DOCUMENTS[0][1].replace("name: reader", "name: reader, tenant: guests"))]
-    assert Code.NAME_INVALID in [each.refusal.code for each in (await workloads.plan(lodged, {}, "test")).problems]
+    assert Code.NAME_INVALID in [each.refusal.code for each in (await documents.plan(lodged, {}, "test")).problems]
 
 
 async def test_a22_the_same_award_gets_the_same_answer_and_another_is_replayed(here: DelegateFixture) -> None:
@@ -390,7 +390,7 @@ async def test_whoever_may_not_trade_any_more_is_given_notice(here: DelegateFixt
     grant = await here.grant()
     here.elsewhere.failures = 3
     text = TRADE[0][1].replace("us-*", "asia")
-    assert not (await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")).plan_result.problems
+    assert not (await here.world.region.documents.apply([("r.yaml", text)], {}, "", "test")).plan_result.problems
     await here.bids.tick()
     state = here.state(grant.bid)
     assert isinstance(state, StoppingBid)
@@ -408,7 +408,7 @@ async def test_whoever_may_not_trade_any_more_is_given_notice(here: DelegateFixt
 async def test_an_award_of_what_the_documents_do_not_allow_any_more_is_refused(here: DelegateFixture) -> None:
     offer = await here.ask()
     text = TRADE[0][1].replace("us-*", "asia")
-    await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")
+    await here.world.region.documents.apply([("r.yaml", text)], {}, "", "test")
     with raises_code(Code.TRADE_DENIED):
         await here.bids.on_award(signed_message(award(bid=offer.id)))
 
@@ -552,7 +552,7 @@ async def test_a28_a_flood_of_solicitations_is_turned_away(here: DelegateFixture
 
 async def test_a28_a51_one_counterpart_never_has_more_than_its_share(here: DelegateFixture) -> None:
     text = TRADE[0][1].replace("90%", "2%")
-    await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")
+    await here.world.region.documents.apply([("r.yaml", text)], {}, "", "test")
     answers = list[Any]()
     for count in range(40):
         answers.append(await here.ask(f"s-{count}"))
@@ -574,7 +574,7 @@ async def leave_unclaimed(here: DelegateFixture, count: int) -> list[Any]:
 
 async def test_a28_who_never_awards_may_hold_less(here: DelegateFixture, tmp_path: Path) -> None:
     text = TRADE[0][1].replace("90%", "2%")
-    await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")
+    await here.world.region.documents.apply([("r.yaml", text)], {}, "", "test")
     assert here.bids.standing(ORIGIN) == 1.0
     first = sum(isinstance(each, Offer) for each in await leave_unclaimed(here, 20))
     fallen = here.bids.standing(ORIGIN)
@@ -608,7 +608,7 @@ async def test_a28_what_others_tell_of_a_stranger_counts_until_it_was_seen_here(
     here.listed["us-west"] = replace(LISTED, region="us-west", standing=0.01)
     asked = solicitation(origin="us-west", models=(await here.profile(),))
     text = TRADE[0][1].replace("90%", "2%")
-    await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")
+    await here.world.region.documents.apply([("r.yaml", text)], {}, "", "test")
     told = await here.bids.on_solicitation(signed_message(asked, "us-west"))
     assert isinstance(told, Decline)
     assert told.refusal.code is Code.HOLD_SHARE

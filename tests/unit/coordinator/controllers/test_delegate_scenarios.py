@@ -52,7 +52,7 @@ class DelegateScenario:
     @classmethod
     async def open(cls, folder: Path, seed: int) -> "DelegateScenario":
         world = await RegionFixture.open(folder)
-        await world.region.workloads.apply([("r.yaml", DOCUMENT)], {}, "", "test")
+        await world.region.documents.apply([("r.yaml", DOCUMENT)], {}, "", "test")
         story = cls(np.random.default_rng(seed), folder, await DelegateFixture.open(world))
         await story.nodes()
         return story
@@ -151,7 +151,7 @@ class DelegateScenario:
         await self.here.world.push()
         name = f"home-{int(self.rng.integers(4))}"
         documents = [(DOCUMENTS[0][0], DOCUMENTS[0][1].replace("name: reader", f"name: {name}"))]
-        await self.here.world.region.workloads.apply(documents, {}, "", "test")
+        await self.here.world.region.documents.apply(documents, {}, "", "test")
 
     async def wait(self) -> None:
         self.here.world.clock.advance(float(self.rng.choice([0.1, 2.0, 5.0, 11.0, 20.0])))

@@ -59,7 +59,7 @@ class Trading:
         return cls(world, wire, gateway, [gateway])
 
     async def apply(self, texts: list[tuple[str, str]]) -> None:
-        applied = await self.world.region.workloads.apply(texts, {}, "", "test")
+        applied = await self.world.region.documents.apply(texts, {}, "", "test")
         assert applied.plan_result.problems == ()
 
     async def run(self, seconds: float) -> None:
@@ -151,7 +151,7 @@ async def test_what_is_dearer_at_home_moves_past_the_margin_only(
 async def test_without_a_federation_nothing_is_asked(tmp_path: Path) -> None:
     world = await RegionFixture.open(tmp_path)
     await world.push()
-    await world.region.workloads.apply(documents("when-better"), {}, "", "test")
+    await world.region.documents.apply(documents("when-better"), {}, "", "test")
     await world.step()
     assert world.region.origin is None
     assert world.region.workloads.delegations == {}

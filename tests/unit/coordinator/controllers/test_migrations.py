@@ -54,13 +54,13 @@ async def test_what_was_applied_is_not_ready_before_it_was_decided_upon(world: R
     assert state() == "ready"
     ((name, text),) = DOCUMENTS
     sturdier = [(name, text.replace("optimize:", "require: {availability: {replicas: 2}}, optimize:"))]
-    applied = await world.region.workloads.apply(sturdier, {}, "", "test")
+    applied = await world.region.documents.apply(sturdier, {}, "", "test")
     assert not applied.plan_result.problems
     assert state() == "progressing"
     for _ in range(20):
         await run_heartbeat(world, *agents)
     assert state() == "ready"
-    again = await world.region.workloads.apply(sturdier, {}, "", "test")
+    again = await world.region.documents.apply(sturdier, {}, "", "test")
     assert not again.plan_result.problems
     assert state() == "ready", "nothing was changed"
 
@@ -272,7 +272,7 @@ async def test_migrate_is_refused_by_what_can_move_says(world: RegionFixture) ->
     source, target = await two_agents(world)
     workloads = world.region.workloads
     await world.region.fleet.cordon(target.name, True, "ops")
-    said = (await can_move(workloads, None, (), KEY, target.name)).refusal
+    said = (await can_move(workloads, world.region.documents, None, (), KEY, target.name)).refusal
     with pytest.raises(ShoalError) as refused:
         await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert said == refused.value.refusal
@@ -280,7 +280,7 @@ async def test_migrate_is_refused_by_what_can_move_says(world: RegionFixture) ->
     assert said.code is Code.NODE_CORDONED
     assert not world.region.workloads.migrations.live
     await world.region.fleet.cordon(target.name, False, "ops")
-    assert (await can_move(workloads, None, (), KEY, target.name)).refusal is None
+    assert (await can_move(workloads, world.region.documents, None, (), KEY, target.name)).refusal is None
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert (await run_until_over(world, begun, source, target)).stage is MigrationStage.DONE
 
@@ -293,7 +293,7 @@ async def test_an_operator_may_ask_again_where_a_move_was_only_late(world: Regio
     await world.region.moves.cancel(begun.id, "ops")
     ended = await run_until_over(world, begun, source, target)
     assert isinstance(ended.state, AbortedState)
-    assert (await can_move(world.region.workloads, None, (), KEY, target.name)).refusal is None
+    assert (await can_move(world.region.workloads, world.region.documents, None, (), KEY, target.name)).refusal is None
     again = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert (await run_until_over(world, again, source, target)).stage is MigrationStage.DONE
 
@@ -309,11 +309,11 @@ async def test_a_workload_that_no_device_can_take_is_final(world: RegionFixture)
         return found
 
     assert not view().final
-    assert not (await world.region.workloads.apply([(name, elsewhere)], {}, "", "test")).plan_result.problems
+    assert not (await world.region.documents.apply([(name, elsewhere)], {}, "", "test")).plan_result.problems
     assert not view().final, "not decided upon yet"
     await world.step()
     assert (view().state, view().reason.code, view().final) == ("pending", Code.SELECTOR_MISMATCH, True)
-    await world.region.workloads.apply([(name, text)], {}, "", "test")
+    await world.region.documents.apply([(name, text)], {}, "", "test")
     for node in ("edge-1", "edge-2"):
         await world.region.fleet.cordon(node, True, "ops")
     await world.step()
@@ -472,7 +472,7 @@ async def test_a_move_to_where_its_standby_is_is_refused_at_once(world: RegionFi
     source, target = await two_agents(world)
     ((name, text),) = DOCUMENTS
     spare = text.replace("latency: 1.0}}", "latency: 1.0}, require: {availability: {standby: warm}}}")
-    applied = await world.region.workloads.apply([(name, spare)], {}, "", "test")
+    applied = await world.region.documents.apply([(name, spare)], {}, "", "test")
     assert not applied.plan_result.problems
     await run_heartbeat(world, source, target)
     assert [one.standby for one in world.region.workloads.desired[target.name].assignments] == [True]

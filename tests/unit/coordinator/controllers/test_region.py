@@ -41,7 +41,7 @@ async def place_agent(world: RegionFixture) -> FakeAgent:
     await world.push()
     agent = FakeAgent(world, "edge-1")
     assert isinstance(await agent.connect(), Welcome)
-    applied = await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    applied = await world.region.documents.apply(DOCUMENTS, {}, "", "test")
     assert not applied.plan_result.problems
     await world.step()
     await agent.apply_desired()
@@ -51,7 +51,7 @@ async def place_agent(world: RegionFixture) -> FakeAgent:
 
 async def remove_workload(world: RegionFixture, agent: FakeAgent) -> None:
     """The one workload is deleted, and nothing of it is left."""
-    await world.region.workloads.delete(DocumentKey("Workload", "default/reader"), "test")
+    await world.region.documents.delete(DocumentKey("Workload", "default/reader"), "test")
     for _ in range(4):
         world.clock.advance(1.0)
         await world.step()
@@ -68,7 +68,7 @@ async def test_what_a_workload_costs_is_metered_for_as_long_as_it_has_a_device(t
     spent = RecordedMeter()
     world = await RegionFixture.open(tmp_path / "first", meter=spent)
     region = "apiVersion: shoal/v1\nkind: Region\nmetadata: {name: eu}\nspec: {price: 0.40 USD/h}\n"
-    assert not (await world.region.workloads.apply([("region.yaml", region)], {}, "", "test")).plan_result.problems
+    assert not (await world.region.documents.apply([("region.yaml", region)], {}, "", "test")).plan_result.problems
     agent = await place_agent(world)
     world.clock.elapsed += 1800.0
     await world.region.workloads.step()
@@ -109,7 +109,7 @@ async def test_a_refused_write_sends_nothing(world: RegionFixture, monkeypatch: 
     await world.push()
     agent = FakeAgent(world, "edge-1")
     await agent.connect()
-    await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    await world.region.documents.apply(DOCUMENTS, {}, "", "test")
     before = len(world.links.messages)
 
     async def full(*_: object, **__: object) -> int:
@@ -129,7 +129,7 @@ async def test_a_step_whose_write_got_no_answer_is_found_in_the_store(
 ) -> None:
     await world.push()
     await FakeAgent(world, "edge-1").connect()
-    await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    await world.region.documents.apply(DOCUMENTS, {}, "", "test")
     await world.region.fleet.tick()
     commit = world.store.commit
 
@@ -174,7 +174,7 @@ async def test_a_restart_finds_the_same_and_moves_nothing(world: RegionFixture, 
         assert [each.id for each in again.region.workloads.desired["edge-1"].assignments] == [
             each.id for each in before.assignments
         ]
-        assert not (await again.region.workloads.plan([], {}, "test")).plan.has_changes  # type: ignore[union-attr]
+        assert not (await again.region.documents.plan([], {}, "test")).plan.has_changes  # type: ignore[union-attr]
     finally:
         await again.store.close()
 
@@ -310,24 +310,24 @@ async def test_a_stale_plan_is_refused_and_says_what_differs(world: RegionFixtur
     await world.push()
     await FakeAgent(world, "edge-1").connect()
     await world.step()
-    shown = await world.region.workloads.plan(DOCUMENTS, {}, "test")
+    shown = await world.region.documents.plan(DOCUMENTS, {}, "test")
     assert shown.plan is not None
     await world.region.fleet.cordon("edge-1", True, "test")
     await FakeAgent(world, "edge-2").connect()
     await world.step()
-    applied = await world.region.workloads.apply(DOCUMENTS, {}, shown.plan.hash, "test")
+    applied = await world.region.documents.apply(DOCUMENTS, {}, shown.plan.hash, "test")
     assert applied.revision == 0
     assert any("edge-1" in line for line in applied.plan_differences)
     assert any("edge-2" in line for line in applied.plan_differences)
     assert not world.region.workloads.catalog.documents
-    fresh = await world.region.workloads.plan(DOCUMENTS, {}, "test")
+    fresh = await world.region.documents.plan(DOCUMENTS, {}, "test")
     assert fresh.plan is not None
-    assert (await world.region.workloads.apply(DOCUMENTS, {}, fresh.plan.hash, "test")).revision > 0
+    assert (await world.region.documents.apply(DOCUMENTS, {}, fresh.plan.hash, "test")).revision > 0
 
 
 async def test_planning_after_applying_shows_nothing(world: RegionFixture) -> None:
     await place_agent(world)
-    again = await world.region.workloads.plan(DOCUMENTS, {}, "test")
+    again = await world.region.documents.plan(DOCUMENTS, {}, "test")
     assert again.plan is not None
     assert not again.documents
     assert not again.plan.has_changes
@@ -336,15 +336,15 @@ async def test_planning_after_applying_shows_nothing(world: RegionFixture) -> No
 async def test_a_change_bumps_the_revision_and_shows_its_lines(world: RegionFixture) -> None:
     await place_agent(world)
     texts = [(name, text.replace("latency: 1.0", "cost: 1.0")) for name, text in DOCUMENTS]
-    (change,) = (await world.region.workloads.plan(texts, {}, "test")).documents
+    (change,) = (await world.region.documents.plan(texts, {}, "test")).documents
     assert (change.sign, change.kind, change.name) == ("~", "Policy", "fast")
     assert change.lines == ("- spec.optimize.latency: 1.0", "+ spec.optimize.cost: 1.0")
-    await world.region.workloads.apply(texts, {}, "", "test")
+    await world.region.documents.apply(texts, {}, "", "test")
     assert world.region.workloads.catalog.documents[DocumentKey("Policy", "fast")].revision == 2
 
 
 async def test_documents_with_problems_change_nothing(world: RegionFixture) -> None:
-    applied = await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    applied = await world.region.documents.apply(DOCUMENTS, {}, "", "test")
     assert [problem.refusal.code for problem in applied.plan_result.problems] == [Code.MODEL_UNKNOWN]
     assert not await world.store.scan("documents/")
 
@@ -352,18 +352,18 @@ async def test_documents_with_problems_change_nothing(world: RegionFixture) -> N
 async def test_what_is_in_use_is_not_deleted(world: RegionFixture) -> None:
     await place_agent(world)
     for delete in (
-        world.region.workloads.delete(DocumentKey("Policy", "fast"), "test"),
+        world.region.documents.delete(DocumentKey("Policy", "fast"), "test"),
         world.region.models.remove("ocr", "test"),
     ):
         with pytest.raises(ShoalError) as refused:
             await delete
         assert refused.value.code is Code.IN_USE
-    await world.region.workloads.delete(DocumentKey("Workload", "default/reader"), "test")
-    await world.region.workloads.delete(DocumentKey("Policy", "fast"), "test")
+    await world.region.documents.delete(DocumentKey("Workload", "default/reader"), "test")
+    await world.region.documents.delete(DocumentKey("Policy", "fast"), "test")
     assert await world.region.models.remove("ocr", "test") == (DIGEST, True)
     assert not world.models.kept
     with pytest.raises(ShoalError) as gone:
-        await world.region.workloads.delete(DocumentKey("Workload", "default/reader"), "test")
+        await world.region.documents.delete(DocumentKey("Workload", "default/reader"), "test")
     assert gone.value.code is Code.WORKLOAD_UNKNOWN
 
 
@@ -501,7 +501,7 @@ def test_records_of_another_shape_are_refused() -> None:
 async def test_a_document_of_a_newer_version_is_refused_and_nothing_is_changed(world: RegionFixture) -> None:
     """On the way back to the version before, which does not know a field of it."""
     await world.push()
-    await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    await world.region.documents.apply(DOCUMENTS, {}, "", "test")
     key = DocumentKey("Workload", "default/reader").store_key
     stored = await world.store.read(key)
     assert stored is not None

@@ -42,7 +42,7 @@ class Scene:
         await self.world.push()
         self.one, self.two = FakeAgent(self.world, "edge-1"), FakeAgent(self.world, "edge-2")
         await self.one.connect()
-        await self.world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+        await self.world.region.documents.apply(DOCUMENTS, {}, "", "test")
         await self.step(self.one)
         await self.two.connect()
         await self.step(self.two)
@@ -195,5 +195,5 @@ async def test_f16_a_change_that_was_on_its_way_when_the_history_began_is_made(s
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scene.world.store, "commit", turning)
-        await region.workloads.apply(LATER, {}, "", "test")
+        await region.documents.apply(LATER, {}, "", "test")
     assert not region.leadership_loss.is_set()

@@ -41,7 +41,7 @@ def policy(weight: str) -> str:
 
 async def apply(world: RegionFixture, *texts: str, actor: str = "ops") -> None:
     given = [(f"{number}.yaml", each) for number, each in enumerate(texts)]
-    applied = await world.region.workloads.apply(given, {}, "", actor)
+    applied = await world.region.documents.apply(given, {}, "", actor)
     assert not applied.plan_result.problems, applied.plan_result.problems
     world.clock.advance(1.0)
 
@@ -52,7 +52,7 @@ async def read_history(world: RegionFixture) -> tuple[Revision, ...]:
 
 async def roll_back(world: RegionFixture, to: int = 0) -> None:
     texts, digests = await revisions.rollback_documents(world.store, world.region.workloads.catalog, KEY, to)
-    applied = await world.region.workloads.apply(texts, digests, "", "ops", back=True)
+    applied = await world.region.documents.apply(texts, digests, "", "ops", back=True)
     assert not applied.plan_result.problems, applied.plan_result.problems
     world.clock.advance(1.0)
 
@@ -90,7 +90,7 @@ async def test_back_and_back_again(world: RegionFixture) -> None:
 
 
 async def test_it_comes_back_with_the_very_models_that_it_was_pinned_to(world: RegionFixture) -> None:
-    await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    await world.region.documents.apply(DOCUMENTS, {}, "", "test")
     (before,) = world.region.workloads.intents
     (name,) = (model.source for model in before.models)
     await apply(world, text("b"))
@@ -135,7 +135,7 @@ async def test_so_many_are_kept_and_all_go_with_the_workload(world: RegionFixtur
     assert [each.document.revision for each in await read_history(again)] == list(range(5, KEPT + 6)), (
         "and after a restart"
     )
-    await again.region.workloads.delete(WORKLOAD, "ops")
+    await again.region.documents.delete(WORKLOAD, "ops")
     assert await again.store.scan(revisions.REVISIONS) == ()
     await apply(again, text("anew"))
     assert [each.document.revision for each in await read_history(again)] == [1]

@@ -60,7 +60,7 @@ async def push(world: RegionFixture) -> PackRef:
 
 
 async def codes(world: RegionFixture, texts: list[tuple[str, str]], digests: dict[str, str]) -> list[Code]:
-    applied = await world.region.workloads.apply(texts, digests, "", "test")
+    applied = await world.region.documents.apply(texts, digests, "", "test")
     return [problem.refusal.code for problem in applied.plan_result.problems]
 
 
@@ -288,7 +288,7 @@ async def test_a_recording_that_is_removed_is_made_again_by_what_serves(world: R
     await world.step()
     asked = verification_of(world, "edge-1")
     assert (asked.recording, asked.beside) == (Recording.HERE, True)
-    await world.region.workloads.delete(DocumentKey("Workload", str(KEY)), "test")
+    await world.region.documents.delete(DocumentKey("Workload", str(KEY)), "test")
     await world.region.models.remove("ocr", "test")
     assert not world.region.workloads.catalog.references
 

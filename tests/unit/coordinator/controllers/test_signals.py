@@ -62,7 +62,7 @@ def region(spec: str) -> list[tuple[str, str]]:
 
 
 async def apply(world: RegionFixture, texts: list[tuple[str, str]]) -> None:
-    applied = await world.region.workloads.apply(texts, {}, "", OPERATOR)
+    applied = await world.region.documents.apply(texts, {}, "", OPERATOR)
     assert not applied.plan_result.problems
 
 
@@ -102,7 +102,7 @@ def documents_with_limits(limits: str) -> list[tuple[str, str]]:
 
 
 async def plan_reader(world: RegionFixture, texts: list[tuple[str, str]]) -> WorkloadPlan:
-    plan = (await world.region.workloads.plan(texts, {}, OPERATOR)).plan
+    plan = (await world.region.documents.plan(texts, {}, OPERATOR)).plan
     assert plan is not None
     found = plan.of(WorkloadKey("default", "reader"))
     assert found is not None

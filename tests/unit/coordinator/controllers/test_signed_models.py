@@ -69,7 +69,7 @@ async def expect_refusal(world: RegionFixture, digest: str, signature: bytes, co
 
 
 async def apply(world: RegionFixture, *texts: tuple[str, str]) -> list[Code]:
-    applied = await world.region.workloads.apply(list(texts), {}, "", "test")
+    applied = await world.region.documents.apply(list(texts), {}, "", "test")
     return [problem.refusal.code for problem in applied.plan_result.problems]
 
 

@@ -133,7 +133,7 @@ class Pair:
             await agent.connect()
         await home.push()
         for world, text in ((away, TRADE), (home, WORKLOAD)):
-            applied = await world.region.workloads.apply([("d.yaml", text)], {}, "", "test")
+            applied = await world.region.documents.apply([("d.yaml", text)], {}, "", "test")
             assert applied.plan_result.problems == ()
         return cls(home, away, roads, agents)
 
@@ -190,7 +190,7 @@ async def test_the_model_is_fetched_run_and_routed_to(pair: Pair) -> None:
 
 async def test_what_is_deleted_at_home_is_gone_away(pair: Pair) -> None:
     await pair.run(6.0)
-    await pair.origin_region.region.workloads.delete(DocumentKey("Workload", str(KEY)), "test")
+    await pair.origin_region.region.documents.delete(DocumentKey("Workload", str(KEY)), "test")
     await pair.run(6.0)
     assert pair.guests == []
     assert (await pair.origin_region.region.ledger.entries_after(0))[-1].what == "ended"

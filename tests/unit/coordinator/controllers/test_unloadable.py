@@ -41,7 +41,7 @@ def lacking(world: RegionFixture) -> Refusal | None:
 async def test_it_counts_for_every_node_over_a_restart_until_it_is_cleared(
     world: RegionFixture, tmp_path: Path
 ) -> None:
-    await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    await world.region.documents.apply(DOCUMENTS, {}, "", "test")
     agents = [FakeAgent(world, "edge-1"), FakeAgent(world, "edge-2")]
     for agent in agents:
         await agent.connect()

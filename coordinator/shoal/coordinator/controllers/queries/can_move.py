@@ -9,6 +9,7 @@ from typing import Final
 
 from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.queries.delegation import NOT_JOINED, IndicativeBid, indicative_bids
+from shoal.coordinator.controllers.workloads.apply import DocumentsController
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveEstimates
@@ -55,13 +56,18 @@ def _refusal_of(bid: IndicativeBid) -> Refusal | None:
 
 
 async def can_move(
-    workloads: WorkloadsController, trades: OriginController | None, regions: Collection[str], key: WorkloadKey, to: str
+    workloads: WorkloadsController,
+    documents: DocumentsController,
+    trades: OriginController | None,
+    regions: Collection[str],
+    key: WorkloadKey,
+    to: str,
 ) -> CanMoveResult:
     """key: a workload; else its name is that of a pushed model. to: NODE, NODE/DEVICE, or one of `regions`.
 
     Raises ShoalError(FIELD_INVALID | WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND | FEDERATION_UNREACHABLE).
     """
-    catalog, intent = _subject(workloads, key)
+    catalog, intent = _subject(documents, workloads.catalog, key)
     aim = Aim.parse(to)
     nodes = workloads.inputs(catalog).fleet.nodes
     if aim.node in nodes or aim.node not in regions:
@@ -92,11 +98,10 @@ async def can_move(
     return CanMoveResult(key, MoveAnswer.YES if feasible else MoveAnswer.NO, bids=tuple(bids))
 
 
-def _subject(workloads: WorkloadsController, key: WorkloadKey) -> tuple[Catalog, Intent]:
+def _subject(documents: DocumentsController, catalog: Catalog, key: WorkloadKey) -> tuple[Catalog, Intent]:
     """The workload with the applied documents; or a model as a workload without a policy, in a catalog proposed for
     this query only.
     """
-    catalog = workloads.catalog
     known = next((intent for intent in catalog.intents if intent.key == key), None)
     if known is not None:
         return catalog, known
@@ -114,7 +119,7 @@ def _subject(workloads: WorkloadsController, key: WorkloadKey) -> tuple[Catalog,
         "metadata": {"name": WHAT_IF, "tenant": key.tenant},
         "spec": {"model": {"source": digest}},
     }
-    proposal = workloads.propose([(WHAT_IF, json.dumps(document))])
+    proposal = documents.propose([(WHAT_IF, json.dumps(document))])
     if proposal.problems:
         raise ShoalError(proposal.problems[0].refusal)
     thought = WorkloadKey(key.tenant, WHAT_IF)

@@ -26,6 +26,7 @@ from shoal.coordinator.controllers.log.region_clock import RegionClock
 from shoal.coordinator.controllers.queries.logs import NodeLogs
 from shoal.coordinator.controllers.queries.traces import TracesController
 from shoal.coordinator.controllers.region.signals import SignalsController
+from shoal.coordinator.controllers.workloads.apply import DocumentsController
 from shoal.coordinator.controllers.workloads.moves_api import MovesController
 from shoal.coordinator.controllers.workloads.restored_store import NoProofs, RestoredStoreDetector
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
@@ -174,6 +175,7 @@ class RegionalCoordinator:
             proofs=proofs,
             on_migration_end=lambda migration: self.traces.on_end(migration),
         )
+        self.documents = DocumentsController(context, self.workloads, self.signals.current)
         self.ledger = Ledger(store, self.fence, clock)
         self.traces = TracesController(
             context,
@@ -234,6 +236,7 @@ class RegionalCoordinator:
     async def _read(self) -> None:
         await self.fleet.start()
         await self.models.start()
+        await self.documents.start()
         await self.workloads.start()
         await self.signals.start()
         await self.ledger.start()

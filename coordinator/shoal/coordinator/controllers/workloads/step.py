@@ -1,16 +1,15 @@
-"""Documents in, desired sets out: the one loop that decides what runs where.
+"""The one loop that decides what runs where.
 
 A step computes from the stored state and the fleet as last reported. It commits what changed (desired sets with their
 new generations, the reconciler's memory, the events) in one transaction, and only then sends. A lost message is
 repaired: a session is sent its set when it opens, and again when the node reports another version.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
 
 from shoal.coordinator import codec, metrics
-from shoal.coordinator.controllers.documents import revisions
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.identity.enrolment import CREDENTIALS
@@ -22,9 +21,7 @@ from shoal.coordinator.controllers.workloads.migrations import MigrationReposito
 from shoal.coordinator.controllers.workloads.sender import DesiredSetSender
 from shoal.coordinator.controllers.workloads.spending import SpendingMeter
 from shoal.coordinator.controllers.workloads.transitions import RegionTransitions, RegionWrites
-from shoal.coordinator.core.catalog.differences import DocumentChange
-from shoal.coordinator.core.catalog.model import DOCUMENTS, Catalog, DocumentKey, Guest, Provenance, StoredDocument
-from shoal.coordinator.core.catalog.propose import DocumentProposal, propose, without_document
+from shoal.coordinator.core.catalog.model import Catalog, Guest, Provenance
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.fleet.updates import with_timing
 from shoal.coordinator.core.migration.advance import AdvanceResult, advance, migration_effects, trigger_view
@@ -68,72 +65,25 @@ from shoal.coordinator.core.workloads.model import (
 from shoal.coordinator.core.workloads.routes import is_remote, local_replica_count
 from shoal.coordinator.core.workloads.sleep import next_due
 from shoal.coordinator.core.workloads.spending import rates
-from shoal.coordinator.ports import AgentLinks, Proofs, StaleRevision
-from shoal.policies import Problem, node_price
+from shoal.coordinator.ports import AgentLinks, Proofs
+from shoal.policies import node_price
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
-from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.migration import Recording
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import DelegationMode, Intent, WorkloadKey
 
 DESIRED: Final = "desired/"
 MEMORY: Final = "reconciler"
-PLANS_KEPT: Final = 32
 FORGOTTEN_IDS: Final = 1_000_000
 """Ids skipped when a history begins: the restored store may lack assignments that were created with them."""
 RECONNECT_S: Final = 5.0
 """All agents reconnect within this time (`reconnect_after` of the agent)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanResult:
-    """What applying the documents would do."""
-
-    # The catalog with the documents merged in.
-    proposal: DocumentProposal
-    # None exactly when there are problems; then there is no hash either.
-    plan: PlacementPlan | None
-    # Price and carbon as the plan uses them.
-    signals: Mapping[SignalName, Signal] = field(default_factory=dict)
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        return self.proposal.problems
-
-    @property
-    def documents(self) -> tuple[DocumentChange, ...]:
-        return self.proposal.changes
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyResult:
-    """What was applied, or why nothing was."""
-
-    # The plan as computed at apply time.
-    plan_result: PlanResult
-    # Decisions that differ from the plan whose hash was given; if not empty, nothing was applied.
-    plan_differences: tuple[str, ...]
-    # Store revision of the commit; 0: nothing was applied.
-    revision: int
-
-
-T = TypeVar("T")
-
-
-class Compute(Protocol):
-    """Runs a pure function without blocking the caller's loop for long; raises what the function raises."""
-
-    async def __call__(self, work: Callable[[], T], /) -> T: ...
-
-
-async def inline(work: Callable[[], T], /) -> T:
-    """Runs the function at once, in the caller's task."""
-    return work()
-
-
 class WorkloadsController:
-    """Owns documents, desired sets, the reconciler's memory and the migrations; computes and commits each step."""
+    """Owns desired sets, the reconciler's memory and the migrations; computes and commits each step."""
 
     def __init__(
         self,
@@ -192,24 +142,12 @@ class WorkloadsController:
         self._evaluated_inputs: tuple[object, ...] = ()
         self._memory = ReconcilerMemory()
         self._saved = ReconcilerMemory()
-        self._revisions: dict[str, int] = {}
         self._written_at: dict[str, Elapsed] = {}
-        self._plans: dict[str, tuple[str, ...]] = {}
         self.transitions = RegionTransitions(context)
         self.step_lock = self.transitions.lock
 
     async def start(self) -> None:
-        """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE): also where a document is of a newer version."""
-        documents = {}
-        for record in await self._store.scan(DOCUMENTS):
-            stored = codec.load(StoredDocument, record.value)
-            try:
-                _ = stored.value
-            except ShoalError as cause:
-                raise codec.unreadable(f"{stored.kind} {stored.name}", str(cause)) from cause
-            documents[stored.key] = stored
-            self._revisions[record.key] = record.revision
-        self.adopt(self.catalog.with_changes(documents=documents))
+        """Call after the documents are adopted. Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
         for record in await self._store.scan(DESIRED):
             self.desired[record.key.removeprefix(DESIRED)] = codec.load(DesiredSet, record.value)
         self._written_at = dict.fromkeys(self.desired, self._clock.now())
@@ -335,65 +273,6 @@ class WorkloadsController:
             Code.ROLE_DENIED, f"{node} was not asked to record {model!r:.80} by {assignment!r:.80}",
             "the replica that the coordinator chose", "it is judged by what another recorded",
         )  # fmt: skip
-
-    async def plan(
-        self,
-        texts: Sequence[tuple[str, str]],
-        digests: Mapping[str, str],
-        actor: str,
-        *,
-        back: bool = False,
-        compute: Compute = inline,
-    ) -> PlanResult:
-        """What applying would do; changes nothing. No texts: what would change now. back: by a rollback. compute: runs
-        the parts whose cost grows with the texts, all of them pure.
-        """
-        catalog, wall = self.catalog, self._clock.wall()
-
-        def propose_all() -> DocumentProposal:
-            found = propose(
-                catalog, texts, digests, region=self._region, actor=actor, wall=wall, verify=verify_bundle, back=back
-            )
-            if not found.problems:
-                _ = found.catalog.intents  # resolves what changed; the catalog keeps it
-            return found
-
-        proposal = await compute(propose_all)
-        if proposal.problems:
-            return PlanResult(proposal, None)
-        inputs = self.inputs(proposal.catalog)
-        plan = await compute(lambda: place(inputs))
-        self._remember_plan(plan)
-        return PlanResult(proposal, plan, self._signals(proposal.catalog))
-
-    def propose(self, texts: Sequence[tuple[str, str]]) -> DocumentProposal:
-        """Merges documents into the applied ones; changes nothing."""
-        wall = self._clock.wall()
-        return propose(self.catalog, texts, {}, region=self._region, actor="", wall=wall, verify=verify_bundle)
-
-    async def apply(
-        self,
-        texts: Sequence[tuple[str, str]],
-        digests: Mapping[str, str],
-        plan_hash: str,
-        actor: str,
-        *,
-        back: bool = False,
-        compute: Compute = inline,
-    ) -> ApplyResult:
-        """back, compute: as in `plan`. Raises ShoalError(CONFLICT | STORE_FULL | STORE_UNAVAILABLE)."""
-        async with self._fence.documents_lock:
-            return await self._apply(texts, digests, plan_hash, actor, back, compute)
-
-    async def delete(self, key: DocumentKey, actor: str) -> int:
-        """Raises ShoalError(NOT_FOUND | WORKLOAD_UNKNOWN | IN_USE | CONFLICT)."""
-        async with self._fence.documents_lock:
-            left = without_document(self.catalog, key)
-            event = LogEvent("DELETED", f"{key.kind} {key.name}", "", actor, "", _workload_of(key))
-            kept = revisions.revision_keys(self.catalog.documents[key])
-            revision = await self._commit_documents({}, (key.store_key, *kept), (key,), [event])
-            self.adopt(left)
-            return revision
 
     async def clear(self, name: str, actor: str) -> tuple[str, ...]:
         """Lets a model (by name or digest) be tried again that is poisoned or that a runtime refused to load; returns
@@ -640,38 +519,6 @@ class WorkloadsController:
         asked = MoveProposal(key, place, Aim(), Cause.COST, "to another region that is better")
         return (MoveHold(asked, *found),) if found is not None else ()
 
-    async def _apply(
-        self,
-        texts: Sequence[tuple[str, str]],
-        digests: Mapping[str, str],
-        plan_hash: str,
-        actor: str,
-        back: bool,
-        compute: Compute,
-    ) -> ApplyResult:
-        before = self._plans.get(plan_hash)
-        planned = await self.plan(texts, digests, actor, back=back, compute=compute)
-        if planned.plan is None:
-            return ApplyResult(planned, (), 0)
-        if plan_hash and plan_hash != planned.plan.hash:
-            return ApplyResult(planned, _differences(before, _decisions(planned.plan)), 0)
-        documents = planned.proposal.catalog.documents
-        keys = planned.proposal.changed_keys
-        if not keys:
-            return ApplyResult(planned, (), 0)
-        events = [
-            LogEvent(
-                "APPLIED", f"{key.kind} {key.name}", f"revision {documents[key].revision}", actor, "", _workload_of(key)
-            )
-            for key in keys
-        ]
-        held = self.catalog.documents
-        left = revisions.revision_writes([held[key] for key in keys if key in held])
-        puts = {**{key.store_key: codec.dump(documents[key]) for key in keys}, **left.puts}
-        revision = await self._commit_documents(puts, left.deletes, keys, events)
-        self.adopt(planned.proposal.catalog)
-        return ApplyResult(planned, (), revision)
-
     def _inputs(self, catalog: Catalog) -> Inputs:
         now, world = self._clock.now(), self._world(catalog)
         return inputs_of(world, migration_effects(world, self.migrations.all, now), now, self._clock.wall())
@@ -736,29 +583,6 @@ class WorkloadsController:
             and known.trust == self.trust
         )
 
-    async def _commit_documents(
-        self, puts: Mapping[str, bytes], deletes: tuple[str, ...], keys: Sequence[DocumentKey], events: list[LogEvent]
-    ) -> int:
-        expect = {key.store_key: self._revisions.get(key.store_key, 0) for key in keys}
-        try:
-            revision = await self._fence.commit(puts, deletes=deletes, expect=expect, events=events)
-        except StaleRevision as cause:
-            raise refuse(
-                Code.CONFLICT, f"{cause} changed meanwhile", "documents as they were planned", "plan again, then apply"
-            ) from cause
-        for stored_at in expect:
-            if stored_at in puts:
-                self._revisions[stored_at] = revision
-            else:
-                self._revisions.pop(stored_at, None)
-        return revision
-
-    def _remember_plan(self, plan: PlacementPlan) -> None:
-        self._plans.pop(plan.hash, None)
-        self._plans[plan.hash] = _decisions(plan)
-        while len(self._plans) > PLANS_KEPT:
-            del self._plans[next(iter(self._plans))]
-
 
 def _guest_hosts(desired: Mapping[str, DesiredContent]) -> Mapping[WorkloadKey, frozenset[str]]:
     found = dict[WorkloadKey, frozenset[str]]()
@@ -781,26 +605,5 @@ def _content(desired: DesiredSet) -> DesiredContent:
     )
 
 
-def _decisions(plan: PlacementPlan) -> tuple[str, ...]:
-    """One line for each change, to compare plans."""
-    return tuple(
-        f"{change.sign} {workload.workload} {change.model[:19]} {change.precision} on {change.node}/{change.device}"
-        for workload in plan.workloads
-        for change in workload.changes
-    )
-
-
-def _differences(before: tuple[str, ...] | None, after: tuple[str, ...]) -> tuple[str, ...]:
-    if before is None:
-        return ("that plan is not known any more; now it would be:", *after)
-    gone = [f"no more: {line}" for line in before if line not in after]
-    new = [f"now: {line}" for line in after if line not in before]
-    return (*gone, *new) or ("the documents or the region's state differ; the placements do not",)
-
-
 def _event(happened: RegionEvent) -> LogEvent:
     return LogEvent(happened.code, happened.subject, happened.message, node=happened.node, workload=happened.workload)
-
-
-def _workload_of(key: DocumentKey) -> WorkloadKey | None:
-    return WorkloadKey(*key.name.split("/", 1)) if key.kind == "Workload" else None

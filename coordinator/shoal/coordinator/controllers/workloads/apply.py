@@ -1,0 +1,243 @@
+"""Documents of the region: what applying them would change, and applying them.
+
+A plan decides nothing: the next step places what is applied. Documents are written against the revisions that they were
+planned on, and a stale plan is refused, because only its author can say whether it still holds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
+
+from shoal.coordinator import codec
+from shoal.coordinator.controllers.documents import revisions
+from shoal.coordinator.controllers.documents.publishers import verify_bundle
+from shoal.coordinator.controllers.log.context import RegionContext
+from shoal.coordinator.controllers.log.events import LogEvent
+from shoal.coordinator.controllers.workloads.step import WorkloadsController
+from shoal.coordinator.core.catalog.differences import DocumentChange
+from shoal.coordinator.core.catalog.model import DOCUMENTS, Catalog, DocumentKey, StoredDocument
+from shoal.coordinator.core.catalog.propose import DocumentProposal, propose, without_document
+from shoal.coordinator.core.placement.model import PlacementPlan
+from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.signals.model import Signal, SignalName
+from shoal.coordinator.ports import StaleRevision
+from shoal.policies import Problem
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.workload import WorkloadKey
+
+PLANS_KEPT: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """What applying the documents would do."""
+
+    # The catalog with the documents merged in.
+    proposal: DocumentProposal
+    # None exactly when there are problems; then there is no hash either.
+    plan: PlacementPlan | None
+    # Price and carbon as the plan uses them.
+    signals: Mapping[SignalName, Signal] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return self.proposal.problems
+
+    @property
+    def documents(self) -> tuple[DocumentChange, ...]:
+        return self.proposal.changes
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyResult:
+    """What was applied, or why nothing was."""
+
+    # The plan as computed at apply time.
+    plan_result: PlanResult
+    # Decisions that differ from the plan whose hash was given; if not empty, nothing was applied.
+    plan_differences: tuple[str, ...]
+    # Store revision of the commit; 0: nothing was applied.
+    revision: int
+
+
+T = TypeVar("T")
+
+
+class Compute(Protocol):
+    """Runs a pure function without blocking the caller's loop for long; raises what the function raises."""
+
+    async def __call__(self, work: Callable[[], T], /) -> T: ...
+
+
+async def inline(work: Callable[[], T], /) -> T:
+    """Runs the function at once, in the caller's task."""
+    return work()
+
+
+class DocumentsController:
+    """Plans and applies documents, one change at a time."""
+
+    def __init__(
+        self,
+        context: RegionContext,
+        workloads: WorkloadsController,
+        signals: Callable[[Catalog], Mapping[SignalName, Signal]],
+    ) -> None:
+        """signals: current values under the documents of a catalog."""
+        self._region = context.name
+        self._store = context.store
+        self._fence = context.fence
+        self._clock = context.clock
+        self._workloads = workloads
+        self._signals = signals
+        self._revisions: dict[str, int] = {}
+        self._plans: dict[str, tuple[str, ...]] = {}
+
+    async def start(self) -> None:
+        """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE): also where a document is of a newer version."""
+        documents = {}
+        for record in await self._store.scan(DOCUMENTS):
+            stored = codec.load(StoredDocument, record.value)
+            try:
+                _ = stored.value
+            except ShoalError as cause:
+                raise codec.unreadable(f"{stored.kind} {stored.name}", str(cause)) from cause
+            documents[stored.key] = stored
+            self._revisions[record.key] = record.revision
+        self._workloads.adopt(self._workloads.catalog.with_changes(documents=documents))
+
+    async def plan(
+        self,
+        texts: Sequence[tuple[str, str]],
+        digests: Mapping[str, str],
+        actor: str,
+        *,
+        back: bool = False,
+        compute: Compute = inline,
+    ) -> PlanResult:
+        """What applying would do; changes nothing. No texts: what would change now. back: by a rollback. compute: runs
+        the parts whose cost grows with the texts, all of them pure.
+        """
+        catalog, wall = self._workloads.catalog, self._clock.wall()
+
+        def propose_all() -> DocumentProposal:
+            found = propose(
+                catalog, texts, digests, region=self._region, actor=actor, wall=wall, verify=verify_bundle, back=back
+            )
+            if not found.problems:
+                _ = found.catalog.intents  # resolves what changed; the catalog keeps it
+            return found
+
+        proposal = await compute(propose_all)
+        if proposal.problems:
+            return PlanResult(proposal, None)
+        inputs = self._workloads.inputs(proposal.catalog)
+        plan = await compute(lambda: place(inputs))
+        self._remember_plan(plan)
+        return PlanResult(proposal, plan, self._signals(proposal.catalog))
+
+    def propose(self, texts: Sequence[tuple[str, str]]) -> DocumentProposal:
+        """Merges documents into the applied ones; changes nothing."""
+        wall = self._clock.wall()
+        catalog = self._workloads.catalog
+        return propose(catalog, texts, {}, region=self._region, actor="", wall=wall, verify=verify_bundle)
+
+    async def apply(
+        self,
+        texts: Sequence[tuple[str, str]],
+        digests: Mapping[str, str],
+        plan_hash: str,
+        actor: str,
+        *,
+        back: bool = False,
+        compute: Compute = inline,
+    ) -> ApplyResult:
+        """back, compute: as in `plan`. Raises ShoalError(CONFLICT | STORE_FULL | STORE_UNAVAILABLE)."""
+        async with self._fence.documents_lock:
+            return await self._apply(texts, digests, plan_hash, actor, back, compute)
+
+    async def delete(self, key: DocumentKey, actor: str) -> int:
+        """Raises ShoalError(NOT_FOUND | WORKLOAD_UNKNOWN | IN_USE | CONFLICT)."""
+        async with self._fence.documents_lock:
+            left = without_document(self._workloads.catalog, key)
+            event = LogEvent("DELETED", f"{key.kind} {key.name}", "", actor, "", _workload_of(key))
+            kept = revisions.revision_keys(self._workloads.catalog.documents[key])
+            revision = await self._commit_documents({}, (key.store_key, *kept), (key,), [event])
+            self._workloads.adopt(left)
+            return revision
+
+    async def _apply(
+        self,
+        texts: Sequence[tuple[str, str]],
+        digests: Mapping[str, str],
+        plan_hash: str,
+        actor: str,
+        back: bool,
+        compute: Compute,
+    ) -> ApplyResult:
+        before = self._plans.get(plan_hash)
+        planned = await self.plan(texts, digests, actor, back=back, compute=compute)
+        if planned.plan is None:
+            return ApplyResult(planned, (), 0)
+        if plan_hash and plan_hash != planned.plan.hash:
+            return ApplyResult(planned, _differences(before, _decisions(planned.plan)), 0)
+        documents = planned.proposal.catalog.documents
+        keys = planned.proposal.changed_keys
+        if not keys:
+            return ApplyResult(planned, (), 0)
+        events = [
+            LogEvent(
+                "APPLIED", f"{key.kind} {key.name}", f"revision {documents[key].revision}", actor, "", _workload_of(key)
+            )
+            for key in keys
+        ]
+        held = self._workloads.catalog.documents
+        left = revisions.revision_writes([held[key] for key in keys if key in held])
+        puts = {**{key.store_key: codec.dump(documents[key]) for key in keys}, **left.puts}
+        revision = await self._commit_documents(puts, left.deletes, keys, events)
+        self._workloads.adopt(planned.proposal.catalog)
+        return ApplyResult(planned, (), revision)
+
+    async def _commit_documents(
+        self, puts: Mapping[str, bytes], deletes: tuple[str, ...], keys: Sequence[DocumentKey], events: list[LogEvent]
+    ) -> int:
+        expect = {key.store_key: self._revisions.get(key.store_key, 0) for key in keys}
+        try:
+            revision = await self._fence.commit(puts, deletes=deletes, expect=expect, events=events)
+        except StaleRevision as cause:
+            raise refuse(
+                Code.CONFLICT, f"{cause} changed meanwhile", "documents as they were planned", "plan again, then apply"
+            ) from cause
+        for stored_at in expect:
+            if stored_at in puts:
+                self._revisions[stored_at] = revision
+            else:
+                self._revisions.pop(stored_at, None)
+        return revision
+
+    def _remember_plan(self, plan: PlacementPlan) -> None:
+        self._plans.pop(plan.hash, None)
+        self._plans[plan.hash] = _decisions(plan)
+        while len(self._plans) > PLANS_KEPT:
+            del self._plans[next(iter(self._plans))]
+
+
+def _decisions(plan: PlacementPlan) -> tuple[str, ...]:
+    """One line for each change, to compare plans."""
+    return tuple(
+        f"{change.sign} {workload.workload} {change.model[:19]} {change.precision} on {change.node}/{change.device}"
+        for workload in plan.workloads
+        for change in workload.changes
+    )
+
+
+def _differences(before: tuple[str, ...] | None, after: tuple[str, ...]) -> tuple[str, ...]:
+    if before is None:
+        return ("that plan is not known any more; now it would be:", *after)
+    gone = [f"no more: {line}" for line in before if line not in after]
+    new = [f"now: {line}" for line in after if line not in before]
+    return (*gone, *new) or ("the documents or the region's state differ; the placements do not",)
+
+
+def _workload_of(key: DocumentKey) -> WorkloadKey | None:
+    return WorkloadKey(*key.name.split("/", 1)) if key.kind == "Workload" else None
