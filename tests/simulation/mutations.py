@@ -302,7 +302,7 @@ MUTATIONS = (
                 "next((node, one) for node, desired in sorted(self._workloads.desired.items()) "
                 "for one in desired.assignments if one.workload == key and not (one.draining or one.standby))",
             ),
-            ("self._workloads.estimate_move(key, aim, replica=found[1].id).refusal", "None"),
+            ("self._placement.estimate_move(key, aim, replica=found[1].id).refusal", "None"),
         ),
         matrix.NAME,
     ),

@@ -7,6 +7,7 @@ from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.views import model_view, pack_view
 from shoal.coordinator.controllers.documents.models import PushResult, unknown_model
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
+from shoal.coordinator.controllers.workloads.recordings import provenance_of
 from shoal.coordinator.core.catalog.model import ModelRecord
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.codes import Code, ShoalError, refuse
@@ -131,7 +132,7 @@ async def receive_recording(
 ) -> PackRef:
     """Stores a replica's recorded answers as its model's reference, if it was asked for them and is the first. Raises
     ShoalError(ROLE_DENIED | CONFLICT | MODEL_* | DISK_FULL | STORE_FULL | ..)."""
-    by = region.workloads.provenance(caller.name, assignment, model)
+    by = provenance_of(region.workloads, caller.name, assignment, model, region.clock.wall())
     pack = await region.models.receive_pack(model, size, digest, chunks)
 
     async def keep() -> None:

@@ -270,9 +270,9 @@ async def test_a_wrong_target_is_blocked_until_an_operator_clears_it(world: Regi
 async def test_migrate_is_refused_by_what_can_move_says(world: RegionFixture) -> None:
     """One function decides both: the same code, the same words, and nothing is begun."""
     source, target = await two_agents(world)
-    workloads = world.region.workloads
+    documents, placement = world.region.documents, world.region.placement
     await world.region.fleet.cordon(target.name, True, "ops")
-    said = (await can_move(workloads, world.region.documents, None, (), KEY, target.name)).refusal
+    said = (await can_move(documents, placement, None, (), KEY, target.name)).refusal
     with pytest.raises(ShoalError) as refused:
         await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert said == refused.value.refusal
@@ -280,7 +280,7 @@ async def test_migrate_is_refused_by_what_can_move_says(world: RegionFixture) ->
     assert said.code is Code.NODE_CORDONED
     assert not world.region.workloads.migrations.live
     await world.region.fleet.cordon(target.name, False, "ops")
-    assert (await can_move(workloads, world.region.documents, None, (), KEY, target.name)).refusal is None
+    assert (await can_move(documents, placement, None, (), KEY, target.name)).refusal is None
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert (await run_until_over(world, begun, source, target)).stage is MigrationStage.DONE
 
@@ -293,7 +293,7 @@ async def test_an_operator_may_ask_again_where_a_move_was_only_late(world: Regio
     await world.region.moves.cancel(begun.id, "ops")
     ended = await run_until_over(world, begun, source, target)
     assert isinstance(ended.state, AbortedState)
-    assert (await can_move(world.region.workloads, world.region.documents, None, (), KEY, target.name)).refusal is None
+    assert (await can_move(world.region.documents, world.region.placement, None, (), KEY, target.name)).refusal is None
     again = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert (await run_until_over(world, again, source, target)).stage is MigrationStage.DONE
 

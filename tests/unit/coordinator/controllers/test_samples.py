@@ -9,6 +9,7 @@ import pytest
 
 from harness.fakes.region import DIGEST, FakeAgent, RegionFixture
 from shoal.coordinator.api.views import workload_views
+from shoal.coordinator.controllers.workloads.recordings import provenance_of
 from shoal.coordinator.core.catalog.model import DocumentKey, Provenance
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.ports import Transaction
@@ -250,9 +251,9 @@ async def test_what_the_first_replica_answered_is_kept_with_its_origin_and_judge
         ("edge-2", one.id, DIGEST), ("edge-1", "a-other", DIGEST), ("edge-1", one.id, PACK)
     ):  # fmt: skip
         with pytest.raises(ShoalError) as caught:
-            asked.provenance(node, assignment, model)
+            provenance_of(asked, node, assignment, model, world.clock.wall())
         assert caught.value.code is Code.ROLE_DENIED
-    by = asked.provenance("edge-1", one.id, DIGEST)
+    by = provenance_of(asked, "edge-1", one.id, DIGEST, world.clock.wall())
     assert (by.device, by.provider, by.precision, by.workload) == ("cpu0", "CPUExecutionProvider", "fp32", KEY)
     assert not await record(world, PACK, by)
     assert await record(world, OTHER, by), "once more, after a reply that was lost: the first counts"
@@ -278,7 +279,7 @@ async def test_what_the_first_replica_answered_is_kept_with_its_origin_and_judge
 async def test_a_recording_that_is_removed_is_made_again_by_what_serves(world: RegionFixture) -> None:
     agent = await warm(world)
     (one,) = world.region.workloads.desired["edge-1"].assignments
-    await record(world, PACK, world.region.workloads.provenance("edge-1", one.id, DIGEST))
+    await record(world, PACK, provenance_of(world.region.workloads, "edge-1", one.id, DIGEST, world.clock.wall()))
     await serve(world, agent)
     with pytest.raises(ShoalError) as caught:
         await world.region.models.remove("ocr", "test")

@@ -74,7 +74,7 @@ async def apply(world: RegionFixture, *texts: tuple[str, str]) -> list[Code]:
 
 
 def plan(world: RegionFixture) -> WorkloadPlan:
-    found = world.region.workloads.explain_all().of(READER)
+    found = world.region.placement.explain_all().of(READER)
     assert found is not None
     return found
 
@@ -209,12 +209,12 @@ async def test_a38_a_signature_that_ends_freezes_nothing_that_runs(world: Region
     await agent.report()
     assert await only_assignment(world, agent) == before
     assert await apply(world, reader(name="second")) == []
-    second = world.region.workloads.explain_all().of(WorkloadKey("default", "second"))
+    second = world.region.placement.explain_all().of(WorkloadKey("default", "second"))
     assert second is not None
     assert second.refusal is not None
     assert second.refusal.code is Code.SIGNATURE_EXPIRED
     await push(world, OLD, SHOP.sign_digest(OLD, expires_at=Wall(world.clock.date + DAY)))
-    second = world.region.workloads.explain_all().of(WorkloadKey("default", "second"))
+    second = world.region.placement.explain_all().of(WorkloadKey("default", "second"))
     assert second is not None
     assert second.refusal is None
 

@@ -9,7 +9,8 @@ from typing import Final, Protocol
 
 from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
-from shoal.coordinator.core.migration.cross_region import region_exclusions
+from shoal.coordinator.core.migration.budget import cross_region_hold
+from shoal.coordinator.core.migration.cross_region import cross_region_states, region_exclusions
 from shoal.coordinator.core.negotiation.offer_selection import own_values
 from shoal.coordinator.core.placement.model import PlacementPlan, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
@@ -109,13 +110,17 @@ class LocalRegionAdapter:
             return LocalPlacement(is_placeable=True, serves=False)
         if plan.elsewhere:
             return LocalPlacement(self._has_place(key), serves=False)
-        return LocalPlacement(plan.refusal is None, self._workloads.serves_locally(key))
+        return LocalPlacement(plan.refusal is None, self._serves(plan))
 
     def cross_region_state(self, key: WorkloadKey) -> CrossRegionState | None:
-        return self._workloads.cross_region_state(key)
+        migrations = self._workloads.migrations.all.values()
+        moves = [each for each in migrations if each.is_cross_region and each.workload == key]
+        return cross_region_states(moves, self._clock.now()).get(key) if moves else None
 
     def may_leave(self, intent: Intent) -> bool:
-        return self._workloads.may_leave(intent)
+        now, wall = self._clock.now(), self._clock.wall()
+        migrations = self._workloads.migrations.all.values()
+        return cross_region_hold(intent.key, intent.migration, migrations, now, wall) is None
 
     def exclusions(self, key: WorkloadKey) -> frozenset[tuple[str, str]]:
         return region_exclusions(self._workloads.migrations.all.values()).get(key, frozenset())
@@ -136,6 +141,11 @@ class LocalRegionAdapter:
 
     def service_report(self, agreement: str) -> ServiceReport:
         return service_report(self._fleet.fleet, agreement)
+
+    def _serves(self, plan: WorkloadPlan) -> bool:
+        """Whether all wanted replicas of the plan are in the routes, and no other region is."""
+        away = self._workloads.routes_to_other_region(plan.workload)
+        return not away and self._workloads.endpoints(plan.workload) >= plan.wanted > 0
 
     def _has_place(self, key: WorkloadKey) -> bool:
         now = self._clock.now()

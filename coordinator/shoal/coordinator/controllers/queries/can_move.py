@@ -10,7 +10,7 @@ from typing import Final
 from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.queries.delegation import NOT_JOINED, IndicativeBid, indicative_bids
 from shoal.coordinator.controllers.workloads.apply import DocumentsController
-from shoal.coordinator.controllers.workloads.step import WorkloadsController
+from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
 from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveEstimates
 from shoal.coordinator.core.negotiation.trust import delegation_refusal, may_delegate
@@ -56,8 +56,8 @@ def _refusal_of(bid: IndicativeBid) -> Refusal | None:
 
 
 async def can_move(
-    workloads: WorkloadsController,
     documents: DocumentsController,
+    placement: PlacementQueries,
     trades: OriginController | None,
     regions: Collection[str],
     key: WorkloadKey,
@@ -67,9 +67,9 @@ async def can_move(
 
     Raises ShoalError(FIELD_INVALID | WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND | FEDERATION_UNREACHABLE).
     """
-    catalog, intent = _subject(documents, workloads.catalog, key)
+    catalog, intent = _subject(documents, key)
     aim = Aim.parse(to)
-    nodes = workloads.inputs(catalog).fleet.nodes
+    nodes = placement.fleet.nodes
     if aim.node in nodes or aim.node not in regions:
         if aim.node not in nodes:
             raise refuse(
@@ -78,7 +78,7 @@ async def can_move(
                 "NODE, NODE/DEVICE or REGION",
                 "see `shoal get devices`, `shoal federation regions`",
             )
-        found = workloads.estimate_move(intent.key, aim, catalog)
+        found = placement.estimate_move(intent.key, aim, catalog)
         return CanMoveResult(key, found.answer, estimate=found)
     if trades is None or not trades.may_trade:
         raise ShoalError(NOT_JOINED)
@@ -98,10 +98,11 @@ async def can_move(
     return CanMoveResult(key, MoveAnswer.YES if feasible else MoveAnswer.NO, bids=tuple(bids))
 
 
-def _subject(documents: DocumentsController, catalog: Catalog, key: WorkloadKey) -> tuple[Catalog, Intent]:
+def _subject(documents: DocumentsController, key: WorkloadKey) -> tuple[Catalog, Intent]:
     """The workload with the applied documents; or a model as a workload without a policy, in a catalog proposed for
     this query only.
     """
+    catalog = documents.catalog
     known = next((intent for intent in catalog.intents if intent.key == key), None)
     if known is not None:
         return catalog, known

@@ -28,6 +28,7 @@ from shoal.coordinator.controllers.queries.traces import TracesController
 from shoal.coordinator.controllers.region.signals import SignalsController
 from shoal.coordinator.controllers.workloads.apply import DocumentsController
 from shoal.coordinator.controllers.workloads.moves_api import MovesController
+from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
 from shoal.coordinator.controllers.workloads.restored_store import NoProofs, RestoredStoreDetector
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.negotiation.hold import DEFAULTS, HoldTerms
@@ -176,6 +177,7 @@ class RegionalCoordinator:
             on_migration_end=lambda migration: self.traces.on_end(migration),
         )
         self.documents = DocumentsController(context, self.workloads, self.signals.current)
+        self.placement = PlacementQueries(self.workloads, clock)
         self.ledger = Ledger(store, self.fence, clock)
         self.traces = TracesController(
             context,
@@ -186,7 +188,7 @@ class RegionalCoordinator:
             nodes=lambda: {name: each.protocol for name, each in self.fleet.fleet.nodes.items() if each.connected},
             delegate=lambda: self.delegate,
         )
-        self.moves = MovesController(self.workloads, self.fleet, context, self._dirty.set)
+        self.moves = MovesController(self.workloads, self.placement, self.fleet, context, self._dirty.set)
         self._restored_store = RestoredStoreDetector(self.fence, self.fleet, self.workloads, proofs, meter)
         self.models = ModelsController(context, blobs, inspector, lambda: self.workloads.catalog, self.workloads.adopt)
         self._directory: Callable[[], Directory | None] = lambda: None

@@ -106,6 +106,11 @@ class DocumentsController:
             self._revisions[record.key] = record.revision
         self._workloads.adopt(self._workloads.catalog.with_changes(documents=documents))
 
+    @property
+    def catalog(self) -> Catalog:
+        """All that is applied."""
+        return self._workloads.catalog
+
     async def plan(
         self,
         texts: Sequence[tuple[str, str]],
@@ -118,7 +123,7 @@ class DocumentsController:
         """What applying would do; changes nothing. No texts: what would change now. back: by a rollback. compute: runs
         the parts whose cost grows with the texts, all of them pure.
         """
-        catalog, wall = self._workloads.catalog, self._clock.wall()
+        catalog, wall = self.catalog, self._clock.wall()
 
         def propose_all() -> DocumentProposal:
             found = propose(
@@ -139,7 +144,7 @@ class DocumentsController:
     def propose(self, texts: Sequence[tuple[str, str]]) -> DocumentProposal:
         """Merges documents into the applied ones; changes nothing."""
         wall = self._clock.wall()
-        catalog = self._workloads.catalog
+        catalog = self.catalog
         return propose(catalog, texts, {}, region=self._region, actor="", wall=wall, verify=verify_bundle)
 
     async def apply(
@@ -159,9 +164,9 @@ class DocumentsController:
     async def delete(self, key: DocumentKey, actor: str) -> int:
         """Raises ShoalError(NOT_FOUND | WORKLOAD_UNKNOWN | IN_USE | CONFLICT)."""
         async with self._fence.documents_lock:
-            left = without_document(self._workloads.catalog, key)
+            left = without_document(self.catalog, key)
             event = LogEvent("DELETED", f"{key.kind} {key.name}", "", actor, "", _workload_of(key))
-            kept = revisions.revision_keys(self._workloads.catalog.documents[key])
+            kept = revisions.revision_keys(self.catalog.documents[key])
             revision = await self._commit_documents({}, (key.store_key, *kept), (key,), [event])
             self._workloads.adopt(left)
             return revision
@@ -191,7 +196,7 @@ class DocumentsController:
             )
             for key in keys
         ]
-        held = self._workloads.catalog.documents
+        held = self.catalog.documents
         left = revisions.revision_writes([held[key] for key in keys if key in held])
         puts = {**{key.store_key: codec.dump(documents[key]) for key in keys}, **left.puts}
         revision = await self._commit_documents(puts, left.deletes, keys, events)

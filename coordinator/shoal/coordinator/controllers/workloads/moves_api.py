@@ -8,6 +8,7 @@ from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.runner import Transition
+from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.controllers.workloads.transitions import RegionWrites
 from shoal.coordinator.core.migration import machine
@@ -52,11 +53,13 @@ class MovesController:
     def __init__(
         self,
         workloads: WorkloadsController,
+        placement: PlacementQueries,
         fleet: FleetController,
         context: RegionContext,
         on_change: Callable[[], None],
     ) -> None:
         self._workloads = workloads
+        self._placement = placement
         self._fleet = fleet
         self._clock = context.clock
         self._ids = context.ids
@@ -74,7 +77,7 @@ class MovesController:
         check_aim(self._fleet.fleet, aim)
         rule = self._rule_of(key)
         found = self._movable_replica(key, aim, replica)
-        refusal = self._workloads.estimate_move(key, aim, replica=found[1].id).refusal
+        refusal = self._placement.estimate_move(key, aim, replica=found[1].id).refusal
         if refusal is not None:
             raise ShoalError(refusal)
         migration = self._new_migration(key, Cause.OPERATOR, actor, found, aim, rule)

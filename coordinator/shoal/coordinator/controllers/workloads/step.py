@@ -21,38 +21,24 @@ from shoal.coordinator.controllers.workloads.migrations import MigrationReposito
 from shoal.coordinator.controllers.workloads.sender import DesiredSetSender
 from shoal.coordinator.controllers.workloads.spending import SpendingMeter
 from shoal.coordinator.controllers.workloads.transitions import RegionTransitions, RegionWrites
-from shoal.coordinator.core.catalog.model import Catalog, Guest, Provenance
+from shoal.coordinator.core.catalog.model import Catalog, Guest
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.fleet.updates import with_timing
-from shoal.coordinator.core.migration.advance import AdvanceResult, advance, migration_effects, trigger_view
-from shoal.coordinator.core.migration.budget import MoveHold, cross_region_hold
-from shoal.coordinator.core.migration.cross_region import cross_region_states
-from shoal.coordinator.core.migration.effects import clearable
-from shoal.coordinator.core.migration.estimate import MoveEstimates, estimate_move
-from shoal.coordinator.core.migration.model import AbortedState, Cause, MoveProposal, place_of
-from shoal.coordinator.core.migration.reasons_to_stay import reasons_to_stay
+from shoal.coordinator.core.migration.advance import AdvanceResult, advance, migration_effects
+from shoal.coordinator.core.migration.budget import MoveHold
+from shoal.coordinator.core.migration.model import AbortedState
 from shoal.coordinator.core.migration.triggers.view import SCAN_S
 from shoal.coordinator.core.placement.model import (
-    Aim,
     Inputs,
     PlacementPlan,
     Reservation,
     Signatures,
     Slot,
-    WorkloadPlan,
 )
-from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
-from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState
 from shoal.coordinator.core.workloads.decide import inputs_of, timing
 from shoal.coordinator.core.workloads.entries import credentials_of
-from shoal.coordinator.core.workloads.failures import (
-    allow_retry,
-    clear_crashes,
-    describe_poisoning,
-    load_refusals,
-    poisonings,
-)
+from shoal.coordinator.core.workloads.failures import excluded_places, with_retry
 from shoal.coordinator.core.workloads.invariants import Promise, RegionSnapshot
 from shoal.coordinator.core.workloads.model import (
     DelegatedWorkload,
@@ -70,9 +56,8 @@ from shoal.policies import node_price
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
 from shoal.types.codes import Code, Refusal, refuse
-from shoal.types.migration import Recording
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
-from shoal.types.workload import DelegationMode, Intent, WorkloadKey
+from shoal.types.workload import Intent, WorkloadKey
 
 DESIRED: Final = "desired/"
 MEMORY: Final = "reconciler"
@@ -227,11 +212,6 @@ class WorkloadsController:
         placed = {each.workload for desired in self.desired.values() for each in desired.assignments}
         return tuple(each for each in self.reservations if WorkloadKey(GUEST_TENANT, each.bid) not in placed)
 
-    def serves_locally(self, key: WorkloadKey) -> bool:
-        """Whether all wanted replicas of the plan are in the routes, and no other region is."""
-        plan = self.last_plan.of(key) if self.last_plan is not None else None
-        return plan is not None and not self.routes_to_other_region(key) and self.endpoints(key) >= plan.wanted > 0
-
     @property
     def region(self) -> str:
         return self._region
@@ -241,38 +221,10 @@ class WorkloadsController:
         """The fleet as of now."""
         return self._fleet.fleet
 
-    def cross_region_state(self, key: WorkloadKey) -> CrossRegionState | None:
-        """State of the workload's cross-region migration; None: there is none."""
-        crossing = [each for each in self.migrations.all.values() if each.is_cross_region and each.workload == key]
-        return cross_region_states(crossing, self._clock.now()).get(key) if crossing else None
-
-    def may_leave(self, intent: Intent) -> bool:
-        """Whether a workload may now move to a region that is merely better."""
-        now, wall = self._clock.now(), self._clock.wall()
-        return cross_region_hold(intent.key, intent.migration, self.migrations.all.values(), now, wall) is None
-
     def routes_to_other_region(self, key: WorkloadKey) -> bool:
         """Whether requests may still be routed to another region."""
         table = self._memory.tables.get(str(key))
         return table is not None and any(is_remote(endpoint) and endpoint.weight > 0 for endpoint in table.endpoints)
-
-    def provenance(self, node: str, assignment: str, model: str) -> Provenance:
-        """Provenance of a recording that this replica was asked to make, from the coordinator's own knowledge alone.
-
-        Raises ShoalError(ROLE_DENIED).
-        """
-        desired, state = self.desired.get(node), self._fleet.fleet.nodes.get(node)
-        for one in desired.assignments if desired is not None else ():
-            asked, device = one.verification, state.device(one.device) if state is not None else None
-            if (one.id, one.model) == (assignment, model) and asked and asked.recording is Recording.HERE:
-                return Provenance(
-                    model, asked.pack, one.workload, one.id, node, one.device, one.provider,
-                    device.runtime_version if device is not None else "", one.precision, self._clock.wall(),
-                )  # fmt: skip
-        raise refuse(
-            Code.ROLE_DENIED, f"{node} was not asked to record {model!r:.80} by {assignment!r:.80}",
-            "the replica that the coordinator chose", "it is judged by what another recorded",
-        )  # fmt: skip
 
     async def clear(self, name: str, actor: str) -> tuple[str, ...]:
         """Lets a model (by name or digest) be tried again that is poisoned or that a runtime refused to load; returns
@@ -290,31 +242,13 @@ class WorkloadsController:
         return cleared
 
     def _clear(self, digest: str, actor: str) -> Transition[RegionWrites, tuple[str, ...]]:
-        held = tuple(
-            f"{digest} on {each}"
-            for each in (
-                *(
-                    describe_poisoning(found)
-                    for found in sorted(poisonings(self._memory.crashes))
-                    if found.triple.model == digest
-                ),
-                *(
-                    f"{found.provider} {found.runtime_version}"
-                    for found in sorted(load_refusals(self._memory.unloadable))
-                    if found.model == digest
-                ),
-            )
-        )
-        if not held:
+        places = tuple(f"{digest} on {each}" for each in excluded_places(self._memory, digest))
+        if not places:
             return Transition(())
-        memory = replace(
-            self._memory,
-            crashes=clear_crashes(self._memory.crashes, digest),
-            unloadable=allow_retry(self._memory.unloadable, digest),
-        )
-        event = LogEvent("MODEL_CLEARED", digest, "; ".join(held), actor)
+        memory = with_retry(self._memory, digest)
+        event = LogEvent("MODEL_CLEARED", digest, "; ".join(places), actor)
         writes = RegionWrites({MEMORY: codec.dump(memory)}, events=[event])
-        return Transition(held, writes, lambda _: self._adopt_memory(memory))
+        return Transition(places, writes, lambda _: self._adopt_memory(memory))
 
     def _adopt_memory(self, memory: ReconcilerMemory) -> None:
         self._memory = self._saved = memory
@@ -363,7 +297,7 @@ class WorkloadsController:
             self._memory = replace(self._memory, issued=self._memory.issued + FORGOTTEN_IDS)
         now = self._clock.now()
         self._spending.count(now)
-        world = self._world(self.catalog)
+        world = self.region_state()
         advanced = advance(world, self.migrations.all, now, wall, run_triggers=self._should_evaluate_moves(world, now))
         decision, written = advanced.decision, self.migrations.writes(advanced.changed)
         credentials = tuple(each for each in self.credentials if each.expires_at > wall)
@@ -455,72 +389,11 @@ class WorkloadsController:
 
     @property
     def costs(self) -> dict[Slot, UsdPerHour]:
-        return self._costs(self._signals(self.catalog))
-
-    def _costs(self, signals: Mapping[SignalName, Signal]) -> dict[Slot, UsdPerHour]:
-        """Cost of each device: its node's price. Absent where the price is unknown."""
-        signal = signals.get(SignalName.PRICE)
-        region_price = UsdPerHour(signal.value) if signal is not None else None
-        return {
-            Slot(name, device.name): price
-            for name, state in self._fleet.fleet.nodes.items()
-            if (price := node_price(state.node.labels, region_price)) is not None
-            for device in state.node.devices
-        }
+        return _device_costs(self._fleet.fleet, self._signals(self.catalog))
 
     def inputs(self, catalog: Catalog | None = None) -> Inputs:
         """The inputs of placement now, under the given catalog or the applied one."""
-        return self._inputs(catalog or self.catalog)
-
-    def estimate_move(
-        self, key: WorkloadKey, aim: Aim, catalog: Catalog | None = None, replica: str = ""
-    ) -> MoveEstimates:
-        """Whether a replica of the workload could move there at an operator's request now. `shoal can-move` returns
-        this, and `shoal migrate` is refused by it. catalog: documents that are only proposed.
-
-        Raises ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND).
-        """
-        now, known = self._clock.now(), self.migrations.all
-        overruled = {each.id: replace(each, cleared=True) for each in clearable(known.values(), key)}
-        world = self._world(catalog or self.catalog)
-        effects = migration_effects(world, {**known, **overruled}, now)
-        return estimate_move(inputs_of(world, effects, now, self._clock.wall()), key, aim, replica)
-
-    def explain_all(self, catalog: Catalog | None = None) -> PlacementPlan:
-        """The plan as placement would compute it now, with every candidate."""
-        return place(self.inputs(catalog))
-
-    def explain(self, key: WorkloadKey) -> WorkloadPlan:
-        """Raises ShoalError(WORKLOAD_UNKNOWN)."""
-        plan = self.explain_all().of(key)
-        if plan is None:
-            raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
-        return plan
-
-    def reasons_to_stay(self, key: WorkloadKey) -> tuple[MoveHold, ...]:
-        """Why the workload's replicas stay where they are, and why the workload stays in this region."""
-        now, wall = self._clock.now(), self._clock.wall()
-        found = reasons_to_stay(
-            trigger_view(self._world(self.catalog), self.migrations.all, now, wall, key), self.move_holds, key
-        )
-        return (*found, *self._reasons_to_stay_local(key))
-
-    def _reasons_to_stay_local(self, key: WorkloadKey) -> tuple[MoveHold, ...]:
-        """What keeps the workload from being offered to other regions, where its policy delegates to any better one."""
-        intent = next((intent for intent in self.intents if intent.key == key), None)
-        held = [(node, one) for node, each in self.desired.items() for one in each.assignments if one.workload == key]
-        better = intent is not None and intent.delegation.mode is DelegationMode.WHEN_BETTER
-        if intent is None or not better or not held or key in self.delegations:
-            return ()
-        now, wall = self._clock.now(), self._clock.wall()
-        found = cross_region_hold(key, intent.migration, self.migrations.all.values(), now, wall)
-        node, one = held[0]
-        place = place_of(self._fleet.fleet, node, one)
-        asked = MoveProposal(key, place, Aim(), Cause.COST, "to another region that is better")
-        return (MoveHold(asked, *found),) if found is not None else ()
-
-    def _inputs(self, catalog: Catalog) -> Inputs:
-        now, world = self._clock.now(), self._world(catalog)
+        now, world = self._clock.now(), self.region_state(catalog)
         return inputs_of(world, migration_effects(world, self.migrations.all, now), now, self._clock.wall())
 
     def _count(self, advanced: AdvanceResult) -> None:
@@ -532,7 +405,9 @@ class WorkloadsController:
         for held in advanced.new_holds:
             self._meter.count(metrics.MIGRATIONS_HELD, cause=held.proposal.cause, by=held.hold)
 
-    def _world(self, catalog: Catalog) -> RegionState:
+    def region_state(self, catalog: Catalog | None = None) -> RegionState:
+        """What a step would decide from now, under the given catalog or the applied one."""
+        catalog = catalog or self.catalog
         intents = self.intents if catalog is self.catalog else catalog.intents
         signals = self._signals(catalog)
         return RegionState(
@@ -543,7 +418,7 @@ class WorkloadsController:
             desired={node: _content(desired) for node, desired in self.desired.items()},
             memory=self._memory,
             quotas=catalog.quotas,
-            costs=self._costs(signals),
+            costs=_device_costs(self._fleet.fleet, signals),
             documents=catalog.refs,
             seed=self._seed,
             signatures=self.signatures if catalog is self.catalog else catalog.signatures(self._region, verify_bundle),
@@ -582,6 +457,18 @@ class WorkloadsController:
             and known.version.history == self._fence.history
             and known.trust == self.trust
         )
+
+
+def _device_costs(fleet: Fleet, signals: Mapping[SignalName, Signal]) -> dict[Slot, UsdPerHour]:
+    """Cost of each device: its node's price. Absent where the price is unknown."""
+    signal = signals.get(SignalName.PRICE)
+    region_price = UsdPerHour(signal.value) if signal is not None else None
+    return {
+        Slot(name, device.name): price
+        for name, state in fleet.nodes.items()
+        if (price := node_price(state.node.labels, region_price)) is not None
+        for device in state.node.devices
+    }
 
 
 def _guest_hosts(desired: Mapping[str, DesiredContent]) -> Mapping[WorkloadKey, frozenset[str]]:

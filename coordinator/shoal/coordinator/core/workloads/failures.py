@@ -119,6 +119,22 @@ def allow_retry(known: tuple[Unloadable, ...], digest: str) -> tuple[Unloadable,
     return tuple(replace(each, cleared=True) if each.triple.model == digest else each for each in known)
 
 
+def excluded_places(memory: ReconcilerMemory, digest: str) -> tuple[str, ...]:
+    """Where the model is not placed because it crashed there, or could not be loaded; in words."""
+    poisoned = (each for each in sorted(poisonings(memory.crashes)) if each.triple.model == digest)
+    refused = (each for each in sorted(load_refusals(memory.unloadable)) if each.model == digest)
+    return (
+        *(describe_poisoning(each) for each in poisoned),
+        *(f"{each.provider} {each.runtime_version}" for each in refused),
+    )
+
+
+def with_retry(memory: ReconcilerMemory, digest: str) -> ReconcilerMemory:
+    """The memory with nothing held against the model, so that it is tried again."""
+    crashes, unloadable = clear_crashes(memory.crashes, digest), allow_retry(memory.unloadable, digest)
+    return replace(memory, crashes=crashes, unloadable=unloadable)
+
+
 def broken_assignments(
     memory: ReconcilerMemory, fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]], now: Elapsed
 ) -> Mapping[str, Refusal]:

@@ -1,0 +1,79 @@
+"""What placement says of the region as it is, or would be under documents that are only proposed. Changes nothing."""
+
+from dataclasses import replace
+
+from shoal.coordinator.controllers.workloads.step import WorkloadsController
+from shoal.coordinator.core.catalog.model import Catalog
+from shoal.coordinator.core.fleet.state import Fleet
+from shoal.coordinator.core.migration.advance import migration_effects, trigger_view
+from shoal.coordinator.core.migration.budget import MoveHold, cross_region_hold
+from shoal.coordinator.core.migration.effects import clearable
+from shoal.coordinator.core.migration.estimate import MoveEstimates, estimate_move
+from shoal.coordinator.core.migration.model import Cause, MoveProposal, place_of
+from shoal.coordinator.core.migration.reasons_to_stay import reasons_to_stay
+from shoal.coordinator.core.placement.model import Aim, PlacementPlan, WorkloadPlan
+from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.workloads.decide import inputs_of
+from shoal.coordinator.ports import Clock
+from shoal.types.codes import Code, refuse
+from shoal.types.workload import DelegationMode, WorkloadKey
+
+
+class PlacementQueries:
+    """By the state that the next step would read."""
+
+    def __init__(self, workloads: WorkloadsController, clock: Clock) -> None:
+        self._workloads = workloads
+        self._clock = clock
+
+    @property
+    def fleet(self) -> Fleet:
+        """The fleet as of now."""
+        return self._workloads.fleet
+
+    def estimate_move(
+        self, key: WorkloadKey, aim: Aim, catalog: Catalog | None = None, replica: str = ""
+    ) -> MoveEstimates:
+        """Whether a replica of the workload could move there at an operator's request now. `shoal can-move` returns
+        this, and `shoal migrate` is refused by it. catalog: documents that are only proposed.
+
+        Raises ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND).
+        """
+        now, known = self._clock.now(), self._workloads.migrations.all
+        overruled = {each.id: replace(each, cleared=True) for each in clearable(known.values(), key)}
+        world = self._workloads.region_state(catalog)
+        effects = migration_effects(world, {**known, **overruled}, now)
+        return estimate_move(inputs_of(world, effects, now, self._clock.wall()), key, aim, replica)
+
+    def explain_all(self, catalog: Catalog | None = None) -> PlacementPlan:
+        """The plan as placement would compute it now, with every candidate."""
+        return place(self._workloads.inputs(catalog))
+
+    def explain(self, key: WorkloadKey) -> WorkloadPlan:
+        """Raises ShoalError(WORKLOAD_UNKNOWN)."""
+        plan = self.explain_all().of(key)
+        if plan is None:
+            raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
+        return plan
+
+    def reasons_to_stay(self, key: WorkloadKey) -> tuple[MoveHold, ...]:
+        """Why the workload's replicas stay where they are, and why the workload stays in this region."""
+        now, wall = self._clock.now(), self._clock.wall()
+        view = trigger_view(self._workloads.region_state(), self._workloads.migrations.all, now, wall, key)
+        found = reasons_to_stay(view, self._workloads.move_holds, key)
+        return (*found, *self._reasons_to_stay_local(key))
+
+    def _reasons_to_stay_local(self, key: WorkloadKey) -> tuple[MoveHold, ...]:
+        """What keeps the workload from being offered to other regions, where its policy delegates to any better one."""
+        intent = next((intent for intent in self._workloads.intents if intent.key == key), None)
+        desired = self._workloads.desired
+        held = [(node, one) for node, each in desired.items() for one in each.assignments if one.workload == key]
+        better = intent is not None and intent.delegation.mode is DelegationMode.WHEN_BETTER
+        if intent is None or not better or not held or key in self._workloads.delegations:
+            return ()
+        now, wall = self._clock.now(), self._clock.wall()
+        found = cross_region_hold(key, intent.migration, self._workloads.migrations.all.values(), now, wall)
+        node, one = held[0]
+        place = place_of(self._workloads.fleet, node, one)
+        asked = MoveProposal(key, place, Aim(), Cause.COST, "to another region that is better")
+        return (MoveHold(asked, *found),) if found is not None else ()
