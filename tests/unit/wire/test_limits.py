@@ -29,7 +29,7 @@ from shoal.agent.worker.service import MAX_RUN_S
 from shoal.coordinator.api import compute_pool, models
 from shoal.coordinator.api.authorise import MESSAGE_S
 from shoal.coordinator.broker import config
-from shoal.coordinator.controllers.fleet import controller
+from shoal.coordinator.controllers.fleet import node_events
 from shoal.coordinator.controllers.log import events
 from shoal.coordinator.core.federation.rules import REGIONS_MOST
 from shoal.coordinator.core.fleet import labels
@@ -153,7 +153,7 @@ def test_the_reference_of_limits_is_true() -> None:
         "answers that one caller does not read": f"{ingress.BYTES_PER_CALLER // MIB} MiB",
         "messages of one node on its link, at once and a second": f"{rate_limiter.BURST}, {rate_limiter.RATE_PER_S:g}",
         "entries of the event log that one node may cause, at once and a second, and that are kept of it": (
-            f"{controller.EVENT_BURST}, {controller.EVENTS_PER_S:g}, {events.NODE_EVENTS_KEPT}"
+            f"{node_events.EVENT_BURST}, {node_events.EVENTS_PER_S:g}, {events.NODE_EVENTS_KEPT}"
         ),
         "events, log lines, observed replicas in one message of a node": (
             f"{MAX_ITEMS_BY_FIELD['NodeEvents.events']}, {MAX_ITEMS_BY_FIELD['LogLines.lines']:,}, "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal.agent.supervisor import Supervisor, SupervisorPorts, SupervisorSettings
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.fleet.controller import GRANTS
+from shoal.coordinator.controllers.fleet.records import GRANTS
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.core.fleet.labels import ENTRY_LABEL, EVERY_TENANT, LabelGrant
 from shoal.coordinator.ports import Transaction

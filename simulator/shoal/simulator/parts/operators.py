@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.fleet.controller import NODES, NodeRecord
+from shoal.coordinator.controllers.fleet.records import NODES, NodeRecord
 from shoal.coordinator.controllers.log.events import AUDIT, AuditEntry, digest_of
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.fleet.controller import NODES
+from shoal.coordinator.controllers.fleet.records import NODES
 from shoal.coordinator.controllers.identity.certificates import IdentityRecord, key_of
 from shoal.coordinator.controllers.identity.enrolment import TOKENS, CreatedToken, Enrolment, Redemption, Token
 from shoal.coordinator.controllers.region.region import RegionalCoordinator

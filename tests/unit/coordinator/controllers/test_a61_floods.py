@@ -11,7 +11,7 @@ import pytest
 
 from harness.fakes.region import FakeAgent, RegionFixture
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.fleet.controller import EVENT_BURST, MESSAGE_MOST
+from shoal.coordinator.controllers.fleet.node_events import EVENT_BURST, MESSAGE_MOST
 from shoal.coordinator.controllers.log.events import AUDIT, NODE_EVENTS_KEPT, AuditEntry, EventLog, LogEvent
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.link.rate_limiter import BURST, RATE_PER_S, SessionRateLimiter

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.fakes.region import FakeAgent, RegionFixture
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.fleet.controller import GRANTS, NODES, NodeRecord
+from shoal.coordinator.controllers.fleet.records import GRANTS, NODES, NodeRecord
 from shoal.coordinator.controllers.identity.enrolment import Enrolment
 from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import EventLog

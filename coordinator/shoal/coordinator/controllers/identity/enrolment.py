@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from shoal.coordinator import codec, metrics
-from shoal.coordinator.controllers.fleet.controller import GRANTS
+from shoal.coordinator.controllers.fleet.records import GRANTS
 from shoal.coordinator.controllers.identity import certificates
 from shoal.coordinator.controllers.identity.certificates import IdentityRecord, key_of
 from shoal.coordinator.controllers.log.context import ControllerContext

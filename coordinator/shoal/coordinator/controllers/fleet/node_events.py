@@ -1,0 +1,129 @@
+"""Events that nodes cause: by what they send, and by changes of their state."""
+
+from typing import Final
+
+from shoal.coordinator import metrics
+from shoal.coordinator.controllers.log.context import RegionContext
+from shoal.coordinator.controllers.log.events import LogEvent
+from shoal.coordinator.core.fleet.state import LivenessChange, NodeState
+from shoal.coordinator.core.rate_limit import RateLimiter
+from shoal.types.assignment import Observed, Phase
+from shoal.types.codes import Code
+from shoal.types.link import NodeEvents
+from shoal.types.units import show_seconds
+
+EVENT_BURST: Final = 256
+"""Event log entries that one node may cause at once: as many as an agent buffers while it is disconnected."""
+EVENTS_PER_S: Final = 2.0
+"""Entries a second that one node may cause after the burst."""
+MESSAGE_MOST, SUBJECT_MOST = 512, 256
+"""Characters kept of an agent's event message and of its subject."""
+MOST_NODES: Final = 20_000
+"""Nodes with a rate limit in memory: twice the number of links (`LINK_CONNECTIONS`)."""
+
+
+class NodeEventLog:
+    """Lets each node cause a limited number of entries."""
+
+    def __init__(self, context: RegionContext) -> None:
+        self._fence = context.fence
+        self._clock = context.clock
+        self._meter = context.meter
+        self._limits = RateLimiter(EVENT_BURST, EVENTS_PER_S, MOST_NODES)
+
+    async def record(self, node: str, message: NodeEvents) -> None:
+        """Records an agent's events in its own name: only known codes, truncated, and within its rate limit."""
+        told = [
+            LogEvent(
+                _agent_code(each.code), each.subject[:SUBJECT_MOST], each.message[:MESSAGE_MOST], f"agent {node}", node
+            )
+            for each in message.events
+        ]
+        taken = self.admit(node, told)
+        if taken:
+            await self._fence.note(*taken)
+        for event in taken:
+            if event.code == Code.FORWARD_DENIED:
+                await self._fence.audit(event.actor, "DenyForward", event.subject, event.code)
+        if len(taken) < len(told):
+            bucket = self._limits.bucket_of(node, self._clock.now())
+            if bucket.should_audit(self._clock.now()):
+                await self._fence.audit(f"agent {node}", "Tell", "events", Code.OVERLOADED)
+
+    def admit(self, node: str, events: list[LogEvent]) -> list[LogEvent]:
+        """Those of the events that the node's rate limit allows now; the rest is counted."""
+        bucket, now, taken = self._limits.bucket_of(node, self._clock.now()), self._clock.now(), list[LogEvent]()
+        for event in events:
+            if bucket.allows(now):
+                bucket.spend(now)
+                taken.append(event)
+            else:
+                self._meter.count(metrics.EVENTS_DROPPED, code=Code.OVERLOADED)
+        return taken
+
+
+def _agent_code(code: str) -> str:
+    """Agents may use codes of types.codes only. Event names such as NODE_REVOKED are the coordinator's own."""
+    return code if code in Code.__members__ else Code.CODE_UNKNOWN
+
+
+def affects_decisions(before: NodeState, after: NodeState) -> bool:
+    """Whether anything changed that decisions depend on, apart from what changes with every heartbeat."""
+    return (
+        before.has_full_status != after.has_full_status
+        or before.sequence == 0
+        or before.version != after.version
+        or before.front_ready != after.front_ready
+        or before.observed.keys() != after.observed.keys()
+        or any(_decision_state(before.observed[key]) != _decision_state(after.observed[key]) for key in after.observed)
+    )
+
+
+def _decision_state(observed: Observed) -> tuple[object, ...]:
+    drained = observed.phase is Phase.DRAINING and observed.in_flight == 0
+    return observed.phase, observed.code, observed.restarts, observed.measured, drained, observed.sessions == 0
+
+
+def status_events(before: NodeState, after: NodeState) -> list[LogEvent]:
+    """Events of the change that a status made: new failures, quarantine, clock skew."""
+    return [*_phase_events(before, after), *_quarantine_events(before, after), *skew_events(before, after)]
+
+
+def _phase_events(before: NodeState, after: NodeState) -> list[LogEvent]:
+    """An event for each new failure, by code. The reconciler reports successes."""
+    return [
+        LogEvent(
+            observed.code, observed.assignment, observed.reason, f"agent {after.name}", after.name, observed.workload
+        )
+        for observed in after.observed.values()
+        if observed.phase is Phase.FAILED
+        and observed.code is not None
+        and (
+            (known := before.observed.get(observed.assignment)) is None
+            or _decision_state(known) != _decision_state(observed)
+        )
+    ]
+
+
+def _quarantine_events(before: NodeState, after: NodeState) -> list[LogEvent]:
+    if before.quarantined == after.quarantined:
+        return []
+    code = Code.NODE_QUARANTINED if after.quarantined else "NODE_TRUSTED"
+    return [LogEvent(code, after.name, str(after.refusal or "its reports are sound again"), node=after.name)]
+
+
+def skew_events(before: NodeState | None, after: NodeState) -> list[LogEvent]:
+    if not after.is_skewed or (before is not None and before.is_skewed):
+        return []
+    way = "behind" if after.skew_s > 0 else "ahead"
+    message = f"its clock is {show_seconds(abs(after.skew_s))} {way} of the coordinator's; nothing is decided by it"
+    return [LogEvent(Code.CLOCK_SKEW, after.name, message, node=after.name)]
+
+
+def liveness_event(change: LivenessChange) -> LogEvent:
+    return LogEvent(
+        f"NODE_{change.after.upper().replace('-', '_')}",
+        change.node,
+        f"{change.before} -> {change.after}, silent for {change.silent_s:.1f}s",
+        node=change.node,
+    )
