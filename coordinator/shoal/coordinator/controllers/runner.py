@@ -49,7 +49,7 @@ class TransitionRunner(Generic[K, W]):
         read: Callable[[K, Transition[W, Any]], Awaitable[Callable[[], None]]],
     ) -> None:
         """commit: raises StaleRevision, ShoalError. read: reads from the store what became of a key after a failed
-        commit of that transition, and returns what makes memory follow it; raises ShoalError.
+        commit of that transition; raises ShoalError. It returns what makes memory follow the store, which cannot fail.
         """
         self._commit = commit
         self._read = read

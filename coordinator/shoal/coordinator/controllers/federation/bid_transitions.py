@@ -20,7 +20,6 @@ from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.runner import Transition, TransitionRunner
 from shoal.coordinator.core.negotiation import hold
 from shoal.coordinator.core.negotiation.hold import BidState, GrantedBid, HeldBid, HoldTerms, StoppingBid
-from shoal.coordinator.ports import StoreRecord
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import ShoalError
 from shoal.types.offer import Offer
@@ -173,17 +172,22 @@ class BidTransitions:
 
     async def _read_again(self, name: str, doubtful: Transition[LedgerWrites, Any]) -> Callable[[], None]:
         record = await self._store.read(BIDS + name)
-        return lambda: self._follow_store(name, record)
+        if record is None:
+            return lambda: self._follow_store(name, None)
+        stored = codec.load(StoredBid, record.value)
+        bid = TrackedBid(stored.state, stored.since, record.revision, self._clock.now())
+        return lambda: self._follow_store(name, bid)
 
-    def _follow_store(self, name: str, record: StoreRecord | None) -> None:
+    def _follow_store(self, name: str, stored: TrackedBid | None) -> None:
         """Adopts the stored state, whatever the last commit returned."""
         known = self._bids.all.get(name)
-        if record is None:
+        if stored is None:
             self._bids.put(name, None)
-        elif known is None or record.revision != known.revision:
-            stored = codec.load(StoredBid, record.value)
-            state = stored.state if known is None else hold.with_unwritten_renewals(stored.state, known.state)
-            self._bids.put(name, TrackedBid(state, stored.since, record.revision, self._clock.now()))
+        elif known is None:
+            self._bids.put(name, stored)
+        elif stored.revision != known.revision:
+            state = hold.with_unwritten_renewals(stored.state, known.state)
+            self._bids.put(name, replace(stored, state=state))
         self._publish()
 
 

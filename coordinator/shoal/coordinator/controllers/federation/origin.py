@@ -39,7 +39,7 @@ from shoal.coordinator.core.negotiation.model import (
 from shoal.coordinator.core.negotiation.spans import FINAL_EVENTS
 from shoal.coordinator.core.placement.rank import TermValues
 from shoal.coordinator.core.workloads.model import DelegatedWorkload
-from shoal.coordinator.ports import StoreRecord, VerifiedMessage
+from shoal.coordinator.ports import VerifiedMessage
 from shoal.types.agreement import Notice
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -303,24 +303,24 @@ class OriginController:
 
     async def _read_again(self, key: WorkloadKey, doubtful: Transition[LedgerWrites, Any]) -> Callable[[], None]:
         record = await self._store.read(_store_key(key))
+        stored = StoredTrade(codec.load(WorkloadTrade, record.value), record.revision) if record is not None else None
         follow_reputation = await self._reputation.read_again(REPUTATION, doubtful)
 
         def follow_store() -> None:
-            self._follow_store(key, record)
+            self._follow_store(key, stored)
             follow_reputation()
 
         return follow_store
 
-    def _follow_store(self, key: WorkloadKey, record: StoreRecord | None) -> None:
+    def _follow_store(self, key: WorkloadKey, stored: StoredTrade | None) -> None:
         """Adopts the stored trade, unless it is the one that memory goes on from."""
         known = self._stored.get(key)
-        if record is None:
+        if stored is None:
             if known is not None:
                 self.trades.pop(key, None)
                 self._stored.pop(key, None)
-        elif known is None or record.revision != known.revision:
-            stored = codec.load(WorkloadTrade, record.value)
-            self.trades[key], self._stored[key] = stored, StoredTrade(stored, record.revision)
+        elif known is None or stored.revision != known.revision:
+            self.trades[key], self._stored[key] = stored.trade, stored
 
 
 def _store_key(key: WorkloadKey) -> str:
