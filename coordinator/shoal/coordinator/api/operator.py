@@ -182,7 +182,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             plan=views.workload_plan_view(plan, fleet, found.get(key)),
             workload=listed[0] if listed else None,
             placements=views.placement_views(controller, fleet, placement.explain_all(), key),
-            signals=self._signals(),
+            signals=self._views.signals(),
             unmoved=[held_move_view(each, fleet) for each in placement.reasons_to_stay(key)],
         )
 
@@ -399,101 +399,6 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     def _federation(self) -> FederationJoiner:
         assert self._federation_or_none is not None, "a follower's guard says who leads"
         return self._federation_or_none
-
-    async def _node(self, name: str) -> operator_pb2.NodeView:
-        state = self._region.fleet.fleet.nodes[name]
-        ends = await self._enrolment.expiry_of(state.node.role, name)
-        return views.node_view(state, self._region.workloads.desired.get(name), ends)
-
-    async def _list(self, kind: str, name: str, tenant: str) -> operator_pb2.GetReply:
-        """The candidates for this name and tenant: all of a kind, or fewer where building them is expensive."""
-        controller, fleet = self._region.workloads, self._region.fleet.fleet
-        reply = operator_pb2.GetReply()
-        match kind:
-            case "nodes":
-                for name, state in sorted(fleet.nodes.items()):
-                    ends = await self._enrolment.expiry_of(state.node.role, name)
-                    reply.nodes.append(views.node_view(state, controller.desired.get(name), ends))
-            case "devices":
-                costs = controller.costs
-                for name, state in sorted(fleet.nodes.items()):
-                    reply.devices.extend(views.device_views(state, controller.desired.get(name), costs))
-            case "workloads":
-                reply.workloads.extend(views.workload_views(controller, fleet))
-            case "placements":
-                reply.placements.extend(views.placement_views(controller, fleet, self._region.placement.explain_all()))
-            case "tokens":
-                reply.tokens.extend(views.token_view(token) for token in await self._enrolment.tokens())
-            case "agreements":
-                trades = self._region.origin.trades if self._region.origin is not None else {}
-                deals = self._region.delegate.states.values() if self._region.delegate is not None else ()
-                seen = partial(service_report, fleet)
-                reply.agreements.extend(views.agreement_views(trades, deals, self._clock.now(), seen))
-            case "migrations":
-                now, wall = self._clock.now(), self._clock.wall()
-                reply.migrations.extend(migration_views(controller, fleet, name, tenant, now, wall))
-            case "ledger":
-                reply.ledger.extend(
-                    to_wire(entry) for entry in (await self._region.ledger.entries_after(0))[-MAX_LEDGER_ENTRIES:]
-                )
-            case "events":
-                reply.events.extend(await newest_events(self._region.events))
-            case "regions":
-                name = self._region.config.name
-                view = reply.regions.add(name=name, signals=self._signals())
-                view.leader, view.coordinators[:] = (
-                    self._process.link_address,
-                    self._process.link_addresses.split(","),
-                )
-                if (stored := controller.catalog.documents.get(DocumentKey("Region", name))) is not None:
-                    view.document.CopyFrom(views.document_view(stored))
-            case kind if kind in LISTS:
-                reply.documents.extend(
-                    views.document_view(stored)
-                    for key, stored in sorted(controller.catalog.documents.items())
-                    if key.kind == LISTS[kind]
-                )
-            case _:
-                raise _unknown_kind(kind, _KINDS_LISTED)
-        return reply
-
-
-def _filter(reply: operator_pb2.GetReply, name: str, tenant: str) -> None:
-    """Keeps the items with this name and tenant, in whichever list is filled."""
-    for field, values in reply.ListFields():
-        kept = [value for value in values if _matches(field.name, value, name, tenant)]
-        listed = getattr(reply, field.name)
-        del listed[:]
-        listed.extend(kept)
-
-
-def _matches(field: str, value: Any, name: str, tenant: str) -> bool:
-    match field:
-        case "nodes":
-            return value.node.name == name or not name
-        case "devices":
-            return name in ("", value.node, f"{value.node}/{value.device.name}")
-        case "workloads":
-            return name in ("", value.workload.name) and tenant in ("", value.workload.tenant)
-        case "placements":
-            workload = value.assignment.workload
-            return name in ("", workload.name, value.assignment.id) and tenant in ("", workload.tenant)
-        case "documents" | "regions":
-            return name in ("", value.name)
-        case "tokens":
-            return name in ("", value.id, value.name)
-        case "agreements":
-            return name in ("", value.agreement, value.workload.name) and tenant in ("", value.workload.tenant)
-        case "migrations":
-            return True  # filtered before they were built
-        case "ledger":
-            return name in ("", value.agreement)
-        case "events":
-            return name in ("", value.subject, value.node, value.workload.name) and tenant in (
-                "",
-                value.workload.tenant,
-            )
-    return False
 
 
 def _key(key: nouns_pb2.WorkloadKey) -> WorkloadKey:

@@ -84,7 +84,7 @@ class RegionViews:
             case "workloads":
                 reply.workloads.extend(views.workload_views(controller, fleet))
             case "placements":
-                reply.placements.extend(views.placement_views(controller, fleet, controller.explain_all()))
+                reply.placements.extend(views.placement_views(controller, fleet, self._region.placement.explain_all()))
             case "tokens":
                 reply.tokens.extend(views.token_view(token) for token in await self._enrolment.tokens())
             case "agreements":

@@ -142,7 +142,7 @@ class DelegateController:
         async with self._exclusive():
             known = self._bids.of_solicitation(what)
             if known is not None:
-                return self._repeat_answer(known.state, what)
+                return self._repeat_offer(known.state, what)
             if (forbidden := self._rules.refusal_to_bid(what)) is not None:
                 return Decline(what.id, what.round, self._region, forbidden)
             if not self._service.has_ready_gateway():
@@ -165,7 +165,7 @@ class DelegateController:
                 return told.answer
             held = HeldBid(what, told.answer, told.reservations, Elapsed(self._clock.now() + self._terms.hold_s))
             await self._transitions.offer(name, held)
-            return self._repeat_answer(held, what)
+            return self._repeat_offer(held, what)
 
     async def on_award(self, award: VerifiedMessage[Award]) -> Grant:
         what = award.content
@@ -335,7 +335,7 @@ class DelegateController:
             else hold.reservations_of(state, now)
         )
 
-    def _repeat_answer(self, state: BidState, asked: Solicitation) -> Answer:
+    def _repeat_offer(self, state: BidState, asked: Solicitation) -> Answer:
         """The first answer to a repeated solicitation, with the remaining time of its hold."""
         offer = hold.offer_of(state)
         granted = hold.agreement_of(state)

@@ -95,7 +95,7 @@ def delegation_of(
     serving = [deal for deal in trade.serving_agreements(state, now) if intent is None or may_go(intent, deal.offer)]
     if serving:
         return entry(serving[0], ready=True)
-    deal = state.active_deal
+    deal = state.active_agreement
     if deal is not None and (intent is None or may_go(intent, deal.offer)):
         return entry(deal, ready=False)
     return None

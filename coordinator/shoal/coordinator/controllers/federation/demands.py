@@ -51,7 +51,7 @@ class DelegationDemands:
         local, crossing = self._local_region.placement(key), self._local_region.cross_region_state(key)
         better = intent.delegation.mode is DelegationMode.WHEN_BETTER
         asked, live = self._intents.request_hash(intent), self._local_region.moves_live
-        fails = self._observations.is_failing(state.active_deal)
+        fails = self._observations.is_failing(state.active_agreement)
         unmet = self._failing_agreement(state) if local.is_placeable else ""
         phase = state.phase
         # The workload returned here recently: it leaves again only if it must, or if its documents changed since.

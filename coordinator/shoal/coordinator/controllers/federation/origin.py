@@ -252,7 +252,7 @@ class OriginController:
         raise refuse(Code.AGREEMENT_UNKNOWN, f"agreement {agreement!r:.80}", "one between these two regions that holds")
 
     async def _account(self) -> None:
-        active = [deal for state in self.trades.values() if (deal := state.active_deal) is not None]
+        active = [deal for state in self.trades.values() if (deal := state.active_agreement) is not None]
         live = {deal.agreement for state in self.trades.values() for deal in trade.live_agreements(state)}
         self._observations.drop_others({deal.agreement for deal in active}, live)
         await self._reputation.account(active)

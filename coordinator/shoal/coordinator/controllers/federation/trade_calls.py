@@ -110,7 +110,7 @@ class TradeCalls:
                 over, name = await self._has_ended(self._peers.notify(region, notice)), notice.agreement
                 await self._on_outcome(key, NoticeConfirmed(name, notice.ends_s) if over else NoticeFailed(name))
             case SendRenewal():
-                await self._renew(key, effect)
+                await self._send_renewal(key, effect)
             case Compare():
                 await self._compare(key, effect)
             case RecordDelivery():
@@ -141,7 +141,7 @@ class TradeCalls:
         if not isinstance(self._trade_of(key).phase, Awarding):
             self._awards.pop(name, None)
 
-    async def _renew(self, key: WorkloadKey, effect: SendRenewal) -> None:
+    async def _send_renewal(self, key: WorkloadKey, effect: SendRenewal) -> None:
         report = self._observations.report(effect.agreement, trade.offer_of(self._trade_of(key), effect.agreement))
         home, head = self._local_region, self._ledger.head
         renewal = Renewal(

@@ -289,7 +289,7 @@ class FleetController:
         unsaid, self._pending_events = self._pending_events, []
         if unsaid:
             await self._fence.note(*unsaid)
-        for node, doubt in self._duplicates.confirmed():
+        for node, doubt in self._duplicates.confirmed_duplicates():
             await self._record_duplicate(node, doubt)
         mass = self.fleet.mass_silence
         self._excuse_silence(self._writing_since)

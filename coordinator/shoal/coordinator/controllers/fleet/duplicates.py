@@ -55,7 +55,8 @@ class DuplicateDetector:
         elif now - doubt.heartbeat_at >= heartbeat_s:
             self.suspected[node] = replace(doubt, is_confirmed=True)
 
-    def confirmed(self) -> Sequence[tuple[str, SuspectedDuplicate]]:
+    def confirmed_duplicates(self) -> Sequence[tuple[str, SuspectedDuplicate]]:
+        """Nodes of which a second agent is known to run."""
         return [(node, doubt) for node, doubt in self.suspected.items() if doubt.is_confirmed]
 
     def identity_of(self, node: str, doubt: SuspectedDuplicate) -> DuplicateIdentity:

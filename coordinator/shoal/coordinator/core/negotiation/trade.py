@@ -215,7 +215,7 @@ def offer_of(trade: WorkloadTrade, agreement: str) -> Offer | None:
 
 def live_agreements(trade: WorkloadTrade) -> tuple[OriginAgreement, ...]:
     """Agreements under which requests may still be in flight."""
-    deal = trade.active_deal
+    deal = trade.active_agreement
     leaving = [each.deal for each in trade.leaving if each.code is not Code.BREACHED or each.deal.is_serving]
     return (*(() if deal is None else (deal,)), *leaving)
 
