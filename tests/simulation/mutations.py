@@ -75,7 +75,18 @@ def _global_names(code: CodeType) -> set[str]:
     return names.union(*(_global_names(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
-_SEND = "__import__('asyncio').ensure_future(self._sender._links.send(node, changed[node]))"
+def _send_first(when: str) -> tuple[str, str]:
+    """An edit of the region's step that sends its desired sets before it commits them. `when` is of its keys."""
+    run = "            await self.transitions.run(self._step)\n"
+    return (
+        run,
+        "            early = self._step()\n"
+        "            puts = early.writes.puts if early.writes is not None else {}\n"
+        f"            for node in [key.removeprefix(DESIRED) for key in puts if key.startswith(DESIRED) and {when}]:\n"
+        "                await self._sender._links.send(node, codec.load(DesiredSet, puts[DESIRED + node]))\n"
+        + run.replace("self._step", "lambda: early"),
+    )
+
 
 MUTATIONS = (
     Mutation(
@@ -92,13 +103,8 @@ MUTATIONS = (
     Mutation(
         "coordinator-sends-before-persisting",
         "persist after acting",
-        step.WorkloadsController._step,
-        (
-            (
-                "    if changed or gone",
-                f"    for node in changed:\n        {_SEND}\n    if changed or gone",
-            ),
-        ),
+        step.WorkloadsController.step,
+        (_send_first("True"),),
     ),
     Mutation(
         "store-acknowledges-before-flush",
@@ -218,13 +224,8 @@ MUTATIONS = (
     Mutation(
         "mover-sends-before-persisting",
         "persist after acting (in the mover)",
-        step.WorkloadsController._step,
-        (
-            (
-                "    if changed or gone",
-                f"    for node in changed if advanced.changed else ():\n        {_SEND}\n    if changed or gone",
-            ),
-        ),
+        step.WorkloadsController.step,
+        (_send_first("any(each.startswith('moves/') for each in puts)"),),
         matrix.NAME,
     ),
     Mutation(
