@@ -20,13 +20,13 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.topics import Channel
 from shoal.v1 import mqtt_pb2
 from shoal.wire import signing
 from shoal.wire.field_limits import check_counts
 from shoal.wire.identity import CERTIFICATE_ERRORS
 from shoal.wire.limits import LINK_BYTES
 from shoal.wire.request_limits import limits_of_message
-from shoal.wire.topics import Channel
 
 MAC_BYTES: Final = 32
 KEY_BYTES: Final = 65

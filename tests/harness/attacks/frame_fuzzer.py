@@ -26,15 +26,16 @@ from harness.attacks.seeds import NODE, NOW, link_seeds, policy_seeds
 from harness.clients.oip import RestClient, Tensor, infer_request, read_response
 from harness.crypto.pki import CertificateFiles
 from harness.servers.mosquitto import tls
+from shoal.types import topics
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.link import Hello
+from shoal.types.topics import UP, Channel
 from shoal.v1 import link_pb2, mqtt_pb2, operator_pb2
-from shoal.wire import nouns, topics
+from shoal.wire import nouns
 from shoal.wire.identity import dns_of, identity_of_pem
 from shoal.wire.limits import LINK_BYTES, channel_options
 from shoal.wire.seal import SigningIdentity, sign
-from shoal.wire.topics import UP, Channel
 
 SEED: Final = 13
 ANSWERED_WITHIN_S: Final = 15.0

@@ -34,10 +34,10 @@ from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device, DeviceKind, Node, Reading, Role
 from shoal.types.link import FromAgent, Hello, Lease, Reported, ToAgent, Welcome
+from shoal.types.topics import Channel
 from shoal.types.units import Bytes, Seconds, Watts
 from shoal.v1 import link_pb2, link_pb2_grpc, mqtt_pb2
 from shoal.wire.limits import LINK_BYTES, server_options
-from shoal.wire.topics import Channel
 from shoal.wire.trust import check_certificate
 
 REGION: Final = "eu"

@@ -25,14 +25,14 @@ from harness.crypto.pki import Authority, CertificateFiles
 from harness.report import record
 from harness.servers.mosquitto import broker, tls
 from shoal.inference import open_inference_pb2
+from shoal.types import topics
 from shoal.types.codes import Code
 from shoal.types.device import Role
+from shoal.types.topics import DOWN, UP, Channel
 from shoal.v1 import artifacts_pb2, enrolment_pb2, link_pb2, operator_pb2
-from shoal.wire import topics
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import ENROL_BYTES, channel_options
 from shoal.wire.status import refusal_of
-from shoal.wire.topics import DOWN, UP, Channel
 
 CALLERS = tuple(role for role in Role if role is not Role.BROKER)
 """A broker's certificate is for a server: no listener takes it from a client."""

@@ -23,18 +23,19 @@ from harness.crypto.pki import Authority
 from harness.report import record
 from harness.servers.mosquitto import broker, tls
 from shoal.coordinator.clock import CoordinatorClock
+from shoal.types import topics
 from shoal.types.assignment import Status
 from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
 from shoal.types.link import FromAgent, Hello, Receipts, Refused, ToAgent, Welcome
 from shoal.types.receipt import Rates, Receipt
+from shoal.types.topics import DOWN, UP, Channel
 from shoal.types.units import Bytes, Seconds, Wall, Watts
 from shoal.v1 import link_pb2, link_pb2_grpc, operator_pb2
-from shoal.wire import nouns, topics
+from shoal.wire import nouns
 from shoal.wire.enrol import Enrolled
 from shoal.wire.signing import sign
 from shoal.wire.status import refusal_of
-from shoal.wire.topics import DOWN, UP, Channel
 
 CLOCK = CoordinatorClock()
 CPU = Device("cpu0", DeviceKind.CPU, "v", "m", "linux", "1", "ort 1", "CPUExecutionProvider", Bytes(2**30))

@@ -14,9 +14,9 @@ from harness.report import record
 from harness.servers.mosquitto import MosquittoBroker, broker, tls
 from harness.wait import wait_until
 from shoal.coordinator.broker.config import PACKET_BYTES, QUEUED_BYTES
+from shoal.types import topics
 from shoal.types.device import Role
-from shoal.wire import topics
-from shoal.wire.topics import Channel
+from shoal.types.topics import Channel
 
 REGION = "home"
 FLOOD_S = 5.0

@@ -19,9 +19,9 @@ from shoal.coordinator.broker.control import BrokerControl
 from shoal.coordinator.broker.renewal import BrokerFolder
 from shoal.coordinator.clock import CoordinatorClock, SystemIds
 from shoal.coordinator.controllers.region.region import NoMeter
+from shoal.types import topics
 from shoal.types.device import Role
-from shoal.wire import topics
-from shoal.wire.topics import Channel
+from shoal.types.topics import Channel
 
 REGION = "home"
 

@@ -13,9 +13,9 @@ from harness.clients.mqtt import NOT_AUTHORIZED, Closed, MqttPeer
 from harness.crypto.pki import Authority, CertificateFiles
 from harness.servers.mosquitto import MosquittoBroker, broker, tls
 from shoal.coordinator.broker import rights
+from shoal.types import topics
 from shoal.types.device import Role
-from shoal.wire import topics
-from shoal.wire.topics import DOWN, UP, Channel
+from shoal.types.topics import DOWN, UP, Channel
 
 REGION = "home"
 NODES = ("edge-1", "edge-2")

@@ -10,10 +10,10 @@ from harness.cluster.links import OTHER, REGION, LinkHarness, MqttCarrier
 from harness.servers.mosquitto import tls
 from harness.wait import until
 from shoal.coordinator.link import mqtt
+from shoal.types import topics
 from shoal.types.device import Role
+from shoal.types.topics import Channel
 from shoal.v1 import mqtt_pb2
-from shoal.wire import topics
-from shoal.wire.topics import Channel
 
 HEARTBEATS = 4
 """One more than the notice limits, the retained one, and one on the way."""

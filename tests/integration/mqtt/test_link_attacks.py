@@ -26,15 +26,15 @@ from harness.wait import until
 from shoal.agent.link.mqtt import MqttSession
 from shoal.agent.ports import LinkSession
 from shoal.coordinator import metrics
+from shoal.types import topics
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Role
 from shoal.types.link import NodeEvents, Receipts, Refused
+from shoal.types.topics import DOWN, UP, Channel
 from shoal.v1 import mqtt_pb2
-from shoal.wire import topics
 from shoal.wire.limits import LINK_BYTES
 from shoal.wire.mqtt import CALL_S
 from shoal.wire.seal import Sealer, SessionKey, SigningIdentity, sign
-from shoal.wire.topics import DOWN, UP, Channel
 
 Messages = list[tuple[str, bytes]]
 SAID = 5

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from harness.crypto.pki import Authority
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
+from shoal.types.topics import Channel
 from shoal.types.units import Wall
 from shoal.wire.limits import LINK_BYTES
 from shoal.wire.seal import (
@@ -22,7 +23,6 @@ from shoal.wire.seal import (
     sign,
     verify_signed_message,
 )
-from shoal.wire.topics import Channel
 from shoal.wire.trust import check_certificate
 
 WALL = Wall(1_800_000_000.0)

@@ -18,17 +18,18 @@ from cryptography import x509
 
 from shoal.agent.link.credentials import CredentialFiles
 from shoal.agent.ports import AgentClock, LinkRefused, Log
+from shoal.types import topics
 from shoal.types.assignment import DesiredSet, Version
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.link import FromAgent, Hello, Receipts, Refused, ToAgent, Welcome
+from shoal.types.topics import DOWN, RETAINED, Channel
 from shoal.types.units import Seconds
 from shoal.v1 import link_pb2, mqtt_pb2
-from shoal.wire import mqtt, nouns, topics
+from shoal.wire import mqtt, nouns
 from shoal.wire.handshake import check_own
 from shoal.wire.seal import Ephemeral, Opener, Sealer, SessionKey, SigningIdentity, parse, sign, verify_signed_message
-from shoal.wire.topics import DOWN, RETAINED, Channel
 from shoal.wire.trust import check_certificate
 
 WELCOME_S: Final = 5.0

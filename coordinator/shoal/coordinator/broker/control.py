@@ -17,10 +17,11 @@ from shoal.coordinator import metrics
 from shoal.coordinator.broker import rights
 from shoal.coordinator.broker.rights import Json
 from shoal.coordinator.ports import Clock, IdSource, Meter
+from shoal.types import topics
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Seconds
-from shoal.wire import mqtt, topics
+from shoal.wire import mqtt
 from shoal.wire.handshake import PemFiles
 
 BATCH: Final = 25

@@ -10,7 +10,7 @@ own name" (it takes %u literally), so each node has a role to itself. Only whole
 from collections.abc import Iterable
 from typing import Any, Final
 
-from shoal.wire import topics
+from shoal.types import topics
 from shoal.wire.identity import COORDINATOR_USER
 
 CONTROL: Final = "$CONTROL/dynamic-security/v1"

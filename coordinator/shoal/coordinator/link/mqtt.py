@@ -22,13 +22,15 @@ from shoal.coordinator.link.outbox import Outbox
 from shoal.coordinator.link.rate_limiter import SessionRateLimiter
 from shoal.coordinator.ports import Clock, IdSource, LinkEvents, Meter
 from shoal.coordinator.uncancelled import dispatch_message, run_to_completion
+from shoal.types import topics
 from shoal.types.assignment import DesiredSet
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import NODES, Identity
 from shoal.types.link import Hello, Refused, ToAgent, Welcome
+from shoal.types.topics import RETAINED, UP, Channel
 from shoal.types.units import Elapsed, Seconds
 from shoal.v1 import link_pb2, mqtt_pb2
-from shoal.wire import mqtt, nouns, topics
+from shoal.wire import mqtt, nouns
 from shoal.wire.handshake import PemFiles
 from shoal.wire.identity import check_validity, require
 from shoal.wire.seal import (
@@ -41,7 +43,6 @@ from shoal.wire.seal import (
     sign,
     verify_signed_message,
 )
-from shoal.wire.topics import RETAINED, UP, Channel
 
 HEARTBEAT_S: Final = Seconds(1.0)
 MAX_HELLO_AGE_HEARTBEATS: Final = 10

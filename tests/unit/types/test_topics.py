@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.types import topics
 from shoal.types.codes import Code, ShoalError
-from shoal.wire import topics
-from shoal.wire.topics import DOWN, UP, Channel
+from shoal.types.topics import DOWN, UP, Channel
 
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
 
