@@ -11,7 +11,7 @@ import pytest
 from simulation.scene import GIVEN_UP, TEXT, Scene, isolate, run_scenario
 
 from harness.report import record
-from shoal.simulator.parts.broker import SimBrokerLink, SimBrokerSession
+from shoal.simulator.parts.broker_links import SimBrokerLink, SimBrokerSession
 from shoal.simulator.parts.machine import SimMachine
 from shoal.simulator.parts.network import unreachable
 from shoal.simulator.parts.operators import OPERATOR_URI

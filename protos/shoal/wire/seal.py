@@ -20,6 +20,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.mqtt_frames import SealedFrame, invalid_frame
 from shoal.types.topics import Channel
 from shoal.v1 import mqtt_pb2
 from shoal.wire import signing
@@ -33,7 +34,6 @@ KEY_BYTES: Final = 65
 """An uncompressed P-256 point."""
 ENVELOPE_BYTES: Final = 4096
 """What a signed envelope may add to its content: mostly a certificate."""
-MAX_SEQUENCE: Final = 2**63 - 1
 _DOMAIN: Final = b"shoal/v1/sealed"
 
 M = TypeVar("M", bound=Message)
@@ -50,7 +50,7 @@ def parse(kind: type[M], data: bytes) -> M:
     try:
         message.ParseFromString(data)
     except DecodeError as cause:
-        raise _invalid(f"bytes that are no {kind.__name__}") from cause
+        raise invalid_frame(f"bytes that are no {kind.__name__}") from cause
     return message
 
 
@@ -97,7 +97,7 @@ def verify_signed_message(
     try:
         certificate = x509.load_der_x509_certificate(message.certificate)
     except CERTIFICATE_ERRORS as cause:
-        raise _invalid("an unreadable certificate") from cause
+        raise invalid_frame("an unreadable certificate") from cause
     trust(certificate)
     signing.verify(certificate, message.signature, region, node, channel, message.content)
     return message.content, certificate
@@ -120,7 +120,7 @@ class Ephemeral:
         try:
             public = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), other)
         except ValueError as cause:
-            raise _invalid("a session key that is no point of P-256") from cause
+            raise invalid_frame("a session key that is no point of P-256") from cause
         halves = b"".join(sorted((self.public, other)))
         info = signing.envelope(region, node, "session", halves)
         kdf = HKDF(algorithm=hashes.SHA256(), length=MAC_BYTES, salt=nonce.encode(), info=info)
@@ -129,7 +129,7 @@ class Ephemeral:
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """Secret that both ends of one session share."""
+    """Secret that both ends of one session share; implements `types.mqtt_frames.SessionSeal`."""
 
     key: bytes
     region: str
@@ -137,79 +137,40 @@ class SessionKey:
     # As in the session's welcome.
     epoch: int
 
-    def mac(self, channel: Channel, sequence: int, content: bytes, *, last: bool) -> bytes:
-        numbers = self.epoch.to_bytes(8, "big") + sequence.to_bytes(8, "big") + bytes([last])
-        envelope = signing.envelope(self.region, self.node, channel, numbers + content)
-        return hmac.digest(self.key, _DOMAIN + envelope, "sha256")
-
-
-class Sealer:
-    """Seals the messages that one end sends in one session."""
-
-    def __init__(self, key: SessionKey) -> None:
-        self._key = key
-        self._sequence = 0
-
-    def seal(self, channel: Channel, content: bytes, *, last: bool = False) -> bytes:
-        """Raises ShoalError(TOO_LARGE)."""
-        if len(content) > LINK_BYTES:
-            raise refuse(Code.TOO_LARGE, f"{len(content)} bytes", f"at most {LINK_BYTES}", "report less at once")
-        self._sequence += 1
+    def encode(self, channel: Channel, frame: SealedFrame) -> bytes:
+        """The frame with its MAC. Raises ShoalError(TOO_LARGE)."""
+        if len(frame.content) > LINK_BYTES:
+            raise refuse(Code.TOO_LARGE, f"{len(frame.content)} bytes", f"at most {LINK_BYTES}", "report less at once")
         return mqtt_pb2.Sealed(
-            epoch=self._key.epoch,
-            sequence=self._sequence,
-            content=content,
-            mac=self._key.mac(channel, self._sequence, content, last=last),
-            last=last,
+            epoch=frame.epoch,
+            sequence=frame.sequence,
+            content=frame.content,
+            mac=self.mac(channel, frame),
+            last=frame.last,
         ).SerializeToString()
 
+    def decode(self, payload: bytes) -> SealedFrame:
+        """The frame, unverified. Raises ShoalError(MESSAGE_INVALID | TOO_LARGE)."""
+        return decode_sealed(payload)
 
-@dataclass(frozen=True, slots=True)
-class Unsealed:
-    """Content of a sealed message."""
-
-    content: bytes
-    # True: the session ends with this message.
-    last: bool
-
-
-class Opener:
-    """Opens the messages that one end receives in one session. A message that is refused does not change its state."""
-
-    def __init__(self, key: SessionKey) -> None:
-        self._key = key
-        self._sequences: dict[Channel, int] = {}
-
-    def open(self, channel: Channel, data: bytes) -> Unsealed:
-        """Raises ShoalError(MESSAGE_INVALID | TOO_LARGE | EPOCH_STALE | SIGNATURE_INVALID | MESSAGE_REPLAYED)."""
-        message = parse(mqtt_pb2.Sealed, data)
-        if message.epoch != self._key.epoch:
-            raise refuse(
-                Code.EPOCH_STALE, f"epoch {message.epoch}", f"epoch {self._key.epoch}", "it is of another session"
-            )
-        if not 0 < message.sequence <= MAX_SEQUENCE:
-            raise _invalid(f"sequence {message.sequence}")
-        mac = self._key.mac(channel, message.sequence, message.content, last=message.last)
-        if not hmac.compare_digest(mac, message.mac):
+    def check(self, channel: Channel, frame: SealedFrame) -> None:
+        """Raises ShoalError(SIGNATURE_INVALID)."""
+        if not hmac.compare_digest(self.mac(channel, frame), frame.mac):
             raise refuse(
                 Code.SIGNATURE_INVALID,
                 f"a {channel} that was not sealed by the other end",
                 "its own seal",
                 "look at the broker",
             )
-        newest = self._sequences.get(channel, 0)
-        if message.sequence <= newest:
-            raise refuse(
-                Code.MESSAGE_REPLAYED,
-                f"{channel} {message.sequence} after {newest}",
-                "each message once, in order",
-                "it was dropped",
-            )
-        self._sequences[channel] = message.sequence
-        return Unsealed(message.content, message.last)
+
+    def mac(self, channel: Channel, frame: SealedFrame) -> bytes:
+        """Of the frame's epoch and sequence, which must fit into 8 bytes, content and last."""
+        numbers = frame.epoch.to_bytes(8, "big") + frame.sequence.to_bytes(8, "big") + bytes([frame.last])
+        envelope = signing.envelope(self.region, self.node, channel, numbers + frame.content)
+        return hmac.digest(self.key, _DOMAIN + envelope, "sha256")
 
 
-def _invalid(found: str) -> ShoalError:
-    return refuse(
-        Code.MESSAGE_INVALID, found, "a message as protos/shoal/v1/mqtt.proto defines it", "update the sender"
-    )
+def decode_sealed(payload: bytes) -> SealedFrame:
+    """The frame of any session, unverified. Raises ShoalError(MESSAGE_INVALID | TOO_LARGE)."""
+    message = parse(mqtt_pb2.Sealed, payload)
+    return SealedFrame(message.epoch, message.sequence, message.content, message.last, message.mac)

@@ -36,7 +36,7 @@ from shoal.types.device import Device, DeviceKind, Node, Reading, Role
 from shoal.types.link import FromAgent, Hello, Lease, Reported, ToAgent, Welcome
 from shoal.types.topics import Channel
 from shoal.types.units import Bytes, Seconds, Watts
-from shoal.v1 import link_pb2, link_pb2_grpc, mqtt_pb2
+from shoal.v1 import link_pb2, link_pb2_grpc
 from shoal.wire.limits import LINK_BYTES, server_options
 from shoal.wire.trust import check_certificate
 
@@ -196,16 +196,10 @@ class MqttCarrier:
 
     async def send_wire(self, session: LinkSession, message: link_pb2.FromAgent) -> None:
         assert isinstance(session, MqttSession)
-        assert session._sealer is not None
-        sealer, content = session._sealer, message.SerializeToString()
-        sealer._sequence += 1
-        sealed = mqtt_pb2.Sealed(
-            epoch=session.welcome.epoch,
-            sequence=sealer._sequence,
-            content=content,
-            mac=sealer._key.mac(Channel.STATUS, sealer._sequence, content, last=False),
-        )
-        await session._publish(Channel.STATUS, sealed.SerializeToString())
+        machine = session._machine
+        assert machine._sealer is not None
+        sealed = machine._sealer.seal(Channel.STATUS, message.SerializeToString())
+        await session._publish(machine._publication(Channel.STATUS, sealed))
 
 
 CARRIERS: Final[dict[str, type[GrpcCarrier] | type[MqttCarrier]]] = {"grpc": GrpcCarrier, "mqtt": MqttCarrier}

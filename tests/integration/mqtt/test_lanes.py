@@ -9,7 +9,7 @@ from harness.clients.mqtt import MqttPeer
 from harness.cluster.links import OTHER, REGION, LinkHarness, MqttCarrier
 from harness.servers.mosquitto import tls
 from harness.wait import until
-from shoal.coordinator.link import mqtt
+from shoal.coordinator.core.link import lanes
 from shoal.types import topics
 from shoal.types.device import Role
 from shoal.types.topics import Channel
@@ -21,7 +21,7 @@ HEARTBEATS = 4
 
 @pytest.fixture
 async def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LinkHarness]:
-    monkeypatch.setattr(mqtt, "MAX_LANES", 1)
+    monkeypatch.setattr(lanes, "MAX_LANES", 1)
     found = await LinkHarness.open(tmp_path, "mqtt")
     yield found
     await found.close()

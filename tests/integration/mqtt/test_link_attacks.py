@@ -30,11 +30,12 @@ from shoal.types import topics
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Role
 from shoal.types.link import NodeEvents, Receipts, Refused
+from shoal.types.mqtt_frames import Sealer
 from shoal.types.topics import DOWN, UP, Channel
 from shoal.v1 import mqtt_pb2
 from shoal.wire.limits import LINK_BYTES
 from shoal.wire.mqtt import CALL_S
-from shoal.wire.seal import Sealer, SessionKey, SigningIdentity, sign
+from shoal.wire.seal import SessionKey, SigningIdentity, sign
 
 Messages = list[tuple[str, bytes]]
 SAID = 5
@@ -279,7 +280,9 @@ async def test_a20_a_broker_cannot_keep_up_the_appearance_of_a_coordinator(link:
 
         await until(lambda: len(beats()) >= 4, 5.0, "some beats")
         kept = beats()
-        carrier(link).links._presence = lambda *a, **k: b"not a word more"  # type: ignore[method-assign]
+        connection = carrier(link).links._sessions._connection
+        assert connection is not None
+        connection.codec.sign_presence = lambda presence: b"not a word more"  # type: ignore[method-assign]
         with as_coordinator(link) as broker:
             loop = asyncio.get_running_loop()
             began = loop.time()

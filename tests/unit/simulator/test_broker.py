@@ -7,14 +7,9 @@ from dataclasses import replace
 import pytest
 from unit.simulator.fakes import SENT, RecordingLinkEvents, hello, status
 
-from shoal.simulator.parts.broker import (
-    BROKER,
-    MAX_MISSED_HEARTBEATS,
-    SimBroker,
-    SimBrokerLink,
-    SimBrokerLinks,
-    SimBrokerSession,
-)
+from shoal.agent.core.mqtt_session import MISSED_HEARTBEATS
+from shoal.simulator.parts.broker import BROKER, SimBroker
+from shoal.simulator.parts.broker_links import SimBrokerLink, SimBrokerLinks, SimBrokerSession
 from shoal.simulator.parts.network import COORDINATOR, KEEPALIVE_S, SimNetwork
 from shoal.simulator.world.loop import VirtualLoop, run
 from shoal.simulator.world.world import SimProcess, SimWorld
@@ -140,7 +135,7 @@ def test_a_coordinator_that_falls_silent_or_leaves_is_missed() -> None:
         with pytest.raises(ShoalError) as ended:
             await session.receive()
         assert ended.value.code is Code.COORDINATOR_UNREACHABLE
-        assert line.world.now() - began <= MAX_MISSED_HEARTBEATS + 1.0
+        assert line.world.now() - began <= MISSED_HEARTBEATS + 1.0
 
     tell(scenario)
 

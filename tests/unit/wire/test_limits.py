@@ -31,10 +31,10 @@ from shoal.coordinator.api.authorise import MESSAGE_S
 from shoal.coordinator.broker import config
 from shoal.coordinator.controllers.fleet import node_events
 from shoal.coordinator.controllers.log import events
+from shoal.coordinator.core import rate_limit
 from shoal.coordinator.core.federation.rules import REGIONS_MOST
 from shoal.coordinator.core.fleet import labels
 from shoal.coordinator.core.graph.rules import RULES
-from shoal.coordinator.link import rate_limiter
 from shoal.coordinator.link.grpc import HELLO_S, MAX_INVALID
 from shoal.coordinator.main import watchdog
 from shoal.host import metrics_page
@@ -151,7 +151,9 @@ def test_the_reference_of_limits_is_true() -> None:
             "the caller with fewest is next"
         ),
         "answers that one caller does not read": f"{ingress.BYTES_PER_CALLER // MIB} MiB",
-        "messages of one node on its link, at once and a second": f"{rate_limiter.BURST}, {rate_limiter.RATE_PER_S:g}",
+        "messages of one node on its link, at once and a second": (
+            f"{rate_limit.MESSAGE_BURST}, {rate_limit.MESSAGES_PER_S:g}"
+        ),
         "entries of the event log that one node may cause, at once and a second, and that are kept of it": (
             f"{node_events.EVENT_BURST}, {node_events.EVENTS_PER_S:g}, {events.NODE_EVENTS_KEPT}"
         ),

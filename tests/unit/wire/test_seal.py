@@ -10,16 +10,14 @@ from hypothesis import strategies as st
 from harness.crypto.pki import Authority
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
+from shoal.types.mqtt_frames import Opener, Sealer, Unsealed
 from shoal.types.topics import Channel
 from shoal.types.units import Wall
 from shoal.wire.limits import LINK_BYTES
 from shoal.wire.seal import (
     Ephemeral,
-    Opener,
-    Sealer,
     SessionKey,
     SigningIdentity,
-    Unsealed,
     sign,
     verify_signed_message,
 )

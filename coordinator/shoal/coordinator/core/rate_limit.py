@@ -5,6 +5,10 @@ from typing import Final
 from shoal.types.units import Elapsed
 
 AUDIT_INTERVAL_S: Final = 60.0
+MESSAGE_BURST: Final = 256
+"""Messages of one node that are read without delay: what an agent reports when its link opens, with room."""
+MESSAGES_PER_S: Final = 50.0
+"""Messages a second after the burst: ten times what the shortest heartbeat (200 ms) sends."""
 
 
 class TokenBucket:

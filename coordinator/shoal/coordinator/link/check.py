@@ -1,24 +1,10 @@
-"""Checks what a node claims against its certificate, on either link."""
+"""Checks what a node signed against its certificate, on either link."""
 
 from cryptography import x509
 
-from shoal.types.codes import Code, refuse
 from shoal.types.identity import Identity
-from shoal.types.link import FromAgent, Hello, Receipts
+from shoal.types.link import FromAgent, Receipts
 from shoal.wire.signing import verify
-
-
-def check_hello(hello: Hello, identity: Identity) -> None:
-    """A node may speak only for itself: its hello must name the identity in its certificate. Raises
-    ShoalError(NODE_MISMATCH)."""
-    node = hello.node
-    if (node.region, node.role, node.name) != (identity.region, identity.role, identity.name):
-        raise refuse(
-            Code.NODE_MISMATCH,
-            f"a hello of shoal://{node.region}/{node.role}/{node.name}",
-            identity.uri,
-            "a node speaks for itself only",
-        )
 
 
 def check_signatures(message: FromAgent, identity: Identity, certificate: x509.Certificate) -> None:

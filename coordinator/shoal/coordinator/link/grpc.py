@@ -14,7 +14,8 @@ import structlog
 from cryptography import x509
 
 from shoal.coordinator import metrics
-from shoal.coordinator.link.check import check_hello, check_signatures
+from shoal.coordinator.core.link.hello import check_hello
+from shoal.coordinator.link.check import check_signatures
 from shoal.coordinator.link.outbox import Outbox
 from shoal.coordinator.link.rate_limiter import SessionRateLimiter
 from shoal.coordinator.ports import LinkEvents, Meter

@@ -13,7 +13,8 @@ from shoal.coordinator.core.fleet.labels import ENTRY_LABEL, EVERY_TENANT, Label
 from shoal.coordinator.ports import Transaction
 from shoal.simulator.checkers.invariants import InvariantMonitor
 from shoal.simulator.checkers.region import DUPLICATE_MARK
-from shoal.simulator.parts.broker import SimBroker, SimBrokerLink, SimBrokerLinks
+from shoal.simulator.parts.broker import SimBroker
+from shoal.simulator.parts.broker_links import SimBrokerLink, SimBrokerLinks
 from shoal.simulator.parts.convergence import ConvergenceCheck
 from shoal.simulator.parts.machine import Behaviour, Chip, SimDeviceDriver, SimFrontControl, SimMachine, SimWorkerPool
 from shoal.simulator.parts.migration_events import migration_facts, migrations_in

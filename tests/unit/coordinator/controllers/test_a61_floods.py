@@ -14,7 +14,8 @@ from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.node_events import EVENT_BURST, MESSAGE_MOST
 from shoal.coordinator.controllers.log.events import AUDIT, NODE_EVENTS_KEPT, AuditEntry, EventLog, LogEvent
 from shoal.coordinator.core.fleet.state import Liveness
-from shoal.coordinator.link.rate_limiter import BURST, RATE_PER_S, SessionRateLimiter
+from shoal.coordinator.core.rate_limit import MESSAGE_BURST, MESSAGES_PER_S
+from shoal.coordinator.link.rate_limiter import SessionRateLimiter
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import Observed, Phase
 from shoal.types.codes import Code, ShoalError
@@ -119,9 +120,9 @@ def test_a61_a_message_of_many_parts_is_refused_by_its_count(message: NodeEvents
 async def test_a61_messages_beyond_a_nodes_pace_wait() -> None:
     loop, pace = asyncio.get_running_loop(), SessionRateLimiter()
     began = loop.time()
-    for _ in range(BURST):
+    for _ in range(MESSAGE_BURST):
         await pace.wait()
     assert loop.time() - began < 1.0
     for _ in range(10):
         await pace.wait()
-    assert loop.time() - began >= 9 / RATE_PER_S
+    assert loop.time() - began >= 9 / MESSAGES_PER_S
