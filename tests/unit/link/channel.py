@@ -20,12 +20,15 @@ from shoal.coordinator.core.link.mqtt_sessions import (
 from shoal.simulator.parts.broker import is_match
 from shoal.simulator.parts.broker_links import UnsignedNodeCodec, UnsignedRegionCodec
 from shoal.simulator.parts.network import REGION
+from shoal.types import topics
 from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Node, Role
 from shoal.types.link import Hello, ProbeNow, Refused, Welcome
 from shoal.types.mqtt_frames import Publication
+from shoal.types.topics import Channel
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
+from shoal.wire import mqtt_frames
 
 NODE: Final = "edge-1"
 HISTORY: Final = "h"
@@ -56,6 +59,12 @@ class MessyBroker:
         self.in_transit.append(publication)
         if publication.retain:
             self.retained[publication.topic] = publication
+
+    def addressed_hellos(self) -> set[tuple[str, str]]:
+        """(presence, nonce) of every hello that was published."""
+        topic = topics.of_node(REGION, NODE, Channel.HELLO)
+        openings = (mqtt_frames.decode_opening(each.payload) for each in self.published if each.topic == topic)
+        return {(opening.presence, opening.hello.nonce) for opening in openings}
 
     def subscribe(self, filters: tuple[str, ...]) -> None:
         """Retained messages of these topics are on their way once more."""
@@ -105,6 +114,8 @@ class AgentEnd:
             )
         except ShoalError:
             return
+        welcome = self.machine.welcome
+        assert welcome is None or welcome.nonce == f"nonce-{self._nonces}", "the answer to another hello"
         self._publish(answers)
         self._read()
 
@@ -161,6 +172,7 @@ class CoordinatorEnd:
         self._probes = 0
         self._connection: BrokerConnection | None = None
         self._outputs: set[NodeSession] = set()
+        self._asked: set[tuple[str, str]] = set()
 
     def connect(self) -> None:
         self.presences += 1
@@ -229,11 +241,20 @@ class CoordinatorEnd:
         while (effects := self.sessions.next_step(lane, now)) is not None:
             for effect in effects:
                 if isinstance(effect, HelloReceived):
+                    self._check_hello(effect)
                     self.questions.append((effect, lane))
                     return
             if any(isinstance(effect, PauseLane) for effect in effects):
                 now = Elapsed(now + 1.0)
             self._perform(effects, now)
+
+    def _check_hello(self, received: HelloReceived) -> None:
+        """It was addressed to this connection, and is asked about for the first time."""
+        presence, nonce = received.connection.presence, received.hello.nonce
+        assert received.connection is self._connection
+        assert (presence, nonce) not in self._asked, "a repeated hello"
+        assert (presence, nonce) in self._broker.addressed_hellos(), "a hello to another connection"
+        self._asked.add((presence, nonce))
 
     def _perform(self, effects: LinkEffects, now: Elapsed) -> None:
         for effect in effects:

@@ -123,8 +123,8 @@ class MessyLink(RuleBasedStateMachine):
         self.now = Elapsed(self.now + seconds)
         self.agent.on_time(self.now)
 
-    @rule()
-    def recover(self) -> None:
+    @rule(ends_previous=st.booleans())
+    def recover(self, ends_previous: bool) -> None:
         """From now on the broker delivers each message once and in order, and both ends do what they do by time."""
         until = self.now + RECOVERS_WITHIN_S
         while not self._is_settled():
@@ -135,14 +135,14 @@ class MessyLink(RuleBasedStateMachine):
                 if self.broker.in_transit:
                     self._deliver(self.broker.in_transit.pop(0))
                 else:
-                    self.coordinator.answer(0, self.now, is_welcome=True)
+                    self.coordinator.answer(0, self.now, is_welcome=True, ends_previous=ends_previous)
             self.now = Elapsed(self.now + HEARTBEAT_S)
             self.agent.on_time(self.now)
             if self.agent.machine.end_refusal is not None:
                 self.agent.restart(self.now, is_lost=False)
 
     def teardown(self) -> None:
-        self.recover()
+        self.recover(ends_previous=True)
 
     # what holds
 
@@ -180,6 +180,6 @@ def test_i7_whatever_the_broker_does() -> None:
     run_state_machine_as_test(
         MessyLink,
         settings=settings(
-            max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=250, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

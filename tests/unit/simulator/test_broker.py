@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from unit.simulator.fakes import SENT, RecordingLinkEvents, hello, status
 
-from shoal.agent.core.mqtt_session import MISSED_HEARTBEATS
+from shoal.agent.core.mqtt_session import MISSED_HEARTBEATS, MqttSessionMachine
+from shoal.coordinator.core.link.mqtt_sessions import MqttSessions
 from shoal.simulator.parts.broker import BROKER, SimBroker
 from shoal.simulator.parts.broker_links import SimBrokerLink, SimBrokerLinks, SimBrokerSession
 from shoal.simulator.parts.network import COORDINATOR, KEEPALIVE_S, SimNetwork
@@ -150,5 +151,25 @@ def test_a_hello_is_answered_once_and_by_nobody_when_the_coordinator_is_gone() -
         with pytest.raises(ShoalError):
             await line.connect()
         assert line.world.now() - began <= 6.0
+
+    tell(scenario)
+
+
+@pytest.mark.parametrize(
+    ("core", "method", "silence"),
+    [(MqttSessionMachine, "on_message", ()), (MqttSessions, "next_step", None)],
+    ids=["agent", "coordinator"],
+)
+def test_no_session_comes_up_without_the_core_of_either_end(
+    monkeypatch: pytest.MonkeyPatch, core: type, method: str, silence: object
+) -> None:
+    """So that seeds test what agents and coordinators run, and no model of it."""
+
+    async def scenario(line: Line) -> None:
+        await (await line.connect()).close()
+        monkeypatch.setattr(core, method, lambda *args, **more: silence)
+        with pytest.raises(ShoalError) as caught:
+            await line.connect("another")
+        assert caught.value.code is Code.COORDINATOR_UNREACHABLE
 
     tell(scenario)
