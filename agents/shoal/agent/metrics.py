@@ -6,6 +6,7 @@ A gateway has both pages, with no series of replicas and devices.
 from enum import StrEnum
 from typing import Final
 
+from shoal.agent.core.cross_region_traffic import P95_WINDOW
 from shoal.agent.ports import BATCHES
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code
@@ -27,8 +28,6 @@ ENDED: Final = ("answered", "refused", "lost")
 CROSSED: Final = ("answered", "refused", "late", "error")
 """How a request between two regions ends."""
 QUANTILES: Final = ("0.5", "0.95")
-P95_WINDOW: Final = 256
-"""Newest answered requests of one agreement that its p95 is computed from."""
 
 
 class SessionEvent(StrEnum):

@@ -6,11 +6,19 @@ unless the same other requests were in flight at both. A request that is to blam
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
+from shoal.types.codes import Code, Refusal
 from shoal.types.units import Elapsed, Seconds
 
 _T = TypeVar("_T")
+
+CRASH_REFUSAL: Final = Refusal(
+    Code.REQUEST_CRASHED_WORKER,
+    "two workers ended, or could not end a run, while they had this request",
+    "a request that its model survives",
+    "change the input; the same bytes are refused for a while",
+)
 
 
 class _DigestCache(Generic[_T]):

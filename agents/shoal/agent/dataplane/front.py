@@ -5,14 +5,11 @@ to replicas.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from structlog.contextvars import bind_contextvars, reset_contextvars
 
-from shoal.agent.core import routing
+from shoal.agent.core.route_tables import RequestEntry
 from shoal.agent.dataplane import model_messages
 from shoal.agent.dataplane import request as reading
 from shoal.agent.dataplane.auth import Caller
@@ -61,6 +58,7 @@ class DataPlane:
         - `tracer`: by default one that traces what operators ask for, and exports nothing.
         """
         self._settings = settings
+        self._clock = clock
         self._workers = workers
         self._peers = peers
         self._callers = callers
@@ -71,11 +69,7 @@ class DataPlane:
         self._dispatcher = RequestDispatcher(
             settings, clock, workers, peers, sessions, captures or RequestCaptures(), self._meter, self._requests
         )
-        self._routes: Mapping[WorkloadKey, Route] = {}
-        self._forward_routes: Mapping[WorkloadKey, Route] = {}
-        """Routes of requests that another front of the region forwarded here."""
-        self._guest_routes: Mapping[WorkloadKey, Route] = {}
-        """Routes of requests of other regions."""
+        self._router = self._dispatcher.router
         self._configured = False
         self._draining = False
         self._change = asyncio.Event()
@@ -90,11 +84,11 @@ class DataPlane:
 
     @property
     def in_flight(self) -> int:
-        return self._dispatcher.in_flight
+        return self._router.in_flight
 
     @property
     def ejected_count(self) -> int:
-        return self._dispatcher.ejected_count
+        return self._router.ejected_count(self._clock.now())
 
     def configure(
         self,
@@ -109,16 +103,12 @@ class DataPlane:
         """Apply a complete configuration. A worker that was restarted starts with fresh health."""
         before = self._readiness()
         self._callers.configure(credentials, revoked, peers, forwarding)
-        self._routes = {route.workload: route for route in routes}
-        self._forward_routes = _forward_routes(routes, workers)
-        self._guest_routes = _guest_routes(routes)
+        self._router.configure(routes, workers)
         self._workers.configure(workers)
-        listed = frozenset(endpoint.assignment for route in routes for endpoint in route.endpoints)
-        self._sessions.configure(stateful_replicas, workers, revoked, listed)
+        self._sessions.configure(stateful_replicas, workers, revoked, self._router.tables.assignments)
         self._peers.configure(endpoint for route in routes for endpoint in route.endpoints)
-        self._dispatcher.configure(self._routes, workers)
-        out = self._dispatcher.traffic_keys()
-        self._meter.keep_agreements(out | {agreement for peer in peers for agreement in peer.agreements})
+        counted = {agreement for peer in peers for agreement in peer.agreements}
+        self._meter.keep_agreements(self._router.tables.traffic_keys | counted)
         self._configured = True
         if self._readiness() != before:
             self._announce()
@@ -140,7 +130,7 @@ class DataPlane:
         return FrontStats(
             self._is_serving(),
             self._meter.ingress(),
-            self._dispatcher.outstanding(),
+            self._router.outstanding(),
             self._meter.crossings(),
             self._sessions.counts(),
             self._callers.denied_counts(),
@@ -175,20 +165,21 @@ class DataPlane:
     def index(self, call: InboundCall, *, ready_only: bool) -> oip.RepositoryIndexResponse:
         caller = self._callers.authenticate_reader(call)
         found = oip.RepositoryIndexResponse()
-        for key, route in sorted(self._routes.items()):
+        for key, route in sorted(self._router.tables.entering.items()):
             only = caller.agreement or caller.workload
             if key.tenant != caller.tenant or (only and key.name != only):
                 continue
-            ready = self._dispatcher.has_replica(route)
+            ready = self._router.has_ready_replica(route, self._clock.now())
             if ready:
                 found.models.add(name=key.name, version=VERSION, state="READY")
             elif not ready_only:
-                reason = self._dispatcher.unavailable_reason(route)
+                reason = self._unavailable_reason(route)
                 found.models.add(name=key.name, version=VERSION, state="UNAVAILABLE", reason=reason)
         return found
 
     def model_ready(self, call: InboundCall, name: str, version: str) -> bool:
-        return self._dispatcher.has_replica(self._route(self._callers.authenticate_reader(call), name, version))
+        route = self._route(self._callers.authenticate_reader(call), name, version)
+        return self._router.has_ready_replica(route, self._clock.now())
 
     async def model_metadata(self, call: InboundCall, name: str, version: str) -> oip.ModelMetadataResponse:
         caller = self._callers.authenticate_reader(call)
@@ -200,7 +191,7 @@ class DataPlane:
         )
         tried: frozenset[str] = frozenset()
         failure: ShoalError | None = None
-        while isinstance(picked := self._dispatcher.choose(route, tried, "", self._requests.next_number()), Endpoint):
+        while isinstance(picked := self._choose(route, tried, self._requests.next_number()), Endpoint):
             try:
                 if picked.kind is EndpointKind.LOCAL:
                     said = await self._workers.metadata(picked.assignment, errand)
@@ -222,7 +213,8 @@ class DataPlane:
         if name:
             keys = [self._route(caller, name, version).workload]
         else:
-            keys = sorted(key for key in self._routes if key.tenant == caller.tenant and not caller.agreement)
+            routed = self._router.tables.entering
+            keys = sorted(key for key in routed if key.tenant == caller.tenant and not caller.agreement)
         return model_messages.statistics_of({key: self._meter.totals(key) for key in keys})
 
     async def infer(self, call: InboundCall, request: bytes) -> bytes:
@@ -271,13 +263,13 @@ class DataPlane:
         if caller.is_forwarded:
             self._callers.check_forward(caller, key)
         if caller.hop:
-            route = (self._guest_routes if caller.region else self._forward_routes).get(key)
+            route = self._router.tables.find(key, RequestEntry.GUEST if caller.region else RequestEntry.FORWARD)
             if route is None and self._sessions.replicas(key):
                 return Route(key, 0, (), stateful=True)  # their steps wait for a worker
             if route is None:
                 raise refuse(Code.MODEL_NOT_READY, f"{key} has no worker here", "a ready replica", "retry elsewhere")
             return route
-        route = self._routes.get(key)
+        route = self._router.tables.find(key, RequestEntry.CLIENT)
         if route is None and not self._callers.may_enter(caller.tenant):
             raise refuse(
                 Code.TENANT_DENIED,
@@ -298,6 +290,13 @@ class DataPlane:
             )
         return route
 
+    def _choose(self, route: Route, tried: frozenset[str], seed: int) -> Endpoint | Refusal:
+        return self._router.choose(route, tried, "", self._clock.now(), seed)
+
+    def _unavailable_reason(self, route: Route) -> str:
+        picked = self._choose(route, frozenset(), 0)
+        return str(picked) if isinstance(picked, Refusal) else "no replica answers; they are tried again"
+
     def _is_serving(self) -> bool:
         return self._configured and not self._draining
 
@@ -315,34 +314,3 @@ def _no_sequence() -> ShoalError:
         "sequence_id, and sequence_start with the first step",
         "name the session of each request: the workload keeps state between them",
     )
-
-
-def _forward_routes(routes: tuple[Route, ...], workers: tuple[LocalWorker, ...]) -> dict[WorkloadKey, Route]:
-    """Routes of requests forwarded inside the region: to this node's workers, and to other regions.
-
-    The share of traffic that other regions take now is ignored, because the entering front has applied it. A guest
-    workload of another region is not forwarded to a third.
-    """
-    listed = {route.workload: route.endpoints for route in routes}
-    found: defaultdict[WorkloadKey, list[Endpoint]] = defaultdict(list)
-    for key in {worker.workload for worker in workers}:
-        own = [worker.assignment for worker in workers if worker.workload == key]
-        found[key] += routing.local_endpoints(listed.get(key, ()), own)
-    for route in routes:
-        if route.workload.tenant != GUEST_TENANT:
-            found[route.workload] += [replace(each, weight=1.0) for each in route.endpoints if each.region]
-    stateful = {route.workload for route in routes if route.stateful}
-    return {
-        key: Route(key, 0, tuple(endpoints), stateful=key in stateful) for key, endpoints in found.items() if endpoints
-    }
-
-
-def _guest_routes(routes: tuple[Route, ...]) -> dict[WorkloadKey, Route]:
-    """Routes of guest workloads, without gateways: only as far as they run in this region."""
-    return {
-        route.workload: replace(
-            route, endpoints=tuple(each for each in route.endpoints if each.kind is not EndpointKind.GATEWAY)
-        )
-        for route in routes
-        if route.workload.tenant == GUEST_TENANT
-    }

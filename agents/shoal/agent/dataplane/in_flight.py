@@ -15,7 +15,7 @@ from shoal.agent.dataplane.transport import MAX_REQUEST_ID, InboundCall, is_requ
 from shoal.agent.ports import AgentClock
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.route import Route
-from shoal.types.units import Elapsed
+from shoal.types.units import Bytes, Elapsed
 from shoal.types.workload import WorkloadKey
 
 
@@ -58,6 +58,10 @@ class InFlightRequest:
         another's."""
         tenant = self.key.tenant
         return f"{tenant}/{self.caller.origin}" if tenant == GUEST_TENANT else tenant
+
+    @property
+    def size(self) -> Bytes:
+        return Bytes(len(self.request))
 
     @property
     def digest(self) -> bytes:

@@ -1,15 +1,13 @@
 """Counts of the requests that entered the region at this front, by workload and origin, and of their outcomes."""
 
 import bisect
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from shoal.agent import metrics
-from shoal.agent.core.histogram import Histogram
-from shoal.agent.core.routing import AttemptFault, fault_of
-from shoal.agent.metrics import P95_WINDOW
+from shoal.agent.core.cross_region_traffic import CrossRegionTraffic
 from shoal.host.metrics import Distribution, MetricReadings
 from shoal.types.assignment import Crossing, Ingress
 from shoal.types.codes import Code, is_lost
@@ -17,8 +15,6 @@ from shoal.types.metric import LabelValues
 from shoal.types.units import Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
-_RUN_FAILED: Final = frozenset({Code.INTERNAL, Code.RUNTIME_FAILED})
-"""Errors that go back to the caller, because another replica would fail as well, but are not the caller's fault."""
 _CLIENT_FAULTS: Final = frozenset(
     {
         Code.INVALID_ARGUMENT,
@@ -75,36 +71,13 @@ class _Latency:
     newest_at: Wall | None = None
 
 
-@dataclass(slots=True)
-class _CrossRegionCount:
-    """Counters of the requests to or from another region under one agreement."""
-
-    # All requests.
-    requests: int = 0
-    # Requests that failed through a fault of the serving side.
-    errors: int = 0
-    # Requests that failed through their client's fault, or that it cancelled.
-    refused: int = 0
-    # Requests that were not answered by their deadline.
-    late: int = 0
-    # Seconds of the newest answered requests, for the p95.
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=P95_WINDOW))
-    # Seconds of all answered requests.
-    latencies: Histogram = field(default_factory=Histogram)
-
-    @property
-    def p95_s(self) -> Seconds:
-        ordered = sorted(self.seconds)
-        return Seconds(ordered[(95 * len(ordered) - 1) // 100] if ordered else 0.0)
-
-
 class RequestMeter:
     """Counts since the front started: requests = answered + refused + lost + those in flight."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[WorkloadKey, str], _Count] = {}
         self._latencies: dict[WorkloadKey, _Latency] = {}
-        self._cross_region: dict[tuple[str, str], _CrossRegionCount] = {}
+        self._cross_region = CrossRegionTraffic()
         self.codes: Counter[Code] = Counter()
         """Refusals of all calls, also of those that entered elsewhere or named no known workload."""
 
@@ -151,34 +124,15 @@ class RequestMeter:
             count.client_faults += code in _CLIENT_FAULTS or (code is Code.DEADLINE_EXCEEDED and is_too_early)
 
     def record_crossing(self, agreement: str, region: str, outcome: Seconds | Code) -> None:
-        """Count one request to or from that region. `outcome` is the seconds to its answer, or why there is none.
-
-        CANCELLED (its caller gave up) counts as the request's own fault.
-        """
-        count = self._cross_region.setdefault((agreement, region), _CrossRegionCount())
-        count.requests += 1
-        if not isinstance(outcome, Code):
-            count.seconds.append(outcome)
-            count.latencies.add(outcome)
-            return
-        fault = fault_of(outcome)
-        count.late += fault is AttemptFault.LATE
-        count.refused += fault is AttemptFault.REQUEST and outcome not in _RUN_FAILED
-        count.errors += outcome in _RUN_FAILED or fault not in (AttemptFault.LATE, AttemptFault.REQUEST)
+        """As `CrossRegionTraffic.add`."""
+        self._cross_region.add(agreement, region, outcome)
 
     def keep_agreements(self, agreements: Collection[str]) -> None:
         """Drop the cross-region counts of all other agreements."""
-        self._cross_region = {key: each for key, each in self._cross_region.items() if key[0] in agreements}
+        self._cross_region.keep(agreements)
 
     def crossings(self) -> tuple[Crossing, ...]:
-        return tuple(
-            Crossing(
-                *(agreement, region, each.requests, each.errors, each.p95_s, each.latencies.counts),
-                refused=each.refused,
-                late=each.late,
-            )
-            for (agreement, region), each in self._cross_region.items()
-        )
+        return self._cross_region.crossings()
 
     def ingress(self) -> tuple[Ingress, ...]:
         return tuple(

@@ -1,0 +1,253 @@
+"""The routing state of one front: its routes, the health of replicas, the requests inside, and what it suspects.
+
+Whoever drives it brings time and connections: `admit` and `hold_room` once for each request, then for each attempt
+`begin_attempt` and one of `on_answer`, `on_failure` and `on_withdrawal`. Decisions are made by `routing` and `crashes`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from shoal.agent.core import routing
+from shoal.agent.core.crashes import CRASH_REFUSAL, CrashForensics, RequestInFlight
+from shoal.agent.core.route_tables import NO_ROUTES, RouteTables, RunningWorker
+from shoal.agent.core.routing import HEALTHY, AdmissionLimits, AdmissionRefusal, AttemptFault, FrontLoad, ReplicaHealth
+from shoal.types.codes import Code, Refusal
+from shoal.types.route import Endpoint, Route
+from shoal.types.units import Bytes, Elapsed, Seconds
+from shoal.types.workload import WorkloadKey
+
+_NOBODY: Final = frozenset[str]()
+
+
+class RoutedRequest(RequestInFlight, Protocol):
+    """A request inside the front, as far as routing concerns it."""
+
+    key: WorkloadKey
+    """Its workload."""
+    session: str
+    """Session id; empty without one."""
+    arrived_at: Elapsed
+    expires_at: Elapsed
+    """Its deadline."""
+
+    @property
+    def payer(self) -> str:
+        """Whose share of the front it uses."""
+        ...
+
+    @property
+    def size(self) -> Bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BegunAttempt:
+    """One request that was sent to one replica."""
+
+    endpoint: Endpoint
+    request: RoutedRequest
+    # Requests outstanding at the replica when this one was sent.
+    ahead: int
+    # When it was sent, elapsed clock.
+    at: Elapsed
+
+
+class RequestRouter:
+    """Where requests go at one front, and what it knows of the replicas. It belongs to one thread."""
+
+    def __init__(self, limits: AdmissionLimits, timeout_s: Seconds) -> None:
+        """`timeout_s` is the front's own limit for requests without a deadline."""
+        self._limits = limits
+        self._timeout_s = timeout_s
+        self._tables = NO_ROUTES
+        self._workers: Mapping[str, RunningWorker] = {}
+        self._health: dict[str, ReplicaHealth] = {}
+        self._crashes = CrashForensics()
+        self._by_workload: Counter[WorkloadKey] = Counter()
+        self._by_payer: Counter[str] = Counter()
+        self._bytes = 0
+
+    @property
+    def tables(self) -> RouteTables:
+        return self._tables
+
+    @property
+    def workers(self) -> AbstractSet[str]:
+        """Assignments with a worker here that takes requests."""
+        return self._workers.keys()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests inside."""
+        return self._by_workload.total()
+
+    @property
+    def has_suspects(self) -> bool:
+        return self._crashes.has_suspects
+
+    def outstanding(self) -> tuple[tuple[str, int], ...]:
+        """(assignment, requests sent to it and not yet ended), for each worker here that takes requests."""
+        return tuple((name, self._health.get(name, HEALTHY).outstanding) for name in self._workers)
+
+    def ejected_count(self, now: Elapsed) -> int:
+        return sum(each.ejected_until is not None and now < each.ejected_until for each in self._health.values())
+
+    def configure(self, routes: Iterable[Route], workers: Iterable[RunningWorker]) -> None:
+        """Apply complete routes, and all workers here that take requests.
+
+        A worker that was restarted starts with fresh health. What is known of a replica that is listed no more is
+        dropped, once nothing is outstanding there.
+        """
+        by_name = {worker.assignment: worker for worker in workers}
+        for name, worker in by_name.items():
+            if self._workers.get(name) not in (None, worker) and name in self._health:
+                self._health[name] = ReplicaHealth(outstanding=self._health[name].outstanding)
+        self._workers = by_name
+        self._tables = RouteTables.from_routes(routes, by_name.values())
+        named = self._tables.assignments | by_name.keys()
+        self._health = {
+            name: health for name, health in self._health.items() if name in named or health.outstanding > 0
+        }
+
+    # admission
+
+    def admit(
+        self, request: RoutedRequest, route: Route | None, keeping: AbstractSet[str] | None = None
+    ) -> AdmissionRefusal | None:
+        """None, or why the request may not wait here.
+
+        `route` is None for a request that was admitted where it entered: only what is to blame for crashes is refused
+        then. `keeping` is given for a step of a session that has begun: the assignments here that keep sessions of the
+        workload. Such a step may go to any replica of the route, whatever its weight.
+        """
+        left_s = self._crashes.blocked_s(request, request.arrived_at)
+        if left_s is not None:
+            return AdmissionRefusal(CRASH_REFUSAL, left_s)
+        if route is None:
+            return None
+        here = self.workers
+        if keeping is not None:
+            here = here | keeping
+            route = replace(route, endpoints=tuple(replace(each, weight=1.0) for each in route.endpoints))
+        return routing.admit(
+            route,
+            self._health,
+            here,
+            FrontLoad(self._by_workload[request.key], self._by_payer[request.payer], Bytes(self._bytes)),
+            Seconds(request.expires_at - request.arrived_at),
+            request.size,
+            self._limits,
+            request.arrived_at,
+        )
+
+    @contextmanager
+    def hold_room(self, request: RoutedRequest) -> Iterator[None]:
+        """Count an admitted request while it is inside."""
+        self._by_workload[request.key] += 1
+        self._by_payer[request.payer] += 1
+        self._bytes += request.size
+        try:
+            yield
+        finally:
+            self._by_workload[request.key] -= 1
+            self._by_payer[request.payer] -= 1
+            self._bytes -= request.size
+
+    # the choice of a replica
+
+    def choose(
+        self,
+        route: Route,
+        tried: AbstractSet[str],
+        session: str,
+        now: Elapsed,
+        seed: int,
+        connecting: AbstractSet[str] = _NOBODY,
+    ) -> Endpoint | Refusal:
+        """As `routing.choose`, with what is known here."""
+        return routing.choose(route, self._health, self.workers, tried, session, now, seed, connecting)
+
+    def choose_connected(
+        self,
+        route: Route,
+        tried: AbstractSet[str],
+        session: str,
+        now: Elapsed,
+        seed: int,
+        is_connecting: Callable[[Endpoint], bool],
+    ) -> Endpoint | Refusal:
+        """As `choose`, but avoid a connection that is still opening while another replica's is open.
+
+        Opening takes several round trips. The check starts opening the connection. A request with a session does wait,
+        because it must meet its replica.
+        """
+        first = picked = self.choose(route, tried, session, now, seed)
+        opening = _NOBODY
+        while not session and isinstance(picked, Endpoint) and is_connecting(picked):
+            if picked.assignment in opening:
+                return first  # all that are left are connecting
+            opening |= {picked.assignment}
+            picked = self.choose(route, tried, session, now, seed, opening)
+        return picked
+
+    def has_ready_replica(self, route: Route, now: Elapsed) -> bool:
+        """As `routing.has_ready_replica`, with what is known here."""
+        return routing.has_ready_replica(route, self._health, self.workers, now)
+
+    # attempts
+
+    def begin_attempt(self, endpoint: Endpoint, request: RoutedRequest, now: Elapsed) -> BegunAttempt:
+        """The request is sent to the endpoint now."""
+        name = endpoint.assignment
+        before = self._health.get(name, HEALTHY)
+        self._health[name] = routing.record_sent(before)
+        self._crashes.on_attempt(name, request)
+        return BegunAttempt(endpoint, request, before.outstanding, now)
+
+    def on_answer(self, begun: BegunAttempt, now: Elapsed, rtt_s: Seconds) -> None:
+        """`rtt_s` is the RTT to the endpoint; 0 for a local worker, and where it is unknown."""
+        name = begun.endpoint.assignment
+        self._crashes.on_attempt_end(name, begun.request)
+        self._health[name] = routing.record_answer(
+            self._health[name], Seconds(now - begun.at), begun.ahead, now, rtt_s
+        )  # fmt: skip
+
+    def on_failure(self, begun: BegunAttempt, code: Code, now: Elapsed) -> AttemptFault:
+        """The attempt failed; what that is attributed to."""
+        name = begun.endpoint.assignment
+        fault = routing.fault_of_attempt(
+            code, self._health[name], begun.ahead, Seconds(now - begun.at), self._timeout_s, now
+        )
+        if fault is AttemptFault.CRASH:
+            self._crashes.on_crash(name, begun.request, now)
+        self._health[name] = routing.record_failure(self._health[name], name, fault, now)
+        self._crashes.on_attempt_end(name, begun.request)
+        return fault
+
+    def on_withdrawal(self, begun: BegunAttempt) -> None:
+        """The caller cancelled, or something failed here: it says nothing about the replica."""
+        name = begun.endpoint.assignment
+        self._health[name] = routing.record_withdrawn(self._health[name])
+        self._crashes.on_attempt_end(name, begun.request)
+
+    # crashes
+
+    def is_suspect(self, request: RoutedRequest, now: Elapsed) -> bool:
+        """Whether the request met a crash: it must run where no other suspect runs."""
+        return self._crashes.is_suspect(request, now)
+
+    def suspect_after(self, code: Code, request: RoutedRequest, now: Elapsed) -> None:
+        """Suspect the request if its attempt failed with a crash, its first."""
+        if routing.fault_of(code) is AttemptFault.CRASH:
+            self._crashes.add_suspect(request, now)
+
+    def clear_suspicion(self, request: RoutedRequest) -> None:
+        """The request was answered."""
+        self._crashes.on_answer(request)
+
+    def block_if_to_blame(self, request: RoutedRequest, now: Elapsed) -> None:
+        """As `CrashForensics.block_if_to_blame`."""
+        self._crashes.block_if_to_blame(request, now)
