@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from shoal.simulator.checkers.region import find_violations
 from shoal.simulator.parts.cluster import GIB, ClusterSpec, SimCluster
-from shoal.simulator.parts.machine import USUAL_W, Behaviour, SimMachine, chip
+from shoal.simulator.parts.hardware import USUAL_W, Behaviour, chip
+from shoal.simulator.parts.machine import SimMachine
 from shoal.simulator.parts.network import COORDINATOR
 from shoal.simulator.parts.operators import OPERATOR_URI
-from shoal.simulator.scenarios.region_run import model_digest, model_profile
+from shoal.simulator.scenarios.region_run import make_checkers, model_digest, model_profile
 from shoal.simulator.world.loop import VirtualLoop, run
 from shoal.simulator.world.world import SimWorld
 from shoal.types.codes import Code
@@ -213,7 +214,7 @@ def run_scenario(
     run(whole)
     (scene,) = scenes
     assert scene.world.failures == [], f"seed {seed}"
-    assert find_violations(scene.world.history.events) == [], f"seed {seed}"
+    assert find_violations(scene.world.history.events, make_checkers()) == [], f"seed {seed}"
     return scene
 
 

@@ -14,7 +14,7 @@ from harness.report import record
 from shoal.coordinator.core.migration.budget import RETURN_MEMORY_S, SUSTAINED_S
 from shoal.coordinator.core.migration.model import Cause, Migration, MigrationStage
 from shoal.coordinator.core.signals.model import SignalName
-from shoal.simulator.parts.machine import USUAL_W
+from shoal.simulator.parts.hardware import USUAL_W
 from shoal.simulator.parts.operators import OPERATOR_URI
 
 HOUR_S = 3600.0

@@ -63,7 +63,7 @@ def moves(step: str, *, share: float = 0.0, gap_s: float = 0.0) -> tuple[str, di
 
 
 def routed_event(old: float, new: float) -> tuple[str, dict[str, Any]]:
-    endpoints = (("r1", "a", "ready", old), ("r2", "b", "ready", new))
+    endpoints = (("r1", "a", "ready", old, "agent"), ("r2", "b", "ready", new, "agent"))
     return "front.configured", {"node": "a", "workers": (), "routes": (("shop/text", 1, endpoints),)}
 
 

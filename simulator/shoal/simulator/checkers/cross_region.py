@@ -7,7 +7,7 @@ whenever that changes; `coordinator.serving` and `coordinator.died` of the local
 
 from typing import Final
 
-from shoal.simulator.checkers import federation, region
+from shoal.simulator.checkers import federation, region, requests
 from shoal.simulator.checkers.region import Checker, RecordedEvent
 
 OUTAGE_GRACE_S: Final = 12.0
@@ -72,4 +72,7 @@ class CrossRegionVerificationChecker:
 
 def make_checkers() -> tuple[Checker, ...]:
     trades = [rule for rule in federation.make_checkers() if not isinstance(rule, region.AcknowledgedWritesChecker)]
-    return (*region.make_checkers(), *trades, AvailabilityChecker(), CrossRegionVerificationChecker())
+    return (
+        *(*region.make_checkers(), *requests.make_checkers()),
+        *(*trades, AvailabilityChecker(), CrossRegionVerificationChecker()),
+    )

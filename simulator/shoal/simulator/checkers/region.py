@@ -8,8 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-DUPLICATE_MARK = "~"
-"""Separates the name that a duplicate machine reports from its number."""
+DUPLICATE_MARK = "."
+"""Separates the name that a duplicate machine reports from its number; both together are the name of a host."""
 
 
 class RecordedEvent(Protocol):
@@ -303,7 +303,7 @@ class MigrationChecker:
                 self._passed.add(facts["migration"])
             case "front.configured":
                 for _, _, endpoints in facts["routes"]:
-                    weights = {assignment: weight for assignment, _, _, weight in endpoints}
+                    weights = {assignment: weight for assignment, _, _, weight, _ in endpoints}
                     for target, source in self._sources.items():
                         new, old = weights.get(target, 0), weights.get(source, 0)
                         if source in weights and new > (self._share[target] + 0.01) * (old + new):

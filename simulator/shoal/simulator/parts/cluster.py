@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.supervisor import Supervisor, SupervisorPorts, SupervisorSettings
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.records import GRANTS
@@ -16,7 +17,9 @@ from shoal.simulator.checkers.region import DUPLICATE_MARK
 from shoal.simulator.parts.broker import SimBroker
 from shoal.simulator.parts.broker_links import SimBrokerLink, SimBrokerLinks
 from shoal.simulator.parts.convergence import ConvergenceCheck
-from shoal.simulator.parts.machine import Behaviour, Chip, SimDeviceDriver, SimFrontControl, SimMachine, SimWorkerPool
+from shoal.simulator.parts.front_control import SimFrontControl
+from shoal.simulator.parts.hardware import Behaviour, Chip, SimDeviceDriver
+from shoal.simulator.parts.machine import USUAL_LIMITS, SimMachine
 from shoal.simulator.parts.migration_events import migration_facts, migrations_in
 from shoal.simulator.parts.network import COORDINATOR, REGION, SimAgentLinks, SimLink, SimNetwork
 from shoal.simulator.parts.operators import SimOperators
@@ -31,6 +34,7 @@ from shoal.simulator.parts.storage import (
     format_store,
     ignore_commit,
 )
+from shoal.simulator.parts.workers import SimWorkerPool
 from shoal.simulator.world.disk import SimDisk
 from shoal.simulator.world.world import SimClock, SimProcess, SimWorld
 from shoal.types.codes import Code
@@ -61,6 +65,8 @@ class ClusterSpec:
     mqtt: bool = False
     # Seconds without a replica after which devices sleep; None: they never sleep.
     sleep_after_s: float | None = None
+    # What may wait at each front.
+    limits: AdmissionLimits = USUAL_LIMITS
 
 
 OnCoordinatorStart = Callable[[SimProcess, RegionalCoordinator], Awaitable[None]]
@@ -84,7 +90,10 @@ class SimCluster:
         self.disk = SimDisk(world, COORDINATOR, full_code=Code.STORE_FULL)
         self.clock = SimClock(world, booted_at=world.rng.stream("coordinator").uniform(1.0, 1e5))
         self.machines = [
-            SimMachine(world, self.network, name, Role.AGENT if chips else Role.GATEWAY, chips, self.behaviours)
+            SimMachine(
+                *(world, self.network, name, Role.AGENT if chips else Role.GATEWAY, chips, self.behaviours),
+                limits=spec.limits,
+            )
             for name, chips in spec.nodes.items()
         ]
         self.network.machines.update({machine.name: machine for machine in self.machines})
@@ -217,7 +226,10 @@ class SimCluster:
         """Boot another machine from a copy of this one's state directory as it is now."""
         chips = tuple(machine.chips.values())
         place = f"{machine.name}{DUPLICATE_MARK}{len(self.duplicates) + 1}"
-        twin = SimMachine(self.world, self.network, place, machine.role, chips, machine.models, machine.name)
+        twin = SimMachine(
+            *(self.world, self.network, place, machine.role, chips, machine.models, machine.name),
+            limits=machine.limits,
+        )
         twin.disk.copy(machine.disk)
         twin.cached_models = dict(machine.cached_models)
         self.network.machines[place] = twin

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from shoal.coordinator.ports import LinkEvents
 from shoal.coordinator.uncancelled import dispatch_message, run_to_completion
+from shoal.simulator.world.rng import Rng
 from shoal.simulator.world.world import SimProcess, SimWorld
 from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -89,16 +90,17 @@ class Paths:
     def is_open_both_ways(self, one: str, other: str) -> bool:
         return one == other or not (self.path(one, other).cut or self.path(other, one).cut)
 
-    def transit(self, source: str, target: str) -> float | None:
-        """Seconds that a message sent now takes; None: it is lost."""
+    def transit(self, source: str, target: str, rng: Rng | None = None) -> float | None:
+        """Seconds that a message sent now takes; None: it is lost. rng: what draws them; None: this network's own."""
         path = self.path(source, target)
-        if path.cut or self.rng.happens(path.loss):
+        if path.cut or (rng or self.rng).happens(path.loss):
             return None
-        return self.delay(path)
+        return self.delay(path, rng)
 
-    def delay(self, path: PathConditions) -> float:
-        stretch = 10.0 if self.rng.happens(path.late) else 1.0
-        return 0.0002 + stretch * self.rng.exponential(path.delay_s)
+    def delay(self, path: PathConditions, rng: Rng | None = None) -> float:
+        rng = rng or self.rng
+        stretch = 10.0 if rng.happens(path.late) else 1.0
+        return 0.0002 + stretch * rng.exponential(path.delay_s)
 
 
 class OtherRegions(Protocol):

@@ -21,10 +21,12 @@ from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.policies import Workload
+from shoal.simulator.parts.front import TIMEOUT_S
 from shoal.simulator.parts.network import REGION
 from shoal.simulator.world.rng import Rng
 from shoal.types.assignment import DesiredSet
 from shoal.types.codes import Code, ShoalError
+from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class SimOperators:
         self._hang_up_after_s: float | None = None
         self.quota = 0
         self.counts: dict[str, int] = {}
+        self._requests = 0
 
     async def set_up(self, rng: Rng) -> None:
         """Push every model, then apply a first set of documents."""
@@ -200,24 +203,36 @@ class SimOperators:
         told = tuple((each.sequence, each.subject, each.previous, digest) for each, digest in entries)
         self._world.record("operator.audit", entries=told)
 
-    async def send_requests(self) -> None:
-        """Send client requests to every front until cancelled."""
+    async def send_requests(self, every_s: float, timeouts_s: tuple[Seconds, ...] = (TIMEOUT_S,)) -> None:
+        """Send client requests to every front until cancelled. every_s: mean seconds between two. timeouts_s: what
+        their clients choose from."""
         rng = self._rng.stream("requests")
         async with asyncio.TaskGroup() as group:
             while True:
-                await asyncio.sleep(rng.exponential(REQUEST_INTERVAL_S))
+                await asyncio.sleep(rng.exponential(every_s))
                 front = rng.choice(self._cluster.machines)
                 if front.front.routes:
-                    group.create_task(self._request(front.name, rng.choice(sorted(front.front.routes))))
+                    workload = rng.choice(sorted(front.front.routes))
+                    group.create_task(self.count_request(front.name, workload, timeout_s=rng.choice(timeouts_s)))
 
-    async def _request(self, node: str, workload: WorkloadKey) -> None:
-        code = await self.request(node, workload)
+    async def count_request(
+        self, node: str, workload: WorkloadKey, content: bytes = b"", timeout_s: Seconds = TIMEOUT_S
+    ) -> None:
+        """As `request`, and count its outcome."""
+        code = await self.request(node, workload, content, timeout_s)
         outcome = "ok" if code is None else str(code)
         self.counts[outcome] = self.counts.get(outcome, 0) + 1
 
-    async def request(self, node: str, workload: WorkloadKey) -> Code | None:
-        """Send one request to that node's front; None: it was answered."""
-        code, assignment = await self._cluster.network.machines[node].request(workload)
+    async def request(
+        self, node: str, workload: WorkloadKey, content: bytes = b"", timeout_s: Seconds = TIMEOUT_S
+    ) -> Code | None:
+        """Send one request to that node's front; None: it was answered. content: equal contents are the same request
+        again; empty: one of its own."""
+        self._requests += 1
+        front = self._cluster.network.machines[node].front
+        code, assignment = await front.request(
+            workload, content or f"request {self._requests}".encode(), timeout_s=timeout_s
+        )
         outcome = "ok" if code is None else str(code)
         self._world.record("request", front=node, workload=str(workload), by=assignment, outcome=outcome)
         return code

@@ -30,7 +30,7 @@ from shoal.coordinator.core.workloads.model import (
     RegionState,
 )
 from shoal.coordinator.core.workloads.routes import gateways
-from shoal.simulator.parts.machine import Chip
+from shoal.simulator.parts.hardware import Chip
 from shoal.simulator.world.world import EPOCH
 from shoal.types.agreement import GUEST_TENANT, GatewayRef, ServiceReport
 from shoal.types.assignment import Assignment, Observed, Phase

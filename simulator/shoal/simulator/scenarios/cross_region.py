@@ -36,8 +36,9 @@ from shoal.simulator.parts.federation import (
     ledger_facts,
     unfinished_trades,
 )
+from shoal.simulator.parts.hardware import Behaviour, chip
 from shoal.simulator.parts.inter_region import SimFederationLink, SimPeerRegions, serve_peer
-from shoal.simulator.parts.machine import Behaviour, SimMachine, chip
+from shoal.simulator.parts.machine import SimMachine
 from shoal.simulator.parts.migration_events import migrations_in
 from shoal.simulator.parts.network import REGION
 from shoal.simulator.parts.operators import OPERATOR_URI

@@ -22,7 +22,8 @@ from shoal.coordinator.core.migration.model import MigrationStage
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.ports import Transaction
 from shoal.simulator.parts.cluster import GIB, ClusterSpec
-from shoal.simulator.parts.machine import Behaviour, SimMachine, chip
+from shoal.simulator.parts.hardware import Behaviour, chip
+from shoal.simulator.parts.machine import SimMachine
 from shoal.simulator.parts.operators import OPERATOR_URI
 from shoal.simulator.parts.storage import CommitMoment
 from shoal.simulator.scenarios import enrolment

@@ -16,7 +16,7 @@ from shoal.simulator.checkers.federation import make_checkers
 from shoal.simulator.checkers.region import find_violations
 from shoal.simulator.parts.cluster import GIB
 from shoal.simulator.parts.federation import SimFederation
-from shoal.simulator.parts.machine import chip
+from shoal.simulator.parts.hardware import chip
 from shoal.simulator.parts.region_engine import RegionResources
 from shoal.simulator.scenarios.federation_faults import FederationFaultSchedule
 from shoal.simulator.scenarios.region_run import RunOutcome, model_digest, model_profile, run_world

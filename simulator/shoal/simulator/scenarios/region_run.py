@@ -12,15 +12,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from shoal.simulator.checkers.region import Checker, find_violations, make_checkers
+from shoal.agent.core.routing import AdmissionLimits
+from shoal.simulator.checkers import region, requests
+from shoal.simulator.checkers.region import Checker, find_violations
 from shoal.simulator.parts.cluster import GIB, ClusterSpec, SimCluster
-from shoal.simulator.parts.machine import Behaviour, Chip, chip
+from shoal.simulator.parts.front import TIMEOUT_S
+from shoal.simulator.parts.hardware import USUAL_RUNNERS, Behaviour, Chip, chip
+from shoal.simulator.parts.machine import USUAL_LIMITS
+from shoal.simulator.parts.operators import REQUEST_INTERVAL_S
 from shoal.simulator.scenarios.region_faults import REGION_FAULTS, RegionFault, RegionFaultSchedule
+from shoal.simulator.scenarios.request_faults import REQUEST_FAULTS, use_every_replica
 from shoal.simulator.world.loop import Deadlock, Livelock, VirtualLoop, run
 from shoal.simulator.world.rng import Rng
 from shoal.simulator.world.world import SimEvent, SimWorld
 from shoal.types.profile import ModelProfile, OperatorCost, TensorSpec
-from shoal.types.units import Bytes
+from shoal.types.units import Bytes, Seconds
 
 START_TIMEOUT_S = 60.0
 CONVERGE_TIMEOUT_S = 150.0
@@ -31,6 +37,10 @@ QUIESCENT_S = 3.0
 """For how long nothing may start, stop or be decided once the region has converged."""
 
 
+MANY_REQUESTS_S = 0.03
+"""Mean seconds between two requests, where a run is about requests."""
+CLIENT_TIMEOUTS_S = (Seconds(0.3), Seconds(2.0), TIMEOUT_S)
+SMALL_LIMITS = AdmissionLimits(per_replica=8, per_way=16, per_tenant=64)
 RegionBody = Callable[["RegionRun"], Coroutine[Any, Any, None]]
 
 
@@ -52,6 +62,9 @@ class RegionScenario:
     poison: float = 0.25
     # Bounds of the number of agents.
     agents: tuple[int, int] = (2, 5)
+    # True: it is about requests: many of them with deadlines, workers that run one at a time, fronts with little room;
+    # at the end every replica must be used.
+    requests: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +173,13 @@ def model_profile(name: str, flops: float, size: int) -> ModelProfile:
 def draw_spec(rng: Rng, scenario: RegionScenario) -> ClusterSpec:
     """Draw the region of this run: a gateway, some agents with spare room, a few models."""
     nodes: dict[str, tuple[Chip, ...]] = {"gateway": ()}
+    runners = 1 if scenario.requests else USUAL_RUNNERS
     sleep = rng.stream("sleep")  # its own stream: it leaves other draws unchanged
     for number in range(rng.randint(*scenario.agents)):
         wake_s = sleep.uniform(0.2, 5.0) if sleep.happens(0.5) else None
         chips = tuple(
-            chip(f"cpu{index}", rng.uniform(1e10, 1e12), 8 * GIB, wake_s) for index in range(rng.randint(1, 2))
+            chip(f"cpu{index}", rng.uniform(1e10, 1e12), 8 * GIB, wake_s, runners=runners)
+            for index in range(rng.randint(1, 2))
         )
         nodes[f"edge-{number}"] = chips
     profiles, behaviours = {}, {}
@@ -182,7 +197,13 @@ def draw_spec(rng: Rng, scenario: RegionScenario) -> ClusterSpec:
         datagrams=rng.happens(scenario.datagrams),
         mqtt=rng.stream("mqtt").happens(scenario.mqtt),
         sleep_after_s=sleep.uniform(1.0, 8.0) if sleep.happens(0.3) else None,
+        limits=SMALL_LIMITS if scenario.requests else USUAL_LIMITS,
     )
+
+
+def make_checkers() -> tuple[Checker, ...]:
+    """Checkers of one region's record."""
+    return (*region.make_checkers(), *requests.make_checkers())
 
 
 class RegionRun:
@@ -243,14 +264,19 @@ async def _run_random_faults(stage: RegionRun, scenario: RegionScenario) -> None
     await cluster.start()
     await operators.set_up(stage.rng)
     await stage.wait_converged(START_TIMEOUT_S, "coming up")
-    traffic = asyncio.ensure_future(operators.send_requests())
+    often = (MANY_REQUESTS_S, CLIENT_TIMEOUTS_S) if scenario.requests else (REQUEST_INTERVAL_S,)
+    traffic = asyncio.ensure_future(operators.send_requests(*often))
     stage.world.record("storm.begins", kinds=stage.kinds)
     await storm.run(stage.rng.uniform(*scenario.faults_s))
+    if scenario.requests:
+        traffic.cancel()
     await cluster.clear_faults()
     stage.world.record("storm.ends")
     stage.converged_s = await stage.wait_converged(CONVERGE_TIMEOUT_S, "after the storm")
     await stage.check_quiescent(QUIESCENT_S)
     traffic.cancel()
+    if scenario.requests:
+        await use_every_replica(cluster)
     operators.read_all()
     operators.read_memory()
     operators.read_audit()
@@ -261,5 +287,8 @@ SCENARIOS = {
     for scenario in (
         RegionScenario("storm"),
         RegionScenario("calm", faults=(), datagrams=0.0, mqtt=0.5, faults_s=(1.0, 2.0)),
+        RegionScenario(
+            "requests", faults=REQUEST_FAULTS, datagrams=0.0, mqtt=0.0, faults_s=(6.0, 14.0), poison=0.0, requests=True
+        ),
     )
 }

@@ -228,7 +228,7 @@ class SingleFaultScenario:
         while True:
             self.on_request()
             front = GATEWAYS[(number + tries) % len(GATEWAYS)]
-            code = await self.cluster.operators.request(front, TEXT)
+            code = await self.cluster.operators.request(front, TEXT, f"client {number}".encode())
             tries += 1
             if code is None:
                 break
