@@ -19,6 +19,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=int(os.environ.get("SHOAL_CROSSING_SEEDS", "40")),
         help="crossings to play",
     )
+    parser.addoption(
+        "--request-seeds",
+        type=int,
+        default=int(os.environ.get("SHOAL_REQUEST_SEEDS", "60")),
+        help="seeded runs about requests to play",
+    )
     parser.addoption("--first-seed", type=int, default=int(os.environ.get("SHOAL_FIRST_SEED", "0")))
 
 
@@ -45,3 +51,8 @@ def matrix_seeds(request: pytest.FixtureRequest) -> range:
 @pytest.fixture
 def cross_region_seeds(request: pytest.FixtureRequest) -> range:
     return _seeds_of(request, "--crossing-seeds")
+
+
+@pytest.fixture
+def request_seeds(request: pytest.FixtureRequest) -> range:
+    return _seeds_of(request, "--request-seeds")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 
 from shoal.agent import supervisor
-from shoal.agent.core import assignment, link_session
+from shoal.agent.core import assignment, link_session, route_tables, routing
 from shoal.coordinator import uncancelled
 from shoal.coordinator.controllers.federation import delegate, origin
 from shoal.coordinator.controllers.fleet import controller
@@ -28,6 +28,8 @@ from shoal.coordinator.core.workloads import failures, reconcile
 from shoal.simulator.parts import storage
 from shoal.simulator.scenarios import matrix, negotiation
 from shoal.types import backoff
+
+REQUESTS = "requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,5 +308,73 @@ MUTATIONS = (
             ("self._placement.estimate_move(key, aim, replica=found[1].id).refusal", "None"),
         ),
         matrix.NAME,
+    ),
+    Mutation(
+        "ejected-replica-is-never-tried-again",
+        "a suspect endpoint is never chosen again",
+        routing._may_take,
+        (("return now >= health.ejected_until and health.outstanding == 0", "return False"),),
+        REQUESTS,
+    ),
+    Mutation(
+        "last-replica-is-ejected",
+        "ejects the last endpoint",
+        routing.choose,
+        (
+            (
+                "if endpoint.assignment not in tried]",
+                "if endpoint.assignment not in tried and _may_take(health.get(endpoint.assignment, HEALTHY), now)]",
+            ),
+        ),
+        REQUESTS,
+    ),
+    Mutation(
+        "draining-replica-gets-requests",
+        "a draining endpoint gets new requests",
+        routing._in_state,
+        (("endpoint.assignment in here", "True"),),
+        REQUESTS,
+    ),
+    Mutation(
+        "failure-ejects-nobody",
+        "a failed endpoint is chosen at once",
+        routing.record_failure,
+        (("ejected_until=Elapsed(until))", "ejected_until=None)"),),
+        REQUESTS,
+    ),
+    Mutation(
+        "failed-request-is-not-retried",
+        "no retry at another endpoint",
+        routing.decide_retry,
+        (("return RetryDecision.RETRY", "return RetryDecision.RETURN_ERROR"),),
+        REQUESTS,
+    ),
+    Mutation(
+        "crashing-request-is-retried-for-ever",
+        "no limit on the workers that a request ends",
+        routing.decide_retry,
+        (("return RetryDecision.BLOCK", "return RetryDecision.RETRY"),),
+        REQUESTS,
+    ),
+    Mutation(
+        "front-lets-everybody-in",
+        "no limit on requests in flight",
+        routing.admit,
+        (("if load.workload >= room:", "if False:"),),
+        REQUESTS,
+    ),
+    Mutation(
+        "idle-replica-is-refused",
+        "an old estimate refuses what an idle endpoint could answer",
+        routing._expected_wait,
+        (("health.outstanding == 0 or ", ""),),
+        REQUESTS,
+    ),
+    Mutation(
+        "forwards-go-round",
+        "a forwarded request is forwarded again",
+        route_tables._forwarded_routes,
+        (("for each in route.endpoints if each.region]", "for each in route.endpoints]"),),
+        REQUESTS,
     ),
 )

@@ -167,6 +167,7 @@ VIOLATED = {
             STARTED, configured_event(*BOTH, workers=()), entered_event("1", 1.0), sent_event("1", 1.0, "r1", "local")
         ),
         timeline(*UP, entered_event("1", 1.0, "forward"), sent_event("1", 1.0, "r9", "local")),
+        timeline(*UP, entered_event("1", 1.0, "forward"), sent_event("1", 1.0, "r2")),
         timeline(*R2_FAILED, sent_event("1", 1.9, "r2")),
         timeline(*UP, configured_event(BOTH[0], at=2.0), entered_event("1", 3.0), sent_event("1", 3.0, "r2")),
     ],

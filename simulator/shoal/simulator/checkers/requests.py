@@ -149,7 +149,8 @@ class _FrontsChecker:
 
 class RouteChecker(_FrontsChecker):
     """A request goes only to an endpoint of its route that takes requests, and to a worker of the own machine only
-    while that takes them: not while it loads or drains. No request is sent twice to one replica."""
+    while that takes them: not while it loads or drains. What was forwarded to a front goes to no third one. No request
+    is sent twice to one replica."""
 
     def on_request(self, event: RecordedEvent, front: _FrontRecord, request: _Inside) -> str | None:
         if event.kind != "request.sent" or not front.configs:
@@ -159,6 +160,8 @@ class RouteChecker(_FrontsChecker):
             return f"{where} {to} again"
         if via == "local" and to not in front.configs[-1].workers:
             return f"{where} {to}, whose worker takes no requests"
+        if request.entry != CLIENT and via not in ("local", "region"):
+            return f"{where} {to} at a third front"
         listed = [config.routes.get(request.workload, {}).get(to) for config in front.configs_since(request.at)]
         if request.entry == CLIENT and not any(each is not None and each.is_open for each in listed):
             return f"{where} {to}, which takes no requests of {request.workload}"

@@ -1,0 +1,39 @@
+"""Requests under seeded faults: replicas that hang, slow down, die or cannot be reached, bursts, a request that ends its
+worker. Fronts route by the agent's own core; checkers read where each request went and what became of it.
+
+`pytest tests/simulation/test_request_rows.py --request-seeds N`, or SHOAL_REQUEST_SEEDS; 10,000 by one command:
+`python -m shoal.simulator --scenario requests --seed 0 --count 10000`.
+"""
+
+import os
+from collections import Counter
+
+from simulation.fault_matrix import describe_outcome
+
+from harness.report import record
+from shoal.simulator.run.seeds import run_seeds
+from shoal.simulator.scenarios.request_faults import REQUEST_FAULTS
+
+JOBS = os.cpu_count() or 1
+NAME = "requests"
+SEEN = {"ok", "OVERLOADED", "DEADLINE_EXCEEDED", "REPLICA_UNREACHABLE", "REQUEST_CRASHED_WORKER", "MODEL_NOT_READY"}
+"""Ends of requests without which the seeds show little."""
+
+
+def test_f49_requests_go_where_they_may_whatever_fails(request_seeds: range) -> None:
+    outcomes = list(run_seeds(request_seeds, NAME, JOBS))
+    failed = [outcome for outcome in outcomes if outcome.violations]
+    ends = sum((Counter(outcome.counts) for outcome in outcomes), Counter[str]())
+    struck = sum((Counter(outcome.fault_counts) for outcome in outcomes), Counter[str]())
+    record("F49", "S", len(outcomes), scenario=NAME, failed=len(failed), struck=dict(struck), requests=dict(ends))
+    assert not failed, f"{len(failed)} of {len(outcomes)} seeds failed\n" + "\n".join(
+        map(describe_outcome, failed[:10])
+    )
+    if len(outcomes) >= 50:  # what never happened was not checked
+        assert ends.keys() >= SEEN, ends
+        assert {kind for outcome in outcomes for kind in outcome.kinds} == {kind.name for kind in REQUEST_FAULTS}
+
+
+def test_the_same_seed_sends_the_same_requests() -> None:
+    first = [outcome.digest for outcome in run_seeds(range(3), NAME, 1)]
+    assert first == [outcome.digest for outcome in run_seeds(range(3), NAME, 2)]
