@@ -53,16 +53,16 @@ class MessyLink(RuleBasedStateMachine):
 
     @precondition(lambda self: self.broker.in_transit)
     @rule(index=INDEX, times=st.integers(1, 2))
-    def deliver_any(self, index: int, times: int) -> None:
+    def hand_over_any(self, index: int, times: int) -> None:
         publication = self.broker.in_transit.pop(index % len(self.broker.in_transit))
         for _ in range(times):
-            self._deliver(publication)
+            self._hand_over(publication)
 
     @precondition(lambda self: self.broker.in_transit)
     @rule(most=st.integers(1, 20))
-    def deliver_in_order(self, most: int) -> None:
+    def hand_over_in_order(self, most: int) -> None:
         for _ in range(min(most, len(self.broker.in_transit))):
-            self._deliver(self.broker.in_transit.pop(0))
+            self._hand_over(self.broker.in_transit.pop(0))
 
     @precondition(lambda self: self.broker.in_transit)
     @rule(index=INDEX)
@@ -72,7 +72,7 @@ class MessyLink(RuleBasedStateMachine):
     @precondition(lambda self: self.broker.published)
     @rule(index=INDEX)
     def repeat_any(self, index: int) -> None:
-        self._deliver(self.broker.published[index % len(self.broker.published)])
+        self._hand_over(self.broker.published[index % len(self.broker.published)])
 
     @rule()
     def forget_retained(self) -> None:
@@ -133,7 +133,7 @@ class MessyLink(RuleBasedStateMachine):
             self.agent.report()
             while self.broker.in_transit or self.coordinator.questions:
                 if self.broker.in_transit:
-                    self._deliver(self.broker.in_transit.pop(0))
+                    self._hand_over(self.broker.in_transit.pop(0))
                 else:
                     self.coordinator.answer(0, self.now, is_welcome=True, ends_previous=ends_previous)
             self.now = Elapsed(self.now + HEARTBEAT_S)
@@ -168,7 +168,7 @@ class MessyLink(RuleBasedStateMachine):
             and not self.coordinator.questions
         )
 
-    def _deliver(self, publication: Publication) -> None:
+    def _hand_over(self, publication: Publication) -> None:
         if publication.topic in TO_COORDINATOR:
             self.coordinator.on_message(publication, self.now)
         if publication.topic in TO_AGENT:

@@ -72,7 +72,7 @@ class Ends:
         self.say_presence(1)
         self.say_answer(WELCOME)
 
-    def received(self) -> list[ToAgent]:
+    def receive_all(self) -> list[ToAgent]:
         found = []
         while (message := self.session.next_message()) is not None:
             found.append(message)
@@ -129,7 +129,7 @@ def test_a_welcome_that_does_not_come(is_seen: bool, found: str) -> None:
     ends = Ends()
     if is_seen:
         ends.say_presence(1, now=3.0)
-    assert ends.session.deadline == WELCOME_S
+    assert ends.session.deadline == Elapsed(WELCOME_S)
     ends.session.on_time(Elapsed(WELCOME_S - 0.1))
     assert ends.session.end_refusal is None
     ends.session.on_time(Elapsed(WELCOME_S))
@@ -201,7 +201,7 @@ def test_requests_count_once_in_order_and_in_their_session_only() -> None:
         with pytest.raises(ShoalError) as caught:
             ends.say(Channel.REQUEST, payload)
         assert caught.value.code is code
-    assert ends.received() == [ProbeNow(("2",))]
+    assert ends.receive_all() == [ProbeNow(("2",))]
 
 
 def test_what_waits_is_bounded_and_the_desired_set_is_the_newest_and_comes_last() -> None:
@@ -211,7 +211,7 @@ def test_what_waits_is_bounded_and_the_desired_set_is_the_newest_and_comes_last(
         ends.say_desired(generation)
     for number in range(MAX_INBOX + 2):
         ends.say(Channel.REQUEST, ends.request(ProbeNow((str(number),))))
-    *probes, desired = ends.received()
+    *probes, desired = ends.receive_all()
     assert probes == [ProbeNow((str(number),)) for number in range(2, MAX_INBOX + 2)]
     assert isinstance(desired, DesiredSet)
     assert desired.version.generation == 9
@@ -224,14 +224,14 @@ def test_a_kept_desired_set_that_is_older_than_what_it_holds_or_of_another_histo
     assert caught.value.code is Code.GENERATION_STALE
     ends.say_desired(4, history="ended")
     ends.open()
-    assert ends.received() == []
+    assert ends.receive_all() == []
 
 
 def test_the_last_message_is_read_and_then_the_session_is_over() -> None:
     ends = Ends()
     ends.open()
     ends.say(Channel.REQUEST, ends.request(Refused(ENDING, fatal=True), last=True))
-    assert ends.received() == [Refused(ENDING, fatal=True)]
+    assert ends.receive_all() == [Refused(ENDING, fatal=True)]
     assert ends.session.end_refusal == ENDING
     ends.session.end(Refusal(Code.INTERNAL, "later"))
     assert ends.session.end_refusal == ENDING, "the first reason stays"

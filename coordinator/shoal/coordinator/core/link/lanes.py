@@ -34,6 +34,7 @@ class HelloSlot(Enum):
 class Lane:
     """Messages of one node, read one after the other."""
 
+    # Name of the node.
     node: str
     # Limits how fast messages are read, so that a flood delays nobody else.
     bucket: TokenBucket
@@ -117,7 +118,7 @@ class Lanes:
         lane.bucket.spend(now)
         return lane.waiting.popleft()
 
-    def finish(self, lane: Lane) -> tuple[LaneReady, ...]:
+    def on_handled(self, lane: Lane) -> tuple[LaneReady, ...]:
         """The message that was taken last is handled."""
         if lane.slot is not HelloSlot.IN_USE:
             return ()

@@ -35,6 +35,7 @@ MAX_INVALID: Final = 20
 class NodeSession:
     """One node's session, from its welcome until it is closed or the broker is lost."""
 
+    # Name of the node.
     node: str
     # Who opened it.
     signer: Signer
@@ -60,8 +61,11 @@ class NodeSession:
 class HelloReceived:
     """A valid hello: ask the controller, then call `answer_hello`."""
 
+    # Name of the node, by the topic.
     node: str
+    # Its role, by its certificate.
     role: Role
+    # What it sent.
     hello: Hello
     # Who signed it.
     signer: Signer
@@ -234,7 +238,7 @@ class MqttSessions:
         """Handle the lane's next message, once all that the last call returned is done. None: stop reading it."""
         if not self._lanes.is_current(lane):
             return None
-        if freed := self._lanes.finish(lane):
+        if freed := self._lanes.on_handled(lane):
             return freed
         match self._lanes.take(lane, now):
             case None:

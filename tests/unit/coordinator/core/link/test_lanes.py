@@ -32,7 +32,7 @@ def read_all(lanes: Lanes, lane: Lane) -> list[bytes]:
     while (taken := lanes.take(lane, NOW)) is not None:
         assert not isinstance(taken, PauseLane)
         found.append(taken[1])
-        lanes.finish(lane)
+        lanes.on_handled(lane)
     return found
 
 
@@ -75,11 +75,11 @@ def test_hellos_beyond_the_bound_wait_for_their_turn_and_delay_no_status() -> No
     assert lanes.take(first, NOW) is lanes.take(second, NOW) is None
     assert lanes.put("first", Channel.STATUS, b"behind it", NOW) == (), "it is not read twice"
     assert read_all(lanes, put(lanes, "other", payload=b"status")) == [b"status"]
-    assert lanes.finish(busy[0]) == (LaneReady(first),)
-    assert lanes.finish(busy[0]) == ()
+    assert lanes.on_handled(busy[0]) == (LaneReady(first),)
+    assert lanes.on_handled(busy[0]) == ()
     assert lanes.take(first, NOW) == (Channel.HELLO, b"")
-    assert lanes.finish(busy[1]) == (LaneReady(second),)
-    assert lanes.finish(first) == ()
+    assert lanes.on_handled(busy[1]) == (LaneReady(second),)
+    assert lanes.on_handled(first) == ()
     assert lanes.take(first, NOW) == (Channel.STATUS, b"behind it")
 
 
@@ -92,9 +92,9 @@ def test_a_turn_whose_hello_a_flood_pushed_out_is_passed_on() -> None:
     assert lanes.take(first, NOW) is lanes.take(second, NOW) is None
     for _ in range(MAX_WAITING):
         lanes.put("first", Channel.STATUS, b"", NOW)
-    assert lanes.finish(busy[0]) == (LaneReady(first),)
+    assert lanes.on_handled(busy[0]) == (LaneReady(first),)
     assert lanes.take(first, NOW) == (Channel.STATUS, b"")
-    assert lanes.finish(first) == (LaneReady(second),)
+    assert lanes.on_handled(first) == (LaneReady(second),)
 
 
 def test_a_node_that_was_told_that_its_session_is_over_leaves_room_for_another(

@@ -31,7 +31,7 @@ from shoal.types import topics
 from shoal.types.assignment import DesiredSet, Version
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node, Role
-from shoal.types.link import FromAgent, Hello, NodeEvents, ProbeNow, Receipts, Refused, Welcome
+from shoal.types.link import FromAgent, Hello, NodeEvents, ProbeNow, Receipts, Refused, ToAgent, Welcome
 from shoal.types.mqtt_frames import NodePresence, Opener, Opening, OpeningAnswer, Publication, Sealer
 from shoal.types.topics import Channel
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
@@ -259,10 +259,11 @@ def test_what_goes_down_is_sealed_and_the_last_says_so() -> None:
     assert effects == (OutputReady(session), SessionClosed(NAME, 7))
     probe, last, kept = region.outputs(session)
     opener = Opener(NonceKey(NAME, "n").seal(7))
-    for publication, message, is_last in (
+    sealed: tuple[tuple[Publication, ToAgent, bool], ...] = (
         (probe, ProbeNow(("cpu0",)), False),
         (last, Refused(ENDING, fatal=True), True),
-    ):
+    )
+    for publication, message, is_last in sealed:
         unsealed = opener.open(Channel.REQUEST, publication.payload)
         assert (mqtt_frames.decode_to_agent(unsealed.content), unsealed.last) == (message, is_last)
         assert not publication.retain
