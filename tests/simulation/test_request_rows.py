@@ -1,5 +1,5 @@
-"""Requests under seeded faults: replicas that hang, slow down, die or cannot be reached, bursts, a request that ends its
-worker. Fronts route by the agent's own core; checkers read where each request went and what became of it.
+"""Requests under seeded faults: replicas that hang, slow down, die or cannot be reached, bursts, a request that ends
+its worker. Fronts route by the agent's own core; checkers read where each request went and what became of it.
 
 `pytest tests/simulation/test_request_rows.py --request-seeds N`, or SHOAL_REQUEST_SEEDS; 10,000 by one command:
 `python -m shoal.simulator --scenario requests --seed 0 --count 10000`.
