@@ -263,9 +263,9 @@ def test_what_goes_down_is_sealed_and_the_last_says_so() -> None:
         (probe, ProbeNow(("cpu0",)), False),
         (last, Refused(ENDING, fatal=True), True),
     )
-    for publication, message, is_last in sealed:
+    for publication, sent, is_last in sealed:
         unsealed = opener.open(Channel.REQUEST, publication.payload)
-        assert (mqtt_frames.decode_to_agent(unsealed.content), unsealed.last) == (message, is_last)
+        assert (mqtt_frames.decode_to_agent(unsealed.content), unsealed.last) == (sent, is_last)
         assert not publication.retain
     assert (kept.topic, kept.retain) == (topics.of_node(REGION, NAME, Channel.DESIRED), True)
     assert UnsignedNodeCodec(NAME).verify_desired_set(kept.payload) == desired
