@@ -213,7 +213,7 @@ class MovesController:
         return self._intent_of(key).migration
 
     def _intent_of(self, key: WorkloadKey) -> Intent:
-        intent = next((intent for intent in self._workloads.intents if intent.key == key), None)
+        intent = self._workloads.intent_of(key)
         if intent is None:
             raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
         return intent

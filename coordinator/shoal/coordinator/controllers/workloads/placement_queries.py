@@ -65,7 +65,7 @@ class PlacementQueries:
 
     def _reasons_to_stay_local(self, key: WorkloadKey) -> tuple[MoveHold, ...]:
         """What keeps the workload from being offered to other regions, where its policy delegates to any better one."""
-        intent = next((intent for intent in self._workloads.intents if intent.key == key), None)
+        intent = self._workloads.intent_of(key)
         desired = self._workloads.desired
         held = [(node, one) for node, each in desired.items() for one in each.assignments if one.workload == key]
         better = intent is not None and intent.delegation.mode is DelegationMode.WHEN_BETTER

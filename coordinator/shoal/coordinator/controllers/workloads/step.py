@@ -152,6 +152,10 @@ class WorkloadsController:
         self._fleet.fleet = with_timing(self._fleet.fleet, timing(self.intents), self._clock.now())
         self._on_change()
 
+    def intent_of(self, key: WorkloadKey) -> Intent | None:
+        """The intent of the current documents; None: they have no such workload."""
+        return next((intent for intent in self.intents if intent.key == key), None)
+
     async def load_credentials(self) -> None:
         found = [codec.load(Credential, record.value) for record in await self._store.scan(CREDENTIALS)]
         self.credentials = tuple(found)
