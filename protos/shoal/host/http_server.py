@@ -10,17 +10,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final, cast
+from typing import Final
 
 import h11
 import structlog
 
 from shoal.host import file_descriptors
 from shoal.host.connections import Connection, Connections
+from shoal.host.limited_listener import CHUNK_BYTES, HEAD_READ_BYTES, LimitedListener
 
-_CHUNK: Final = 256 * 2**10
-_HEAD_CHUNK: Final = 8 * 2**10
-"""Bytes read at once of a head, few, so that a head is found too large before much of it is held."""
 _REASONS: Final = {each.value: each.phrase for each in HTTPStatus}
 
 _log = structlog.get_logger(__name__)
@@ -82,15 +80,15 @@ class HttpExchange:
                     yield bytes(event.data)
                     continue
                 async with asyncio.timeout(self._stall_s):
-                    self._http.receive_data(await self._reader.read(_CHUNK))
+                    self._http.receive_data(await self._reader.read(CHUNK_BYTES))
         except h11.RemoteProtocolError as cause:
             raise ConnectionAbortedError(str(cause)) from cause
 
     async def respond(self, status: int, headers: Mapping[str, str], body: bytes = b"") -> None:
         length = {} if status == HTTPStatus.NO_CONTENT else {"content-length": str(len(body))}
         self.begin(status, {**headers, **length})
-        for start in range(0, 0 if self.method == "HEAD" else len(body), _CHUNK):
-            await self.write(body[start : start + _CHUNK])
+        for start in range(0, 0 if self.method == "HEAD" else len(body), CHUNK_BYTES):
+            await self.write(body[start : start + CHUNK_BYTES])
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """The response's head; `write` sends its body."""
@@ -121,51 +119,21 @@ class HttpServer:
         self._limits = limits
         self._context = context
         self._connections = Connections(limits.connections, limits.connections_per_address, replaces_own=True)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._listener = LimitedListener(self._connections, self._serve)
 
     async def start(self, host: str, port: int) -> int:
         """The port it listens on. Raises OSError."""
-        self._server = await asyncio.start_server(
-            self._accept, host, port, limit=_CHUNK, backlog=file_descriptors.ACCEPTS_PER_TURN
-        )
-        file_descriptors.set_backlog(self._server, self._limits.backlog)
-        return int(self._server.sockets[0].getsockname()[1])
+        return await self._listener.start(host, port, backlog=self._limits.backlog)
 
     async def stop(self) -> None:
         """End every connection at once."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._tasks:
+        self._listener.close()
+        tasks = self._listener.tasks
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Runs before TLS, so that a connection beyond the limits costs no handshake."""
-        cast(asyncio.Transport, writer.transport).pause_reading()  # the first bytes are the handshake's
-
-        def close() -> None:
-            writer.transport.abort()
-            task.cancel()
-
-        place = self._connections.add(str(writer.get_extra_info("peername", ("",))[0]), close)
-        if place is None:
-            writer.transport.abort()
-            return
-        task = asyncio.create_task(self._serve(reader, writer, place))
-        self._tasks.add(task)
-        task.add_done_callback(lambda _: self._on_done(task, place))
-
-    def _on_done(self, task: asyncio.Task[None], place: Connection) -> None:
-        self._tasks.discard(task)
-        self._connections.remove(place)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Connection) -> None:
-        transport = cast(asyncio.Transport, writer.transport)
-        # Python 3.11.2 (Debian 12) keeps reading although the transport was paused when the connection was made. This
-        # pair of calls stops it.
-        transport.resume_reading()
-        transport.pause_reading()
         try:
             await writer.start_tls(self._context(), ssl_handshake_timeout=self._limits.handshake_s)
             self._connections.set_busy(place)  # it showed a certificate: no newcomer may close it
@@ -181,7 +149,7 @@ class HttpServer:
         try:
             async with asyncio.timeout(self._limits.head_s):
                 while (head := http.next_event()) is h11.NEED_DATA:
-                    http.receive_data(await reader.read(_HEAD_CHUNK))
+                    http.receive_data(await reader.read(HEAD_READ_BYTES))
             if not isinstance(head, h11.Request):
                 return
             await self._answer(HttpExchange(head, http, reader, writer, self._limits.stall_s))
@@ -201,7 +169,7 @@ class HttpServer:
         if http.their_state is not h11.DONE:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.linger_s):
-                    while await reader.read(_CHUNK):
+                    while await reader.read(CHUNK_BYTES):
                         pass
         writer.close()
         async with asyncio.timeout(self._limits.linger_s):

@@ -42,8 +42,8 @@ from shoal.agent.dataplane.transport import (
     drop_tracebacks,
     retry_after_s,
 )
-from shoal.host import file_descriptors
 from shoal.host.connections import Connection, Connections
+from shoal.host.limited_listener import CHUNK_BYTES, HEAD_READ_BYTES, LimitedListener
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import Identity
@@ -68,9 +68,6 @@ BODY_RATE: Final = 128 * 2**10
 """Bytes per second below which a body counts as too slow, once the grace is over."""
 SEND_TIMEOUT_S: Final = 60.0
 LINGER_S: Final = 2.0
-_CHUNK: Final = 256 * 2**10
-_HEAD_CHUNK: Final = 8 * 2**10
-"""Bytes read at once of a head, few, so that a head is found too large before much of it is held."""
 _LENGTH_HEADER: Final = "inference-header-content-length"
 
 _HTTP: Final = frozenset((b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC", b"PRI "))
@@ -107,9 +104,8 @@ class RestTransport:
         self._tls = tls
         self._stamp: tuple[int, ...] = ()
         self._context: ssl.SSLContext | None = None
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._connections = Connections(MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS)
+        self._listener = LimitedListener(self._connections, self._serve)
         self._conversions = Conversions()
         self._admission = IngressAdmission(memory)
         self._stopping = asyncio.Event()
@@ -117,24 +113,14 @@ class RestTransport:
     async def start(self) -> int:
         self._stamp = self._tls.stamp()
         self._context = self._build_context()
-        self._server = await asyncio.start_server(
-            self._accept,
-            self._host,
-            self._port,
-            reuse_port=True,
-            limit=_CHUNK,
-            backlog=file_descriptors.ACCEPTS_PER_TURN,
-        )
-        file_descriptors.set_backlog(self._server, MAX_CONNECTIONS)
-        return int(self._server.sockets[0].getsockname()[1])
+        return await self._listener.start(self._host, self._port, backlog=MAX_CONNECTIONS, reuse_port=True)
 
     async def stop(self, grace_s: Seconds) -> None:
         self._stopping.set()
-        if self._server is not None:
-            self._server.close()
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=grace_s)
-        for task in tuple(self._tasks):
+        self._listener.close()
+        if tasks := self._listener.tasks:
+            await asyncio.wait(tasks, timeout=grace_s)
+        for task in self._listener.tasks:
             task.cancel()
         self._conversions.close()
 
@@ -165,34 +151,8 @@ class RestTransport:
         if self._context is not None and self._context is not context:
             connection.context = self._context
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Runs before TLS, so that a connection beyond the limits costs no handshake."""
-        cast(asyncio.Transport, writer.transport).pause_reading()  # the first bytes are the handshake's
-        address = str(writer.get_extra_info("peername", ("",))[0])
-
-        def close() -> None:
-            writer.transport.abort()
-            task.cancel()
-
-        connection = self._connections.add(address, close)
-        if connection is None:
-            writer.transport.abort()
-            return
-        task = asyncio.create_task(self._serve(reader, writer, connection))
-        self._tasks.add(task)
-        task.add_done_callback(lambda _: self._on_connection_done(task, connection))
-
-    def _on_connection_done(self, task: asyncio.Task[None], connection: Connection) -> None:
-        self._tasks.discard(task)
-        self._connections.remove(connection)
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection) -> None:
         assert self._context is not None
-        transport = cast(asyncio.Transport, writer.transport)
-        # Python 3.11.2 (Debian 12) keeps reading although the transport was paused when the connection was made. This
-        # pair of calls stops it.
-        transport.resume_reading()
-        transport.pause_reading()
         try:
             if await _first_bytes(writer) in _HTTP:
                 await _refuse_plaintext(reader, writer)
@@ -242,8 +202,8 @@ async def _refuse_plaintext(reader: asyncio.StreamReader, writer: asyncio.Stream
         async with asyncio.timeout(LINGER_S):
             await writer.drain()
             writer.write_eof()
-            for _ in range(MAX_HEAD // _HEAD_CHUNK):  # unread bytes would reset the connection before it reads this
-                if not await reader.read(_HEAD_CHUNK):
+            for _ in range(MAX_HEAD // HEAD_READ_BYTES):  # unread bytes would reset the connection before it reads this
+                if not await reader.read(HEAD_READ_BYTES):
                     break
     writer.transport.abort()
 
@@ -351,17 +311,17 @@ class _Connection:
         """The next request's head. Its first byte may take the idle time, the rest HEAD_TIMEOUT_S."""
         event = self._http.next_event()
         if event is h11.NEED_DATA:
-            await self._receive(self._idle_s, _HEAD_CHUNK, idle=True)
+            await self._receive(self._idle_s, HEAD_READ_BYTES, idle=True)
             event = self._http.next_event()
         deadline = asyncio.get_running_loop().time() + HEAD_TIMEOUT_S
         while event is h11.NEED_DATA:
-            await self._receive(deadline - asyncio.get_running_loop().time(), _HEAD_CHUNK)
+            await self._receive(deadline - asyncio.get_running_loop().time(), HEAD_READ_BYTES)
             event = self._http.next_event()
         if not isinstance(event, h11.Request):
             raise _ClientGone
         return event
 
-    async def _receive(self, timeout: float, size: int = _CHUNK, *, idle: bool = False) -> None:
+    async def _receive(self, timeout: float, size: int = CHUNK_BYTES, *, idle: bool = False) -> None:
         try:
             async with asyncio.timeout(timeout):
                 data = await self._reader.read(size)
@@ -490,7 +450,7 @@ class _Connection:
 
     async def _read_on(self) -> bool:
         """Return False at the end of the stream. Bytes that a pipelining client sent early are kept for their turn."""
-        data = await self._reader.read(_CHUNK)
+        data = await self._reader.read(CHUNK_BYTES)
         self._http.receive_data(data)
         return bool(data)
 
@@ -547,8 +507,8 @@ class _Connection:
         try:
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 # In chunks, because TLS copies what it is given.
-                for offset in range(0, len(body), _CHUNK):
-                    part = self._http.send(h11.Data(data=bytes(body[offset : offset + _CHUNK]))) or b""
+                for offset in range(0, len(body), CHUNK_BYTES):
+                    part = self._http.send(h11.Data(data=bytes(body[offset : offset + CHUNK_BYTES]))) or b""
                     self._writer.write(start + part if start else part)
                     start = b""
                     await self._writer.drain()
@@ -565,7 +525,7 @@ class _Connection:
         left = 2 * MAX_MESSAGE
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(LINGER_S):
-                while left > 0 and (data := await self._reader.read(_CHUNK)):
+                while left > 0 and (data := await self._reader.read(CHUNK_BYTES)):
                     left -= len(data)
 
 
