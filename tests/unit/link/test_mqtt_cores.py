@@ -180,6 +180,6 @@ def test_i7_whatever_the_broker_does() -> None:
     run_state_machine_as_test(
         MessyLink,
         settings=settings(
-            max_examples=250, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=250, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
         ),
     )

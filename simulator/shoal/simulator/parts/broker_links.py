@@ -51,10 +51,12 @@ RETRY_S: Final = 0.5
 class UnsignedNodeCodec:
     """Implements `agent.core.mqtt_session.NodeCodec`. The key of a session is its nonce."""
 
-    public_key: Final = b""
-
     def __init__(self, node: str) -> None:
         self._node = node
+
+    @property
+    def public_key(self) -> bytes:
+        return b""
 
     def agree(self, coordinator_key: bytes, nonce: str, epoch: int) -> SessionKey:
         return SessionKey(nonce.encode(), REGION, self._node, epoch)
@@ -84,11 +86,13 @@ class UnsignedNodeCodec:
 class NonceKey:
     """Implements `coordinator.core.link.codec.AgreedKey`."""
 
-    public: Final = b""
-
     def __init__(self, node: str, nonce: str) -> None:
         self._node = node
         self._nonce = nonce
+
+    @property
+    def public(self) -> bytes:
+        return b""
 
     def seal(self, epoch: int) -> SessionKey:
         return SessionKey(self._nonce.encode(), REGION, self._node, epoch)

@@ -264,8 +264,11 @@ async def _run_random_faults(stage: RegionRun, scenario: RegionScenario) -> None
     await cluster.start()
     await operators.set_up(stage.rng)
     await stage.wait_converged(START_TIMEOUT_S, "coming up")
-    often = (MANY_REQUESTS_S, CLIENT_TIMEOUTS_S) if scenario.requests else (REQUEST_INTERVAL_S,)
-    traffic = asyncio.ensure_future(operators.send_requests(*often))
+    traffic = asyncio.ensure_future(
+        operators.send_requests(MANY_REQUESTS_S, CLIENT_TIMEOUTS_S)
+        if scenario.requests
+        else operators.send_requests(REQUEST_INTERVAL_S)
+    )
     stage.world.record("storm.begins", kinds=stage.kinds)
     await storm.run(stage.rng.uniform(*scenario.faults_s))
     if scenario.requests:
