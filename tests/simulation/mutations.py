@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 
 from shoal.agent import supervisor
-from shoal.agent.core import assignment, link_session, route_tables, routing
+from shoal.agent.core import link_session, route_tables, routing
+from shoal.agent.core.assignment import machine
 from shoal.coordinator import uncancelled
 from shoal.coordinator.controllers.federation import delegate, origin
 from shoal.coordinator.controllers.fleet import controller
@@ -147,7 +148,7 @@ MUTATIONS = (
     Mutation(
         "drain-closes-first",
         "drain that closes first",
-        assignment._drain,
+        machine._drain,
         (
             (
                 "return draining, (AwaitIdle(), WakeAt(until))",
@@ -279,7 +280,7 @@ MUTATIONS = (
     Mutation(
         "move-drains-by-closing",
         "drain that closes first (in the mover)",
-        assignment._drain,
+        machine._drain,
         (
             (
                 "return draining, (AwaitIdle(), WakeAt(until))",

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 
-from shoal.agent.core import assignment as machine
+from shoal.agent.core.assignment.states import Loading, State, Warming
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Reading
 from shoal.types.units import show_bytes
 
 
-def admit(assignment: Assignment, reading: Reading | None, states: Iterable[machine.State]) -> Refusal | None:
+def admit(assignment: Assignment, reading: Reading | None, states: Iterable[State]) -> Refusal | None:
     """Return None, or why the assignment must not load now: MEMORY_SHORT or DEVICE_LOST.
 
     `reading` is of the assignment's device, just taken; None where the device cannot be read. Memory that other
@@ -22,7 +22,7 @@ def admit(assignment: Assignment, reading: Reading | None, states: Iterable[mach
     loading = sum(
         state.assignment.memory_bytes
         for state in states
-        if isinstance(state, machine.Loading | machine.Warming)
+        if isinstance(state, Loading | Warming)
         and state.assignment.device == assignment.device
         and state.assignment.id != assignment.id
     )

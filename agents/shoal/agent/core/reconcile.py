@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.agent.core import assignment as machine
+from shoal.agent.core.assignment import states
 from shoal.types.assignment import Assignment, DesiredSet
 
 
@@ -21,7 +21,7 @@ class ReconcilePlan:
     forget: tuple[str, ...]
 
 
-def plan(wanted: tuple[Assignment, ...], running: Mapping[str, machine.State]) -> ReconcilePlan:
+def plan(wanted: tuple[Assignment, ...], running: Mapping[str, states.State]) -> ReconcilePlan:
     """Level-based: the same inputs give the same plan, and after performing it only `forget` is left.
 
     An id whose model or device changed (against its contract) is drained first, and begun again once it is gone.
@@ -34,22 +34,22 @@ def plan(wanted: tuple[Assignment, ...], running: Mapping[str, machine.State]) -
         if state is None:
             if not asked.draining:
                 begin.append(asked)
-        elif asked.draining or not (isinstance(state, machine.Gone) or _is_same_replica(state.assignment, asked)):
+        elif asked.draining or not (isinstance(state, states.Gone) or _is_same_replica(state.assignment, asked)):
             drain.append(asked.id)
-        elif state.assignment != asked or isinstance(state, machine.Gone | machine.Draining):
+        elif state.assignment != asked or isinstance(state, states.Gone | states.Draining):
             resume.append(asked)
     named = {asked.id for asked in wanted}
     unwanted = {name: state for name, state in running.items() if name not in named}
-    drain += [name for name, state in unwanted.items() if not isinstance(state, machine.Gone)]
-    forget = tuple(name for name, state in unwanted.items() if isinstance(state, machine.Gone))
+    drain += [name for name, state in unwanted.items() if not isinstance(state, states.Gone)]
+    forget = tuple(name for name, state in unwanted.items() if isinstance(state, states.Gone))
     return ReconcilePlan(
         tuple(begin), tuple(resume), tuple(name for name in drain if not _is_ending(running[name])), forget
     )
 
 
-def _is_ending(state: machine.State) -> bool:
+def _is_ending(state: states.State) -> bool:
     """Whether a drain need not be requested. One that drains to be staged is drained further if it is not desired."""
-    return isinstance(state, machine.Gone) or (isinstance(state, machine.Draining) and not state.assignment.staged)
+    return isinstance(state, states.Gone) or (isinstance(state, states.Draining) and not state.assignment.staged)
 
 
 def _is_same_replica(held: Assignment, asked: Assignment) -> bool:
@@ -62,9 +62,9 @@ def _is_same_replica(held: Assignment, asked: Assignment) -> bool:
     )
 
 
-def pinned_digests(desired: DesiredSet | None, running: Mapping[str, machine.State]) -> frozenset[str]:
+def pinned_digests(desired: DesiredSet | None, running: Mapping[str, states.State]) -> frozenset[str]:
     """Digests that the cache must keep: pinned by the desired set, assigned, or in use."""
-    held = [state.assignment for state in running.values() if not isinstance(state, machine.Gone)]
+    held = [state.assignment for state in running.values() if not isinstance(state, states.Gone)]
     wanted = [*held, *(desired.assignments if desired is not None else ())]
     packs = {asked.verification.pack for asked in wanted if asked.verification is not None and asked.verification.pack}
     pins = desired.pins if desired is not None else ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.agent.core import admission, reconcile
-from shoal.agent.core import assignment as machine
+from shoal.agent.core.assignment import events, machine, report, states
 from shoal.agent.ports import (
     LocalWorker,
     StatefulReplica,
@@ -37,9 +37,9 @@ class _Replica:
     # Id of the assignment.
     name: str
     # Current state of the machine in `core.assignment`.
-    state: machine.State
+    state: states.State
     # Effects in the order in which they must be performed.
-    outbox: asyncio.Queue[machine.Effect] = field(default_factory=asyncio.Queue)
+    outbox: asyncio.Queue[events.Effect] = field(default_factory=asyncio.Queue)
     # Effects in the outbox or in progress.
     pending_effects: int = 0
     # Performs the effects of the outbox; runs as long as the replica exists.
@@ -98,7 +98,7 @@ class ReplicaManager:
         return name in self._replicas
 
     @property
-    def states(self) -> Mapping[str, machine.State]:
+    def current_states(self) -> Mapping[str, states.State]:
         return {name: replica.state for name, replica in self._replicas.items()}
 
     async def adopt(self) -> int:
@@ -121,13 +121,13 @@ class ReplicaManager:
     def is_device_busy(self, device: str) -> bool:
         """Whether a replica runs, or is about to run, on this device."""
         return any(
-            replica.state.assignment.device == device and not isinstance(replica.state, machine.Gone)
+            replica.state.assignment.device == device and not isinstance(replica.state, states.Gone)
             for replica in self._replicas.values()
         )
 
     def is_any_starting(self) -> bool:
         """Whether any replica is fetching, loading or warming up."""
-        on_its_way = machine.Fetching | machine.Loading | machine.Warming
+        on_its_way = states.Fetching | states.Loading | states.Warming
         return any(isinstance(replica.state, on_its_way) for replica in self._replicas.values())
 
     def apply_plan(self, plan: reconcile.ReconcilePlan) -> None:
@@ -136,9 +136,9 @@ class ReplicaManager:
             fetch_s = self._limits.fetch_s + self._monitor.set_sleep(each.device, False)
             self._add(each.id, *machine.begin(each, self._clock.now(), replace(self._limits, fetch_s=fetch_s)))
         for each in plan.resume:
-            self._apply_event(each.id, machine.ResumeRequested(each))
+            self._apply_event(each.id, events.ResumeRequested(each))
         for name in plan.drain:
-            self._apply_event(name, machine.DrainRequested())
+            self._apply_event(name, events.DrainRequested())
         for name in plan.forget:
             if self._replicas[name].pending_effects:
                 continue  # its worker still has to be stopped; the next reconcile checks again
@@ -149,7 +149,7 @@ class ReplicaManager:
 
     def ready_workers(self) -> tuple[LocalWorker, ...]:
         """Workers of replicas that are ready and not draining: a replica gets no request before its warm-up is done."""
-        ready = (name for name, replica in self._replicas.items() if isinstance(replica.state, machine.Ready))
+        ready = (name for name, replica in self._replicas.items() if isinstance(replica.state, states.Ready))
         return tuple(local for name in ready if (local := self._workers.local(name)) is not None)
 
     def verification_sources(self) -> tuple[VerificationSource, ...]:
@@ -172,13 +172,13 @@ class ReplicaManager:
 
     # one replica
 
-    def _add(self, name: str, state: machine.State, effects: tuple[machine.Effect, ...]) -> None:
+    def _add(self, name: str, state: states.State, effects: tuple[events.Effect, ...]) -> None:
         replica = self._replicas[name] = _Replica(name, state)
         self._monitor.assign_device(name, state.assignment.device)
         replica.performing = self._spawn(self._perform_forever(replica), f"perform {name}")
         self._on_state_change(replica, None, effects)
 
-    def _apply_event(self, name: str, event: machine.Event) -> None:
+    def _apply_event(self, name: str, event: events.Event) -> None:
         replica = self._replicas.get(name)
         if replica is None:
             return
@@ -187,11 +187,11 @@ class ReplicaManager:
         self._on_state_change(replica, before, effects)
 
     def _on_state_change(
-        self, replica: _Replica, before: machine.State | None, effects: tuple[machine.Effect, ...]
+        self, replica: _Replica, before: states.State | None, effects: tuple[events.Effect, ...]
     ) -> None:
         state = replica.state
         for effect in effects:
-            if isinstance(effect, machine.WakeAt):
+            if isinstance(effect, events.WakeAt):
                 self._schedule_timer(replica, effect.at)
             else:
                 replica.pending_effects += 1
@@ -204,17 +204,17 @@ class ReplicaManager:
                 self._on_phase_change()
             return
         self._on_phase_change()
-        if isinstance(state, machine.Gone):
+        if isinstance(state, states.Gone):
             self._request_reconcile()
         self._log.info(
             "replica_phase_changed",
             assignment=replica.name,
             workload=str(state.assignment.workload),
-            phase=machine.phase(state),
+            phase=report.phase(state),
         )
         # A final state lasts: the region sees it in every status, and reports it once itself.
         if (
-            isinstance(state, machine.Failed | machine.Poisoned | machine.Rejected)
+            isinstance(state, states.Failed | states.Poisoned | states.Rejected)
             and state.refusal.code not in PERMANENT_LOAD_FAILURES
         ):
             self._report_event(state.refusal.code, replica.name, state.refusal.words)
@@ -224,7 +224,7 @@ class ReplicaManager:
             # A sleep may end early by a rounding error, and TimerFired comes only once.
             while (left := at - self._clock.now()) > 0:
                 await self._clock.sleep(Seconds(max(left, MIN_SLEEP_S)))
-            self._apply_event(replica.name, machine.TimerFired())
+            self._apply_event(replica.name, events.TimerFired())
 
         if replica.timer is not None:
             replica.timer.cancel()
@@ -236,38 +236,38 @@ class ReplicaManager:
             try:
                 await self._perform(replica, effect)
             except ShoalError as error:
-                self._apply_event(replica.name, machine.LoadFailed(error.refusal))
+                self._apply_event(replica.name, events.LoadFailed(error.refusal))
             replica.pending_effects -= 1
-            if isinstance(replica.state, machine.Gone):
+            if isinstance(replica.state, states.Gone):
                 self._request_reconcile()
 
-    async def _perform(self, replica: _Replica, effect: machine.Effect) -> None:
+    async def _perform(self, replica: _Replica, effect: events.Effect) -> None:
         asked = replica.state.assignment
         match effect:
-            case machine.StartFetch():
+            case events.StartFetch():
                 replica.fetching = self._spawn(self._fetch(replica), f"fetch {replica.name}")
-            case machine.StopFetch():
+            case events.StopFetch():
                 if replica.fetching is not None:
                     replica.fetching.cancel()
-            case machine.StartWorker(path):
+            case events.StartWorker(path):
                 states = (each.state for each in self._replicas.values())
                 refusal = admission.admit(asked, self._monitor.read(asked.device), states)
                 if refusal is not None:
                     raise ShoalError(refusal)
                 await self._workers.start(asked, path, replica.samples)
-            case machine.StopWorker():
+            case events.StopWorker():
                 await self._workers.stop(replica.name)
-            case machine.StartVerify(verification):
+            case events.StartVerify(verification):
                 replica.verifying = self._spawn(self._verify(replica, verification), f"verify {replica.name}")
-            case machine.StopVerify():
+            case events.StopVerify():
                 if replica.verifying is not None:
                     replica.verifying.cancel()
-            case machine.AwaitIdle():
+            case events.AwaitIdle():
                 if replica.draining is None or replica.draining.done():
                     replica.draining = self._spawn(self._await_idle(replica), f"drain {replica.name}")
-            case machine.DiscardBytes():
+            case events.DiscardBytes():
                 await self._cache.discard(asked.model)
-            case machine.WakeAt():
+            case events.WakeAt():
                 pass  # scheduled when the state was entered
 
     async def _fetch(self, replica: _Replica) -> None:
@@ -279,9 +279,9 @@ class ReplicaManager:
             while (wakes_in := self._monitor.set_sleep(asked.device, False)) > 0:
                 await self._clock.sleep(Seconds(max(wakes_in, MIN_SLEEP_S)))
         except ShoalError as error:
-            self._apply_event(replica.name, machine.FetchFailed(error.refusal))
+            self._apply_event(replica.name, events.FetchFailed(error.refusal))
         else:
-            self._apply_event(replica.name, machine.ModelFetched(path))
+            self._apply_event(replica.name, events.ModelFetched(path))
 
     async def _fetch_warm_up_samples(self, assignment: Assignment) -> str:
         """Path of the samples, or empty: without them the warm-up uses generated inputs."""
@@ -310,36 +310,36 @@ class ReplicaManager:
             await self._workers.record_verdict(replica.name, verdict)
         except ShoalError as error:
             self._log.warning("replica_verification_failed", assignment=replica.name, code=error.code, error=str(error))
-            self._apply_event(replica.name, machine.NoVerdict(error.refusal))
+            self._apply_event(replica.name, events.NoVerdict(error.refusal))
         else:
             self._log.info("replica_verified", assignment=replica.name, passed=verdict.passed, reason=verdict.reason)
-            self._apply_event(replica.name, machine.VerdictReached(verdict))
+            self._apply_event(replica.name, events.VerdictReached(verdict))
 
     async def _await_idle(self, replica: _Replica) -> None:
-        while isinstance(replica.state, machine.Draining):
+        while isinstance(replica.state, states.Draining):
             await self._clock.sleep(Seconds(self._poll_s))
             if await self._monitor.sample() and self._monitor.in_flight(replica.name) == 0:
-                self._apply_event(replica.name, machine.Idle())
+                self._apply_event(replica.name, events.Idle())
 
     def _on_worker_event(self, event: WorkerEvent) -> None:
         match event:
             case WorkerReady():
-                self._apply_event(event.assignment, machine.Warmed(_loaded_model(event)))
+                self._apply_event(event.assignment, events.Warmed(_loaded_model(event)))
             case WorkerPhase():
                 if event.phase == Phase.WARMING:
-                    self._apply_event(event.assignment, machine.WarmupStarted())
+                    self._apply_event(event.assignment, events.WarmupStarted())
             case WorkerFailed():
-                self._apply_event(event.assignment, machine.LoadFailed(event.refusal))
+                self._apply_event(event.assignment, events.LoadFailed(event.refusal))
             case WorkerExited():
                 self._report_event(event.refusal.code, event.assignment, event.refusal.words)
-                self._apply_event(event.assignment, machine.Exited(event.own_fault, event.refusal, event.at_load))
+                self._apply_event(event.assignment, events.Exited(event.own_fault, event.refusal, event.at_load))
             case WorkerAdopted():
                 self._orphans[event.assignment] = event
                 self._request_reconcile()
 
     def _observe(self, replica: _Replica, epoch_wall: Seconds) -> Observed:
         stats = self._monitor.worker_stats(replica.name)
-        return machine.observe(
+        return report.observe(
             replica.state,
             epoch_wall=epoch_wall,
             in_flight=self._monitor.in_flight(replica.name),
@@ -349,23 +349,23 @@ class ReplicaManager:
         )
 
 
-def _verification_source(state: machine.State) -> VerificationSource | None:
+def _verification_source(state: states.State) -> VerificationSource | None:
     asked = state.assignment
-    if not isinstance(state, machine.Ready) or not (asked.verifiers or asked.capture):
+    if not isinstance(state, states.Ready) or not (asked.verifiers or asked.capture):
         return None
     return VerificationSource(asked.id, asked.verifiers, asked.capture)
 
 
-def _stateful_replica(state: machine.State) -> StatefulReplica | None:
+def _stateful_replica(state: states.State) -> StatefulReplica | None:
     asked = state.assignment
-    if isinstance(state, machine.Draining | machine.Gone) or not asked.session:
+    if isinstance(state, states.Draining | states.Gone) or not asked.session:
         return None
     return StatefulReplica(asked.id, asked.workload, asked.session, asked.handover, asked.givers)
 
 
-def _optional_loaded_model(ready: WorkerReady | None) -> machine.LoadedModel | None:
+def _optional_loaded_model(ready: WorkerReady | None) -> states.LoadedModel | None:
     return None if ready is None else _loaded_model(ready)
 
 
-def _loaded_model(ready: WorkerReady) -> machine.LoadedModel:
-    return machine.LoadedModel(ready.measured, ready.inputs, ready.outputs, ready.no_warmup_reason)
+def _loaded_model(ready: WorkerReady) -> states.LoadedModel:
+    return states.LoadedModel(ready.measured, ready.inputs, ready.outputs, ready.no_warmup_reason)

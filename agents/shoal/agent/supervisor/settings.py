@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from shoal.agent.core import assignment as machine
+from shoal.agent.core.assignment import states
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +10,7 @@ class SupervisorSettings:
     """Timing of the supervisor."""
 
     # Time limits of one assignment's phases.
-    limits: machine.AssignmentLimits = field(default_factory=machine.AssignmentLimits)
+    limits: states.AssignmentLimits = field(default_factory=states.AssignmentLimits)
     # Seconds between statuses, until a coordinator sets its own value.
     heartbeat_s: float = 1.0
     # Every n-th status is a full one, so what a lost status contained is repeated within n heartbeats.

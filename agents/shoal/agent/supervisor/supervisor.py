@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from shoal.agent.core import assignment as machine
 from shoal.agent.core import link_session, partition, reconcile
+from shoal.agent.core.assignment import states
 from shoal.agent.ports import DeviceAccess, LinkRefused, LinkSession
 from shoal.agent.supervisor.device_probes import DeviceProbes
 from shoal.agent.supervisor.front_updates import FrontUpdates
@@ -232,7 +232,7 @@ class Supervisor:
             if not self._stopping.is_set()
             and partition.may_run(each, self._link_state, now, running=each.id in self._replicas)
         )
-        self._replicas.apply_plan(reconcile.plan(wanted, self._replicas.states))
+        self._replicas.apply_plan(reconcile.plan(wanted, self._replicas.current_states))
         for device in self._node.devices:
             if device.rest is not None:
                 may_sleep = not (self._probes.is_due(device.name) or self._replicas.is_device_busy(device.name))
@@ -394,7 +394,9 @@ class Supervisor:
     async def _collect_forever(self) -> None:
         while True:
             if self._desired is not None:
-                for digest in await self._cache.collect(reconcile.pinned_digests(self._desired, self._replicas.states)):
+                for digest in await self._cache.collect(
+                    reconcile.pinned_digests(self._desired, self._replicas.current_states)
+                ):
                     self._log.info("model_evicted", digest=digest)
             await self._clock.sleep(Seconds(self._settings.collect_s))
 
@@ -405,7 +407,7 @@ class Supervisor:
         self._reconcile_due.set()
         try:
             async with asyncio.timeout(self._settings.limits.drain_s + 1.0):
-                while any(not isinstance(state, machine.Gone) for state in self._replicas.states.values()):
+                while any(not isinstance(state, states.Gone) for state in self._replicas.current_states.values()):
                     await self._clock.sleep(Seconds(self._settings.poll_s))
         except TimeoutError:
             self._log.warning("drain_incomplete")

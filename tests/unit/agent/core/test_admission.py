@@ -1,17 +1,17 @@
 """Memory is looked at once more before a load."""
 
 from harness.builders.agent_values import assignment, at, reading
-from shoal.agent.core import assignment as machine
 from shoal.agent.core.admission import admit
+from shoal.agent.core.assignment import states
 from shoal.types.codes import Code
 from shoal.types.units import Bytes
 
 ASKED = assignment(memory_bytes=Bytes(1000))
 
 
-def loading(name: str, device: str, memory: int) -> machine.State:
+def loading(name: str, device: str, memory: int) -> states.State:
     asked = assignment(name, device=device, memory_bytes=Bytes(memory))
-    return machine.Loading(asked, machine.AssignmentRecord(), at(0), at(1))
+    return states.Loading(asked, states.AssignmentRecord(), at(0), at(1))
 
 
 def test_admitted_where_it_fits_by_live_free_memory() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.builders.agent_values import assignment, at, desired_set
-from shoal.agent.core import assignment as machine
+from shoal.agent.core.assignment import machine, report, states
 from shoal.agent.core.link_session import (
     AcceptSet,
     NodeReport,
@@ -154,9 +154,7 @@ def test_whatever_is_replayed_versions_only_grow(offers: list[Version]) -> None:
 
 
 def observe_new(name: str, now: float = 0.0) -> Observed:
-    return machine.observe(
-        machine.begin(assignment(name), at(now), machine.AssignmentLimits())[0], epoch_wall=Seconds(0)
-    )
+    return report.observe(machine.begin(assignment(name), at(now), states.AssignmentLimits())[0], epoch_wall=Seconds(0))
 
 
 def moment(*observed: Observed) -> NodeReport:

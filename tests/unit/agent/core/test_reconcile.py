@@ -6,26 +6,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.builders.agent_values import assignment, at, desired_set, measurement
-from shoal.agent.core import assignment as machine
+from shoal.agent.core.assignment import events, machine, states
 from shoal.agent.core.reconcile import ReconcilePlan, pinned_digests, plan
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal
 
-LIMITS = machine.AssignmentLimits()
-SERVICE = machine.LoadedModel(measurement(), (), ())
+LIMITS = states.AssignmentLimits()
+SERVICE = states.LoadedModel(measurement(), (), ())
 
 
-def ready(asked: Assignment) -> machine.Ready:
-    return machine.Ready(asked, machine.AssignmentRecord(), at(0), SERVICE)
+def ready(asked: Assignment) -> states.Ready:
+    return states.Ready(asked, states.AssignmentRecord(), at(0), SERVICE)
 
 
-def gone_state(asked: Assignment) -> machine.Gone:
-    return machine.Gone(asked, machine.AssignmentRecord(), at(0))
+def gone_state(asked: Assignment) -> states.Gone:
+    return states.Gone(asked, states.AssignmentRecord(), at(0))
 
 
 def test_what_is_new_begins_what_is_not_wanted_drains_what_is_over_is_forgotten() -> None:
     kept, new, old, over = (assignment(name) for name in ("a-kept", "a-new", "a-old", "a-over"))
-    running: dict[str, machine.State] = {"a-kept": ready(kept), "a-old": ready(old), "a-over": gone_state(over)}
+    running: dict[str, states.State] = {"a-kept": ready(kept), "a-old": ready(old), "a-over": gone_state(over)}
     assert plan((kept, new), running) == ReconcilePlan(begin=(new,), resume=(), drain=("a-old",), forget=("a-over",))
 
 
@@ -33,7 +33,7 @@ def test_draining_is_asked_and_taken_back() -> None:
     asked = assignment()
     leaving = replace(asked, draining=True)
     assert plan((leaving,), {asked.id: ready(asked)}) == ReconcilePlan((), (), (asked.id,), ())
-    draining, _ = machine.step(ready(asked), machine.DrainRequested(), at(1), LIMITS)
+    draining, _ = machine.step(ready(asked), events.DrainRequested(), at(1), LIMITS)
     assert plan((leaving,), {asked.id: draining}) == ReconcilePlan((), (), (), ())
     assert plan((leaving,), {asked.id: gone_state(asked)}) == ReconcilePlan((), (), (), ()), (
         "told as gone until it is unassigned"
@@ -62,28 +62,28 @@ assignments = st.builds(
     revision=st.integers(1, 2),
 )
 sets = st.lists(assignments, unique_by=lambda each: each.id, max_size=5).map(tuple)
-states = st.sampled_from(["fetching", "ready", "draining", "failed", "poisoned", "gone"])
+state_names = st.sampled_from(["fetching", "ready", "draining", "failed", "poisoned", "gone"])
 
 
-def in_state(asked: Assignment, name: str) -> machine.State:
+def in_state(asked: Assignment, name: str) -> states.State:
     asked = replace(asked, draining=False)
     refusal = Refusal(Code.LOAD_FAILED)
     match name:
         case "fetching":
             return machine.begin(asked, at(0), LIMITS)[0]
         case "draining":
-            return machine.step(ready(asked), machine.DrainRequested(), at(0), LIMITS)[0]
+            return machine.step(ready(asked), events.DrainRequested(), at(0), LIMITS)[0]
         case "failed":
-            return machine.Failed(asked, machine.AssignmentRecord(), at(0), refusal, at(9))
+            return states.Failed(asked, states.AssignmentRecord(), at(0), refusal, at(9))
         case "poisoned":
-            return machine.Poisoned(asked, machine.AssignmentRecord(), at(0), refusal)
+            return states.Poisoned(asked, states.AssignmentRecord(), at(0), refusal)
         case "gone":
             return gone_state(asked)
         case _:
             return ready(asked)
 
 
-@given(sets, st.dictionaries(st.sampled_from([f"a-{number}" for number in range(5)]), states))
+@given(sets, st.dictionaries(st.sampled_from([f"a-{number}" for number in range(5)]), state_names))
 def test_carried_out_it_settles(wanted: tuple[Assignment, ...], found: dict[str, str]) -> None:
     """Plan, carry out, plan again: only forgetting is left; what is wanted is there and nothing else stays."""
     running = {name: in_state(assignment(name), state) for name, state in found.items()}
@@ -92,25 +92,23 @@ def test_carried_out_it_settles(wanted: tuple[Assignment, ...], found: dict[str,
         for asked in todo.begin:
             running[asked.id] = machine.begin(asked, at(1), LIMITS)[0]
         for asked in todo.resume:
-            running[asked.id] = machine.step(running[asked.id], machine.ResumeRequested(asked), at(1), LIMITS)[0]
+            running[asked.id] = machine.step(running[asked.id], events.ResumeRequested(asked), at(1), LIMITS)[0]
         for name in todo.drain:
-            running[name] = machine.step(running[name], machine.DrainRequested(), at(1), LIMITS)[0]
+            running[name] = machine.step(running[name], events.DrainRequested(), at(1), LIMITS)[0]
         for name in todo.forget:
             del running[name]
         running = {
-            name: machine.step(state, machine.Idle(), at(2), LIMITS)[0]
-            if isinstance(state, machine.Draining)
-            else state
+            name: machine.step(state, events.Idle(), at(2), LIMITS)[0] if isinstance(state, states.Draining) else state
             for name, state in running.items()
         }
     assert plan(wanted, running) == ReconcilePlan((), (), (), ())
-    alive = {name for name, state in running.items() if not isinstance(state, machine.Gone)}
+    alive = {name for name, state in running.items() if not isinstance(state, states.Gone)}
     assert alive == {asked.id for asked in wanted if not asked.draining}
 
 
 def test_pins_are_what_is_asked_for_assigned_or_in_use() -> None:
     asked, old = assignment("a-1", model="sha256:1"), assignment("a-2", model="sha256:2")
     over = assignment("a-3", model="sha256:3")
-    running: dict[str, machine.State] = {"a-1": ready(asked), "a-2": ready(old), "a-3": gone_state(over)}
+    running: dict[str, states.State] = {"a-1": ready(asked), "a-2": ready(old), "a-3": gone_state(over)}
     assert pinned_digests(desired_set(1, asked, pins=("sha256:9",)), running) == {"sha256:1", "sha256:2", "sha256:9"}
     assert pinned_digests(None, running) == {"sha256:1", "sha256:2"}

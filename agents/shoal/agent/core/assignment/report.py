@@ -1,0 +1,108 @@
+"""An assignment as its node reports it."""
+
+from shoal.agent.core.assignment.states import (
+    Draining,
+    Failed,
+    Fetching,
+    Gone,
+    LoadedModel,
+    Loading,
+    Poisoned,
+    Ready,
+    Rejected,
+    Staged,
+    State,
+    Verifying,
+    Warming,
+)
+from shoal.types.assignment import Observed, Phase, Served
+from shoal.types.codes import Code
+from shoal.types.latency import Counts
+from shoal.types.migration import Recording
+from shoal.types.units import Elapsed, Seconds, Wall
+
+
+def phase(state: State) -> Phase:
+    match state:
+        case Fetching():
+            return Phase.FETCHING
+        case Loading():
+            return Phase.LOADING
+        case Warming():
+            return Phase.WARMING
+        case Verifying():
+            return Phase.VERIFYING
+        case Ready():
+            return Phase.READY
+        case Staged():
+            return Phase.STAGED
+        case Draining():
+            return Phase.DRAINING
+        case Failed() | Poisoned() | Rejected():
+            return Phase.FAILED
+        case Gone():
+            return Phase.GONE
+
+
+def observe(
+    state: State, *, epoch_wall: Seconds, in_flight: int = 0, served: tuple[Served, ...] = (), sessions: int = 0,
+    latencies: Counts = (),
+) -> Observed:  # fmt: skip
+    """The assignment as the node reports it. `epoch_wall` is the wall clock minus the elapsed clock, both read now."""
+
+    def to_wall(at: Elapsed) -> Wall:
+        return Wall(at + epoch_wall)
+
+    code, reason, retry_at, gives_up_at, service = _explain(state)
+    return Observed(
+        assignment=state.assignment.id,
+        workload=state.assignment.workload,
+        model=state.assignment.model,
+        device=state.assignment.device,
+        phase=phase(state),
+        since=to_wall(state.since),
+        code=code,
+        reason=reason,
+        retry_at=None if retry_at is None else to_wall(retry_at),
+        gives_up_at=None if gives_up_at is None else to_wall(gives_up_at),
+        in_flight=in_flight,
+        restarts=state.record.restarts,
+        measured=service.measured if service else None,
+        served=served,
+        inputs=service.inputs if service else (),
+        outputs=service.outputs if service else (),
+        verdict=state.record.verdict,
+        sessions=sessions,
+        latencies=latencies,
+        crashed_at_load=state.record.crashed_at_load,
+    )
+
+
+_Explanation = tuple[Code | None, str, Elapsed | None, Elapsed | None, LoadedModel | None]
+
+
+def _explain(state: State) -> _Explanation:
+    match state:
+        case Fetching():
+            return Code.WAITING_FOR_FETCH, "fetching the model", None, state.until, None
+        case Loading():
+            return Code.WAITING_FOR_LOAD, "loading the model", None, state.until, None
+        case Warming():
+            return Code.WAITING_FOR_WARMUP, "warming up", None, state.until, None
+        case Verifying():
+            awaits = state.verification.recording is Recording.AWAITED
+            why = "its reference is recorded first" if awaits else "comparing its answers"
+            why = why if state.last_refusal is None else f"to be compared: {state.last_refusal}"
+            return Code.WAITING_FOR_VERIFY, why, state.retry_at, state.until, state.loaded_model
+        case Ready():
+            return None, state.loaded_model.no_warmup_reason, None, None, state.loaded_model
+        case Staged():
+            return None, "", None, None, None
+        case Draining():
+            return Code.WAITING_FOR_DRAIN, "finishing what is in flight", None, state.until, state.loaded_model
+        case Failed():
+            return state.refusal.code, state.refusal.words, state.retry_at, None, None
+        case Poisoned() | Rejected():
+            return state.refusal.code, state.refusal.words, None, state.since, None
+        case Gone():
+            return None, "", None, None, None
