@@ -89,9 +89,9 @@ class RegionViews:
                 reply.tokens.extend(views.token_view(token) for token in await self._enrolment.tokens())
             case "agreements":
                 trades = self._region.origin.trades if self._region.origin is not None else {}
-                deals = self._region.delegate.states.values() if self._region.delegate is not None else ()
+                agreements = self._region.delegate.states.values() if self._region.delegate is not None else ()
                 seen = partial(service_report, fleet)
-                reply.agreements.extend(views.agreement_views(trades, deals, self._clock.now(), seen))
+                reply.agreements.extend(views.agreement_views(trades, agreements, self._clock.now(), seen))
             case "migrations":
                 now, wall = self._clock.now(), self._clock.wall()
                 reply.migrations.extend(migration_views(controller, fleet, name, tenant, now, wall))

@@ -360,16 +360,18 @@ def agreements(
                 yield _agreement(award.agreement, "origin", offer.region, key, "awarding", "", offer, until - now)
             case Withdrawing(offer=offer, agreement=name, until=until, code=code):
                 yield _agreement(name, "origin", offer.region, key, "withdrawing", "", offer, until - now, code)
-            case Active(deal=deal):
-                left = deal.lease_until - now
-                yield _agreement(deal.agreement, "origin", deal.region, key, "active", deal.service, deal.offer, left)
+            case Active(agreement=agreement):
+                left = agreement.lease_until - now
+                yield _agreement(
+                    agreement.id, "origin", agreement.region, key, "active", agreement.service, agreement.offer, left
+                )
             case IdleTrade() | Soliciting():
                 pass
         for each in trade.leaving:
-            deal = each.deal
-            left, service = min(each.ends_at, deal.lease_until) - now, deal.service
+            agreement = each.agreement
+            left, service = min(each.ends_at, agreement.lease_until) - now, agreement.service
             yield _agreement(
-                deal.agreement, "origin", deal.region, key, each.stage, service, deal.offer, left, each.code
+                agreement.id, "origin", agreement.region, key, each.stage, service, agreement.offer, left, each.code
             )
     for state in bid_states:
         match state:

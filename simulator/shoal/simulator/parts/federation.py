@@ -279,7 +279,7 @@ def unfinished_trades(region: str, trades: OriginController) -> list[str]:
         if not isinstance(trade.phase, IdleTrade | Active)
     ]
     found += [
-        f"{region}: {each.deal.agreement} of {key} is leaving"
+        f"{region}: {each.agreement.id} of {key} is leaving"
         for key, trade in sorted(trades.trades.items())
         for each in trade.leaving
     ]
@@ -296,7 +296,7 @@ def delegation_facts(
             (str(key), each.agreement, each.region, each.is_ready, each.is_wanted)
             for key, each in sorted(delegated.items())
         ),
-        "leaving": tuple(sorted(each.deal.agreement for trade in known for each in trade.leaving)),
+        "leaving": tuple(sorted(each.agreement.id for trade in known for each in trade.leaving)),
     }
 
 

@@ -453,16 +453,18 @@ spec:
         region, coordinator = self.cluster.region, self.cluster.coordinator
         if region is None or region.origin is None or coordinator is None or not coordinator.alive:
             return ["no coordinator"]
-        agreements = [trade.phase.deal for trade in region.origin.trades.values() if isinstance(trade.phase, Active)]
+        agreements = [
+            trade.phase.agreement for trade in region.origin.trades.values() if isinstance(trade.phase, Active)
+        ]
         found = unfinished_trades(REGION, region.origin)
         found += self.federation.missing(
-            served=False, known_agreements=[(deal.region, deal.agreement) for deal in agreements]
+            served=False, known_agreements=[(agreement.region, agreement.id) for agreement in agreements]
         )
         found += self._missing_machines(region)
         found += [f"{each.id} is {each.stage}" for each in region.workloads.migrations.live]
-        found += [f"{deal.agreement} is {deal.service}" for deal in agreements if not deal.is_serving]
+        found += [f"{agreement.id} is {agreement.service}" for agreement in agreements if not agreement.is_serving]
         if found or not region.workloads.intents:
-            return found + [f"{deal.agreement} stands" for deal in agreements if not region.workloads.intents]
+            return found + [f"{agreement.id} stands" for agreement in agreements if not region.workloads.intents]
         if away is not None and bool(agreements) != away:
             return [f"{TEXT} is {'not ' if away else ''}elsewhere"]
         if self.cell.state_machine in ("failback", "notice") and agreements and away is None:

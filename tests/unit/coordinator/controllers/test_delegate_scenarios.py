@@ -176,13 +176,15 @@ class DelegateScenario:
         assert len(over) == len(set(over)), "what is over does not end again"
         now = self.here.world.region.clock.now()
         for state in self.here.bids.states.values():
-            if (deal := agreement_of(state)) is not None:
-                last = self.granted_at.get(deal.award.agreement, now)
+            if (agreement := agreement_of(state)) is not None:
+                last = self.granted_at.get(agreement.award.agreement, now)
                 assert now <= last + TERMS.lease_s + TERMS.allowance_s, "nobody keeps a guest beyond its lease"
-                assert deal.award.agreement not in over
-        deals = [deal for each in self.here.bids.states.values() if (deal := agreement_of(each)) is not None]
+                assert agreement.award.agreement not in over
+        agreements = [
+            agreement for each in self.here.bids.states.values() if (agreement := agreement_of(each)) is not None
+        ]
         guests = [guest.intent.key.name for guest in region.workloads.catalog.guests]
-        assert sorted(guests) == sorted(deal.award.agreement for deal in deals)
+        assert sorted(guests) == sorted(agreement.award.agreement for agreement in agreements)
 
     def _one(self, among: Any) -> Any:
         return among[int(self.rng.integers(len(among)))] if among else None

@@ -39,10 +39,10 @@ async def test_entries_are_there_with_what_they_tell_about_or_not_at_all(
     world: RegionFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = world.region.ledger
-    first = LedgerWrites({"deals/x": b"one"}, expect={"deals/x": 0}, drafts=(draft("g-1", "offered"), draft("g-1")))
+    first = LedgerWrites({"bids/x": b"one"}, expect={"bids/x": 0}, drafts=(draft("g-1", "offered"), draft("g-1")))
     await ledger.commit(first)
     with pytest.raises(StaleRevision):
-        await ledger.commit(LedgerWrites({"deals/x": b"two"}, expect={"deals/x": 0}, drafts=(draft("g-2"),)))
+        await ledger.commit(LedgerWrites({"bids/x": b"two"}, expect={"bids/x": 0}, drafts=(draft("g-2"),)))
 
     async def full(_: Transaction) -> int:
         raise ShoalError(Refusal(Code.STORE_FULL))
@@ -50,7 +50,7 @@ async def test_entries_are_there_with_what_they_tell_about_or_not_at_all(
     with monkeypatch.context() as patched:
         patched.setattr(world.store, "commit", full)
         with pytest.raises(ShoalError):
-            await ledger.commit(LedgerWrites({"deals/y": b"one"}, drafts=(draft("g-3"),)))
+            await ledger.commit(LedgerWrites({"bids/y": b"one"}, drafts=(draft("g-3"),)))
     entries = await ledger.entries_after(0)
     assert [(each.sequence, each.what, each.agreement) for each in entries] == [
         (1, "offered", "g-1"),

@@ -15,7 +15,7 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.offer import Offer, Solicitation
 from shoal.types.units import Elapsed, Wall
 
-BIDS: Final = "deals/"
+BIDS: Final = "bids/"
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,28 +82,39 @@ def delegation_of(
     wanted = trade.is_relied_on(state, now)
     returns = state.phase.returns if isinstance(state.phase, Active) and wanted else ""
     noticed = [each for each in state.leaving if each.code is not Code.BREACHED]
-    ends = {each.deal.agreement: f"notice was given ({each.code})" for each in noticed}
+    ends = {each.agreement.id: f"notice was given ({each.code})" for each in noticed}
 
-    def entry(deal: OriginAgreement, *, ready: bool) -> DelegatedWorkload:
-        way = Seconds(round(rtt_s.get(deal.region, 0.0), 3))  # rounded: every change of it causes a step
+    def entry(agreement: OriginAgreement, *, ready: bool) -> DelegatedWorkload:
         return DelegatedWorkload(
-            deal.agreement, deal.region, deal.gateways, is_ready=ready, is_wanted=wanted, model=deal.offer.model,
-            precision=deal.offer.precision, return_reason=ends.get(deal.agreement, returns), rtt_s=way, bid=deal.offer,
-            joules=deal.joules,
-        )  # fmt: skip
+            agreement.id,
+            agreement.region,
+            agreement.gateways,
+            is_ready=ready,
+            is_wanted=wanted,
+            model=agreement.offer.model,
+            precision=agreement.offer.precision,
+            return_reason=ends.get(agreement.id, returns),
+            rtt_s=Seconds(round(rtt_s.get(agreement.region, 0.0), 3)),  # rounded: every change of it causes a step
+            bid=agreement.offer,
+            joules=agreement.joules,
+        )
 
-    serving = [deal for deal in trade.serving_agreements(state, now) if intent is None or may_go(intent, deal.offer)]
+    serving = [
+        agreement
+        for agreement in trade.serving_agreements(state, now)
+        if intent is None or may_go(intent, agreement.offer)
+    ]
     if serving:
         return entry(serving[0], ready=True)
-    deal = state.active_agreement
-    if deal is not None and (intent is None or may_go(intent, deal.offer)):
-        return entry(deal, ready=False)
+    agreement = state.active_agreement
+    if agreement is not None and (intent is None or may_go(intent, agreement.offer)):
+        return entry(agreement, ready=False)
     return None
 
 
 def _peers_of(state: WorkloadTrade) -> frozenset[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     """Regions that work for this trade, with the names of their gateways and the revoked serials of these."""
     return frozenset(
-        (deal.region, tuple(sorted(each.name for each in deal.gateways)), deal.revoked)
-        for deal in trade.live_agreements(state)
+        (agreement.region, tuple(sorted(each.name for each in agreement.gateways)), agreement.revoked)
+        for agreement in trade.live_agreements(state)
     )

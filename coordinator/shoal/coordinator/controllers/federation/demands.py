@@ -89,7 +89,7 @@ class DelegationDemands:
             ):
                 pass
         if isinstance(phase, Active) and phase.stays:
-            return demand(DelegationNeed.MOVED, to=phase.deal.region)
+            return demand(DelegationNeed.MOVED, to=phase.agreement.region)
         if not local.is_placeable:
             return demand(DelegationNeed.SHORT, by_live_move=live)
         return demand(DelegationNeed.BETTER if better else DelegationNeed.CONTENT, by_live_move=live)
@@ -104,4 +104,4 @@ class DelegationDemands:
 
 
 def _agreement(phase: TradePhase) -> str:
-    return phase.deal.agreement if isinstance(phase, Active) else ""
+    return phase.agreement.id if isinstance(phase, Active) else ""

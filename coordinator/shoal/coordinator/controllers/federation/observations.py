@@ -59,7 +59,7 @@ class ServiceObservations:
         now = self._clock.now()
         if agreement is None or now - agreement.heard_at < trade_times.LOST_S / 2:
             return False
-        seen = self._observe(agreement.agreement, self._service_report(agreement.agreement))
+        seen = self._observe(agreement.id, self._service_report(agreement.id))
         before = [each for each in seen if each.at <= agreement.heard_at] or seen[:1]
         lately = [each for each in seen if each.at <= now - FAILING_S]
         newest = seen[-1]
@@ -71,13 +71,13 @@ class ServiceObservations:
         """
         now = self._clock.now()
         for each in agreements:
-            seen = self._by_agreement.get(each.agreement, ())
+            seen = self._by_agreement.get(each.id, ())
             before = [one for one in seen if one.at <= now - ALL_FAILING_S]
             half = [one for one in seen if one.at <= now - ALL_FAILING_S / 2]
             if before and seen[-1].succeeded == before[-1].succeeded:
                 failed, lately = seen[-1].errors - before[-1].errors, seen[-1].errors - half[-1].errors
                 if failed >= ALL_FAILING_LEAST and lately:
-                    return each.agreement
+                    return each.id
         return ""
 
     def drop_others(self, active: Collection[str], live: Collection[str]) -> None:

@@ -252,9 +252,9 @@ class OriginController:
         raise refuse(Code.AGREEMENT_UNKNOWN, f"agreement {agreement!r:.80}", "one between these two regions that holds")
 
     async def _account(self) -> None:
-        active = [deal for state in self.trades.values() if (deal := state.active_agreement) is not None]
-        live = {deal.agreement for state in self.trades.values() for deal in trade.live_agreements(state)}
-        self._observations.drop_others({deal.agreement for deal in active}, live)
+        active = [agreement for state in self.trades.values() if (agreement := state.active_agreement) is not None]
+        live = {agreement.id for state in self.trades.values() for agreement in trade.live_agreements(state)}
+        self._observations.drop_others({agreement.id for agreement in active}, live)
         await self._reputation.account(active)
 
     def _step(self, key: WorkloadKey, event: TradeEvent) -> Transition[LedgerWrites, tuple[TradeEffect, ...]]:

@@ -97,12 +97,12 @@ class ReputationRepository:
         """
         now, lasting, known = self._clock.now(), list[Delivered](), dict[str, tuple[Elapsed, int]]()
         for each in agreements:
-            at, counted = known[each.agreement] = self._last_accounts.get(each.agreement, (now, 0))
+            at, counted = known[each.id] = self._last_accounts.get(each.id, (now, 0))
             if now - at < ACCOUNT_INTERVAL_S:
                 continue
             promised_s = each.offer.latency_p95_s
-            delivered = self._delivery(RecordDelivery(each.region, each.agreement, promised_s, breached=False))
-            known[each.agreement] = (now, delivered.requests)
+            delivered = self._delivery(RecordDelivery(each.region, each.id, promised_s, breached=False))
+            known[each.id] = (now, delivered.requests)
             lasting += [delivered] if delivered.requests > counted else []
         self._last_accounts = known
         if lasting:

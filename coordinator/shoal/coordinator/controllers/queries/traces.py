@@ -138,13 +138,13 @@ class TracesController:
     async def _of_hold(self, name: str) -> tuple[Span, ...]:
         bids = self._delegate()
         spans: list[Span] = []
-        for deal in bids.bids if bids is not None else ():
-            offer, agreement = deal.offer, hold.agreement_name(deal.state)
+        for bid in bids.bids if bids is not None else ():
+            offer, agreement = bid.offer, hold.agreement_name(bid.state)
             trace = negotiations.trace_id(offer.origin, offer.solicitation)
             if name in (trace, offer.solicitation, offer.id) or (agreement and name == agreement):
                 entries = await self._ledger.newest(ENTRIES_READ)
                 spans += negotiations.delegate_spans(
-                    offer, agreement, deal.since, entries, self._region, self._clock.wall()
+                    offer, agreement, bid.since, entries, self._region, self._clock.wall()
                 )
         return tuple(spans)
 

@@ -42,8 +42,8 @@ class DelegationNeed(StrEnum):
 class OriginAgreement:
     """What the origin knows of one agreement."""
 
-    # Id of the agreement, `g-..`.
-    agreement: str
+    # `g-..`.
+    id: str
     # The offer that was awarded.
     offer: Offer
     # The delegate's gateways, as of the newest renewal.
@@ -160,7 +160,7 @@ class Active:
     """Another region runs the workload, or is starting to."""
 
     # The agreement under which it does.
-    deal: OriginAgreement
+    agreement: OriginAgreement
     # Hash of the documents that it was made for.
     asked: str
     # End of its term. It continues unless another region offers better then.
@@ -191,7 +191,7 @@ class LeavingAgreement:
     """An agreement that either side gave notice of, or that was breached."""
 
     # The agreement, with its newest renewal.
-    deal: OriginAgreement
+    agreement: OriginAgreement
     # How far its end has got.
     stage: LeavingStage
     # Reason of the notice; BREACHED after a breach.
@@ -235,16 +235,16 @@ class WorkloadTrade:
     def active_agreement(self) -> OriginAgreement | None:
         """The agreement that lasts: neither side has given notice."""
         match self.phase:
-            case Active(deal=deal):
-                return deal
+            case Active(agreement=agreement):
+                return agreement
             case IdleTrade() | Soliciting() | Awarding() | Withdrawing():
                 return None
 
     @property
     def agreements(self) -> tuple[OriginAgreement, ...]:
         """Agreements that are not over, the lasting one first."""
-        deal = self.active_agreement
-        return (*(() if deal is None else (deal,)), *(each.deal for each in self.leaving))
+        agreement = self.active_agreement
+        return (*(() if agreement is None else (agreement,)), *(each.agreement for each in self.leaving))
 
 
 # -- events ----------------------------------------------------------------------------------------------------------

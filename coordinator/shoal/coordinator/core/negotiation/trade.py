@@ -83,12 +83,12 @@ def restore(trade: WorkloadTrade, now: Elapsed) -> WorkloadTrade:
     """The trade that an earlier process left. The length of the outage is unknown, so solicited bids and awards are not
     relied on, and agreements have to be confirmed."""
 
-    def unconfirm(deal: OriginAgreement) -> OriginAgreement:
+    def unconfirm(agreement: OriginAgreement) -> OriginAgreement:
         return replace(
-            deal,
+            agreement,
             lease_until=Elapsed(now + CONFIRM_S),
-            over_at=Elapsed(now + deal.lease_s),
-            sequence=(deal.sequence // SEQUENCE_STEP + 1) * SEQUENCE_STEP,
+            over_at=Elapsed(now + agreement.lease_s),
+            sequence=(agreement.sequence // SEQUENCE_STEP + 1) * SEQUENCE_STEP,
             nonce="",
             asked_at=now,
             heard_at=now,
@@ -108,20 +108,20 @@ def restore(trade: WorkloadTrade, now: Elapsed) -> WorkloadTrade:
             phase = replace(trade.phase, until=Elapsed(now + AWARD_EXPIRY_S), retry_at=now)
         case Active():
             active = trade.phase
-            phase = replace(active, deal=unconfirm(active.deal), home_since=None)
-    leaving = tuple(replace(each, deal=unconfirm(each.deal), next_at=now) for each in trade.leaving)
+            phase = replace(active, agreement=unconfirm(active.agreement), home_since=None)
+    leaving = tuple(replace(each, agreement=unconfirm(each.agreement), next_at=now) for each in trade.leaving)
     return replace(trade, phase=phase, leaving=leaving)
 
 
 def durable(trade: WorkloadTrade) -> WorkloadTrade:
     """The trade without the values that `restore` does not rely on. If this is unchanged, nothing has to be stored."""
 
-    def without_times(deal: OriginAgreement) -> OriginAgreement:
+    def without_times(agreement: OriginAgreement) -> OriginAgreement:
         return replace(
-            deal,
+            agreement,
             lease_until=_ANY,
             over_at=_ANY,
-            sequence=deal.sequence // SEQUENCE_STEP,
+            sequence=agreement.sequence // SEQUENCE_STEP,
             nonce="",
             asked_at=_ANY,
             heard_at=_ANY,
@@ -137,8 +137,10 @@ def durable(trade: WorkloadTrade) -> WorkloadTrade:
         case Awarding() | Withdrawing():
             phase = replace(phase, retry_at=_ANY)
         case Active():
-            phase = replace(phase, deal=without_times(phase.deal), home_since=None)
-    leaving = tuple(replace(each, deal=without_times(each.deal), told=False, next_at=_ANY) for each in trade.leaving)
+            phase = replace(phase, agreement=without_times(phase.agreement), home_since=None)
+    leaving = tuple(
+        replace(each, agreement=without_times(each.agreement), told=False, next_at=_ANY) for each in trade.leaving
+    )
     idle = trade.is_over and not trade.tries
     return replace(trade, phase=phase, leaving=leaving, asked="" if idle else trade.asked, said="")
 
@@ -155,69 +157,58 @@ def wake_at(trade: WorkloadTrade, need: DelegationNeed) -> Elapsed:
             times.append(until)
         case Awarding(until=until, retry_at=retry_at) | Withdrawing(until=until, retry_at=retry_at):
             times += [until, retry_at]
-        case Active(deal=deal):
-            times += [deal.renew_at, deal.over_at, phase.term_at]
+        case Active(agreement=agreement):
+            times += [agreement.renew_at, agreement.over_at, phase.term_at]
             times += [trade.better_at] if need is DelegationNeed.BETTER else []
-            if deal.service is ServiceState.STARTING:
-                times.append(Elapsed(deal.since + START_S + 3 * deal.offer.load_s))
-            if deal.service is ServiceState.SHORT:
-                times.append(Elapsed(deal.since + SHORT_S))
+            if agreement.service is ServiceState.STARTING:
+                times.append(Elapsed(agreement.since + START_S + 3 * agreement.offer.load_s))
+            if agreement.service is ServiceState.SHORT:
+                times.append(Elapsed(agreement.since + SHORT_S))
             if need is DelegationNeed.CONTENT and phase.home_since is not None:
                 times.append(Elapsed(phase.home_since + LOCAL_STABLE_S))
     return min(times, default=Elapsed(math.inf))
 
 
 def _leaving_times(each: LeavingAgreement) -> tuple[Elapsed, ...]:
-    serving = (each.deal.renew_at, each.deal.over_at) if each.stage is LeavingStage.SERVING else ()
+    serving = (each.agreement.renew_at, each.agreement.over_at) if each.stage is LeavingStage.SERVING else ()
     told = () if each.told and each.stage is not LeavingStage.SETTLING else (each.next_at,)
     return (each.ends_at, *serving, *told)
 
 
-def open_award(trade: WorkloadTrade) -> str:
-    """The agreement that was awarded and not ended, of which there is at most one; empty: none."""
-    match trade.phase:
-        case IdleTrade() | Soliciting():
-            return ""
-        case Awarding(award=award):
-            return award.agreement
-        case Withdrawing(agreement=agreement):
-            return agreement
-        case Active(deal=deal):
-            return deal.agreement
-
-
 def is_relied_on(trade: WorkloadTrade, now: Elapsed) -> bool:
     """True if no local replica is wanted: another region runs it or is to, and answers."""
-    deal = trade.active_agreement
-    return deal is not None and now - deal.heard_at < SILENT_S
+    agreement = trade.active_agreement
+    return agreement is not None and now - agreement.heard_at < SILENT_S
 
 
 def serving_agreements(trade: WorkloadTrade, now: Elapsed) -> tuple[OriginAgreement, ...]:
     """Agreements whose delegates may receive requests now, the lasting one first."""
-    ending = {each.deal.agreement for each in trade.leaving if each.stage is not LeavingStage.SERVING}
+    ending = {each.agreement.id for each in trade.leaving if each.stage is not LeavingStage.SERVING}
     return tuple(
-        deal for deal in trade.agreements if deal.agreement not in ending and deal.is_serving and now < deal.lease_until
+        agreement
+        for agreement in trade.agreements
+        if agreement.id not in ending and agreement.is_serving and now < agreement.lease_until
     )
 
 
 def agreement_of(trade: WorkloadTrade, agreement: str) -> OriginAgreement | None:
     """The agreement of this id, if it is not over."""
-    return next((deal for deal in trade.agreements if deal.agreement == agreement), None)
+    return next((each for each in trade.agreements if each.id == agreement), None)
 
 
 def offer_of(trade: WorkloadTrade, agreement: str) -> Offer | None:
     """The offer behind an agreement that is awarded and not over."""
     if isinstance(trade.phase, Awarding) and trade.phase.award.agreement == agreement:
         return trade.phase.offer
-    deal = agreement_of(trade, agreement)
-    return deal.offer if deal is not None else None
+    found = agreement_of(trade, agreement)
+    return found.offer if found is not None else None
 
 
 def live_agreements(trade: WorkloadTrade) -> tuple[OriginAgreement, ...]:
     """Agreements under which requests may still be in flight."""
-    deal = trade.active_agreement
-    leaving = [each.deal for each in trade.leaving if each.code is not Code.BREACHED or each.deal.is_serving]
-    return (*(() if deal is None else (deal,)), *leaving)
+    agreement = trade.active_agreement
+    leaving = [each.agreement for each in trade.leaving if each.code is not Code.BREACHED or each.agreement.is_serving]
+    return (*(() if agreement is None else (agreement,)), *leaving)
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
@@ -271,40 +262,44 @@ def _apply_deadlines_withdrawing(trade: WorkloadTrade, phase: Withdrawing, now: 
 
 
 def _apply_deadlines_active(trade: WorkloadTrade, phase: Active, now: Elapsed, fresh: str) -> TradeStep:
-    deal = phase.deal
-    if now >= deal.over_at:
-        return breach(trade, deal, now, f"not renewed for {show_seconds(now - deal.asked_at)}", stays=Seconds(0.0))
-    if deal.service is ServiceState.STARTING and now - deal.since >= START_S + 3 * deal.offer.load_s:
-        return breach(trade, deal, now, f"does not serve after {show_seconds(now - deal.since)}", stays=Seconds(0.0))
-    if deal.service is ServiceState.SHORT and now - deal.since >= SHORT_S:
-        return breach(trade, deal, now, f"serves short for {show_seconds(now - deal.since)}", stays=NOTICE_S)
-    if now >= deal.renew_at:
-        deal, effect = _next_renewal(deal, now, fresh)
-        return TradeStep(replace(trade, phase=replace(phase, deal=deal)), (effect,))
+    agreement = phase.agreement
+    if now >= agreement.over_at:
+        return breach(
+            trade, agreement, now, f"not renewed for {show_seconds(now - agreement.asked_at)}", stays=Seconds(0.0)
+        )
+    if agreement.service is ServiceState.STARTING and now - agreement.since >= START_S + 3 * agreement.offer.load_s:
+        return breach(
+            trade, agreement, now, f"does not serve after {show_seconds(now - agreement.since)}", stays=Seconds(0.0)
+        )
+    if agreement.service is ServiceState.SHORT and now - agreement.since >= SHORT_S:
+        return breach(trade, agreement, now, f"serves short for {show_seconds(now - agreement.since)}", stays=NOTICE_S)
+    if now >= agreement.renew_at:
+        agreement, effect = _next_renewal(agreement, now, fresh)
+        return TradeStep(replace(trade, phase=replace(phase, agreement=agreement)), (effect,))
     return TradeStep(trade)
 
 
 def _apply_deadlines_leaving(
     each: LeavingAgreement, now: Elapsed, fresh: str, origin: str
 ) -> tuple[LeavingAgreement | None, tuple[TradeEffect, ...], tuple[TradeNote, ...]]:
-    deal = each.deal
-    if now >= each.ends_at or (each.stage is LeavingStage.SERVING and now >= deal.over_at):
+    agreement = each.agreement
+    if now >= each.ends_at or (each.stage is LeavingStage.SERVING and now >= agreement.over_at):
         return None, (), (end_note(each),)
     if each.stage is LeavingStage.SETTLING and now >= each.next_at:
         each = replace(each, stage=LeavingStage.ENDING, told=False, next_at=now)
     effects: tuple[TradeEffect, ...] = ()
     if each.stage is not LeavingStage.SETTLING and not each.told and now >= each.next_at:
         ends_s = Seconds(each.ends_at - now if each.stage is LeavingStage.SERVING else 0.0)
-        notice = Notice(deal.agreement, origin, each.code, ends_s)
-        effects, each = (SendNotice(deal.region, notice),), replace(each, next_at=Elapsed(now + CALL_S))
-    if each.stage is LeavingStage.SERVING and now >= deal.renew_at:
-        deal, renewal = _next_renewal(deal, now, fresh)
-        effects, each = (*effects, renewal), replace(each, deal=deal)
+        notice = Notice(agreement.id, origin, each.code, ends_s)
+        effects, each = (SendNotice(agreement.region, notice),), replace(each, next_at=Elapsed(now + CALL_S))
+    if each.stage is LeavingStage.SERVING and now >= agreement.renew_at:
+        agreement, renewal = _next_renewal(agreement, now, fresh)
+        effects, each = (*effects, renewal), replace(each, agreement=agreement)
     return each, effects, ()
 
 
-def _next_renewal(deal: OriginAgreement, now: Elapsed, fresh: str) -> tuple[OriginAgreement, SendRenewal]:
-    nonce = make_digest(fresh, deal.agreement, str(deal.sequence + 1))
-    again_at = Elapsed(now + min(CALL_S, deal.lease_s / 2))
-    after = replace(deal, sequence=deal.sequence + 1, nonce=nonce, asked_at=now, renew_at=again_at)
-    return after, SendRenewal(deal.region, deal.agreement, after.sequence, nonce)
+def _next_renewal(agreement: OriginAgreement, now: Elapsed, fresh: str) -> tuple[OriginAgreement, SendRenewal]:
+    nonce = make_digest(fresh, agreement.id, str(agreement.sequence + 1))
+    again_at = Elapsed(now + min(CALL_S, agreement.lease_s / 2))
+    after = replace(agreement, sequence=agreement.sequence + 1, nonce=nonce, asked_at=now, renew_at=again_at)
+    return after, SendRenewal(agreement.region, agreement.id, after.sequence, nonce)

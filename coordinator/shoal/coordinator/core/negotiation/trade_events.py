@@ -162,17 +162,17 @@ def _step_withdrawing(trade: WorkloadTrade, phase: Withdrawing, event: _Result, 
 
 
 def _step_active(trade: WorkloadTrade, phase: Active, event: _Result, now: Elapsed, origin: str) -> TradeStep:
-    deal = phase.deal
+    agreement = phase.agreement
     match event:
-        case RenewalConfirmed(renewal=Renewed(agreement=deal.agreement) as renewed):
+        case RenewalConfirmed(renewal=Renewed(agreement=agreement.id) as renewed):
             return _on_renewal_confirmed(trade, phase, renewed, now)
-        case RenewalFailed(agreement=deal.agreement):
+        case RenewalFailed(agreement=agreement.id):
             if (said := event.refusal) is not None and said.code in _AGREEMENT_GONE:
-                return breach(trade, deal, now, str(said), stays=None)
-            return TradeStep(replace(trade, phase=replace(phase, deal=_renew_sooner(deal, event.nonce, now))))
-        case DelegateNotice(notice=Notice(agreement=deal.agreement) as notice):
+                return breach(trade, agreement, now, str(said), stays=None)
+            return TradeStep(replace(trade, phase=replace(phase, agreement=_renew_sooner(agreement, event.nonce, now))))
+        case DelegateNotice(notice=Notice(agreement=agreement.id) as notice):
             return _on_delegate_notice(trade, phase, notice, event.evidence, now)
-        case ComparisonDone(agreement=deal.agreement) if event.terms.request_hash == phase.asked:
+        case ComparisonDone(agreement=agreement.id) if event.terms.request_hash == phase.asked:
             return _on_comparison(trade, phase, event, now)
         case _:
             return _step_leaving(trade, event, now, origin)
@@ -187,24 +187,24 @@ def _step_leaving(trade: WorkloadTrade, event: _Result, now: Elapsed, origin: st
             return TradeStep(trade, late)
         case RenewalConfirmed(renewal=renewed):
             mine = leaving_agreement(trade, renewed.agreement)
-            if mine is None or not _answers_newest(mine.deal, renewed):
+            if mine is None or not _answers_newest(mine.agreement, renewed):
                 return TradeStep(trade)
-            deal = _with_extended_lease(mine.deal, renewed, now)
-            return TradeStep(with_leaving_agreement(trade, deal), (), _service_notes(mine.deal, deal))
+            extended = _with_extended_lease(mine.agreement, renewed, now)
+            return TradeStep(with_leaving_agreement(trade, extended), (), _service_notes(mine.agreement, extended))
         case RenewalFailed(agreement=agreement, refusal=Refusal(code=code)) if code in _AGREEMENT_GONE:
-            gone = tuple(each for each in leaving if each.deal.agreement == agreement)
-            kept = tuple(each for each in leaving if each.deal.agreement != agreement)
+            gone = tuple(each for each in leaving if each.agreement.id == agreement)
+            kept = tuple(each for each in leaving if each.agreement.id != agreement)
             return TradeStep(replace(trade, leaving=kept), (), tuple(end_note(each) for each in gone))
         case RenewalFailed(agreement=agreement, nonce=nonce):
             mine = leaving_agreement(trade, agreement)
             if mine is None:
                 return TradeStep(trade)
-            return TradeStep(with_leaving_agreement(trade, _renew_sooner(mine.deal, nonce, now)))
+            return TradeStep(with_leaving_agreement(trade, _renew_sooner(mine.agreement, nonce, now)))
         case DelegateNotice(notice=notice):
             ends_at = _notice_end(notice, now)
             leaving = tuple(
                 replace(each, ends_at=Elapsed(min(each.ends_at, ends_at)))
-                if each.deal.agreement == notice.agreement
+                if each.agreement.id == notice.agreement
                 else each
                 for each in leaving
             )
@@ -214,7 +214,7 @@ def _step_leaving(trade: WorkloadTrade, event: _Result, now: Elapsed, origin: st
         case NoticeFailed(agreement=agreement):
             leaving = tuple(
                 replace(each, next_at=sooner(each.next_at, now))
-                if each.deal.agreement == agreement and each.stage is not LeavingStage.SETTLING
+                if each.agreement.id == agreement and each.stage is not LeavingStage.SETTLING
                 else each
                 for each in leaving
             )
@@ -271,16 +271,16 @@ def _apply_demand_to_active(
     trade: WorkloadTrade, phase: Active, wish: DelegationDemand, now: Elapsed, fresh: str, term_s: Seconds
 ) -> TradeStep:
     if wish.need is DelegationNeed.NOTHING:
-        return leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "it is not to be delegated any more")
+        return leave(trade, phase.agreement, now, Code.AGREEMENT_ENDED, "it is not to be delegated any more")
     if wish.request_hash != phase.asked:
-        return leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "its documents changed")
-    if wish.is_failing and now - phase.deal.heard_at >= LOST_S:
-        left = Seconds(max(0.0, phase.deal.over_at - now))
-        return breach(trade, phase.deal, now, "neither it nor its gateways answer", stays=left)
-    if wish.failing_agreement == phase.deal.agreement and phase.deal.is_serving:
-        return breach(trade, phase.deal, now, _ALL_FAILING, stays=Seconds(max(0.0, phase.deal.over_at - now)))
-    if wish.need is DelegationNeed.HOME or (wish.need is DelegationNeed.MOVED and wish.to != phase.deal.region):
-        return leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "it moves")
+        return leave(trade, phase.agreement, now, Code.AGREEMENT_ENDED, "its documents changed")
+    if wish.is_failing and now - phase.agreement.heard_at >= LOST_S:
+        left = Seconds(max(0.0, phase.agreement.over_at - now))
+        return breach(trade, phase.agreement, now, "neither it nor its gateways answer", stays=left)
+    if wish.failing_agreement == phase.agreement.id and phase.agreement.is_serving:
+        return breach(trade, phase.agreement, now, _ALL_FAILING, stays=Seconds(max(0.0, phase.agreement.over_at - now)))
+    if wish.need is DelegationNeed.HOME or (wish.need is DelegationNeed.MOVED and wish.to != phase.agreement.region):
+        return leave(trade, phase.agreement, now, Code.AGREEMENT_ENDED, "it moves")
     if wish.need in (DelegationNeed.MOVED, DelegationNeed.HELD):
         held = replace(phase, home_since=None, stays=phase.stays or wish.is_permanent)
         return TradeStep(replace(trade, phase=held))
@@ -294,11 +294,11 @@ def _apply_demand_to_active(
         after = replace(
             trade, phase=replace(phase, term_at=Elapsed(now + term_s)), better_at=cooldown_end(trade, now, fresh)
         )
-        return TradeStep(after, (Compare(phase.deal.agreement, with_other_regions=True),))
+        return TradeStep(after, (Compare(phase.agreement.id, with_other_regions=True),))
     trade = replace(trade, phase=phase)
     if wish.need is DelegationNeed.BETTER and now >= trade.better_at:
         after = replace(trade, better_at=cooldown_end(trade, now, fresh))
-        return TradeStep(after, (Compare(phase.deal.agreement, with_other_regions=False),))
+        return TradeStep(after, (Compare(phase.agreement.id, with_other_regions=False),))
     return TradeStep(trade)
 
 
@@ -308,21 +308,23 @@ def _breach_failing(trade: WorkloadTrade, wish: DelegationDemand) -> TradeStep:
     broken = [
         each
         for each in trade.leaving
-        if each.deal.agreement == wish.failing_agreement and each.code is not Code.BREACHED and each.deal.is_serving
+        if each.agreement.id == wish.failing_agreement and each.code is not Code.BREACHED and each.agreement.is_serving
     ]
     leaving = tuple(replace(each, code=Code.BREACHED) if each in broken else each for each in trade.leaving)
     notes = tuple(
-        TradeNote("breached", each.deal.agreement, each.deal.region, Code.BREACHED, _ALL_FAILING) for each in broken
+        TradeNote("breached", each.agreement.id, each.agreement.region, Code.BREACHED, _ALL_FAILING) for each in broken
     )
     return TradeStep(
-        replace(trade, leaving=leaving), tuple(record_delivery(each.deal, breached=True) for each in broken), notes
+        replace(trade, leaving=leaving), tuple(record_delivery(each.agreement, breached=True) for each in broken), notes
     )
 
 
 def _unroute_leaving(trade: WorkloadTrade, wish: DelegationDemand, now: Elapsed) -> WorkloadTrade:
     """Takes leaving agreements out of the routes once something else serves, or nothing is to serve."""
-    deal = trade.active_agreement
-    replaced = wish.is_served_locally or (deal is not None and deal.is_serving and now < deal.lease_until)
+    agreement = trade.active_agreement
+    replaced = wish.is_served_locally or (
+        agreement is not None and agreement.is_serving and now < agreement.lease_until
+    )
     if not replaced:
         return trade
     leaving = tuple(
@@ -381,8 +383,8 @@ def _on_granted(trade: WorkloadTrade, phase: Awarding, event: AwardGranted, now:
     grant = event.grant
     lease_s = Seconds(min(grant.lease_s, LEASE_MOST_S))
     until = Elapsed(event.asked_at + lease_s)
-    deal = OriginAgreement(
-        agreement=grant.agreement,
+    agreement = OriginAgreement(
+        id=grant.agreement,
         offer=phase.offer,
         gateways=grant.gateways,
         lease_s=lease_s,
@@ -396,62 +398,64 @@ def _on_granted(trade: WorkloadTrade, phase: Awarding, event: AwardGranted, now:
         service=ServiceState.STARTING,
         since=now,
     )
-    after = replace(trade, phase=Active(deal, phase.asked, Elapsed(now + term_s)), tries=0)
-    granted = TradeNote("granted", grant.agreement, deal.region, "", f"lease {show_seconds(lease_s)}", event.evidence)
+    after = replace(trade, phase=Active(agreement, phase.asked, Elapsed(now + term_s)), tries=0)
+    granted = TradeNote(
+        "granted", grant.agreement, agreement.region, "", f"lease {show_seconds(lease_s)}", event.evidence
+    )
     return TradeStep(after, (), (granted,))
 
 
 def _on_renewal_confirmed(trade: WorkloadTrade, phase: Active, renewed: Renewed, now: Elapsed) -> TradeStep:
-    before = phase.deal
+    before = phase.agreement
     if not _answers_newest(before, renewed):
         return TradeStep(trade)
-    deal = _with_extended_lease(before, renewed, now)
-    phase = replace(phase, deal=deal)
-    done = TradeStep(replace(trade, phase=phase), (), _service_notes(before, deal))
+    agreement = _with_extended_lease(before, renewed, now)
+    phase = replace(phase, agreement=agreement)
+    done = TradeStep(replace(trade, phase=phase), (), _service_notes(before, agreement))
     if renewed.service is not ServiceState.STOPPING:
         return done
     # Its notice was lost.
-    notice = Notice(deal.agreement, deal.region, Code.AGREEMENT_ENDED, Seconds(max(0.0, deal.over_at - now)))
+    notice = Notice(agreement.id, agreement.region, Code.AGREEMENT_ENDED, Seconds(max(0.0, agreement.over_at - now)))
     return done.plus(_on_delegate_notice(done.trade, phase, notice, b"", now))
 
 
-def _answers_newest(deal: OriginAgreement, renewed: Renewed) -> bool:
+def _answers_newest(agreement: OriginAgreement, renewed: Renewed) -> bool:
     """Only the answer to the newest renewal counts."""
-    return bool(deal.nonce) and deal.nonce == renewed.nonce
+    return bool(agreement.nonce) and agreement.nonce == renewed.nonce
 
 
-def _with_extended_lease(deal: OriginAgreement, renewed: Renewed, now: Elapsed) -> OriginAgreement:
+def _with_extended_lease(agreement: OriginAgreement, renewed: Renewed, now: Elapsed) -> OriginAgreement:
     lease_s = Seconds(min(renewed.lease_s, LEASE_MOST_S))
-    until = Elapsed(max(deal.asked_at + lease_s, deal.lease_until))
-    renew_at = max(now, deal.asked_at + renewal_pause_s(lease_s))
+    until = Elapsed(max(agreement.asked_at + lease_s, agreement.lease_until))
+    renew_at = max(now, agreement.asked_at + renewal_pause_s(lease_s))
     if renewed.service is ServiceState.STARTING:
-        renew_at = min(renew_at, now + max(POLL_LEAST_S, (now - deal.since) / 2))
+        renew_at = min(renew_at, now + max(POLL_LEAST_S, (now - agreement.since) / 2))
     return replace(
-        deal,
+        agreement,
         gateways=renewed.gateways,
         revoked=renewed.revoked,
-        lease_s=lease_s if lease_s > 0 else deal.lease_s,
+        lease_s=lease_s if lease_s > 0 else agreement.lease_s,
         lease_until=until,
         over_at=until,
-        heard_at=deal.asked_at,
+        heard_at=agreement.asked_at,
         renew_at=Elapsed(renew_at),
         service=renewed.service,
-        since=now if renewed.service is not deal.service else deal.since,
-        joules=_joules_per_inference(renewed.report) or deal.joules,
+        since=now if renewed.service is not agreement.service else agreement.since,
+        joules=_joules_per_inference(renewed.report) or agreement.joules,
     )
 
 
 def _service_notes(before: OriginAgreement, after: OriginAgreement) -> tuple[TradeNote, ...]:
     if after.service is before.service:
         return ()
-    return (TradeNote("renewed", after.agreement, after.region, "", after.service),)
+    return (TradeNote("renewed", after.id, after.region, "", after.service),)
 
 
-def _renew_sooner(deal: OriginAgreement, nonce: str, now: Elapsed) -> OriginAgreement:
+def _renew_sooner(agreement: OriginAgreement, nonce: str, now: Elapsed) -> OriginAgreement:
     """After a renewal that failed; unchanged if it was not the newest."""
-    if nonce != deal.nonce:
-        return deal
-    return replace(deal, renew_at=Elapsed(min(deal.renew_at, now + min(RETRY_S, deal.lease_s / 12))))
+    if nonce != agreement.nonce:
+        return agreement
+    return replace(agreement, renew_at=Elapsed(min(agreement.renew_at, now + min(RETRY_S, agreement.lease_s / 12))))
 
 
 def _joules_per_inference(report: ServiceReport) -> float | None:
@@ -468,9 +472,9 @@ def _on_delegate_notice(
     noted = TradeNote(
         "noticed", notice.agreement, notice.by, notice.code, f"in {show_seconds(notice.ends_s)}", evidence
     )
-    leaving = LeavingAgreement(phase.deal, LeavingStage.SERVING, notice.code, True, _notice_end(notice, now), now)
+    leaving = LeavingAgreement(phase.agreement, LeavingStage.SERVING, notice.code, True, _notice_end(notice, now), now)
     after = replace(with_pause(trade, now, Refusal(notice.code)), leaving=(*trade.leaving, leaving))
-    return TradeStep(after, (record_delivery(phase.deal, breached=False),), (noted,))
+    return TradeStep(after, (record_delivery(phase.agreement, breached=False),), (noted,))
 
 
 def _notice_end(notice: Notice, now: Elapsed) -> Elapsed:
@@ -480,7 +484,7 @@ def _notice_end(notice: Notice, now: Elapsed) -> Elapsed:
 def _on_notice_confirmed(trade: WorkloadTrade, event: NoticeConfirmed) -> TradeStep:
     kept, notes = list[LeavingAgreement](), list[TradeNote]()
     for each in trade.leaving:
-        if each.deal.agreement != event.agreement:
+        if each.agreement.id != event.agreement:
             kept.append(each)
         elif each.stage is LeavingStage.ENDING and event.ends_s <= 0:
             notes.append(end_note(each))
@@ -490,7 +494,7 @@ def _on_notice_confirmed(trade: WorkloadTrade, event: NoticeConfirmed) -> TradeS
 
 
 def _on_comparison(trade: WorkloadTrade, phase: Active, event: ComparisonDone, now: Elapsed) -> TradeStep:
-    offer, terms = phase.deal.offer, event.terms
+    offer, terms = phase.agreement.offer, event.terms
     gain = gain_of_local(offer, terms)
     if terms.delegation.mode is DelegationMode.WHEN_BETTER and gain > 0 and gain >= terms.delegation.margin:
         return begin_return(
@@ -501,5 +505,5 @@ def _on_comparison(trade: WorkloadTrade, phase: Active, event: ComparisonDone, n
         if better >= max(SWITCH_GAIN_LEAST, terms.delegation.margin):
             after = replace(trade, better_at=now)
             found = f"{event.best.region} is {better:.1%} better"
-            return leave(after, phase.deal, now, Code.BETTER_ELSEWHERE, found)
+            return leave(after, phase.agreement, now, Code.BETTER_ELSEWHERE, found)
     return TradeStep(trade)

@@ -51,36 +51,38 @@ from shoal.types.units import (
 )
 
 
-def leave(trade: WorkloadTrade, deal: OriginAgreement, now: Elapsed, code: Code, why: str) -> TradeStep:
+def leave(trade: WorkloadTrade, agreement: OriginAgreement, now: Elapsed, code: Code, why: str) -> TradeStep:
     """Ends an agreement in good order: notice first, then make before break."""
-    leaving = LeavingAgreement(deal, LeavingStage.SERVING, code, False, Elapsed(now + NOTICE_S), now)
+    leaving = LeavingAgreement(agreement, LeavingStage.SERVING, code, False, Elapsed(now + NOTICE_S), now)
     after = replace(trade, phase=IdleTrade(now), leaving=(*trade.leaving, leaving))
     return TradeStep(
         after,
-        (record_delivery(deal, breached=False),),
-        (TradeNote("noticed", deal.agreement, deal.region, code, why),),
+        (record_delivery(agreement, breached=False),),
+        (TradeNote("noticed", agreement.id, agreement.region, code, why),),
     )
 
 
 def begin_return(trade: WorkloadTrade, phase: Active, now: Elapsed, code: Code, why: str, *, live: bool) -> TradeStep:
     """live: a live move does it, and ends the agreement once the local replicas have proved as good."""
     if not live:
-        return leave(trade, phase.deal, now, code, why)
+        return leave(trade, phase.agreement, now, code, why)
     return TradeStep(replace(trade, phase=replace(phase, returns=phase.returns or why)))
 
 
-def breach(trade: WorkloadTrade, deal: OriginAgreement, now: Elapsed, why: str, *, stays: Seconds | None) -> TradeStep:
+def breach(
+    trade: WorkloadTrade, agreement: OriginAgreement, now: Elapsed, why: str, *, stays: Seconds | None
+) -> TradeStep:
     """stays: how long it may serve on until something else does; None: the delegate has ended it already."""
     leaving = trade.leaving
     if stays is not None:
         stage = LeavingStage.SERVING if stays > 0 else LeavingStage.ENDING
         ends_at = Elapsed(now + (stays or LEASE_MOST_S + ALLOWANCE_S))
-        leaving = (*leaving, LeavingAgreement(deal, stage, Code.BREACHED, False, ends_at, now))
+        leaving = (*leaving, LeavingAgreement(agreement, stage, Code.BREACHED, False, ends_at, now))
     after = replace(trade, phase=IdleTrade(now, Refusal(Code.BREACHED, why)), leaving=leaving)
     return TradeStep(
         after,
-        (record_delivery(deal, breached=True),),
-        (TradeNote("breached", deal.agreement, deal.region, Code.BREACHED, why),),
+        (record_delivery(agreement, breached=True),),
+        (TradeNote("breached", agreement.id, agreement.region, Code.BREACHED, why),),
     )
 
 
@@ -118,12 +120,12 @@ def with_pause(trade: WorkloadTrade, now: Elapsed, refusal: Refusal) -> Workload
 
 
 def leaving_agreement(trade: WorkloadTrade, agreement: str) -> LeavingAgreement | None:
-    return next((each for each in trade.leaving if each.deal.agreement == agreement), None)
+    return next((each for each in trade.leaving if each.agreement.id == agreement), None)
 
 
-def with_leaving_agreement(trade: WorkloadTrade, deal: OriginAgreement) -> WorkloadTrade:
+def with_leaving_agreement(trade: WorkloadTrade, agreement: OriginAgreement) -> WorkloadTrade:
     leaving = tuple(
-        replace(each, deal=deal) if each.deal.agreement == deal.agreement else each for each in trade.leaving
+        replace(each, agreement=agreement) if each.agreement.id == agreement.id else each for each in trade.leaving
     )
     return replace(trade, leaving=leaving)
 
@@ -138,11 +140,11 @@ def is_taken(trade: WorkloadTrade, offer: Offer) -> bool:
     match trade.phase:
         case Awarding(offer=mine) | Withdrawing(offer=mine):
             taken = mine.id == offer.id
-        case Active(deal=deal):
-            taken = deal.offer.id == offer.id
+        case Active(agreement=agreement):
+            taken = agreement.offer.id == offer.id
         case IdleTrade() | Soliciting():
             taken = False
-    return taken or any(each.deal.offer.id == offer.id for each in trade.leaving)
+    return taken or any(each.agreement.offer.id == offer.id for each in trade.leaving)
 
 
 def with_relaxation(terms: DelegationTerms, phase: Soliciting) -> DelegationTerms:
@@ -160,12 +162,12 @@ def new_release(offer: Offer, origin: str) -> SendRelease:
     return SendRelease(offer.region, Release(offer.solicitation, offer.id, origin))
 
 
-def record_delivery(deal: OriginAgreement, *, breached: bool) -> RecordDelivery:
-    return RecordDelivery(deal.region, deal.agreement, deal.offer.latency_p95_s, breached)
+def record_delivery(agreement: OriginAgreement, *, breached: bool) -> RecordDelivery:
+    return RecordDelivery(agreement.region, agreement.id, agreement.offer.latency_p95_s, breached)
 
 
 def end_note(each: LeavingAgreement) -> TradeNote:
-    return TradeNote("ended", each.deal.agreement, each.deal.region, each.code)
+    return TradeNote("ended", each.agreement.id, each.agreement.region, each.code)
 
 
 def answer_note(phase: Soliciting, answer: Answer, refusal: Refusal | None) -> TradeNote:

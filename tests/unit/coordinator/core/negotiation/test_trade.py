@@ -34,6 +34,7 @@ from shoal.coordinator.core.negotiation.model import (
     SendRelease,
     SendRenewal,
     Solicit,
+    Soliciting,
     TradeEffect,
     TradeEvent,
     TradeStep,
@@ -63,13 +64,22 @@ def awarding() -> WorkloadTrade:
     return step_trade(soliciting(), RoundAnswered("t-1", 1, (offer("a"), offer("b", 0.05)), terms()), 0.5).trade
 
 
-def agreement_of(state: WorkloadTrade) -> str:
-    return trade.open_award(state)
+def open_agreement(state: WorkloadTrade) -> str:
+    """The agreement that was awarded and not ended, of which there is at most one; empty: none."""
+    match state.phase:
+        case IdleTrade() | Soliciting():
+            return ""
+        case Awarding(award=award):
+            return award.agreement
+        case Withdrawing(agreement=agreement):
+            return agreement
+        case Active(agreement=active):
+            return active.id
 
 
 def active(lease_s: float = 30.0, service: ServiceState = ServiceState.READY) -> WorkloadTrade:
     state = awarding()
-    name = agreement_of(state)
+    name = open_agreement(state)
     state = step_trade(state, AwardGranted(Grant(name, "bid-a", "a", Seconds(lease_s), ()), Elapsed(0.5)), 0.6).trade
     assert isinstance(state.phase, Active)
     return step_trade(state, renewal_of(state, service, lease_s), 0.7).trade
@@ -78,9 +88,9 @@ def active(lease_s: float = 30.0, service: ServiceState = ServiceState.READY) ->
 def renewal_of(
     state: WorkloadTrade, service: ServiceState = ServiceState.READY, lease_s: float = 30.0
 ) -> RenewalConfirmed:
-    deal = trade.agreement_of(state, agreement_of(state))
-    assert deal is not None
-    return RenewalConfirmed(Renewed(deal.agreement, deal.nonce, Seconds(lease_s), service, REPORT, (), ""))
+    agreement = trade.agreement_of(state, open_agreement(state))
+    assert agreement is not None
+    return RenewalConfirmed(Renewed(agreement.id, agreement.nonce, Seconds(lease_s), service, REPORT, (), ""))
 
 
 def renew_throughout(state: WorkloadTrade, wish: DelegationDemand, begins: int, ends: int) -> WorkloadTrade:
@@ -123,7 +133,7 @@ def test_what_was_moved_stays_until_it_is_moved_home() -> None:
     assert (state.phase.stays, state.phase.home_since) == (True, None)
     left = step_trade(state, DelegationDemand(DelegationNeed.HOME, "asked"), 80.2)
     assert notes(left) == ["noticed"]
-    assert [each.deal.region for each in left.trade.leaving] == ["a"]
+    assert [each.agreement.region for each in left.trade.leaving] == ["a"]
 
 
 def test_what_is_to_come_home_live_stays_until_that_is_done() -> None:
@@ -208,7 +218,7 @@ def test_an_award_is_repeated_as_it_was_until_it_is_answered() -> None:
     again = step_trade(state, SHORT, 2.5)
     assert isinstance(state.phase, Awarding)
     assert again.effects == (SendAward("a", state.phase.award),)
-    failed = step_trade(state, AwardFailed(agreement_of(state), None), 1.0).trade
+    failed = step_trade(state, AwardFailed(open_agreement(state), None), 1.0).trade
     assert kinds(step_trade(failed, SHORT, 1.3)) == ["SendAward"]
 
 
@@ -223,7 +233,7 @@ def test_nothing_new_begins_until_a_withdrawn_award_is_acknowledged_or_over() ->
     assert kinds(step_trade(state, SHORT, 11.0)) == []
     assert kinds(step_trade(state, ReleaseFailed("bid-a"), 11.0)) == []
     assert kinds(step_trade(step_trade(state, ReleaseFailed("bid-a"), 11.0).trade, SHORT, 11.5)) == ["SendRelease"]
-    late = AwardGranted(Grant(agreement_of(state), "bid-a", "a", Seconds(30.0), ()), Elapsed(9.0))
+    late = AwardGranted(Grant(open_agreement(state), "bid-a", "a", Seconds(30.0), ()), Elapsed(9.0))
     assert step_trade(state, late, 11.0).trade == state
     for done in (
         step_trade(state, ReleaseConfirmed("bid-a"), 12.0),
@@ -234,7 +244,7 @@ def test_nothing_new_begins_until_a_withdrawn_award_is_acknowledged_or_over() ->
 
 def test_a_refused_award_ends_the_trade() -> None:
     state = awarding()
-    stepped = step_trade(state, AwardFailed(agreement_of(state), Refusal(Code.HOLD_EXPIRED)), 1.0)
+    stepped = step_trade(state, AwardFailed(open_agreement(state), Refusal(Code.HOLD_EXPIRED)), 1.0)
     assert isinstance(stepped.trade.phase, IdleTrade)
     assert notes(stepped) == ["released"]
 
@@ -242,7 +252,7 @@ def test_a_refused_award_ends_the_trade() -> None:
 def test_an_agreement_is_renewed_in_time_and_only_the_newest_nonce_extends_it() -> None:
     state = active()
     assert isinstance(state.phase, Active)
-    first = state.phase.deal
+    first = state.phase.agreement
     assert trade.serving_agreements(state, Elapsed(1.0)) == (first,)
     due = step_trade(state, SHORT, 3.0)
     assert kinds(due) == ["SendRenewal"]
@@ -250,7 +260,7 @@ def test_an_agreement_is_renewed_in_time_and_only_the_newest_nonce_extends_it() 
     assert old == due.trade
     new = step_trade(due.trade, renewal_of(due.trade), 3.1).trade
     assert isinstance(new.phase, Active)
-    assert new.phase.deal.lease_until == 33.0
+    assert new.phase.agreement.lease_until == 33.0
 
 
 def test_a_delegate_that_is_not_ready_is_asked_often() -> None:
@@ -267,7 +277,7 @@ def test_a_delegate_that_falls_silent_is_not_relied_upon_and_in_breach_at_the_le
     stepped = step_trade(state, DelegationDemand(DelegationNeed.CONTENT, "asked"), 30.7)
     assert isinstance(stepped.trade.phase, IdleTrade)
     assert notes(stepped) == ["breached"]
-    assert RecordDelivery("a", agreement_of(state), Seconds(0.02), True) in stepped.effects
+    assert RecordDelivery("a", open_agreement(state), Seconds(0.02), True) in stepped.effects
     assert [each.notice.ends_s for each in stepped.effects if isinstance(each, SendNotice)] == [0.0]
     assert trade.serving_agreements(stepped.trade, Elapsed(30.7)) == ()
 
@@ -279,7 +289,7 @@ def test_a_breach_may_be_followed_by_another_trade_at_once() -> None:
 @pytest.mark.parametrize("code", [Code.AGREEMENT_UNKNOWN, Code.AGREEMENT_ENDED])
 def test_an_agreement_that_its_delegate_does_not_know_is_in_breach(code: Code) -> None:
     state = active()
-    stepped = step_trade(state, RenewalFailed(agreement_of(state), "", Refusal(code)), 2.0)
+    stepped = step_trade(state, RenewalFailed(open_agreement(state), "", Refusal(code)), 2.0)
     assert notes(stepped) == ["breached"]
     assert stepped.trade.leaving == ()
 
@@ -303,14 +313,14 @@ def test_a_delegate_that_never_serves_is_in_breach() -> None:
 )
 def test_a_delegate_that_serves_and_answers_no_request_is_in_breach(service: ServiceState, *, breached: bool) -> None:
     state = active(service=service)
-    demand = DelegationDemand(DelegationNeed.CONTENT, "asked", failing_agreement=agreement_of(state))
+    demand = DelegationDemand(DelegationNeed.CONTENT, "asked", failing_agreement=open_agreement(state))
     assert ("breached" in notes(step_trade(state, demand, 1.0))) is breached
 
 
 @pytest.mark.parametrize("service", [ServiceState.READY, ServiceState.SHORT])
 def test_an_agreement_under_notice_that_answers_no_request_is_in_breach_once(service: ServiceState) -> None:
     state = active(service=service)
-    name = agreement_of(state)
+    name = open_agreement(state)
     state = step_trade(state, DelegateNotice(Notice(name, "a", Code.NODE_CORDONED, Seconds(60.0))), 1.0).trade
     demand = DelegationDemand(DelegationNeed.CONTENT, "asked", failing_agreement=name)
     first = step_trade(state, demand, 1.1)
@@ -320,10 +330,10 @@ def test_an_agreement_under_notice_that_answers_no_request_is_in_breach_once(ser
 
 def test_a_noticed_agreement_serves_until_its_replacement_does() -> None:
     state = active()
-    old = agreement_of(state)
+    old = open_agreement(state)
     noticed = step_trade(state, DelegateNotice(Notice(old, "a", Code.NODE_CORDONED, Seconds(20.0))), 1.0)
     assert notes(noticed) == ["noticed"]
-    assert [deal.agreement for deal in trade.serving_agreements(noticed.trade, Elapsed(1.5))] == [old]
+    assert [agreement.id for agreement in trade.serving_agreements(noticed.trade, Elapsed(1.5))] == [old]
     waiting = step_trade(noticed.trade, DelegationDemand(DelegationNeed.CONTENT, "asked"), 2.0).trade
     assert waiting.leaving[0].stage is LeavingStage.SERVING
     served = step_trade(waiting, DelegationDemand(DelegationNeed.CONTENT, "asked", is_served_locally=True), 3.0).trade
@@ -341,7 +351,7 @@ def test_a_noticed_agreement_serves_until_its_replacement_does() -> None:
 
 def test_a_noticed_agreement_that_nothing_replaces_serves_to_its_end() -> None:
     state = active()
-    old = agreement_of(state)
+    old = open_agreement(state)
     state = step_trade(state, DelegateNotice(Notice(old, "a", Code.NODE_CORDONED, Seconds(20.0))), 1.0).trade
     assert (
         trade.serving_agreements(
@@ -382,10 +392,10 @@ def test_what_is_deleted_is_given_up_by_notice() -> None:
         2.0 + trade_times.ROUTE_PROPAGATION_S,
     )
     assert kinds(later) == ["SendNotice"]
-    assert kinds(step_trade(later.trade, NoticeFailed(agreement_of(state)), 5.0)) == []
+    assert kinds(step_trade(later.trade, NoticeFailed(open_agreement(state)), 5.0)) == []
     assert (
         kinds(
-            step_trade(step_trade(later.trade, NoticeFailed(agreement_of(state)), 5.0).trade, SHORT, 5.5, "t-9")
+            step_trade(step_trade(later.trade, NoticeFailed(open_agreement(state)), 5.0).trade, SHORT, 5.5, "t-9")
         ).count("SendNotice")
         <= 1
     )
@@ -414,9 +424,9 @@ def better(gain_at_home: float) -> ComparisonDone:
 def test_home_takes_it_back_when_it_is_better_by_the_margin() -> None:
     state = renew_throughout(active(), SHORT, 1, 100)
     due = step_trade(state, DelegationDemand(DelegationNeed.BETTER, "asked"), 100.0)
-    assert Compare(agreement_of(state), with_other_regions=False) in due.effects
+    assert Compare(open_agreement(state), with_other_regions=False) in due.effects
     for gain, left in ((0.1, []), (0.9, ["noticed"])):
-        assert notes(step_trade(due.trade, replace(better(gain), agreement=agreement_of(state)), 100.1)) == left
+        assert notes(step_trade(due.trade, replace(better(gain), agreement=open_agreement(state)), 100.1)) == left
 
 
 def test_what_is_merely_to_be_better_is_tried_once_in_its_cooldown() -> None:
@@ -435,8 +445,8 @@ def test_what_is_merely_to_be_better_is_tried_once_in_its_cooldown() -> None:
 def test_a_restart_relies_on_nothing_that_may_be_over(before: WorkloadTrade, after: type) -> None:
     state = trade.restore(before, Elapsed(-500.0))
     assert isinstance(state.phase, after)
-    deal = trade.agreement_of(state, agreement_of(state))
-    if deal is not None:
+    agreement = trade.agreement_of(state, open_agreement(state))
+    if agreement is not None:
         assert trade.serving_agreements(state, Elapsed(-499.0))
         assert not trade.serving_agreements(state, Elapsed(-500.0 + trade_times.CONFIRM_S))
         again = step_trade(state, SHORT, -500.0)
@@ -612,8 +622,8 @@ def test_laws_hold_under_loss_repetition_delay_and_restarts(steps: list[tuple[st
                 wire.now += value
                 wire.unwatched_s = wire.now - at  # the region's time goes on where it was when this was stored
                 wire.state = trade.restore(state, Elapsed(at))
-            case "notice", float() if trade.open_award(wire.state):
-                notice = Notice(trade.open_award(wire.state), "a", Code.NODE_CORDONED, Seconds(value))
+            case "notice", float() if open_agreement(wire.state):
+                notice = Notice(open_agreement(wire.state), "a", Code.NODE_CORDONED, Seconds(value))
                 wire.tell(DelegateNotice(notice))
             case _:
                 pass
