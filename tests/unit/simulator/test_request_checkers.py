@@ -106,6 +106,25 @@ SOUND = {
     "a new front knows of no failure": timeline(
         *R2_FAILED, (1.5, "front.died", {"node": "a"}), *UP, entered_event("2", 1.52), sent_event("2", 1.52, "r2")
     ),
+    "a replica that a request waits for is known while no route lists it": timeline(
+        *UP,
+        entered_event("1", 1.0),
+        sent_event("1", 1.0, "r1", "local"),
+        entered_event("2", 1.0),
+        sent_event("2", 1.0, "r1", "local"),
+        failed_event("2", 1.5, "r1"),
+        sent_event("2", 1.5, "r2"),
+        served_event("2", 1.6, "r2"),
+        left_event("2", 1.6),
+        configured_event(at=2.0, workers=()),
+        configured_event(*BOTH, at=2.1),
+        entered_event("3", 2.2, timeout_s=0.3),
+        sent_event("3", 2.2, "r2"),
+        failed_event("3", 2.5, "r2"),
+        left_event("3", 2.5, "REPLICA_UNREACHABLE"),
+        entered_event("4", 2.51),
+        sent_event("4", 2.51, "r2"),
+    ),
     "a front that dies refuses": timeline(
         *UP, entered_event("1", 1.0), DIED, left_event("1", 5.0, "REPLICA_UNREACHABLE")
     ),
@@ -171,7 +190,21 @@ VIOLATED = {
         timeline(*R2_FAILED, sent_event("1", 1.9, "r2")),
         timeline(*UP, configured_event(BOTH[0], at=2.0), entered_event("1", 3.0), sent_event("1", 3.0, "r2")),
     ],
-    "EjectionChecker": [timeline(*R2_FAILED, entered_event("2", 1.51), sent_event("2", 1.51, "r2"))],
+    "EjectionChecker": [
+        timeline(*R2_FAILED, entered_event("2", 1.51), sent_event("2", 1.51, "r2")),
+        timeline(
+            *UP,
+            entered_event("1", 1.0),
+            sent_event("1", 1.0, "r1", "local"),
+            failed_event("1", 1.5, "r1"),
+            sent_event("1", 1.5, "r2"),
+            configured_event(at=2.0, workers=()),
+            configured_event(*BOTH, at=2.1),
+            failed_event("1", 2.5, "r2"),
+            entered_event("4", 2.51),
+            sent_event("4", 2.51, "r2"),
+        ),
+    ],
     "RetryChecker": [
         timeline(*R2_FAILED, left_event("1", 1.5, "REPLICA_UNREACHABLE")),
         timeline(*UP, entered_event("1", 1.0), left_event("1", 1.0, "MODEL_NOT_READY")),

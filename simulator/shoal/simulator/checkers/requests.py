@@ -70,6 +70,8 @@ class _Inside:
     timeout_s: float
     # Replicas that it was sent to, in order.
     sent: list[str] = field(default_factory=list)
+    # Whether the newest of them has it, and has not answered or failed.
+    is_outstanding: bool = False
 
 
 class _FrontRecord:
@@ -132,6 +134,9 @@ class _FrontsChecker:
         match event.kind:
             case "request.sent":
                 request.sent.append(facts["to"])
+                request.is_outstanding = True
+            case "request.served" | "request.failed":
+                request.is_outstanding = False
             case "request.left":
                 del front.requests[facts["number"]]
         return violation
@@ -191,7 +196,9 @@ class EjectionChecker(_FrontsChecker):
     def on_configured(self, node: str, front: _FrontRecord) -> None:
         config = front.configs[-1]
         listed = {name for route in config.routes.values() for name in route} | config.workers
-        self._failed[node] = {name: at for name, at in self._failed[node].items() if name in listed}
+        # A front forgets a replica that is listed no more, once it waits for none of its answers.
+        known = listed | {each.sent[-1] for each in front.requests.values() if each.is_outstanding}
+        self._failed[node] = {name: at for name, at in self._failed[node].items() if name in known}
 
     def on_request(self, event: RecordedEvent, front: _FrontRecord, request: _Inside) -> str | None:
         facts = event.facts
