@@ -14,10 +14,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--matrix-seeds", type=int, default=int(os.environ.get("SHOAL_MATRIX_SEEDS", "120")), help="cells to play"
     )
     parser.addoption(
-        "--crossing-seeds",
+        "--cross-region-seeds",
         type=int,
-        default=int(os.environ.get("SHOAL_CROSSING_SEEDS", "40")),
-        help="crossings to play",
+        default=int(os.environ.get("SHOAL_CROSS_REGION_SEEDS", "40")),
+        help="moves between regions to play",
     )
     parser.addoption(
         "--request-seeds",
@@ -50,7 +50,7 @@ def matrix_seeds(request: pytest.FixtureRequest) -> range:
 
 @pytest.fixture
 def cross_region_seeds(request: pytest.FixtureRequest) -> range:
-    return _seeds_of(request, "--crossing-seeds")
+    return _seeds_of(request, "--cross-region-seeds")
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """A workload that goes to another region, or comes home, while something breaks at a step of its move: it ends by
 itself, somebody serves whenever somebody could, nobody is answered wrongly, and nothing is left in the end.
 
-`pytest tests/simulation/test_cross_region_rows.py --crossing-seeds N`, or SHOAL_CROSSING_SEEDS; 10,000 by one command:
-`python -m shoal.simulator --scenario crossing --seed 0 --count 10000`.
+`pytest tests/simulation/test_cross_region_rows.py --cross-region-seeds N`, or SHOAL_CROSS_REGION_SEEDS.
+10,000 by one command: `python -m shoal.simulator --scenario cross-region --seed 0 --count 10000`.
 """
 
 import pytest

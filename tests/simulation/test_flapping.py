@@ -59,7 +59,7 @@ async def load(scene: Scene, high: bool) -> None:
 
 def migrations_in_order(scene: Scene) -> list[Migration]:
     assert scene.cluster.region is not None
-    return sorted(scene.cluster.region.workloads.migrations.all.values(), key=lambda each: each.story[0].at)
+    return sorted(scene.cluster.region.workloads.migrations.all.values(), key=lambda each: each.stages[0].at)
 
 
 def run_flapping(
@@ -95,17 +95,17 @@ def run_flapping(
 
 def shortest_rest_s(moves: list[Migration]) -> float:
     """The shortest rest between two moves; by the law of the budget it is never less than it has to be."""
-    rests = [after.story[0].at - before.story[-1].at for before, after in pairwise(moves)]
+    rests = [after.stages[0].at - before.stages[-1].at for before, after in pairwise(moves)]
     for number, rest in enumerate(rests):
-        ended = moves[number].story[-1].at
-        times = sum(each.story[-1].at > ended - RETURN_MEMORY_S for each in moves[: number + 1])
+        ended = moves[number].stages[-1].at
+        times = sum(each.stages[-1].at > ended - RETURN_MEMORY_S for each in moves[: number + 1])
         assert rest >= COOLDOWN_S * 2 ** max(0, times - 2), rests
     return min(rests, default=HOUR_S)
 
 
 def assert_signal_held(move: Migration, signal: Signal, *, high: bool) -> None:
     """The signal was so for a while before the move began."""
-    began = move.story[0].at
+    began = move.stages[0].at
     held = [each for at, each in signal if began - SUSTAINED_S <= at <= began - BEFORE_S]
     held += [each for at, each in signal if at <= began - SUSTAINED_S][-1:]
     assert set(held) == {high}

@@ -1,5 +1,5 @@
-"""Rows of the fault table about links that come and go, islands, brokers, twins and sensors that lie, in virtual time,
-on both links where they differ.
+"""Rows of the fault table about links that come and go, islands, brokers, duplicate identities and
+sensors that lie, in virtual time, on both links where they differ.
 """
 
 import asyncio
@@ -141,16 +141,16 @@ def test_f47_of_two_machines_with_one_state_directory_one_is_accepted(mqtt: bool
         async with scene.load(every_s=0.2):
             await asyncio.sleep(5.0)
             booted = scene.world.now()
-            twin = scene.cluster.boot_duplicate(machine)
+            duplicate = scene.cluster.boot_duplicate(machine)
             await asyncio.sleep(20.0)
             assert sessions_opened(scene, machine.name, booted) == 0, "the running one was not replaced"
             assert scene.last("link.connect") > booted
             region = scene.cluster.region
             assert region is not None
-            twins = region.fleet.fleet.nodes[machine.name].duplicate
-            assert twins is not None
-            assert (twins.running, twins.other) == (f"{machine.name}:8001", f"{twin.name}:8001")
-            scene.cluster.cut_power(twin)
+            marked = region.fleet.fleet.nodes[machine.name].duplicate
+            assert marked is not None
+            assert (marked.running, marked.other) == (f"{machine.name}:8001", f"{duplicate.name}:8001")
+            scene.cluster.cut_power(duplicate)
             await region.fleet.resolve_duplicate(machine.name, OPERATOR_URI)
             assert region.fleet.fleet.nodes[machine.name].duplicate is None
             with pytest.raises(ShoalError):
@@ -161,7 +161,7 @@ def test_f47_of_two_machines_with_one_state_directory_one_is_accepted(mqtt: bool
     for seed in range(runs):
         scene = run_scenario(seed, 2, scenario, mqtt=mqtt)
         assert scene.lost_count == 0, f"seed {seed}: {scene.failed_answers[:5]}"
-        assert "TWIN_REFUSED" in scene.codes
+        assert "DUPLICATE_IDENTITY" in scene.codes
         assert not scene.codes & GIVEN_UP
     record("F47", "S", runs, mqtt=mqtt, accepted_of_two=1, lost=0)
 

@@ -58,7 +58,7 @@ def test_a_move_under_load_loses_nothing() -> None:
     async def scenario(scene: Scene) -> None:
         async with scene.load():
             ended = await migrate_and_wait(scene)
-            assert ended.stage is MigrationStage.DONE, ended.story
+            assert ended.stage is MigrationStage.DONE, ended.stages
             await scene.wait_whole(20.0)
 
     for seed in range(SEEDS):

@@ -11,7 +11,7 @@ from shoal.simulator.run.seeds import RUN_BY_SCENARIO, run_seeds
 from shoal.simulator.scenarios.region_run import RunOutcome
 
 JOBS = os.cpu_count() or 1
-MOST_SEEDS = {"storm": 200, "negotiation": 1000, "matrix": 200, "crossing": 400, "requests": 100}
+MOST_SEEDS = {"storm": 200, "negotiation": 1000, "matrix": 200, "cross-region": 400, "requests": 100}
 FIRST_SEED = 5000
 CAUGHT_BY = {
     "a-replica-moves-twice": 5009,

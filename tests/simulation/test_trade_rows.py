@@ -163,7 +163,7 @@ async def buys(stage: FederationRun, lies: bool) -> list[str]:
         home.set_intents(())
         await stage.wait_quiescent(lambda: federated.missing(served=False), 60.0, "taken back")
     federated.read_ledgers()
-    stage.world.record("story.ends")
+    stage.world.record("run.ends")
     return winners
 
 

@@ -185,13 +185,13 @@ FRONT_SECONDS: Final = HistogramMetric(
 )
 FRONT_IN_FLIGHT: Final = GaugeMetric("shoal_front_in_flight", "Requests inside the front.")
 FRONT_EJECTED: Final = GaugeMetric("shoal_front_ejected", "Replicas that get no requests now, because they failed.")
-FRONT_CROSSINGS: Final = CounterMetric(
-    "shoal_front_crossings_total",
+FRONT_AGREEMENT_REQUESTS: Final = CounterMetric(
+    "shoal_front_agreement_requests_total",
     "Requests that left for another region or came from it, by how they ended. error: a fault of the serving side.",
     (_AGREEMENT, _COUNTERPART, MetricLabel("outcome", CROSSED)),
 )
-FRONT_CROSSING_P95: Final = GaugeMetric(
-    "shoal_front_crossing_p95_seconds",
+FRONT_AGREEMENT_P95: Final = GaugeMetric(
+    "shoal_front_agreement_p95_seconds",
     f"p95 of the newest {P95_WINDOW} answered requests of an agreement.",
     (_AGREEMENT, _COUNTERPART),
     "seconds",
@@ -244,8 +244,8 @@ FRONT: Final[tuple[DeclaredMetric, ...]] = (
     FRONT_SECONDS,
     FRONT_IN_FLIGHT,
     FRONT_EJECTED,
-    FRONT_CROSSINGS,
-    FRONT_CROSSING_P95,
+    FRONT_AGREEMENT_REQUESTS,
+    FRONT_AGREEMENT_P95,
     FRONT_SESSIONS,
     FRONT_SESSION_EVENTS,
     FRONT_TRACES,

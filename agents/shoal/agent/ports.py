@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from shoal.types.assignment import (
+    AgreementCounts,
     Assignment,
     Credential,
-    Crossing,
     DesiredSet,
     Forwarding,
     Ingress,
@@ -21,7 +21,7 @@ from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device, Reading
 from shoal.types.latency import Counts
 from shoal.types.link import FromAgent, Hello, LogLines, LogsAsked, Refused, SpansAsked, SpansFound, ToAgent, Welcome
-from shoal.types.migration import Giver, Handover, Verdict, Verification, Verifier
+from shoal.types.migration import Handover, SessionSource, Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
 from shoal.types.route import Route
@@ -426,7 +426,7 @@ class StatefulReplica:
     # Where the sessions migrate to. None: they stay.
     handover: Handover | None = None
     # Handover sources: the nodes that may hand sessions to this replica, each for one migration.
-    givers: tuple[Giver, ...] = ()
+    handover_sources: tuple[SessionSource, ...] = ()
 
 
 class WorkerPool(Protocol):
@@ -476,7 +476,7 @@ class FrontStats:
     # (assignment, requests in flight towards it), for local endpoints.
     in_flight: tuple[tuple[str, int], ...]
     # Requests that crossed between regions, by agreement.
-    crossings: tuple[Crossing, ...] = ()
+    agreement_counts: tuple[AgreementCounts, ...] = ()
     # (assignment, sessions it holds).
     sessions: tuple[tuple[str, int], ...] = ()
     # (front of the region, its forwards that this front has refused since it started).

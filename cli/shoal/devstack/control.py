@@ -286,7 +286,7 @@ class Control:
         return [sys.executable, "-m", "shoal.devstack.process_supervisor", str(self.folder)]
 
     def _spawn_supervisor(self) -> None:
-        log = self.folder / "keeper.log"
+        log = self.folder / "supervisor.log"
         with log.open("ab") as file:
             subprocess.Popen(
                 self._supervisor_command(),
@@ -296,9 +296,9 @@ class Control:
                 start_new_session=True,
             )
         try:
-            wait(self.running, 15.0, "the keeper to listen")
+            wait(self.running, 15.0, "the supervisor to listen")
         except ShoalError as cause:
-            raise refuse(Code.INTERNAL, last_line(log), "a keeper that starts", f"read {log}") from cause
+            raise refuse(Code.INTERNAL, last_line(log), "a supervisor that starts", f"read {log}") from cause
 
     def _enrol(self, api: RegionClient, stack: StackLayout, member: StackMember) -> None:
         state = self.folder / member.name

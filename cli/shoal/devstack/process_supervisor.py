@@ -34,7 +34,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 RESTART_AFTER_S: Final = 0.5
 STOP_WITHIN_S: Final = 10.0
 READY_WITHIN_S: Final = 60.0
-SOCKET: Final = "keeper.sock"
+SOCKET: Final = "supervisor.sock"
 FULL_DISK_FILE_BYTES: Final = 64 * 2**10
 """Leaves room for the desired set, which the agent still keeps on a disk that is really full."""
 HOT_C: Final = 97.0

@@ -102,7 +102,7 @@ NODES: Final = GaugeMetric(f"{PROGRAM}_nodes", "Nodes by liveness.", (MetricLabe
 SESSIONS_REFUSED: Final = CounterMetric(
     f"{PROGRAM}_sessions_refused_total",
     "Sessions of agents that were refused.",
-    (code_label(Code.NODE_MISMATCH, Code.TWIN_REFUSED),),
+    (code_label(Code.NODE_MISMATCH, Code.DUPLICATE_IDENTITY),),
 )
 MESSAGES_REFUSED: Final = CounterMetric(
     f"{PROGRAM}_messages_refused_total",

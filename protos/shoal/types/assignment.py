@@ -7,7 +7,7 @@ from enum import StrEnum
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Reading
 from shoal.types.latency import Counts
-from shoal.types.migration import Giver, Handover, Verdict, Verification, Verifier
+from shoal.types.migration import Handover, SessionSource, Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
 from shoal.types.route import Route
 from shoal.types.signature import SignedModel
@@ -104,7 +104,7 @@ class Assignment:
     # Where its sessions go; None: they stay.
     handover: Handover | None = None
     # Nodes that may hand sessions over to it.
-    givers: tuple[Giver, ...] = ()
+    handover_sources: tuple[SessionSource, ...] = ()
     # Digest of sample inputs that its warm-up tries first; empty: only those that its graph implies.
     samples: str = ""
     # Size of the artifact that `samples` names.
@@ -344,7 +344,7 @@ class Status:
     # Fingerprints of the CAs that the node trusts. Empty: unchanged since an earlier report of the session.
     roots: tuple[str, ...] = ()
     # Requests to and from other regions; only a gateway has any.
-    crossings: tuple["Crossing", ...] = ()
+    agreement_counts: tuple["AgreementCounts", ...] = ()
     # True: the node holds state of sessions that no other node may have, and asks for a lease of it.
     asks_lease: bool = False
 
@@ -373,7 +373,7 @@ class Ingress:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class AgreementCounts:
     """Requests that left for another region, or came from it, under one agreement, at this gateway since its front
     started."""
 

@@ -215,7 +215,7 @@ class Handover:
 
 
 @dataclass(frozen=True, slots=True)
-class Giver:
+class SessionSource:
     """Agent that may hand sessions to a replica: that of `node`, for this migration. Anyone else is refused."""
 
     migration: str

@@ -203,7 +203,7 @@ class Status(_message.Message):
     FRONT_READY_FIELD_NUMBER: _builtins.int
     SERIAL_FIELD_NUMBER: _builtins.int
     ROOTS_FIELD_NUMBER: _builtins.int
-    CROSSINGS_FIELD_NUMBER: _builtins.int
+    AGREEMENT_COUNTS_FIELD_NUMBER: _builtins.int
     ASKS_LEASE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     epoch: _builtins.int
@@ -228,7 +228,7 @@ class Status(_message.Message):
     @_builtins.property
     def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
-    def crossings(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.Crossing]: ...
+    def agreement_counts(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.AgreementCounts]: ...
     def __init__(
         self,
         *,
@@ -245,12 +245,12 @@ class Status(_message.Message):
         front_ready: _builtins.bool = ...,
         serial: _builtins.str = ...,
         roots: _abc.Iterable[_builtins.str] | None = ...,
-        crossings: _abc.Iterable[_nouns_pb2.Crossing] | None = ...,
+        agreement_counts: _abc.Iterable[_nouns_pb2.AgreementCounts] | None = ...,
         asks_lease: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_lease", b"asks_lease", "crossings", b"crossings", "epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "taken_at", b"taken_at", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement_counts", b"agreement_counts", "asks_lease", b"asks_lease", "epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "taken_at", b"taken_at", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1037,7 +1037,7 @@ class Assignment(_message.Message):
     STAGED_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     HANDOVER_FIELD_NUMBER: _builtins.int
-    GIVERS_FIELD_NUMBER: _builtins.int
+    HANDOVER_SOURCES_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     SAMPLES_BYTES_FIELD_NUMBER: _builtins.int
     WARM_UP_OPTIONAL_FIELD_NUMBER: _builtins.int
@@ -1078,7 +1078,7 @@ class Assignment(_message.Message):
     @_builtins.property
     def handover(self) -> Global___Handover: ...
     @_builtins.property
-    def givers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Giver]: ...
+    def handover_sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionSource]: ...
     def __init__(
         self,
         *,
@@ -1104,14 +1104,14 @@ class Assignment(_message.Message):
         staged: _builtins.bool = ...,
         session: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         handover: Global___Handover | None = ...,
-        givers: _abc.Iterable[Global___Giver] | None = ...,
+        handover_sources: _abc.Iterable[Global___SessionSource] | None = ...,
         samples: _builtins.str = ...,
         samples_bytes: _builtins.int = ...,
         warm_up_optional: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handover", b"handover", "partition", b"partition", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "device", b"device", "draining", b"draining", "givers", b"givers", "handover", b"handover", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "session", b"session", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "session", b"session", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1148,7 +1148,7 @@ class Handover(_message.Message):
 Global___Handover: _TypeAlias = Handover  # noqa: Y015
 
 @_typing.final
-class Giver(_message.Message):
+class SessionSource(_message.Message):
     """Whose agent may hand sessions to a replica."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1169,7 +1169,7 @@ class Giver(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Giver: _TypeAlias = Giver  # noqa: Y015
+Global___SessionSource: _TypeAlias = SessionSource  # noqa: Y015
 
 @_typing.final
 class Tolerance(_message.Message):
@@ -1913,7 +1913,7 @@ class Observed(_message.Message):
 Global___Observed: _TypeAlias = Observed  # noqa: Y015
 
 @_typing.final
-class Crossing(_message.Message):
+class AgreementCounts(_message.Message):
     """Requests that left for another region, or came from it, under one agreement, at one gateway since its front started."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1954,7 +1954,7 @@ class Crossing(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Crossing: _TypeAlias = Crossing  # noqa: Y015
+Global___AgreementCounts: _TypeAlias = AgreementCounts  # noqa: Y015
 
 @_typing.final
 class Ingress(_message.Message):

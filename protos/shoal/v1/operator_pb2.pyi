@@ -960,7 +960,7 @@ class NodeView(_message.Message):
     CERTIFICATE_EXPIRES_AT_FIELD_NUMBER: _builtins.int
     FRONT_READY_FIELD_NUMBER: _builtins.int
     REVOKED_FIELD_NUMBER: _builtins.int
-    TWINS_FIELD_NUMBER: _builtins.int
+    DUPLICATE_FIELD_NUMBER: _builtins.int
     liveness: _builtins.str
     """ready | suspect | lost | never-seen"""
     cordoned: _builtins.bool
@@ -970,7 +970,7 @@ class NodeView(_message.Message):
     certificate_expires_at: _builtins.float
     front_ready: _builtins.bool
     revoked: _builtins.bool
-    twins: _builtins.str
+    duplicate: _builtins.str
     """Empty unless two agents showed this identity."""
     @_builtins.property
     def node(self) -> _nouns_pb2.Node: ...
@@ -995,11 +995,11 @@ class NodeView(_message.Message):
         certificate_expires_at: _builtins.float = ...,
         front_ready: _builtins.bool = ...,
         revoked: _builtins.bool = ...,
-        twins: _builtins.str = ...,
+        duplicate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "node", b"node", "observed", b"observed", "reason", b"reason"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "cordoned", b"cordoned", "desired", b"desired", "epoch", b"epoch", "front_ready", b"front_ready", "last_seen", b"last_seen", "liveness", b"liveness", "node", b"node", "observed", b"observed", "quarantined", b"quarantined", "reason", b"reason", "revoked", b"revoked", "twins", b"twins"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "cordoned", b"cordoned", "desired", b"desired", "duplicate", b"duplicate", "epoch", b"epoch", "front_ready", b"front_ready", "last_seen", b"last_seen", "liveness", b"liveness", "node", b"node", "observed", b"observed", "quarantined", b"quarantined", "reason", b"reason", "revoked", b"revoked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1539,7 +1539,7 @@ class ExplainRequest(_message.Message):
 Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
 
 @_typing.final
-class UnmovedView(_message.Message):
+class MoveHoldView(_message.Message):
     """A move that does not begin. cause, why: what speaks for it. hold: not-automatic | gain | no-place | settling | cooldown |
     window | turn | others | region; found: that in words. until: then that ends; 0: nobody knows.
     """
@@ -1586,7 +1586,7 @@ class UnmovedView(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UnmovedView: _TypeAlias = UnmovedView  # noqa: Y015
+Global___MoveHoldView: _TypeAlias = MoveHoldView  # noqa: Y015
 
 @_typing.final
 class ExplainReply(_message.Message):
@@ -1596,7 +1596,7 @@ class ExplainReply(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     PLACEMENTS_FIELD_NUMBER: _builtins.int
     SIGNALS_FIELD_NUMBER: _builtins.int
-    UNMOVED_FIELD_NUMBER: _builtins.int
+    MOVE_HOLDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def plan(self) -> Global___WorkloadPlan: ...
     @_builtins.property
@@ -1606,7 +1606,7 @@ class ExplainReply(_message.Message):
     @_builtins.property
     def signals(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignalView]: ...
     @_builtins.property
-    def unmoved(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnmovedView]:
+    def move_holds(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveHoldView]:
         """Why its replicas stay where they are."""
 
     def __init__(
@@ -1616,11 +1616,11 @@ class ExplainReply(_message.Message):
         workload: Global___WorkloadView | None = ...,
         placements: _abc.Iterable[Global___PlacementView] | None = ...,
         signals: _abc.Iterable[Global___SignalView] | None = ...,
-        unmoved: _abc.Iterable[Global___UnmovedView] | None = ...,
+        move_holds: _abc.Iterable[Global___MoveHoldView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["placements", b"placements", "plan", b"plan", "signals", b"signals", "unmoved", b"unmoved", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["move_holds", b"move_holds", "placements", b"placements", "plan", b"plan", "signals", b"signals", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2299,7 +2299,7 @@ class DrainRequest(_message.Message):
 Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 
 @_typing.final
-class UnmovedReplica(_message.Message):
+class DrainRefusal(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
@@ -2319,7 +2319,7 @@ class UnmovedReplica(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UnmovedReplica: _TypeAlias = UnmovedReplica  # noqa: Y015
+Global___DrainRefusal: _TypeAlias = DrainRefusal  # noqa: Y015
 
 @_typing.final
 class DrainReply(_message.Message):
@@ -2327,7 +2327,7 @@ class DrainReply(_message.Message):
 
     NODE_FIELD_NUMBER: _builtins.int
     MIGRATIONS_FIELD_NUMBER: _builtins.int
-    UNMOVED_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def node(self) -> Global___NodeView: ...
     @_builtins.property
@@ -2335,17 +2335,17 @@ class DrainReply(_message.Message):
         """Under way, those that another drain began before too."""
 
     @_builtins.property
-    def unmoved(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnmovedReplica]: ...
+    def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrainRefusal]: ...
     def __init__(
         self,
         *,
         node: Global___NodeView | None = ...,
         migrations: _abc.Iterable[Global___MigrationView] | None = ...,
-        unmoved: _abc.Iterable[Global___UnmovedReplica] | None = ...,
+        refusals: _abc.Iterable[Global___DrainRefusal] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["migrations", b"migrations", "node", b"node", "unmoved", b"unmoved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["migrations", b"migrations", "node", b"node", "refusals", b"refusals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,7 +57,7 @@ class SessionsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """The giver does not run it any more and never will: the receiver has it now.
+        """The source does not run it any more and never will: the receiver has it now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,7 +43,7 @@ SESSION: Final = CountLimits(
     repeated=8_192,
     by_field={
         "shoal.v1.Observed.latencies": 65_536,
-        "shoal.v1.Crossing.latencies": 65_536,
+        "shoal.v1.AgreementCounts.latencies": 65_536,
         "shoal.v1.TensorSpec.shape": 65_536,
         "shoal.v1.Receipts.receipts": MAX_RECEIPTS,
         "shoal.v1.LogLines.lines": MAX_LINES,

@@ -84,7 +84,7 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.FORWARD_DENIED,
         Code.NODE_MISMATCH,
         Code.REGION_MISMATCH,
-        Code.TWIN_REFUSED,
+        Code.DUPLICATE_IDENTITY,
         Code.TOPIC_DENIED,
     ),
     grpc.StatusCode.ABORTED: (

@@ -120,9 +120,9 @@ async def test_a_desired_set_for_a_node_that_is_away_is_dropped(link: LinkHarnes
 
 async def test_the_wish_to_sleep_goes_down_and_how_a_device_sleeps_comes_up(link: LinkHarness) -> None:
     session = await link.connect()
-    wish = replace(desired_set(session, 1), asleep=("cpu0",))
-    await link.carrier.links.send(NODE, wish)
-    assert await receive(session) == wish
+    desired = replace(desired_set(session, 1), asleep=("cpu0",))
+    await link.carrier.links.send(NODE, desired)
+    assert await receive(session) == desired
     asleep = status(session, 1)
     reading = replace(asleep.readings[0], power=PowerState.ASLEEP, slept_s=Seconds(60.0), saved_j=-5.0)
     await session.send(replace(asleep, readings=(reading,)))
@@ -144,7 +144,7 @@ async def test_f47_a_twin_is_refused_and_the_running_one_stays(link: LinkHarness
     await until(lambda: link.events.of(NODE), 5.0, "its status")
     with pytest.raises(LinkRefused) as caught:
         await link.connect(files=files)
-    assert caught.value.code is Code.TWIN_REFUSED
+    assert caught.value.code is Code.DUPLICATE_IDENTITY
     await session.send(status(session, 2))
     await until(lambda: len(link.events.of(NODE)) == 2, 5.0, "the running one goes on")
     assert link.is_connected()

@@ -25,7 +25,7 @@ from shoal.coordinator.core.workloads.model import (
     RegionEvent,
     RegionState,
 )
-from shoal.types.assignment import Assignment, Crossing, Measured, Observed, PeerTrust, Phase, Served, Status
+from shoal.types.assignment import AgreementCounts, Assignment, Measured, Observed, PeerTrust, Phase, Served, Status
 from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
 from shoal.types.latency import Counts, bucket_of
@@ -308,7 +308,7 @@ class CoreAgent:
     # Latency histogram that each of its ready replicas reports.
     latencies: Counts = ()
     # Requests to other regions that its status reports.
-    crossings: tuple[Crossing, ...] = ()
+    agreement_counts: tuple[AgreementCounts, ...] = ()
     # As its status reports.
     front_ready: bool = True
     # Ids of assignments that keep failing.
@@ -487,7 +487,8 @@ class CoreRegion:
                 agent.sequence += 1
                 beat = status(
                     agent.node, agent.sequence, at=self.now, epoch=agent.epoch, observed=agent.reports(self.now),
-                    readings=self._readings(name), crossings=agent.crossings, front_ready=agent.front_ready,
+                    readings=self._readings(name), agreement_counts=agent.agreement_counts,
+                    front_ready=agent.front_ready,
                 )  # fmt: skip
                 self.fleet, refusals = updates.merge_status(self.fleet, name, agent.epoch, beat, now, wall)
                 assert not refusals

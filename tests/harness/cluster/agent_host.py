@@ -20,9 +20,9 @@ from harness.clients.oip import GrpcClient
 from harness.crypto.pki import Authority, CertificateFiles
 from harness.wait import until, wait_until
 from shoal.types.assignment import (
+    AgreementCounts,
     Assignment,
     Credential,
-    Crossing,
     DesiredSet,
     Observed,
     PeerTrust,
@@ -64,7 +64,7 @@ class FakeCoordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.Artifa
         self.receipts: tuple[SignedReceipt, ...] = ()
         self.fetched: list[tuple[str, int]] = []
         self.front_ready = False
-        self.crossings: tuple[Crossing, ...] = ()
+        self.agreement_counts: tuple[AgreementCounts, ...] = ()
         self.port = 0
         self._outbox: asyncio.Queue[ToAgent] | None = None
         self._server: grpc.aio.Server | None = None
@@ -159,7 +159,7 @@ class FakeCoordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.Artifa
         self.version = status.version
         self.stamps.append(status.taken_at)
         self.front_ready = status.front_ready
-        self.crossings = status.crossings
+        self.agreement_counts = status.agreement_counts
 
     async def Push(self, request_iterator: object, context: Any) -> artifacts_pb2.PushReply:
         raise NotImplementedError("operators only")

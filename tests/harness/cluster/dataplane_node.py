@@ -170,14 +170,16 @@ class DataPlaneNode:
         revoked: tuple[str, ...] = (),
         peers: tuple[PeerTrust, ...] = (),
         witnesses: tuple[VerificationSource, ...] = (),
-        keepers: tuple[StatefulReplica, ...] = (),
+        stateful_replicas: tuple[StatefulReplica, ...] = (),
         forwarding: Forwarding | None = None,
     ) -> None:
         """By default, route each replica of this node to it."""
         if routes is None:
             routes = [Route(key, 1, (self.endpoint(name),)) for name, key in self.models.items()]
         workers = tuple(self.local_worker(name) for name in self.models)
-        await self.front.configure(tuple(routes), credentials, workers, revoked, peers, witnesses, keepers, forwarding)
+        await self.front.configure(
+            tuple(routes), credentials, workers, revoked, peers, witnesses, stateful_replicas, forwarding
+        )
 
     def grpc_client(self, files: CertificateFiles) -> GrpcClient:
         return GrpcClient(self.front.config.grpc_port, files.authority.read_bytes(), files, host=self.host)

@@ -65,7 +65,7 @@ _UNKNOWN = {
     "Node": ("unconfined", "forward_key"),
     "Status": ("asks_lease",),
     "DesiredSet": ("asleep", "forwarding"),
-    "Assignment": ("session", "handover", "givers", "capture"),
+    "Assignment": ("session", "handover", "handover_sources", "capture"),
     "Observed": ("sessions",),
 }
 """Fields that came in lately, by message."""

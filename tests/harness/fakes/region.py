@@ -318,4 +318,4 @@ async def run_until_over(world: RegionFixture, migration: Migration, *agents: Fa
         if found.is_over:
             return found
         await run_heartbeat(world, *agents)
-    raise AssertionError(f"still {found.stage}: {found.story}")
+    raise AssertionError(f"still {found.stage}: {found.stages}")

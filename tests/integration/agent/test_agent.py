@@ -169,10 +169,10 @@ async def test_what_another_region_may_call_is_in_the_desired_set_and_what_it_ca
     scene.generation += 1
     scene.coordinator.want(scene.make_assignment(ONE), generation=scene.generation, routes=guests, peers=(trust,))
     await until(lambda: answers_with("answered"), 10, "the other region to be served")
-    await until(lambda: scene.coordinator.crossings, 10, "the crossing to be reported")
-    (crossing,) = scene.coordinator.crossings
-    assert (crossing.agreement, crossing.region, crossing.requests, crossing.errors) == ("ag-1", "other", 1, 0)
-    assert 0 < crossing.latency_p95_s < 10
+    await until(lambda: scene.coordinator.agreement_counts, 10, "the counts to be reported")
+    (counts,) = scene.coordinator.agreement_counts
+    assert (counts.agreement, counts.region, counts.requests, counts.errors) == ("ag-1", "other", 1, 0)
+    assert 0 < counts.latency_p95_s < 10
     scene.want(scene.make_assignment(ONE))
     loop = asyncio.get_running_loop()
     ended = loop.time()

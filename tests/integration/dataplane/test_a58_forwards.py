@@ -94,7 +94,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
             return Route(KEY, 1, (endpoint,), stateful=True)
 
         sessions = (StatefulReplica(REPLICA, KEY, {"s": "sn"}),)
-        await keeper.configure([route(keeper)], keepers=sessions, forwarding=listed)
+        await keeper.configure([route(keeper)], stateful_replicas=sessions, forwarding=listed)
         tells = Forwarding((Front("keeper", keeper.forward_key),), ("acme",))
         await entry.configure([route(entry)], forwarding=tells)
         await keeper.front.lease(Seconds(300.0), "")

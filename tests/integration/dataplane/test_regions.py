@@ -144,10 +144,10 @@ async def test_what_home_cannot_do_another_region_answers(regions: TwoRegions) -
         assert [each["name"] for each in (await client.model("relu"))["inputs"]] == ["x"]
 
     stats = await regions.home.front.stats()
-    (left,) = stats.crossings
+    (left,) = stats.agreement_counts
     assert (left.agreement, left.region, left.requests, left.errors) == (AGREEMENT, "east", 2, 0)
     assert left.latency_p95_s > 0
-    came = [each for gateway in regions.far for each in (await gateway.front.stats()).crossings]
+    came = [each for gateway in regions.far for each in (await gateway.front.stats()).agreement_counts]
     assert sum(each.requests for each in came) == 2
     assert {(each.agreement, each.region) for each in came} == {(AGREEMENT, "west")}
     entered = [each for gateway in regions.far for each in (await gateway.front.stats()).ingress]
@@ -285,7 +285,7 @@ async def test_one_of_the_other_regions_gateways_stops_then_dies_and_no_request_
     assert victim is not None
 
     async def errors() -> int:
-        return sum(each.errors for each in (await regions.home.front.stats()).crossings)
+        return sum(each.errors for each in (await regions.home.front.stats()).agreement_counts)
 
     async def strike() -> None:
         before = await errors()

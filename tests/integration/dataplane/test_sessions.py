@@ -24,7 +24,7 @@ from shoal.agent.clock import SystemClock
 from shoal.agent.ports import StatefulReplica
 from shoal.types.codes import Code
 from shoal.types.device import Role
-from shoal.types.migration import Giver, Handover
+from shoal.types.migration import Handover, SessionSource
 from shoal.types.route import Endpoint, Route
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
@@ -49,7 +49,7 @@ class Three:
     router: DataPlaneNode
 
     async def configure(
-        self, endpoints: tuple[tuple[DataPlaneNode, str, float], ...], **keepers: StatefulReplica
+        self, endpoints: tuple[tuple[DataPlaneNode, str, float], ...], **stateful_replicas: StatefulReplica
     ) -> None:
         """endpoints: of the route, with their weights. keepers: by node, where not as always."""
         for node in (self.old, self.new, self.router):
@@ -57,15 +57,15 @@ class Three:
                 each.endpoint(name, at=node, weight=weight) for each, name, weight in endpoints
             )
             always = [StatefulReplica(name, KEY, STATE) for name in node.models]
-            kept = (keepers[node.name],) if node.name in keepers else tuple(always)
-            await node.configure([Route(KEY, 1, listed, stateful=True)], keepers=kept)
+            kept = (stateful_replicas[node.name],) if node.name in stateful_replicas else tuple(always)
+            await node.configure([Route(KEY, 1, listed, stateful=True)], stateful_replicas=kept)
 
     def handing(self, source: DataPlaneNode, name: str, to: DataPlaneNode, other: str) -> dict[str, StatefulReplica]:
         """What the two are told while `source` hands its sessions to `to`."""
         address = f"127.0.0.1:{to.front.config.grpc_port}"
         return {
             source.name: StatefulReplica(name, KEY, STATE, Handover("m-1", other, to.name, address)),
-            to.name: StatefulReplica(other, KEY, STATE, givers=(Giver("m-1", source.name),)),
+            to.name: StatefulReplica(other, KEY, STATE, handover_sources=(SessionSource("m-1", source.name),)),
         }
 
     async def busy(self) -> bool:
@@ -241,7 +241,7 @@ async def test_the_end_of_the_lease_stops_every_session_until_it_is_extended(thr
         await lone.start()
         await lone.load("a-lone", KEY, three.folder / "summing.onnx")
         route = Route(KEY, 1, (lone.endpoint("a-lone"),), stateful=True)
-        await lone.configure([route], keepers=(StatefulReplica("a-lone", KEY, STATE),))
+        await lone.configure([route], stateful_replicas=(StatefulReplica("a-lone", KEY, STATE),))
         stream = Stream(client_of(three, lone), 1)
         with pytest.raises(InferenceError, match="LEASE_ENDED"):
             await stream.step()

@@ -236,7 +236,7 @@ def describe_migrations(stack: DevStack) -> list[str]:
                 judge.check(LedgerRecord(entry.at, "said", {"said": hashlib.sha256(evidence).hexdigest()[:12]}))
         facts = {"region": name, "entries": [asdict(entry) for entry in entries]}
         found.append(judge.check(LedgerRecord(0.0, "ledger", facts)))
-    found.append(judge.check(LedgerRecord(0.0, "story.ends", {})))
+    found.append(judge.check(LedgerRecord(0.0, "run.ends", {})))
     return [each for each in found if each]
 
 

@@ -103,7 +103,7 @@ def test_a25_a_region_declines_what_may_not_come_to_it(neighbourhood: DevStack) 
     record("A25", "P", asked, what="solicited for what may not come there")
 
 
-def crossings(stack: DevStack, region: str) -> dict[str, str]:
+def cross_region_requests(stack: DevStack, region: str) -> dict[str, str]:
     """What left, or came from, other regions at its gateway."""
     (gateway,) = stack.info.stack.for_region(region).gateways
     files = files_of(stack.contexts.get(context_of(stack.info.stack, region)))
@@ -112,7 +112,7 @@ def crossings(stack: DevStack, region: str) -> dict[str, str]:
     url = f"https://{gateway.addresses['front-metrics']}/metrics"
     with urllib.request.urlopen(url, context=context, timeout=CALL_S) as answer:
         lines = answer.read().decode().splitlines()
-    told = (line.rpartition(" ") for line in lines if line.startswith("shoal_front_crossings_total"))
+    told = (line.rpartition(" ") for line in lines if line.startswith("shoal_front_agreement_requests_total"))
     return {name: count for name, _, count in told}
 
 
@@ -127,7 +127,7 @@ def test_a25_a_request_that_fails_there_goes_to_no_other_region(neighbourhood: D
     stack = neighbourhood
     stack.apply(in_regions("kept", NEAR))
     agreed = wait_delegated(stack, "kept")
-    before = crossings(stack, FAR)
+    before = cross_region_requests(stack, FAR)
     node = stack.info.stack.for_region(NEAR).agents[0].name
     try:
         with gateway_load(stack, "kept") as load:
@@ -141,7 +141,7 @@ def test_a25_a_request_that_fails_there_goes_to_no_other_region(neighbourhood: D
         assert verdict.refused > 0
     finally:
         stack.control.break_member(node, "resume")
-    assert crossings(stack, FAR) == before
+    assert cross_region_requests(stack, FAR) == before
     assert agreements(stack, "kept", FAR) == []
     assert [view.agreement for view in agreements(stack, "kept")] == [agreed.agreement]
     for region in (NEAR, FAR):

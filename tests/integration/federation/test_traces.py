@@ -78,9 +78,9 @@ def across(stack: DevStack, name: str) -> dict[str, dict[str, Any]]:
     assert {"home front request", "home front attempt", f"{AWAY} front request", f"{AWAY} worker run"} <= set(ways)
     (root,) = [span for span in spans.values() if span["parent"] not in spans]
     assert (root["region"], root["attributes"]["shoal.workload"]) == ("home", f"default/{name}")
-    (crossing,) = [span for span in spans.values() if span["attributes"].get("shoal.to.region") == AWAY]
+    (sent,) = [span for span in spans.values() if span["attributes"].get("shoal.to.region") == AWAY]
     (arrived,) = [span for span in spans.values() if span["attributes"].get("shoal.from.region") == "home"]
-    assert arrived["parent"] == crossing["id"]
+    assert arrived["parent"] == sent["id"]
     assert name not in json.dumps([span["attributes"] for span in spans.values() if span["region"] == AWAY])
     assert all(span["seconds"] >= 0 and not span["code"] for span in spans.values())
     lines = drawn_lines(stack, root["trace"])

@@ -60,7 +60,7 @@ async def test_f47_of_two_with_one_state_directory_exactly_one_is_accepted(
         answers = await asyncio.gather(*(call(link, f"boot-{at}", number) for at, link in enumerate(links)))
         accepted = [answer for answer in answers if isinstance(answer, GrpcSession)]
         assert len(accepted) == 1, f"round {number}: {answers}"
-        assert [answer for answer in answers if isinstance(answer, Code)] == [Code.TWIN_REFUSED]
+        assert [answer for answer in answers if isinstance(answer, Code)] == [Code.DUPLICATE_IDENTITY]
         winners[answers.index(accepted[0])] += 1
         # Who has a session is alive by what it says in it: a node of which only hellos are heard counts as gone.
         epoch = accepted[0].welcome.epoch
@@ -93,11 +93,13 @@ def test_a08_a_stolen_state_directory_is_told_with_both_addresses_until_an_opera
         running.wait_logged("session_opened")
         thief = running.duplicate(tmp_path / "copy")
         thief.start()
-        thief.wait_logged("session_refused", code=Code.TWIN_REFUSED)
-        marked = wait_until(lambda: node_of(coordinator, "gw").twins, 20.0, "the node to be marked")
+        thief.wait_logged("session_refused", code=Code.DUPLICATE_IDENTITY)
+        marked = wait_until(lambda: node_of(coordinator, "gw").duplicate, 20.0, "the node to be marked")
         assert marked.count("127.0.0.1") == 2
         with api(coordinator) as operator:
-            alarms = [event for event in operator.events() if event.code == Code.TWIN_REFUSED and event.node == "gw"]
+            alarms = [
+                event for event in operator.events() if event.code == Code.DUPLICATE_IDENTITY and event.node == "gw"
+            ]
             assert any("two agents show this identity" in alarm.message for alarm in alarms)
             assert any(not check.ok and "gw" in check.name for check in operator.doctor().checks)
         for copy in (running, thief):
@@ -109,12 +111,12 @@ def test_a08_a_stolen_state_directory_is_told_with_both_addresses_until_an_opera
 
         thief.end()
         with api(coordinator) as operator:
-            assert not operator.resolve_duplicate("gw").twins
+            assert not operator.resolve_duplicate("gw").duplicate
         assert renew(coordinator.enrol, running.identity).name == "gw"
         assert len(running.log_lines("session_opened")) == 1
 
         thief.start()
-        wait_until(lambda: node_of(coordinator, "gw").twins, 20.0, "the node to be marked again")
+        wait_until(lambda: node_of(coordinator, "gw").duplicate, 20.0, "the node to be marked again")
         with api(coordinator) as operator:
             assert operator.resolve_duplicate("gw", keep="none").revoked
         for member in (running, thief):

@@ -68,10 +68,10 @@ def test_changes_of_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_move_that_does_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
-    unmoved = operator_pb2.UnmovedView(
+    held = operator_pb2.MoveHoldView(
         source=EMULATED, to="edge/npu1", to_emulated=True, cause="energy", why="less", hold="gain", found="1 %"
     )
-    plan.show_explanation(operator_pb2.ExplainReply(unmoved=[unmoved]), wide=False)
+    plan.show_explanation(operator_pb2.ExplainReply(move_holds=[held]), wide=False)
     said = capsys.readouterr().out
     assert "no move of a-1 from edge/npu0 (emulated) to edge/npu1 (emulated) (energy: less)" in said
 

@@ -86,11 +86,11 @@ class Relieved:
 
 
 def test_a_drain_waits_for_what_stands_by() -> None:
-    unmoved = operator_pb2.DrainReply()
-    unmoved.unmoved.add(assignment="a-spare").reason.code = Code.WAITING_FOR_REPLACEMENT
-    unmoved.unmoved.add(assignment="a-loading").reason.code = Code.MODEL_NOT_READY
+    reply = operator_pb2.DrainReply()
+    reply.refusals.add(assignment="a-spare").reason.code = Code.WAITING_FOR_REPLACEMENT
+    reply.refusals.add(assignment="a-loading").reason.code = Code.MODEL_NOT_READY
     api = Relieved()
-    left = wait_standbys_replaced(cast(RegionClient, api), unmoved.unmoved)
+    left = wait_standbys_replaced(cast(RegionClient, api), reply.refusals)
     assert ([each.assignment for each in left], api.looks) == (["a-loading"], 3)
     assert wait_standbys_replaced(cast(RegionClient, api), left) == left
     assert api.looks == 3, "nothing to wait for"

@@ -354,8 +354,8 @@ def test_a_move_without_a_place_is_what_stays_and_one_that_waits_its_turn_is_und
         planned_migration("w-2", Code.WAITING_FOR_TURN),
         planned_migration("w-3", Code.NO_ROOM_FOR_BOTH, "edge-npu is full"),
     )
-    held = operator_pb2.UnmovedReplica(assignment="w-4", reason=nouns_pb2.Refusal(code=Code.CONFLICT, found="starting"))
-    standby = operator_pb2.UnmovedReplica(assignment="w-5", reason=nouns_pb2.Refusal(code=Code.WAITING_FOR_REPLACEMENT))
+    held = operator_pb2.DrainRefusal(assignment="w-4", reason=nouns_pb2.Refusal(code=Code.CONFLICT, found="starting"))
+    standby = operator_pb2.DrainRefusal(assignment="w-5", reason=nouns_pb2.Refusal(code=Code.WAITING_FOR_REPLACEMENT))
     assert drain_progress([going, turn], [standby]) == DrainProgress(2, ())
     assert drain_progress([none], [standby, held]) == DrainProgress(
         0, ("w-3 stays: NO_ROOM_FOR_BOTH edge-npu is full", "w-4 stays: CONFLICT starting")

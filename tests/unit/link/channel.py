@@ -32,7 +32,7 @@ from shoal.wire import mqtt_frames
 
 NODE: Final = "edge-1"
 HISTORY: Final = "h"
-REFUSAL: Final = Refusal(Code.TWIN_REFUSED, "a session stands", "one agent", "wait")
+REFUSAL: Final = Refusal(Code.DUPLICATE_IDENTITY, "a session stands", "one agent", "wait")
 
 
 def hello(nonce: str, holds: Version | None = None) -> Hello:

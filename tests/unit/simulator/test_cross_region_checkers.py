@@ -28,7 +28,7 @@ def answer_event(at: float) -> SimEvent:
 
 
 def cross_region_event(agreement: str) -> SimEvent:
-    return SimEvent(9.0, "request.crossed", {"region": "south", "agreement": agreement})
+    return SimEvent(9.0, "request.cross_region", {"region": "south", "agreement": agreement})
 
 
 def failure_events() -> list[SimEvent]:

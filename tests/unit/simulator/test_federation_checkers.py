@@ -70,7 +70,7 @@ def ledger(region: str, counterpart: str, *words: str, evidence: str = "", **spo
     return at(90.0, "ledger", region=region, entries=tuple(tuple(each.items()) for each in entries))
 
 
-END = at(99.0, "story.ends")
+END = at(99.0, "run.ends")
 SAID = base64.b64encode(b"word").decode()
 WORD = at(1.0, "said", by="home", what="Notice", said=hashlib.sha256(b"word").hexdigest()[:12], call=5, target="away",
           agreement="g-9", code="", ends_s=0.0)  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Final
 
 from shoal.agent.core.histogram import Histogram
 from shoal.agent.core.routing import AttemptFault, fault_of
-from shoal.types.assignment import Crossing
+from shoal.types.assignment import AgreementCounts
 from shoal.types.codes import Code
 from shoal.types.units import Seconds
 
@@ -66,9 +66,9 @@ class CrossRegionTraffic:
         """Drop the counts of all other agreements."""
         self._counts = {key: each for key, each in self._counts.items() if key[0] in agreements}
 
-    def crossings(self) -> tuple[Crossing, ...]:
+    def agreement_counts(self) -> tuple[AgreementCounts, ...]:
         return tuple(
-            Crossing(
+            AgreementCounts(
                 *(agreement, region, each.requests, each.errors, each.p95_s, each.latencies.counts),
                 refused=each.refused,
                 late=each.late,

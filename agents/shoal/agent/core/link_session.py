@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shoal.types.assignment import Crossing, DesiredSet, Ingress, Observed, Status, Version
+from shoal.types.assignment import AgreementCounts, DesiredSet, Ingress, Observed, Status, Version
 from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Reading
@@ -159,7 +159,7 @@ class NodeReport:
     # Fingerprints of the CAs that the node trusts.
     roots: tuple[str, ...] = ()
     # Requests to and from other regions by agreement, at a gateway; else empty.
-    crossings: tuple[Crossing, ...] = ()
+    agreement_counts: tuple[AgreementCounts, ...] = ()
     # Whether it runs stateful replicas, which only one node may run, and so asks for a lease on them.
     asks_lease: bool = False
 
@@ -183,7 +183,7 @@ def next_status(reporter: ReportCursor, now: NodeReport, *, full_every: int) -> 
         front_ready=now.front_ready,
         serial=now.serial if news else "",
         roots=now.roots if news else (),
-        crossings=now.crossings,
+        agreement_counts=now.agreement_counts,
         asks_lease=now.asks_lease,
     )
     return ReportCursor(status.sequence, {each.assignment: each for each in now.observed}, held), status

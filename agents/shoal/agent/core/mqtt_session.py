@@ -126,7 +126,7 @@ class MqttSessionMachine:
         if self.deadline is None or now < self.deadline:
             return
         if self.welcome is not None:
-            self.end(_end_refusal(f"no beat of the coordinator for {self._silence_s:g}s"))
+            self.end(_end_refusal(f"no heartbeat of the coordinator for {self._silence_s:g}s"))
         else:
             self.end(_end_refusal("no welcome" if self._presence.presence else "the coordinator is not there"))
 
@@ -153,7 +153,7 @@ class MqttSessionMachine:
                 self.end(_end_refusal("the coordinator has left the broker"))
             return ()
         if not 0.0 < presence.every_s <= WELCOME_S:
-            raise refuse(Code.MESSAGE_INVALID, f"a beat every {presence.every_s}s", f"at most {WELCOME_S:g}s")
+            raise refuse(Code.MESSAGE_INVALID, f"a heartbeat every {presence.every_s}s", f"at most {WELCOME_S:g}s")
         self._presence = presence
         if is_open:
             self._expect_heartbeat(now)

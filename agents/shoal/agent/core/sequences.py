@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import Giver, Handover
+from shoal.types.migration import Handover, SessionSource
 from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.types.workload import SESSION_BYTES, WorkloadKey
 
@@ -98,7 +98,7 @@ class OfferedSession:
     # The replica here that will run it.
     assignment: str
     # The node that may offer it, and its migration. It may commit even if the migration has been reversed since.
-    source: Giver
+    source: SessionSource
     # The session after its last step, with the handover counted.
     snapshot: SessionSnapshot
     # When an uncommitted offer is forgotten, elapsed clock.
@@ -255,7 +255,7 @@ def receive_offer(
     entry: SessionEntry | None,
     snapshot: SessionSnapshot,
     assignment: str,
-    source: Giver,
+    source: SessionSource,
     now: Elapsed,
     idle_s: Seconds = Seconds(0.0),
     *,

@@ -14,9 +14,9 @@ from typing import Any, Final
 from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.frames import FrameMessage
 from shoal.agent.ports import FrontStats, LocalWorker, ReferenceRecording, StatefulReplica, VerificationSource
-from shoal.types.assignment import Credential, Crossing, Forwarding, Ingress, PeerTrust
+from shoal.types.assignment import AgreementCounts, Credential, Forwarding, Ingress, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.migration import Giver, Handover, Verdict, Verification, Verifier
+from shoal.types.migration import Handover, SessionSource, Verdict, Verification, Verifier
 from shoal.types.route import Route
 from shoal.types.units import Elapsed, Wall
 from shoal.types.workload import WorkloadKey
@@ -164,7 +164,7 @@ def pack(configuration: ServingConfig) -> bytes:
             "revoked": configuration.revoked_serials,
             "peers": [asdict(peer) for peer in configuration.peers],
             "witnesses": [asdict(witness) for witness in configuration.verification_sources],
-            "keepers": [asdict(keeper) for keeper in configuration.stateful_replicas],
+            "stateful_replicas": [asdict(replica) for replica in configuration.stateful_replicas],
             "forwarding": _encode_forwarding(configuration.forwarding),
         }
     ).encode()
@@ -192,7 +192,7 @@ def unpack(payload: bytes) -> ServingConfig:
                 )
                 for each in said["witnesses"]
             ),
-            stateful_replicas=tuple(map(_stateful_replica, said["keepers"])),
+            stateful_replicas=tuple(map(_stateful_replica, said["stateful_replicas"])),
             forwarding=_decode_forwarding(said.get("forwarding")),
         )
     except (ValueError, TypeError, KeyError) as error:
@@ -210,9 +210,9 @@ def _decode_forwarding(said: str | None) -> Forwarding | None:
 
 def _stateful_replica(said: dict[str, Any]) -> StatefulReplica:
     handover = Handover(**said["handover"]) if said["handover"] is not None else None
-    givers = tuple(Giver(**one) for one in said["givers"])
+    handover_sources = tuple(SessionSource(**one) for one in said["handover_sources"])
     session = {str(name): str(output) for name, output in said["session"].items()}
-    return StatefulReplica(str(said["assignment"]), WorkloadKey(*said["workload"]), session, handover, givers)
+    return StatefulReplica(str(said["assignment"]), WorkloadKey(*said["workload"]), session, handover, handover_sources)
 
 
 def _local_worker(said: dict[str, Any]) -> LocalWorker:
@@ -245,8 +245,9 @@ def unpack_stats(payload: bytes) -> FrontStats:
             ready=bool(said["ready"]),
             ingress=tuple(Ingress(**{**each, "workload": WorkloadKey(*each["workload"])}) for each in said["ingress"]),
             in_flight=tuple((str(name), int(count)) for name, count in said["in_flight"]),
-            crossings=tuple(
-                Crossing(**{**each, "latencies": tuple(each.get("latencies", ()))}) for each in said["crossings"]
+            agreement_counts=tuple(
+                AgreementCounts(**{**each, "latencies": tuple(each.get("latencies", ()))})
+                for each in said["agreement_counts"]
             ),
             sessions=tuple((str(name), int(count)) for name, count in said["sessions"]),
             denied=tuple((str(name), int(count)) for name, count in said.get("denied", ())),

@@ -185,7 +185,7 @@ class RequestDispatcher:
         begun = self.router.begin_attempt(endpoint, flight, self._clock.now())
         token = flight.step.token if flight.step is not None else ""
         attempt = flight.trace.attempt(endpoint) if flight.trace is not None else None
-        errand = CallContext(
+        context = CallContext(
             *(flight.key.tenant, flight.caller.origin, flight.id, remaining_s, flight.caller.agreement, token, attempt),
             workload=flight.key.name,
         )
@@ -193,10 +193,10 @@ class RequestDispatcher:
         outcome: Code | Seconds = Code.CANCELLED
         try:
             if endpoint.kind is EndpointKind.LOCAL:
-                answer = await self._workers.infer(endpoint.assignment, request, errand)
+                answer = await self._workers.infer(endpoint.assignment, request, context)
                 self._captures.note(endpoint.assignment, request)
             else:
-                answer = await self._peers.infer(endpoint, request, errand)
+                answer = await self._peers.infer(endpoint, request, context)
         except AttemptFailed as error:
             outcome = code = error.code
             fault = self.router.on_failure(begun, error.code, self._clock.now())
@@ -212,9 +212,9 @@ class RequestDispatcher:
         finally:
             if attempt is not None:
                 attempt.end(code)
-            crossing = self.router.tables.traffic_of(flight.key, endpoint, self._settings.region)
-            if crossing is not None:
-                self._meter.record_crossing(*crossing, outcome)
+            traffic = self.router.tables.traffic_of(flight.key, endpoint, self._settings.region)
+            if traffic is not None:
+                self._meter.record_traffic(*traffic, outcome)
         if len(answer) > MAX_MESSAGE:
             raise reading.too_large(f"an answer of {len(answer)} bytes", MAX_MESSAGE)
         return answer

@@ -131,7 +131,7 @@ class DataPlane:
             self._is_serving(),
             self._meter.ingress(),
             self._router.outstanding(),
-            self._meter.crossings(),
+            self._meter.agreement_counts(),
             self._sessions.counts(),
             self._callers.denied_counts(),
         )
@@ -185,7 +185,7 @@ class DataPlane:
         caller = self._callers.authenticate_reader(call)
         route = self._route(caller, name, version)
         left = METADATA_TIMEOUT_S if call.remaining_s is None else min(call.remaining_s, METADATA_TIMEOUT_S)
-        errand = CallContext(
+        context = CallContext(
             *(caller.tenant, caller.origin, self._requests.name_of(call), Seconds(left), caller.agreement),
             workload=route.workload.name,
         )
@@ -194,10 +194,10 @@ class DataPlane:
         while isinstance(picked := self._choose(route, tried, self._requests.next_number()), Endpoint):
             try:
                 if picked.kind is EndpointKind.LOCAL:
-                    said = await self._workers.metadata(picked.assignment, errand)
+                    said = await self._workers.metadata(picked.assignment, context)
                     hide_state(said, self._sessions.session_of(picked.assignment))
                 else:
-                    said = await self._peers.metadata(picked, name, errand)
+                    said = await self._peers.metadata(picked, name, context)
             except AttemptFailed as error:
                 tried, failure = tried | {picked.assignment}, error
                 continue

@@ -65,14 +65,14 @@ class _ReadSlots:
     async def hold(self, caller: str) -> AsyncIterator[bool]:
         """Hold a slot; yields whether all were taken. Raises CallRefused(OVERLOADED) when none is freed in
         SLOT_WAIT_S."""
-        crowd = not self._free
-        if crowd:
+        is_full = not self._free
+        if is_full:
             await self._wait(caller)
         else:
             self._free -= 1
             self._used[caller] += 1
         try:
-            yield crowd
+            yield is_full
         finally:
             self._release(caller)
 

@@ -9,7 +9,7 @@ from typing import Final
 from shoal.agent import metrics
 from shoal.agent.core.cross_region_traffic import CrossRegionTraffic
 from shoal.host.metrics import Distribution, MetricReadings
-from shoal.types.assignment import Crossing, Ingress
+from shoal.types.assignment import AgreementCounts, Ingress
 from shoal.types.codes import Code, is_lost
 from shoal.types.metric import LabelValues
 from shoal.types.units import Seconds, Wall
@@ -123,7 +123,7 @@ class RequestMeter:
             count.refused += 1
             count.client_faults += code in _CLIENT_FAULTS or (code is Code.DEADLINE_EXCEEDED and is_too_early)
 
-    def record_crossing(self, agreement: str, region: str, outcome: Seconds | Code) -> None:
+    def record_traffic(self, agreement: str, region: str, outcome: Seconds | Code) -> None:
         """As `CrossRegionTraffic.add`."""
         self._cross_region.add(agreement, region, outcome)
 
@@ -131,8 +131,8 @@ class RequestMeter:
         """Drop the cross-region counts of all other agreements."""
         self._cross_region.keep(agreements)
 
-    def crossings(self) -> tuple[Crossing, ...]:
-        return self._cross_region.crossings()
+    def agreement_counts(self) -> tuple[AgreementCounts, ...]:
+        return self._cross_region.agreement_counts()
 
     def ingress(self) -> tuple[Ingress, ...]:
         return tuple(
@@ -155,7 +155,7 @@ class RequestMeter:
 def readings(meter: RequestMeter, in_flight: int, ejected: int) -> MetricReadings:
     """What the front's page says of one meter; made at each scrape, so that serving pays nothing for it."""
     ingress = {(each.workload.tenant, each.workload.name, each.origin): each for each in meter.ingress()}
-    crossings = {(each.agreement, each.region): each for each in meter.crossings()}
+    agreement_counts = {(each.agreement, each.region): each for each in meter.agreement_counts()}
     return {
         metrics.FRONT_REQUESTS: {
             (*entry, outcome): getattr(each, outcome) for entry, each in ingress.items() for outcome in metrics.ENDED
@@ -165,14 +165,14 @@ def readings(meter: RequestMeter, in_flight: int, ejected: int) -> MetricReading
         metrics.FRONT_SECONDS: dict(meter.latencies()),
         metrics.FRONT_IN_FLIGHT: {(): in_flight},
         metrics.FRONT_EJECTED: {(): ejected},
-        metrics.FRONT_CROSSINGS: {
-            (*series, outcome): count for series, each in crossings.items() for outcome, count in _outcomes(each)
+        metrics.FRONT_AGREEMENT_REQUESTS: {
+            (*series, outcome): count for series, each in agreement_counts.items() for outcome, count in _outcomes(each)
         },
-        metrics.FRONT_CROSSING_P95: {series: each.latency_p95_s for series, each in crossings.items()},
+        metrics.FRONT_AGREEMENT_P95: {series: each.latency_p95_s for series, each in agreement_counts.items()},
     }
 
 
-def _outcomes(each: Crossing) -> Iterator[tuple[str, int]]:
+def _outcomes(each: AgreementCounts) -> Iterator[tuple[str, int]]:
     # Counted, not derived: the event loop goes on counting, and a difference could fall.
     yield "answered", sum(each.latencies)
     yield "refused", each.refused

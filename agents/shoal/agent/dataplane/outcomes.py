@@ -49,7 +49,7 @@ class RequestOutcomes:
         else:
             self._meter.record_answer(flight.key, caller.origin, flight.attempts, seconds, self._clock.wall())
         if caller.region:
-            self._meter.record_crossing(caller.agreement, caller.region, code or seconds)
+            self._meter.record_traffic(caller.agreement, caller.region, code or seconds)
 
     def log_refusal(self, request: str, workload: str, error: ShoalError) -> None:
         """Log at most MAX_LOGGED_REFUSALS a second. `workload` is empty where none is known."""

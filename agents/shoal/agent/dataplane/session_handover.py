@@ -29,7 +29,7 @@ from shoal.agent.ports import AgentClock
 from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import Identity
-from shoal.types.migration import Giver, Handover
+from shoal.types.migration import Handover, SessionSource
 from shoal.types.route import Endpoint, EndpointKind, EndpointState
 from shoal.types.units import Seconds, Wall
 from shoal.types.workload import WorkloadKey
@@ -71,8 +71,8 @@ class HandoverSource:
 
     def start_handovers(self) -> None:
         """Begin the handover of each replica in the table that has one."""
-        for name, keeper in self._table.replicas.items():
-            if keeper.handover is not None and name not in self._handovers:
+        for name, replica in self._table.replicas.items():
+            if replica.handover is not None and name not in self._handovers:
                 self._handovers[name] = self._spawn(self._hand_over_all(name))
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class HandoverSource:
         failures: Counter[SequenceKey] = Counter()
         in_a_row = 0
         try:
-            while (keeper := self._table.replicas.get(name)) is not None and (to := keeper.handover) is not None:
+            while (replica := self._table.replicas.get(name)) is not None and (to := replica.handover) is not None:
                 mine = [key for key in self._table.sessions_at(name) if key not in on_its_way]
                 # Failing and busy sessions go last, so that none of them delays the others.
                 mine.sort(key=lambda key: (failures[key], self._table.turns.is_busy(key)))
@@ -108,17 +108,17 @@ class HandoverSource:
         """Hand over one session between two steps; its next step waits meanwhile. Returns False where that failed."""
         async with self._table.turns.hold(key):
             entry = self._table.get(key)
-            keeper = self._table.replicas.get(name)
+            replica = self._table.replicas.get(name)
             if (
                 not isinstance(entry, OwnedSession)
                 or entry.assignment != name
-                or keeper is None
-                or keeper.handover != to
+                or replica is None
+                or replica.handover != to
             ):
                 return True
             if to.node == self._node:
                 there = self._table.replicas.get(to.assignment)
-                if there is None or (there.workload, there.session) != (keeper.workload, keeper.session):
+                if there is None or (there.workload, there.session) != (replica.workload, replica.session):
                     return False
                 self._table.put(key, sequences.with_assignment(entry, to.assignment))
                 self._table.event_counts[SessionEvent.GIVEN] += 1
@@ -235,9 +235,9 @@ class HandoverReceiver:
     async def on_offer(self, call: InboundCall, message: bytes) -> bytes:
         """Answer a SessionOffer with a SessionOffered, both serialized. Raises ShoalError."""
         offer = parse(sessions_pb2.SessionOffer, message, OFFER_LIMITS)
-        giver = Giver(offer.migration, self._agent(call, "Offer").name)
+        source = SessionSource(offer.migration, self._agent(call, "Offer").name)
         key = SequenceKey(nouns.from_wire(WorkloadKey, offer.workload), offer.sequence)
-        self._check_source(giver, key, offer.to)
+        self._check_source(source, key, offer.to)
         state: SessionState = {
             each.input: StateTensor(each.dtype, tuple(each.shape), each.content) for each in offer.state
         }  # fmt: skip
@@ -252,7 +252,7 @@ class HandoverReceiver:
             self._table.get(key),
             standing,
             offer.to,
-            giver,
+            source,
             self._clock.now(),
             Seconds(max(0.0, offer.idle_s)),
             busy=self._table.turns.is_busy(key),
@@ -273,13 +273,13 @@ class HandoverReceiver:
         reversed or ended since.
         """
         commit = parse(sessions_pb2.SessionCommit, message, COMMIT_LIMITS)
-        giver = Giver(commit.migration, self._agent(call, "Commit").name)
+        source = SessionSource(commit.migration, self._agent(call, "Commit").name)
         key = SequenceKey(nouns.from_wire(WorkloadKey, commit.workload), commit.sequence)
         before = self._table.get(key)
         after = sequences.commit_offer(before, commit.run, commit.hands)
         taken = isinstance(before, OwnedSession) and after is before  # a repeated commit changes nothing
-        if not (taken or (isinstance(before, OfferedSession) and before.source == giver)):
-            self._check_source(giver, key, commit.to)
+        if not (taken or (isinstance(before, OfferedSession) and before.source == source)):
+            self._check_source(source, key, commit.to)
         if isinstance(after, Refusal):
             raise ShoalError(after)
         if after is not before:
@@ -291,15 +291,15 @@ class HandoverReceiver:
     def _agent(self, call: InboundCall, method: str = "") -> Identity:
         return agent_of(call, self._region, self._revoked, self._dates_at(), self._forward_auth, method)
 
-    def _check_source(self, source: Giver, key: SequenceKey, to: str) -> None:
+    def _check_source(self, source: SessionSource, key: SequenceKey, to: str) -> None:
         """Raises ShoalError(ROLE_DENIED), also if there is no such replica: an unauthorized caller must learn
         nothing."""
-        keeper = self._table.replicas.get(to)
-        if keeper is None or keeper.workload != key.workload or source not in keeper.givers:
+        replica = self._table.replicas.get(to)
+        if replica is None or replica.workload != key.workload or source not in replica.handover_sources:
             raise refuse(
                 Code.ROLE_DENIED,
                 f"agent {source.node}, which no move to {to!r:.80} names",
-                "a giver that the region named to this node",
+                "a source that the region named to this node",
                 "it is tried again: this node may not have been told yet",
             )
 

@@ -127,11 +127,11 @@ class FrontSessions:
 
     def replicas(self, workload: WorkloadKey) -> frozenset[str]:
         """Stateful replicas of the workload here, whether or not their workers run now."""
-        return frozenset(name for name, keeper in self._table.replicas.items() if keeper.workload == workload)
+        return frozenset(name for name, replica in self._table.replicas.items() if replica.workload == workload)
 
     def session_of(self, assignment: str) -> Mapping[str, str]:
-        keeper = self._table.replicas.get(assignment)
-        return keeper.session if keeper is not None else {}
+        replica = self._table.replicas.get(assignment)
+        return replica.session if replica is not None else {}
 
     def location(self, key: SequenceKey) -> str | Handover | None:
         """The replica here that has the session, or the handover by which it left; None for an unknown session."""
@@ -204,16 +204,16 @@ class FrontSessions:
     ) -> bytes:
         known = self._table.get(key)
         name = known.assignment if isinstance(known, OwnedSession) else begin_at
-        keeper = self._table.replicas.get(name)
-        if keeper is None:
+        replica = self._table.replicas.get(name)
+        if replica is None:
             raise refuse(Code.MODEL_NOT_READY, f"{name} keeps no sessions here", "its replica", "retry")
         await self._await_worker(name, None, until)
         with self._table.hold_room(key, ready):
             state = ready.state
             if state is None:
-                state = tensors.zeros(await self._metadata_of(name), keeper.session, self._table.limits.session_bytes)
-            answer = await self._run_with_replay(name, tensors.with_state(request, state, keeper.session), until, run)
-        shown, after = tensors.without_state(answer, keeper.session)
+                state = tensors.zeros(await self._metadata_of(name), replica.session, self._table.limits.session_bytes)
+            answer = await self._run_with_replay(name, tensors.with_state(request, state, replica.session), until, run)
+        shown, after = tensors.without_state(answer, replica.session)
         kept = shown if len(shown) <= self._table.limits.answer_bytes else b""
         await self._wait_for_lease(key, step, until)  # the lease may have ended while the step ran
         ran = sequences.complete_step(ready, step, name, {} if step.end else after, kept, self._clock.now())

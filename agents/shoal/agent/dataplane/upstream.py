@@ -374,9 +374,9 @@ class PeerClients:
         for endpoint in remote.values():
             if endpoint.region:
                 with suppress(AttemptFailed):
-                    road = self._connection(endpoint)
-                    road.data.get_state(try_to_connect=True)
-                    road.large.get_state(try_to_connect=True)
+                    connection = self._connection(endpoint)
+                    connection.data.get_state(try_to_connect=True)
+                    connection.large.get_state(try_to_connect=True)
 
     def is_connecting(self, endpoint: Endpoint) -> bool:
         """Whether a request would have to wait for the connection. The check starts opening it.
@@ -391,8 +391,8 @@ class PeerClients:
 
     def rtt_s(self, endpoint: Endpoint) -> Seconds:
         """RTT to the endpoint; 0 where it is unknown, and for a local worker."""
-        road = None if endpoint.kind is EndpointKind.LOCAL else self._connections.get(self._address_of(endpoint))
-        return Seconds(0.0) if road is None else road.rtt_s
+        connection = None if endpoint.kind is EndpointKind.LOCAL else self._connections.get(self._address_of(endpoint))
+        return Seconds(0.0) if connection is None else connection.rtt_s
 
     async def infer(self, endpoint: Endpoint, request: bytes, context: CallContext) -> bytes:
         """Raises AttemptFailed."""
@@ -425,8 +425,8 @@ class PeerClients:
         )
 
     async def close(self) -> None:
-        for road in self._connections.values():
-            await road.close(None)
+        for connection in self._connections.values():
+            await connection.close(None)
         for task in tuple(self._retiring):
             task.cancel()
 
@@ -438,27 +438,27 @@ class PeerClients:
     async def _open_connection(self, endpoint: Endpoint, request: bytes) -> _PeerConnection:
         """An open connection for the request, or one whose call reports why it is not open. Raises AttemptFailed."""
         while True:
-            road = self._connection(endpoint)
+            connection = self._connection(endpoint)
             with suppress(grpc.aio.UsageError):  # it was retired meanwhile
                 await _wait_until_connected(
-                    road.channel(request), REGION_CONNECT_WAIT_S if endpoint.region else CONNECT_WAIT_S
+                    connection.channel(request), REGION_CONNECT_WAIT_S if endpoint.region else CONNECT_WAIT_S
                 )
-            if self._connections.get(self._address_of(endpoint)) is road and not road.is_silent:
-                return road
+            if self._connections.get(self._address_of(endpoint)) is connection and not connection.is_silent:
+                return connection
 
     def _connection(self, endpoint: Endpoint) -> _PeerConnection:
         certificate, private_key, authority = self._load_files()
         key = self._address_of(endpoint)
-        road = self._connections.get(key)
-        if road is not None and road.is_silent:
+        connection = self._connections.get(key)
+        if connection is not None and connection.is_silent:
             self._retire(self._connections.pop(key))
-            road = None
-        if road is None:
+            connection = None
+        if connection is None:
             if endpoint.region and not key.roots:
                 found = f"{endpoint.node} of {endpoint.region}, which no agreement names"
                 raise AttemptFailed(Refusal(Code.CERT_UNTRUSTED, found, "its region's authorities"), was_sent=False)
             credentials = grpc.ssl_channel_credentials(key.roots or authority, private_key, certificate)
-            patiences = (
+            keepalives = (
                 limits.FORWARD,
                 limits.FORWARD_LARGE,
                 limits.LIVENESS_REMOTE if endpoint.region else limits.LIVENESS,
@@ -471,15 +471,15 @@ class PeerClients:
                 grpc.aio.secure_channel(
                     target,
                     credentials,
-                    limits.channel_options(MAX_MESSAGE, server_name=key.name, keepalive=patience),
+                    limits.channel_options(MAX_MESSAGE, server_name=key.name, keepalive=keepalive),
                 )
-                for patience in patiences
+                for keepalive in keepalives
             )
-            road = _PeerConnection(
+            connection = _PeerConnection(
                 data, large, life, Seconds(REGION_RECONNECT_S if endpoint.region else CONNECT_WAIT_S)
             )
-            self._connections[key] = road
-        return road
+            self._connections[key] = connection
+        return connection
 
     def _load_files(self) -> tuple[bytes, bytes, bytes]:
         """This node's TLS files. After they changed every connection is replaced; its calls end on the old one."""
@@ -533,8 +533,8 @@ class PeerClients:
         proof = "" if self._forward_auth is None else self._forward_auth.sign(endpoint.node, "", "", "", "", method)
         return ((FORWARD_KEY, proof),) if proof else ()
 
-    def _retire(self, road: _PeerConnection) -> None:
-        task = asyncio.create_task(road.close(CALLS_GRACE_S))
+    def _retire(self, connection: _PeerConnection) -> None:
+        task = asyncio.create_task(connection.close(CALLS_GRACE_S))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 

@@ -100,8 +100,8 @@ class VerificationSourceService:
         asked = parse(witness_pb2.AnswerRequest, message, LIMITS)
         verifier = self._check_verifier(call, "Answer", asked.migration, asked.assignment)
         left = ANSWER_S if call.remaining_s is None else Seconds(min(call.remaining_s, ANSWER_S))
-        errand = CallContext("", _ORIGIN, f"{verifier.name}-{asked.migration}", left)
-        response = await self._workers.answer(asked.assignment, asked.request, errand)
+        context = CallContext("", _ORIGIN, f"{verifier.name}-{asked.migration}", left)
+        response = await self._workers.answer(asked.assignment, asked.request, context)
         return witness_pb2.AnswerReply(response=response).SerializeToString()
 
     def _agent(self, call: InboundCall, method: str = "") -> Identity:

@@ -237,10 +237,10 @@ class _Trial:
         """The answer of the region that serves the workload under the agreement."""
         key, asked = self._worker.workload, oip.ModelInferRequest.FromString(request)
         asked.model_name = key.name
-        errand = CallContext(
+        context = CallContext(
             key.tenant, _ORIGIN, f"{_ORIGIN}-{self._verification.migration}", ANSWER_S, workload=key.name
         )
-        return await self._peers.infer(self._source, asked.SerializeToString(), errand)
+        return await self._peers.infer(self._source, asked.SerializeToString(), context)
 
     async def _call(self, kind: str, payload: bytes, header: dict[str, str | int] | None = None) -> bytes:
         named = {**(header or {}), "assignment": self._worker.assignment, "deadline_s": ANSWER_S}

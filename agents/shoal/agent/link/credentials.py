@@ -47,7 +47,7 @@ def coordinator_name(region: str) -> str:
     return dns_of(region, Role.COORDINATOR, "coordinator")
 
 
-def open_channel(files: CredentialFiles, address: str, max_bytes: int, patience: Keepalive = LINK) -> grpc.aio.Channel:
+def open_channel(files: CredentialFiles, address: str, max_bytes: int, keepalive: Keepalive = LINK) -> grpc.aio.Channel:
     """Raises ShoalError(UNAUTHENTICATED)."""
     credentials = grpc.ssl_channel_credentials(
         root_certificates=_read(files.ca),
@@ -55,7 +55,7 @@ def open_channel(files: CredentialFiles, address: str, max_bytes: int, patience:
         certificate_chain=_read(files.certificate),
     )
     server_name = coordinator_name(files.identity().region)
-    options = channel_options(max_bytes, server_name=server_name, keepalive=patience)
+    options = channel_options(max_bytes, server_name=server_name, keepalive=keepalive)
     return grpc.aio.secure_channel(address, credentials, options)
 
 

@@ -160,7 +160,7 @@ class ReplicaManager:
     def stateful_replicas(self) -> tuple[StatefulReplica, ...]:
         """Replicas of stateful workloads. Their sessions survive a restart of the worker."""
         found = (_stateful_replica(replica.state) for replica in self._replicas.values())
-        return tuple(keeper for keeper in found if keeper is not None)
+        return tuple(replica for replica in found if replica is not None)
 
     def observations(self, epoch_wall: Seconds) -> tuple[Observed, ...]:
         return tuple(self._observe(replica, epoch_wall) for replica in self._replicas.values())
@@ -360,7 +360,7 @@ def _stateful_replica(state: states.State) -> StatefulReplica | None:
     asked = state.assignment
     if isinstance(state, states.Draining | states.Gone) or not asked.session:
         return None
-    return StatefulReplica(asked.id, asked.workload, asked.session, asked.handover, asked.givers)
+    return StatefulReplica(asked.id, asked.workload, asked.session, asked.handover, asked.handover_sources)
 
 
 def _optional_loaded_model(ready: WorkerReady | None) -> states.LoadedModel | None:

@@ -98,7 +98,7 @@ class StatusReporter:
             observed=snapshot.observations,
             readings=snapshot.readings,
             ingress=snapshot.front.ingress,
-            crossings=snapshot.front.crossings,
+            agreement_counts=snapshot.front.agreement_counts,
             taken_at=self._clock.wall(),
             front_ready=snapshot.front.ready,
             serial=held.serial,

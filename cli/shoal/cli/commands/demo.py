@@ -69,9 +69,9 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-demo-") as scratch:
         # Its own contexts and state, so that a demo disturbs nothing that the user has.
         control = Control(data_dir) if keep else Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
-        story = Demo(control, _SilentNarrator() if as_json else _TerminalNarrator(), link)
+        demo = Demo(control, _SilentNarrator() if as_json else _TerminalNarrator(), link)
         try:
-            report = story.run()
+            report = demo.run()
         finally:
             if not keep:
                 control.down()

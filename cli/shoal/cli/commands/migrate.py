@@ -69,9 +69,9 @@ def drain(node: str, watch: bool, context: str, region: str, output: str) -> Non
     with connect(context, region) as api:
         reply = api.drain(node)
         moves = follow(api, reply.migrations, progress(output)) if watch else list(reply.migrations)
-        left = wait_standbys_replaced(api, reply.unmoved) if watch else list(reply.unmoved)
+        left = wait_standbys_replaced(api, reply.refusals) if watch else list(reply.refusals)
     if output in ("json", "yaml"):
-        outcome = operator_pb2.DrainReply(node=reply.node, migrations=moves, unmoved=left)
+        outcome = operator_pb2.DrainReply(node=reply.node, migrations=moves, refusals=left)
         emit(as_data(outcome), output)
     else:
         line(f"{node} is cordoned, {len(moves)} of its replicas move")
@@ -87,10 +87,10 @@ def drain(node: str, watch: bool, context: str, region: str, output: str) -> Non
 
 
 def wait_standbys_replaced(
-    api: RegionClient, unmoved: Iterable[operator_pb2.UnmovedReplica]
-) -> list[operator_pb2.UnmovedReplica]:  # fmt: skip
+    api: RegionClient, refusals: Iterable[operator_pb2.DrainRefusal]
+) -> list[operator_pb2.DrainRefusal]:  # fmt: skip
     """Replicas that stay on the node, after standbys that only wait for a replacement are gone or had time to go."""
-    left = list(unmoved)
+    left = list(refusals)
     for _ in range(REPLACEMENT_POLLS):
         if not any(each.reason.code == Code.WAITING_FOR_REPLACEMENT for each in left):
             break

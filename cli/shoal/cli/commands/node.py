@@ -9,7 +9,7 @@ from shoal.cli.render.output import emit, line, table
 
 @click.group()
 def node() -> None:
-    """Revoke or label a node, settle twins, end a quarantine. Each act goes to the audit log."""
+    """Revoke or label a node, resolve a duplicate identity, end a quarantine. Each act goes to the audit log."""
 
 
 @node.command()

@@ -161,7 +161,7 @@ class _UpgradeDriver:
         """Nodes cordoned by anybody at the last observation."""
         self._drained_at: dict[str, float] = {}
         self._drain_progress: dict[str, DrainProgress] = {}
-        self._unmoved_replicas: dict[str, tuple[operator_pb2.UnmovedReplica, ...]] = {}
+        self._drain_refusals: dict[str, tuple[operator_pb2.DrainRefusal, ...]] = {}
         """Node -> replicas that its last drain could not move."""
         self._tally = RequestTally()
         self._pool = ThreadPoolExecutor(MAX_HOOKS, thread_name_prefix="install")
@@ -243,7 +243,7 @@ class _UpgradeDriver:
         live = [one for one in self._api.get("migrations").migrations if one.stage not in ("done", "aborted")]
         for name in full:
             moves = [one for one in live if one.source.node == name]
-            self._drain_progress[name] = drain_progress(moves, self._unmoved_replicas[name])
+            self._drain_progress[name] = drain_progress(moves, self._drain_refusals[name])
             if not moves and _now() - self._drained_at[name] > REDRAIN_S:
                 self._drain(name)
 
@@ -284,8 +284,8 @@ class _UpgradeDriver:
 
     def _drain(self, name: str) -> None:
         reply = retry_while(lambda: self._api.drain(name), _NO_LEADER_CODES)
-        self._unmoved_replicas[name] = tuple(reply.unmoved)
-        self._drain_progress[name] = drain_progress(reply.migrations, reply.unmoved)
+        self._drain_refusals[name] = tuple(reply.refusals)
+        self._drain_progress[name] = drain_progress(reply.migrations, reply.refusals)
         self._drained_at[name] = _now()
 
     def _install(self, name: str) -> None:
@@ -312,14 +312,14 @@ class _UpgradeDriver:
 
 
 def drain_progress(
-    moves: Sequence[operator_pb2.MigrationView], unmoved: Iterable[operator_pb2.UnmovedReplica]
+    moves: Sequence[operator_pb2.MigrationView], refusals: Iterable[operator_pb2.DrainRefusal]
 ) -> DrainProgress:  # fmt: skip
     """The progress of one node. moves: migrations that are not over; one that is planned, without a target and not
-    queued, does not count yet. unmoved: replicas for which the drain could start no migration."""
+    queued, does not count yet. refusals: replicas for which the drain could start no migration."""
     placeless = [one for one in moves if one.stage == "planned" and not _is_transient(one.reason)]
     stays = (
         *((one.source.assignment, one.reason) for one in placeless),
-        *((each.assignment, each.reason) for each in unmoved if not _is_transient(each.reason)),
+        *((each.assignment, each.reason) for each in refusals if not _is_transient(each.reason)),
     )
     return DrainProgress(len(moves) - len(placeless), tuple(f"{name} stays: {reason(why)}" for name, why in stays))
 

@@ -162,7 +162,7 @@ def show_explanation(reply: operator_pb2.ExplainReply, *, wide: bool) -> None:
     show_workload(reply.plan, wide=wide)
     show_signals(reply.signals)
     show("placements", reply.placements, wide=wide)
-    for each in reply.unmoved:
+    for each in reply.move_holds:
         until = f", until {when(each.until)}" if each.until else ""
         to = f" to {requested_target(each)}" if each.to else ""
         source = f"{each.source.assignment} from {place(each.source)}"

@@ -160,7 +160,7 @@ def region_name(region: str, emulated: bool) -> str:
     return f"{region} (emulated)" if emulated else region
 
 
-def requested_target(one: operator_pb2.MigrationView | operator_pb2.UnmovedView) -> str:
+def requested_target(one: operator_pb2.MigrationView | operator_pb2.MoveHoldView) -> str:
     """The requested target; empty: any."""
     return f"{one.to} (emulated)" if one.to and one.to_emulated else one.to
 
@@ -271,7 +271,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
                     ("cordoned", row.cordoned),
                     ("quarantined", row.quarantined),
                     ("revoked", row.revoked),
-                    ("twins", bool(row.twins)),
+                    ("duplicate", bool(row.duplicate)),
                 )
                 if holds
             ),

@@ -49,7 +49,7 @@ def migration_views(
         for each in controller.migrations.all.values()
         if name in ("", each.id, each.workload.name) and tenant in ("", each.workload.tenant)
     ]
-    asked.sort(key=lambda each: (each.story[0].at, each.id))
+    asked.sort(key=lambda each: (each.stages[0].at, each.id))
     return [migration_view(controller, fleet, each, now, wall) for each in asked]
 
 
@@ -71,7 +71,7 @@ def migration_view(
         share=move.share if move is not None else float(isinstance(migration.state, DoneState)),
         reason=refusal_view(reason) if reason is not None else None,
         gives_up_at=_gives_up_at(migration, now, wall),
-        stages=[operator_pb2.MigrationStage(stage=one.stage, at=one.at, note=one.note) for one in migration.story],
+        stages=[operator_pb2.MigrationStage(stage=one.stage, at=one.at, note=one.note) for one in migration.stages],
         verdict=to_wire(verdict) if verdict is not None else None,
         readings=[_reading(reading) for reading in migration.readings],
         why=migration.reason,
@@ -83,9 +83,9 @@ def migration_view(
     )
 
 
-def held_move_view(held: MoveHold, fleet: Fleet) -> operator_pb2.UnmovedView:
+def held_move_view(held: MoveHold, fleet: Fleet) -> operator_pb2.MoveHoldView:
     asked = held.proposal
-    return operator_pb2.UnmovedView(
+    return operator_pb2.MoveHoldView(
         source=_place(asked.source),
         to=asked.aim.where,
         to_emulated=fleet.is_emulated(asked.aim.node, asked.aim.device),

@@ -183,7 +183,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             workload=listed[0] if listed else None,
             placements=views.placement_views(controller, fleet, placement.explain_all(), key),
             signals=self._views.signals(),
-            unmoved=[held_move_view(each, fleet) for each in placement.reasons_to_stay(key)],
+            move_holds=[held_move_view(each, fleet) for each in placement.reasons_to_stay(key)],
         )
 
     async def CanMove(self, request: operator_pb2.CanMoveRequest, context: Any) -> operator_pb2.CanMoveReply:
@@ -231,8 +231,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         return operator_pb2.DrainReply(
             node=await self._views.node(request.node),
             migrations=[self._views.migration(each) for each in drained.migrations],
-            unmoved=[
-                operator_pb2.UnmovedReplica(assignment=name, reason=views.refusal_view(refusal))
+            refusals=[
+                operator_pb2.DrainRefusal(assignment=name, reason=views.refusal_view(refusal))
                 for name, refusal in sorted(drained.refusals.items())
             ],
         )

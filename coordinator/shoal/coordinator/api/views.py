@@ -153,7 +153,7 @@ def node_view(state: NodeState, desired: DesiredSet | None, certificate_ends: Wa
         certificate_expires_at=certificate_ends or 0.0,
         front_ready=state.front_ready,
         revoked=state.revoked,
-        twins=f"{state.duplicate.running} has the session, {state.duplicate.other} was refused"
+        duplicate=f"{state.duplicate.running} has the session, {state.duplicate.other} was refused"
         if state.duplicate
         else "",
     )
@@ -657,7 +657,7 @@ def _node_reason(state: NodeState) -> Refusal | None:
         return Refusal(Code.CERT_REVOKED, "revoked", "a member of the region", "join it again with a new token")
     if state.duplicate is not None:
         return Refusal(
-            Code.TWIN_REFUSED,
+            Code.DUPLICATE_IDENTITY,
             f"{state.duplicate.running} has the session, {state.duplicate.other} was refused",
             "one agent for each identity",
             f"shoal node settle {state.name}",

@@ -89,10 +89,10 @@ class ChildInspector:
     async def _run_child(self, descriptor: int, size: int, digest: str, samples_of: Tensors | None) -> bytes:
         limits = self._limits
         memory = limits.memory_bytes + 4 * size
-        errand = InspectionRequest(digest, memory, limits.cpu_s, limits.deadline_s, limits.rules, samples_of)
+        request = InspectionRequest(digest, memory, limits.cpu_s, limits.deadline_s, limits.rules, samples_of)
         try:
             child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-B", "-m", "shoal.coordinator.blobs.inspect_child", errand.to_text()),
+                *(sys.executable, "-I", "-B", "-m", "shoal.coordinator.blobs.inspect_child", request.to_text()),
                 stdin=descriptor,
                 stdout=PIPE,
                 stderr=DEVNULL,

@@ -72,11 +72,11 @@ def _tensors(given: dict[str, list[dict[str, Any]]] | None) -> Tensors | None:
 
 
 def main() -> None:
-    errand = InspectionRequest.from_text(sys.argv[1])
+    request = InspectionRequest.from_text(sys.argv[1])
     answers = os.dup(1)
     os.dup2(2, 1)  # so that output of a library does not mix with the answer
-    confine(errand)
-    answer = bytes(inspect(errand))
+    confine(request)
+    answer = bytes(inspect(request))
     while answer:
         answer = answer[os.write(answers, answer) :]
 

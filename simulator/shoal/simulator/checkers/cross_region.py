@@ -2,7 +2,8 @@
 federation.
 
 Events read here: `client.failed` and `client.done` of requests; `able`, the names of replicas that could answer,
-whenever that changes; `coordinator.serving` and `coordinator.died` of the local region; `verified`, `request.crossed`.
+whenever that changes; `coordinator.serving` and `coordinator.died` of the local region; `verified`,
+`request.cross_region`.
 """
 
 from typing import Final
@@ -65,7 +66,7 @@ class CrossRegionVerificationChecker:
                 self._targets[facts["migration"]] = facts["target"]
             case "verified" if not facts["passed"]:
                 self._wrong.add(self._targets.get(facts["migration"], ""))
-            case "request.crossed" if facts["agreement"] in self._wrong:
+            case "request.cross_region" if facts["agreement"] in self._wrong:
                 return f"{facts['region']} answers under {facts['agreement']}, which answered otherwise"
         return None
 

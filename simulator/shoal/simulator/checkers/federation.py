@@ -8,7 +8,7 @@ Events read here:
 - what a region acts on, whenever it changes: `holds` (bids that it reserves room for), `guests` (agreements that it
   runs for others), `delegated` (own workloads that run elsewhere, and agreements that it is leaving), `room` (what it
   allocated of each device);
-- at the end `ledger` (entries, oldest first) and `story.ends`.
+- at the end `ledger` (entries, oldest first) and `run.ends`.
 """
 
 import hashlib
@@ -294,7 +294,7 @@ class LedgerChecker:
                 return _check_chain(facts["region"], entries) or self._check_evidence(facts["region"], entries)
             case "refused" if facts["code"] == "LEDGER_BROKEN":
                 return f"{facts['at']} finds that the ledger of {facts['to']} is not what it was shown before"
-            case "story.ends":
+            case "run.ends":
                 return self._check_agreements()
         return None
 

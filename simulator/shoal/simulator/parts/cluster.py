@@ -226,17 +226,17 @@ class SimCluster:
         """Boot another machine from a copy of this one's state directory as it is now."""
         chips = tuple(machine.chips.values())
         place = f"{machine.name}{DUPLICATE_MARK}{len(self.duplicates) + 1}"
-        twin = SimMachine(
+        duplicate = SimMachine(
             *(self.world, self.network, place, machine.role, chips, machine.models, machine.name),
             limits=machine.limits,
         )
-        twin.disk.copy(machine.disk)
-        twin.cached_models = dict(machine.cached_models)
-        self.network.machines[place] = twin
-        self.duplicates.append(twin)
-        self.world.record("fault.twin", node=machine.name, twin=place)
-        self.boot(twin)
-        return twin
+        duplicate.disk.copy(machine.disk)
+        duplicate.cached_models = dict(machine.cached_models)
+        self.network.machines[place] = duplicate
+        self.duplicates.append(duplicate)
+        self.world.record("fault.duplicate", node=machine.name, duplicate=place)
+        self.boot(duplicate)
+        return duplicate
 
     def cut_power(self, machine: SimMachine) -> None:
         """The machine has no power until `restore_power`."""
@@ -328,8 +328,8 @@ class SimCluster:
             disk.full = False
         for clock in (self.clock, *(machine.clock for machine in self.machines)):
             clock.skew = 0.0
-        for twin in self.duplicates:
-            self.cut_power(twin)
+        for duplicate in self.duplicates:
+            self.cut_power(duplicate)
         for machine in self.machines:
             machine.lost_devices.clear()
             if machine.name not in self.permanently_dead:

@@ -257,9 +257,9 @@ class SimFront:
             self.router.on_answer(begun, now, self._upstream.rtt_s(endpoint))
             self._record("served", request, to=endpoint.assignment)
         finally:
-            crossing = self.router.tables.traffic_of(request.key, endpoint, REGION)
-            if crossing is not None:
-                self.traffic.add(*crossing, outcome)
+            sent = self.router.tables.traffic_of(request.key, endpoint, REGION)
+            if sent is not None:
+                self.traffic.add(*sent, outcome)
         return answered_by
 
     async def _send(self, endpoint: Endpoint, request: SimRequest) -> str:

@@ -130,7 +130,7 @@ class SimFrontControl:
         self._process.gate("front stats")
         machine = self._machine
         front = machine.front
-        return FrontStats(front.alive, (), front.router.outstanding(), front.traffic.crossings())
+        return FrontStats(front.alive, (), front.router.outstanding(), front.traffic.agreement_counts())
 
     async def close(self, *, keep: bool) -> None:
         self._process.gate("close front")

@@ -282,9 +282,9 @@ class SimOperators:
 
         process.on_death(lambda: resolve("unknown"))
         serving = process.spawn(serve(), "operator")
-        patience, self._hang_up_after_s = self._hang_up_after_s, None
+        hang_up_after_s, self._hang_up_after_s = self._hang_up_after_s, None
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S if patience is None else patience):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S if hang_up_after_s is None else hang_up_after_s):
                 return await answer
         except TimeoutError:
             if process.alive:

@@ -77,7 +77,7 @@ class SimUpstream:
             code = await self._machine.network.other_regions.infer(self._machine, endpoint)
             if code is not None:
                 raise SimAttemptFailed(code, was_sent=True)
-            self._machine.world.record("request.crossed", region=endpoint.region, agreement=endpoint.agreement)
+            self._machine.world.record("request.cross_region", region=endpoint.region, agreement=endpoint.agreement)
             return endpoint.assignment
         return await self._forward(_place_of(endpoint), workload, content, remaining_s)
 

@@ -64,7 +64,7 @@ from shoal.types.route import Endpoint
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
 
-NAME: Final = "crossing"
+NAME: Final = "cross-region"
 AWAY: Final = "south"
 HOME_GATEWAYS, AWAY_GATEWAYS = f"{REGION}'s gateways", f"{AWAY}'s gateways"
 """Data has its own network paths: gateways may reach each other while their coordinators do not."""
@@ -88,12 +88,12 @@ FAULTS: Final = (
     "federation", "agreement-noticed", "agreement-ended", "cancelled",
 )  # fmt: skip
 CELLS: Final = tuple(
-    FaultCell(way, step, moment, victim)
-    for way, step, moment, victim in product(
+    FaultCell(way, step, moment, fault)
+    for way, step, moment, fault in product(
         DIRECTIONS, [step for step in MOVE_STEPS if step not in ("rolling_back", "aborted")], CommitMoment, FAULTS
     )
     if not (way in OUTBOUND and step == "warming")  # the other region warms up unobserved
-    and not (victim == "cancelled" and step not in CANCELLABLE_STEPS)
+    and not (fault == "cancelled" and step not in CANCELLABLE_STEPS)
 )
 _STRIDE: Final = 1009
 """Consecutive seeds get distant cells, and every cell comes once before any comes twice."""
@@ -165,11 +165,11 @@ def run_seed(seed: int) -> RunOutcome:
 
 async def _run_draw(run: Run, draw: CrossRegionDraw) -> None:
     run.make_checkers = cross_region.make_checkers
-    story = CrossRegionScenario(run, draw)
+    scenario = CrossRegionScenario(run, draw)
     try:
-        await story.execute()
+        await scenario.execute()
     finally:
-        story.federation.end()
+        scenario.federation.end()
 
 
 class SimOtherRegion:
@@ -427,7 +427,7 @@ spec:
                 party.resume(party.process)
         await self.cluster.clear_faults()
         began = self.world.now()
-        await self._wait_quiescent("after the blow")
+        await self._wait_quiescent("after the fault")
         self.run.converged_s = self.world.now() - began
         await self.stop_clients()
         await self.cluster.operators.retry_until_done("delete", delete_workload)
@@ -436,7 +436,7 @@ spec:
         store = self.cluster.store
         if store is not None:
             self.world.record("ledger", region=REGION, entries=ledger_facts(store))
-        self.world.record("story.ends")
+        self.world.record("run.ends")
 
     async def _wait_quiescent(self, when: str, *, away: bool | None = None) -> None:
         """away: whether the workload must run elsewhere (True) or locally (False); None: either will do."""

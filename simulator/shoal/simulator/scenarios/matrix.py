@@ -77,13 +77,13 @@ FAULTS: Final = (
 _MACHINES: Final = (
     ("move", MOVE_STEPS, FAULTS),
     ("place", PLACE_STEPS, (*COORDINATOR_FAULTS, "source-power", "gateway-power")),
-    ("gap", GAP_STEPS, [victim for victim in FAULTS if not victim.startswith("target")]),
+    ("gap", GAP_STEPS, [fault for fault in FAULTS if not fault.startswith("target")]),
     ("enrol", enrolment.STEPS, enrolment.FAULTS),
 )
 CELLS: Final = tuple(
-    FaultCell(machine, step, moment, victim)
-    for machine, steps, victims in _MACHINES
-    for step, moment, victim in product(steps, CommitMoment, victims)
+    FaultCell(machine, step, moment, fault)
+    for machine, steps, faults in _MACHINES
+    for step, moment, fault in product(steps, CommitMoment, faults)
 )
 _AT_COORDINATORS: Final = tuple(cell for cell in CELLS if cell.fault in COORDINATOR_FAULTS)
 _ELSEWHERE: Final = tuple(cell for cell in CELLS if cell.fault not in COORDINATOR_FAULTS)

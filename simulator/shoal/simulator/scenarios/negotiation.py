@@ -177,7 +177,7 @@ class FederationRun:
         self.federation = federation
         self.world = federation.world
         self.draw = draw
-        self.rng = self.world.rng.stream("story")
+        self.rng = self.world.rng.stream("scenario")
         self.kinds: tuple[str, ...] = ()
         self.quiescent_after_s = float("nan")
 
@@ -238,4 +238,4 @@ async def negotiate(stage: FederationRun) -> None:
         lambda: federation.missing(served=False), QUIESCENT_TIMEOUT_S, "after all was taken back"
     )
     federation.read_ledgers()
-    stage.world.record("story.ends")
+    stage.world.record("run.ends")

@@ -105,9 +105,9 @@ async def _kill_broker(cluster: "SimCluster", rng: Rng) -> None:
 
 async def _boot_duplicate(cluster: "SimCluster", rng: Rng) -> None:
     """Run a copy of a machine for a while, whether that machine is up, down or cut off."""
-    twin = cluster.boot_duplicate(rng.choice([machine for machine in cluster.machines if machine.chips]))
+    duplicate = cluster.boot_duplicate(rng.choice([machine for machine in cluster.machines if machine.chips]))
     await asyncio.sleep(rng.uniform(2.0, 12.0))
-    cluster.cut_power(twin)
+    cluster.cut_power(duplicate)
 
 
 async def _end_worker(cluster: "SimCluster", rng: Rng) -> None:
@@ -207,7 +207,7 @@ REGION_FAULTS = (
     RegionFault("hang-up", 4.0, _hang_up),
     RegionFault("cordon", 8.0, _cordon),
     RegionFault("broker-kill", 6.0, _kill_broker),
-    RegionFault("twin", 9.0, _boot_duplicate),
+    RegionFault("duplicate", 9.0, _boot_duplicate),
 )
 
 

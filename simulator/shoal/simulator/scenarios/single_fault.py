@@ -68,7 +68,7 @@ class SingleFaultScenario:
         self.fault_delay_s = fault_delay_s
         self.world = run.world
         self.cluster = run.cluster
-        self.rng = run.world.rng.stream("matrix story")
+        self.rng = run.world.rng.stream("matrix scenario")
         self.is_injected = False
         self._seen: set[str] = set()
         self._client_task: asyncio.Task[None] | None = None
@@ -106,7 +106,7 @@ class SingleFaultScenario:
     async def converge(self) -> None:
         """End every lasting fault and wait until the region has converged."""
         await self.cluster.clear_faults()
-        self.run.converged_s = await self.run.wait_converged(CONVERGE_TIMEOUT_S, "after the blow")
+        self.run.converged_s = await self.run.wait_converged(CONVERGE_TIMEOUT_S, "after the fault")
         await self.run.check_quiescent(QUIESCENT_S)
         await self.stop_clients()
 
@@ -264,7 +264,7 @@ class MigrationScenario(SingleFaultScenario):
         ended = self._current()
         assert ended is not None
         end = f"{ended.stage} {ended.state.refusal.code}" if ended.state.kind == "aborted" else str(ended.stage)
-        self.world.record("move.ended", end=end, story=tuple(str(each.stage) for each in ended.story))
+        self.world.record("move.ended", end=end, stages=tuple(str(each.stage) for each in ended.stages))
         self.cluster.operators.counts[end] = 1
 
     def steps_in(self, moment: CommitMoment, transaction: Transaction) -> tuple[str, ...]:

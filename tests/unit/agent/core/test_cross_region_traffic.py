@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.agent.core.cross_region_traffic import P95_WINDOW, CrossRegionTraffic
-from shoal.types.assignment import Crossing
+from shoal.types.assignment import AgreementCounts
 from shoal.types.codes import Code
 from shoal.types.latency import bucket_of
 from shoal.types.units import Seconds
@@ -19,8 +19,8 @@ def test_requests_errors_and_the_p95_of_the_newest() -> None:
         traffic.add("ag-1", "east", Seconds(number / P95_WINDOW))
     traffic.add("ag-1", "east", Code.REPLICA_UNREACHABLE)
     traffic.add("ag-1", "east", Code.INVALID_ARGUMENT)
-    (counted,) = traffic.crossings()
-    assert replace(counted, latencies=()) == Crossing(
+    (counted,) = traffic.agreement_counts()
+    assert replace(counted, latencies=()) == AgreementCounts(
         "ag-1", "east", 2 * P95_WINDOW + 2, 1, Seconds(244 / P95_WINDOW), refused=1
     )
     assert sum(counted.latencies) == 2 * P95_WINDOW, "of all that were answered, not of the newest alone"
@@ -45,8 +45,8 @@ def test_a_request_between_regions_without_an_answer_is_counted_by_whose_fault_t
 ) -> None:
     traffic = CrossRegionTraffic()
     traffic.add("ag-1", "east", code)
-    (counted,) = traffic.crossings()
-    assert counted == replace(Crossing("ag-1", "east", 1, 0, Seconds(0.0), counted.latencies), **{counted_as: 1})  # type: ignore[arg-type]
+    (counted,) = traffic.agreement_counts()
+    assert counted == replace(AgreementCounts("ag-1", "east", 1, 0, Seconds(0.0), counted.latencies), **{counted_as: 1})  # type: ignore[arg-type]
 
 
 def test_counts_of_other_agreements_are_dropped() -> None:
@@ -54,4 +54,4 @@ def test_counts_of_other_agreements_are_dropped() -> None:
     for agreement in ("ag-1", "ag-2"):
         traffic.add(agreement, "east", Code.OVERLOADED)
     traffic.keep({"ag-2"})
-    assert [each.agreement for each in traffic.crossings()] == ["ag-2"]
+    assert [each.agreement for each in traffic.agreement_counts()] == ["ag-2"]

@@ -26,13 +26,13 @@ from shoal.agent.core.sequences import (
 )
 from shoal.simulator.world.rng import Rng
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import Giver, Handover
+from shoal.types.migration import Handover, SessionSource
 from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import WorkloadKey
 
 KEY = SequenceKey(WorkloadKey("default", "vad"), "7")
 NOW = Elapsed(100.0)
-GIVER = Giver("m-1", "edge-1")
+GIVER = SessionSource("m-1", "edge-1")
 THERE = Handover("m-1", "a-new", "edge-2", "10.0.0.2:1")
 
 
@@ -287,7 +287,7 @@ def test_a_session_handed_over_without_its_sequence_number_is_caught(monkeypatch
     """The planted bug: the receiver does not look at the step of what it is offered."""
 
     def careless(
-        entry: SessionEntry | None, standing: SessionSnapshot, assignment: str, giver: Giver, now: Elapsed
+        entry: SessionEntry | None, standing: SessionSnapshot, assignment: str, giver: SessionSource, now: Elapsed
     ) -> OfferAccepted | OfferSuperseded | Refusal:
         return OfferAccepted(OfferedSession(assignment, giver, standing, Elapsed(now + sequences.OFFER_TTL_S), now))
 

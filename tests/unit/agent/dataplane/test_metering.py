@@ -47,23 +47,25 @@ def test_a_refusal_is_counted_by_whose_fault_it_is(code: Code, own: int, *, is_t
 
 def test_what_no_agreement_names_any_more_is_forgotten() -> None:
     meter = RequestMeter()
-    meter.record_crossing("ag-1", "east", Code.OVERLOADED)
-    meter.record_crossing("ag-2", "north", Seconds(0.5))
+    meter.record_traffic("ag-1", "east", Code.OVERLOADED)
+    meter.record_traffic("ag-2", "north", Seconds(0.5))
     meter.keep_agreements({"ag-2"})
-    assert [(each.agreement, each.requests, sum(each.latencies)) for each in meter.crossings()] == [("ag-2", 1, 1)]
+    assert [(each.agreement, each.requests, sum(each.latencies)) for each in meter.agreement_counts()] == [
+        ("ag-2", 1, 1)
+    ]
     shown = readings(meter, in_flight=0, ejected=0)
-    assert shown[metrics.FRONT_CROSSINGS] == {
+    assert shown[metrics.FRONT_AGREEMENT_REQUESTS] == {
         ("ag-2", "north", outcome): float(outcome == "answered") for outcome in metrics.CROSSED
     }
-    assert shown[metrics.FRONT_CROSSING_P95] == {("ag-2", "north"): 0.5}
+    assert shown[metrics.FRONT_AGREEMENT_P95] == {("ag-2", "north"): 0.5}
 
 
 def test_the_outcomes_of_requests_add_up_to_all_of_them() -> None:
     meter = RequestMeter()
     for outcome in (Seconds(0.5), Code.INVALID_ARGUMENT, Code.DEADLINE_EXCEEDED, Code.INTERNAL, Seconds(0.1)):
-        meter.record_crossing("ag-1", "east", outcome)
-    (counted,) = meter.crossings()
-    assert readings(meter, in_flight=0, ejected=0)[metrics.FRONT_CROSSINGS] == {
+        meter.record_traffic("ag-1", "east", outcome)
+    (counted,) = meter.agreement_counts()
+    assert readings(meter, in_flight=0, ejected=0)[metrics.FRONT_AGREEMENT_REQUESTS] == {
         ("ag-1", "east", "answered"): 2,
         ("ag-1", "east", "refused"): 1,
         ("ag-1", "east", "late"): 1,

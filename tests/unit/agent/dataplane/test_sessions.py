@@ -20,7 +20,7 @@ from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.identity import Identity
-from shoal.types.migration import Giver, Handover
+from shoal.types.migration import Handover, SessionSource
 from shoal.types.route import Endpoint, EndpointKind, EndpointState
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
@@ -60,8 +60,8 @@ class Front:
         self.sessions.lease(Elapsed(clock.now() + 300.0))
         self.configure()
 
-    def configure(self, handover: Handover | None = None, *givers: Giver, nonce: str = "1") -> None:
-        keeper = StatefulReplica(self.replica, WORKLOAD, STATE, handover, givers)
+    def configure(self, handover: Handover | None = None, *handover_sources: SessionSource, nonce: str = "1") -> None:
+        keeper = StatefulReplica(self.replica, WORKLOAD, STATE, handover, handover_sources)
         self.sessions.configure((keeper,), (LocalWorker(self.replica, WORKLOAD, "/socket", nonce),))
 
     async def metadata(self, assignment: str, context: CallContext) -> oip.ModelMetadataResponse:
@@ -113,7 +113,7 @@ class Pair:
 
     def hand(self, *, back: bool = False) -> None:
         giver, taker = (self.new, self.old) if back else (self.old, self.new)
-        taker.configure(None, Giver("m-1", giver.name))
+        taker.configure(None, SessionSource("m-1", giver.name))
         giver.configure(Handover("m-1", taker.replica, taker.name, "10.0.0.2:1"))
 
 

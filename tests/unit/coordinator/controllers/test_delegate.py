@@ -245,8 +245,8 @@ async def test_nothing_of_a_guest_is_a_document_and_no_document_is_a_guest(here:
         await documents.delete(DocumentKey("Workload", str(GUEST)), "test")
     named = [("t.yaml", "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: guests}\nspec: {quota: {replicas: 1}}\n")]
     assert [each.refusal.code for each in (await documents.plan(named, {}, "test")).problems] == [Code.NAME_INVALID]
-    lodged = [(DOCUMENTS[0][0], DOCUMENTS[0][1].replace("name: reader", "name: reader, tenant: guests"))]
-    assert Code.NAME_INVALID in [each.refusal.code for each in (await documents.plan(lodged, {}, "test")).problems]
+    guests = [(DOCUMENTS[0][0], DOCUMENTS[0][1].replace("name: reader", "name: reader, tenant: guests"))]
+    assert Code.NAME_INVALID in [each.refusal.code for each in (await documents.plan(guests, {}, "test")).problems]
 
 
 async def test_a22_the_same_award_gets_the_same_answer_and_another_is_replayed(here: DelegateFixture) -> None:

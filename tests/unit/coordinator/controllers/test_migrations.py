@@ -98,16 +98,16 @@ async def test_a_region_has_a_workload_whole(world: RegionFixture) -> None:
             await world.region.moves.migrate_to_region(KEY, aim, "ops", replica=replica)
         assert error.value.code is Code.FIELD_INVALID
     one = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
-    crossing = replace(one, aim=Aim(region="us-east"))
-    world.region.workloads.migrations.all[one.id] = crossing
-    assert _view_of(world, crossing).reason.code == "NO_BID"
-    inward = replace(crossing, source=replace(one.source, region="us-east"))
+    cross_region = replace(one, aim=Aim(region="us-east"))
+    world.region.workloads.migrations.all[one.id] = cross_region
+    assert _view_of(world, cross_region).reason.code == "NO_BID"
+    inward = replace(cross_region, source=replace(one.source, region="us-east"))
     assert _view_of(world, inward).reason.code == "NO_CANDIDATE"
     with pytest.raises(ShoalError) as error:
         await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert error.value.code is Code.CONFLICT
     assert "as a whole" in error.value.refusal.found
-    other = replace(crossing, source=replace(one.source, assignment="a-2"))
+    other = replace(cross_region, source=replace(one.source, assignment="a-2"))
     world.region.workloads.migrations.all[one.id] = other
     drained = await world.region.moves.drain(one.source.node, "ops")
     assert drained.migrations == (other,)
@@ -180,10 +180,10 @@ async def test_a_restart_at_any_state_finds_it_and_goes_on(world: RegionFixture,
         stages.add(now.region.moves.get(begun.id).stage)
         if now.region.moves.get(begun.id).is_over:
             break
-        before = now.region.moves.get(begun.id).story
+        before = now.region.moves.get(begun.id).stages
         await now.store.close()
         now = await RegionFixture.open(tmp_path / "first", now)
-        assert now.region.moves.get(begun.id).story == before, "what was not committed was not done"
+        assert now.region.moves.get(begun.id).stages == before, "what was not committed was not done"
         for agent in (source, target):
             agent.world = now
             await agent.connect()

@@ -271,12 +271,12 @@ async def test_f31_a_node_is_not_judged_by_what_was_not_read_yet(
 async def test_a_twin_is_refused_and_the_running_one_stays(world: RegionFixture) -> None:
     agent = FakeAgent(world, "edge-1")
     await agent.connect()
-    twin = FakeAgent(world, "edge-1", boot="boot-9")
-    answer = await twin.connect()
+    duplicate = FakeAgent(world, "edge-1", boot="boot-9")
+    answer = await duplicate.connect()
     assert isinstance(answer, Refusal)
-    assert answer.code is Code.TWIN_REFUSED
+    assert answer.code is Code.DUPLICATE_IDENTITY
     assert await agent.report() is None
-    assert Code.TWIN_REFUSED in await codes(world)
+    assert Code.DUPLICATE_IDENTITY in await codes(world)
 
 
 async def test_an_agent_that_fell_silent_may_come_back_and_its_old_session_is_fenced(world: RegionFixture) -> None:

@@ -321,7 +321,7 @@ async def test_a_revocation_is_kept_until_the_certificate_could_not_be_renewed_a
         assert bool(await region.world.store.scan(REVOKED)) is kept
 
 
-# twins
+# duplicate
 
 
 async def test_settling_needs_a_mark_and_one_of_two_words(region: Membership) -> None:
@@ -330,14 +330,14 @@ async def test_settling_needs_a_mark_and_one_of_two_words(region: Membership) ->
     await expect_refusal(Code.FIELD_INVALID, region.members.resolve_duplicate("edge-1", "other", "ann"))
     await expect_refusal(Code.NODE_UNKNOWN, region.members.resolve_duplicate("edge-9", "running", "ann"))
     fleet = region.world.region.fleet
-    twins = DuplicateIdentity("10.0.0.1", "10.0.0.2", region.world.clock.wall())
-    fleet.fleet = fleet.fleet.with_node(replace(fleet.fleet.nodes["edge-1"], duplicate=twins))
+    duplicate = DuplicateIdentity("10.0.0.1", "10.0.0.2", region.world.clock.wall())
+    fleet.fleet = fleet.fleet.with_node(replace(fleet.fleet.nodes["edge-1"], duplicate=duplicate))
     refusal = region.members.forbids(identity)
     assert refusal is not None
-    assert refusal.code is Code.TWIN_REFUSED, "neither of the two renews meanwhile"
+    assert refusal.code is Code.DUPLICATE_IDENTITY, "neither of the two renews meanwhile"
     await region.members.resolve_duplicate("edge-1", "running", "ann")
     assert region.members.forbids(identity) is None
-    fleet.fleet = fleet.fleet.with_node(replace(fleet.fleet.nodes["edge-1"], duplicate=twins))
+    fleet.fleet = fleet.fleet.with_node(replace(fleet.fleet.nodes["edge-1"], duplicate=duplicate))
     await region.members.resolve_duplicate("edge-1", "none", "ann")
     assert region.members.check(identity.serial) is not None
 

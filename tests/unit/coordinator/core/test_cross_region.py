@@ -39,7 +39,7 @@ from shoal.coordinator.core.workloads.cross_region_state import (
 )
 from shoal.coordinator.core.workloads.model import DelegatedWorkload, ModelFetch
 from shoal.types.agreement import GatewayRef
-from shoal.types.assignment import Crossing, Phase, Served
+from shoal.types.assignment import AgreementCounts, Phase, Served
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Role
 from shoal.types.migration import MigrationWindow
@@ -590,8 +590,8 @@ class FrontCounters:
         """So many requests to each of the two, then one step."""
         for agreement, seconds in (("g-1", there_s), ("g-1/home", AT_HOME_S)):
             self.counts.setdefault(agreement, []).extend([seconds] * requests)
-        self.region.agents["gw"].crossings = tuple(
-            Crossing(name, "us-east", len(each), 0, Seconds(sorted(each)[-1]), counts_of(each))
+        self.region.agents["gw"].agreement_counts = tuple(
+            AgreementCounts(name, "us-east", len(each), 0, Seconds(sorted(each)[-1]), counts_of(each))
             for name, each in self.counts.items()
         )
         self.region.step()
@@ -644,7 +644,7 @@ def test_what_is_read_around_a_restart_judges_nobody(shifting: FrontCounters, vi
     assert ended.stage == "draining", ended
     assert [reading.passed for reading in ended.readings] == [True, True]
     assert max(reading.target.p95_s for reading in ended.readings) < 0.02, "the slow ones are in no reading"
-    assert [each.note for each in ended.story if "anew" in each.note] == [
+    assert [each.note for each in ended.stages if "anew" in each.note] == [
         "25%, held anew: who counts the requests began anew"
     ]
 
@@ -667,8 +667,8 @@ def test_a_region_that_grows_slow_trips_the_guard_of_the_last_step_too(shifting:
         shifting.send_requests(0.01, 100)
     for _ in range(20):
         shifting.counts.setdefault("g-1", []).extend([0.2] * 20)
-        region.agents["gw"].crossings = tuple(
-            Crossing(name, "us-east", len(each), 0, Seconds(0.2), counts_of(each))
+        region.agents["gw"].agreement_counts = tuple(
+            AgreementCounts(name, "us-east", len(each), 0, Seconds(0.2), counts_of(each))
             for name, each in shifting.counts.items()
         )
         region.step()
@@ -681,8 +681,8 @@ def test_a_region_that_grows_slow_trips_the_guard_of_the_last_step_too(shifting:
 def report_front_counts(region: CoreRegion, there: RequestMeter, home: RequestMeter) -> None:
     """What a real front has counted is what home's gateway tells; then one step."""
     sides = (("g-1", there), ("g-1/home", home))
-    told = (replace(each, agreement=name) for name, meter in sides for each in meter.crossings())
-    region.agents["gw"].crossings = tuple(told)
+    told = (replace(each, agreement=name) for name, meter in sides for each in meter.agreement_counts())
+    region.agents["gw"].agreement_counts = tuple(told)
     region.step()
 
 
@@ -707,10 +707,10 @@ def test_what_clients_got_wrong_neither_trips_a_guard_between_regions_nor_hides_
             break
         for meter in (there, home):
             for _ in range(30):
-                meter.record_crossing("", "us-east", Seconds(AT_HOME_S))
+                meter.record_traffic("", "us-east", Seconds(AT_HOME_S))
         for code, count in failed.items():
             for _ in range(count):
-                there.record_crossing("", "us-east", code)
+                there.record_traffic("", "us-east", code)
         report_front_counts(shifting.region, there, home)
     state = the_one(shifting.region).state
     assert isinstance(state, RollingBackState if trips else DrainingState), state
@@ -724,8 +724,8 @@ def test_deadlines_that_neither_region_meets_are_their_clients_affair(shifting: 
             break
         for meter in (there, home):
             for _ in range(30):
-                meter.record_crossing("", "us-east", Seconds(AT_HOME_S))
-                meter.record_crossing("", "us-east", Code.DEADLINE_EXCEEDED)
+                meter.record_traffic("", "us-east", Seconds(AT_HOME_S))
+                meter.record_traffic("", "us-east", Code.DEADLINE_EXCEEDED)
         report_front_counts(shifting.region, there, home)
     assert isinstance(the_one(shifting.region).state, DrainingState)
 
@@ -735,8 +735,8 @@ def test_a_step_between_regions_that_saw_mistakes_alone_was_not_judged(shifting:
     for _ in range(60):
         if not isinstance(the_one(shifting.region).state, ShiftingState):
             break
-        home.record_crossing("", "us-east", Seconds(AT_HOME_S))
-        there.record_crossing("", "us-east", Code.INVALID_ARGUMENT)
+        home.record_traffic("", "us-east", Seconds(AT_HOME_S))
+        there.record_traffic("", "us-east", Code.INVALID_ARGUMENT)
         report_front_counts(shifting.region, there, home)
     readings = the_one(shifting.region).readings
     assert readings
@@ -781,9 +781,9 @@ BID = offer("us-east", 0.01, 0.5, model=DIGEST, joules=Joules(0.2), cached=False
 
 def set_counted_latencies(region: CoreRegion, agreement: str, answered: list[float]) -> None:
     """By home's gateway, in seconds."""
-    crossing = Crossing(agreement, "us-east", len(answered), 0, Seconds(answered[-1]), counts_of(answered))
+    traffic = AgreementCounts(agreement, "us-east", len(answered), 0, Seconds(answered[-1]), counts_of(answered))
     state = region.fleet.nodes["gw"]
-    known = replace(state, crossings={**state.crossings, agreement: crossing})
+    known = replace(state, agreement_counts={**state.agreement_counts, agreement: traffic})
     region.fleet = replace(region.fleet, nodes={**region.fleet.nodes, "gw": known})
 
 
@@ -793,14 +793,14 @@ def test_out_it_says_what_is_expected_and_what_came(region: CoreRegion) -> None:
     away = replace(AWAY, bid=BID, rtt_s=Seconds(0.005))
     region.delegated = {KEY: replace(away, is_ready=False)}
     region.run(3)
-    hoped = the_one(region).expected
-    assert hoped is not None
-    assert (hoped.before.cost, hoped.after.cost, hoped.gain) == (1.0, 0.5, 0.5)
-    assert hoped.after.latency_p95_s == pytest.approx(0.015)
-    assert hoped.after.joules == 0.2
-    assert math.isfinite(hoped.before.latency_p95_s)
-    assert hoped.fetch_bytes == profile().size_bytes
-    assert hoped.seconds > 4.0 + 2 * 2.0
+    expected = the_one(region).expected
+    assert expected is not None
+    assert (expected.before.cost, expected.after.cost, expected.gain) == (1.0, 0.5, 0.5)
+    assert expected.after.latency_p95_s == pytest.approx(0.015)
+    assert expected.after.joules == 0.2
+    assert math.isfinite(expected.before.latency_p95_s)
+    assert expected.fetch_bytes == profile().size_bytes
+    assert expected.seconds > 4.0 + 2 * 2.0
     region.fetched = (
         ModelFetch("g-1", DIGEST, Wall(START + region.now), Bytes(7)),
         ModelFetch("g-1", DIGEST, Wall(START), Bytes(100)),
@@ -858,7 +858,7 @@ def _serves(region: CoreRegion, name: str, answered: list[float]) -> None:
 
 def test_what_was_not_counted_from_the_beginning_is_not_known(region: CoreRegion) -> None:
     begun = outward(region)
-    world = replace(region.world(), fetches_counted_since=Wall(begun.story[0].at + 1))
+    world = replace(region.world(), fetches_counted_since=Wall(begun.stages[0].at + 1))
     assert fetched_bytes(world, begun) is None
     assert fetched_bytes(region.world(), begun) == 0
 

@@ -11,7 +11,7 @@ from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.coordinator.core.workloads.routes import gateways
 from shoal.coordinator.core.workloads.service_reports import service_report
 from shoal.types.agreement import GUEST_TENANT, GatewayRef
-from shoal.types.assignment import Crossing, PeerTrust, Phase, Served
+from shoal.types.assignment import AgreementCounts, PeerTrust, Phase, Served
 from shoal.types.device import EnergySource, Role
 from shoal.types.route import Endpoint, EndpointKind
 from shoal.types.units import Elapsed, Joules, Seconds, Wall
@@ -128,20 +128,20 @@ def test_gateways_that_others_may_meet() -> None:
     assert gateways(fleet.with_node(replace(fleet.nodes["gw"], revoked=True))) == ()
 
 
-def with_status(fleet: Fleet, name: str, sequence: int, *crossings: Crossing) -> Fleet:
-    beat = status(fleet.nodes[name].node, sequence, at=0.0, crossings=crossings)
+def with_status(fleet: Fleet, name: str, sequence: int, *agreement_counts: AgreementCounts) -> Fleet:
+    beat = status(fleet.nodes[name].node, sequence, at=0.0, agreement_counts=agreement_counts)
     fleet, refusals = updates.merge_status(fleet, name, 1, beat, Elapsed(0.0), Wall(0.0))
-    assert len(refusals) == sum(crossing.requests < 0 for crossing in crossings)
+    assert len(refusals) == sum(counts.requests < 0 for counts in agreement_counts)
     return fleet
 
 
 def test_what_was_delivered_is_summed_over_gateways_and_their_restarts() -> None:
     fleet = fleet_of(node("gw", role=Role.GATEWAY), node("gx", role=Role.GATEWAY))
-    fleet = with_status(fleet, "gw", 2, Crossing("ag-1", "us-east", 10, 1, Seconds(0.02)))
-    fleet = with_status(fleet, "gx", 2, Crossing("ag-1", "us-east", 5, 0, Seconds(0.03)))
-    fleet = with_status(fleet, "gw", 3, Crossing("ag-1", "us-east", 4, 0, Seconds(0.01)))
+    fleet = with_status(fleet, "gw", 2, AgreementCounts("ag-1", "us-east", 10, 1, Seconds(0.02)))
+    fleet = with_status(fleet, "gx", 2, AgreementCounts("ag-1", "us-east", 5, 0, Seconds(0.03)))
+    fleet = with_status(fleet, "gw", 3, AgreementCounts("ag-1", "us-east", 4, 0, Seconds(0.01)))
     fleet = with_status(fleet, "gw", 4)
-    fleet = with_status(fleet, "gw", 5, Crossing("ag-1", "us-east", -4, 0, Seconds(0.01)))
+    fleet = with_status(fleet, "gw", 5, AgreementCounts("ag-1", "us-east", -4, 0, Seconds(0.01)))
     report = service_report(fleet, "ag-1")
     assert (report.requests, report.errors, report.latency_p95_s) == (19, 1, 0.03)
     assert service_report(fleet, "ag-2").requests == 0
@@ -150,15 +150,15 @@ def test_what_was_delivered_is_summed_over_gateways_and_their_restarts() -> None
 def test_what_clients_got_wrong_is_neither_delivered_nor_failed() -> None:
     """Else one client's mistakes pass for answers of a region that gives none."""
     fleet = fleet_of(node("gw", role=Role.GATEWAY))
-    fleet = with_status(fleet, "gw", 2, Crossing("ag-1", "us-east", 20, 1, Seconds(0.02), refused=15, late=2))
-    fleet = with_status(fleet, "gw", 3, Crossing("ag-1", "us-east", 4, 0, Seconds(0.02), refused=4))
+    fleet = with_status(fleet, "gw", 2, AgreementCounts("ag-1", "us-east", 20, 1, Seconds(0.02), refused=15, late=2))
+    fleet = with_status(fleet, "gw", 3, AgreementCounts("ag-1", "us-east", 4, 0, Seconds(0.02), refused=4))
     report = service_report(fleet, "ag-1")
     assert (report.requests, report.errors) == (5, 3)
 
 
 def test_the_delegate_counts_joules_where_its_replicas_are() -> None:
     fleet = fleet_of(node("gw", role=Role.GATEWAY), node("a", device()))
-    fleet = with_status(fleet, "gw", 2, Crossing("ag-1", "eu-west", 10, 0, Seconds(0.02)))
+    fleet = with_status(fleet, "gw", 2, AgreementCounts("ag-1", "eu-west", 10, 0, Seconds(0.02)))
     region = CoreRegion(node("a"))
     region.intents = (intent("ag-1", tenant=GUEST_TENANT),)
     region.run(1)

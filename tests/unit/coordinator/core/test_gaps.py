@@ -44,7 +44,7 @@ def until(region: CoreRegion, reached: Callable[[Migration], bool]) -> Migration
         region.step()
         if any(reached(each) for each in moves(region)):
             return moves(region)[0]
-    raise AssertionError([each.story for each in moves(region)])
+    raise AssertionError([each.stages for each in moves(region)])
 
 
 def upgrade(region: CoreRegion, rule: MigrationRule = GAP) -> None:
@@ -82,7 +82,7 @@ def test_with_leave_the_old_one_goes_first_and_the_gap_is_told() -> None:
         dark += not serves(region)
     (one,) = moves(region)
     assert (one.cause, one.stage) == (Cause.DOCUMENTS, MigrationStage.DONE)
-    assert [entry.stage for entry in one.story] == [
+    assert [entry.stage for entry in one.stages] == [
         MigrationStage.PLANNED,
         MigrationStage.RESERVED,
         MigrationStage.CLEARING,
@@ -96,7 +96,7 @@ def test_with_leave_the_old_one_goes_first_and_the_gap_is_told() -> None:
     assert (one.verdict.against, serves(region)) == (Against.REFERENCE, [DIGEST])
     assert one.gap_s is not None
     assert one.gap_s == pytest.approx(0.5 * dark, abs=1.0)
-    assert f"{one.gap_s:.1f} s" in one.story[-2].note
+    assert f"{one.gap_s:.1f} s" in one.stages[-2].note
     assert len(region.desired["a"].assignments) == 1
 
 
@@ -117,7 +117,7 @@ def test_what_does_not_come_in_time_or_answers_otherwise_gives_the_old_one_its_p
     (one,) = moves(region)
     assert isinstance(one.state, AbortedState)
     assert one.state.refusal.code is code
-    assert MigrationStage.RETURNING in [entry.stage for entry in one.story]
+    assert MigrationStage.RETURNING in [entry.stage for entry in one.stages]
     assert serves(region) == [SMALL]
     assert one.gap_s is not None
     assert one.gap_s <= GAP.allow_gap_s, "the old one's way back is within what was promised"

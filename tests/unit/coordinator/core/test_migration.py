@@ -138,7 +138,7 @@ def test_its_laws_hold_over_any_history(history: list[tuple[MigrationObservation
             migration, (again, nothing) = again, step(again, seen, at(now), WALL)
         assert nothing == ()
         assert codec.load(Migration, codec.dump(migration)) == migration
-        assert migration.story[: len(before.story)] == before.story
+        assert migration.stages[: len(before.stages)] == before.stages
         if before.is_over:
             assert (migration, told) == (before, ())
         if migration.stage in (MigrationStage.SHIFTING, MigrationStage.DRAINING, MigrationStage.DONE):
@@ -199,7 +199,7 @@ def test_the_whole_way() -> None:
     moving, told = step(moving, MigrationObservation(ReplicaObservation(), sight(READY)), at(now + 1), WALL)
     assert moving.stage is MigrationStage.DONE
     assert told[0].code == "MIGRATION_DONE"
-    stages = [entry.stage for entry in moving.story]
+    stages = [entry.stage for entry in moving.stages]
     assert stages == [
         MigrationStage.PLANNED,
         MigrationStage.RESERVED,

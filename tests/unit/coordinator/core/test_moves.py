@@ -36,7 +36,7 @@ def weights(region: CoreRegion, at: str) -> dict[str, float]:
 
 
 def stages(region: CoreRegion, migration: str) -> list[MigrationStage]:
-    return [entry.stage for entry in region.migrations[migration].story]
+    return [entry.stage for entry in region.migrations[migration].stages]
 
 
 def test_an_operator_moves_a_replica_step_by_step() -> None:

@@ -182,7 +182,7 @@ class ModelsController:
         if digest in self._catalog().models:
             return
         profile = await self.receive("", size, digest, chunks)
-        await self.keep(profile, "", digest, actor=f"region {region}", lent=region)
+        await self.keep(profile, "", digest, actor=f"region {region}", guest_of=region)
 
     async def keep(
         self,
@@ -192,9 +192,9 @@ class ModelsController:
         *,
         actor: str,
         signature: bytes = b"",
-        lent: str = "",
+        guest_of: str = "",
     ) -> PushResult:
-        """The second half of a push: records the model. A lent model that is pushed here becomes this region's own."""
+        """The second half of a push: records the model. A guest model that is pushed here becomes this region's own."""
         try:
             async with self._fence.documents_lock:
                 signed = self._check_signature(signature, digest) if signature else None
@@ -204,16 +204,16 @@ class ModelsController:
                 if known is None:
                     assert profile is not None
                     await self._check_bytes(digest)
-                    model = ModelRecord(digest, (), self._clock.wall(), actor, profile, lent=lent)
+                    model = ModelRecord(digest, (), self._clock.wall(), actor, profile, guest_of=guest_of)
                 else:
-                    model = known if lent else replace(known, lent="")
+                    model = known if guest_of else replace(known, guest_of="")
                 if name and name not in model.names:
                     model = replace(model, names=tuple(sorted({*model.names, name})))
                 if signed is not None:
                     model = self._with_signature(model, signature, signed)
                 if model != known:
                     await self._record(model, name, actor, signed)
-                return PushResult(model, was_known=known is not None and not known.lent)
+                return PushResult(model, was_known=known is not None and not known.guest_of)
         except BaseException:
             await self._delete_unrecorded(digest)
             raise

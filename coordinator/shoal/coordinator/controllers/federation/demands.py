@@ -48,15 +48,15 @@ class DelegationDemands:
                 "",
                 is_served_locally=self._intents.get(key) is None or self._serves_or_has_no_place(key),
             )
-        local, crossing = self._local_region.placement(key), self._local_region.cross_region_state(key)
+        local, move = self._local_region.placement(key), self._local_region.cross_region_state(key)
         better = intent.delegation.mode is DelegationMode.WHEN_BETTER
         asked, live = self._intents.request_hash(intent), self._local_region.moves_live
         fails = self._observations.is_failing(state.active_agreement)
         unmet = self._failing_agreement(state) if local.is_placeable else ""
         phase = state.phase
         # The workload returned here recently: it leaves again only if it must, or if its documents changed since.
-        if isinstance(crossing, ReturnCooldown):
-            better = better and (isinstance(phase, Active) or crossing.request_hash not in ("", asked))
+        if isinstance(move, ReturnCooldown):
+            better = better and (isinstance(phase, Active) or move.request_hash not in ("", asked))
         if better and local.is_placeable and isinstance(phase, IdleTrade):
             better = self._local_region.may_leave(intent)
         demand = partial(
@@ -66,16 +66,16 @@ class DelegationDemands:
             is_failing=fails,
             failing_agreement=unmet,
         )
-        match crossing:
+        match move:
             case MoveOutFailed() | DrainingThere() if local.is_placeable:
                 return demand(DelegationNeed.HOME)
             # An outbound migration whose agreement has ended says nothing: another agreement belongs to another one.
-            case MovingOut() if crossing.agreement in ("", _agreement(phase)):
-                return demand(DelegationNeed.MOVED, to=crossing.region)
-            case DrainingHere(is_permanent=permanent) if crossing.agreement == _agreement(phase):
-                return demand(DelegationNeed.MOVED, to=crossing.region, is_permanent=permanent)
-            case MovedForGood() if crossing.agreement == _agreement(phase):
-                return demand(DelegationNeed.MOVED, to=crossing.region, is_permanent=True)
+            case MovingOut() if move.agreement in ("", _agreement(phase)):
+                return demand(DelegationNeed.MOVED, to=move.region)
+            case DrainingHere(is_permanent=permanent) if move.agreement == _agreement(phase):
+                return demand(DelegationNeed.MOVED, to=move.region, is_permanent=permanent)
+            case MovedForGood() if move.agreement == _agreement(phase):
+                return demand(DelegationNeed.MOVED, to=move.region, is_permanent=True)
             case MovingBack() | MoveBackFailed():
                 return demand(DelegationNeed.HELD)
             case (

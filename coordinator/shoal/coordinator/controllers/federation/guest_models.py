@@ -17,7 +17,7 @@ from shoal.types.units import Elapsed, Seconds
 RETRY_S: Final = Seconds(1.0)
 RETRY_MOST_S: Final = Seconds(30.0)
 IDLE_S: Final = 3600.0
-"""How long a lent model stays after its last guest, so that the next agreement need not fetch it again."""
+"""How long a guest model stays after its last guest, so that the next agreement need not fetch it again."""
 
 UNUSABLE_MODEL_CODES: Final = frozenset(
     {
@@ -33,8 +33,8 @@ UNUSABLE_MODEL_CODES: Final = frozenset(
 
 
 class GuestModels:
-    """Fetches and drops lent models. on_unusable: called with an agreement whose model is unusable, and the code; if it
-    raises, it is called again after the next attempt.
+    """Fetches and drops guest models. on_unusable: called with an agreement whose model is unusable, and the code. If
+    it raises, it is called again after the next attempt.
     """
 
     def __init__(
@@ -56,15 +56,17 @@ class GuestModels:
         self._in_use: Mapping[str, GrantedBid] = {}
         """By model digest, an agreement that uses it."""
         self._idle_since: dict[str, Elapsed] = {}
-        """Lent models that no guest uses, and since when."""
+        """Guest models that no guest uses, and since when."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def reconcile(self, agreements: Iterable[GrantedBid]) -> None:
         """Takes the agreements that run now. Starts the fetches and removals that are due, and waits for nothing."""
         self._in_use = {each.offer.model: each for each in agreements}
         known, now = self._catalog().models, self._clock.now()
-        lent = {digest for digest, model in known.items() if model.lent}
-        self._idle_since = {digest: self._idle_since.get(digest, now) for digest in sorted(lent - self._in_use.keys())}
+        guests = {digest for digest, model in known.items() if model.guest_of}
+        self._idle_since = {
+            digest: self._idle_since.get(digest, now) for digest in sorted(guests - self._in_use.keys())
+        }
         self._tasks = {digest: task for digest, task in self._tasks.items() if not task.done()}
         due = [digest for digest, since in self._idle_since.items() if now - since >= IDLE_S]
         for digest in (*sorted(self._in_use.keys() - known.keys()), *due):

@@ -63,7 +63,7 @@ class StoredTrade:
 
 
 class OriginController:
-    """The origin's side of agreements: the loop of its trades, notices from delegates and fetches of lent models."""
+    """The origin's side of agreements: the loop of its trades, notices from delegates and fetches of guest models."""
 
     def __init__(
         self,

@@ -144,13 +144,13 @@ class FleetController:
         known = self.fleet.nodes.get(node)  # no await from here to the write: of two concurrent hellos one is refused
         if known is not None and self._is_alive(known):
             refusal = Refusal(
-                Code.TWIN_REFUSED,
+                Code.DUPLICATE_IDENTITY,
                 f"{node} already has a session",
                 "one agent for each identity",
                 "stop the other agent, or enrol this one under its own name",
             )
             if self._duplicates.on_refused_hello(node, peer or hello.node.grpc_address):
-                await self._fence.note(LogEvent(Code.TWIN_REFUSED, node, refusal.words, node=node))
+                await self._fence.note(LogEvent(Code.DUPLICATE_IDENTITY, node, refusal.words, node=node))
             return refusal
         if (denied := check_declared_labels(hello.node.labels)) is not None:
             return denied
@@ -163,7 +163,7 @@ class FleetController:
             epoch,
             known is not None and known.cordoned,
             wall,
-            twins=known.duplicate if known else None,
+            duplicate=known.duplicate if known else None,
             declared=declared,
         )
         skewed = skew_events(known, self._with_session(hello, epoch, wall).nodes[node])
@@ -171,7 +171,7 @@ class FleetController:
             said = LogEvent("NODE_CONNECTED", node, f"epoch {epoch}", node=node)
             await self._nodes.save(stored, said, *skewed, grant=None if is_stored else grant)
         except StaleRevision:
-            return Refusal(Code.TWIN_REFUSED, f"two hellos of {node} at once", "one", "call again")
+            return Refusal(Code.DUPLICATE_IDENTITY, f"two hellos of {node} at once", "one", "call again")
         except ShoalError as error:
             return error.refusal
         if known is not None and known.connected:
@@ -327,7 +327,7 @@ class FleetController:
         """
         state = self._require_node(node)
         epoch = state.epoch + 1
-        record = replace(self._nodes.record_of(state), epoch=epoch, revoked=True, twins=None)
+        record = replace(self._nodes.record_of(state), epoch=epoch, revoked=True, duplicate=None)
         await self._nodes.save_as_operator(record, LogEvent("NODE_REVOKED", node, reason, actor, node=node))
         self.fleet = revoke(self.fleet, node, epoch)
         self._duplicates.forget(node)
@@ -341,8 +341,10 @@ class FleetController:
         """Keeps the agent that holds the session and clears the mark. Raises ShoalError(NODE_UNKNOWN | CONFLICT)."""
         state = self._require_node(node)
         if state.duplicate is None:
-            raise refuse(Code.CONFLICT, f"{node} is not marked", "a node that twins were seen of", "shoal get nodes")
-        record = replace(self._nodes.record_of(state), twins=None)
+            raise refuse(
+                Code.CONFLICT, f"{node} is not marked", "a node whose identity two agents showed", "shoal get nodes"
+            )
+        record = replace(self._nodes.record_of(state), duplicate=None)
         await self._nodes.save_as_operator(
             record, LogEvent("NODE_SETTLED", node, "the running one stays", actor, node=node)
         )
@@ -389,17 +391,17 @@ class FleetController:
         if state is None:
             self._duplicates.forget(node)
             return
-        twins = self._duplicates.identity_of(node, doubt)
-        if state.duplicate is None or (state.duplicate.running, state.duplicate.other) != (twins.running, twins.other):
+        found, known = self._duplicates.identity_of(node, doubt), state.duplicate
+        if known is None or (known.running, known.other) != (found.running, found.other):
             message = (
-                f"two agents show this identity: one at {twins.running} has the session, one at {twins.other} has not"
+                f"two agents show this identity: one at {found.running} has the session, one at {found.other} has not"
             )
-            event = LogEvent(Code.TWIN_REFUSED, node, message, node=node)
+            event = LogEvent(Code.DUPLICATE_IDENTITY, node, message, node=node)
             try:
-                await self._nodes.save(replace(self._nodes.record_of(state), twins=twins), event)
+                await self._nodes.save(replace(self._nodes.record_of(state), duplicate=found), event)
             except (StaleRevision, ShoalError):
                 return  # the next tick tries again
-            self.fleet = with_duplicate(self.fleet, node, twins)
+            self.fleet = with_duplicate(self.fleet, node, found)
         self._duplicates.forget(node, doubt)
 
     async def _receipts(self, node: str, epoch: int, signed: tuple[SignedReceipt, ...]) -> Refusal | None:

@@ -38,7 +38,7 @@ class NodeRecord:
     # True: its identity was revoked.
     revoked: bool = False
     # Two agents showed this identity and no operator has resolved it yet; None: no duplicate.
-    twins: DuplicateIdentity | None = None
+    duplicate: DuplicateIdentity | None = None
     # Labels as the node declares them. None: stored before tokens granted labels.
     declared: Mapping[str, str] | None = None
 
@@ -95,7 +95,7 @@ class NodeRepository:
                     last_seen=stored.last_seen,
                     receipts=receipts.get(name, {}),
                     revoked=stored.revoked,
-                    duplicate=stored.twins,
+                    duplicate=stored.duplicate,
                 )
             )
         claims = await self._store.read(CLAIMS)

@@ -369,11 +369,14 @@ class Revocations:
         steps += [_token_step(token, uri, lineage, order.actor) for token, uri in lineage.tokens_of(tree)]
         steps += [_region_step(each) for each in lineage.regions_of(tree) if not order.keep_enrolled]
         if order.keep_enrolled:
-            keeper = order.actor if order.actor != order.uri else uri_of(self._region, Role.COORDINATOR, REGION_ACTOR)
-            steps += [_adoption_step(each, keeper, lineage) for each in lineage.enrollees_of(order.uri)]
+            guarantor = (
+                order.actor if order.actor != order.uri else uri_of(self._region, Role.COORDINATOR, REGION_ACTOR)
+            )
+            steps += [_adoption_step(each, guarantor, lineage) for each in lineage.enrollees_of(order.uri)]
             kept = lineage.regions_of(tree)
             steps += [
-                RevocationStep({ADMISSIONS + each.region: codec.dump(replace(each, made_by=keeper))}) for each in kept
+                RevocationStep({ADMISSIONS + each.region: codec.dump(replace(each, made_by=guarantor))})
+                for each in kept
             ]
         return steps
 
@@ -452,9 +455,9 @@ def _region_step(admission: Admission) -> RevocationStep:
     return RevocationStep(items=(RevokedItem(RevocationKind.REGION, admission.region, (), admission.made_by),))
 
 
-def _adoption_step(identity: IdentityRecord, keeper: str, lineage: Lineage) -> RevocationStep:
+def _adoption_step(identity: IdentityRecord, guarantor: str, lineage: Lineage) -> RevocationStep:
     key = _key(identity.uri)
-    return RevocationStep({key: codec.dump(replace(identity, made_by=keeper))}, expect={key: lineage.revisions[key]})
+    return RevocationStep({key: codec.dump(replace(identity, made_by=guarantor))}, expect={key: lineage.revisions[key]})
 
 
 def _key(uri: str) -> str:

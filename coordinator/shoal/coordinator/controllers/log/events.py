@@ -35,7 +35,7 @@ _NODE_CODES: Final = frozenset(
         "RECEIPT_KEPT",
         Code.NODE_QUARANTINED,
         Code.CLOCK_SKEW,
-        Code.TWIN_REFUSED,
+        Code.DUPLICATE_IDENTITY,
     }
 )
 

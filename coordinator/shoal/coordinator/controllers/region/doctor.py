@@ -140,7 +140,7 @@ def _node(state: NodeState) -> Refusal | None:
         return Refusal(Code.CERT_REVOKED, f"{state.name} was revoked", "a member of the region", remedy)
     if state.duplicate is not None:
         found = f"one agent at {state.duplicate.running} has the session, one at {state.duplicate.other} was refused"
-        return Refusal(Code.TWIN_REFUSED, found, "one agent for each identity", f"shoal node settle {state.name}")
+        return Refusal(Code.DUPLICATE_IDENTITY, found, "one agent for each identity", f"shoal node settle {state.name}")
     if state.quarantined:
         return state.refusal
     if state.link_lost:

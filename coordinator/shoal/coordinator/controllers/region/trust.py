@@ -140,7 +140,7 @@ class TrustController:
         state = self._region.fleet.fleet.nodes.get(identity.name) if identity.role in NODES else None
         if state is not None and state.duplicate is not None:
             return Refusal(
-                Code.TWIN_REFUSED,
+                Code.DUPLICATE_IDENTITY,
                 f"two agents show {identity.uri}",
                 "an operator's word",
                 f"shoal node settle {identity.name}",

@@ -119,11 +119,11 @@ def underway(migrations: Iterable[Migration]) -> tuple[UnderwayMove, ...]:
 
 
 def _start_time(migration: Migration) -> tuple[float, str]:
-    return migration.story[0].at, migration.id
+    return migration.stages[0].at, migration.id
 
 
 def _end_time(migration: Migration) -> tuple[float, str]:
-    return migration.story[-1].at, migration.id
+    return migration.stages[-1].at, migration.id
 
 
 def _due(migration: Migration) -> tuple[Elapsed, ...]:

@@ -156,19 +156,19 @@ class MovesController:
         Raises ShoalError(NODE_UNKNOWN | STORE_FULL | ..).
         """
         await self._fleet.cordon(node, True, actor)
-        unmoved = await self._run(lambda: self._drain(node, actor))
+        refusals = await self._run(lambda: self._drain(node, actor))
         under_way = (each for each in self._workloads.migrations.live if each.source.node == node)
-        return DrainResult(tuple(under_way), unmoved)
+        return DrainResult(tuple(under_way), refusals)
 
     def _drain(self, node: str, actor: str) -> Transition[RegionWrites, Mapping[str, Refusal]]:
         desired = self._workloads.desired.get(node)
         moving = {each.source.assignment for each in self._workloads.migrations.live}
-        begun, unmoved = list[Migration](), dict[str, Refusal]()
+        begun, refusals = list[Migration](), dict[str, Refusal]()
         for one in desired.assignments if desired is not None else ():
             if one.draining or one.id in moving:
                 continue
             if one.standby:
-                unmoved[one.id] = Refusal(
+                refusals[one.id] = Refusal(
                     Code.WAITING_FOR_REPLACEMENT, "it goes when another node has one that stands by"
                 )
                 continue
@@ -178,8 +178,8 @@ class MovesController:
                     self._new_migration(one.workload, Cause.DRAIN, actor, held, Aim(), self._rule_of(one.workload))
                 )
             except ShoalError as error:
-                unmoved[one.id] = error.refusal
-        return self._transition(begun, actor, unmoved)
+                refusals[one.id] = error.refusal
+        return self._transition(begun, actor, refusals)
 
     async def clear(self, name: str, actor: str) -> tuple[str, ...]:
         """Clears failed migrations that exclude places of a model (by name or digest); returns those places.
@@ -229,11 +229,9 @@ class MovesController:
             raise ShoalError(delegation_refusal(intent.delegation, region))
 
     def _movable_replica(self, key: WorkloadKey, aim: Aim, replica: str) -> tuple[str, Assignment]:
-        crossing = [
-            each.id for each in self._workloads.migrations.live if each.is_cross_region and each.workload == key
-        ]
-        if crossing:
-            raise refuse(Code.CONFLICT, f"{key} moves as a whole: {crossing[0]}", "one that does not", "wait for it")
+        moves = [each.id for each in self._workloads.migrations.live if each.is_cross_region and each.workload == key]
+        if moves:
+            raise refuse(Code.CONFLICT, f"{key} moves as a whole: {moves[0]}", "one that does not", "wait for it")
         held = [
             (node, one)
             for node, desired in sorted(self._workloads.desired.items())
@@ -249,8 +247,8 @@ class MovesController:
         }
         free = [each for each in held if each[1].id not in bound]
         if not free:
-            moves = ", ".join(sorted({bound[one.id] for _, one in held}))
-            raise refuse(Code.CONFLICT, f"{key} moves already: {moves}", "a replica that does not", "wait for its end")
+            names = ", ".join(sorted({bound[one.id] for _, one in held}))
+            raise refuse(Code.CONFLICT, f"{key} moves already: {names}", "a replica that does not", "wait for its end")
         away = [each for each in free if not aim.node or not aim.allows(each[0], each[1].device, each[1].model)]
         if not away:
             where = f"{free[0][0]}/{free[0][1].device}"

@@ -44,6 +44,6 @@ class DesiredSetSender:
         ]
 
     def _is_behind(self, state: NodeState, desired: DesiredSet) -> bool:
-        patience = RESEND_HEARTBEATS * self._fleet.fleet.timing.heartbeat_s
+        resend_s = RESEND_HEARTBEATS * self._fleet.fleet.timing.heartbeat_s
         sent_at = self._sent_at.get(state.name)
-        return state.version != desired.version and (sent_at is None or self._clock.now() - sent_at >= patience)
+        return state.version != desired.version and (sent_at is None or self._clock.now() - sent_at >= resend_s)

@@ -111,7 +111,7 @@ class ModelRecord:
     # Publishers' signature bundles over it, as pushed, one for each key.
     signatures: tuple[bytes, ...] = ()
     # The region that lent it for a guest workload; no document of this region may name it. Empty: pushed here.
-    lent: str = ""
+    guest_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Catalog:
 
     def digest_of(self, source: str) -> str | None:
         """The digest of a model pushed here, by digest or name; None if there is none."""
-        if source in self.models and not self.models[source].lent:
+        if source in self.models and not self.models[source].guest_of:
             return source
         return self._digests_by_name.get(source)
 
@@ -334,12 +334,12 @@ class Catalog:
     def users_of(self, digest: str) -> tuple[str, ...]:
         """Names of workloads that are pinned to a model or pack, and of guests that run the model."""
         own = tuple(stored.name for stored, _ in self.of_kind(Workload) if digest in stored.pinned.values())
-        lodged = tuple(
+        guests = tuple(
             str(guest.intent.key)
             for guest in self.guests
             if any(model.digest == digest for model in guest.intent.models)
         )
-        return (*own, *lodged)
+        return (*own, *guests)
 
     def pack_of(self, workload: Workload, pinned: Mapping[str, str]) -> PackRef | None:
         """The samples of a workload; None where it has none."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shoal.coordinator.core.fleet.state import CLOCK_ALLOWANCE_S
-from shoal.types.assignment import Crossing, Ingress, Observed, Served, Status
+from shoal.types.assignment import AgreementCounts, Ingress, Observed, Served, Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading
 from shoal.types.latency import BUCKETS, Counts
@@ -71,7 +71,7 @@ class CheckedStatus:
     # Valid reports of replicas by assignment id.
     observed: Mapping[str, Observed]
     # Valid counts of cross-region requests by agreement id.
-    crossings: Mapping[str, Crossing]
+    agreement_counts: Mapping[str, AgreementCounts]
     # Valid counts of requests that entered the region at the node.
     ingress: tuple[Ingress, ...]
     # Ids of assignments whose figures are left out.
@@ -88,7 +88,7 @@ def check_status(status: Status, node: Node) -> CheckedStatus:
     refusals = list[Refusal]()
     if not is_plausible_time(status.taken_at):
         refusals.append(_absurd("status", "taken_at", status.taken_at, f"0 to {LATEST_TIME:g}"))
-    readings, observed, crossings = dict[str, Reading](), dict[str, Observed](), dict[str, Crossing]()
+    readings, observed, agreement_counts = dict[str, Reading](), dict[str, Observed](), dict[str, AgreementCounts]()
     entered = list[Ingress]()
     refused, refused_ingress = set[str](), set[tuple[WorkloadKey, str]]()
     for reading in status.readings:
@@ -112,23 +112,29 @@ def check_status(status: Status, node: Node) -> CheckedStatus:
         else:
             refused_ingress.add((ingress.workload, ingress.origin))
             refusals.append(_absurd(f"ingress of {ingress.workload}", "count", max(counts, key=abs), "0 to 2^53"))
-    for crossing in status.crossings:
-        if (refusal := check_agreement_counts(crossing)) is None:
-            crossings[crossing.agreement] = crossing
+    for traffic in status.agreement_counts:
+        if (refusal := check_agreement_counts(traffic)) is None:
+            agreement_counts[traffic.agreement] = traffic
         else:
             refusals.append(refusal)
     return CheckedStatus(
-        readings, observed, crossings, tuple(entered), frozenset(refused), frozenset(refused_ingress), tuple(refusals)
+        readings,
+        observed,
+        agreement_counts,
+        tuple(entered),
+        frozenset(refused),
+        frozenset(refused_ingress),
+        tuple(refusals),
     )
 
 
-def check_agreement_counts(crossing: Crossing) -> Refusal | None:
+def check_agreement_counts(traffic: AgreementCounts) -> Refusal | None:
     """TELEMETRY_ABSURD where a gateway's counts of an agreement cannot be true."""
-    where = f"crossings of {crossing.agreement}"
-    counts = (crossing.requests, crossing.errors, crossing.refused, crossing.late, crossing.latency_p95_s)
+    where = f"agreement_counts of {traffic.agreement}"
+    counts = (traffic.requests, traffic.errors, traffic.refused, traffic.late, traffic.latency_p95_s)
     if not all(0 <= count <= MOST_COUNT for count in counts):
         return _absurd(where, "count", max(counts, key=abs), "0 to 2^53")
-    return _check_latencies(where, crossing.latencies, crossing.requests)
+    return _check_latencies(where, traffic.latencies, traffic.requests)
 
 
 def is_plausible_time(wall: Wall) -> bool:

@@ -85,7 +85,7 @@ def _mass_silence(fleet: Fleet, now: Elapsed) -> MassSilence | None:
         return None
     since = ongoing.since if ongoing is not None else now
     first = since - window - fleet.timing.suspect_after_s
-    fallen = [
+    silent = [
         state.name
         for state in fleet.nodes.values()
         if state.liveness in (Liveness.SUSPECT, Liveness.LOST)
@@ -93,7 +93,7 @@ def _mass_silence(fleet: Fleet, now: Elapsed) -> MassSilence | None:
         and state.heard_at >= first
         and not state.revoked
     ]
-    if not fallen:
+    if not silent:
         return None
     alive = [state for state in fleet.nodes.values() if state.liveness is Liveness.READY]
     late = [
@@ -101,8 +101,8 @@ def _mass_silence(fleet: Fleet, now: Elapsed) -> MassSilence | None:
         for state in alive
         if now - state.heard_at > LATE_HEARTBEATS * fleet.timing.heartbeat_s and now >= state.grace_until
     ]
-    enough = max(MASS_SILENCE_NODES, MASS_SILENCE_SHARE * (len(alive) + len(fallen)))
-    sure = len(fallen) >= enough or (ongoing is not None and ongoing.is_confirmed)
-    if not sure and len(fallen) + len(late) < enough:
+    enough = max(MASS_SILENCE_NODES, MASS_SILENCE_SHARE * (len(alive) + len(silent)))
+    sure = len(silent) >= enough or (ongoing is not None and ongoing.is_confirmed)
+    if not sure and len(silent) + len(late) < enough:
         return None
-    return MassSilence(since, tuple(sorted([*fallen, *late])), sure)
+    return MassSilence(since, tuple(sorted([*silent, *late])), sure)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from shoal.types.assignment import Crossing, Ingress, Observed, Version
+from shoal.types.assignment import AgreementCounts, Ingress, Observed, Version
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading
 from shoal.types.link import OLDEST_PROTOCOL
@@ -123,9 +123,9 @@ class NodeState:
     # The node is not judged for its silence before this time.
     grace_until: Elapsed = ORIGIN
     # Requests to and from other regions by agreement id, as last reported by its current front.
-    crossings: Mapping[str, Crossing] = field(default_factory=dict)
+    agreement_counts: Mapping[str, AgreementCounts] = field(default_factory=dict)
     # The same for earlier fronts of the node, summed up, because a new front counts from 0.
-    earlier_crossings: Mapping[str, Crossing] = field(default_factory=dict)
+    earlier_agreement_counts: Mapping[str, AgreementCounts] = field(default_factory=dict)
     # When this coordinator first heard that the node's current front was ready.
     counts_since: Elapsed = ORIGIN
     # Protocol version of its session.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from shoal.coordinator.core.fleet.checks import check_receipt, check_status, is_plausible_time
 from shoal.coordinator.core.fleet.state import DuplicateIdentity, Fleet, Liveness, LivenessTiming, NodeState
 from shoal.types import latency
-from shoal.types.assignment import Crossing, Status
+from shoal.types.assignment import AgreementCounts, Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node
 from shoal.types.link import OLDEST_PROTOCOL
@@ -97,7 +97,7 @@ def merge_status(
     if status.sequence <= known.sequence:
         return fleet, ()
     checked = check_status(status, known.node)
-    ended = _counts_of_restarted_fronts(known, checked.crossings)
+    ended = _counts_of_restarted_fronts(known, checked.agreement_counts)
     is_new = status.front_ready and not known.front_ready
     still_there = {key: each for key, each in known.observed.items() if key not in status.gone}
     known_observed = {} if status.full else still_there
@@ -121,8 +121,8 @@ def merge_status(
         has_full_status=known.has_full_status or status.full,
         serial=status.serial or known.serial,
         roots=status.roots or known.roots,
-        crossings={**known.crossings, **checked.crossings},
-        earlier_crossings={**known.earlier_crossings, **ended},
+        agreement_counts={**known.agreement_counts, **checked.agreement_counts},
+        earlier_agreement_counts={**known.earlier_agreement_counts, **ended},
         counts_since=now if is_new or ended else known.counts_since,
     )
     return fleet.with_node(state), checked.refusals
@@ -259,21 +259,23 @@ def _skew(known: NodeState, stamp: Wall, wall: Wall) -> Seconds:
     return Seconds(wall - stamp) if is_plausible_time(stamp) else known.skew_s
 
 
-def _counts_of_restarted_fronts(known: NodeState, now: Mapping[str, Crossing]) -> Mapping[str, Crossing]:
+def _counts_of_restarted_fronts(known: NodeState, now: Mapping[str, AgreementCounts]) -> Mapping[str, AgreementCounts]:
     """A front that counts less than before has restarted: the counts of its predecessors are kept."""
     return {
-        name: sum_agreement_counts(known.earlier_crossings[name], before) if name in known.earlier_crossings else before
-        for name, before in known.crossings.items()
+        name: sum_agreement_counts(known.earlier_agreement_counts[name], before)
+        if name in known.earlier_agreement_counts
+        else before
+        for name, before in known.agreement_counts.items()
         if name in now and _has_restarted(now[name], before)
     }
 
 
-def _has_restarted(now: Crossing, before: Crossing) -> bool:
+def _has_restarted(now: AgreementCounts, before: AgreementCounts) -> bool:
     """Whether a count, or any bucket of its latency histogram, went down."""
     return now.requests < before.requests or latency.subtract(now.latencies, before.latencies) is None
 
 
-def sum_agreement_counts(one: Crossing, other: Crossing) -> Crossing:
+def sum_agreement_counts(one: AgreementCounts, other: AgreementCounts) -> AgreementCounts:
     """What two fronts of a node counted under one agreement. The p95 is that of the second."""
     return replace(
         other,

@@ -268,7 +268,7 @@ class MqttSessions:
     def _on_hello(self, connection: BrokerConnection, node: str, payload: bytes) -> LinkEffects:
         opening, signer = connection.codec.verify_opening(node, payload)
         if not connection.is_fresh(opening):
-            found = f"a hello to beat {opening.heartbeat} of {opening.presence:.40}"
+            found = f"a hello to heartbeat {opening.heartbeat} of {opening.presence:.40}"
             raise refuse(Code.MESSAGE_REPLAYED, found, "a fresh one")
         if not connection.is_new(node, opening.hello.nonce):
             raise refuse(Code.MESSAGE_REPLAYED, "a hello that was answered already", "each nonce once")

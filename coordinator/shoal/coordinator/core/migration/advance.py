@@ -65,11 +65,11 @@ from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import (
     Against,
-    Giver,
     Handover,
     InputsFrom,
     MigrationRule,
     Recording,
+    SessionSource,
     Verification,
     Verifier,
     has_answers,
@@ -143,8 +143,8 @@ def advance(
             note(known, events)
         target = place_of(world.fleet, replaced.target_node, replaced.target)
         if known.expected is None:
-            hoped = expected_outcome_between(scope(), effective_intents()[known.workload], known.source, target)
-            known = replace(known, expected=hoped)
+            expected = expected_outcome_between(scope(), effective_intents()[known.workload], known.source, target)
+            known = replace(known, expected=expected)
         note(*machine.reserve(known, target, now, wall, limits, gap=replaced.target.staged))
     for settled, brought in _actual_outcomes(migrations, world, scope, effective_intents, now, wall):
         note(replace(settled, came=brought), (_outcome_event(settled, brought),))
@@ -389,18 +389,20 @@ def _with_migration_instructions(
     """
     desired, memory, fleet, references = decision.desired, decision.memory, world.fleet, world.references
     shows, answers = dict[str, Verification](), dict[str, Verifier]()
-    hands, takes = dict[str, Handover](), dict[str, Giver]()
+    handovers, sources = dict[str, Handover](), dict[str, SessionSource]()
     # The rules of replicas that move; the others follow their documents.
     ruled = dict[str, MigrationRule]()
     for migration in migrations.values():
         if migration.is_cross_region:
             shows |= _cross_region_verification(migration, fleet, limits, references)
             continue
-        for giver, taker in _handovers(migration):
-            state = fleet.nodes.get(taker.node)
+        for source, target in _handovers(migration):
+            state = fleet.nodes.get(target.node)
             if state is not None:
-                hands[giver.assignment] = Handover(migration.id, taker.assignment, taker.node, state.node.grpc_address)
-                takes[taker.assignment] = Giver(migration.id, giver.node)
+                handovers[source.assignment] = Handover(
+                    migration.id, target.assignment, target.node, state.node.grpc_address
+                )
+                sources[target.assignment] = SessionSource(migration.id, source.node)
         if _has_lost_source(migration) and migration.target is not None and has_answers(migration.rule):
             ruled[migration.target.assignment] = replace(migration.rule, against=Against.REFERENCE)
         if isinstance(migration.state, PreparingState | GapState | RollingBackState) and migration.target is not None:
@@ -421,11 +423,18 @@ def _with_migration_instructions(
             show = _reference_verification(one, with_reference(rule, one.model, references), limits)
         if show is not None and rule is not None and one.id in recording and show.against is Against.REFERENCE:
             show = _recording_verification(show.migration, rule, one.precision, limits, beside=recording[one.id])
-        handover = hands.get(one.id) if one.session else None
-        givers = (takes[one.id],) if one.session and one.id in takes else ()
-        if (one.verification, one.verifiers, one.handover, one.givers) == (show, verifiers, handover, givers):
+        handover = handovers.get(one.id) if one.session else None
+        handover_sources = (sources[one.id],) if one.session and one.id in sources else ()
+        if (one.verification, one.verifiers, one.handover, one.handover_sources) == (
+            show,
+            verifiers,
+            handover,
+            handover_sources,
+        ):
             return one
-        return replace(one, verification=show, verifiers=verifiers, handover=handover, givers=givers)
+        return replace(
+            one, verification=show, verifiers=verifiers, handover=handover, handover_sources=handover_sources
+        )
 
     return {
         node: replace(content, assignments=tuple(map(with_instructions, content.assignments)))
@@ -530,12 +539,12 @@ def _assignments(decision: Decision) -> Mapping[str, tuple[Assignment, ...]]:
 
 
 def _outcome_event(migration: Migration, brought: ActualOutcome) -> MigrationEvent:
-    hoped = migration.expected.gain if migration.expected is not None else 0.0
+    expected = migration.expected.gain if migration.expected is not None else 0.0
     if not brought.requests:
         return MigrationEvent(
-            "MIGRATION_BROUGHT", f"no requests in {brought.over_s:.0f} s, {show_gain(hoped)} was expected"
+            "MIGRATION_BROUGHT", f"no requests in {brought.over_s:.0f} s, {show_gain(expected)} was expected"
         )
-    return MigrationEvent("MIGRATION_BROUGHT", f"{show_gain(brought.gain)}, {show_gain(hoped)} was expected")
+    return MigrationEvent("MIGRATION_BROUGHT", f"{show_gain(brought.gain)}, {show_gain(expected)} was expected")
 
 
 def _hold_event(held: MoveHold) -> RegionEvent:

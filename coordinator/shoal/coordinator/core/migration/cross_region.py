@@ -287,10 +287,8 @@ def _stats(fleet: Fleet, agreement: str, way_s: Seconds) -> RequestStats:
 
 
 def _newest(migrations: Iterable[Migration]) -> Mapping[WorkloadKey, Migration]:
-    crossing = sorted(
-        (each for each in migrations if each.is_cross_region), key=lambda each: (each.story[0].at, each.id)
-    )
-    return {each.workload: each for each in crossing}
+    moves = sorted((each for each in migrations if each.is_cross_region), key=lambda each: (each.stages[0].at, each.id))
+    return {each.workload: each for each in moves}
 
 
 def _cross_region_state(migration: Migration, now: Elapsed) -> CrossRegionState | None:

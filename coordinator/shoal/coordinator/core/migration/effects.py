@@ -32,7 +32,7 @@ def moves_of(migrations: Iterable[Migration]) -> tuple[Move, ...]:
     """Moves within the region that are not over, oldest first. Placement decides how many of the waiting ones go at
     once; a move that finds no place does not block others."""
     inside = (each for each in migrations if not each.is_cross_region)
-    ordered = sorted(inside, key=lambda each: (isinstance(each.state, PlannedState), each.story[0].at, each.id))
+    ordered = sorted(inside, key=lambda each: (isinstance(each.state, PlannedState), each.stages[0].at, each.id))
     return tuple(move for move in map(move_of, ordered) if move is not None)
 
 

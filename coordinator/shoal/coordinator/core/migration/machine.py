@@ -307,7 +307,7 @@ def _step_shifting(
 
 def _enter(migration: Migration, state: MigrationState, wall: Wall, note: str = "") -> MigrationStep:
     after = replace(migration, state=state)
-    after = replace(after, story=(*migration.story, StageEntry(after.stage, wall, note)))
+    after = replace(after, stages=(*migration.stages, StageEntry(after.stage, wall, note)))
     word = after.stage.replace("_", " ")
     return after, (MigrationEvent(f"MIGRATION_{after.stage.upper()}", f"{word} {note}".strip()),)
 

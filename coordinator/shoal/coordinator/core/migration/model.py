@@ -20,7 +20,7 @@ START: Final = Elapsed(0.0)
 ALWAYS: Final = Elapsed(-math.inf)
 P95: Final = 0.95
 RESTARTED_STEP_NOTE: Final = "held anew: who counts the requests began anew"
-"""Note in the story of a shift step that starts over because the request counters were reset."""
+"""Note in the stages of a shift step that starts over because the request counters were reset."""
 DEFAULT_SAMPLES: Final = MigrationRule().samples
 
 
@@ -158,7 +158,7 @@ class ActualOutcome:
     # Relative improvement over the expected figures of the old replica; NaN without requests. For a consolidation it
     # includes the watts of the device that was to sleep, in the state that it is in.
     gain: float
-    # Duration of the migration, from its first story entry to its last.
+    # Duration of the migration, from its first stages entry to its last.
     seconds: Seconds
     # Length of the measurement, in seconds.
     over_s: Seconds
@@ -390,7 +390,7 @@ LiveMigrationState = (
 
 @dataclass(frozen=True, slots=True)
 class StageEntry:
-    """One entry in the story of a migration."""
+    """One entry in the stages of a migration."""
 
     # The stage that was entered.
     stage: MigrationStage
@@ -448,7 +448,7 @@ class Migration:
     # One entry for each judged shift step, oldest first.
     readings: tuple[GuardReading, ...] = ()
     # Every stage entered, oldest first.
-    story: tuple[StageEntry, ...] = ()
+    stages: tuple[StageEntry, ...] = ()
     # The block on its target is lifted: by an operator, or because it no longer applies (the device was measured
     # again).
     cleared: bool = False

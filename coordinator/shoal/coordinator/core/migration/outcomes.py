@@ -143,7 +143,7 @@ def actual_remote_outcome(
 def fetched_bytes(world: RegionState, migration: Migration) -> Bytes | None:
     """Bytes of the model that the target's node, or its region, fetched since the move began. None if they were not
     counted from then on."""
-    target, began = migration.target, migration.story[0].at
+    target, began = migration.target, migration.stages[0].at
     if target is None or world.fetches_counted_since is None or world.fetches_counted_since > began:
         return None
     by = target.assignment if target.region else target.node
@@ -202,17 +202,17 @@ def missing_bytes(inputs: Inputs, node: str, model: str) -> Bytes:
 def _watts_gain(scope: Scope, intent: Intent, migration: Migration, after: ServiceFigures) -> float:
     """Gain of a consolidation in the terms that it was started for: watts instead of joules, including the device
     that was to sleep, in its current state. NaN if unknown."""
-    source, hoped = _option(scope, intent, migration.source), migration.expected
-    if hoped is None or source is None or source.receipt is None or source.device.rest is None:
+    source, expected = _option(scope, intent, migration.source), migration.expected
+    if expected is None or source is None or source.receipt is None or source.device.rest is None:
         return math.nan
     rate, reading = scope.replica_rate(intent, intent.require.replicas), source.state.readings.get(source.device.name)
     sleeps = reading is not None and reading.power is PowerState.ASLEEP
     resting_w = source.device.rest.asleep_w if sleeps else source.device.rest.idle_w
-    here = awake_w(source.device.rest, source.receipt, rate * hoped.before.joules)
+    here = awake_w(source.device.rest, source.receipt, rate * expected.before.joules)
     there = resting_w + rate * after.joules
     if math.isnan(there):
         return math.nan
-    return gain_of(replace(after, joules=there), replace(hoped.before, joules=here), intent.weights)
+    return gain_of(replace(after, joules=there), replace(expected.before, joules=here), intent.weights)
 
 
 def _option(scope: Scope, intent: Intent, place: ReplicaPlace) -> Option | None:
@@ -262,11 +262,11 @@ def _outcome(
     now: Elapsed,
     fetched: Bytes | None,
 ) -> ActualOutcome | None:
-    state, hoped = migration.state, migration.expected
-    if not isinstance(state, DoneState) or hoped is None:
+    state, expected = migration.state, migration.expected
+    if not isinstance(state, DoneState) or expected is None:
         return None
-    took, over = Seconds(migration.story[-1].at - migration.story[0].at), Seconds(now - state.at)
-    better = gain_of(after, hoped.before, intent.weights) if since.requests else math.nan
+    took, over = Seconds(migration.stages[-1].at - migration.stages[0].at), Seconds(now - state.at)
+    better = gain_of(after, expected.before, intent.weights) if since.requests else math.nan
     return ActualOutcome(after, better, took, over, since.requests, since.errors, fetched)
 
 

@@ -29,19 +29,19 @@ def spans_of(migration: Migration, region: str, wall: Wall) -> tuple[Span, ...]:
     not over."""
     trace = trace_id(region, migration.id)
     root = span_id_of(trace, "migration")
-    story = migration.story
+    stages = migration.stages
     refusal = migration.state.refusal if isinstance(migration.state, AbortedState) else None
     spans = [
         coordinator_span(
             *(trace, root, "", "migration", region),
-            *(story[0].at, story[-1].at if migration.is_over else wall),
+            *(stages[0].at, stages[-1].at if migration.is_over else wall),
             _attributes(migration),
             refusal.code if refusal is not None else "",
             is_open=not migration.is_over,
         )
     ]
     readings = iter(migration.readings)
-    for number, (entered, after) in enumerate(zip_longest(story, story[1:])):
+    for number, (entered, after) in enumerate(zip_longest(stages, stages[1:])):
         if entered.stage in _ENDS:
             continue
         code = refusal.code if refusal is not None and after is not None and after.stage in _BACK else ""

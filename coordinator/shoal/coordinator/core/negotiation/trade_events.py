@@ -224,18 +224,18 @@ def _step_leaving(trade: WorkloadTrade, event: _Result, now: Elapsed, origin: st
 
 
 def _on_delegation_demand(
-    trade: WorkloadTrade, wish: DelegationDemand, now: Elapsed, fresh: str, term_s: Seconds
+    trade: WorkloadTrade, demand: DelegationDemand, now: Elapsed, fresh: str, term_s: Seconds
 ) -> TradeStep:
-    changed = wish.request_hash != trade.asked and wish.need is not DelegationNeed.NOTHING
+    changed = demand.request_hash != trade.asked and demand.need is not DelegationNeed.NOTHING
     if changed:
-        trade = replace(trade, asked=wish.request_hash, tries=0, said="")
-    done = _apply_demand(trade, wish, now, fresh, term_s, changed=changed)
-    done = done.plus(_breach_failing(done.trade, wish))
-    return replace(done, trade=_unroute_leaving(done.trade, wish, now))
+        trade = replace(trade, asked=demand.request_hash, tries=0, said="")
+    done = _apply_demand(trade, demand, now, fresh, term_s, changed=changed)
+    done = done.plus(_breach_failing(done.trade, demand))
+    return replace(done, trade=_unroute_leaving(done.trade, demand, now))
 
 
 def _apply_demand(
-    trade: WorkloadTrade, wish: DelegationDemand, now: Elapsed, fresh: str, term_s: Seconds, *, changed: bool
+    trade: WorkloadTrade, demand: DelegationDemand, now: Elapsed, fresh: str, term_s: Seconds, *, changed: bool
 ) -> TradeStep:
     """changed: other documents ask now, so that a pause is over."""
     match trade.phase:
@@ -243,52 +243,54 @@ def _apply_demand(
             if changed and phase.until > now:
                 phase = replace(phase, until=now)
                 trade = replace(trade, phase=phase)
-            return _apply_demand_to_idle(trade, phase, wish, now, fresh)
+            return _apply_demand_to_idle(trade, phase, demand, now, fresh)
         case Soliciting() | Awarding() | Withdrawing():
             return TradeStep(trade)  # its result is judged by the need at that time
         case Active() as phase:
-            return _apply_demand_to_active(trade, phase, wish, now, fresh, term_s)
+            return _apply_demand_to_active(trade, phase, demand, now, fresh, term_s)
 
 
 def _apply_demand_to_idle(
-    trade: WorkloadTrade, phase: IdleTrade, wish: DelegationDemand, now: Elapsed, fresh: str
+    trade: WorkloadTrade, phase: IdleTrade, demand: DelegationDemand, now: Elapsed, fresh: str
 ) -> TradeStep:
     due = now >= phase.until and (
-        wish.need in (DelegationNeed.SHORT, DelegationNeed.MOVED)
-        or (wish.need is DelegationNeed.BETTER and now >= trade.better_at)
+        demand.need in (DelegationNeed.SHORT, DelegationNeed.MOVED)
+        or (demand.need is DelegationNeed.BETTER and now >= trade.better_at)
     )
     if not due:
         return TradeStep(trade)
     until = Elapsed(now + ANSWER_S + ANSWER_GRACE_S)
-    asking = Soliciting(fresh, 1, wish.request_hash, "", wish.need, now, until, wish.to)
+    asking = Soliciting(fresh, 1, demand.request_hash, "", demand.need, now, until, demand.to)
     after = replace(trade, phase=asking, better_at=cooldown_end(trade, now, fresh))
-    solicited = TradeNote("solicited", fresh, "", "", wish.need)
-    solicit = Solicit(fresh, 1, wish.request_hash, None, wish.to)
+    solicited = TradeNote("solicited", fresh, "", "", demand.need)
+    solicit = Solicit(fresh, 1, demand.request_hash, None, demand.to)
     return TradeStep(after, (solicit,), () if trade.said else (solicited,))
 
 
 def _apply_demand_to_active(
-    trade: WorkloadTrade, phase: Active, wish: DelegationDemand, now: Elapsed, fresh: str, term_s: Seconds
+    trade: WorkloadTrade, phase: Active, demand: DelegationDemand, now: Elapsed, fresh: str, term_s: Seconds
 ) -> TradeStep:
-    if wish.need is DelegationNeed.NOTHING:
+    if demand.need is DelegationNeed.NOTHING:
         return leave(trade, phase.agreement, now, Code.AGREEMENT_ENDED, "it is not to be delegated any more")
-    if wish.request_hash != phase.asked:
+    if demand.request_hash != phase.asked:
         return leave(trade, phase.agreement, now, Code.AGREEMENT_ENDED, "its documents changed")
-    if wish.is_failing and now - phase.agreement.heard_at >= LOST_S:
+    if demand.is_failing and now - phase.agreement.heard_at >= LOST_S:
         left = Seconds(max(0.0, phase.agreement.over_at - now))
         return breach(trade, phase.agreement, now, "neither it nor its gateways answer", stays=left)
-    if wish.failing_agreement == phase.agreement.id and phase.agreement.is_serving:
+    if demand.failing_agreement == phase.agreement.id and phase.agreement.is_serving:
         return breach(trade, phase.agreement, now, _ALL_FAILING, stays=Seconds(max(0.0, phase.agreement.over_at - now)))
-    if wish.need is DelegationNeed.HOME or (wish.need is DelegationNeed.MOVED and wish.to != phase.agreement.region):
+    if demand.need is DelegationNeed.HOME or (
+        demand.need is DelegationNeed.MOVED and demand.to != phase.agreement.region
+    ):
         return leave(trade, phase.agreement, now, Code.AGREEMENT_ENDED, "it moves")
-    if wish.need in (DelegationNeed.MOVED, DelegationNeed.HELD):
-        held = replace(phase, home_since=None, stays=phase.stays or wish.is_permanent)
+    if demand.need in (DelegationNeed.MOVED, DelegationNeed.HELD):
+        held = replace(phase, home_since=None, stays=phase.stays or demand.is_permanent)
         return TradeStep(replace(trade, phase=held))
-    since = None if wish.need is DelegationNeed.SHORT else phase.home_since if phase.home_since is not None else now
-    phase = replace(phase, home_since=since, returns="" if wish.need is DelegationNeed.SHORT else phase.returns)
-    if wish.need is DelegationNeed.CONTENT and since is not None and now - since >= LOCAL_STABLE_S:
+    since = None if demand.need is DelegationNeed.SHORT else phase.home_since if phase.home_since is not None else now
+    phase = replace(phase, home_since=since, returns="" if demand.need is DelegationNeed.SHORT else phase.returns)
+    if demand.need is DelegationNeed.CONTENT and since is not None and now - since >= LOCAL_STABLE_S:
         return begin_return(
-            trade, phase, now, Code.AGREEMENT_ENDED, "home has a place for it again", live=wish.by_live_move
+            trade, phase, now, Code.AGREEMENT_ENDED, "home has a place for it again", live=demand.by_live_move
         )
     if now >= phase.term_at and term_s > 0:
         after = replace(
@@ -296,19 +298,21 @@ def _apply_demand_to_active(
         )
         return TradeStep(after, (Compare(phase.agreement.id, with_other_regions=True),))
     trade = replace(trade, phase=phase)
-    if wish.need is DelegationNeed.BETTER and now >= trade.better_at:
+    if demand.need is DelegationNeed.BETTER and now >= trade.better_at:
         after = replace(trade, better_at=cooldown_end(trade, now, fresh))
         return TradeStep(after, (Compare(phase.agreement.id, with_other_regions=False),))
     return TradeStep(trade)
 
 
-def _breach_failing(trade: WorkloadTrade, wish: DelegationDemand) -> TradeStep:
+def _breach_failing(trade: WorkloadTrade, demand: DelegationDemand) -> TradeStep:
     """Marks agreements under notice that answer no request as breached, so that the local region does not wait for
     them."""
     broken = [
         each
         for each in trade.leaving
-        if each.agreement.id == wish.failing_agreement and each.code is not Code.BREACHED and each.agreement.is_serving
+        if each.agreement.id == demand.failing_agreement
+        and each.code is not Code.BREACHED
+        and each.agreement.is_serving
     ]
     leaving = tuple(replace(each, code=Code.BREACHED) if each in broken else each for each in trade.leaving)
     notes = tuple(
@@ -319,10 +323,10 @@ def _breach_failing(trade: WorkloadTrade, wish: DelegationDemand) -> TradeStep:
     )
 
 
-def _unroute_leaving(trade: WorkloadTrade, wish: DelegationDemand, now: Elapsed) -> WorkloadTrade:
+def _unroute_leaving(trade: WorkloadTrade, demand: DelegationDemand, now: Elapsed) -> WorkloadTrade:
     """Takes leaving agreements out of the routes once something else serves, or nothing is to serve."""
     agreement = trade.active_agreement
-    replaced = wish.is_served_locally or (
+    replaced = demand.is_served_locally or (
         agreement is not None and agreement.is_serving and now < agreement.lease_until
     )
     if not replaced:

@@ -81,10 +81,10 @@ def decide(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall:
         plan, desired, world.fleet, world.profiles, inputs.broken_assignments, memory, now, wall, elsewhere,
         MovesUnderWay(migrations.moves, limits),
     )  # fmt: skip
-    crossing = {
+    cross_region = {
         key: state for key in world.delegations if (state := _cross_region_state(world, migrations, key)) is not None
     }
-    shares, abroad = shares_of(migrations.moves), {key: remote_share(each) for key, each in crossing.items()}
+    shares, abroad = shares_of(migrations.moves), {key: remote_share(each) for key, each in cross_region.items()}
     here = locally_served(world.delegations, outcome.desired, world.fleet, memory.tables, shares)
     unshown = _unserved_delegations(world, migrations)
     delegated = {
@@ -93,7 +93,7 @@ def decide(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall:
         if _is_served_remotely(key, each)
         and _is_routed(
             each,
-            crossing.get(key),
+            cross_region.get(key),
             is_served_here=key in here,
             is_back=settled.is_back(key),
             has_served=key not in unshown,

@@ -43,7 +43,7 @@ def startable_replicas(
     leaving = [each for each in held if each[1].id not in kept | bound]
     free = [each for each in leaving if _serves(each, fleet)]
     unheard = any(_may_serve(each, fleet) for each in leaving)
-    crossed = any(move.leaving != move.source and move.target not in kept for move in under_way)
+    move_under_way = any(move.leaving != move.source and move.target not in kept for move in under_way)
     room = moving.max_by_workload.get(plan.workload, 1) - len(under_way)
     found = list[tuple[ReplicaTarget, PlacedAssignment | None]]()
     for target in new:
@@ -53,9 +53,9 @@ def startable_replicas(
             room -= 1
         if asked:
             found.append((target, next(each for each in held if each[1].id == asked)))
-        elif target.standby or not (free or unheard or (crossed and serving)):
+        elif target.standby or not (free or unheard or (move_under_way and serving)):
             found.append((target, None))
-        elif free and not crossed and room > 0:
+        elif free and not move_under_way and room > 0:
             nearest = min(free, key=lambda each: (each[0] != target.node, each[1].device != target.device))
             free.remove(nearest)
             found.append((target, nearest))

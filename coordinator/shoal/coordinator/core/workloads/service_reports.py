@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.fleet.updates import sum_agreement_counts
 from shoal.types.agreement import GUEST_TENANT, ServiceReport
-from shoal.types.assignment import Crossing, Served
+from shoal.types.assignment import AgreementCounts, Served
 from shoal.types.device import EnergySource
 from shoal.types.units import Joules, Seconds
 from shoal.types.workload import WorkloadKey
@@ -37,11 +37,11 @@ def service_report(fleet: Fleet, agreement: str, nodes: Collection[str] = ()) ->
     )
 
 
-def agreement_counts(fleet: Fleet, agreement: str) -> Iterable[Crossing]:
+def agreement_counts(fleet: Fleet, agreement: str) -> Iterable[AgreementCounts]:
     """Counters of each gateway since this coordinator started to receive them, across restarts of its front."""
     for state in fleet.nodes.values():
-        if (latest := state.crossings.get(agreement)) is not None:
-            before = state.earlier_crossings.get(agreement)
+        if (latest := state.agreement_counts.get(agreement)) is not None:
+            before = state.earlier_agreement_counts.get(agreement)
             yield sum_agreement_counts(before, latest) if before is not None else latest
 
 

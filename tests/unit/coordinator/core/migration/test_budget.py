@@ -94,9 +94,16 @@ class Plain:
     def _proposal(self, key: WorkloadKey, cause: Cause, *, urgent: bool, waits: bool) -> tuple[str, MoveProposal]:
         place = self.at[key]
         other = "edge-1" if place.node == "edge-0" else "edge-0"
-        hoped = ExpectedOutcome(ServiceFigures(), ServiceFigures(), 0.5, Bytes(0), Seconds(1.0))
+        expected = ExpectedOutcome(ServiceFigures(), ServiceFigures(), 0.5, Bytes(0), Seconds(1.0))
         proposal = MoveProposal(
-            key, place, Aim(other, place.device, DIGEST), cause, "cheaper", hoped, is_urgent=urgent, is_deferred=waits
+            key,
+            place,
+            Aim(other, place.device, DIGEST),
+            cause,
+            "cheaper",
+            expected,
+            is_urgent=urgent,
+            is_deferred=waits,
         )
         return pending_key(place, "objective"), proposal
 
@@ -112,18 +119,18 @@ class Plain:
                 target = replace(each.source, assignment=f"a-{name}", node=each.aim.node)
                 state = PreparingState(MigrationStage.RESERVED, Elapsed(self.now), Elapsed(self.now + HOUR_S))
                 self.migrations[name] = each = replace(each, target=target, state=state)
-            if START + self.now < each.story[0].at + MOVE_S:
+            if START + self.now < each.stages[0].at + MOVE_S:
                 continue
             if fails:
                 ended = AbortedState(Refusal(Code.GUARD_TRIPPED), Elapsed(self.now))
                 self.migrations[name] = replace(
-                    each, state=ended, story=(*each.story, StageEntry(MigrationStage.ABORTED, wall))
+                    each, state=ended, stages=(*each.stages, StageEntry(MigrationStage.ABORTED, wall))
                 )
                 continue
             assert each.target is not None
             self.at[each.workload] = each.target
-            story = (*each.story, StageEntry(MigrationStage.DONE, wall))
-            self.migrations[name] = replace(each, state=DoneState(Elapsed(self.now)), story=story)
+            story = (*each.stages, StageEntry(MigrationStage.DONE, wall))
+            self.migrations[name] = replace(each, state=DoneState(Elapsed(self.now)), stages=story)
 
     @property
     def live(self) -> list[Migration]:
@@ -131,7 +138,7 @@ class Plain:
 
     @property
     def moves(self) -> list[Migration]:
-        return sorted(self.migrations.values(), key=lambda each: each.story[0].at)
+        return sorted(self.migrations.values(), key=lambda each: each.stages[0].at)
 
 
 @settings(max_examples=60, deadline=None)
@@ -147,9 +154,9 @@ def test_moves_of_a_workload_are_apart_by_its_cooldown_whatever_the_signal_does(
             held.append((plain.now, holds))
             plain.look(*([key] if holds else []), fails=fails)
     for before, after in pairwise(plain.moves):
-        assert after.story[0].at - before.story[-1].at >= COOLDOWN_S
+        assert after.stages[0].at - before.stages[-1].at >= COOLDOWN_S
     for each in plain.moves:
-        began = each.story[0].at - START
+        began = each.stages[0].at - START
         assert all(holds for at, holds in held if began - SUSTAINED_S <= at <= began), "it held for a while before"
 
 
@@ -158,8 +165,8 @@ def test_a_signal_that_never_rests_moves_a_workload_to_and_fro_ever_less() -> No
     (key,) = plain.keys
     while plain.now < 3 * HOUR_S:
         plain.look(key)
-    ended = [each.story[-1].at for each in plain.moves]
-    waits = [after.story[0].at - before.story[-1].at for before, after in pairwise(plain.moves)]
+    ended = [each.stages[-1].at for each in plain.moves]
+    waits = [after.stages[0].at - before.stages[-1].at for before, after in pairwise(plain.moves)]
     for number, wait in enumerate(waits[:3]):
         assert wait >= COOLDOWN_S * 2**number
     assert max(sum(at < each <= at + RETURN_MEMORY_S for each in ended) for at in ended) <= 5
@@ -185,8 +192,10 @@ def test_moves_between_regions_take_no_turn_from_those_inside() -> None:
     for key in plain.keys[1:]:
         place = replace(plain.at[key], assignment=f"g-{key.name}", node="", region="us-east")
         state = PlannedState(Elapsed(0.0), Elapsed(HOUR_S))
-        crossing = Migration(f"x-{key.name}", key, Cause.FAILBACK, "", place, Aim(region="eu-west"), RULE, state)
-        plain.migrations[crossing.id] = replace(crossing, story=(StageEntry(MigrationStage.PLANNED, Wall(START)),))
+        cross_region = Migration(f"x-{key.name}", key, Cause.FAILBACK, "", place, Aim(region="eu-west"), RULE, state)
+        plain.migrations[cross_region.id] = replace(
+            cross_region, stages=(StageEntry(MigrationStage.PLANNED, Wall(START)),)
+        )
     for _ in range(4):
         plain.look(plain.keys[0])
     assert sum(each.is_cross_region and not each.is_over for each in plain.moves) == REGION_MOST
@@ -235,7 +244,7 @@ def test_a_move_that_finds_no_room_gives_up_soon_and_rests_a_little() -> None:
     since = plain.now
     while len(plain.moves) < 2:
         plain.look(key)
-    again = plain.moves[1].story[0].at - START
+    again = plain.moves[1].stages[0].at - START
     assert UNPLACED_COOLDOWN_S <= again - since <= UNPLACED_COOLDOWN_S + LOOK_S < COOLDOWN_S
 
 

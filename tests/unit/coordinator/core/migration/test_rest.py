@@ -56,7 +56,7 @@ def where(found: CoreRegion) -> list[str]:
 
 
 def moves(found: CoreRegion) -> list[Migration]:
-    return sorted(found.migrations.values(), key=lambda each: each.story[0].at)
+    return sorted(found.migrations.values(), key=lambda each: each.stages[0].at)
 
 
 def test_a_day() -> None:
@@ -74,7 +74,7 @@ def test_a_day() -> None:
     woken = next(each for each in moves(found) if each.cause is Cause.WAKE)
     assert isinstance(woken.state, DoneState)
     assert "declared peak" in woken.reason
-    assert woken.story[0].at - START + REST.wake_s <= PEAK_AT
+    assert woken.stages[0].at - START + REST.wake_s <= PEAK_AT
     found.run(PEAK_END - PEAK_AT - 1, tick=1.0)
     assert where(found) == [SERVER]
     found.run(110, tick=1.0)

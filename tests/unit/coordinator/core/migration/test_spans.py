@@ -56,7 +56,7 @@ MOVE = Migration(
         GuardReading(0.25, RequestStats(9), RequestStats(3, 0, 0.004), 2.0, True),
         GuardReading(1.0, RequestStats(9), RequestStats(12, 1, 0.005), 2.0, True),
     ),
-    story=stages_of(*STAGES),
+    stages=stages_of(*STAGES),
 )
 
 
@@ -84,7 +84,7 @@ def test_a_whole_one_has_a_span_for_each_stage_and_they_fill_it() -> None:
 
 def test_the_same_spans_whenever_it_is_told() -> None:
     assert spans_of(MOVE, "eu", Wall(0.0)) == spans_of(MOVE, "eu", Wall(START + 1e6))
-    underway = replace(MOVE, state=DrainingState(Elapsed(1.0), Elapsed(9.0)), story=MOVE.story[:-1])
+    underway = replace(MOVE, state=DrainingState(Elapsed(1.0), Elapsed(9.0)), stages=MOVE.stages[:-1])
     told, later = spans_of(underway, "eu", Wall(START + 6.5)), spans_of(MOVE, "eu", Wall(0.0))
     assert [span.id for span in told] == [span.id for span in later]
     assert [(span.name, span.open) for span in told if span.open] == [("migration", True), ("draining", True)]
@@ -94,7 +94,7 @@ def test_the_same_spans_whenever_it_is_told() -> None:
 
 def test_a_step_that_was_held_anew_was_read_once_and_then() -> None:
     again = (MigrationStage.SHIFTING, 3.0, f"25%, {RESTARTED_STEP_NOTE}")
-    told = spans_of(replace(MOVE, story=stages_of(*STAGES[:6], again, *STAGES[6:])), "eu", Wall(0.0))
+    told = spans_of(replace(MOVE, stages=stages_of(*STAGES[:6], again, *STAGES[6:])), "eu", Wall(0.0))
     read = [span.attributes.get("shoal.requests") for span in told if span.name == "shifting"]
     assert read == [None, "3", "12"]
 
@@ -104,14 +104,14 @@ def test_what_failed_is_where_it_failed() -> None:
     back = stages_of(
         *STAGES[:6], (MigrationStage.ROLLING_BACK, 2.5, str(refusal)), (MigrationStage.ABORTED, 3.0, str(refusal))
     )
-    failed = replace(MOVE, state=AbortedState(refusal, Elapsed(0.0)), story=back, readings=MOVE.readings[:1])
+    failed = replace(MOVE, state=AbortedState(refusal, Elapsed(0.0)), stages=back, readings=MOVE.readings[:1])
     assert [(span.name, span.code) for span in spans_of(failed, "eu", Wall(0.0)) if span.code] == [
         ("migration", Code.GUARD_TRIPPED),
         ("shifting", Code.GUARD_TRIPPED),
     ]
     early = stages_of(STAGES[0], (MigrationStage.ABORTED, 600.0, "no room"))
     never = replace(
-        MOVE, state=AbortedState(refusal, Elapsed(0.0)), story=early, target=None, verdict=None, readings=()
+        MOVE, state=AbortedState(refusal, Elapsed(0.0)), stages=early, target=None, verdict=None, readings=()
     )
     assert [(span.name, span.code) for span in spans_of(never, "eu", Wall(0.0))] == [
         ("migration", Code.GUARD_TRIPPED),
@@ -120,6 +120,6 @@ def test_what_failed_is_where_it_failed() -> None:
 
 
 def test_one_that_leaves_home_says_where_its_trace_goes_on() -> None:
-    crossing = replace(MOVE, aim=Aim(region="us"), target=replace(MOVE.target or MOVE.source, region="us", node=""))
-    assert spans_of(crossing, "eu", Wall(0.0))[0].attributes["shoal.to.region"] == "us"
+    cross_region = replace(MOVE, aim=Aim(region="us"), target=replace(MOVE.target or MOVE.source, region="us", node=""))
+    assert spans_of(cross_region, "eu", Wall(0.0))[0].attributes["shoal.to.region"] == "us"
     assert "shoal.to.region" not in spans_of(MOVE, "eu", Wall(0.0))[0].attributes

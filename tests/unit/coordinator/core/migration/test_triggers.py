@@ -53,7 +53,7 @@ def where(region: CoreRegion) -> list[str]:
 def completed_migrations(region: CoreRegion) -> list[Migration]:
     return sorted(
         (each for each in region.migrations.values() if isinstance(each.state, DoneState)),
-        key=lambda each: each.story[0].at,
+        key=lambda each: each.stages[0].at,
     )
 
 
@@ -144,8 +144,8 @@ def test_to_and_fro_waits_twice_as_long_each_time() -> None:
         price(region, *((3.0, 2.0) if turn % 2 == 0 else (1.0, 2.0)))
         region.run(15, tick=1.0)
     moves = completed_migrations(region)
-    began = [each.story[0].at for each in moves]
-    done = [each.story[-1].at for each in moves]
+    began = [each.stages[0].at for each in moves]
+    done = [each.stages[-1].at for each in moves]
     waits = [began[i + 1] - done[i] for i in range(len(moves) - 1)]
     assert 4 <= len(moves) <= 20
     for number, wait in enumerate(waits[:4]):

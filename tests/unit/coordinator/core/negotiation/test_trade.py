@@ -93,10 +93,10 @@ def renewal_of(
     return RenewalConfirmed(Renewed(agreement.id, agreement.nonce, Seconds(lease_s), service, REPORT, (), ""))
 
 
-def renew_throughout(state: WorkloadTrade, wish: DelegationDemand, begins: int, ends: int) -> WorkloadTrade:
+def renew_throughout(state: WorkloadTrade, demand: DelegationDemand, begins: int, ends: int) -> WorkloadTrade:
     """Renewed all the time."""
     for now in range(begins, ends):
-        state = step_trade(state, wish, now).trade
+        state = step_trade(state, demand, now).trade
         state = step_trade(state, renewal_of(state), now + 0.1).trade
     return state
 

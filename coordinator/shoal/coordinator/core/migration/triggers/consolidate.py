@@ -77,20 +77,20 @@ def _saving(view: TriggerView, replica: MovableReplica, rest: Rest, option: Opti
     receipt = replica.baseline.receipt
     if receipt is None:
         return None
-    hoped = expected_outcome(view.scope, replica.intent, replica.baseline, option)
+    expected = expected_outcome(view.scope, replica.intent, replica.baseline, option)
     rate = view.scope.replica_rate(replica.intent, replica.intent.require.replicas)
-    here = awake_w(rest, receipt, rate * hoped.before.joules)
-    there = rest.asleep_w + rate * hoped.after.joules
-    moving_s = hoped.seconds if math.isfinite(hoped.seconds) else MOVING_S
+    here = awake_w(rest, receipt, rate * expected.before.joules)
+    there = rest.asleep_w + rate * expected.after.joules
+    moving_s = expected.seconds if math.isfinite(expected.seconds) else MOVING_S
     moving = max(0.0, receipt.rates.active_w - rest.idle_w) * rest.wake_s + (here - rest.asleep_w) * moving_s
     over_s = _quiet_s(view, replica)
     joules = (here - there) * over_s - moving
     if math.isnan(joules):
         return None
-    before, after = replace(hoped.before, joules=here), replace(hoped.after, joules=here - joules / over_s)
+    before, after = replace(expected.before, joules=here), replace(expected.after, joules=here - joules / over_s)
     better = gain_of(after, before, replica.intent.weights)
     spared = joules / replica.live_option.device.time_scale
-    return Saving(option, replace(hoped, gain=better), here - there, spared, over_s)
+    return Saving(option, replace(expected, gain=better), here - there, spared, over_s)
 
 
 def _is_alone_on_device(view: TriggerView, replica: MovableReplica) -> bool:

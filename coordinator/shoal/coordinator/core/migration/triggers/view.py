@@ -93,13 +93,13 @@ class TriggerView:
             self.scope, ((intent, current[intent.key]) for intent in inputs.intents)
         )
         bound = {name for move in inputs.moves for name in (move.source, move.target)}
-        crossing = {each.workload for each in migrations.values() if each.is_cross_region and not each.is_over}
+        cross_region = {each.workload for each in migrations.values() if each.is_cross_region and not each.is_over}
         self.replicas = tuple(
             MovableReplica(intent, each, self._baseline(intent, each))
             for intent in sorted(inputs.intents, key=lambda intent: intent.key)
             if (intent.migration.automatic if only is None else intent.key == only) and self._has_all_replicas(intent)
             for each in current[intent.key].active
-            if each.assignment.id not in bound and intent.key not in crossing and self._may_move(intent, each)
+            if each.assignment.id not in bound and intent.key not in cross_region and self._may_move(intent, each)
         )
         self._in_turn = self.turns(self.replicas)
 
@@ -173,17 +173,17 @@ class TriggerView:
     ) -> MoveProposal:  # fmt: skip
         """A move to the fitting place with the greatest gain, or the least loss. A place does not fit if it would
         miss the same bounds once its prediction is corrected by this place's error."""
-        intent, calm, scope = replica.intent, replica.baseline, self.scope
+        intent, baseline, scope = replica.intent, replica.baseline, self.scope
         found = [
-            (option, expected_outcome(scope, intent, replica.live_option, option, calm))
+            (option, expected_outcome(scope, intent, replica.live_option, option, baseline))
             for option in self.places(replica, require, limits)
-            if not any(scope.figure_faults(calibrate(scope, intent, calm, option), intent, require, limits))
+            if not any(scope.figure_faults(calibrate(scope, intent, baseline, option), intent, require, limits))
         ]
         if not found:
             refusal = Refusal(Code.NO_CANDIDATE, "no other place that fits has room for it", "one")
             return MoveProposal(intent.key, replica.place, Aim(), cause, reason, refusal=refusal)
-        option, hoped = max(found, key=lambda each: (each[1].gain, each[0].key))
-        return new_proposal(replica, option, hoped, cause, reason)
+        option, expected = max(found, key=lambda each: (each[1].gain, each[0].key))
+        return new_proposal(replica, option, expected, cause, reason)
 
     def _baseline(self, intent: Intent, standing: CurrentReplica) -> Option:
         known = standing.option
@@ -219,7 +219,7 @@ def pending_key(source: ReplicaPlace, trigger: str) -> str:
 
 
 def new_proposal(
-    replica: MovableReplica, target: Option, hoped: ExpectedOutcome, cause: Cause, reason: str
+    replica: MovableReplica, target: Option, expected: ExpectedOutcome, cause: Cause, reason: str
 ) -> MoveProposal:
     aim = Aim(target.slot.node, target.slot.device, target.model.digest)
-    return MoveProposal(replica.intent.key, replica.place, aim, cause, reason, hoped)
+    return MoveProposal(replica.intent.key, replica.place, aim, cause, reason, expected)
