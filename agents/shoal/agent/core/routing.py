@@ -244,7 +244,7 @@ def choose(
       outstanding requests for its weight does. So a light load follows the weights (a step of a migration
       relies on that), and a heavy one follows the replicas' speed.
     - An ejected replica gets nothing until its ejection ends, then one request at a time, unless nothing else
-      is left. Standby replicas take over while all others are ejected.
+      is left. Standby replicas take over while all others are ejected, or the only ones left for this request.
     - `session`: requests of one session go to one replica while it takes requests.
     - `connecting`: replicas whose connection is not open yet; they get nothing while another takes requests.
     """
@@ -259,7 +259,10 @@ def choose(
             "one that answers",
             "retry later",
         )
-    taking = [e for e in untried if _may_take(health.get(e.assignment, HEALTHY), now)]
+    standby = [e for e in _in_state(EndpointState.STANDBY, route, here) if e.assignment not in tried]
+    taking = [e for e in untried if _may_take(health.get(e.assignment, HEALTHY), now)] or [
+        e for e in standby if _may_take(health.get(e.assignment, HEALTHY), now)
+    ]
     usable = [e for e in taking if e.assignment not in connecting] or taking or untried
     if len(usable) == 1:
         return usable[0]
