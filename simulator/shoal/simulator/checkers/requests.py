@@ -185,9 +185,8 @@ class EjectionChecker(_FrontsChecker):
         """Front -> replica -> when it failed first since its last answer."""
 
     def check(self, event: RecordedEvent) -> str | None:
-        if event.kind == "worker.ready":  # a restarted worker has a clean slate
-            for failed in self._failed.values():
-                failed.pop(event.facts["assignment"], None)
+        if event.kind == "worker.ready":  # its own front knows that it is another process; the others do not
+            self._failed[event.facts["node"]].pop(event.facts["assignment"], None)
         return super().check(event)
 
     def on_restart(self, node: str) -> None:
@@ -257,7 +256,7 @@ class FrontAdmissionChecker(_FrontsChecker):
 
 
 class CrashingRequestChecker:
-    """No request ends more than two workers, however often its client sends it."""
+    """No request ends more than two workers, however often its client sends it to one front."""
 
     MOST = 2
     WINDOW_S = 50.0

@@ -244,6 +244,9 @@ class SimCluster:
         machine.power_cut()
 
     def restore_power(self, machine: SimMachine) -> None:
+        """Without effect on a machine that died for good since its power was cut."""
+        if machine.name in self.permanently_dead:
+            return
         machine.has_power = True
         self.boot(machine)
 

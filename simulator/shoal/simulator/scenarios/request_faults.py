@@ -77,7 +77,7 @@ async def _poison(cluster: "SimCluster", rng: Rng) -> None:
         for name, worker in each.workers.items()
         if name in endpoints
     }
-    if any(cluster.own_faults[model] for model in models):
+    if not models or any(cluster.own_faults[model] for model in models):
         return
     for model in models:
         cluster.own_faults[model] = 2
