@@ -18,6 +18,13 @@ JOBS = os.cpu_count() or 1
 NAME = "requests"
 SEEN = {"ok", "OVERLOADED", "DEADLINE_EXCEEDED", "REPLICA_UNREACHABLE", "REQUEST_CRASHED_WORKER", "MODEL_NOT_READY"}
 """Ends of requests without which the seeds show little."""
+REGRESSIONS = (
+    41,  # the checker forgot a failure that the front still knew
+    138,  # a request that a busy replica refused went to one that had failed, past an idle standby
+    144,  # the simulator restored the power of a machine that had died for good
+    263,  # the checker thought that every front knows of a worker's restart
+    654,  # the next node ran a request twice more that had ended a worker already
+)
 
 
 def test_f49_requests_go_where_they_may_whatever_fails(request_seeds: range) -> None:
@@ -32,6 +39,11 @@ def test_f49_requests_go_where_they_may_whatever_fails(request_seeds: range) -> 
     if len(outcomes) >= 50:  # what never happened was not checked
         assert ends.keys() >= SEEN, ends
         assert {kind for outcome in outcomes for kind in outcome.kinds} == {kind.name for kind in REQUEST_FAULTS}
+
+
+def test_seeds_that_once_failed() -> None:
+    failed = [outcome for outcome in run_seeds(REGRESSIONS, NAME, JOBS) if outcome.violations]
+    assert not failed, "\n".join(map(describe_outcome, failed))
 
 
 def test_the_same_seed_sends_the_same_requests() -> None:

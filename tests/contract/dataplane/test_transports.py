@@ -225,6 +225,7 @@ async def test_who_calls_is_told(case: TransportCase) -> None:
     call = case.service.calls[-1]
     assert (call.tenant, call.origin, call.hop, call.request_id) == ("acme", "edge-1", 1, "q7")
     assert call.trace == trace
+    assert not call.suspect
     if case.has_client_certificate:
         assert call.identity is not None
         assert (call.identity.uri, call.bearer) == ("shoal://west/tenant/acme", "")

@@ -182,3 +182,33 @@ async def test_f40_sent_again_and_again_it_still_costs_two_workers(tmp_path: Pat
         await use(node, "a1", "a2")
         assert (await timed_infer(client, *sound(7)))[1] == "", "who sends something else is served"
         record("F40", "P", 1, sent=6, workers_lost=2)
+
+
+async def test_f40_through_another_front_it_costs_two_workers_too(tmp_path: Path) -> None:
+    """The first crash is at one node; the next node has two replicas, and loses one of them."""
+    authority = Authority(tmp_path / "ca", "west", SystemClock().wall())
+    file = tmp_path / "model.onnx"
+    file.write_bytes(engine_cases.divide())
+    gateway = DataPlaneNode("g1", authority, tmp_path / "g1", Role.GATEWAY)
+    one, two = (DataPlaneNode(name, authority, tmp_path / name) for name in ("n1", "n2"))
+    client: GrpcClient | None = None
+    try:
+        await asyncio.gather(*(node.start() for node in (gateway, one, two)))
+        await one.load("a1", KEY, file)
+        await two.load("b1", KEY, file)
+        await two.load("b2", KEY, file)
+        await use(one, "a1")
+        await use(two, "b1", "b2")
+        entering = Route(KEY, 1, (one.endpoint("a1", at=gateway), two.endpoint("b1", at=gateway, weight=1e-9)))
+        await gateway.configure([entering])
+        client = gateway.grpc_client(authority.issue(Role.TENANT, "acme"))
+        assert (await timed_infer(client, *sound(7)))[1] == ""
+        for _ in range(3):
+            assert (await timed_infer(client, *QUERY_OF_DEATH))[1] == Code.REQUEST_CRASHED_WORKER
+        await until(lambda: len(one.exits) + len(two.exits) == 2, 5.0, "the second worker's end")
+        assert (len(one.exits), len(two.exits)) == (1, 1)
+        record("F40", "P", 1, fronts=2, workers_lost=2)
+    finally:
+        if client is not None:
+            await client.close()
+        await asyncio.gather(*(node.stop() for node in (gateway, one, two)))

@@ -7,7 +7,7 @@ from typing import Final
 from shoal.agent.core import routing
 from shoal.agent.core.crashes import is_second_crash
 from shoal.agent.core.request_router import RequestRouter, RoutedRequest
-from shoal.agent.core.routing import AdmissionRefusal, AttemptHistory, RetryDecision
+from shoal.agent.core.routing import AdmissionRefusal, AttemptFault, AttemptHistory, RetryDecision
 from shoal.types.codes import Code, Refusal
 from shoal.types.route import Endpoint, Route
 from shoal.types.units import Elapsed, Seconds
@@ -43,11 +43,15 @@ class RequestAttempts:
 
     def on_failure(self, endpoint: Endpoint, code: Code, now: Elapsed, *, was_sent: bool) -> RetryDecision:
         """What to do after the attempt at `endpoint` failed. After BLOCK the request is refused for a while, if it is
-        to blame for the crashes. `was_sent` is True if the replica may have begun to run the request."""
+        to blame for the crashes. `was_sent` is True if the replica may have begun to run the request.
+
+        A crash that is the second for the front that forwarded the request is left to that front.
+        """
         history = replace(self._history, has_crashed=is_second_crash(self._request))
-        decision = routing.decide_retry(
-            routing.fault_of(code), history, idempotent=not self._request.session, was_sent=was_sent
-        )
+        fault = routing.fault_of(code)
+        decision = routing.decide_retry(fault, history, idempotent=not self._request.session, was_sent=was_sent)
+        if fault is AttemptFault.CRASH and decision is RetryDecision.RETRY and self._request.has_crashed_elsewhere:
+            decision = RetryDecision.RETURN_ERROR
         match decision:
             case RetryDecision.BLOCK:
                 self._router.block_if_to_blame(self._request, now)

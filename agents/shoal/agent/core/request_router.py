@@ -33,6 +33,8 @@ class RoutedRequest(RequestInFlight, Protocol):
     arrived_at: Elapsed
     expires_at: Elapsed
     """Its deadline."""
+    has_crashed_elsewhere: bool
+    """The front that forwarded it saw a worker crash under it."""
 
     @property
     def payer(self) -> str:

@@ -30,6 +30,7 @@ from shoal.agent.dataplane.transport import (
     ORIGIN_KEY,
     REQUEST_KEY,
     STEP_KEY,
+    SUSPECT_KEY,
     TENANT_KEY,
     TRACE_KEY,
     InboundCall,
@@ -454,6 +455,7 @@ class GrpcTransport:
             step=str(said.get(STEP_KEY, ""))[:128],
             trace=str(said.get(TRACE_KEY, "")),
             forward=str(said.get(FORWARD_KEY, ""))[:512],
+            suspect=said.get(SUSPECT_KEY) == "1",
         )
 
     def _identity(self, context: _Context) -> Identity | None:

@@ -51,6 +51,8 @@ class InFlightRequest:
     has_caller_deadline: bool = False
     # True if its newest attempt missed the deadline before an answer was due.
     is_too_early: bool = False
+    # True if the front of this region that forwarded it saw a worker crash under it.
+    has_crashed_elsewhere: bool = False
 
     @property
     def payer(self) -> str:
@@ -95,6 +97,7 @@ class RequestFactory:
         return InFlightRequest(
             route.workload, caller, name, asked.session, request, now, Elapsed(now + left), step, trace,
             has_caller_deadline=bool(wishes) and left < self._settings.max_timeout_s,
+            has_crashed_elsewhere=call.suspect and caller.is_forwarded,
         )  # fmt: skip
 
     def name_of(self, call: InboundCall) -> str:

@@ -29,6 +29,7 @@ REQUEST_KEY = "shoal-request-id"
 AGREEMENT_KEY = "shoal-agreement"
 STEP_KEY = "shoal-step"
 FORWARD_KEY = "shoal-forward"
+SUSPECT_KEY = "shoal-suspect"
 TRACE_KEY = "traceparent"
 
 MAX_REQUEST_ID = 128
@@ -52,8 +53,7 @@ def check_request_id(text: str) -> str:
 class InboundCall:
     """What a transport knows of one call.
 
-    `tenant`, `origin`, `hop`, `request_id`, `agreement`, `step`, `trace` and `forward` are claims of the caller. The
-    service decides who may claim what.
+    All but `identity`, `bearer` and `remaining_s` are claims of the caller. The service decides who may claim what.
     """
 
     # From a client certificate that a CA of the region in its name issued; None without one.
@@ -78,6 +78,8 @@ class InboundCall:
     trace: str = ""
     # Proof that the front forwards the request (`ForwardAuth.sign`); empty without one.
     forward: str = ""
+    # The forwarding front saw a worker crash under the same request.
+    suspect: bool = False
 
     @property
     def caller(self) -> str:

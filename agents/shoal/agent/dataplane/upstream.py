@@ -29,6 +29,7 @@ from shoal.agent.dataplane.transport import (
     ORIGIN_KEY,
     REQUEST_KEY,
     STEP_KEY,
+    SUSPECT_KEY,
     TENANT_KEY,
     TRACE_KEY,
     TlsFiles,
@@ -106,6 +107,8 @@ class CallContext:
     attempt: AttemptSpan | None = None
     # Name of its workload; for a guest's request, the agreement.
     workload: str = ""
+    # A worker crashed under it before.
+    is_suspect: bool = False
 
 
 METADATA_LIMITS: Final = CountLimits(
@@ -520,6 +523,8 @@ class PeerClients:
             inside = (*inside, (STEP_KEY, context.step_token))
         if context.agreement:
             inside = (*inside, (AGREEMENT_KEY, context.agreement))
+        if context.is_suspect:
+            inside = (*inside, (SUSPECT_KEY, "1"))
         if self._forward_auth is None:
             return inside
         beside = extras_of(context.agreement, context.step_token)

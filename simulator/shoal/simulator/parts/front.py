@@ -68,6 +68,8 @@ class SimRequest:
     crash: Crash | None = None
     # Session id: none has one.
     session: str = ""
+    # The front that forwarded it saw a worker crash under it.
+    has_crashed_elsewhere: bool = False
     # How it ended; a request that the front's death cut off was not answered.
     answer: Answer = (Code.REPLICA_UNREACHABLE, "")
 
@@ -152,13 +154,15 @@ class SimFront:
         *,
         entry: RequestEntry = RequestEntry.CLIENT,
         timeout_s: Seconds = TIMEOUT_S,
+        suspect: bool = False,
     ) -> Answer:
-        """One inference request."""
+        """One inference request. `suspect`: the front that forwards it saw a worker crash under it."""
         if not self.alive:
             return Code.REPLICA_UNREACHABLE, ""
         machine, now = self._machine, self._machine.clock.now()
         request = SimRequest(
-            machine.next_request(), workload, content, entry, now, Elapsed(now + max(0.0, timeout_s))
+            machine.next_request(), workload, content, entry, now, Elapsed(now + max(0.0, timeout_s)),
+            has_crashed_elsewhere=suspect,
         )  # fmt: skip
         self._record("entered", request, workload=str(workload), entry=entry.name.lower(), timeout_s=timeout_s)
         serving = self.process.spawn(self._serve(request), "request")
@@ -266,7 +270,8 @@ class SimFront:
         remaining_s = Seconds(request.expires_at - self._now())
         try:
             async with asyncio.timeout(remaining_s):
-                return await self._upstream.infer(endpoint, request.key, request.digest, remaining_s)
+                suspect = self.router.is_suspect(request, self._now())
+                return await self._upstream.infer(endpoint, request.key, request.digest, remaining_s, suspect=suspect)
         except TimeoutError as late:
             raise SimAttemptFailed(Code.DEADLINE_EXCEEDED, was_sent=True) from late
 

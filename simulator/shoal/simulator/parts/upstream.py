@@ -68,7 +68,9 @@ class SimUpstream:
             return Seconds(0.0)
         return Seconds(min(self._connection(_place_of(endpoint)).rtts, default=0.0))
 
-    async def infer(self, endpoint: Endpoint, workload: WorkloadKey, content: bytes, remaining_s: Seconds) -> str:
+    async def infer(
+        self, endpoint: Endpoint, workload: WorkloadKey, content: bytes, remaining_s: Seconds, *, suspect: bool
+    ) -> str:
         """The assignment that answered. Raises SimAttemptFailed."""
         if endpoint.kind is EndpointKind.LOCAL:
             await self._run_locally(endpoint.assignment, content)
@@ -79,7 +81,7 @@ class SimUpstream:
                 raise SimAttemptFailed(code, was_sent=True)
             self._machine.world.record("request.cross_region", region=endpoint.region, agreement=endpoint.agreement)
             return endpoint.assignment
-        return await self._forward(_place_of(endpoint), workload, content, remaining_s)
+        return await self._forward(_place_of(endpoint), workload, content, remaining_s, suspect=suspect)
 
     async def _run_locally(self, assignment: str, content: bytes) -> None:
         if assignment not in self._router.workers:
@@ -91,14 +93,16 @@ class SimUpstream:
         if code is not None:
             raise SimAttemptFailed(code, was_sent=True)
 
-    async def _forward(self, place: str, workload: WorkloadKey, content: bytes, remaining_s: Seconds) -> str:
+    async def _forward(
+        self, place: str, workload: WorkloadKey, content: bytes, remaining_s: Seconds, *, suspect: bool
+    ) -> str:
         machine, connection = self._machine, self._connection(place)
         if not await self._wait_until_open(place, connection):
             raise SimAttemptFailed(Code.REPLICA_UNREACHABLE, was_sent=False)
         there = await self._cross(connection, machine.name, place)
         peer = machine.network.machines[place]
         code, assignment = await peer.front.request(
-            workload, content, entry=RequestEntry.FORWARD, timeout_s=Seconds(remaining_s - there)
+            workload, content, entry=RequestEntry.FORWARD, timeout_s=Seconds(remaining_s - there), suspect=suspect
         )
         if not peer.has_power:
             await self._fall_silent(connection)

@@ -42,6 +42,7 @@ class Request:
     payer: str = "acme"
     size: Bytes = TEN_BYTES
     crash: Crash | None = None
+    has_crashed_elsewhere: bool = False
 
 
 def endpoint(name: str, kind: EndpointKind = EndpointKind.LOCAL, weight: float = 1.0) -> Endpoint:
@@ -235,6 +236,15 @@ def crash_everywhere(router: RequestRouter, request: Request) -> RetryDecision:
         decision = attempts.on_failure(picked, Code.WORKER_CRASHED, NOW, was_sent=True)
         if decision is not RetryDecision.RETRY:
             return decision
+
+
+def test_a_second_crash_is_left_to_the_front_that_saw_the_first() -> None:
+    router, request = router_of(), Request(has_crashed_elsewhere=True)
+    assert crash_everywhere(router, request) is RetryDecision.RETURN_ERROR
+    assert router.admit(Request(), BOTH) is None, "nothing is blocked for one crash here"
+    busy = RequestAttempts(router, BOTH, request, 1)
+    fail(router, "a", Code.OVERLOADED, request)
+    assert busy.on_failure(endpoint("a"), Code.OVERLOADED, NOW, was_sent=True) is RetryDecision.RETRY
 
 
 def test_a_request_that_ends_two_workers_is_refused_for_a_while() -> None:
