@@ -125,6 +125,9 @@ DEVICE_TEMPERATURE: Final = GaugeMetric(
 DEVICE_POWER: Final = GaugeMetric(
     f"{PROGRAM}_device_power_watts", "Power drawn; NaN where the device does not tell.", _OF_DEVICE, "watts"
 )
+DEVICE_THROTTLED: Final = GaugeMetric(
+    f"{PROGRAM}_device_throttled", "1 while the device slows itself down for heat or power.", _OF_DEVICE
+)
 DEVICE_ENERGY: Final = CounterMetric(
     f"{PROGRAM}_device_energy_joules_total",
     "Energy that the device has counted; no series where it does not tell.",
@@ -233,6 +236,7 @@ SUPERVISOR: Final[tuple[DeclaredMetric, ...]] = (
     DEVICE_UTILISATION,
     DEVICE_TEMPERATURE,
     DEVICE_POWER,
+    DEVICE_THROTTLED,
     DEVICE_ENERGY,
     INGRESS_REQUESTS,
     INGRESS_RETRIED,

@@ -79,6 +79,11 @@ CALLS_REFUSED: Final = CounterMetric(
     "Calls of the API that were refused.",
     (MetricLabel("method", others="a method of the API, with its first refusal"), code_label()),
 )
+TOKENS_CREATED: Final = CounterMetric(
+    f"{PROGRAM}_tokens_created_total",
+    "Join tokens and bearer tokens that were created.",
+    (MetricLabel("role", (*Role, "bearer")),),
+)
 ENROLMENTS_REFUSED: Final = CounterMetric(
     f"{PROGRAM}_enrolments_refused_total",
     "Join tokens that were not redeemed.",
@@ -319,6 +324,7 @@ _BOTH: Final[tuple[DeclaredMetric, ...]] = (
     BACKUPS_FAILED,
     SPANS,
     CALLS_REFUSED,
+    TOKENS_CREATED,
     ENROLMENTS_REFUSED,
     RENEWALS,
     RENEWALS_REFUSED,

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from shoal.agent.metrics import SUPERVISOR
+from shoal.agent.metrics import DEVICE_THROTTLED, SUPERVISOR
 from shoal.agent.ports import BATCHES, Batches, FrontStats
 from shoal.agent.supervisor import NodeSnapshot
 from shoal.agent.telemetry.metrics import readings
 from shoal.host.metrics import MetricsCollector
 from shoal.types.assignment import Observed, Phase, Served
-from shoal.types.device import Device, DeviceKind, EnergySource
-from shoal.types.units import Bytes, Joules, Seconds, Wall
+from shoal.types.device import Device, DeviceKind, EnergySource, Reading
+from shoal.types.units import Bytes, Joules, Seconds, Wall, Watts
 from shoal.types.workload import WorkloadKey
 
 
@@ -58,3 +58,18 @@ def test_every_series_of_a_replica_says_whether_its_device_is_emulated() -> None
     names = {sample.name for sample in samples if sample.labels.get("assignment") == "a-1"}
     assert emulated == {"true"}
     assert {"shoal_agent_request_energy_joules_total", "shoal_agent_latency_seconds", "shoal_agent_in_flight"} <= names
+
+
+def test_a_device_that_slows_itself_down_says_so() -> None:
+    calm = Reading("cpu0", Bytes(1), 0.5, 60.0, Watts(9.0), 1.0, Wall(1.0))
+    snapshot = NodeSnapshot(
+        is_linked=False,
+        epoch=0,
+        version=None,
+        devices=(),
+        observations=(),
+        readings=(calm, replace(calm, device="gpu0", throttled=True)),
+        front=FrontStats(ready=False, ingress=(), in_flight=()),
+        batches={},
+    )
+    assert readings(snapshot)[DEVICE_THROTTLED] == {("cpu0", ""): 0.0, ("gpu0", ""): 1.0}

@@ -88,6 +88,7 @@ def _devices(now: NodeSnapshot) -> MetricReadings:
         metrics.DEVICE_UTILISATION: {series: each.utilisation for series, each in devices.items()},
         metrics.DEVICE_TEMPERATURE: {series: each.temperature_c for series, each in devices.items()},
         metrics.DEVICE_POWER: {series: each.power_w for series, each in devices.items()},
+        metrics.DEVICE_THROTTLED: {series: float(each.throttled) for series, each in devices.items()},
         metrics.DEVICE_ENERGY: {
             series: each.energy_j for series, each in devices.items() if not math.isnan(each.energy_j)
         },

@@ -39,6 +39,23 @@ async def test_a06_nobody_becomes_the_tenant_of_other_regions_work(tmp_path: Pat
     await store.close()
 
 
+async def test_tokens_are_counted_by_what_their_holder_may_do(tmp_path: Path) -> None:
+    clock, meter = SteppedClock(), RecordedMeter()
+    store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
+    authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
+    events = EventLog(store, clock, kept=1000, audit_kept=1000)
+    enrolment = Enrolment(ControllerContext("eu", store, events, clock, CountingIds(), meter), authority)
+    for role in ("agent", "agent", "bearer"):
+        await enrolment.create(role, "shop", 3600.0, "ann")
+    with pytest.raises(ShoalError, match=Code.FIELD_INVALID):
+        await enrolment.create("agent", "shop", -1.0, "ann")
+    assert meter.counts == {
+        (metrics.TOKENS_CREATED, ("agent",)): 2.0,
+        (metrics.TOKENS_CREATED, ("bearer",)): 1.0,
+    }
+    await store.close()
+
+
 @pytest.mark.timeout(200)
 async def test_a06_a_hundred_thousand_guesses(tmp_path: Path) -> None:
     """From a thousand addresses at once, random ones and the prize with one bit changed; then its owner redeems it."""
@@ -59,6 +76,7 @@ async def test_a06_a_hundred_thousand_guesses(tmp_path: Path) -> None:
         assert refused.value.code in (Code.TOKEN_INVALID, Code.OVERLOADED)
         assert not any(part in str(refused.value) for part in (prize.secret, prize.ca_sha256, "edge-1", "10.0."))
     assert meter.counts == {
+        (metrics.TOKENS_CREATED, ("agent",)): 1,
         (metrics.ENROLMENTS_REFUSED, (Code.TOKEN_INVALID,)): ADDRESSES * GUESSES,
         (metrics.ENROLMENTS_REFUSED, (Code.OVERLOADED,)): ADDRESSES * (EACH - GUESSES),
     }

@@ -193,6 +193,7 @@ class Enrolment:
             except StaleRevision:
                 if await self._store.read(TOKENS + sha256) is not None:
                     raise
+        self._meter.count(metrics.TOKENS_CREATED, role=role)
         return CreatedToken(token.id, text, token.expires_at)
 
     async def _maker_revision(self, maker: str) -> dict[str, int]:
