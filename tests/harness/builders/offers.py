@@ -3,6 +3,8 @@
 import math
 
 from shoal.coordinator.core.negotiation.offer_selection import DelegationTerms
+from shoal.coordinator.core.placement import score
+from shoal.coordinator.core.placement.rank import TermValues
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import EnergySource
 from shoal.types.offer import Decline, Offer
@@ -38,11 +40,16 @@ def requirements(p95_s: float | None = None, **changes: object) -> Requirements:
     return Requirements(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def term_values(**known: float) -> TermValues:
+    """By the names of score terms; the others are unknown."""
+    return tuple(known.get(term.name, math.nan) for term in score.TERMS)
+
+
 def terms(
     p95_s: float | None = None,
     *,
     mode: DelegationMode = DelegationMode.WHEN_INFEASIBLE,
-    own: tuple[float, ...] | None = None,
+    own: TermValues | None = None,
     margin: float = 0.0,
     weights: Weights = LATENCY_AND_COST,
     rtt_s: float = 0.01,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.builders.offers import requirements
+from harness.builders.offers import requirements, term_values
 from harness.fakes.clock import ManualClock
 from harness.fakes.peers import NOTHING, FakePeers, FakeRegion
 from harness.fakes.region import DIGEST, CountingIds, KnownModels
@@ -277,7 +277,7 @@ async def test_without_the_federation_known_regions_are_asked_directly(origin: O
 @pytest.mark.parametrize(("cost", "moved"), [(0.5, True), (0.95, False)])
 async def test_what_has_a_place_moves_only_past_the_margin(tmp_path: Path, cost: float, moved: bool) -> None:
     origin = await Origin.open(tmp_path, want=intent(DelegationMode.WHEN_BETTER))
-    origin.local_region.placed, origin.local_region.own = True, (0.022, 1.0, math.nan)
+    origin.local_region.placed, origin.local_region.own = True, term_values(latency=0.022, cost=1.0)
     origin.wire.regions["a"].cost = cost
     await origin.run(2.0)
     assert (KEY in origin.trades.delegations) == moved
@@ -289,7 +289,7 @@ async def test_what_has_a_place_moves_only_past_the_margin(tmp_path: Path, cost:
 async def test_what_was_brought_home_goes_for_no_better_place(tmp_path: Path, asked: str) -> None:
     want = intent(DelegationMode.WHEN_BETTER)
     origin = await Origin.open(tmp_path, want=want)
-    origin.local_region.placed, origin.local_region.own = True, (0.022, 1.0, math.nan)
+    origin.local_region.placed, origin.local_region.own = True, term_values(latency=0.022, cost=1.0)
     asked = request_hash(want) if asked == "the same" else asked
     origin.local_region.cross_region = ReturnCooldown("a", "g-0", asked)
     origin.wire.regions["a"].cost = 0.5
@@ -303,7 +303,11 @@ async def test_what_was_brought_home_goes_for_no_better_place(tmp_path: Path, as
 
 async def test_what_could_as_well_wait_is_offered_to_nobody_before_it_may_leave(tmp_path: Path) -> None:
     origin = await Origin.open(tmp_path, want=intent(DelegationMode.WHEN_BETTER))
-    origin.local_region.placed, origin.local_region.own, origin.local_region.stays = True, (0.022, 1.0, math.nan), True
+    origin.local_region.placed, origin.local_region.own, origin.local_region.stays = (
+        True,
+        term_values(latency=0.022, cost=1.0),
+        True,
+    )
     origin.wire.regions["a"].cost = 0.5
     await origin.run(2.0)
     assert "SOLICITED" not in await origin.log()
@@ -333,7 +337,7 @@ async def test_a_region_that_answered_otherwise_is_given_that_model_no_more(tmp_
 
 async def test_what_an_agreement_did_before_draws_no_other(tmp_path: Path) -> None:
     origin = await Origin.open(tmp_path, want=intent(DelegationMode.WHEN_BETTER))
-    origin.local_region.placed, origin.local_region.own = True, (0.022, 1.0, math.nan)
+    origin.local_region.placed, origin.local_region.own = True, term_values(latency=0.022, cost=1.0)
     origin.local_region.cross_region = DrainingHere("b", "g-0", is_permanent=False)
     origin.wire.regions["a"].cost = 0.5
     await origin.run(2.0)

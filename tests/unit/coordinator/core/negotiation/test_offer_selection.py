@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.builders.offers import counter, decline, offer, requirements, terms
+from harness.builders.offers import counter, decline, offer, requirements, term_values, terms
 from shoal.coordinator.core.negotiation import reputation
 from shoal.coordinator.core.negotiation.offer_selection import choose, gain_of_local
 from shoal.types.agreement import Delivered
@@ -96,24 +96,24 @@ def test_a_hold_that_is_over_is_none() -> None:
 
 
 def test_a_place_at_home_beats_all_where_only_want_delegates() -> None:
-    assert winner(offer("a", 0.001, 0.01), own=(1.0, 10.0, 1.0)) == ""
+    assert winner(offer("a", 0.001, 0.01), own=term_values(latency=1.0, cost=10.0, energy=1.0)) == ""
 
 
 @pytest.mark.parametrize(("margin", "taken"), [(0.05, "a"), (0.2, "a"), (0.3, "")])
 def test_the_margin_is_kept(margin: float, taken: str) -> None:
     """Half as dear at the same latency, at weights of one half: a quarter better."""
-    own = (0.03, 2.0, math.nan)
+    own = term_values(latency=0.03, cost=2.0)
     assert winner(offer("a", 0.02, 1.0), mode=DelegationMode.WHEN_BETTER, margin=margin, own=own) == taken
 
 
 def test_what_is_no_better_is_not_taken_at_no_margin() -> None:
-    assert winner(offer("a", 0.02, 1.0), mode=DelegationMode.WHEN_BETTER, own=(0.03, 1.0, math.nan)) == ""
+    assert winner(offer("a", 0.02, 1.0), mode=DelegationMode.WHEN_BETTER, own=term_values(latency=0.03, cost=1.0)) == ""
 
 
 @settings(deadline=None)
 @given(st.floats(0.001, 1.0), st.floats(0.01, 10.0), st.floats(0.0, 0.5))
 def test_nothing_moves_below_its_margin(p95_s: float, cost: float, margin: float) -> None:
-    asked = terms(mode=DelegationMode.WHEN_BETTER, margin=margin, own=(0.1, 1.0, math.nan))
+    asked = terms(mode=DelegationMode.WHEN_BETTER, margin=margin, own=term_values(latency=0.1, cost=1.0))
     choice = choose([offer("a", p95_s, cost)], asked)
     gain = choice.ranked[0].gain
     assert (choice.winner is not None) == (gain > 0 and gain >= margin)
@@ -122,7 +122,7 @@ def test_nothing_moves_below_its_margin(p95_s: float, cost: float, margin: float
 @settings(deadline=None)
 @given(st.floats(0.001, 1.0), st.floats(0.01, 10.0))
 def test_what_moved_for_the_better_does_not_come_back_for_the_better(p95_s: float, cost: float) -> None:
-    asked = terms(mode=DelegationMode.WHEN_BETTER, margin=0.1, own=(0.1, 1.0, math.nan))
+    asked = terms(mode=DelegationMode.WHEN_BETTER, margin=0.1, own=term_values(latency=0.1, cost=1.0))
     bid = offer("a", p95_s, cost)
     if choose([bid], asked).winner is not None:
         assert gain_of_local(bid, asked) < 0.1
@@ -197,7 +197,8 @@ def test_a_liar_loses_to_an_honest_dearer_region_within_20_agreements() -> None:
 
 
 def test_a_price_that_is_not_told_is_no_better_than_the_worst_that_is() -> None:
-    cost, own, better = {"cost": 1.0}, (0.01, 2.0, 1.0), DelegationMode.WHEN_BETTER
+    cost, own = {"cost": 1.0}, term_values(latency=0.01, cost=2.0, energy=1.0)
+    better = DelegationMode.WHEN_BETTER
     unpriced, dear = offer("a", 0.01, math.nan), offer("b", 0.01, 4.0)
     assert winner(unpriced, dear, offer("c", 0.01, 3.0), weights=cost) == "c"
     choice = choose([unpriced, offer("c", 0.01, 1.0)], terms(weights=cost, own=own, mode=better, margin=0.2))

@@ -1,13 +1,12 @@
 """The origin's machine: tables, and laws under loss, repetition, delay and restarts."""
 
-import math
 from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.builders.offers import counter, offer, terms
+from harness.builders.offers import counter, offer, term_values, terms
 from shoal.coordinator.core.negotiation import trade, trade_times
 from shoal.coordinator.core.negotiation.model import (
     Active,
@@ -119,7 +118,7 @@ def test_what_is_sent_to_one_region_asks_that_alone_and_home_is_no_rival() -> No
     sent = DelegationDemand(DelegationNeed.MOVED, "asked", to="b")
     stepped = step_trade(WorkloadTrade(KEY), sent, 0.0)
     assert stepped.effects == (Solicit("t-1", 1, "asked", None, "b"),)
-    own = replace(terms(), own=(0.001, 0.0, 0.0))
+    own = replace(terms(), own=term_values(latency=0.001, cost=0.0, energy=0.0))
     awarded = step_trade(stepped.trade, RoundAnswered("t-1", 1, (offer("a"), offer("b", 0.05)), own), 0.5)
     assert isinstance(awarded.trade.phase, Awarding)
     assert awarded.trade.phase.offer.region == "b"
@@ -417,7 +416,7 @@ def test_home_takes_it_back_when_it_has_had_a_place_for_long_enough() -> None:
 
 
 def better(gain_at_home: float) -> ComparisonDone:
-    own = (math.nan, 1.0 - gain_at_home, math.nan)
+    own = term_values(cost=1.0 - gain_at_home)
     return ComparisonDone("", terms(mode=DelegationMode.WHEN_BETTER, margin=0.2, own=own))
 
 
