@@ -148,7 +148,10 @@ class CrashForensics:
     def block_if_to_blame(self, request: RequestInFlight, now: Elapsed) -> None:
         """Block a request after a second crash, if that shows that it is to blame."""
         if request.crash is not None and is_to_blame(request.crash.prior, _colocated(request, request.crash)):
-            self._blocked.add(request.digest, now)
+            self.block(request, now)
+
+    def block(self, request: RequestInFlight, now: Elapsed) -> None:
+        self._blocked.add(request.digest, now)
 
     def blocked_s(self, request: RequestInFlight, now: Elapsed) -> Seconds | None:
         """Seconds for which the request is still refused; None if it is not."""

@@ -225,6 +225,8 @@ class RequestRouter:
         )
         if fault is AttemptFault.CRASH:
             self._crashes.on_crash(name, begun.request, now)
+        if code is Code.REQUEST_CRASHED_WORKER and not begun.endpoint.region:
+            self._crashes.block(begun.request, now)  # or else it would end workers of other nodes too
         self._health[name] = routing.record_failure(self._health[name], name, fault, now)
         self._crashes.on_attempt_end(name, begun.request)
         return fault

@@ -1,6 +1,6 @@
 """The routing state of a front, and the attempts of a request along it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -245,6 +245,17 @@ def test_a_second_crash_is_left_to_the_front_that_saw_the_first() -> None:
     busy = RequestAttempts(router, BOTH, request, 1)
     fail(router, "a", Code.OVERLOADED, request)
     assert busy.on_failure(endpoint("a"), Code.OVERLOADED, NOW, was_sent=True) is RetryDecision.RETRY
+
+
+@pytest.mark.parametrize(("region", "blocked"), [("", True), ("us-east", False)])
+def test_what_another_front_blames_is_refused_here_too_but_another_region_blocks_nothing(
+    region: str, *, blocked: bool
+) -> None:
+    router, request = router_of(), Request()
+    begun = router.begin_attempt(replace(endpoint("b", EndpointKind.AGENT), region=region), request, NOW)
+    router.on_failure(begun, Code.REQUEST_CRASHED_WORKER, NOW)
+    assert (router.admit(Request(), BOTH) is not None) is blocked
+    assert router.admit(Request(digest=b"two"), BOTH) is None
 
 
 def test_a_request_that_ends_two_workers_is_refused_for_a_while() -> None:
