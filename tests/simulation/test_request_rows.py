@@ -23,6 +23,8 @@ REGRESSIONS = (
     138,  # a request that a busy replica refused went to one that had failed, past an idle standby
     144,  # the simulator restored the power of a machine that had died for good
     263,  # the checker thought that every front knows of a worker's restart
+    1121,  # a front sent a request on that the next node had found to blame
+    1446,  # a new supervisor stopped a worker under a request, because no assignment was left for it
     654,  # the next node ran a request twice more that had ended a worker already
 )
 

@@ -1,7 +1,7 @@
 """The node's replicas: the state of each assignment, and the effects that `core.assignment` requests."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -93,6 +93,8 @@ class ReplicaManager:
         self._request_reconcile = request_reconcile
         self._replicas: dict[str, _Replica] = {}
         self._orphans: dict[str, WorkerAdopted] = {}
+        self._ending: set[str] = set()
+        """Adopted workers that no assignment asks for, until they are stopped."""
 
     def __contains__(self, name: object) -> bool:
         return name in self._replicas
@@ -107,7 +109,8 @@ class ReplicaManager:
         return len(self._orphans)
 
     def resolve_orphans(self, assignments: Mapping[str, Assignment]) -> None:
-        """Turn adopted workers into replicas where an assignment of their name exists, and stop the others."""
+        """Turn adopted workers into replicas where an assignment of their name exists. The others end, as replicas do
+        that drain."""
         for name in tuple(self._orphans):
             orphan = self._orphans.pop(name)
             if name in self._replicas:
@@ -115,12 +118,33 @@ class ReplicaManager:
             if name in assignments:
                 service, now = _optional_loaded_model(orphan.ready), self._clock.now()
                 self._add(name, *machine.adopt(assignments[name], service, now, self._limits, orphan.verdict))
-            else:
-                self._spawn(self._workers.stop(name), f"stop {name}")
+            elif name not in self._ending:
+                self._ending.add(name)
+                self._spawn(self._end_orphan(name), f"end {name}")
+
+    @property
+    def ending(self) -> Collection[str]:
+        """Assignments that nobody asked for when their workers were adopted, and whose workers run still. They begin
+        again only afterwards."""
+        return self._ending
+
+    async def _end_orphan(self, name: str) -> None:
+        """Stop the worker once no request is in flight there, or after the longest drain. The front knows that it takes
+        no more."""
+        begun = self._clock.now()
+        while (passed := self._clock.now() - begun) < self._limits.drain_s:
+            is_counted = await self._monitor.sample()
+            if passed >= self._limits.drain_grace_s and is_counted and self._monitor.in_flight(name) == 0:
+                break
+            await self._clock.sleep(Seconds(self._poll_s))
+        await self._workers.stop(name)
+        self._ending.discard(name)
+        self._request_reconcile()
 
     def is_device_busy(self, device: str) -> bool:
-        """Whether a replica runs, or is about to run, on this device."""
-        return any(
+        """Whether a replica runs, or is about to run, on this device. A worker that ends without an assignment may be
+        on any."""
+        return bool(self._ending) or any(
             replica.state.assignment.device == device and not isinstance(replica.state, states.Gone)
             for replica in self._replicas.values()
         )
@@ -250,8 +274,8 @@ class ReplicaManager:
                 if replica.fetching is not None:
                     replica.fetching.cancel()
             case events.StartWorker(path):
-                states = (each.state for each in self._replicas.values())
-                refusal = admission.admit(asked, self._monitor.read(asked.device), states)
+                running = (each.state for each in self._replicas.values())
+                refusal = admission.admit(asked, self._monitor.read(asked.device), running)
                 if refusal is not None:
                     raise ShoalError(refusal)
                 await self._workers.start(asked, path, replica.samples)

@@ -230,6 +230,7 @@ class Supervisor:
             each
             for each in asked.values()
             if not self._stopping.is_set()
+            and each.id not in self._replicas.ending
             and partition.may_run(each, self._link_state, now, running=each.id in self._replicas)
         )
         self._replicas.apply_plan(reconcile.plan(wanted, self._replicas.current_states))
@@ -407,7 +408,9 @@ class Supervisor:
         self._reconcile_due.set()
         try:
             async with asyncio.timeout(self._settings.limits.drain_s + 1.0):
-                while any(not isinstance(state, states.Gone) for state in self._replicas.current_states.values()):
+                while self._replicas.ending or any(
+                    not isinstance(state, states.Gone) for state in self._replicas.current_states.values()
+                ):
                     await self._clock.sleep(Seconds(self._settings.poll_s))
         except TimeoutError:
             self._log.warning("drain_incomplete")
