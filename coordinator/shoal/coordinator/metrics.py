@@ -81,8 +81,8 @@ CALLS_REFUSED: Final = CounterMetric(
 )
 TOKENS_CREATED: Final = CounterMetric(
     f"{PROGRAM}_tokens_created_total",
-    "Join tokens and bearer tokens that were created.",
-    (MetricLabel("role", (*Role, "bearer")),),
+    "Join tokens and bearer tokens that were created; region: for one that joins the federation.",
+    (MetricLabel("role", (*Role, "bearer", "region")),),
 )
 ENROLMENTS_REFUSED: Final = CounterMetric(
     f"{PROGRAM}_enrolments_refused_total",

@@ -12,7 +12,7 @@ from harness.report import IN_PROCESS, record
 from shoal.coordinator import metrics
 from shoal.coordinator.codec import load
 from shoal.coordinator.controllers.identity import enrolment as enrolment_module
-from shoal.coordinator.controllers.identity.enrolment import GUESSES, TOKENS, Enrolment, Token
+from shoal.coordinator.controllers.identity.enrolment import BEARER, GUESSES, REGION, TOKENS, Enrolment, Token
 from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import AUDIT, EventLog
 from shoal.coordinator.identity.authority import FileAuthority
@@ -44,14 +44,16 @@ async def test_tokens_are_counted_by_what_their_holder_may_do(tmp_path: Path) ->
     store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
     authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
     events = EventLog(store, clock, kept=1000, audit_kept=1000)
-    enrolment = Enrolment(ControllerContext("eu", store, events, clock, CountingIds(), meter), authority)
-    for role in ("agent", "agent", "bearer"):
+    context = ControllerContext("eu", store, events, clock, CountingIds(), meter)
+    enrolment = Enrolment(context, authority, words=(BEARER, REGION))
+    for role in ("agent", "agent", "bearer", "region"):
         await enrolment.create(role, "shop", 3600.0, "ann")
     with pytest.raises(ShoalError, match=Code.FIELD_INVALID):
         await enrolment.create("agent", "shop", -1.0, "ann")
     assert meter.counts == {
         (metrics.TOKENS_CREATED, ("agent",)): 2.0,
         (metrics.TOKENS_CREATED, ("bearer",)): 1.0,
+        (metrics.TOKENS_CREATED, ("region",)): 1.0,
     }
     await store.close()
 
