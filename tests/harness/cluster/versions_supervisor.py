@@ -26,7 +26,7 @@ def install(folder: Path, node: str, version: str) -> None:
         member = next(one["name"] for one in members if one["addresses"].get("link", "").endswith(f":{port}"))
     (folder / "versions").mkdir(exist_ok=True)
     (folder / "versions" / member).write_text(version)
-    with socket.socket(socket.AF_UNIX) as connection, socket_address(folder / "keeper.sock") as address:
+    with socket.socket(socket.AF_UNIX) as connection, socket_address(folder / "supervisor.sock") as address:
         connection.settimeout(90)
         connection.connect(address)
         connection.sendall(json.dumps({"op": "restart", "name": member}).encode() + b"\n")

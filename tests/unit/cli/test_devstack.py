@@ -51,7 +51,7 @@ def test_what_fails_on_the_way_up_is_taken_down_again(tmp_path: Path, name: str)
         control.up(layout.StackOptions(agents=1), say)
     assert [text.split()[0] for text in said] == ["coordinator", "gateway"]
     assert not control.running()
-    assert not (control.folder / "keeper.sock").exists()
+    assert not (control.folder / "supervisor.sock").exists()
 
 
 def stopped_stack(folder: Path, contexts: Contexts) -> Control:
