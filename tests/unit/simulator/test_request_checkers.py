@@ -101,7 +101,10 @@ SOUND = {
         sent_event("2", 1.51, "r2"),
     ),
     "a restarted worker has not failed": timeline(
-        *R2_FAILED, (1.51, "worker.ready", {"assignment": "r2"}), entered_event("2", 1.52), sent_event("2", 1.52, "r2")
+        *R2_FAILED,
+        (1.51, "worker.ready", {"node": "a", "assignment": "r2"}),
+        entered_event("2", 1.52),
+        sent_event("2", 1.52, "r2"),
     ),
     "a new front knows of no failure": timeline(
         *R2_FAILED, (1.5, "front.died", {"node": "a"}), *UP, entered_event("2", 1.52), sent_event("2", 1.52, "r2")
@@ -192,6 +195,12 @@ VIOLATED = {
     ],
     "EjectionChecker": [
         timeline(*R2_FAILED, entered_event("2", 1.51), sent_event("2", 1.51, "r2")),
+        timeline(
+            *R2_FAILED,
+            (1.51, "worker.ready", {"node": "another", "assignment": "r2"}),
+            entered_event("2", 1.52),
+            sent_event("2", 1.52, "r2"),
+        ),
         timeline(
             *UP,
             entered_event("1", 1.0),
