@@ -29,7 +29,9 @@ def configured_event(*endpoints: Listed, at: float = 0.0, workers: tuple[str, ..
 
 
 def entered_event(number: str, at: float, entry: str = "client", timeout_s: float = 60.0) -> Event:
-    facts = {"front": "a", "number": number, "workload": TEXT, "entry": entry, "timeout_s": timeout_s}
+    facts = {
+        "front": "a", "number": number, "workload": TEXT, "content": b"x", "entry": entry, "timeout_s": timeout_s,
+    }  # fmt: skip
     return at, "request.entered", facts
 
 
@@ -105,6 +107,9 @@ SOUND = {
         (1.51, "worker.ready", {"node": "a", "assignment": "r2"}),
         entered_event("2", 1.52),
         sent_event("2", 1.52, "r2"),
+    ),
+    "a request may still end a worker where it was given up": timeline(
+        *R2_FAILED, crashed_event(2.0), crashed_event(3.0), crashed_event(4.0)
     ),
     "a new front knows of no failure": timeline(
         *R2_FAILED, (1.5, "front.died", {"node": "a"}), *UP, entered_event("2", 1.52), sent_event("2", 1.52, "r2")
@@ -226,7 +231,10 @@ VIOLATED = {
         timeline(*UP, entered_event("1", 1.0), left_event("1", 1.0, "OVERLOADED")),
         timeline(*UP, entered_event("1", 1.0, timeout_s=1.0), sent_event("1", 1.0, "r2"), left_event("1", 2.5)),
     ],
-    "CrashingRequestChecker": [timeline(crashed_event(1.0), crashed_event(2.0), crashed_event(3.0))],
+    "CrashingRequestChecker": [
+        timeline(crashed_event(1.0), crashed_event(2.0), crashed_event(3.0)),
+        timeline(*R2_FAILED, *(crashed_event(at) for at in (2.0, 3.0, 4.0, 5.0))),
+    ],
     "RecoveryChecker": [timeline(*UP, CALM, *request_events("1", 11.0, "r1"), *request_events("2", 12.0, "r1"), REST)],
 }
 

@@ -87,8 +87,24 @@ class StatusReporter:
             batches={name: each.batches for name, each in stats.items() if each is not None},
         )
 
+    async def send_receipts(self, link: OpenSession) -> None:
+        """Send the receipts that this session has not sent yet. If that fails, the session is closed.
+
+        Call before `take_snapshot`: the broker of an MQTT session may take seconds to acknowledge receipts, and a
+        snapshot would be older than that when it is sent.
+        """
+        if link.receipts == self._probes.receipts:
+            return
+        link.receipts = self._probes.receipts
+        # Sign now: the key that signed these receipts when they were measured may have been replaced.
+        signed = tuple(self._signer.sign_receipt(each.receipt) for each in link.receipts)
+        try:
+            await link.session.send(Receipts(signed))
+        except ShoalError:
+            await self._close(link)
+
     async def send(self, node: str, link: OpenSession) -> None:
-        """Send the last snapshot, new receipts and all that waits. If that fails, the session is closed."""
+        """Send the last snapshot and all that waits. If that fails, the session is closed."""
         snapshot = self.snapshot
         held = self._membership.current_trust()
         moment = link_session.NodeReport(
@@ -109,15 +125,14 @@ class StatusReporter:
         link.sent_at[status.sequence] = self._clock.now()
         link.sent_at.pop(status.sequence - MAX_TRACKED_STATUSES, None)
         try:
-            if link.receipts != self._probes.receipts:
-                link.receipts = self._probes.receipts
-                # Sign now: the key that signed these receipts when they were measured may have been replaced.
-                signed = tuple(self._signer.sign_receipt(each.receipt) for each in link.receipts)
-                await link.session.send(Receipts(signed))
             await link.session.send(status)
             link.has_reported.set()
             await self._outbox.send(link.session)
         except ShoalError:
-            link.report_failed = link.report_failed or not link.has_reported.is_set()
-            link.has_reported.set()
-            await link.session.close()  # the receive loop notices and reconnects
+            await self._close(link)
+
+    @staticmethod
+    async def _close(link: OpenSession) -> None:
+        link.report_failed = link.report_failed or not link.has_reported.is_set()
+        link.has_reported.set()
+        await link.session.close()  # the receive loop notices and reconnects

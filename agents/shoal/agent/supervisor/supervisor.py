@@ -253,9 +253,13 @@ class Supervisor:
         while True:
             await wait_or_timeout(self._report_due, self._heartbeat_s())
             self._report_due.clear()
+            link = self._session
+            if link is not None:
+                await self._reporter.send_receipts(link)
             self._reporter.take_snapshot(self._node.devices, self._session, self._desired)
-            if self._session is not None:
-                await self._reporter.send(self._node.name, self._session)
+            # A session that opened meanwhile has set `_report_due`: its receipts go first too.
+            if link is not None and link is self._session:
+                await self._reporter.send(self._node.name, link)
 
     def _heartbeat_s(self) -> Seconds:
         return self._session.heartbeat_s if self._session else Seconds(self._settings.heartbeat_s)

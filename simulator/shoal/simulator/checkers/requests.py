@@ -2,7 +2,8 @@
 
 Events read here, besides those of fronts (`front.started`, `front.configured`, `front.died`):
 
-- `request.entered`: a front has it; `entry` is how it came in, `timeout_s` how long it may take.
+- `request.entered`: a front has it; `content` is what it asks, `entry` how it came in, `timeout_s` how long it may
+  take.
 - `request.sent`, then `request.served` or `request.failed`: one attempt at the replica `to`.
 - `request.left`: it ended at that front, with the code or `ok` as `outcome`.
 - `request.crashed`: it ended its worker.
@@ -21,6 +22,8 @@ CLIENT: Final = "client"
 OPEN_STATES: Final = ("ready", "standby")
 RETRIED_CODES: Final = ("REPLICA_UNREACHABLE", "WORKER_CRASHED", "MODEL_NOT_READY")
 """After these a request goes to another replica."""
+LOST_CODES: Final = ("REPLICA_UNREACHABLE", "DEADLINE_EXCEEDED")
+"""After these the request may still run."""
 PARDON_CODES: Final = ("OVERLOADED", "OUT_OF_MEMORY")
 """After these a replica counts as healthy."""
 
@@ -62,6 +65,8 @@ class _Inside:
 
     # Its workload.
     workload: str
+    # What it asks: equal contents are the same request again.
+    content: bytes
     # How it came in.
     entry: str
     # When it came in.
@@ -118,7 +123,7 @@ class _FrontsChecker:
                 front.configs = [*front.configs[-20:], _config_of(event)]
                 self.on_configured(facts["node"], front)
             case "request.entered" if facts["front"] in self._fronts:
-                inside = _Inside(facts["workload"], facts["entry"], event.at, facts["timeout_s"])
+                inside = _Inside(facts["workload"], facts["content"], facts["entry"], event.at, facts["timeout_s"])
                 self._fronts[facts["front"]].requests[facts["number"]] = inside
             case "request.sent" | "request.served" | "request.failed" | "request.left":
                 return self._check_request(event)
@@ -255,27 +260,43 @@ class FrontAdmissionChecker(_FrontsChecker):
         return None
 
 
-class CrashingRequestChecker:
-    """No request ends more than two workers, however often its client sends it to one front."""
+class CrashingRequestChecker(_FrontsChecker):
+    """No request ends more than two workers, however often its client sends it to one front; and one more for each of
+    its attempts whose end the front did not learn, such as over a connection that was cut."""
 
     MOST = 2
     WINDOW_S = 50.0
     """It may be forgotten after a minute."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._crashes: dict[bytes, list[float]] = defaultdict(list)
+        """Content -> when it ended a worker."""
+        self._lost: dict[bytes, list[float]] = defaultdict(list)
+        """Content -> when a front gave up an attempt without an answer."""
 
     def check(self, event: RecordedEvent) -> str | None:
-        match event.kind:
-            case "front.died":  # with what it knew
-                self._crashes.clear()
-            case "request.crashed":
-                content = event.facts["content"]
-                newest = [at for at in self._crashes[content] if event.at - at < self.WINDOW_S]
-                self._crashes[content] = [*newest, event.at]
-                if len(newest) >= self.MOST:
-                    return f"{content!r} ended {len(newest) + 1} workers"
+        if event.kind != "request.crashed":
+            return super().check(event)
+        content = event.facts["content"]
+        crashes = self._recent(self._crashes, content, event.at)
+        most = self.MOST + len(self._recent(self._lost, content, event.at))
+        crashes.append(event.at)
+        return f"{content!r} ended {len(crashes)} workers, at most {most} are expected" if len(crashes) > most else None
+
+    def on_restart(self, node: str) -> None:
+        """A front forgets what it knew when it dies."""
+        self._crashes.clear()
+        self._lost.clear()
+
+    def on_request(self, event: RecordedEvent, front: _FrontRecord, request: _Inside) -> str | None:
+        if event.kind == "request.failed" and event.facts["code"] in LOST_CODES and request.entry == CLIENT:
+            self._lost[request.content].append(event.at)
         return None
+
+    def _recent(self, times: dict[bytes, list[float]], content: bytes, now: float) -> list[float]:
+        times[content] = [at for at in times[content] if now - at < self.WINDOW_S]
+        return times[content]
 
 
 class RecoveryChecker(_FrontsChecker):

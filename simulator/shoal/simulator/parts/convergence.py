@@ -1,10 +1,12 @@
 """What keeps a region of the simulator from being converged once the faults are over."""
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.placement.model import WorkloadPlan
+from shoal.coordinator.core.workloads.failures import POISON_AFTER
 from shoal.simulator.parts.machine import SimMachine
 from shoal.simulator.parts.migration_events import pending_moves
 from shoal.simulator.parts.network import REGION
@@ -24,6 +26,10 @@ class ConvergenceCheck:
     async def missing(self, within_s: float = 0.0) -> list[str]:
         """What keeps the region from being converged; empty if nothing. within_s: also count migrations that begin by
         themselves within this many seconds."""
+        found = self._missing_now(within_s) or await self._refused_requests()
+        return found or self._missing_now(within_s)  # requests may take seconds, and the region goes on meanwhile
+
+    def _missing_now(self, within_s: float) -> list[str]:
         region = self._cluster.region
         if region is None or self._cluster.coordinator is None or not self._cluster.coordinator.alive:
             return ["no coordinator"]
@@ -50,15 +56,17 @@ class ConvergenceCheck:
             self._cluster.clock.wall(),
             within_s,
         )
-        if found:
-            return found
-        for machine in self._cluster.surviving_machines():
-            for intent in region.workloads.intents:
-                if self._ready_replicas(intent.key) and (
-                    code := await self._cluster.operators.request(machine.name, intent.key)
-                ):
-                    found.append(f"{machine.name} answers {intent.key} with {code}")
         return found
+
+    async def _refused_requests(self) -> list[str]:
+        """What the fronts refuse although a replica is ready. To be called while there is a coordinator."""
+        intents = self._cluster.region.workloads.intents if self._cluster.region is not None else ()
+        asked = [(machine.name, each.key) for machine in self._cluster.surviving_machines() for each in intents]
+        return [
+            f"{name} answers {key} with {code}"
+            for name, key in asked
+            if self._ready_replicas(key) and (code := await self._cluster.operators.request(name, key))
+        ]
 
     def quiescent_state(self) -> tuple[object, ...]:
         """What must not change once the region has converged."""
@@ -135,8 +143,11 @@ class ConvergenceCheck:
             if plan is None:
                 return [f"{intent.key} is not planned"]
             standbys = [target for target in plan.targets if target.standby]
-            room += self._max_replicas(intent) + self._expected_standbys(intent, plan)
             placed += plan.placed + len(standbys)
+            if self._may_be_poisoned(intent):  # then what serves stays, and nothing new is started
+                room += plan.placed + len(standbys)
+            else:
+                room += self._max_replicas(intent) + self._expected_standbys(intent, plan)
             ready = self._ready_replicas(intent.key) | self._staged_replicas(region, intent.key)
             wanted = {target.existing_assignment for target in plan.targets}
             found += [f"{name or 'a new one'} of {intent.key} is not ready" for name in sorted(wanted - ready)]
@@ -151,7 +162,9 @@ class ConvergenceCheck:
                 found += [f"{name} of {intent.key} is not wanted" for name in sorted((ready | assigned) - wanted)]
         can_be = min(room, self._cluster.operators.quota)
         if not can_be - old <= placed <= can_be:
-            found.append(f"{placed} replicas are placed and {old} old ones serve, {can_be} can be")
+            plans = region.workloads.last_plan.workloads if region.workloads.last_plan else ()
+            refused = [str(plan.refusal) for plan in plans if plan.refusal is not None]
+            found.append(f"{placed} replicas are placed and {old} old ones serve, {can_be} can be: {refused}")
         return found
 
     def _max_replicas(self, intent: Intent) -> int:
@@ -163,6 +176,11 @@ class ConvergenceCheck:
         return {Spread.NODE: min(replicas, len(nodes)), Spread.DEVICE: min(replicas, devices), Spread.NONE: replicas}[
             intent.require.spread
         ]
+
+    def _may_be_poisoned(self, intent: Intent) -> bool:
+        """Whether workers of one of its models crashed so often by themselves that the region may have given it up."""
+        crashes = sum((machine.own_crashes for machine in self._cluster.machines), Counter[str]())
+        return any(crashes[model.digest] >= POISON_AFTER for model in intent.models)
 
     def _expected_standbys(self, intent: Intent, plan: WorkloadPlan) -> int:
         used = {target.node for target in plan.targets if not target.standby}

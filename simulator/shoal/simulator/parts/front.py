@@ -164,7 +164,9 @@ class SimFront:
             machine.next_request(), workload, content, entry, now, Elapsed(now + max(0.0, timeout_s)),
             has_crashed_elsewhere=suspect,
         )  # fmt: skip
-        self._record("entered", request, workload=str(workload), entry=entry.name.lower(), timeout_s=timeout_s)
+        self._record(
+            "entered", request, workload=str(workload), content=content, entry=entry.name.lower(), timeout_s=timeout_s
+        )
         serving = self.process.spawn(self._serve(request), "request")
         try:
             await asyncio.wait((serving,))

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -62,6 +63,8 @@ class SimMachine:
         """Factor on the time that a request takes by its model."""
         self.alter_reading: Callable[[Reading], Reading] = _unchanged_reading
         """Changes what the sensors read."""
+        self.own_crashes: Counter[str] = Counter()
+        """Model -> workers that ended by their own fault."""
         self.boots = 0
         self.has_power = True
         self._requests = itertools.count(1)
@@ -128,6 +131,7 @@ class SimMachine:
         if worker is None:
             return
         worker.process.die()
+        self.own_crashes[worker.assignment.model] += own_fault
         self.world.record(
             "worker.died", node=self.name, assignment=assignment, model=worker.assignment.model, own=own_fault, why=why
         )

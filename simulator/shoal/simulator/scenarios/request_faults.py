@@ -81,7 +81,7 @@ async def _poison(cluster: "SimCluster", rng: Rng) -> None:
         return
     for model in models:
         cluster.own_faults[model] = 2
-    content = f"poison {workload.name}".encode()
+    content = f"poison {workload.name} at {machine.name}".encode()  # fronts do not tell each other whom they suspect
     cluster.world.record("fault.poison", node=machine.name, workload=str(workload))
     for _ in range(3):
         await cluster.operators.count_request(machine.name, workload, content)

@@ -17,6 +17,7 @@ from harness.builders.coordinator_core import (
     node,
     traffic,
 )
+from shoal.coordinator.core.migration.model import MigrationStage
 from shoal.coordinator.core.placement.model import Inputs, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.model import DelegatedWorkload
@@ -245,6 +246,20 @@ def test_one_that_is_slower_serves_until_there_is_another_and_is_never_made_the_
     region.reconnect("a", boot="boot-2")
     region.run(10)
     assert (serving_nodes(region, "b"), spare_of(region, "b")) == (["a"], ["b"])
+
+
+def test_the_target_of_a_move_serves_before_it_stands_by() -> None:
+    """The move that a document begins must end, also where the next plan would have its target stand by, staged."""
+    region = CoreRegion(node("a", device("cpu0"), device("gpu0", kind="gpu")), node("b"), flops={"a": 4e11, "b": 1e11})
+    region.intents = (intent("ocr", replicas=2, where='device.kind == "cpu"'),)
+    region.run(10)
+    assert serving_nodes(region, "b") == ["a", "b"]
+    region.intents = (intent("ocr", standby=Standby.STAGED),)
+    region.run(80)
+    (move,) = region.migrations.values()
+    assert move.stage is MigrationStage.DONE
+    assert len(serving_nodes(region, "b")) == 1
+    assert [each.staged for name in "ab" for each in region.desired[name].assignments].count(True) == 1
 
 
 def test_a_lost_standby_is_replaced_and_nothing_else_moves() -> None:
