@@ -2,14 +2,18 @@
 
 from dataclasses import replace
 
-from harness.builders.coordinator_core import DIGEST, SMALL, CoreRegion, device, intent, node
+from harness.builders.coordinator_core import DIGEST, SMALL, CoreRegion, device, inputs, intent, node
 from shoal.coordinator import codec
 from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.placement import replicas
+from shoal.coordinator.core.placement.allocations import QuotaCaps
+from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Triple
+from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads import failures
 from shoal.coordinator.core.workloads.model import ReconcilerMemory
 from shoal.types.codes import Code
-from shoal.types.workload import ModelRef, Quota, Spread, WorkloadKey
+from shoal.types.workload import ModelRef, Quota, Spread, Standby, WorkloadKey
 
 
 def nodes(region: CoreRegion, name: str = "ocr") -> list[str]:
@@ -381,6 +385,27 @@ def test_a_lower_quota_drains_what_is_over_it_by_priority() -> None:
     before = region.desired
     region.run(10)
     assert region.desired == before
+
+
+def test_the_quota_counts_what_workloads_of_higher_rank_keep_and_not_what_they_might() -> None:
+    """`high` has four replicas, and may have three and a standby. None of the four can stand by, since both nodes have
+    active ones; so it keeps three, and `low` may have the fifth of the quota."""
+    devices = device("cpu0"), device("gpu0", kind="gpu")
+    region = CoreRegion(node("a", *devices), node("b", *devices))
+    high, low = intent("high", replicas=4, spread=Spread.DEVICE, priority=9), intent("low", replicas=2)
+    region.intents = (high, low)
+    region.run(10)
+    fewer = replace(high, require=replace(high.require, replicas=3, standby=Standby.STAGED))
+    desired = {name: each.assignments for name, each in region.desired.items()}
+    quotas = {"shop": Quota("shop", replicas=5)}
+    scope = Scope(inputs(region.fleet, fewer, low, desired=desired, quotas=quotas))
+    caps = QuotaCaps(scope, [(each, replicas.replicas_of(scope, each)) for each in (fewer, low)])
+    assert (caps.of(fewer.key), caps.of(low.key)) == (4, 1)
+    plan = place(scope.inputs).of(fewer.key)
+    assert plan is not None
+    assert plan.no_standby is not None
+    caps.decide(fewer.key, {each.existing_assignment for each in plan.targets})
+    assert caps.of(low.key) == 2
 
 
 def test_a_full_quota_does_not_break_before_it_makes() -> None:

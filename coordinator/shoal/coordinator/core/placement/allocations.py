@@ -1,7 +1,7 @@
 """Memory and time of devices and quotas of tenants that are taken in the region. Values are replaced, never mutated."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -150,34 +150,57 @@ def wants_standby(intent: Intent) -> bool:
     return intent.require.standby is not Standby.NONE
 
 
-def quota_caps(scope: Scope, workloads: Sequence[tuple[Intent, WorkloadReplicas]]) -> Mapping[WorkloadKey, int]:
-    """How many of its current replicas each workload may keep. workloads: by descending rank.
+class QuotaCaps:
+    """How many of its current replicas each workload may keep.
 
     A tenant may run more than its quota after the quota was lowered or a lost node came back. Then the lowest-ranked
     workload with more than one replica gives one up, repeatedly. A last replica is given up only when all workloads
     have just one.
     """
-    may_stay = {
-        intent.key: (*_within_spread(intent, current.active), *current.standbys) for intent, current in workloads
-    }
-    caps = {
-        intent.key: min(len(may_stay[intent.key]), intent.require.replicas + wants_standby(intent))
-        for intent, _ in workloads
-    }
-    for tenant, quota in scope.inputs.quotas.items():
-        mine = [(key, standing) for key, standing in may_stay.items() if key.tenant == tenant]
 
-        def over(mine: Sequence[tuple[WorkloadKey, tuple[CurrentReplica, ...]]] = mine, quota: Quota = quota) -> bool:
-            kept = [each for key, standing in mine for each in standing[: caps[key]]]
-            memory = sum(each.assignment.memory_bytes for each in kept)
-            return (quota.replicas is not None and len(kept) > quota.replicas) or (
-                quota.memory is not None and memory > quota.memory
-            )
+    def __init__(self, scope: Scope, workloads: Sequence[tuple[Intent, WorkloadReplicas]]) -> None:
+        """workloads: by descending rank."""
+        self._quotas = scope.inputs.quotas
+        self._may_stay: dict[WorkloadKey, tuple[CurrentReplica, ...]] = {
+            intent.key: (*_within_spread(intent, current.active), *current.standbys) for intent, current in workloads
+        }
+        self._uncapped = {
+            intent.key: min(len(self._may_stay[intent.key]), intent.require.replicas + wants_standby(intent))
+            for intent, _ in workloads
+        }
+        self._decided: set[WorkloadKey] = set()
+        self._caps = self._reduced()
 
-        while over():
-            several = [key for key, _ in mine if caps[key] > 1]
-            caps[(several or [key for key, _ in mine if caps[key] > 0])[-1]] -= 1
-    return caps
+    def of(self, workload: WorkloadKey) -> int:
+        """The cap of a workload that is decided next."""
+        if self._caps[workload] < self._uncapped[workload]:
+            self._caps = self._reduced()  # one of higher rank may have kept fewer than it was thought to
+        return self._caps[workload]
+
+    def decide(self, workload: WorkloadKey, kept: Collection[str]) -> None:
+        """These of its current replicas stay, by assignment id."""
+        stays = tuple(each for each in self._may_stay[workload] if each.assignment.id in kept)
+        self._may_stay[workload], self._uncapped[workload] = stays, len(stays)
+        self._decided.add(workload)
+
+    def _reduced(self) -> dict[WorkloadKey, int]:
+        caps = dict(self._uncapped)
+        for tenant, quota in self._quotas.items():
+            mine = [key for key in caps if key.tenant == tenant]
+            while self._exceeds(quota, mine, caps):
+                undecided = [key for key in mine if caps[key] > 0 and key not in self._decided]
+                several = [key for key in undecided if caps[key] > 1]
+                if not undecided:
+                    break
+                caps[(several or undecided)[-1]] -= 1
+        return caps
+
+    def _exceeds(self, quota: Quota, workloads: Sequence[WorkloadKey], caps: Mapping[WorkloadKey, int]) -> bool:
+        kept = [each for key in workloads for each in self._may_stay[key][: caps[key]]]
+        memory = sum(each.assignment.memory_bytes for each in kept)
+        return (quota.replicas is not None and len(kept) > quota.replicas) or (
+            quota.memory is not None and memory > quota.memory
+        )
 
 
 def _within_spread(intent: Intent, replicas: Sequence[CurrentReplica]) -> tuple[CurrentReplica, ...]:

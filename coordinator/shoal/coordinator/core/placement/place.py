@@ -10,10 +10,10 @@ from shoal.coordinator.core.fleet.commitments import memory_of
 from shoal.coordinator.core.placement import explain as why
 from shoal.coordinator.core.placement.allocations import (
     Allocations,
+    QuotaCaps,
     busy_share,
     initial_allocations,
     memory_requirement,
-    quota_caps,
     wants_standby,
 )
 from shoal.coordinator.core.placement.contention import Pick
@@ -51,7 +51,7 @@ def place(
     scope = Scope(inputs)
     intents = sorted(inputs.intents, key=lambda intent: (-intent.priority, intent.key))
     current = {intent.key: replicas_of(scope, intent) for intent in intents}
-    caps = quota_caps(scope, [(intent, current[intent.key]) for intent in intents])
+    caps = QuotaCaps(scope, [(intent, current[intent.key]) for intent in intents])
     baseline = initial_allocations(scope, ((intent, current[intent.key]) for intent in intents))
     allocations = baseline
     plans = list[WorkloadPlan]()
@@ -59,7 +59,7 @@ def place(
         replicas = current[intent.key]
         away = intent.key in inputs.elsewhere
         if away and intent.key not in as_if_local:
-            spare = Solver(scope, intent, replicas, caps[intent.key], allocations, baseline, elsewhere=True)
+            spare = Solver(scope, intent, replicas, caps.of(intent.key), allocations, baseline, elsewhere=True)
             plan, allocations = _plan_elsewhere(spare, allocations)
             plans.append(plan)
             continue
@@ -67,12 +67,13 @@ def place(
         is_guest = intent.key.tenant == GUEST_TENANT
         own = [each for each in inputs.reserved if each.bid == intent.key.name] if is_guest else []
         free, free_at_first = allocations.with_reservations(own, -1), baseline.with_reservations(own, -1)
-        solver = Solver(scope, intent, replicas, caps[intent.key], free, free_at_first)
+        solver = Solver(scope, intent, replicas, caps.of(intent.key), free, free_at_first)
         asked = explain if isinstance(explain, bool) else intent.key in explain
         plan, after = _place_moves(solver, *_plan_workload(solver, explain=asked), explain=asked)
         plan, after = _replace_in_place(solver, plan, after, explain=asked)
         plans.append(plan)
         if not away:
+            caps.decide(intent.key, {target.existing_assignment for target in plan.targets})
             # The reservation stays while the guest has no place. The baseline loses this workload, so that later ones
             # can tell OUTRANKED from a real shortage.
             allocations = after if plan.targets else after.with_reservations(own)
