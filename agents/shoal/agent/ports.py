@@ -1,8 +1,7 @@
 """Ports of the agent: what the supervisor needs from outside. It knows these Protocols and no adapter by name."""
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from shoal.types.assignment import (
@@ -18,14 +17,14 @@ from shoal.types.assignment import (
     Trust,
 )
 from shoal.types.codes import Refusal, ShoalError
-from shoal.types.device import Device, Reading
+from shoal.types.device import Device
 from shoal.types.latency import Counts
 from shoal.types.link import FromAgent, Hello, LogLines, LogsAsked, Refused, SpansAsked, SpansFound, ToAgent, Welcome
 from shoal.types.migration import Handover, SessionSource, Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
-from shoal.types.receipt import Rates, Receipt, SignedReceipt
+from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.route import Route
-from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 
@@ -80,107 +79,6 @@ class Spans(Protocol):
     async def spans(self, asked: SpansAsked) -> SpansFound:
         """Raises ShoalError while the front restarts."""
         ...
-
-
-class DeviceDriver(Protocol):
-    """One family of devices (entry point group `shoal.devices`). It runs in the supervisor and imports no runtime."""
-
-    def discover(self) -> tuple[Device, ...]:
-        """Devices present now. Empty if the family's library or hardware is missing; absence never raises."""
-        ...
-
-    def read(self, device: str) -> Reading:
-        """Raises ShoalError(DEVICE_LOST)."""
-        ...
-
-    def access(self, device: str) -> "DeviceAccess":
-        """What a worker needs to run on this device. The pool and the workers know no family of devices."""
-        ...
-
-    def set_sleep(self, device: str, asleep: bool) -> Seconds:
-        """Put a device to sleep, or wake it. Idempotent.
-
-        Returns the seconds until the device can run work: for a device asleep, its wake-up time. A device that cannot
-        sleep (`Device.rest` is None) ignores the call and returns 0.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DriverOptions:
-    """Configuration passed to drivers."""
-
-    # One emulated device per entry: `PROFILE`, or `PROFILE=SIZE` to override its memory size.
-    emulate: tuple[str, ...] = ()
-    # Factor on the time of every answer of an emulated device. 1: the profile's own time.
-    time_scale: float = 1.0
-    # Factor on the profile's wake-up time of an emulated device.
-    wake_scale: float = 1.0
-    # JSON file with the current state of emulated devices (`devices/emulated_state.py`). None: all are healthy.
-    emulated_state_file: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EnergyCounter:
-    """How a worker opens a device's counter of joules."""
-
-    # `module:function`. With `arguments` it returns what returns joules so far, which only grow. Raises OSError where
-    # the counter cannot be read.
-    opener: str
-    # For the function: paths, or a name of the device.
-    arguments: tuple[str, ...]
-    # True: it counts the host's processors, and a worker has its share of their time. False: it counts this device, and
-    # a worker has the share of the time in which its runs are busy.
-    of_processors: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceAccess:
-    """What a worker needs to run on one device, besides the runtime's provider."""
-
-    # Variables of the environment to set before the runtime opens the device, for instance to see no other one.
-    environment: Mapping[str, str] = field(default_factory=dict)
-    # Device files that the worker's sandbox lets it read and write.
-    files: tuple[str, ...] = ()
-    # The runtime's name for memory of the device, in which a probe keeps its tensors.
-    memory: str = "cpu"
-    # None: it counts no energy, which is then estimated.
-    energy: EnergyCounter | None = None
-    # How to pace and meter an emulated device. None for real hardware.
-    pace: "EmulatedPace | None" = None
-
-
-class DriverFactory(Protocol):
-    """Type of an entry point in group `shoal.devices`. Raises ShoalError(FIELD_INVALID) for options it cannot meet."""
-
-    def __call__(self, clock: AgentClock, options: DriverOptions) -> DeviceDriver: ...
-
-
-@dataclass(frozen=True, slots=True)
-class EmulatedPace:
-    """How an emulated device behaves.
-
-    One inference of Work w takes launch_s + w.nodes * node_s + max(w.conv_flops / conv rate + (w.matmul_flops +
-    w.other_flops) / matmul rate, w.bytes / elementwise_bytes) seconds of device time. The caller waits `time_scale`
-    times that for the answer.
-    """
-
-    # Name of the profile, as in `profiles/NAME.json`.
-    profile: str
-    # The published results that the profile is derived from, as text.
-    source: str
-    # The rates in the formula above: FLOP/s, bytes/s and seconds. Their `load_bytes` is NaN.
-    rates: Rates
-    # Factor between device time and the time that a caller waits here.
-    time_scale: float
-    # Memory of the device: the profile's, or the size in `DriverOptions.emulate`.
-    memory_bytes: Bytes
-    # Power while a run is in progress, in watts.
-    active_w: Watts
-    # Power while awake and idle, in watts. NaN if the profile has no figure.
-    idle_w: Watts
-    # The system whose mains power the watts are. Empty: they are the device's own.
-    system: str = ""
 
 
 class LinkSession(Protocol):

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from harness.fakes.clock import ManualClock
-from shoal.agent.ports import DeviceAccess, DeviceDriver, DriverFactory, DriverOptions
-from shoal.agent.worker.messages import pack, unpack
+from shoal.agent.driver_port import DeviceAccess, DeviceDriver, DriverFactory, DriverOptions
+from shoal.agent.packing import pack, unpack
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Device, PowerState, Reading
 from shoal.wire import nouns

@@ -30,7 +30,7 @@ from shoal.types.assignment import (
     Status,
     Version,
 )
-from shoal.types.device import Role
+from shoal.types.device import Reading, Role
 from shoal.types.link import Hello, NodeEvent, NodeEvents, Receipts, ToAgent, Welcome
 from shoal.types.receipt import SignedReceipt
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
@@ -59,6 +59,8 @@ class FakeCoordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.Artifa
         self.phases: list[tuple[str, Phase]] = []
         self.stamps: list[Wall] = []
         """When each status was taken, by the node's clock."""
+        self.readings: dict[str, Reading] = {}
+        """Of the last status: by device, those that answer."""
         self.version: Version | None = None
         self.events: list[NodeEvent] = []
         self.receipts: tuple[SignedReceipt, ...] = ()
@@ -156,6 +158,7 @@ class FakeCoordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.Artifa
             self.phases.append((each.assignment, each.phase))
         for name in status.gone:
             self.observed.pop(name, None)
+        self.readings = {each.device: each for each in status.readings}
         self.version = status.version
         self.stamps.append(status.taken_at)
         self.front_ready = status.front_ready

@@ -19,15 +19,8 @@ from shoal.agent.clock import SystemClock
 from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
-from shoal.agent.ports import (
-    DeviceAccess,
-    LocalWorker,
-    StatefulReplica,
-    VerificationSource,
-    WorkerExited,
-    WorkerFailed,
-    WorkerReady,
-)
+from shoal.agent.driver_port import DeviceAccess
+from shoal.agent.ports import LocalWorker, StatefulReplica, VerificationSource, WorkerExited, WorkerFailed, WorkerReady
 from shoal.agent.worker.pool import ProcessWorkers
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.types.assignment import Credential, Forwarding, PeerTrust

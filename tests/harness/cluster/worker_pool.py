@@ -17,8 +17,9 @@ from harness.builders import agent_values
 from harness.models.engine_cases import digest
 from harness.wait import until
 from shoal.agent.clock import SystemClock
+from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.frames import FrameClient, FrameMessage, Header
-from shoal.agent.ports import DeviceAccess, WorkerEvent, WorkerReady, WorkerStats
+from shoal.agent.ports import WorkerEvent, WorkerReady, WorkerStats
 from shoal.agent.worker.pool import ProcessWorkers
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.tensors import DATATYPES, to_raw

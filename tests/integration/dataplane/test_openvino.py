@@ -17,7 +17,8 @@ from harness.cluster.dataplane_node import CPU, DataPlaneNode
 from harness.crypto.pki import Authority
 from harness.models import engine_cases
 from shoal.agent.clock import SystemClock
-from shoal.agent.ports import DeviceAccess, VerificationSource
+from shoal.agent.driver_port import DeviceAccess
+from shoal.agent.ports import VerificationSource
 from shoal.agent.worker.pool import ProcessWorkers
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.coordinator.core.graph import profile_of

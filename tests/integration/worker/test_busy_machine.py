@@ -16,8 +16,9 @@ from harness.models import engine_cases as models
 from harness.report import record
 from harness.wait import until
 from shoal.agent.clock import SystemClock
+from shoal.agent.packing import unpack
 from shoal.agent.ports import WorkerExited
-from shoal.agent.worker.messages import WorkerReport, unpack
+from shoal.agent.worker.messages import WorkerReport
 from shoal.types.codes import Code
 
 pytestmark = pytest.mark.alone

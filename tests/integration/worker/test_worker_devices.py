@@ -14,7 +14,8 @@ from harness.models import engine_cases as models
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.devices.emulated import EmulatedDriver
-from shoal.agent.ports import DeviceAccess, DriverOptions, WorkerFailed
+from shoal.agent.driver_port import DeviceAccess, DriverOptions
+from shoal.agent.ports import WorkerFailed
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.types.assignment import Work
 from shoal.types.codes import Code

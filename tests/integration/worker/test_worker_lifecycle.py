@@ -19,9 +19,10 @@ from harness.models import engine_cases as models
 from harness.report import record
 from harness.wait import until
 from shoal.agent.frames import ConnectionLost, FrameClient
+from shoal.agent.packing import unpack
 from shoal.agent.ports import WorkerExited, WorkerFailed, WorkerReady
 from shoal.agent.worker import process
-from shoal.agent.worker.messages import WorkerReport, unpack
+from shoal.agent.worker.messages import WorkerReport
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.process import WorkerProcess
 from shoal.types.codes import Code, ShoalError

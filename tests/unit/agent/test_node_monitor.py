@@ -7,7 +7,8 @@ import pytest
 from harness.fakes.clock import ManualClock
 from harness.fakes.log import RecordingLog
 from shoal.agent.devices.emulated import EmulatedDriver
-from shoal.agent.ports import DriverOptions, FrontControl, FrontStats, WorkerPool, WorkerStats
+from shoal.agent.driver_port import DriverOptions
+from shoal.agent.ports import FrontControl, FrontStats, WorkerPool, WorkerStats
 from shoal.agent.supervisor.node_monitor import NodeMonitor
 from shoal.types.assignment import Served
 from shoal.types.codes import Code

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.builders.agent_values import assignment
-from shoal.agent.worker.messages import pack, unpack
+from shoal.agent.packing import pack, unpack
 from shoal.types.assignment import Assignment
 from shoal.types.codes import ShoalError
 from shoal.types.signature import PublisherKey, SignedModel

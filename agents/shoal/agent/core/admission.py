@@ -9,16 +9,19 @@ from shoal.types.device import Reading
 from shoal.types.units import show_bytes
 
 
-def admit(assignment: Assignment, reading: Reading | None, states: Iterable[State]) -> Refusal | None:
-    """Return None, or why the assignment must not load now: MEMORY_SHORT or DEVICE_LOST.
+def admit(
+    assignment: Assignment, reading: Reading | None, silence: Refusal | None, states: Iterable[State]
+) -> Refusal | None:
+    """Return None, or why the assignment must not load now: MEMORY_SHORT, DEVICE_LOST or DEVICE_UNREACHABLE.
 
-    `reading` is of the assignment's device, just taken; None where the device cannot be read. Memory that other
-    assignments on the device are loading into is not yet in its free bytes, so it is subtracted.
+    `reading` is of the assignment's device, just taken; None where the device cannot be read, and `silence` says why.
+    Memory that other assignments on the device are loading into is not yet in its free bytes, so it is subtracted.
     """
     if reading is None:
-        return Refusal(
-            Code.DEVICE_LOST, f"{assignment.device} does not answer", "a device to load on", "check its driver"
-        )
+        # A driver that does not answer says nothing of its device: this node tries again, the region nowhere else yet.
+        code = Code.DEVICE_UNREACHABLE if silence and silence.code is Code.DEVICE_UNREACHABLE else Code.DEVICE_LOST
+        found = f"{assignment.device} does not answer" + (f": {silence.found}" if silence else "")
+        return Refusal(code, found, "a device to load on", "check its driver")
     loading = sum(
         state.assignment.memory_bytes
         for state in states

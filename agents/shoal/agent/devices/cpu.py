@@ -6,7 +6,7 @@ from pathlib import Path
 from shoal.agent.devices.host import Host
 from shoal.agent.devices.rapl import RAPL, RaplCounter
 from shoal.agent.devices.runtime import cpu_provider, runtime_version
-from shoal.agent.ports import AgentClock, DeviceAccess, DriverOptions, EnergyCounter
+from shoal.agent.driver_port import DeviceAccess, DriverClock, DriverOptions, EnergyCounter
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, Reading
 from shoal.types.units import Bytes, Elapsed, Seconds, Watts
@@ -18,7 +18,7 @@ class CpuDriver:
     """One device for all sockets, because the runtime spreads over them. Its parallelism is the number of usable
     processors."""
 
-    def __init__(self, clock: AgentClock, options: DriverOptions, root: Path = Path("/")) -> None:
+    def __init__(self, clock: DriverClock, options: DriverOptions, root: Path = Path("/")) -> None:
         self._clock = clock
         self._host = Host(root)
         self._ticks = self._host.busy_and_total()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.agent.devices.runtime import runtime_version
-from shoal.agent.ports import AgentClock, DeviceAccess, DriverOptions, EnergyCounter
+from shoal.agent.driver_port import DeviceAccess, DriverClock, DriverOptions, EnergyCounter
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, Reading
 from shoal.types.units import Bytes, Seconds, Watts
@@ -23,7 +23,7 @@ _TEMPERATURE_GPU: Final = 0
 class CudaDriver:
     """`nvml` is the `pynvml` module, or a recording of one. None: import it, and find no devices if it is missing."""
 
-    def __init__(self, clock: AgentClock, options: DriverOptions, nvml: Any = None) -> None:
+    def __init__(self, clock: DriverClock, options: DriverOptions, nvml: Any = None) -> None:
         self._clock = clock
         self._nvml = _import_nvml() if nvml is None else _init_nvml(nvml)
         self._handles: dict[str, Any] = {}

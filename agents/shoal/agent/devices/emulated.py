@@ -21,7 +21,7 @@ from shoal.agent.core.device_sleep import DeviceSleepState
 from shoal.agent.devices.emulated_state import read_state
 from shoal.agent.devices.host import Host
 from shoal.agent.devices.runtime import runtime_version
-from shoal.agent.ports import AgentClock, DeviceAccess, DriverOptions, EmulatedPace
+from shoal.agent.driver_port import DeviceAccess, DriverClock, DriverOptions, EmulatedPace
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, EnergySource, Reading, Rest
 from shoal.types.receipt import Rates
@@ -40,7 +40,7 @@ class _EmulatedDevice:
 class EmulatedDriver:
     """One device per entry of `options.emulate`, named after its profile (`-2`, `-3` for further ones)."""
 
-    def __init__(self, clock: AgentClock, options: DriverOptions, root: Path = Path("/")) -> None:
+    def __init__(self, clock: DriverClock, options: DriverOptions, root: Path = Path("/")) -> None:
         """Raises ShoalError(FIELD_INVALID) for an unknown profile or an invalid scale, and what parse_quantity raises
         for an invalid size."""
         if not (math.isfinite(options.time_scale) and options.time_scale > 0):

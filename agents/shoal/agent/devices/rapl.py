@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 RAPL: Final = "shoal.agent.devices.rapl:open_energy_counter"
-"""As `ports.EnergyCounter.opener`; the arguments are paths of `energy_uj` files."""
+"""As `driver_port.EnergyCounter.opener`; the arguments are paths of `energy_uj` files."""
 
 
 class RaplCounter:

@@ -4,18 +4,20 @@ nothing."""
 import asyncio
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from shoal.agent.clock import SystemClock
+from shoal.agent.devices.installed import installed_drivers
+from shoal.agent.devices.process import DriverProcess
+from shoal.agent.driver_port import DriverOptions
 from shoal.agent.identity import enrolment
 from shoal.agent.journal.files import SLOTS
 from shoal.agent.journal.slots import corrupt_copies
 from shoal.agent.link.credentials import CredentialFiles, check_coordinator
-from shoal.agent.main.drivers import load_drivers
-from shoal.agent.ports import DriverOptions
 from shoal.agent.worker import confinement
+from shoal.host import logs
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import show_bytes
 from shoal.wire.identity import check_validity
@@ -28,6 +30,7 @@ Finding = str | Refusal
 
 def doctor(state_dir: Path, coordinator: str) -> int:
     """Print one line per check. Returns 0 if all succeed."""
+    logs.configure("warning", process="doctor")
     ill = False
     for name, check in _checks(state_dir, coordinator):
         try:
@@ -111,9 +114,19 @@ def _sandbox() -> Finding:
 
 
 def _devices(clock: SystemClock) -> Finding:
+    drivers = [
+        DriverProcess(name, factory, DriverOptions(), clock, lambda: None)
+        for name, factory in installed_drivers(cpu=True).items()
+    ]
+    asyncio.run(_start_and_end(drivers))
+    silent = [each.name for each in drivers if each.is_silent]
+    if silent:
+        return Refusal(
+            Code.DEVICE_UNREACHABLE, f"driver {', '.join(silent)}", "an answer", "see what it wrote to standard error"
+        )
     found = [
         f"{device.name} ({device.model}, {show_bytes(device.memory_bytes)})"
-        for driver in load_drivers(clock, DriverOptions(), cpu=True)
+        for driver in drivers
         for device in driver.discover()
     ]
     return ", ".join(found) or Refusal(
@@ -122,6 +135,14 @@ def _devices(clock: SystemClock) -> Finding:
         "a device and its runtime",
         "install the extra `cpu` from where the agent came from: docs/guides/devices.md",
     )
+
+
+async def _start_and_end(drivers: Sequence[DriverProcess]) -> None:
+    asking = [asyncio.create_task(each.run()) for each in drivers]
+    await asyncio.gather(*(each.wait_started() for each in drivers))
+    for task in asking:
+        task.cancel()
+    await asyncio.wait(asking)
 
 
 def _coordinator(files: CredentialFiles, address: str, clock: SystemClock) -> Finding:

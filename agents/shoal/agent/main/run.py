@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,9 @@ from shoal.agent.cache.publishers import SignatureVerifier, load_keys
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
+from shoal.agent.devices.installed import installed_drivers
+from shoal.agent.devices.process import DriverProcess
+from shoal.agent.driver_port import DriverOptions
 from shoal.agent.identity import enrolment, host
 from shoal.agent.identity.membership import FileMembership
 from shoal.agent.identity.signer import KeySigner
@@ -26,11 +30,10 @@ from shoal.agent.link.failover import FailoverLink, FailoverModels, ModelTranspo
 from shoal.agent.link.grpc import GrpcLink, GrpcModels
 from shoal.agent.link.https import HttpsModels
 from shoal.agent.link.mqtt import MqttLink
-from shoal.agent.main.drivers import load_drivers
 from shoal.agent.main.options import AgentConfig
 from shoal.agent.main.stop_signals import StopSignals
 from shoal.agent.main.timekeeper import Timekeeper
-from shoal.agent.ports import AgentClock, DriverOptions, Log
+from shoal.agent.ports import AgentClock, Log
 from shoal.agent.supervisor import Supervisor, SupervisorPorts, SupervisorSettings
 from shoal.agent.telemetry import metrics
 from shoal.agent.telemetry.log import FOLDER, LogFileReader
@@ -48,6 +51,8 @@ from shoal.types.units import Seconds
 from shoal.wire.metrics_access import RegionMetricsAccess
 
 FRONT_COMMAND = (sys.executable, "-P", "-m", "shoal.agent.main", "front")
+BOOT_S = Seconds(10.0)
+"""The longest that a node waits at its start for its drivers. One that hangs must not keep the others' devices off."""
 READY_POLL_S = Seconds(0.05)
 FORWARD_KEY = "forward.key"
 """File in the identity's folder: the private key with which this node's front signs forwarded requests."""
@@ -119,6 +124,13 @@ async def _serve(
         files=lambda: supervisor.device_files,
         options=PoolOptions(keep_spare=config.role is Role.AGENT),
     )
+    options = DriverOptions(config.emulate, config.time_scale, config.wake_scale, config.emulate_condition)
+    factories = {} if config.role is Role.GATEWAY else installed_drivers(cpu=config.cpu)
+    drivers = [
+        DriverProcess(name, factory, options, clock, lambda: supervisor.on_devices_found())
+        for name, factory in factories.items()
+    ]
+    driving = [asyncio.create_task(each.run(), name=f"driver {each.name}") for each in drivers]
     listening = await front.start()
     guard = RegionMetricsAccess(identity.region, files.certificate, files.key, files.ca, clock.wall)
     metrics_port = metrics.serve(config.metrics, lambda: supervisor.snapshot, guard)
@@ -133,10 +145,9 @@ async def _serve(
         on_renewed=link.on_certificate_renewed,
         on_coordinator_time=lambda wall: timekeeper.confirm("enrolment", wall),
     )
-    options = DriverOptions(config.emulate, config.time_scale, config.wake_scale, config.emulate_condition)
     node = replace(_node(config, member, identity, listening, metrics_port, forward_key), unconfined=unconfined)
     ports = SupervisorPorts(
-        drivers=() if config.role is Role.GATEWAY else load_drivers(clock, options, cpu=config.cpu),
+        drivers=drivers,
         link=link,
         workers=workers,
         front=front,
@@ -155,6 +166,7 @@ async def _serve(
     supervisor = Supervisor(SupervisorSettings(), node, ports)
     stop.hand_over(supervisor.request_stop)
     beside = [
+        *driving,
         asyncio.create_task(
             _announce(node, str(HostPort(listening.host, listening.metrics_port or 0)), supervisor, clock),
             name="announce",
@@ -163,11 +175,25 @@ async def _serve(
         asyncio.create_task(timekeeper.run(node.name, supervisor.report_event), name="time"),
     ]
     try:
+        await _wait_drivers(drivers)
         await supervisor.run()
     finally:
         for task in beside:
             task.cancel()
         timekeeper.save()
+
+
+async def _wait_drivers(drivers: Sequence[DriverProcess]) -> None:
+    """Until all have found their devices, or failed; at most BOOT_S: the devices of others are told of when they are
+    found. Raises ShoalError(FIELD_INVALID) where one refuses its options."""
+    if not drivers:
+        return
+    starting = [asyncio.create_task(each.wait_started()) for each in drivers]
+    done, late = await asyncio.wait(starting, timeout=BOOT_S)
+    for task in late:
+        task.cancel()
+    for task in done:
+        task.result()
 
 
 def _links(

@@ -8,11 +8,12 @@ from shoal.agent.core import receipt as receipts
 from shoal.agent.supervisor.node_monitor import EventReporter, NodeMonitor
 from shoal.agent.supervisor.settings import SupervisorSettings
 from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
+from shoal.host.event_wait import wait_or_timeout
 from shoal.types.backoff import delay
 from shoal.types.codes import ShoalError
 from shoal.types.device import Device, Node
 from shoal.types.receipt import SignedReceipt
-from shoal.types.units import Seconds
+from shoal.types.units import Elapsed, Seconds
 
 
 class DeviceProbes:
@@ -48,18 +49,29 @@ class DeviceProbes:
         # The device that is being probed, or woken for a probe. Empty: none.
         self._current = ""
         self._due = asyncio.Event()
+        # Devices whose probe failed: how often in a row, and when it may be tried again.
+        self._attempts: dict[str, int] = {}
+        self._retry_at: dict[str, Elapsed] = {}
         self.receipts: tuple[SignedReceipt, ...] = ()
 
     async def load(self, node: Node) -> None:
         """Read the receipts of an earlier run. Devices of `node` without a valid one are probed."""
+        self.receipts = await self._journal.load_receipts()
+        self.on_devices_found(node)
+
+    def on_devices_found(self, node: Node) -> None:
+        """These are the node's devices from now on. Those without a valid receipt are probed."""
         self._node = node.name
         self._devices = {device.name: device for device in node.devices}
-        self.receipts = receipts.valid_receipts(await self._journal.load_receipts(), node.devices)
+        self.receipts = receipts.valid_receipts(self.receipts, node.devices)
         self.request(device.name for device in receipts.devices_to_probe(self.receipts, node.devices))
 
     def request(self, devices: Iterable[str]) -> None:
-        """Probe these devices soon. Names that this node does not have are ignored."""
-        self._pending |= {name: self._devices[name] for name in devices if name in self._devices}
+        """Probe these devices soon, also where that failed lately. Names that this node does not have are ignored."""
+        for name in devices:
+            if name in self._devices:
+                self._pending[name] = self._devices[name]
+                self._retry_at.pop(name, None)
         if self._pending:
             self._due.set()
 
@@ -68,15 +80,14 @@ class DeviceProbes:
         return device in self._pending or device == self._current
 
     async def probe_forever(self) -> None:
-        attempts: dict[str, int] = {}
         while True:
-            await self._due.wait()
-            if not self._pending:
+            name = self._next_device()
+            if name is None:
                 self._due.clear()
+                await wait_or_timeout(self._due, self._seconds_to_retry(), self._clock)
                 continue
             await self._wait_for_starts()
-            name, device = next(iter(self._pending.items()))
-            del self._pending[name]
+            device = self._pending.pop(name)
             self._current = name
             while (wakes_in := self._monitor.set_sleep(name, False)) > 0:
                 await self._clock.sleep(wakes_in)
@@ -91,12 +102,24 @@ class DeviceProbes:
             except ShoalError as error:
                 self._report_event(error.code, name, f"no capability receipt: {error}")
                 self._pending[name] = device
-                await self._clock.sleep(delay(name, attempts.get(name, 0), base_s=5.0, cap_s=300.0))
-                attempts[name] = attempts.get(name, 0) + 1
+                attempt = self._attempts.get(name, 0)
+                self._attempts[name] = attempt + 1
+                self._retry_at[name] = Elapsed(self._clock.now() + delay(name, attempt, base_s=5.0, cap_s=300.0))
             else:
                 self._log.info("device_probed", device=name, duration_s=receipt.probe_s)
-                self._current = ""
+                self._attempts.pop(name, None)
                 self._on_receipt()
+            self._current = ""
+
+    def _next_device(self) -> str | None:
+        """The first device to be probed that has not failed lately: one that fails holds up no other."""
+        now = self._clock.now()
+        return next((name for name in self._pending if self._retry_at.get(name, now) <= now), None)
+
+    def _seconds_to_retry(self) -> Seconds | None:
+        """Until the first device that failed is probed again; None if nothing waits for that."""
+        left = [self._retry_at[name] - self._clock.now() for name in self._pending]
+        return Seconds(max(self._settings.poll_s, min(left))) if left else None
 
     async def _wait_for_starts(self) -> None:
         until = self._clock.now() + self._settings.probe_wait_s

@@ -4,17 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shoal.agent.ports import (
-    DeviceAccess,
-    DeviceDriver,
-    EmulatedPace,
-    FrontControl,
-    FrontStats,
-    Log,
-    WorkerPool,
-    WorkerStats,
-)
-from shoal.types.codes import Code, ShoalError
+from shoal.agent.driver_port import DeviceAccess, DeviceDriver, EmulatedPace
+from shoal.agent.ports import FrontControl, FrontStats, Log, WorkerPool, WorkerStats
+from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, Reading
 from shoal.types.units import Seconds, Watts
 
@@ -45,8 +37,9 @@ class NodeMonitor:
         self._report_event = report_event
         self._on_front_change = on_front_change
         self._driver_by_device: dict[str, DeviceDriver] = {}
-        self._silent_devices: set[str] = set()
-        # Devices that stopped answering and were not probed since: what they can do now is unknown.
+        # Devices that did not answer when they were read last, and why.
+        self._silent_devices: dict[str, Refusal] = {}
+        # Devices that were lost and not probed since: what they can do now is unknown.
         self._unmeasured_devices: set[str] = set()
         self._returned_devices: set[str] = set()
         self._worker_stats: dict[str, WorkerStats] = {}
@@ -55,11 +48,11 @@ class NodeMonitor:
         self.front_stats = FrontStats(ready=False, ingress=(), in_flight=())
 
     def discover(self) -> tuple[Device, ...]:
-        """Ask every driver. If two devices have the same name, the first one counts."""
+        """Ask every driver. If two drivers offer a device of one name, the first one counts."""
         found: list[Device] = []
         for driver in self._drivers:
             for device in driver.discover():
-                if device.name in self._driver_by_device:
+                if self._driver_by_device.get(device.name) not in (None, driver):
                     self._report_event(Code.NAME_DUPLICATE, device.name, "two drivers offer a device of this name")
                     continue
                 self._driver_by_device[device.name] = driver
@@ -72,27 +65,37 @@ class NodeMonitor:
         return driver.access(device) if driver else DeviceAccess()
 
     def set_sleep(self, device: str, asleep: bool) -> Seconds:
-        """As `DeviceDriver.set_sleep`. 0 for a device that no driver has."""
+        """As `DeviceDriver.set_sleep`. 0 for a device that no driver has, or whose driver does not answer: whoever
+        wants to run something there finds out when it is read."""
         driver = self._driver_by_device.get(device)
-        return driver.set_sleep(device, asleep) if driver else Seconds(0.0)
+        try:
+            return driver.set_sleep(device, asleep) if driver else Seconds(0.0)
+        except ShoalError:
+            return Seconds(0.0)
+
+    def silence(self, device: str) -> Refusal | None:
+        """Why the device did not answer when it was read last; None if it did."""
+        return self._silent_devices.get(device)
 
     def read(self, device: str) -> Reading | None:
-        """The device's reading. None from the first failed read, which is reported once, until the device is probed
-        again."""
+        """The device's reading. None from the first failed read, which is reported once, until the device answers. One
+        that was lost must be probed again too; one whose driver failed (DEVICE_UNREACHABLE) is what it was."""
         driver = self._driver_by_device.get(device)
         if driver is None:
             return None
         try:
             reading = driver.read(device)
         except ShoalError as error:
-            if device not in self._silent_devices:
-                self._silent_devices.add(device)
+            if error.code is not Code.DEVICE_UNREACHABLE:
                 self._unmeasured_devices.add(device)
+            if device not in self._silent_devices:
                 self._report_event(error.code, device, error.refusal.words)
+            self._silent_devices[device] = error.refusal
             return None
         if device in self._silent_devices:
-            self._silent_devices.discard(device)
-            self._returned_devices.add(device)
+            del self._silent_devices[device]
+            if device in self._unmeasured_devices:
+                self._returned_devices.add(device)
         return (
             None
             if device in self._unmeasured_devices
@@ -100,7 +103,7 @@ class NodeMonitor:
         )
 
     def take_returned_devices(self) -> tuple[str, ...]:
-        """Devices that answer again. Each is returned once; the caller probes it."""
+        """Devices that were lost and answer again. Each is returned once; the caller probes it."""
         found = tuple(sorted(self._returned_devices))
         self._returned_devices.clear()
         return found

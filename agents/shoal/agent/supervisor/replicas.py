@@ -275,7 +275,8 @@ class ReplicaManager:
                     replica.fetching.cancel()
             case events.StartWorker(path):
                 running = (each.state for each in self._replicas.values())
-                refusal = admission.admit(asked, self._monitor.read(asked.device), running)
+                reading = self._monitor.read(asked.device)
+                refusal = admission.admit(asked, reading, self._monitor.silence(asked.device), running)
                 if refusal is not None:
                     raise ShoalError(refusal)
                 await self._workers.start(asked, path, replica.samples)

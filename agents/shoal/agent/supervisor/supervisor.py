@@ -13,7 +13,8 @@ from typing import Any
 
 from shoal.agent.core import link_session, partition, reconcile
 from shoal.agent.core.assignment import states
-from shoal.agent.ports import DeviceAccess, LinkRefused, LinkSession
+from shoal.agent.driver_port import DeviceAccess
+from shoal.agent.ports import LinkRefused, LinkSession
 from shoal.agent.supervisor.device_probes import DeviceProbes
 from shoal.agent.supervisor.front_updates import FrontUpdates
 from shoal.agent.supervisor.node_monitor import NodeMonitor
@@ -151,6 +152,14 @@ class Supervisor:
     def report_event(self, code: str, subject: str, message: str) -> None:
         """As `Outbox.report_event`, for what runs beside the supervisor."""
         self._outbox.report_event(code, subject, message)
+
+    def on_devices_found(self) -> None:
+        """A driver has found devices that it did not find before. The region hears of them in a new session."""
+        known = {each.name: each for each in (*self._node.devices, *self._monitor.discover())}
+        self._node = replace(self._node, devices=tuple(known.values()))
+        self._probes.on_devices_found(self._node)
+        if self._session is not None:
+            self._spawn(self._session.session.close(), "close the session")
 
     def request_stop(self) -> None:
         """Drain every replica, then end front and workers. `run` returns when that is done."""

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from shoal.agent.driver_port import DeviceDriver
 from shoal.agent.ports import (
     AgentClock,
     AgentJournal,
     CoordinatorContact,
     CoordinatorLink,
-    DeviceDriver,
     FrontControl,
     Log,
     Logs,

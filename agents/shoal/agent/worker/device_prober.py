@@ -5,9 +5,11 @@ from typing import Final
 
 import structlog
 
+from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.frames import ConnectionLost
-from shoal.agent.ports import AgentClock, DeviceAccess
-from shoal.agent.worker.messages import ProbeOrder, ProbeResult, pack, unpack
+from shoal.agent.packing import pack, unpack
+from shoal.agent.ports import AgentClock
+from shoal.agent.worker.messages import ProbeOrder, ProbeResult
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.spare import SpareWorker
 from shoal.types.codes import Code, ShoalError, refuse

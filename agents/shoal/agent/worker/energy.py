@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-from shoal.agent.ports import DeviceAccess
+from shoal.agent.driver_port import DeviceAccess
 from shoal.types.device import EnergySource
 
 CORE_ACTIVE_W: Final = 7.65

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from shoal.agent.ports import DeviceAccess
+from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.worker.messages import LoadOrder
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.types.assignment import Assignment

@@ -1,18 +1,13 @@
-"""Messages between supervisor and worker as values, and their JSON form in a frame's payload."""
+"""Messages between supervisor and worker as values. In a frame's payload they are JSON (`shoal.agent.packing`)."""
 
-import base64
-import json
-import types
-import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from enum import Enum, StrEnum
-from functools import cache
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeVar
 
-from shoal.agent.ports import NO_BATCHES, Batches, DeviceAccess
+from shoal.agent.driver_port import DeviceAccess
+from shoal.agent.ports import NO_BATCHES, Batches
 from shoal.types.assignment import Measured, Served, Work
-from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.codes import Refusal
 from shoal.types.latency import Counts
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates, RuntimeSupport
@@ -148,82 +143,3 @@ class WorkerReport:
     held: tuple[WorkerStatus, ...]
     # True while it probes its device. Only the end of the process ends a probe.
     measuring: bool = False
-
-
-def pack(noun: Any) -> bytes:
-    """A frozen dataclass as JSON. NaN stays NaN because both ends use Python's json; bytes become base64."""
-    return json.dumps(asdict(noun), separators=(",", ":"), default=_encode_bytes).encode()
-
-
-def _encode_bytes(value: object) -> str:
-    if not isinstance(value, bytes):
-        raise TypeError(f"{type(value).__name__} has no JSON form")
-    return base64.b64encode(value).decode()
-
-
-def unpack(kind: type[T], payload: bytes) -> T:
-    """Inverse of `pack`, with checks. A field that an older program does not send gets its default.
-
-    Raises ShoalError(MESSAGE_INVALID).
-    """
-    try:
-        value = json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise _invalid(kind, error) from error
-    return from_json(kind, value)
-
-
-def from_json(kind: type[T], value: Any) -> T:
-    """A frozen dataclass from JSON values, with checks. Raises ShoalError(MESSAGE_INVALID)."""
-    try:
-        return typing.cast(T, _read(kind, value))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _invalid(kind, error) from error
-
-
-def _invalid(kind: type[Any], error: Exception) -> ShoalError:
-    found = f"{type(error).__name__}: {error}"
-    return refuse(Code.MESSAGE_INVALID, found, f"a {kind.__name__}", "run one version of the agent")
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """Cached, because resolving the hints took two thirds of the time to read an idle worker's report, every second."""
-    return typing.get_type_hints(kind)
-
-
-def _read(kind: Any, value: Any) -> Any:
-    while isinstance(kind, typing.NewType):
-        kind = kind.__supertype__
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        return _read(next(part for part in parts if part is not types.NoneType), value)
-    if origin is tuple:
-        if parts[-1] is not Ellipsis:
-            return tuple(_read(part, item) for part, item in zip(parts, value, strict=True))
-        return tuple(_read(parts[0], item) for item in value)
-    if origin is Mapping:
-        return {_read(parts[0], key): _read(parts[1], item) for key, item in value.items()}
-    if is_dataclass(kind):
-        hints = _hints(typing.cast(Any, kind))
-        if not isinstance(value, dict):
-            raise TypeError(f"{value!r:.40} is no {kind}")
-        said = (field for field in fields(kind) if field.name in value or field.default is MISSING)
-        values = {field.name: _read(hints[field.name], value[field.name]) for field in said}
-        return typing.cast(Any, kind)(**values)
-    if kind is bytes:
-        return base64.b64decode(value, validate=True)
-    if issubclass(kind, Enum):
-        return kind(value)
-    if issubclass(kind, tuple):
-        hints = _hints(kind)
-        return kind(*(_read(hint, item) for hint, item in zip(hints.values(), value, strict=True)))
-    if not isinstance(value, (int, float) if kind is float else kind):
-        raise TypeError(f"{value!r:.40} is no {kind.__name__}")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ValueError("a number that no message to the region can hold")
-    if isinstance(value, str):
-        value.encode()  # half a surrogate pair is not text
-    return value

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from shoal.agent.ports import EmulatedPace
+from shoal.agent.driver_port import EmulatedPace
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, refuse
 

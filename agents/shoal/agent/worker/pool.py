@@ -16,21 +16,15 @@ from pathlib import Path
 
 import structlog
 
+from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.frames import FrameMessage
-from shoal.agent.ports import (
-    AgentClock,
-    DeviceAccess,
-    LocalWorker,
-    WorkerAdopted,
-    WorkerEvent,
-    WorkerExited,
-    WorkerStats,
-)
+from shoal.agent.packing import unpack
+from shoal.agent.ports import AgentClock, LocalWorker, WorkerAdopted, WorkerEvent, WorkerExited, WorkerStats
 from shoal.agent.worker.background_tasks import BackgroundTasks
 from shoal.agent.worker.cgroups import Cgroups
 from shoal.agent.worker.device_prober import DeviceProber
 from shoal.agent.worker.load_orders import LoadOrders
-from shoal.agent.worker.messages import SLOTS, LoadState, WorkerReport, WorkerStatus, unpack
+from shoal.agent.worker.messages import SLOTS, LoadState, WorkerReport, WorkerStatus
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.process import WorkerProcess, assignments_at_fault
 from shoal.agent.worker.replica_loader import ReplicaLoader

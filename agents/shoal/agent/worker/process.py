@@ -17,9 +17,9 @@ import structlog
 
 from shoal.agent import scheduling_priority
 from shoal.agent.frames import FrameClient, FrameMessage, Header, Push, start_time
+from shoal.agent.packing import from_json, pack
 from shoal.agent.timeouts import within
 from shoal.agent.worker.cgroups import WORKER_PREFIX, Cgroup, Cgroups
-from shoal.agent.worker.messages import from_json, pack
 from shoal.host.private_files import write_private
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Final
 
 from shoal.agent.frames import ConnectionLost
+from shoal.agent.packing import pack
 from shoal.agent.ports import AgentClock, WorkerEvent, WorkerFailed, WorkerPhase
 from shoal.agent.timeouts import wait_any
 from shoal.agent.worker.background_tasks import BackgroundTasks
 from shoal.agent.worker.load_orders import LoadOrders, may_share
-from shoal.agent.worker.messages import LoadOrder, LoadState, WorkerStatus, pack
+from shoal.agent.worker.messages import LoadOrder, LoadState, WorkerStatus
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.process import WorkerProcess
 from shoal.agent.worker.replica_table import ReplicaTable, WorkerReplica, worker_ready

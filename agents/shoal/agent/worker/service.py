@@ -23,8 +23,10 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from shoal.agent.core.verification import InputComparison
+from shoal.agent.driver_port import EmulatedPace
 from shoal.agent.frames import FrameMessage, FrameServer, Handler
-from shoal.agent.ports import NO_BATCHES, EmulatedPace
+from shoal.agent.packing import pack, unpack
+from shoal.agent.ports import NO_BATCHES
 from shoal.agent.worker import isolation
 from shoal.agent.worker.compare import compare
 from shoal.agent.worker.energy import ConstantPower, Energy, energy_of
@@ -38,16 +40,7 @@ from shoal.agent.worker.engine import (
     warm_up,
 )
 from shoal.agent.worker.failures import memory_refusal
-from shoal.agent.worker.messages import (
-    LoadOrder,
-    LoadResult,
-    LoadState,
-    ProbeOrder,
-    WorkerReport,
-    WorkerStatus,
-    pack,
-    unpack,
-)
+from shoal.agent.worker.messages import LoadOrder, LoadResult, LoadState, ProbeOrder, WorkerReport, WorkerStatus
 from shoal.agent.worker.metering import Metering
 from shoal.agent.worker.pace import device_seconds, element_count, hold_slot
 from shoal.agent.worker.parsing import Parser

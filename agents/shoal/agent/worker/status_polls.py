@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from shoal.agent.packing import unpack
 from shoal.agent.ports import WorkerStats
 from shoal.agent.timeouts import TICK_S, start_watchdog
 from shoal.agent.worker.background_tasks import BackgroundTasks
-from shoal.agent.worker.messages import WorkerReport, unpack
+from shoal.agent.worker.messages import WorkerReport
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.process import WorkerProcess, oom_kills
 from shoal.agent.worker.replica_table import ReplicaTable

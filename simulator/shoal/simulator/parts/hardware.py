@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from shoal.agent.ports import DeviceAccess
+from shoal.agent.driver_port import DeviceAccess
 from shoal.simulator.world.world import SimProcess
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, EnergySource, Reading, Rest

@@ -9,7 +9,7 @@ from harness.fakes.clock import ManualClock
 from harness.fakes.nvml import RecordedNvml
 from shoal.agent.devices import cuda as cuda_module
 from shoal.agent.devices.cuda import CudaDriver
-from shoal.agent.ports import DriverOptions
+from shoal.agent.driver_port import DriverOptions
 from shoal.types.codes import Code, ShoalError
 
 RECORDINGS = Path(__file__).parents[3] / "data/nvml"

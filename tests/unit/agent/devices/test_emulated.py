@@ -9,7 +9,7 @@ import pytest
 
 from harness.fakes.clock import ManualClock
 from shoal.agent.devices.emulated import EmulatedDriver, profiles
-from shoal.agent.ports import DriverOptions
+from shoal.agent.driver_port import DriverOptions
 from shoal.agent.worker.pace import device_seconds
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, ShoalError

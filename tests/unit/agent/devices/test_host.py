@@ -9,7 +9,7 @@ import pytest
 from harness.fakes.clock import ManualClock
 from shoal.agent.devices.cpu import CpuDriver
 from shoal.agent.devices.host import Host
-from shoal.agent.ports import DriverOptions
+from shoal.agent.driver_port import DriverOptions
 from shoal.types.codes import Code, ShoalError
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:    8000000 kB\n"

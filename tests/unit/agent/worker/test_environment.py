@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from shoal.agent.ports import DeviceAccess
+from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.worker import service
 from shoal.agent.worker.messages import LoadOrder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.builders.agent_values import CPU, assignment
-from shoal.agent.ports import DeviceAccess
+from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.worker.load_orders import LoadOrders, may_share
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.types.codes import Code, ShoalError

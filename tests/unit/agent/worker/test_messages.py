@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from shoal.agent.worker.messages import WorkerReport, unpack
+from shoal.agent.packing import unpack
+from shoal.agent.worker.messages import WorkerReport
 from shoal.types.codes import Code, ShoalError
 
 STATUS: dict[str, Any] = {

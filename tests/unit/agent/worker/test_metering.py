@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from shoal.agent.core.histogram import Histogram
 from shoal.agent.devices.rapl import RAPL, RaplCounter
-from shoal.agent.ports import Batches, DeviceAccess, EmulatedPace, EnergyCounter
+from shoal.agent.driver_port import DeviceAccess, EmulatedPace, EnergyCounter
+from shoal.agent.ports import Batches
 from shoal.agent.worker.energy import ConstantPower, CountedEnergy, CpuShare, energy_of, idle_watts
 from shoal.agent.worker.metering import MAX_ORIGINS, OTHERS, Metering
 from shoal.agent.worker.pace import device_seconds, element_count, hold_slot

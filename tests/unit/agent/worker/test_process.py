@@ -11,8 +11,9 @@ import pytest
 
 from harness.builders.agent_values import assignment
 from shoal.agent.frames import start_time
+from shoal.agent.packing import from_json, pack, unpack
 from shoal.agent.ports import Batches
-from shoal.agent.worker.messages import LoadOrder, LoadState, ProbeOrder, WorkerStatus, from_json, pack, unpack
+from shoal.agent.worker.messages import LoadOrder, LoadState, ProbeOrder, WorkerStatus
 from shoal.agent.worker.probe import read_graph, relative_half_width, with_weights
 from shoal.agent.worker.process import EXIT_STUCK, assignments_at_fault, brief_stack, classify_exit, error_lines
 from shoal.types.assignment import Assignment, Served, Work

@@ -4,8 +4,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from harness.models.synthetic import FLOAT, digest_of, model, relu, tensor
+from shoal.agent.packing import pack, unpack
 from shoal.agent.worker.engine import open_engine
-from shoal.agent.worker.messages import pack, unpack
 from shoal.agent.worker.support import runtime_support
 from shoal.coordinator.core.graph import profile_of
 from shoal.coordinator.core.placement.loadable import load_refusal

@@ -9,6 +9,7 @@ from shoal.types.assignment import AgreementCounts, Ingress, Observed, Served, S
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading
 from shoal.types.latency import BUCKETS, Counts
+from shoal.types.readings import MOST_WATTS, absurd_figure, check_figures
 from shoal.types.receipt import MAX_SPREAD, Receipt
 from shoal.types.units import Bytes, Wall, show_bytes, show_seconds
 from shoal.types.workload import WorkloadKey
@@ -20,12 +21,9 @@ MOST_FLOPS = 1e17
 """FLOP/s of one device. Above any that is sold, with a margin (an H200 gives 4e15 at fp8, sparse)."""
 MOST_BYTES = 1e14
 """Bytes/s, chosen in the same way (HBM3e: 5e12)."""
-MOST_WATTS = 1e5
 MOST_SECONDS = 1e5
 """For launch and node overheads and served latencies."""
 MOST_COUNT = 2**53
-MOST_CELSIUS = 250.0
-LEAST_CELSIUS = -60.0
 
 
 def check_receipt(receipt: Receipt, node: Node, wall: Wall) -> Refusal | None:
@@ -87,7 +85,7 @@ def check_status(status: Status, node: Node) -> CheckedStatus:
     a wrong clock is not an absurd report (`NodeState.skew_s`)."""
     refusals = list[Refusal]()
     if not is_plausible_time(status.taken_at):
-        refusals.append(_absurd("status", "taken_at", status.taken_at, f"0 to {LATEST_TIME:g}"))
+        refusals.append(absurd_figure("status", "taken_at", status.taken_at, f"0 to {LATEST_TIME:g}"))
     readings, observed, agreement_counts = dict[str, Reading](), dict[str, Observed](), dict[str, AgreementCounts]()
     entered = list[Ingress]()
     refused, refused_ingress = set[str](), set[tuple[WorkloadKey, str]]()
@@ -111,7 +109,7 @@ def check_status(status: Status, node: Node) -> CheckedStatus:
             entered.append(ingress)
         else:
             refused_ingress.add((ingress.workload, ingress.origin))
-            refusals.append(_absurd(f"ingress of {ingress.workload}", "count", max(counts, key=abs), "0 to 2^53"))
+            refusals.append(absurd_figure(f"ingress of {ingress.workload}", "count", max(counts, key=abs), "0 to 2^53"))
     for traffic in status.agreement_counts:
         if (refusal := check_agreement_counts(traffic)) is None:
             agreement_counts[traffic.agreement] = traffic
@@ -133,7 +131,7 @@ def check_agreement_counts(traffic: AgreementCounts) -> Refusal | None:
     where = f"agreement_counts of {traffic.agreement}"
     counts = (traffic.requests, traffic.errors, traffic.refused, traffic.late, traffic.latency_p95_s)
     if not all(0 <= count <= MOST_COUNT for count in counts):
-        return _absurd(where, "count", max(counts, key=abs), "0 to 2^53")
+        return absurd_figure(where, "count", max(counts, key=abs), "0 to 2^53")
     return _check_latencies(where, traffic.latencies, traffic.requests)
 
 
@@ -149,24 +147,12 @@ def check_reading(reading: Reading, node: Node, wall: Wall) -> Refusal | None:
     """
     device = next((device for device in node.devices if device.name == reading.device), None)
     if device is None:
-        return _absurd(reading.device, "device", math.nan, "a device of the node's hello")
+        return absurd_figure(reading.device, "device", math.nan, "a device of the node's hello")
+    ahead_s = reading.taken_at - wall
+    if not ahead_s <= CLOCK_ALLOWANCE_S:
+        return absurd_figure(reading.device, "taken_at", ahead_s, f"at most {CLOCK_ALLOWANCE_S:g} s ahead")
     most = max(_physical_memory(device, node), device.memory_bytes)
-    bounds = (
-        ("free_bytes", float(reading.free_bytes), 0.0, float(most)),
-        ("utilisation", reading.utilisation, 0.0, 1.0001),
-        ("temperature_c", reading.temperature_c, LEAST_CELSIUS, MOST_CELSIUS),
-        ("power_w", reading.power_w, 0.0, MOST_WATTS),
-        ("energy_j", reading.energy_j, 0.0, 1e15),
-        ("slept_s", reading.slept_s, 0.0, 1e15),
-        ("saved_j", reading.saved_j, -1e15, 1e15),
-        ("taken_at", reading.taken_at - wall, -math.inf, float(CLOCK_ALLOWANCE_S)),
-    )
-    for name, value, least, greatest in bounds:
-        if math.isnan(value) and name not in {"free_bytes", "taken_at"}:
-            continue
-        if not least <= value <= greatest:
-            return _absurd(reading.device, name, value, f"{least:g} to {greatest:g}")
-    return None
+    return check_figures(reading, most)
 
 
 METRICS_MAY_BE_NAN = frozenset({"joules", "served joules", "served latency_p50_s", "served latency_p95_s"})
@@ -179,7 +165,7 @@ def check_replica_metrics(observed: Observed) -> Refusal | None:
         if math.isnan(value) and name in METRICS_MAY_BE_NAN:
             continue
         if not 0 <= value <= most:
-            return _absurd(observed.assignment, name, value, f"0 to {most:g}")
+            return absurd_figure(observed.assignment, name, value, f"0 to {most:g}")
     return _check_latencies(observed.assignment, observed.latencies, sum(each.requests for each in observed.served))
 
 
@@ -187,11 +173,11 @@ def _check_latencies(where: str, latencies: Counts, requests: int) -> Refusal | 
     """TELEMETRY_ABSURD where a latency histogram has impossible counts, too many buckets, or more entries than
     requests."""
     if min(latencies, default=0) < 0 or max(latencies, default=0) > MOST_COUNT:
-        return _absurd(where, "count", max(latencies, key=abs), "0 to 2^53")
+        return absurd_figure(where, "count", max(latencies, key=abs), "0 to 2^53")
     if len(latencies) > BUCKETS:
-        return _absurd(where, "buckets of latency", len(latencies), f"at most {BUCKETS}")
+        return absurd_figure(where, "buckets of latency", len(latencies), f"at most {BUCKETS}")
     if sum(latencies) > requests:
-        return _absurd(where, "latencies", sum(latencies), f"of {requests} requests")
+        return absurd_figure(where, "latencies", sum(latencies), f"of {requests} requests")
     return None
 
 
@@ -248,7 +234,3 @@ def _physical_memory(device: Device, node: Node) -> Bytes:
 def _receipt_absurd(receipt: Receipt, found: str, asked: str) -> Refusal:
     remedy = "probe the device again"
     return Refusal(Code.RECEIPT_ABSURD, f"{receipt.node}/{receipt.device}: {found}", asked, remedy)
-
-
-def _absurd(subject: str, name: str, value: float, asked: str) -> Refusal:
-    return Refusal(Code.TELEMETRY_ABSURD, f"{subject}: {name} {value:g}", asked, "look at the node's sensors and agent")

@@ -1,0 +1,170 @@
+"""F51: a device driver that hangs, lies, crashes or is slow, in a real agent: its device is unreachable, and all else
+goes on: heartbeats, the other device, and the requests of both."""
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from harness.clients.oip import GrpcClient, InferenceError, Tensor
+from harness.cluster.agent_host import REGION, AgentHost, FakeCoordinator, assignment, ready
+from harness.crypto.pki import Authority
+from harness.faults import faulty_driver
+from harness.faults.faulty_driver import DEVICE, FAULT_FILE, DriverFault
+from harness.measure.contention import startup_slowdown_s
+from harness.models.engine_cases import add_one
+from harness.report import record
+from harness.wait import until
+from shoal.agent.clock import SystemClock
+from shoal.types.codes import Code
+from shoal.types.device import Role
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.alone]
+
+LIMIT_S: Final = 60.0
+BACK_S: Final = 5.0
+SUSPECT_S: Final = 3.0
+"""A coordinator suspects a node after three of its heartbeats of 1 s; here they are twice as frequent."""
+HERE, FAULTY = "here", "faulty"
+
+
+@dataclass
+class Node:
+    """An agent with two devices, of which one has the driver that misbehaves; each has a replica."""
+
+    coordinator: FakeCoordinator
+    machine: AgentHost
+    faults: Path
+    client: GrpcClient
+    sent: int = 0
+    lost: list[str] = field(default_factory=list)
+
+    async def infer(self, workload: str) -> str:
+        """Why the answer is missing or wrong; empty if it is right."""
+        tensor = Tensor("x", "FP32", (3,), np.asarray([1, 2, 3], np.float32).tobytes())
+        try:
+            answer = await self.client.infer(workload, [tensor], timeout=5.0)
+        except InferenceError as error:
+            return f"{workload}: {error}"
+        right = np.asarray([2, 3, 4], np.float32).tobytes()
+        return "" if answer.outputs[0].raw == right else f"{workload}: a wrong answer"
+
+    async def serves(self, workload: str) -> bool:
+        return not await self.infer(workload)
+
+    async def send_forever(self, workload: str) -> None:
+        while True:
+            self.sent += 1
+            if why := await self.infer(workload):
+                self.lost.append(why)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    folder = tmp_path_factory.mktemp("region")
+    authority = Authority(folder / "ca", REGION, SystemClock().wall())
+    model = add_one()
+    digest = f"sha256:{hashlib.sha256(model).hexdigest()}"
+    coordinator = FakeCoordinator(authority.issue(Role.COORDINATOR, "coordinator"), {digest: model})
+    await coordinator.start()
+    machine = AgentHost(folder / "edge-1", authority, coordinator.address)
+    faults = folder / "fault.json"
+    faulty_driver.command(faults)
+    installed = faulty_driver.install(folder / "installed")
+    machine.environment = {FAULT_FILE: str(faults), "PYTHONPATH": f"{installed}:{':'.join(sys.path)}"}
+    try:
+        await asyncio.to_thread(machine.start)
+        await until(lambda: len(coordinator.receipts) == 2, LIMIT_S, "both devices to be measured")
+        coordinator.want(
+            assignment(HERE, HERE, digest, len(model)),
+            replace(assignment(FAULTY, FAULTY, digest, len(model)), device=DEVICE),
+            generation=1,
+        )
+        await ready(coordinator, HERE)
+        await ready(coordinator, FAULTY)
+        client = machine.client()
+        found = Node(coordinator, machine, faults, client)
+        for workload in (HERE, FAULTY):
+            await until(partial(found.serves, workload), LIMIT_S, "the front to serve it")
+        yield found
+        await client.close()
+    finally:
+        machine.lose_power()
+        await coordinator.stop()
+
+
+@asynccontextmanager
+async def under_load(node: Node) -> AsyncIterator[None]:
+    sending = [asyncio.create_task(node.send_forever(each)) for each in (HERE, FAULTY)]
+    try:
+        yield
+    finally:
+        for task in sending:
+            task.cancel()
+        await asyncio.wait(sending)
+
+
+@pytest.mark.parametrize(
+    ("method", "fault"),
+    [("read", each) for each in DriverFault if each not in (DriverFault.SLOW, DriverFault.VANISH, DriverFault.HUGE)]
+    + [("discover", DriverFault.HANG)],
+)
+async def test_f51_only_its_device_is_unreachable_and_it_is_back_soon(
+    node: Node, method: str, fault: DriverFault
+) -> None:
+    known, sent, first = len(node.coordinator.events), node.sent, len(node.coordinator.stamps)
+    async with under_load(node):
+        if method == "discover":  # where it was started again
+            faulty_driver.command(node.faults, "read", DriverFault.EXIT)
+            await until(lambda: DEVICE not in node.coordinator.readings, LIMIT_S, "the driver to have ended")
+        faulty_driver.command(node.faults, method, fault)
+        await until(lambda: DEVICE not in node.coordinator.readings, LIMIT_S, "the device to be unreachable")
+        beats = len(node.coordinator.stamps)
+        await until(lambda: len(node.coordinator.stamps) > beats + 4, LIMIT_S, "heartbeats meanwhile")
+        assert "cpu0" in node.coordinator.readings
+        assert node.coordinator.front_ready
+        began = asyncio.get_running_loop().time()
+        faulty_driver.command(node.faults)
+        await until(lambda: DEVICE in node.coordinator.readings, LIMIT_S, "the device to be back")
+        back_s = asyncio.get_running_loop().time() - began
+    (event,) = [each for each in node.coordinator.events[known:] if each.subject == DEVICE]
+    assert event.code == Code.DEVICE_UNREACHABLE
+    assert not node.lost
+    stamps = node.coordinator.stamps[first:]
+    silent_s = max(later - earlier for earlier, later in pairwise(stamps))
+    slowed_s = startup_slowdown_s()
+    assert silent_s <= SUSPECT_S + slowed_s
+    assert back_s <= BACK_S + slowed_s
+    record(
+        "F51", "P", 1, fault=f"{fault} at {method}", back_s=round(back_s, 2), silent_s=round(silent_s, 2),
+        sent=node.sent - sent, lost=0,
+    )  # fmt: skip
+
+
+async def test_f51_a_slow_driver_costs_nothing(node: Node) -> None:
+    known = len(node.coordinator.events)
+    async with under_load(node):
+        faulty_driver.command(node.faults, "read", DriverFault.SLOW)
+        beats = len(node.coordinator.stamps)
+        await until(lambda: len(node.coordinator.stamps) > beats + 8, LIMIT_S, "heartbeats meanwhile")
+        faulty_driver.command(node.faults)
+    assert node.coordinator.readings.keys() == {"cpu0", DEVICE}
+    assert node.coordinator.events[known:] == []
+    assert not node.lost
+
+
+async def test_f51_what_a_driver_wrote_is_in_the_agents_log(node: Node) -> None:
+    failed = node.machine.log_lines("driver_failed")
+    assert {each["driver"] for each in failed} == {"faulty"}
+    assert any("no answer to read within" in each["error"] for each in failed)
+    assert any("SIGABRT" in each["error"] for each in failed)
