@@ -224,6 +224,7 @@ class DriverProcess:
     async def _ask_forever(self) -> None:
         """Raises DriverFailed."""
         while True:
+            await wait_or_timeout(self._is_order_due, POLL_S)  # `_start` has just read all devices
             self._is_order_due.clear()
             for name, order in tuple(self._sleep.items()):
                 if order.ready_at is None:
@@ -233,7 +234,6 @@ class DriverProcess:
                     order.ready_at = Elapsed(self._clock.now() + answer.seconds)
             for found in tuple(self._devices.values()):
                 await self._read(found.device)
-            await wait_or_timeout(self._is_order_due, POLL_S)
 
     async def _read(self, device: Device) -> None:
         answer = await self._call(DriverCall(DriverMethod.READ, device.name), CALL_S)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final
 
 from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.ports import NO_BATCHES, Batches
@@ -14,8 +14,6 @@ from shoal.types.receipt import Rates, RuntimeSupport
 
 SLOTS: Final = "slots"
 """Folder in the run folder for the slot locks of emulated devices: the only place that a worker may write to."""
-
-T = TypeVar("T")
 
 
 class LoadState(StrEnum):
