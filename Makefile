@@ -4,7 +4,6 @@
 unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV := .venv
-OPENVINO := .venv-openvino
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-tests
@@ -27,7 +26,7 @@ PYTEST = $(BIN)/python -m pytest $(ONCE)
 ATTEMPT = PYTHONPATH=tests $(BIN)/python -m harness.flaky $(1) $(ONCE)
 
 .DEFAULT_GOAL := help
-.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers openvino wheels lock images push bundle lint words types protos docs dashboards bench clean
+.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers wheels lock images push bundle lint words types protos docs dashboards bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -41,17 +40,12 @@ $(STAMP): $(VENV)/bin/python $(PYPROJECTS)
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt rapidocr-onnxruntime scikit-image
 	touch $@
 
-$(TEST_STAMP): $(STAMP) requirements-test.txt
+$(TEST_STAMP): $(STAMP) requirements-test.txt requirements-plugins.txt
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -r requirements-test.txt
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt magika silero-vad
+	@# Plugin providers, for the processors that they are made for. What QNN's depends on is for tools that are not used.
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt -r requirements-plugins.txt
 	touch $@
-
-$(OPENVINO)/.installed: protos/pyproject.toml agents/pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(OPENVINO)
-	$(OPENVINO)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e protos -e 'agents[openvino]'
-	touch $@
-
-openvino: $(OPENVINO)/.installed ## an environment whose agents run models through OpenVINO: .venv-openvino
 
 packages:
 	@tests/packages.sh
@@ -84,7 +78,7 @@ test-together: $(TEST_STAMP) packages
 test-alone: $(TEST_STAMP) packages
 	$(call ATTEMPT,alone) tests/integration -m "not long and alone"
 
-test-long: $(TEST_STAMP) $(OPENVINO)/.installed packages ## the unscaled runs: minutes of real time each
+test-long: $(TEST_STAMP) packages ## the unscaled runs: minutes of real time each
 	$(PYTEST) tests -m long
 
 # For the Python of the images' Debian; with another one here, pip asks its registry while they are built.

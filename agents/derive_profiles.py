@@ -1,14 +1,19 @@
-"""Derives the profiles of emulated devices from a device catalogue: `derive_profiles.py device_catalogue.csv`.
+"""Derives the profiles of emulated devices: `derive_profiles.py device_catalogue.csv qai_hub_latency.csv.gz`.
 
 The catalogue holds results of MLPerf Inference, SingleStream (one request in flight). An emulated device is fitted to
 one row, ResNet-50 v1.5: all rates are that model's work over the row's latency, so the profile gives back its row
 exactly and any other model by its FLOPs and bytes. Launch costs are inside these rates. Watts are the row's joules
 over its latency, of the whole system at the wall, which `system` names. What the row does not tell (power at idle) is
-left out, not guessed; where something else is known of such a system, `RESTS` has it, with its source and what of it
-is assumed.
+left out, not guessed; where something else is known of such a system, `SLEEP_POWER` has it, with its source and what
+of it is assumed.
+
+The second file holds Qualcomm's own measurements of its phones' NPUs, by ONNX Runtime with QNN. The profile of the NPU
+that the vendor's simulator stands for is fitted to two of its models, for each precision: two points give a launch cost
+and a rate.
 """
 
 import csv
+import gzip
 import json
 import sys
 from dataclasses import dataclass
@@ -183,18 +188,59 @@ def profile(spec: ProfileSpec, rows: list[dict[str, str]]) -> dict[str, object]:
     }
 
 
+HTP_SOURCE = "qai_hub_latency.csv.gz (quic/ai-hub-models 52c080d245d2, perf.yaml)"
+HTP_LICENCE = "Qualcomm AI Hub Models' published measurements, quic/ai-hub-models (52c080d245d2), BSD-3-Clause."
+HTP_DEVICE, HTP_RUNTIMES = "Samsung Galaxy S24", {"float": "onnx", "w8a8": "qnn_dlc"}
+"""The runtime for each precision that has a row of both models."""
+MOBILENET_V2_FLOPS = 2 * 300e6
+"""300 million multiply-adds (Sandler et al., 2018, table 4)."""
+
+
+def htp_profile(rows: list[dict[str, str]]) -> dict[str, object]:
+    """Of Snapdragon 8 Gen 3 (SM8650), Hexagon V75. No watts: nobody publishes them."""
+    flops, moved = resnet50_work()
+    rates: dict[str, float] = {}
+    launches: list[float] = []
+    sources: list[str] = []
+    for precision, runtime in HTP_RUNTIMES.items():
+        seconds = {}
+        for model in ("resnet50", "mobilenet_v2"):
+            key = {"model": model, "device": HTP_DEVICE, "precision": precision, "runtime": runtime}
+            (row,) = [row for row in rows if key.items() <= row.items()]
+            seconds[model] = float(row["latency_ms"]) / 1e3
+            sources.append(f"{HTP_SOURCE}: {model}, {precision}, {HTP_DEVICE}, {runtime}: {row['latency_ms']} ms")
+        slope = (flops - MOBILENET_V2_FLOPS) / (seconds["resnet50"] - seconds["mobilenet_v2"])
+        rates |= dict.fromkeys(("fp32", "fp16") if precision == "float" else ("int8",), slope)
+        launches.append(seconds["resnet50"] - flops / slope)
+    launch_s = min(launches)
+    return {
+        "name": "htp-sim",
+        "model": "Hexagon V75 (Snapdragon 8 Gen 3)",
+        "soc_model": "57",
+        "htp_arch": "75",
+        "flops_per_s": rates,
+        "bytes_per_s": moved / (flops / rates["fp32"]),
+        "launch_s": launch_s,
+        "sources": sources,
+        "licence": HTP_LICENCE,
+    }
+
+
 def _row(suffix: str, rows: list[dict[str, str]]) -> dict[str, str]:
     (row,) = [row for row in rows if row["source"].endswith(suffix)]
     return row
 
 
-def main(catalogue: Path, folder: Path) -> None:
+def main(catalogue: Path, hub: Path, folder: Path) -> None:
     with catalogue.open(newline="") as file:
         rows = list(csv.DictReader(file))
     for spec in PROFILE_SPECS:
         text = json.dumps(profile(spec, rows), indent=2) + "\n"
-        (folder / f"{spec.name}.json").write_text(text)
+        (folder / "profiles" / f"{spec.name}.json").write_text(text)
+    with gzip.open(hub, "rt", newline="") as file:
+        htp = htp_profile(list(csv.DictReader(file)))
+    (folder / "plugins" / "htp.json").write_text(json.dumps(htp, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(__file__).parent / "shoal/agent/devices/profiles")
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(__file__).parent / "shoal/agent/devices")

@@ -57,6 +57,8 @@ class DriverOptions:
     wake_scale: float = 1.0
     # JSON file with the current state of emulated devices (`devices/emulated_state.py`). None: all are healthy.
     emulated_state_file: Path | None = None
+    # Vendors' simulators to offer as devices (`devices/plugins`), for instance `htp`.
+    simulate: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,24 @@ class EnergyCounter:
 
 
 @dataclass(frozen=True, slots=True)
+class ProviderPlugin:
+    """An execution provider that the runtime loads from a library, and the hardware that it is to run on."""
+
+    # Path of the library (ONNX Runtime, `register_execution_provider_library`).
+    library: str
+    # Kind of the hardware, as the runtime names it: `CPU`, `GPU` or `NPU`.
+    hardware: str
+    # Which one of that kind, in the order in which the runtime lists those of the provider.
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EmulatedPace:
     """How an emulated device behaves.
 
     One inference of Work w takes launch_s + w.nodes * node_s + max(w.conv_flops / conv rate + (w.matmul_flops +
     w.other_flops) / matmul rate, w.bytes / elementwise_bytes) seconds of device time. The caller waits `time_scale`
-    times that for the answer.
+    times that for the answer. For the answer of a simulator it waits as long as that computes.
     """
 
     # Name of the profile, as in `profiles/NAME.json`.
@@ -98,6 +112,8 @@ class EmulatedPace:
     idle_w: Watts
     # The system whose mains power the watts are. Empty: they are the device's own.
     system: str = ""
+    # True: a simulator of the vendor computes, and nothing is learnt from the time that it takes.
+    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +129,12 @@ class DeviceAccess:
     # None: it counts no energy, which is then estimated.
     energy: EnergyCounter | None = None
     # How to pace and meter an emulated device. None for real hardware.
-    pace: "EmulatedPace | None" = None
+    pace: EmulatedPace | None = None
+    # Where the device's provider comes from. None: it is built into the runtime.
+    plugin: ProviderPlugin | None = None
+    # Options of the provider by a model's precision; with `` those of all others. `$threads` in a value stands for the
+    # threads of one run.
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 class DriverFactory(Protocol):

@@ -204,6 +204,8 @@ class WorkerReady:
     outputs: tuple[TensorSpec, ...]
     # Why the replica serves without a warm-up. Empty: it had one.
     no_warmup_reason: str = ""
+    # Operators that the device's provider took. Empty for the processor's own.
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,9 @@ class Control:
 
     def _start_nodes(self, api: RegionClient, region: StackLayout, say: Say) -> None:
         for member in (*region.gateways, *region.agents):
-            say(f"{member.role} {member.name}" + (f", emulated: {member.emulate}" if member.emulate else ""))
+            emulated = f", emulated: {member.emulate}" if member.emulate else ""
+            simulated = f", simulated: {member.simulate}" if member.simulate else ""
+            say(f"{member.role} {member.name}{emulated}{simulated}")
             self._enrol(api, region, member)
             self.ask({"op": "start", "name": member.name})
 
@@ -337,6 +339,7 @@ class Control:
             Rate(max(device.receipt.rates.conv_flops.values(), default=0.0), device.device.emulated)
             for api in apis.values()
             for device in api.get("devices").devices
+            if not device.device.simulated  # it takes as long as its simulator does
         ]
         scale = time_scale(rates, os.cpu_count() or 1)
         scale *= slower if scale > 1.0 else 1.0

@@ -226,7 +226,7 @@ class Demo:
         )
         self._wait_meters_idle(api)
         frugal = self._read(api, up, files, "least energy")
-        title = "modelled, on emulated devices" if any(row.emulated for row in rows) else "measured"
+        title = "modelled, on emulated devices" if any(row.stand_in for row in rows) else "measured"
         self._narrator.say(f"a page costs {show_joules(frugal)} instead of {show_joules(fast)} ({title})")
         self._check("the move saves energy", frugal < fast, f"{show_joules(fast)} -> {show_joules(frugal)} ({title})")
         self.report.migration |= {"joules_per_page_before": fast, "joules_per_page_after": frugal}
@@ -411,7 +411,7 @@ class Demo:
                         "policy": name,
                         "workload": one.workload.name,
                         "device": f"{candidate.node}/{candidate.device}",
-                        "emulated": candidate.emulated,
+                        "stand_in": candidate.stand_in,
                         "chosen": candidate.chosen,
                         "refusal": candidate.refusal.code,
                         "p95_s": candidate.prediction.latency_p95_s.mid,

@@ -2,8 +2,10 @@
 
 import json
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,6 +66,8 @@ class StackMember:
     addresses: Mapping[str, str]
     # Its region; the federation's name for federation members, empty for etcd.
     region: str = REGION
+    # Vendors' simulators that an agent offers as devices beside its own, as `shoal-agent run --simulate` takes them.
+    simulate: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,12 @@ def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(environment.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "shoal" / "dev"
 
 
+def installed_simulators() -> str:
+    """Vendors' simulators that run here, as `shoal-agent run --simulate` takes them."""
+    is_there = platform.machine() == "x86_64" and find_spec("onnxruntime_qnn") is not None
+    return "htp" if is_there else ""
+
+
 def fleet_of(count: int) -> tuple[tuple[str, str], ...]:
     """(name, profile) of the first `count` agents."""
     if not 1 <= count <= 64:
@@ -177,6 +187,8 @@ class StackOptions:
     slowdown: float = 1.0
     # As in `StackLayout`.
     relayed: bool = True
+    # As in `StackMember`, of the first agent of each region.
+    simulate: str = ""
 
     @classmethod
     def from_stack(cls, stack: StackLayout) -> "StackOptions":
@@ -193,6 +205,7 @@ class StackOptions:
             neighbours,
             len(stack.for_region(stack.region).coordinators),
             relayed=stack.relayed,
+            simulate=stack.agents[0].simulate if stack.agents else "",
         )
 
     def __str__(self) -> str:
@@ -202,7 +215,8 @@ class StackOptions:
         neighbours = "" if self.neighbours is None else f", {self.neighbours} agents in each other"
         coordinators = f", {self.coordinators} coordinators" if self.coordinators > 1 else ""
         relays = "" if self.relayed else ", without relays"
-        more = f"{coordinators}{regions}{neighbours}{federation}{store}{relays}"
+        simulated = f", simulating {self.simulate}" if self.simulate else ""
+        more = f"{coordinators}{regions}{neighbours}{federation}{store}{relays}{simulated}"
         return f"region {self.region} with {self.agents} agents on {self.link} links{more}"
 
 
@@ -258,10 +272,11 @@ def _members(asked: StackOptions) -> tuple[StackMember, ...]:
             for name, role in _non_agent_members(asked.link, coordinators)
         ]
         count = asked.agents if number == 1 or asked.neighbours is None else asked.neighbours
-        for name, profile in asked.fleet or fleet_of(count):
+        for index, (name, profile) in enumerate(asked.fleet or fleet_of(count)):
             price = PRICES.get(name, PRICES["plain-cpu"]) / number
             labels = {"price": f"{price:.4g} USD/h", "site": SITES.get(name, "hall")}
-            members.append(StackMember(before + name, "agent", profile, labels, {}, region))
+            simulate = asked.simulate if index == 0 else ""
+            members.append(StackMember(before + name, "agent", profile, labels, {}, region, simulate))
     return tuple(members)
 
 

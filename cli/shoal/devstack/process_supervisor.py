@@ -261,6 +261,8 @@ class ProcessSupervisor:
         ]  # fmt: skip
         for key, value in member.labels.items():
             command += ["--label", f"{key}={value}"]
+        if member.simulate:
+            command += ["--simulate", member.simulate]
         if member.emulate:
             stack = layout.load(self._folder)
             command += ["--no-cpu", "--emulate", member.emulate, "--time-scale", f"{stack.time_scale:g}"]

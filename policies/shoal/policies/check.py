@@ -104,6 +104,12 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
             note="optional: serves without one where neither samples nor what the graph implies runs, and says so",
             read_as="warm_up_optional",
         ),
+        "spec.model.shapes": ActiveField(
+            _PLACEMENT,
+            (Code.SHAPES_OPEN, Code.MODEL_INVALID),
+            note="by input; the only ones that are served, on every device; -1 leaves an axis open",
+            read_as="shapes",
+        ),
         "spec.traffic.from": ActiveField(_PLACEMENT, (Code.SLO_UNREACHABLE,), read_as="origin"),
         "spec.traffic.rate": ActiveField(_PLACEMENT, (Code.UTILISATION_SHORT,), read_as="rate"),
         "spec.traffic.peak": ActiveField(

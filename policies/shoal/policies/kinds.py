@@ -304,6 +304,10 @@ class Policy(DocumentPart):
     spec: PolicySpec = PolicySpec()
 
 
+Axis = Annotated[int, Field(ge=-1, le=2**31)]
+ShapeSpec = Annotated[Many[Axis], Field(max_length=16)]
+
+
 class Variant(DocumentPart):
     source: Line
     # None: as the graph states.
@@ -317,6 +321,8 @@ class ModelSpec(DocumentPart):
     # An .npz file, or the digest of pushed samples; None: without samples.
     samples: Line | None = None
     warm_up: Literal["required", "optional"] = "required"
+    # By input: the only shapes that are served; -1 leaves an axis open. Empty: all that the graph takes.
+    shapes: Annotated[dict[Line, ShapeSpec], Field(max_length=64)] = {}
 
 
 class TrafficSource(DocumentPart):

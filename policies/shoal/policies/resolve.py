@@ -85,6 +85,7 @@ def resolve(
         migration=replace(_migration(spec), pack=pack),
         capture=_capture(workload.spec.capture),
         warm_up_optional=model.warm_up == "optional",
+        shapes={name: tuple(shape) for name, shape in model.shapes.items()},
         session=dict(workload.spec.session.state) if isinstance(workload.spec.session, kinds.StateTensors) else {},
         schedule=tuple(ScheduledWeights(one.when, _weights(one.optimize)) for one in spec.schedule),
     )

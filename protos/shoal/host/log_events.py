@@ -91,6 +91,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "peer_server_listening": "Other regions may call here.",
     "process_crashed": "The process ends by an uncaught error.",
     "process_stopping": "The process was asked to stop, and drains.",
+    "provider_not_opened": "A plugin provider did not take the smallest graph; the model's load says more.",
     "query_failed": "A query of the coordinator for logs or spans got no answer.",
     "read_aborted": "A request was not read to its end, because the front's memory is full.",
     "region_joined": "A region joined the federation.",

@@ -111,6 +111,8 @@ class Assignment:
     samples_bytes: Bytes = Bytes(0)
     # True: if no known input runs, it serves without a warm-up and reports that.
     warm_up_optional: bool = False
+    # By input name: the only shapes that it serves; -1 for an axis that stays open. Empty: all that the graph takes.
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

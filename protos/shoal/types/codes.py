@@ -53,6 +53,8 @@ class Code(StrEnum):
     OP_UNSUPPORTED = "OP_UNSUPPORTED"
     IR_UNSUPPORTED = "IR_UNSUPPORTED"
     OPSET_UNSUPPORTED = "OPSET_UNSUPPORTED"
+    # the device takes only models whose shapes are all fixed
+    SHAPES_OPEN = "SHAPES_OPEN"
     PRECISION_DENIED = "PRECISION_DENIED"
     SLO_UNREACHABLE = "SLO_UNREACHABLE"
     SELECTOR_MISMATCH = "SELECTOR_MISMATCH"
@@ -257,7 +259,7 @@ class Refusal:
 
 
 PERMANENT_LOAD_FAILURES: Final = frozenset(
-    {Code.IR_UNSUPPORTED, Code.OPSET_UNSUPPORTED, Code.OP_UNSUPPORTED, Code.MODEL_INVALID}
+    {Code.IR_UNSUPPORTED, Code.OPSET_UNSUPPORTED, Code.OP_UNSUPPORTED, Code.SHAPES_OPEN, Code.MODEL_INVALID}
 )
 """Reasons why a runtime cannot load a model, now or later: only another model or another runtime helps."""
 

@@ -83,7 +83,8 @@ class Device:
     parallelism: int = 1
     # Facts for people and selectors (isa, caches, numa, cores, compute capability). The core never parses them.
     attributes: Mapping[str, str] = field(default_factory=dict)
-    # True: the real model runs on the CPU, paced and metered by `profile`. Shown wherever the device is shown.
+    # True: its figures are those of `profile`, and the real model runs on the CPU, paced and metered by it. Shown
+    # wherever the device is shown.
     emulated: bool = False
     # Name of the emulation profile; empty for a real device.
     profile: str = ""
@@ -93,6 +94,20 @@ class Device:
     time_scale: float = 1.0
     # None where it cannot be put to sleep, or where the saving is unknown; `attributes["sleep"]` may say why.
     rest: Rest | None = None
+    # True: an emulated device whose answers come from its vendor's simulator of the chip. Its times are still those of
+    # `profile`.
+    simulated: bool = False
+    # True: it takes no model in which a shape is open.
+    fixed_shapes: bool = False
+    # The device of this node whose hardware it is, where a further provider runs on that. Both share its memory,
+    # processors and power. Empty: its own.
+    hardware: str = ""
+
+    @property
+    def stand_in(self) -> str:
+        """What stands in for real hardware: `simulated` (by the vendor's tools) or `emulated` (paced by published
+        figures); empty: nothing does."""
+        return "simulated" if self.simulated else "emulated" if self.emulated else ""
 
 
 @dataclass(frozen=True, slots=True)

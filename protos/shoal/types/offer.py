@@ -187,8 +187,8 @@ class Offer:
     load_s: Seconds
     # True: the region already has the model's bytes.
     cached: bool
-    # True: an emulated device would run a replica.
-    emulated: bool
+    # What would stand in for a real device: `emulated` or `simulated`; empty: nothing.
+    stand_in: str
     # Where the region keeps data, as `residency` in policies names it; the region's name where it declares none.
     residency: str
     # How long capacity is held, from when the offer was sent; 0: nothing is held.

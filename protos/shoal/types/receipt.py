@@ -86,7 +86,8 @@ class Receipt:
     runtime_version: str
     # Precisions that the provider runs.
     precisions: tuple[str, ...]
-    # ONNX operator types that the provider was seen to run; empty: the runtime's whole set (the CPU provider).
+    # ONNX operator types that the provider was seen to take, at a probe or a load. One that is missing is unknown: a
+    # model tells more of itself than of its operators. Empty for the CPU provider, which takes all of the runtime's.
     operators: tuple[str, ...]
     # Measured rates.
     rates: Rates

@@ -124,6 +124,8 @@ def show_bytes(value: float) -> str:
 
 
 def show_joules(value: float) -> str:
+    if math.isnan(value):
+        return "unknown"
     for factor, unit in ((1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
         if abs(value) >= factor:
             return f"{value / factor:.3g}{unit}"

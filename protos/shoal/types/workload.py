@@ -240,6 +240,8 @@ class Intent:
     packs: Mapping[str, PackRef] = field(default_factory=dict)
     # True: a replica serves even if no known input runs in its warm-up.
     warm_up_optional: bool = False
+    # By input name: the only shapes that are served; -1 for an axis that stays open. Empty: all that the graph takes.
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

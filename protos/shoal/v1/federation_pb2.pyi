@@ -585,7 +585,7 @@ class Offer(_message.Message):
     CARBON_FIELD_NUMBER: _builtins.int
     LOAD_S_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
-    EMULATED_FIELD_NUMBER: _builtins.int
+    STAND_IN_FIELD_NUMBER: _builtins.int
     RESIDENCY_FIELD_NUMBER: _builtins.int
     HOLD_S_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
@@ -604,7 +604,7 @@ class Offer(_message.Message):
     carbon: _builtins.float
     load_s: _builtins.float
     cached: _builtins.bool
-    emulated: _builtins.bool
+    stand_in: _builtins.str
     residency: _builtins.str
     hold_s: _builtins.float
     @_builtins.property
@@ -627,14 +627,14 @@ class Offer(_message.Message):
         carbon: _builtins.float = ...,
         load_s: _builtins.float = ...,
         cached: _builtins.bool = ...,
-        emulated: _builtins.bool = ...,
+        stand_in: _builtins.str = ...,
         residency: _builtins.str = ...,
         hold_s: _builtins.float = ...,
         changes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "carbon", b"carbon", "changes", b"changes", "cost", b"cost", "emulated", b"emulated", "energy_source", b"energy_source", "hold_s", b"hold_s", "id", b"id", "joules", b"joules", "latency_p95_s", b"latency_p95_s", "load_s", b"load_s", "model", b"model", "origin", b"origin", "precision", b"precision", "region", b"region", "replicas", b"replicas", "residency", b"residency", "round", b"round", "solicitation", b"solicitation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "carbon", b"carbon", "changes", b"changes", "cost", b"cost", "energy_source", b"energy_source", "hold_s", b"hold_s", "id", b"id", "joules", b"joules", "latency_p95_s", b"latency_p95_s", "load_s", b"load_s", "model", b"model", "origin", b"origin", "precision", b"precision", "region", b"region", "replicas", b"replicas", "residency", b"residency", "round", b"round", "solicitation", b"solicitation", "stand_in", b"stand_in"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -116,6 +116,9 @@ class Device(_message.Message):
     PROFILE_SOURCE_FIELD_NUMBER: _builtins.int
     TIME_SCALE_FIELD_NUMBER: _builtins.int
     REST_FIELD_NUMBER: _builtins.int
+    SIMULATED_FIELD_NUMBER: _builtins.int
+    FIXED_SHAPES_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
     vendor: _builtins.str
@@ -130,6 +133,9 @@ class Device(_message.Message):
     profile: _builtins.str
     profile_source: _builtins.str
     time_scale: _builtins.float
+    simulated: _builtins.bool
+    fixed_shapes: _builtins.bool
+    hardware: _builtins.str
     @_builtins.property
     def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -153,10 +159,13 @@ class Device(_message.Message):
         profile_source: _builtins.str = ...,
         time_scale: _builtins.float = ...,
         rest: Global___Rest | None = ...,
+        simulated: _builtins.bool = ...,
+        fixed_shapes: _builtins.bool = ...,
+        hardware: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rest", b"rest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "driver", b"driver", "driver_version", b"driver_version", "emulated", b"emulated", "kind", b"kind", "memory_bytes", b"memory_bytes", "model", b"model", "name", b"name", "parallelism", b"parallelism", "profile", b"profile", "profile_source", b"profile_source", "provider", b"provider", "rest", b"rest", "runtime_version", b"runtime_version", "time_scale", b"time_scale", "vendor", b"vendor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "driver", b"driver", "driver_version", b"driver_version", "emulated", b"emulated", "fixed_shapes", b"fixed_shapes", "hardware", b"hardware", "kind", b"kind", "memory_bytes", b"memory_bytes", "model", b"model", "name", b"name", "parallelism", b"parallelism", "profile", b"profile", "profile_source", b"profile_source", "provider", b"provider", "rest", b"rest", "runtime_version", b"runtime_version", "simulated", b"simulated", "time_scale", b"time_scale", "vendor", b"vendor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1015,6 +1024,27 @@ class Assignment(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ShapesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Shape: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Shape | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ID_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
@@ -1041,6 +1071,7 @@ class Assignment(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     SAMPLES_BYTES_FIELD_NUMBER: _builtins.int
     WARM_UP_OPTIONAL_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -1079,6 +1110,8 @@ class Assignment(_message.Message):
     def handover(self) -> Global___Handover: ...
     @_builtins.property
     def handover_sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionSource]: ...
+    @_builtins.property
+    def shapes(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
     def __init__(
         self,
         *,
@@ -1108,10 +1141,11 @@ class Assignment(_message.Message):
         samples: _builtins.str = ...,
         samples_bytes: _builtins.int = ...,
         warm_up_optional: _builtins.bool = ...,
+        shapes: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handover", b"handover", "partition", b"partition", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "session", b"session", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

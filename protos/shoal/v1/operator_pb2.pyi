@@ -373,7 +373,7 @@ class Candidate(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
-    EMULATED_FIELD_NUMBER: _builtins.int
+    STAND_IN_FIELD_NUMBER: _builtins.int
     CHOSEN_FIELD_NUMBER: _builtins.int
     CURRENT_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
@@ -389,7 +389,7 @@ class Candidate(_message.Message):
     device: _builtins.str
     model: _builtins.str
     precision: _builtins.str
-    emulated: _builtins.bool
+    stand_in: _builtins.str
     chosen: _builtins.bool
     current: _builtins.bool
     score: _builtins.float
@@ -415,7 +415,7 @@ class Candidate(_message.Message):
         device: _builtins.str = ...,
         model: _builtins.str = ...,
         precision: _builtins.str = ...,
-        emulated: _builtins.bool = ...,
+        stand_in: _builtins.str = ...,
         chosen: _builtins.bool = ...,
         current: _builtins.bool = ...,
         score: _builtins.float = ...,
@@ -430,7 +430,7 @@ class Candidate(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction", "refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carbon_g_per_h", b"carbon_g_per_h", "chosen", b"chosen", "cost_usd_per_h", b"cost_usd_per_h", "current", b"current", "device", b"device", "emulated", b"emulated", "model", b"model", "nearest", b"nearest", "node", b"node", "pareto", b"pareto", "precision", b"precision", "prediction", b"prediction", "refusal", b"refusal", "score", b"score", "standby", b"standby", "terms", b"terms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carbon_g_per_h", b"carbon_g_per_h", "chosen", b"chosen", "cost_usd_per_h", b"cost_usd_per_h", "current", b"current", "device", b"device", "model", b"model", "nearest", b"nearest", "node", b"node", "pareto", b"pareto", "precision", b"precision", "prediction", b"prediction", "refusal", b"refusal", "score", b"score", "stand_in", b"stand_in", "standby", b"standby", "terms", b"terms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -447,7 +447,7 @@ class PlacementChange(_message.Message):
     PRECISION_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
-    EMULATED_FIELD_NUMBER: _builtins.int
+    STAND_IN_FIELD_NUMBER: _builtins.int
     sign: _builtins.str
     node: _builtins.str
     device: _builtins.str
@@ -455,7 +455,7 @@ class PlacementChange(_message.Message):
     precision: _builtins.str
     assignment: _builtins.str
     why: _builtins.str
-    emulated: _builtins.bool
+    stand_in: _builtins.str
     def __init__(
         self,
         *,
@@ -466,11 +466,11 @@ class PlacementChange(_message.Message):
         precision: _builtins.str = ...,
         assignment: _builtins.str = ...,
         why: _builtins.str = ...,
-        emulated: _builtins.bool = ...,
+        stand_in: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "device", b"device", "emulated", b"emulated", "model", b"model", "node", b"node", "precision", b"precision", "sign", b"sign", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "device", b"device", "model", b"model", "node", b"node", "precision", b"precision", "sign", b"sign", "stand_in", b"stand_in", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1156,13 +1156,13 @@ class PlacementView(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     OBSERVED_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
-    EMULATED_FIELD_NUMBER: _builtins.int
+    STAND_IN_FIELD_NUMBER: _builtins.int
     TIME_SCALE_FIELD_NUMBER: _builtins.int
     LIVENESS_FIELD_NUMBER: _builtins.int
     ROUTED_FIELD_NUMBER: _builtins.int
     STAYS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
-    emulated: _builtins.bool
+    stand_in: _builtins.str
     time_scale: _builtins.float
     liveness: _builtins.str
     routed: _builtins.bool
@@ -1181,7 +1181,7 @@ class PlacementView(_message.Message):
         node: _builtins.str = ...,
         observed: _nouns_pb2.Observed | None = ...,
         prediction: Global___Prediction | None = ...,
-        emulated: _builtins.bool = ...,
+        stand_in: _builtins.str = ...,
         time_scale: _builtins.float = ...,
         liveness: _builtins.str = ...,
         routed: _builtins.bool = ...,
@@ -1189,7 +1189,7 @@ class PlacementView(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "observed", b"observed", "prediction", b"prediction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "emulated", b"emulated", "liveness", b"liveness", "node", b"node", "observed", b"observed", "prediction", b"prediction", "routed", b"routed", "stays", b"stays", "time_scale", b"time_scale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "liveness", b"liveness", "node", b"node", "observed", b"observed", "prediction", b"prediction", "routed", b"routed", "stand_in", b"stand_in", "stays", b"stays", "time_scale", b"time_scale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1241,7 +1241,7 @@ class Event(_message.Message):
     ACTOR_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
-    EMULATED_FIELD_NUMBER: _builtins.int
+    STAND_IN_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     at: _builtins.float
     code: _builtins.str
@@ -1249,8 +1249,8 @@ class Event(_message.Message):
     message: _builtins.str
     actor: _builtins.str
     node: _builtins.str
-    emulated: _builtins.bool
-    """It tells of a node that has an emulated device."""
+    stand_in: _builtins.str
+    """What stands in for real hardware on the node: `emulated` or `simulated`; empty: nothing."""
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     def __init__(
@@ -1264,11 +1264,11 @@ class Event(_message.Message):
         actor: _builtins.str = ...,
         node: _builtins.str = ...,
         workload: _nouns_pb2.WorkloadKey | None = ...,
-        emulated: _builtins.bool = ...,
+        stand_in: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "at", b"at", "code", b"code", "emulated", b"emulated", "message", b"message", "node", b"node", "sequence", b"sequence", "subject", b"subject", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "at", b"at", "code", b"code", "message", b"message", "node", b"node", "sequence", b"sequence", "stand_in", b"stand_in", "subject", b"subject", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1553,7 +1553,7 @@ class MoveHoldView(_message.Message):
     HOLD_FIELD_NUMBER: _builtins.int
     FOUND_FIELD_NUMBER: _builtins.int
     UNTIL_FIELD_NUMBER: _builtins.int
-    TO_EMULATED_FIELD_NUMBER: _builtins.int
+    TO_STAND_IN_FIELD_NUMBER: _builtins.int
     REMEDY_FIELD_NUMBER: _builtins.int
     to: _builtins.str
     cause: _builtins.str
@@ -1561,8 +1561,8 @@ class MoveHoldView(_message.Message):
     hold: _builtins.str
     found: _builtins.str
     until: _builtins.float
-    to_emulated: _builtins.bool
-    """`to` is an emulated device, or a node that has one."""
+    to_stand_in: _builtins.str
+    """What stands in for real hardware at `to`: `emulated` or `simulated`; empty: nothing."""
     remedy: _builtins.str
     """What somebody can do for it to move."""
     @_builtins.property
@@ -1577,12 +1577,12 @@ class MoveHoldView(_message.Message):
         hold: _builtins.str = ...,
         found: _builtins.str = ...,
         until: _builtins.float = ...,
-        to_emulated: _builtins.bool = ...,
+        to_stand_in: _builtins.str = ...,
         remedy: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "found", b"found", "hold", b"hold", "remedy", b"remedy", "source", b"source", "to", b"to", "to_emulated", b"to_emulated", "until", b"until", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "found", b"found", "hold", b"hold", "remedy", b"remedy", "source", b"source", "to", b"to", "to_stand_in", b"to_stand_in", "until", b"until", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1714,7 +1714,7 @@ class MoveEstimate(_message.Message):
 
     NODE_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
-    EMULATED_FIELD_NUMBER: _builtins.int
+    STAND_IN_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     PROVIDER_FIELD_NUMBER: _builtins.int
@@ -1730,7 +1730,7 @@ class MoveEstimate(_message.Message):
     DRIFT_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     device: _builtins.str
-    emulated: _builtins.bool
+    stand_in: _builtins.str
     model: _builtins.str
     precision: _builtins.str
     provider: _builtins.str
@@ -1762,7 +1762,7 @@ class MoveEstimate(_message.Message):
         *,
         node: _builtins.str = ...,
         device: _builtins.str = ...,
-        emulated: _builtins.bool = ...,
+        stand_in: _builtins.str = ...,
         model: _builtins.str = ...,
         precision: _builtins.str = ...,
         provider: _builtins.str = ...,
@@ -1779,7 +1779,7 @@ class MoveEstimate(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load_s", b"load_s", "now", b"now", "refusal", b"refusal", "then", b"then"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cost_of_both", b"cost_of_both", "device", b"device", "drift", b"drift", "emulated", b"emulated", "fetch_bytes", b"fetch_bytes", "load_s", b"load_s", "model", b"model", "nearest", b"nearest", "needs", b"needs", "node", b"node", "now", b"now", "precision", b"precision", "provider", b"provider", "refusal", b"refusal", "then", b"then"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cost_of_both", b"cost_of_both", "device", b"device", "drift", b"drift", "fetch_bytes", b"fetch_bytes", "load_s", b"load_s", "model", b"model", "nearest", b"nearest", "needs", b"needs", "node", b"node", "now", b"now", "precision", b"precision", "provider", b"provider", "refusal", b"refusal", "stand_in", b"stand_in", "then", b"then"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1795,13 +1795,13 @@ class CanMoveReply(_message.Message):
     SOURCE_DEVICE_FIELD_NUMBER: _builtins.int
     ESTIMATES_FIELD_NUMBER: _builtins.int
     BIDS_FIELD_NUMBER: _builtins.int
-    SOURCE_EMULATED_FIELD_NUMBER: _builtins.int
+    SOURCE_STAND_IN_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     """Of the best."""
     source_node: _builtins.str
     """Where the replica that would move is; empty where none runs."""
     source_device: _builtins.str
-    source_emulated: _builtins.bool
+    source_stand_in: _builtins.str
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -1821,11 +1821,11 @@ class CanMoveReply(_message.Message):
         source_device: _builtins.str = ...,
         estimates: _abc.Iterable[Global___MoveEstimate] | None = ...,
         bids: _abc.Iterable[Global___BidView] | None = ...,
-        source_emulated: _builtins.bool = ...,
+        source_stand_in: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "bids", b"bids", "estimates", b"estimates", "source_device", b"source_device", "source_emulated", b"source_emulated", "source_node", b"source_node", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "bids", b"bids", "estimates", b"estimates", "source_device", b"source_device", "source_node", b"source_node", "source_stand_in", b"source_stand_in", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1845,15 +1845,15 @@ class MigrationPlace(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
-    EMULATED_FIELD_NUMBER: _builtins.int
+    STAND_IN_FIELD_NUMBER: _builtins.int
     assignment: _builtins.str
     node: _builtins.str
     device: _builtins.str
     model: _builtins.str
     precision: _builtins.str
     region: _builtins.str
-    emulated: _builtins.bool
-    """The device is emulated; of another region: what it offered is."""
+    stand_in: _builtins.str
+    """What stands in for a real device: `emulated` or `simulated`; empty: nothing. Of another region: in what it offered."""
     def __init__(
         self,
         *,
@@ -1863,11 +1863,11 @@ class MigrationPlace(_message.Message):
         model: _builtins.str = ...,
         precision: _builtins.str = ...,
         region: _builtins.str = ...,
-        emulated: _builtins.bool = ...,
+        stand_in: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "device", b"device", "emulated", b"emulated", "model", b"model", "node", b"node", "precision", b"precision", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "device", b"device", "model", b"model", "node", b"node", "precision", b"precision", "region", b"region", "stand_in", b"stand_in"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2104,7 +2104,7 @@ class MigrationView(_message.Message):
     VERDICT_SHA256_FIELD_NUMBER: _builtins.int
     GAP_S_FIELD_NUMBER: _builtins.int
     REFERENCE_FIELD_NUMBER: _builtins.int
-    TO_EMULATED_FIELD_NUMBER: _builtins.int
+    TO_STAND_IN_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     stage: _builtins.str
     cause: _builtins.str
@@ -2121,8 +2121,8 @@ class MigrationView(_message.Message):
     """Of the verdict as it is stored, in hexadecimal: what the audit log says of it. Empty without one."""
     gap_s: _builtins.float
     """For how long nobody served; NaN where somebody always did, or does not yet again."""
-    to_emulated: _builtins.bool
-    """`to` is an emulated device, or a node that has one."""
+    to_stand_in: _builtins.str
+    """What stands in for real hardware at `to`: `emulated` or `simulated`; empty: nothing."""
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -2176,11 +2176,11 @@ class MigrationView(_message.Message):
         verdict_sha256: _builtins.str = ...,
         gap_s: _builtins.float = ...,
         reference: _artifacts_pb2.Pack | None = ...,
-        to_emulated: _builtins.bool = ...,
+        to_stand_in: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["came", b"came", "expected", b"expected", "reason", b"reason", "reference", b"reference", "source", b"source", "target", b"target", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "came", b"came", "cause", b"cause", "expected", b"expected", "gap_s", b"gap_s", "gives_up_at", b"gives_up_at", "id", b"id", "readings", b"readings", "reason", b"reason", "reference", b"reference", "share", b"share", "source", b"source", "stage", b"stage", "stages", b"stages", "target", b"target", "to", b"to", "to_emulated", b"to_emulated", "verdict", b"verdict", "verdict_sha256", b"verdict_sha256", "why", b"why", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "came", b"came", "cause", b"cause", "expected", b"expected", "gap_s", b"gap_s", "gives_up_at", b"gives_up_at", "id", b"id", "readings", b"readings", "reason", b"reason", "reference", b"reference", "share", b"share", "source", b"source", "stage", b"stage", "stages", b"stages", "target", b"target", "to", b"to", "to_stand_in", b"to_stand_in", "verdict", b"verdict", "verdict_sha256", b"verdict_sha256", "why", b"why", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,7 +65,7 @@ def offer(name: str = "b-1", **changes: Any) -> Offer:
         "carbon": GramsPerHour(10.0),
         "load_s": Seconds(1.0),
         "cached": False,
-        "emulated": False,
+        "stand_in": "",
         "residency": "eu",
         "hold_s": Seconds(10.0),
     }

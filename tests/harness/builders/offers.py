@@ -91,7 +91,7 @@ def offer(region: str, p95_s: float = 0.02, cost: float = 1.0, **changes: object
         "carbon": GramsPerHour(math.nan),
         "load_s": Seconds(0.5),
         "cached": True,
-        "emulated": True,
+        "stand_in": "emulated",
         "residency": "eu",
         "hold_s": Seconds(10.0),
     }

@@ -1,8 +1,6 @@
 """Documents that change what runs, by real processes: each change is a live move, verified; and the way back."""
 
 import json
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +12,10 @@ from harness.clients.oip import Tensor
 from harness.cluster.stack import DevStack, InferenceLoad, documents, policy, workload
 from harness.models import engine_cases
 from harness.models.synthetic import relu
-from harness.ports import free_ports
 from harness.wait import wait_until
 from shoal.types.codes import Code
 from shoal.v1 import operator_pb2
 
-OPENVINO = Path(__file__).resolve().parents[3] / ".venv-openvino" / "bin" / "shoal-agent"
 ENDS_S = 180.0
 SHAPE = (1, 3, 48, 160)
 """Of a slice of a line of text, a little narrower than most."""
@@ -211,62 +207,3 @@ def test_an_upgrade_and_the_way_back_lose_nothing(steady: DevStack) -> None:
     assert lines == [(1, 0, False), (2, 0, False), (3, 1, True)]
     assert stack.shoal("rollback", "reader", "--to", "3", "--dry-run").returncode == 0, "nothing to do"
     assert stack.shoal("rollback", "reader", "--to", "9").returncode == 255
-
-
-@pytest.fixture
-def openvino(stack: DevStack, tmp_path: Path) -> Iterator[str]:
-    """A node of the region whose agent, of an environment of its own, runs models through OpenVINO."""
-    assert OPENVINO.exists(), "make openvino"
-    name, state = "other-runtime", tmp_path / "state"
-    with stack.api() as api:
-        token = api.create_token("agent", name, 300.0, {"entry": "*"}).token
-    coordinator, enrol = stack.info.stack.coordinator_addresses("link"), stack.info.stack.coordinator_addresses("enrol")
-    joined = ["join", "--coordinator", enrol, "--name", name, "--state-dir", str(state)]
-    subprocess.run([str(OPENVINO), *joined], env={**os.environ, "SHOAL_TOKEN": token}, check=True, timeout=60)
-    ports = zip(("--grpc", "--rest", "--token-port", "--metrics", "--front-metrics"), free_ports(5), strict=True)
-    listening = [each for use, port in ports for each in (use, f"127.0.0.1:{port}")]
-    run = ["run", "--coordinator", coordinator, "--state-dir", str(state), "--advertise", "127.0.0.1", *listening]
-    with (tmp_path / "log").open("w") as log, subprocess.Popen([str(OPENVINO), *run], stdout=log, stderr=log) as agent:
-        try:
-            wait_until(lambda: _measured(stack, name), ENDS_S, f"{name} to be measured")
-            yield name
-        finally:
-            stack.delete_workloads("reader")
-            agent.terminate()
-            agent.wait(30)
-            with stack.api() as api:
-                api.delete("node", name)
-
-
-def _measured(stack: DevStack, node: str) -> bool:
-    with stack.api() as api:
-        return any(one.node == node and one.receipt.node for one in api.get("devices").devices)
-
-
-@pytest.mark.long
-@pytest.mark.alone
-def test_a_move_to_another_runtime_and_back_is_verified(steady: DevStack, openvino: str) -> None:
-    """By `shoal migrate`, under load: ONNX Runtime's own provider, OpenVINO, and back; what drifts is reported."""
-    stack, whole = steady, engine_cases.recogniser().read_bytes()
-    stack.push(whole, "whole")
-    where = f"  require:\n    where: \"node.name in ['plain-cpu', '{openvino}']\"\n"
-    stack.apply(documents(policy("steady", where), workload("reader", "whole", "steady")))
-    (placed,) = stack.wait_serving("reader")
-    nodes = ("plain-cpu", openvino) if placed.node == "plain-cpu" else (openvino, "plain-cpu")
-    with reads(stack) as load:
-        for target in reversed(nodes):
-            moved = stack.shoal("migrate", "reader", "--to", target, "--watch", timeout=ENDS_S)
-            assert moved.returncode == 0, moved.stderr
-            print(moved.stdout)
-            (row,) = stack.wait_serving("reader")
-            assert row.node == target
-            runtime = "OpenVINOExecutionProvider" if target == openvino else "CPUExecutionProvider"
-            assert row.assignment.provider == runtime
-            newest = moves(stack, "reader")[-1]
-            assert newest.verdict.passed
-            assert any(0 < drift.worst < 1e-3 for drift in newest.verdict.drifts if drift.metric == "max_rel")
-        load.wait_for(20)
-    right = Like(whole)
-    verdict = load.verdict(lambda asked: right)
-    assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
-    print(verdict)

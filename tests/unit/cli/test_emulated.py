@@ -10,7 +10,7 @@ from shoal.cli.render.data import as_data
 from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
 
 KEY = nouns_pb2.WorkloadKey(tenant="default", name="reader")
-EMULATED = operator_pb2.MigrationPlace(assignment="a-1", node="edge", device="npu0", emulated=True)
+EMULATED = operator_pb2.MigrationPlace(assignment="a-1", node="edge", device="npu0", stand_in="emulated")
 REAL = operator_pb2.MigrationPlace(assignment="a-2", node="big", device="cpu0")
 
 
@@ -27,7 +27,10 @@ def migration(**more: Any) -> operator_pb2.MigrationView:
 
 
 def test_migrations_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    moves = [migration(source=REAL, target=EMULATED), migration(source=EMULATED, to="edge/npu0", to_emulated=True)]
+    moves = [
+        migration(source=REAL, target=EMULATED),
+        migration(source=EMULATED, to="edge/npu0", to_stand_in="emulated"),
+    ]
     resources.show("migrations", moves, wide=False)
     _, first, second = capsys.readouterr().out.splitlines()
     assert "big/cpu0 " in first
@@ -38,11 +41,11 @@ def test_migrations_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_migrations_as_data() -> None:
     data = as_data(migration(source=REAL, target=EMULATED))
-    assert (data["source"]["emulated"], data["target"]["emulated"]) == (False, True)
+    assert (data["source"]["stand_in"], data["target"]["stand_in"]) == ("", "emulated")
 
 
 def test_a_watched_migration(capsys: pytest.CaptureFixture[str]) -> None:
-    view = migration(source=REAL, to="edge/npu0", to_emulated=True)
+    view = migration(source=REAL, to="edge/npu0", to_stand_in="emulated")
     assert "edge/npu0 (emulated)" in migrations.stage_line(view)
     migrations.show_migration(view)
     assert "big/cpu0 -> edge/npu0 (emulated)" in capsys.readouterr().out
@@ -58,7 +61,7 @@ def test_a_watched_migration_says_each_place_once(capsys: pytest.CaptureFixture[
 
 def test_changes_of_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     changes = [
-        operator_pb2.PlacementChange(sign="+", node="edge", device="npu0", precision="fp32", emulated=True),
+        operator_pb2.PlacementChange(sign="+", node="edge", device="npu0", precision="fp32", stand_in="emulated"),
         operator_pb2.PlacementChange(sign="-", node="big", device="cpu0", precision="fp32"),
     ]
     plan.show_workload(operator_pb2.WorkloadPlan(workload=KEY, wanted=1, placed=1, changes=changes), wide=False)
@@ -69,7 +72,7 @@ def test_changes_of_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_move_that_does_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
     held = operator_pb2.MoveHoldView(
-        source=EMULATED, to="edge/npu1", to_emulated=True, cause="energy", why="less", hold="gain", found="1 %"
+        source=EMULATED, to="edge/npu1", to_stand_in="emulated", cause="energy", why="less", hold="gain", found="1 %"
     )
     plan.show_explanation(operator_pb2.ExplainReply(move_holds=[held]), wide=False)
     said = capsys.readouterr().out
@@ -77,7 +80,7 @@ def test_a_move_that_does_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bids_and_agreements(capsys: pytest.CaptureFixture[str]) -> None:
-    offer = federation_pb2.Offer(id="b-1", precision="fp32", emulated=True)
+    offer = federation_pb2.Offer(id="b-1", precision="fp32", stand_in="emulated")
     plan.show_bids([operator_pb2.BidView(region="cloud", offer=offer)], wide=False)
     assert "cloud (emulated)" in capsys.readouterr().out
     view = operator_pb2.AgreementView(agreement="g-1", side="origin", counterpart="cloud", workload=KEY, offer=offer)
@@ -86,11 +89,13 @@ def test_bids_and_agreements(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_events() -> None:
-    event = operator_pb2.Event(at=1.0, code="NODE_READY", subject="edge", node="edge", message="up", emulated=True)
+    event = operator_pb2.Event(
+        at=1.0, code="NODE_READY", subject="edge", node="edge", message="up", stand_in="emulated"
+    )
     assert "NODE_READY  edge (emulated)  up" in resources.event_line(event)
     event.workload.CopyFrom(KEY)
     assert "default/reader [edge (emulated)]  up" in resources.event_line(event)
-    event.emulated = False
+    event.stand_in = ""
     assert "emulated" not in resources.event_line(event)
 
 

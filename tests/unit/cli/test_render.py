@@ -55,7 +55,7 @@ def example_plan() -> operator_pb2.PlanReply:
                 placed=1,
                 candidates=[
                     operator_pb2.Candidate(
-                        node="edge-npu", device="npu0", precision="fp32", emulated=True, chosen=True, score=0.1,
+                        node="edge-npu", device="npu0", precision="fp32", stand_in="emulated", chosen=True, score=0.1,
                         terms=terms, prediction=prediction, cost_usd_per_h=0.05, pareto=True,
                     ),
                     operator_pb2.Candidate(
@@ -105,7 +105,7 @@ def test_placements_say_what_is_emulated(request: pytest.FixtureRequest, capsys:
                 )
             ],
         ),
-        emulated=True,
+        stand_in="emulated",
         time_scale=300,
         routed=True,
     )
@@ -168,7 +168,7 @@ def test_a_plan_shows_what_others_would_offer(
     refusal = nouns_pb2.Refusal(code="NO_CANDIDATE", found="no device fits", asked="one")
     offer = federation_pb2.Offer(
         id="bid-1", region="eu-east", precision="fp16", replicas=1, latency_p95_s=0.012, cost=0.4, joules=0.8,
-        energy_source="profile", load_s=1.5, cached=True, emulated=True, residency="eu",
+        energy_source="profile", load_s=1.5, cached=True, stand_in="emulated", residency="eu",
     )  # fmt: skip
     slow = federation_pb2.Offer(
         id="bid-2", region="us-west", precision="fp32", replicas=2, latency_p95_s=0.05, cost=float("nan"),
@@ -239,7 +239,8 @@ def test_can_move(capsys: pytest.CaptureFixture[str], request: pytest.FixtureReq
         source_device="gpu0",
         estimates=[
             operator_pb2.MoveEstimate(
-                node="edge-npu", device="npu0", emulated=True, precision="int8", provider="OpenVINO", answer="yes-with",
+                node="edge-npu", device="npu0", stand_in="emulated", precision="int8", provider="OpenVINO",
+                answer="yes-with",
                 needs=[
                     operator_pb2.MoveNeed(need="rebuild", what="OpenVINO prepares it anew, CUDA ran it"),
                     operator_pb2.MoveNeed(need="precision", what="the int8 variant, fp32 runs now"),
@@ -248,7 +249,7 @@ def test_can_move(capsys: pytest.CaptureFixture[str], request: pytest.FixtureReq
                 drift=[nouns_pb2.Tolerance(metric="cosine", bound=0.99)],
             ),
             operator_pb2.MoveEstimate(
-                node="edge-npu", device="npu1", emulated=True, precision="fp32", provider="OpenVINO", answer="no",
+                node="edge-npu", device="npu1", stand_in="emulated", precision="fp32", provider="OpenVINO", answer="no",
                 refusal=nouns_pb2.Refusal(code="MEMORY_SHORT", found="3 MiB free on edge-npu/npu1", asked="64 MiB"),
                 nearest="free 61 MiB on edge-npu/npu1",
             ),

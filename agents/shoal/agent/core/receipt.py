@@ -1,8 +1,15 @@
 """Capability receipts: which are valid, and which devices must be measured."""
 
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device
 from shoal.types.receipt import MAX_SPREAD, Receipt, SignedReceipt
+
+MAX_OPERATORS: Final = 512
+"""Operators in one receipt. ONNX defines some 200, and a tenant's model may name any other."""
 
 
 def check_spread(receipt: Receipt) -> Refusal | None:
@@ -48,3 +55,9 @@ def devices_to_probe(receipts: tuple[SignedReceipt, ...], devices: tuple[Device,
 def with_receipt(receipts: tuple[SignedReceipt, ...], measured: SignedReceipt) -> tuple[SignedReceipt, ...]:
     """`receipts` with `measured` in place of the device's earlier receipt."""
     return (*(each for each in receipts if each.receipt.device != measured.receipt.device), measured)
+
+
+def with_operators(receipt: Receipt, taken: Iterable[str]) -> Receipt:
+    """The receipt with these operators among those that the provider was seen to take."""
+    known = sorted({*receipt.operators, *taken})
+    return replace(receipt, operators=tuple(known[:MAX_OPERATORS]))

@@ -1,11 +1,11 @@
-"""The host's CPU, through ONNX Runtime's own provider, or through OpenVINO's if that is installed."""
+"""The host's CPU, through ONNX Runtime's own provider."""
 
 import math
 from pathlib import Path
 
 from shoal.agent.devices.host import Host
 from shoal.agent.devices.rapl import RAPL, RaplCounter
-from shoal.agent.devices.runtime import cpu_provider, runtime_version
+from shoal.agent.devices.runtime import runtime_version
 from shoal.agent.driver_port import DeviceAccess, DriverClock, DriverOptions, EnergyCounter
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, Reading
@@ -47,7 +47,7 @@ class CpuDriver:
             driver="linux",
             driver_version=processor.kernel,
             runtime_version=runtime_version(),
-            provider=cpu_provider(),
+            provider="CPUExecutionProvider",
             memory_bytes=Bytes(self._host.limit_bytes()),
             parallelism=self._host.usable_cores(),
             attributes={name: value for name, value in attributes.items() if value},

@@ -2,21 +2,7 @@
 
 from importlib import metadata
 
-_OPENVINO = "onnxruntime-openvino"
-_DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", _OPENVINO, "onnxruntime-rocm")
-
-
-def cpu_provider() -> str:
-    """Execution provider for the CPU.
-
-    ONNX Runtime's build with OpenVINO replaces the plain one in an environment. So a node offers its CPU and memory
-    once, through the better of the two.
-    """
-    try:
-        metadata.version(_OPENVINO)
-    except metadata.PackageNotFoundError:
-        return "CPUExecutionProvider"
-    return "OpenVINOExecutionProvider"
+_DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-rocm")
 
 
 def runtime_version() -> str:

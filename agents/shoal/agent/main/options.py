@@ -51,6 +51,8 @@ class AgentConfig:
     labels: Mapping[str, str]
     # Emulated devices, each `PROFILE` or `PROFILE=SIZE`.
     emulate: tuple[str, ...]
+    # Vendors' simulators of devices that this agent offers.
+    simulate: tuple[str, ...]
     # False: do not offer the CPU as a device.
     cpu: bool
     # Factor on the answer times of emulated devices; above 0.
@@ -177,6 +179,13 @@ def parser() -> argparse.ArgumentParser:
         default="",
         metavar="PROFILE[=SIZE][,..]",
         help="emulated devices by the name of their profile; SIZE: of memory, if not the profile's",
+    )
+    _option(
+        run,
+        "--simulate",
+        default="",
+        metavar="SIMULATOR[,..]",
+        help="devices by the simulator of their vendor: htp (Qualcomm's NPU; needs the extra `qnn`, on x86-64)",
     )
     _option(
         run,
@@ -361,6 +370,7 @@ def make_config(parsed: argparse.Namespace) -> AgentConfig:
         advertise=parsed.advertise,
         labels=dict(parsed.label),
         emulate=tuple(name for name in parsed.emulate.split(",") if name),
+        simulate=tuple(name for name in parsed.simulate.split(",") if name),
         cpu=not parsed.no_cpu,
         time_scale=parsed.time_scale,
         wake_scale=parsed.wake_scale,

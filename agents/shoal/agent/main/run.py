@@ -124,7 +124,9 @@ async def _serve(
         files=lambda: supervisor.device_files,
         options=PoolOptions(keep_spare=config.role is Role.AGENT),
     )
-    options = DriverOptions(config.emulate, config.time_scale, config.wake_scale, config.emulate_condition)
+    options = DriverOptions(
+        config.emulate, config.time_scale, config.wake_scale, config.emulate_condition, config.simulate
+    )
     factories = {} if config.role is Role.GATEWAY else installed_drivers(cpu=config.cpu)
     drivers = [
         DriverProcess(name, factory, options, clock, lambda: supervisor.on_devices_found())

@@ -12,7 +12,7 @@ from shoal.host.event_wait import wait_or_timeout
 from shoal.types.backoff import delay
 from shoal.types.codes import ShoalError
 from shoal.types.device import Device, Node
-from shoal.types.receipt import SignedReceipt
+from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.units import Elapsed, Seconds
 
 
@@ -52,6 +52,8 @@ class DeviceProbes:
         # Devices whose probe failed: how often in a row, and when it may be tried again.
         self._attempts: dict[str, int] = {}
         self._retry_at: dict[str, Elapsed] = {}
+        # By device: operators that loads have shown since the receipts were written.
+        self._operators: dict[str, set[str]] = {}
         self.receipts: tuple[SignedReceipt, ...] = ()
 
     async def load(self, node: Node) -> None:
@@ -75,12 +77,18 @@ class DeviceProbes:
         if self._pending:
             self._due.set()
 
+    def on_operators(self, device: str, taken: Iterable[str]) -> None:
+        """A load showed that the device's provider takes these operators."""
+        self._operators.setdefault(device, set()).update(taken)
+        self._due.set()
+
     def is_due(self, device: str) -> bool:
         """Whether the device is being probed, or is to be probed."""
         return device in self._pending or device == self._current
 
     async def probe_forever(self) -> None:
         while True:
+            await self._write_operators()
             name = self._next_device()
             if name is None:
                 self._due.clear()
@@ -93,6 +101,7 @@ class DeviceProbes:
                 await self._clock.sleep(wakes_in)
             try:
                 receipt = replace(await self._workers.probe(device), node=self._node)
+                receipt = receipts.with_operators(receipt, self._known_operators(receipt))
                 if (refusal := receipts.check_spread(receipt)) is not None:
                     raise ShoalError(refusal)
                 signed = self._signer.sign_receipt(receipt)
@@ -110,6 +119,29 @@ class DeviceProbes:
                 self._attempts.pop(name, None)
                 self._on_receipt()
             self._current = ""
+
+    def _known_operators(self, receipt: Receipt) -> tuple[str, ...]:
+        """What loads have shown with the same provider and runtime."""
+        versions = receipt.provider, receipt.driver_version, receipt.runtime_version
+        for signed in self.receipts:
+            known = signed.receipt
+            if known.device == receipt.device:
+                same = (known.provider, known.driver_version, known.runtime_version) == versions
+                return known.operators if same else ()
+        return ()
+
+    async def _write_operators(self) -> None:
+        """Put what loads have shown into the receipts. A device without one waits for it."""
+        changed = False
+        for signed in self.receipts:
+            taken = self._operators.pop(signed.receipt.device, set())
+            known = receipts.with_operators(signed.receipt, taken)
+            if known != signed.receipt:
+                self.receipts = receipts.with_receipt(self.receipts, self._signer.sign_receipt(known))
+                changed = True
+        if changed:
+            await self._journal.save_receipts(self.receipts)
+            self._on_receipt()
 
     def _next_device(self) -> str | None:
         """The first device to be probed that has not failed lately: one that fails holds up no other."""

@@ -64,7 +64,8 @@ class ReplicaManager:
     """Runs the replicas of this node.
 
     `on_phase_change` is called when a replica changes its phase. `request_reconcile` is called when one is gone or has
-    no assignment, so that the caller must reconcile.
+    no assignment, so that the caller must reconcile. `on_operators` is called with a device, and the operators that its
+    provider took of a model.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ReplicaManager:
         report_event: EventReporter,
         on_phase_change: Callable[[], None],
         request_reconcile: Callable[[], None],
+        on_operators: Callable[[str, tuple[str, ...]], None],
     ) -> None:
         self._limits = settings.limits
         self._poll_s = settings.poll_s
@@ -91,6 +93,7 @@ class ReplicaManager:
         self._report_event = report_event
         self._on_phase_change = on_phase_change
         self._request_reconcile = request_reconcile
+        self._on_operators = on_operators
         self._replicas: dict[str, _Replica] = {}
         self._orphans: dict[str, WorkerAdopted] = {}
         self._ending: set[str] = set()
@@ -349,6 +352,9 @@ class ReplicaManager:
     def _on_worker_event(self, event: WorkerEvent) -> None:
         match event:
             case WorkerReady():
+                replica = self._replicas.get(event.assignment)
+                if event.operators and replica is not None:
+                    self._on_operators(replica.state.assignment.device, event.operators)
                 self._apply_event(event.assignment, events.Warmed(_loaded_model(event)))
             case WorkerPhase():
                 if event.phase == Phase.WARMING:

@@ -88,6 +88,7 @@ class Supervisor:
             report_event=self._outbox.report_event,
             on_phase_change=self._on_phase_change,
             request_reconcile=self._reconcile_due.set,
+            on_operators=lambda device, taken: self._probes.on_operators(device, taken),
         )
         self._front_updates = FrontUpdates(
             settings,

@@ -99,7 +99,13 @@ class DeviceProber:
     async def _probe_device(self, device: Device) -> ProbeResult:
         process = await self._spare.take()
         try:
-            order = ProbeOrder(device.provider, self._access(device.name), device.parallelism, self._options.probe_s)
+            order = ProbeOrder(
+                device.provider,
+                self._access(device.name),
+                device.parallelism,
+                self._options.probe_s,
+                fixed_shapes=device.fixed_shapes,
+            )
             reply = await process.call("probe", 3 * self._options.probe_s, pack(order))
             return unpack(ProbeResult, reply.payload)
         except ConnectionLost as error:

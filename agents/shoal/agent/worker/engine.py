@@ -22,6 +22,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (  # pyright: ignore[rep
 )
 
 from shoal.agent.worker.failures import brief_error, memory_refusal, run_refusal
+from shoal.agent.worker.providers import CPU_PROVIDER, RUNTIME_VERSION, Partition, Provider, add_provider, partition
+from shoal.agent.worker.shapes import fix_shapes
 from shoal.agent.worker.tensors import DATATYPES, Array, tensor_specs
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -35,12 +37,13 @@ _BFLOAT16: Final = 16
 _WEIGHTS_FOLDER_KEY: Final = "session.model_external_initializers_file_folder_path"
 _NO_FOLDER: Final = "/proc/self/fdinfo/none"
 """A path without files, so that weights outside the verified bytes are never read."""
-RUNTIME_VERSION: Final = f"onnxruntime {ort.__version__}"
 _TOO_NEW_IR: Final = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
 _TOO_NEW_OPSET: Final = re.compile(
     r"Opset (\d+) is under development.* official support for domain (\S+) is till opset (\d+)"
 )
 _NO_KERNEL: Final = re.compile(r"(?:Could not find an implementation|Failed to find kernel) for (\S+\(\d+\))")
+_OPEN_SHAPE: Final = re.compile(r"[Dd]ynamic shape is not supported yet, for input: (\S+)")
+"""ONNX Runtime, core/providers/qnn/builder/qnn_utils.cc."""
 _GRAPH_ERROR: Final = re.compile(r"Type Error: |is not a registered function/op")
 _STATUS: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (Exception during initialization: )?")
 _SOURCE_LINE: Final = re.compile(r"^\S*/onnxruntime/\S+:\d+ .*?\)(?: const)?(?:::<lambda\(\)>)?(?: \[with [^\]]*\])? ")
@@ -53,8 +56,10 @@ _EXPORT_OTHERWISE: Final = "export the model with other operators or types, or r
 class Engine:
     """A loaded model in an ONNX Runtime session. Several threads may run it at the same time."""
 
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self._session = session
+    def __init__(self, session: ort.InferenceSession, operators: frozenset[str] = frozenset()) -> None:
+        """`operators` are those that the device's provider took."""
+        self.session = session
+        self.operators = operators
         self.inputs = tensor_specs(session.get_inputs())
         self.outputs = tensor_specs(session.get_outputs())
         dtypes = {spec.dtype for spec in (*self.inputs, *self.outputs)}
@@ -73,9 +78,9 @@ class Engine:
         try:
             if self._uses_ort_values:
                 values = {name: _to_value(array) for name, array in feeds.items()}
-                found = [_from_value(value) for value in self._session.run_with_ort_values(names, values, options)]
+                found = [_from_value(value) for value in self.session.run_with_ort_values(names, values, options)]
             else:
-                found = self._session.run(names, dict(feeds), options)
+                found = self.session.run(names, dict(feeds), options)
         except Exception as error:
             raise ShoalError(run_refusal(error, empty=any(not array.size for array in feeds.values()))) from error
         return dict(zip(names, found, strict=True))
@@ -99,41 +104,42 @@ def read_and_verify(path: str, digest: str) -> bytes:
     return data
 
 
-def open_engine(data: bytes, provider: str, threads: int) -> Engine:
-    """Open a session on one provider, with the CPU's as fallback.
+def open_engine(data: bytes, provider: Provider, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Engine:
+    """Open a session in which the provider computes every node.
 
-    Raises ShoalError(IR_UNSUPPORTED | OPSET_UNSUPPORTED | OP_UNSUPPORTED | LOAD_FAILED | OUT_OF_MEMORY |
+    `shapes`: as `fix_shapes` takes them.
+
+    Raises ShoalError(IR_UNSUPPORTED | OPSET_UNSUPPORTED | OP_UNSUPPORTED | SHAPES_OPEN | LOAD_FAILED | OUT_OF_MEMORY |
     MODEL_INVALID).
     """
-    if provider not in ort.get_available_providers():
-        raise refuse(
-            Code.LOAD_FAILED,
-            f"{RUNTIME_VERSION} has {', '.join(ort.get_available_providers())}",
-            provider,
-            "install the ONNX Runtime build for this device",
-        )
-    options = session_options(threads)
+    options = session_options(provider.threads)
     options.add_session_config_entry(_WEIGHTS_FOLDER_KEY, _NO_FOLDER)
-    fallback = [] if provider == "CPUExecutionProvider" else ["CPUExecutionProvider"]
+    fixed = fix_shapes(data, shapes or {})
     try:
-        return Engine(
-            ort.InferenceSession(data, options, providers=[provider_with_options(provider, threads), *fallback])
-        )
+        # Without the fallback of the Python binding, which runs a failed request again on the CPU's provider.
+        session = ort.InferenceSession(fixed, options, providers=add_provider(options, provider), enable_fallback=0)
+        if provider.name == CPU_PROVIDER:
+            return Engine(session)
+        found = partition(session, provider.name)
+        _require_whole(found, provider)
+        return Engine(session, frozenset(found.taken))
     except ShoalError:
         raise
     except Exception as error:
         raise ShoalError(_load_refusal(error)) from error
 
 
-def provider_with_options(provider: str, threads: int) -> str | tuple[str, dict[str, str]]:
-    """A provider in the form that a session takes. OpenVINO has its own threads, and would otherwise choose the
-    precision that it finds fastest.
-
-    Source: ONNX Runtime, docs/execution-providers/OpenVINO-ExecutionProvider, configuration options.
-    """
-    if provider != "OpenVINOExecutionProvider":
-        return provider
-    return provider, {"device_type": "CPU", "num_of_threads": str(threads), "precision": "ACCURACY"}
+def _require_whole(found: Partition, provider: Provider) -> None:
+    """Raises ShoalError(OP_UNSUPPORTED) with the operators that the provider left to others."""
+    if not found.left:
+        return
+    left, taken = sum(found.left.values()), sum(found.taken.values())
+    raise refuse(
+        Code.OP_UNSUPPORTED,
+        f"{provider.name} leaves {left} of {left + taken} nodes: {', '.join(found.left)}"[:300],
+        "a provider that takes the whole graph",
+        "use a variant without these operators or precisions, or with fixed shapes (spec.model.shapes)",
+    )
 
 
 def session_options(threads: int) -> ort.SessionOptions:
@@ -224,7 +230,7 @@ def warm_up(
     optional: bool = False,
 ) -> WarmupResult:
     """Run the first candidate that the model answers: one cold run, then at least `runs` timed ones, more until
-    `budget_s` is spent.
+    `budget_s` is spent. With no `runs` the cold one is timed.
 
     `optional`: if the model answers no candidate, return a result without inputs and times, and with the reason.
 
@@ -235,8 +241,11 @@ def warm_up(
     for candidate in candidates:
         feeds = candidate()
         try:
-            engine.run(feeds, names, options)
             times: list[float] = []
+            start = time.perf_counter()
+            engine.run(feeds, names, options)
+            if not runs:
+                times.append(time.perf_counter() - start)
             while len(times) < runs or (sum(times) < budget_s and len(times) < 4 * runs):
                 start = time.perf_counter()
                 engine.run(feeds, names, options)
@@ -308,6 +317,13 @@ def _load_refusal(error: Exception) -> Refusal:
             f"no kernel for {found[1]} as it is used",
             f"one in {RUNTIME_VERSION}",
             _EXPORT_OTHERWISE,
+        )
+    if found := _OPEN_SHAPE.search(text):
+        return Refusal(
+            Code.SHAPES_OPEN,
+            f"the shape of {found[1]:.120} is open",
+            "fixed shapes on this device",
+            "say the inputs' shapes: spec.model.shapes",
         )
     inside = "Exception during initialization" in text and "core/providers/cpu/" in text
     if isinstance(error, InvalidGraph | NotImplemented_) or inside or _GRAPH_ERROR.search(text):

@@ -56,6 +56,7 @@ class LoadOrders:
             samples=samples,
             samples_digest=assignment.samples,
             warm_up_optional=assignment.warm_up_optional,
+            shapes=assignment.shapes,
         )
 
     def process_memory_bytes(self, assignments: Collection[Assignment]) -> int:

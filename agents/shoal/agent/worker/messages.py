@@ -1,6 +1,7 @@
 """Messages between supervisor and worker as values. In a frame's payload they are JSON (`shoal.agent.packing`)."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -11,6 +12,7 @@ from shoal.types.codes import Refusal
 from shoal.types.latency import Counts
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates, RuntimeSupport
+from shoal.types.units import Seconds
 
 SLOTS: Final = "slots"
 """Folder in the run folder for the slot locks of emulated devices: the only place that a worker may write to."""
@@ -63,6 +65,8 @@ class LoadOrder:
     samples_digest: str = ""
     # If no input runs, serve without a warm-up instead of failing.
     warm_up_optional: bool = False
+    # By input name: the only shapes that are served; -1 for an axis that stays open. Empty: what the graph takes.
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,10 @@ class LoadResult:
     outputs: tuple[TensorSpec, ...]
     # Why the replica serves without a warm-up. Empty: it had one.
     unwarmed: str = ""
+    # Operators that the device's provider took. Empty for the processor's own.
+    operators: tuple[str, ...] = ()
+    # Seconds of this machine that a run of the warm-up took (p95). 0 without a warm-up.
+    run_s: Seconds = Seconds(0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,8 @@ class ProbeOrder:
     cores: int
     # Maximum seconds of the whole probe.
     budget_s: float
+    # The provider takes only graphs whose shapes are all fixed.
+    fixed_shapes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,8 @@ class ProbeResult:
     rates: Rates
     # Precisions whose matrix product runs on the provider.
     precisions: tuple[str, ...]
-    # Operators that were measured on their own. Always empty today.
+    # Operators that the provider took of the probe's graphs. Empty for the processor's own provider, which takes all
+    # that the runtime has.
     operators: tuple[str, ...]
     # Relative half-width of the measured times: the widest of the fp32 rates. 0 for an emulated device.
     spread: float

@@ -14,8 +14,9 @@ import numpy as np
 import onnxruntime as ort
 
 from shoal.agent.worker.energy import energy_of, idle_watts
-from shoal.agent.worker.engine import provider_with_options, session_options
+from shoal.agent.worker.engine import open_engine
 from shoal.agent.worker.messages import ProbeOrder, ProbeResult
+from shoal.agent.worker.providers import Provider
 from shoal.types.codes import Code, refuse
 from shoal.types.receipt import Rates
 from shoal.types.units import Seconds, Watts
@@ -44,7 +45,7 @@ def probe(order: ProbeOrder) -> ProbeResult:
     idle_w = idle_watts(order.access, order.cores)
     energy = energy_of(order.access, 1)
     busy_from = time.perf_counter()
-    bench = _Bench(order.provider, order.access.memory, series_s=0.6 * order.budget_s / _SERIES_COUNT)
+    bench = _Bench(order, series_s=0.6 * order.budget_s / _SERIES_COUNT)
     try:
         matmul, conv = {}, {}
         for precision in _DTYPES:
@@ -77,16 +78,17 @@ def probe(order: ProbeOrder) -> ProbeResult:
         energy_source=energy.source,
     )
     probe_s = time.perf_counter() - began
-    return ProbeResult(rates, tuple(matmul), (), bench.spread, probe_s)
+    return ProbeResult(rates, tuple(matmul), tuple(sorted(bench.operators)), bench.spread, probe_s)
 
 
 class _Bench:
-    """Times graphs on one provider, with their tensors on its device. `spread` is the widest of the fp32 rates."""
+    """Times graphs on one provider, with their tensors on its device. `spread` is the widest of the fp32 rates;
+    `operators` are those that the provider took."""
 
-    def __init__(self, provider: str, memory: str, series_s: float) -> None:
+    def __init__(self, order: ProbeOrder, series_s: float) -> None:
         self.spread = 0.0
-        self._provider = provider
-        self._memory = memory
+        self.operators: set[str] = set()
+        self._order = order
         self._series_s = series_s
         # The input of the current binding. A binding does not keep its memory alive (on a CPU, numpy's), so this does.
         self._input_value: Any = None
@@ -94,24 +96,28 @@ class _Bench:
     def can_run(self, graph: str, shape: tuple[int, ...], precision: str) -> bool:
         """Whether the provider can run this graph."""
         try:
-            self._run_once(self._open(graph), shape, precision)
+            self._run_once(self._open(graph, shape, precision), shape, precision)
         except Exception:
             return False
         return True
 
     def rate(self, graph: str, unit: tuple[int, ...], cost: float, precision: str = "fp32") -> float:
         """FLOPs or bytes per second, if a run over `unit` costs `cost`. The first axis is scaled up."""
-        session = self._open(graph)
         n = 1
-        while (once := self._run_once(session, (n * unit[0], *unit[1:]), precision)) < _MIN_RUN_S and n < _MAX_STRETCH:
+        while True:
+            shape = (n * unit[0], *unit[1:])
+            session = self._open(graph, shape, precision)
+            once = self._run_once(session, shape, precision)
+            if once >= _MIN_RUN_S or n >= _MAX_STRETCH:
+                break
             n = min(_MAX_STRETCH, n * max(2, min(16, round(_MIN_RUN_S / max(once, 1e-6)))))
-        times = self._time_series(session, (n * unit[0], *unit[1:]), precision)
+        times = self._time_series(session, shape, precision)
         if precision == "fp32":
             self.spread = max(self.spread, relative_half_width(times))
         return cost * n / median(times)
 
     def times(self, graph: str, shape: tuple[int, ...]) -> list[float]:
-        return self._time_series(self._open(graph), shape, "fp32")
+        return self._time_series(self._open(graph, shape), shape, "fp32")
 
     def load_rate(self) -> float:
         """Bytes per second at which a model becomes ready: one large constant, opened and run once."""
@@ -119,16 +125,21 @@ class _Bench:
         times = []
         for _ in range(3):
             start = time.perf_counter()
-            session = ort.InferenceSession(
-                model, session_options(1), providers=[provider_with_options(self._provider, 1)]
-            )
+            session = self._session(model, (1,), "fp32")
             session.run(None, {"x": np.zeros(1, np.float32)})
             times.append(time.perf_counter() - start)
         return len(model) / median(times)
 
-    def _open(self, graph: str) -> ort.InferenceSession:
-        providers = [provider_with_options(self._provider, 1)]
-        return ort.InferenceSession(read_graph(graph), session_options(1), providers=providers)
+    def _open(self, graph: str, shape: tuple[int, ...], precision: str = "fp32") -> ort.InferenceSession:
+        return self._session(read_graph(graph), shape, precision)
+
+    def _session(self, model: bytes, shape: tuple[int, ...], precision: str) -> ort.InferenceSession:
+        """Raises ShoalError(OP_UNSUPPORTED) where the provider leaves a node to another: that is not its rate."""
+        order = self._order
+        shapes = {"x": shape} if order.fixed_shapes else {}
+        engine = open_engine(model, Provider(order.provider, order.access, precision, 1), shapes)
+        self.operators |= engine.operators
+        return engine.session
 
     def _run_once(self, session: ort.InferenceSession, shape: tuple[int, ...], precision: str) -> float:
         binding = self._bind(session, shape, precision)
@@ -144,11 +155,12 @@ class _Bench:
         return times
 
     def _bind(self, session: ort.InferenceSession, shape: tuple[int, ...], precision: str) -> Any:
+        memory = self._order.access.memory
         binding = session.io_binding()
         array = np.ones(shape, dtype=_DTYPES[precision])
-        self._input_value = ort.OrtValue.ortvalue_from_numpy(array, self._memory, 0)
+        self._input_value = ort.OrtValue.ortvalue_from_numpy(array, memory, 0)
         binding.bind_ortvalue_input("x", self._input_value)
-        binding.bind_output("y", self._memory)
+        binding.bind_output("y", memory)
         return binding
 
     @staticmethod

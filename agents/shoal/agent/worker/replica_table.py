@@ -61,4 +61,6 @@ def worker_ready(status: WorkerStatus) -> WorkerReady | None:
     if status.state is not LoadState.READY or status.loaded is None:
         return None
     loaded = status.loaded
-    return WorkerReady(status.assignment, loaded.measured, loaded.inputs, loaded.outputs, loaded.unwarmed)
+    return WorkerReady(
+        status.assignment, loaded.measured, loaded.inputs, loaded.outputs, loaded.unwarmed, loaded.operators
+    )

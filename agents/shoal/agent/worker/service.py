@@ -44,8 +44,9 @@ from shoal.agent.worker.messages import LoadOrder, LoadResult, LoadState, ProbeO
 from shoal.agent.worker.metering import Metering
 from shoal.agent.worker.pace import device_seconds, element_count, hold_slot
 from shoal.agent.worker.parsing import Parser
-from shoal.agent.worker.probe import probe
+from shoal.agent.worker.probe import probe, read_graph
 from shoal.agent.worker.process import EXIT_STUCK
+from shoal.agent.worker.providers import Provider
 from shoal.agent.worker.run_timeouts import RunTimeouts
 from shoal.agent.worker.sample_inputs import sample_input
 from shoal.agent.worker.support import runtime_support
@@ -133,7 +134,9 @@ class ModelRunner:
         self._parser = Parser(engine.inputs, engine.outputs, order.max_request_bytes, isolation.headroom_bytes)
         self._scale = order.access.pace.time_scale if order.access.pace else 1.0
         reference = {spec.name: shape for spec, shape in reference_shapes(engine.inputs, order.work.shapes)}
-        self._timeouts = RunTimeouts(element_count(reference), loaded.measured.latency_p95_s * self._scale)
+        # A simulator takes as long as it takes, which is not what is measured of the device.
+        warm_s = loaded.run_s or loaded.measured.latency_p95_s * self._scale
+        self._timeouts = RunTimeouts(element_count(reference), warm_s)
         self._is_watching = False
         self._runners = ThreadPoolExecutor(order.runners, thread_name_prefix="run")
         self._clock = asyncio.get_running_loop().time
@@ -313,7 +316,8 @@ class ModelRunner:
             raise ShoalError(
                 short or Refusal(Code.INTERNAL, type(error).__name__, "an answer", "see the log")
             ) from error
-        latency_s = (self._clock() - job.arrived_at) / self._scale
+        pace = self._order.access.pace
+        latency_s = (self._clock() - job.arrived_at) / self._scale if pace is None or not pace.simulated else busy_s
         batch = batch_size(self._engine.inputs, shapes)
         if job.stages is not None:
             job.stages["batch"] = batch
@@ -340,6 +344,8 @@ class ModelRunner:
         if pace is None:
             return real_s, False
         device_s = _device_seconds(self._order, pace, shapes)
+        if pace.simulated:
+            return device_s, False
         job.cancelled.wait(max(0.0, device_s * pace.time_scale - real_s))
         return device_s, real_s > device_s * pace.time_scale
 
@@ -384,6 +390,8 @@ class WorkerService:
         self._assignments: dict[str, _HostedAssignment] = {}
         self._is_probing = False
         self._idle_bytes = 0
+        # Keeps a plugin's context open: some close it with their last session.
+        self._provider_session: Engine | None = None
         self._load_turn = asyncio.Lock()
         self._server: FrameServer | None = None
 
@@ -428,6 +436,7 @@ class WorkerService:
                 self._set_state(held, LoadState.LOADING)
                 isolation.reset_peak()
                 before = isolation.resident_bytes()
+                await self._open_provider(order)
                 self._limit_memory()
                 start = time.perf_counter()
                 engine = await asyncio.to_thread(_open_engine, order)
@@ -449,6 +458,15 @@ class WorkerService:
         except Exception as error:  # without this the replica would stay `loading` until its deadline, and say nothing
             _log.exception("load_failed", assignment=held.order.assignment)
             self._on_load_failed(held, Refusal(Code.LOAD_FAILED, type(error).__name__, "a loaded model", "see the log"))
+
+    async def _open_provider(self, order: LoadOrder) -> None:
+        """What a plugin takes for itself, whatever the model, is no model's memory: a device's context may be larger
+        than the models on it."""
+        if order.access.plugin is None or self._provider_session is not None:
+            return
+        earlier = isolation.data_bytes()
+        self._provider_session = await asyncio.to_thread(_open_smallest_graph, order)
+        self._idle_bytes += max(0, isolation.data_bytes() - earlier)
 
     def _on_load_failed(self, held: _HostedAssignment, refusal: Refusal) -> None:
         order = held.order
@@ -560,6 +578,16 @@ class WorkerService:
             self._server.push("state", pack(held.status()))
 
 
+def _open_smallest_graph(order: LoadOrder) -> Engine | None:
+    """None where the provider does not take it."""
+    os.environ.update(order.access.environment)
+    try:
+        return open_engine(read_graph("launch"), Provider(order.provider, order.access), {"x": (1,)})
+    except ShoalError as error:
+        _log.warning("provider_not_opened", provider=order.provider, code=error.code, error=str(error))
+        return None
+
+
 def _open_engine(order: LoadOrder) -> Engine:
     """Load at low priority, because other models may serve in this process. With more than one thread, load at normal
     priority: threads that the runtime starts would keep the low priority for ever."""
@@ -567,7 +595,8 @@ def _open_engine(order: LoadOrder) -> Engine:
     def work() -> Engine:
         # Later sessions of this process are for the same device; the pool ensures that.
         os.environ.update(order.access.environment)
-        return open_engine(read_and_verify(order.path, order.digest), order.provider, order.threads)
+        provider = Provider(order.provider, order.access, order.precision, order.threads)
+        return open_engine(read_and_verify(order.path, order.digest), provider, order.shapes)
 
     return isolation.run_at_low_priority(work) if order.threads == 1 else work()
 
@@ -575,9 +604,15 @@ def _open_engine(order: LoadOrder) -> Engine:
 def _measure(order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: float, before: int) -> LoadResult:
     """Warm up and time some runs. On an emulated device: device time, or the real time if that is longer."""
     energy = _energy(order)
+    is_simulated = order.access.pace is not None and order.access.pace.simulated
     candidates = chain(_sample_candidates(order, engine), input_candidates(engine, order.work))
     warmth = warm_up(
-        engine, candidates, runs=_WARM_RUNS, budget_s=_WARM_BUDGET_S, options=options, optional=order.warm_up_optional
+        engine,
+        candidates,
+        runs=0 if is_simulated else _WARM_RUNS,  # a run may take seconds, from which nothing is learnt
+        budget_s=0.0 if is_simulated else _WARM_BUDGET_S,
+        options=options,
+        optional=order.warm_up_optional,
     )
     if warmth.skip_reason is not None:
         return _result_without_warm_up(engine, energy.source, load_s, before, warmth.skip_reason)
@@ -586,7 +621,10 @@ def _measure(order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: 
     if order.access.pace is not None:
         device_s = _device_seconds(order, order.access.pace, {name: feed.shape for name, feed in feeds.items()})
         busy_s = (device_s,) * len(times)
-        waited_s = tuple(max(device_s, real_s / order.access.pace.time_scale) for real_s in times)
+        if order.access.pace.simulated:
+            waited_s = busy_s
+        else:
+            waited_s = tuple(max(device_s, real_s / order.access.pace.time_scale) for real_s in times)
     p50, p95 = (Seconds(float(value)) for value in np.quantile(waited_s, (0.5, 0.95)))
     joules = energy.joules({"": sum(busy_s)})[""] / len(busy_s)
     measured = Measured(
@@ -598,7 +636,9 @@ def _measure(order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: 
         energy_source=energy.source,
         samples=len(times),
     )
-    return LoadResult(measured, engine.inputs, engine.outputs)
+    operators = tuple(sorted(engine.operators))
+    run_s = Seconds(float(np.quantile(times, 0.95)))
+    return LoadResult(measured, engine.inputs, engine.outputs, operators=operators, run_s=run_s)
 
 
 def _sample_candidates(order: LoadOrder, engine: Engine) -> Iterator[Callable[[], dict[str, Array]]]:
@@ -627,7 +667,8 @@ def _result_without_warm_up(
         energy_source=source,
         samples=0,
     )
-    return LoadResult(measured, engine.inputs, engine.outputs, f"serves without a warm-up: {why.found}")
+    unwarmed = f"serves without a warm-up: {why.found}"
+    return LoadResult(measured, engine.inputs, engine.outputs, unwarmed, tuple(sorted(engine.operators)))
 
 
 def _energy(order: LoadOrder) -> Energy:

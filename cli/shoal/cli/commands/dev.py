@@ -35,7 +35,16 @@ def dev() -> None:
 @dev.command()
 @_folder
 @click.option(
-    "--agents", default=4, show_default=True, help="One plain CPU, then emulated NPU, GPU and small CPU, then plain."
+    "--agents",
+    type=int,
+    default=None,
+    help="One plain CPU, then emulated NPU, GPU and small CPU, then plain. [default: 4; 1 with --providers]",
+)
+@click.option(
+    "--providers",
+    is_flag=True,
+    help="The first agent offers all providers that are installed here: the processor's, those of plugins, and "
+    "Qualcomm's simulator of its NPU.",
 )
 @click.option("--region", "name", default=layout.REGION, show_default=True, help="Name of the first region.")
 @click.option(
@@ -67,7 +76,8 @@ def dev() -> None:
 @link
 def up(
     data_dir: Path | None,
-    agents: int,
+    agents: int | None,
+    providers: bool,
     name: str,
     coordinators: int,
     regions: int,
@@ -78,8 +88,14 @@ def up(
 ) -> None:
     """Start it, or find it running. Everything is enrolled, ready, measured and joined when this returns."""
     control = Control(data_dir)
-    others = neighbours if regions > 1 and neighbours != agents else None
-    asked = layout.StackOptions(name, agents, link, regions, federation_replicas, store, others, coordinators)
+    count = agents if agents is not None else 1 if providers else 4
+    others = neighbours if regions > 1 and neighbours != count else None
+    simulators = layout.installed_simulators() if providers else ""
+    if providers and not simulators:
+        line("no simulator is installed: pip install onnxruntime-qnn, on x86-64", "dim")
+    asked = layout.StackOptions(
+        name, count, link, regions, federation_replicas, store, others, coordinators, simulate=simulators
+    )
     show_up(control.up(asked, lambda text: line(f"  {text}", "dim")))
 
 

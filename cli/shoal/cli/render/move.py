@@ -13,7 +13,7 @@ from shoal.v1 import operator_pb2
 def show_prospect(reply: operator_pb2.CanMoveReply, to: str, *, wide: bool) -> None:
     """The answer first, then each device and variant, the best on top."""
     name = f"{reply.workload.tenant}/{reply.workload.name}"
-    source = device_name(reply.source_node, reply.source_device, reply.source_emulated)
+    source = device_name(reply.source_node, reply.source_device, reply.source_stand_in)
     now = f", from {source}" if reply.source_node else ", which runs nowhere yet"
     line(f"{reply.answer}: {name} to {to}{now if reply.estimates else ''}", "red" if reply.answer == "no" else "green")
     if reply.bids:
@@ -24,7 +24,7 @@ def show_prospect(reply: operator_pb2.CanMoveReply, to: str, *, wide: bool) -> N
 
 
 def _show(one: operator_pb2.MoveEstimate, *, wide: bool) -> None:
-    where = device_name(one.node, one.device, one.emulated)
+    where = device_name(one.node, one.device, one.stand_in)
     line(f"  {one.answer}  {where}  {one.precision}  {one.provider}", "bold")
     for need in one.needs:
         line(f"    with {need.need}: {need.what}")

@@ -95,7 +95,7 @@ def show_workload(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
     if plan.candidates or not plan.delegated_to:
         table(columns, [_candidate(candidate)[: len(columns)] for candidate in plan.candidates])
     for change in plan.changes:
-        where = device_name(change.node, change.device, change.emulated)
+        where = device_name(change.node, change.device, change.stand_in)
         line(f"  {change.sign} {where} {change.precision}  {change.why}", _STYLE.get(change.sign, ""))
     for digest in plan.compared_with:
         line(f"  compared before it takes requests, with what serves: {digest}")
@@ -136,7 +136,7 @@ def _bid(bid: operator_pb2.BidView) -> list[str]:
         return ["", bid.region, *["-"] * 6, reason(bid.refusal), *["-"] * 7]
     return [
         "WOULD WIN" if bid.chosen else "",
-        region_name(bid.region, offer.emulated),
+        region_name(bid.region, offer.stand_in),
         show_seconds(bid.latency_p95_s) if math.isfinite(bid.latency_p95_s) else "-",
         show_usd_per_hour(offer.cost) if math.isfinite(offer.cost) else "-",
         f"{show_joules(offer.joules)} ({offer.energy_source})" if math.isfinite(offer.joules) else "-",
@@ -181,7 +181,7 @@ def _candidate(one: operator_pb2.Candidate) -> list[str]:
     terms = " ".join(f"{term.name} {term.weight:g}x{term.normalised:.2f}" for term in one.terms)
     return [
         "CHOSEN" if one.chosen else "STANDBY" if one.standby else "current" if one.current else "",
-        device_name(one.node, one.device, one.emulated),
+        device_name(one.node, one.device, one.stand_in),
         one.precision,
         estimate(prediction.latency_p95_s, show_seconds) if known else "-",
         show_bytes(prediction.memory_bytes.mid) if known else "-",

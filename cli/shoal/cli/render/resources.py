@@ -67,8 +67,8 @@ def show(kind: str, messages: Sequence[Any], *, wide: bool) -> None:
 
 def event_line(event: operator_pb2.Event) -> str:
     where = "/".join(part for part in (event.workload.tenant, event.workload.name) if part) or event.subject
-    emulated = " (emulated)" if event.emulated else ""
-    node = f" [{event.node}{emulated}]" if event.node and event.node != where else emulated
+    mark = f" ({event.stand_in})" if event.stand_in else ""
+    node = f" [{event.node}{mark}]" if event.node and event.node != where else mark
     actor = f" by {event.actor}" if event.actor else ""
     return f"{when(event.at)}  {event.code}  {where}{node}  {event.message}{actor}"
 
@@ -104,8 +104,13 @@ def _placement_status_text(observed: Any) -> str:
     return clip(" ".join(part for part in (observed.code, words) if part)) or "-"
 
 
-def device_name(node: str, device: str, emulated: bool) -> str:
-    return f"{node}/{device}" + (" (emulated)" if emulated else "")
+def device_name(node: str, device: str, stand_in: str) -> str:
+    return f"{node}/{device}" + (f" ({stand_in})" if stand_in else "")
+
+
+def device_stand_in(device: nouns_pb2.Device) -> str:
+    """As `shoal.types.device.Device.stand_in`."""
+    return "simulated" if device.simulated else "emulated" if device.emulated else ""
 
 
 def show_profile(model: artifacts_pb2.Model) -> None:
@@ -153,16 +158,16 @@ def signer(signature: artifacts_pb2.ModelSignature) -> str:
 
 def place(one: operator_pb2.MigrationPlace) -> str:
     """Empty if the place is not known."""
-    return device_name(one.node, one.device, one.emulated) if one.node else region_name(one.region, one.emulated)
+    return device_name(one.node, one.device, one.stand_in) if one.node else region_name(one.region, one.stand_in)
 
 
-def region_name(region: str, emulated: bool) -> str:
-    return f"{region} (emulated)" if emulated else region
+def region_name(region: str, stand_in: str) -> str:
+    return f"{region} ({stand_in})" if stand_in else region
 
 
 def requested_target(one: operator_pb2.MigrationView | operator_pb2.MoveHoldView) -> str:
     """The requested target; empty: any."""
-    return f"{one.to} (emulated)" if one.to and one.to_emulated else one.to
+    return f"{one.to} ({one.to_stand_in})" if one.to and one.to_stand_in else one.to
 
 
 def _gain(row: operator_pb2.MigrationView) -> str:
@@ -211,7 +216,7 @@ def _placement_latency(row: operator_pb2.PlacementView) -> str:
         return "-"
     served = [one for one in row.observed.served if one.requests]
     p95 = max((one.latency_p95_s for one in served), default=measured.latency_p95_s)
-    return show_seconds(p95) + (f" (x{row.time_scale:g} in real time)" if row.emulated else "")
+    return show_seconds(p95) + (f" (x{row.time_scale:g} in real time)" if row.stand_in == "emulated" else "")
 
 
 def _placement_joules(row: operator_pb2.PlacementView) -> str:
@@ -278,7 +283,9 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ),
         (
             "DEVICES",
-            lambda row: " ".join(device_name("", d.name, d.emulated).lstrip("/") for d in row.node.devices) or "-",
+            lambda row: (
+                " ".join(device_name("", d.name, device_stand_in(d)).lstrip("/") for d in row.node.devices) or "-"
+            ),
         ),
         ("REASON", lambda row: reason(row.reason)),
         ("SEEN", lambda row: when(row.last_seen)),
@@ -291,7 +298,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("+LABELS", lambda row: " ".join(f"{k}={v}" for k, v in sorted(row.node.labels.items())) or "-"),
     ),
     "devices": (
-        ("DEVICE", lambda row: device_name(row.node, row.device.name, row.device.emulated)),
+        ("DEVICE", lambda row: device_name(row.node, row.device.name, device_stand_in(row.device))),
         ("KIND", lambda row: row.device.kind),
         ("MODEL", lambda row: row.device.model),
         ("FREE", lambda row: show_bytes(row.reading.free_bytes)),
@@ -347,7 +354,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
     ),
     "placements": (
         ("WORKLOAD", lambda row: f"{row.assignment.workload.tenant}/{row.assignment.workload.name}"),
-        ("DEVICE", lambda row: device_name(row.node, row.assignment.device, row.emulated)),
+        ("DEVICE", lambda row: device_name(row.node, row.assignment.device, row.stand_in)),
         ("PHASE", lambda row: row.observed.phase or "unseen"),
         ("SERVING", _serving_text),
         ("P95", _placement_latency),
@@ -373,7 +380,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
 _COLUMNS["agreements"] = (
     ("AGREEMENT", lambda row: row.agreement),
     ("SIDE", lambda row: row.side),
-    ("REGION", lambda row: region_name(row.counterpart, row.offer.emulated)),
+    ("REGION", lambda row: region_name(row.counterpart, row.offer.stand_in)),
     ("WORKLOAD", lambda row: f"{row.workload.tenant}/{row.workload.name}"),
     ("STATE", lambda row: row.state),
     ("SERVICE", lambda row: row.service or "-"),

@@ -13,7 +13,7 @@ def can_move_view(result: CanMoveResult, fleet: Fleet) -> operator_pb2.CanMoveRe
     if (within := result.estimate) is not None:
         if within.source is not None:
             reply.source_node, reply.source_device = within.source
-            reply.source_emulated = fleet.is_emulated(*within.source)
+            reply.source_stand_in = fleet.stand_in(*within.source)
         reply.estimates.extend(_estimate(each) for each in within.estimates)
     reply.bids.extend(bid_view(bid, "") for bid in result.bids)
     return reply
@@ -23,7 +23,7 @@ def _estimate(estimate: Estimate) -> operator_pb2.MoveEstimate:
     return operator_pb2.MoveEstimate(
         node=estimate.node,
         device=estimate.device,
-        emulated=estimate.emulated,
+        stand_in=estimate.stand_in,
         model=estimate.model,
         precision=estimate.precision,
         provider=estimate.provider,

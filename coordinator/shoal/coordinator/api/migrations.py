@@ -67,7 +67,7 @@ def migration_view(
         source=_place(migration.source),
         target=_place(target) if target is not None else None,
         to=migration.aim.where,
-        to_emulated=fleet.is_emulated(migration.aim.node, migration.aim.device),
+        to_stand_in=fleet.stand_in(migration.aim.node, migration.aim.device),
         share=move.share if move is not None else float(isinstance(migration.state, DoneState)),
         reason=refusal_view(reason) if reason is not None else None,
         gives_up_at=_gives_up_at(migration, now, wall),
@@ -88,7 +88,7 @@ def held_move_view(held: MoveHold, fleet: Fleet) -> operator_pb2.MoveHoldView:
     return operator_pb2.MoveHoldView(
         source=_place(asked.source),
         to=asked.aim.where,
-        to_emulated=fleet.is_emulated(asked.aim.node, asked.aim.device),
+        to_stand_in=fleet.stand_in(asked.aim.node, asked.aim.device),
         cause=asked.cause,
         why=asked.reason,
         hold=held.hold,

@@ -290,7 +290,7 @@ def workload_plan_view(
                 precision=change.precision,
                 assignment=change.assignment,
                 why=change.why,
-                emulated=fleet.is_emulated(change.node, change.device),
+                stand_in=fleet.stand_in(change.node, change.device),
             )
             for change in plan.changes
         ],
@@ -418,7 +418,7 @@ def _candidate(candidate: Candidate) -> operator_pb2.Candidate:
         device=candidate.device,
         model=candidate.model,
         precision=candidate.precision,
-        emulated=candidate.emulated,
+        stand_in=candidate.stand_in,
         chosen=candidate.chosen,
         current=candidate.current,
         score=candidate.score,
@@ -473,7 +473,7 @@ def _placement(
     view = operator_pb2.PlacementView(
         assignment=to_wire(assignment),
         node=node,
-        emulated=device is not None and device.emulated,
+        stand_in=device.stand_in if device is not None else "",
         time_scale=device.time_scale if device is not None else 1.0,
         liveness=state.liveness if state is not None else Liveness.LOST,
         routed=routed,

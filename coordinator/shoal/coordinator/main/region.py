@@ -407,7 +407,7 @@ def _readings(
         metrics.WORKLOADS: {(): float(len(workloads.intents))},
         metrics.WAITS: _number_of((wait.code,) for wait in workloads.waits),
         metrics.PLACEMENTS: _number_of(
-            (each.workload.tenant, each.workload.name, _true_or_false(fleet.is_emulated(node, each.device)))
+            (each.workload.tenant, each.workload.name, _true_or_false(bool(fleet.stand_in(node, each.device))))
             for node, desired in workloads.desired.items()
             for each in desired.assignments
             if not each.draining
@@ -418,11 +418,11 @@ def _readings(
             if each.require.latency_p95_s is not None
         },
         metrics.AGREEMENTS: _number_of(
-            (each.side, each.counterpart, each.state, _true_or_false(each.offer.emulated))
+            (each.side, each.counterpart, each.state, _true_or_false(bool(each.offer.stand_in)))
             for each in agreements(trades, bids, region.clock.now())
         ),
         metrics.MIGRATIONS: _number_of(
-            (each.stage, _true_or_false(any(place.emulated for place in (each.source, each.target) if place)))
+            (each.stage, _true_or_false(any(place.stand_in for place in (each.source, each.target) if place)))
             for each in workloads.migrations.live
         ),
         **backup_readings(schedule),

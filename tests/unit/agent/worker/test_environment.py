@@ -22,7 +22,13 @@ def test_the_environment_is_set_before_the_runtime_opens_the_device(monkeypatch:
     monkeypatch.setattr(service, "read_and_verify", lambda *_: b"")
     for environment in ({}, {"CUDA_VISIBLE_DEVICES": "MIG-2"}):
         order = SimpleNamespace(
-            access=DeviceAccess(environment), path="", digest="", provider="CPUExecutionProvider", threads=2
+            access=DeviceAccess(environment),
+            path="",
+            digest="",
+            provider="CPUExecutionProvider",
+            precision="fp32",
+            threads=2,
+            shapes={},
         )
         service._open_engine(cast(LoadOrder, order))
     assert seen == ["7", "MIG-2"], "of devices that need nothing, nothing is changed"

@@ -12,6 +12,7 @@ from harness.models import engine_cases as models
 from harness.models.engine_cases import value
 from shoal.agent.worker.engine import Engine, open_engine, run_options
 from shoal.agent.worker.failures import brief_error, run_refusal
+from shoal.agent.worker.providers import Provider
 from shoal.types.codes import Code, ShoalError
 
 Feeds = dict[str, NDArray[np.generic]]
@@ -25,7 +26,7 @@ def engine(operator: str, *inputs: str, **attributes: Any) -> Engine:
     specs = [value(name, kind, ["a", "b"][: int(rank[0]) if rank else 2]) for name, kind, *rank in given]
     output = "INT64" if operator in ("ArgMax", "Cast") else "FP32"
     node = helper.make_node(operator, [name for name, *_ in given], ["y"], **attributes)
-    return open_engine(models.model([node], specs, [value("y", output, None)]), "CPUExecutionProvider", 1)
+    return open_engine(models.model([node], specs, [value("y", output, None)]), Provider("CPUExecutionProvider"))
 
 
 def floats(*shape: int) -> NDArray[np.float32]:

@@ -8,6 +8,7 @@ import pytest
 from harness.models import engine_cases as models
 from harness.report import record
 from shoal.agent.worker.engine import open_engine, read_and_verify, run_options
+from shoal.agent.worker.providers import Provider
 from shoal.types.codes import Code, ShoalError
 
 
@@ -41,7 +42,7 @@ def test_a36_changed_after_the_check(tmp_path: Path) -> None:
     path.write_bytes(models.add_one())
     checked = read_and_verify(str(path), models.digest(models.add_one()))
     path.write_bytes(models.divide())
-    engine = open_engine(checked, "CPUExecutionProvider", 1)
+    engine = open_engine(checked, Provider("CPUExecutionProvider"))
     outputs = engine.run({"x": np.ones(2, np.float32)}, ["y"], run_options())
     assert outputs["y"].tolist() == [2.0, 2.0]
 
@@ -59,6 +60,6 @@ def test_a36_links_and_absent_files(tmp_path: Path) -> None:
 
 def test_a_provider_that_is_not_installed() -> None:
     with pytest.raises(ShoalError) as refused:
-        open_engine(models.add_one(), "QNNExecutionProvider", 1)
+        open_engine(models.add_one(), Provider("QNNExecutionProvider"))
     assert refused.value.code is Code.LOAD_FAILED
     assert "CPUExecutionProvider" in refused.value.refusal.found

@@ -6,6 +6,7 @@ from onnx import ModelProto, TensorProto, helper
 from harness.models.synthetic import FLOAT, digest_of, model, relu, tensor
 from shoal.agent.packing import pack, unpack
 from shoal.agent.worker.engine import open_engine
+from shoal.agent.worker.providers import Provider
 from shoal.agent.worker.support import runtime_support
 from shoal.coordinator.core.graph import profile_of
 from shoal.coordinator.core.placement.loadable import load_refusal
@@ -18,7 +19,7 @@ SUPPORT = runtime_support()
 
 def loads(made: ModelProto) -> Refusal | None:
     try:
-        open_engine(made.SerializeToString(), "CPUExecutionProvider", 1)
+        open_engine(made.SerializeToString(), Provider("CPUExecutionProvider"))
     except ShoalError as error:
         return error.refusal
     return None

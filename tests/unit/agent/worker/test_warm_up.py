@@ -10,6 +10,7 @@ from onnx import ModelProto, helper
 
 from harness.models.synthetic import FLOAT, INT64, digest_of, graph, model, real_models, tensor, weight
 from shoal.agent.worker.engine import Engine, input_candidates, open_engine, run_options, warm_up
+from shoal.agent.worker.providers import Provider
 from shoal.coordinator.core.graph import profile_of
 from shoal.coordinator.core.prediction.demand import work_of
 from shoal.types.assignment import Work
@@ -20,7 +21,7 @@ from shoal.types.profile import ModelProfile
 def open_model(content: bytes) -> tuple[Engine, Work]:
     profile = profile_of(content, digest_of(content))
     assert isinstance(profile, ModelProfile), profile
-    return open_engine(content, "CPUExecutionProvider", 1), work_of(profile)
+    return open_engine(content, Provider("CPUExecutionProvider")), work_of(profile)
 
 
 def node(

@@ -79,16 +79,16 @@ async def test_what_is_emulated_says_so_also_when_its_node_is_forgotten(world: R
     _, target = await two_agents(world, emulated=True)
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     asked = _view_of(world, begun)
-    assert asked.source.emulated
-    assert (asked.to, asked.to_emulated) == (target.name, True)
+    assert asked.source.stand_in
+    assert (asked.to, asked.to_stand_in) == (target.name, "emulated")
     (event,) = [each for each in await world.region.events.events_after(0, 1000) if each.code == "MIGRATION_PLANNED"]
-    assert event.emulated
+    assert event.stand_in
     assert "cpu0 (emulated) to" in event.message
     nodes = world.region.fleet.fleet.nodes
     world.region.fleet.fleet = replace(world.region.fleet.fleet, nodes={})
-    assert _view_of(world, begun).source.emulated
+    assert _view_of(world, begun).source.stand_in
     world.region.fleet.fleet = replace(world.region.fleet.fleet, nodes=nodes)
-    assert codec.load(Migration, codec.dump(begun)).source.emulated
+    assert codec.load(Migration, codec.dump(begun)).source.stand_in
 
 
 async def test_a_region_has_a_workload_whole(world: RegionFixture) -> None:

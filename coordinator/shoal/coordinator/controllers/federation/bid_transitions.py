@@ -205,5 +205,5 @@ def _terms(offer: Offer) -> str:
     figures = [f"{offer.replicas} x {offer.model} {offer.precision}", f"p95 {offer.latency_p95_s:.6g} s"]
     figures += [f"{offer.cost:.6g} USD/h"] if math.isfinite(offer.cost) else []
     figures += [f"{offer.joules:.6g} J"] if math.isfinite(offer.joules) else []
-    figures += ["emulated"] if offer.emulated else []
+    figures += [offer.stand_in] if offer.stand_in else []
     return ", ".join(figures)

@@ -60,8 +60,9 @@ class LogEvent:
     at: Wall = UNSTAMPED
     # Number in the event log; 0 before it is written.
     sequence: int = 0
-    # True if `node` has an emulated device. Set when the event is written.
-    emulated: bool = False
+    # What stands in for real hardware on `node`: `emulated` or `simulated`; empty: nothing. Set when the event is
+    # written.
+    stand_in: str = ""
 
     @property
     def cause(self) -> str:
@@ -119,8 +120,8 @@ class EventLog:
         self._audit_head = ""
         self._auditing = asyncio.Lock()
         self._fence: Mapping[str, int] = {}
-        self.is_emulated: Callable[[str], bool] = lambda node: False
-        """True if the node of that name has an emulated device."""
+        self.stand_in: Callable[[str], str] = lambda node: ""
+        """What stands in for real hardware on the node of that name."""
         self.leadership_loss = asyncio.Event()
         """Set once a failed commit showed that another coordinator leads."""
         self.refusal: Refusal | None = None
@@ -154,8 +155,8 @@ class EventLog:
         return [_key(EVENTS, numbers.popleft()) for _ in range(len(numbers) - most)]
 
     def _stamp(self, event: LogEvent, sequence: int) -> LogEvent:
-        emulated = bool(event.node) and self.is_emulated(event.node)
-        return replace(event, at=self._clock.wall(), sequence=sequence, emulated=emulated)
+        stand_in = self.stand_in(event.node) if event.node else ""
+        return replace(event, at=self._clock.wall(), sequence=sequence, stand_in=stand_in)
 
     async def commit(
         self,

@@ -158,7 +158,7 @@ class RegionalCoordinator:
             before_hello=lambda hello: self._restored_store.check_hello(hello),
             on_answer=self._on_answer,
         )
-        self.events.is_emulated = lambda node: self.fleet.fleet.is_emulated(node)
+        self.events.stand_in = lambda node: self.fleet.fleet.stand_in(node)
         self.logs = NodeLogs(links, clock)
         self.signals = SignalsController(
             context,

@@ -30,6 +30,12 @@ class MemoryCommitment:
             Bytes(self.committed_bytes + memory), Bytes(self.pending_bytes + (0 if loaded else memory))
         )
 
+    def beside(self, other: "MemoryCommitment") -> "MemoryCommitment":
+        """Of both together."""
+        return MemoryCommitment(
+            Bytes(self.committed_bytes + other.committed_bytes), Bytes(self.pending_bytes + other.pending_bytes)
+        )
+
     def minus(self, memory: Bytes) -> "MemoryCommitment":
         """As if it had never been committed. Pending bytes may become negative: a loaded replica that is taken out
         frees live memory too."""

@@ -153,9 +153,15 @@ class NodeState:
     def device(self, name: str) -> Device | None:
         return next((device for device in self.node.devices if device.name == name), None)
 
-    def is_emulated(self, device: str = "") -> bool:
-        """Whether that device is emulated; without a name, whether any device of the node is."""
-        return any(each.emulated for each in self.node.devices if device in ("", each.name))
+    def same_hardware(self, device: Device) -> tuple[str, ...]:
+        """Names of all devices that run on its hardware, its own among them."""
+        own = device.hardware or device.name
+        return tuple(each.name for each in self.node.devices if own in (each.hardware, each.name))
+
+    def stand_in(self, device: str = "") -> str:
+        """What stands in for that device; without a name, for any device of the node."""
+        found = (each.stand_in for each in self.node.devices if device in ("", each.name))
+        return next((each for each in found if each), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +191,10 @@ class Fleet:
     # The mass silence that is under way; None: none.
     mass_silence: MassSilence | None = None
 
-    def is_emulated(self, node: str, device: str = "") -> bool:
-        """As `NodeState.is_emulated`; False for a node that the region does not know."""
+    def stand_in(self, node: str, device: str = "") -> str:
+        """As `NodeState.stand_in`; empty for a node that the region does not know."""
         state = self.nodes.get(node)
-        return state is not None and state.is_emulated(device)
+        return "" if state is None else state.stand_in(device)
 
     def with_node(self, state: NodeState) -> "Fleet":
         return replace(self, nodes={**self.nodes, state.name: state})

@@ -147,9 +147,9 @@ def region_exclusions(migrations: Iterable[Migration]) -> Mapping[WorkloadKey, f
 
 
 def remote_place(away: DelegatedWorkload) -> ReplicaPlace:
-    emulated = away.bid is not None and away.bid.emulated
+    stand_in = away.bid.stand_in if away.bid is not None else ""
     return ReplicaPlace(
-        away.agreement, away.region, "", away.model, away.precision, region=away.region, emulated=emulated
+        away.agreement, away.region, "", away.model, away.precision, region=away.region, stand_in=stand_in
     )
 
 

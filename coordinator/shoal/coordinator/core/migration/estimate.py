@@ -59,8 +59,8 @@ class Estimate:
     node: str
     # Name of the device on it.
     device: str
-    # The device is emulated.
-    emulated: bool
+    # What stands in for the device: `emulated` or `simulated`; empty: nothing.
+    stand_in: str
     # Digest of the variant.
     model: str
     # Precision of the variant.
@@ -201,7 +201,7 @@ def _estimate(inputs: Inputs, rule: MigrationRule, source: Candidate | None, can
     return Estimate(
         node=candidate.node,
         device=candidate.device,
-        emulated=candidate.emulated,
+        stand_in=candidate.stand_in,
         model=candidate.model,
         precision=candidate.precision,
         provider=_provider(inputs, candidate),

@@ -97,14 +97,14 @@ class ReplicaPlace:
     receipt_at: Wall = NEVER
     # The other region that runs it; empty: this region does.
     region: str = ""
-    # The device, or what the other region offered, is emulated. Stored, so that it is still reported when the node is
-    # gone.
-    emulated: bool = False
+    # What stands in for the device, or for what the other region offered. Stored, so that it is still reported when
+    # the node is gone.
+    stand_in: str = ""
 
     @property
     def where(self) -> str:
-        """The place as people read it; emulated devices are marked."""
-        return (self.region or f"{self.node}/{self.device}") + (" (emulated)" if self.emulated else "")
+        """The place as people read it; devices that are not real are marked."""
+        return (self.region or f"{self.node}/{self.device}") + (f" ({self.stand_in})" if self.stand_in else "")
 
 
 def place_of(fleet: Fleet, node: str, one: Assignment) -> ReplicaPlace:
@@ -112,8 +112,8 @@ def place_of(fleet: Fleet, node: str, one: Assignment) -> ReplicaPlace:
     state = fleet.nodes.get(node)
     receipt = state.receipts.get(one.device) if state is not None else None
     measured_at = receipt.measured_at if receipt is not None else NEVER
-    emulated = fleet.is_emulated(node, one.device)
-    return ReplicaPlace(one.id, node, one.device, one.model, one.precision, measured_at, emulated=emulated)
+    stand_in = fleet.stand_in(node, one.device)
+    return ReplicaPlace(one.id, node, one.device, one.model, one.precision, measured_at, stand_in=stand_in)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, MemoryCommitment, admissible_bytes, commitments
+from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, admissible_bytes, commitments
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
 from shoal.coordinator.core.placement.model import Inputs, Slot
 from shoal.types.device import Device
@@ -51,10 +51,12 @@ def _free(inputs: Inputs) -> Iterator[_FreeDevice]:
         if not _is_open(state):
             continue
         for device in state.node.devices:
-            slot = Slot(name, device.name)
-            book: MemoryCommitment = books.get((name, device.name), NO_COMMITMENT).plus(
-                Bytes(held.get(slot, 0)), loaded=False
-            )
+            if device.hardware:
+                continue  # its memory is that device's
+            slot, book = Slot(name, device.name), NO_COMMITMENT
+            for each in state.same_hardware(device):
+                promised = Bytes(held.get(Slot(name, each), 0))
+                book = book.beside(books.get((name, each), NO_COMMITMENT)).plus(promised, loaded=False)
             free = admissible_bytes(device, state, book)
             if free > 0:
                 yield _FreeDevice(device, free, inputs.costs.get(slot), state.receipts.get(device.name))
@@ -65,8 +67,8 @@ def _is_open(state: NodeState) -> bool:
 
 
 def _class_of(device: Device) -> str:
-    """Kind and model; emulated devices are marked."""
-    words = f"{device.kind} {device.profile or device.model}" + (" (emulated)" if device.emulated else "")
+    """Kind and model; devices that are not real are marked."""
+    words = f"{device.kind} {device.profile or device.model}" + (f" ({device.stand_in})" if device.stand_in else "")
     return _OTHER.sub("-", words)[:80]
 
 

@@ -178,7 +178,7 @@ def _offer(asked: Solicitation, plan: WorkloadPlan, inputs: Inputs, bid: str, ca
         carbon=GramsPerHour(math.fsum(each.carbon_g_per_h for each in chosen)),
         load_s=Seconds(max(each.load_s.mid for each in predictions)),
         cached=first.model in cached,
-        emulated=any(each.emulated for each in chosen),
+        stand_in=next((each.stand_in for each in chosen if each.stand_in), ""),
         residency=inputs.region.residency or inputs.region.name,
         hold_s=Seconds(0.0),
     )
@@ -205,7 +205,9 @@ def _share_refusal(
 ) -> Refusal | None:
     """Why one counterpart would hold more than its share of the region's memory or of its devices' time; None: it
     would not."""
-    devices = [(device, state) for state in fleet.nodes.values() for device in state.node.devices]
+    devices = [
+        (device, state) for state in fleet.nodes.values() for device in state.node.devices if not device.hardware
+    ]
     memory = sum(total_bytes(device, state) for device, state in devices)
     time = UTILISATION_MOST * len(devices)
     taken = max(

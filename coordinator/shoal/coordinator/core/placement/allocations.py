@@ -38,6 +38,15 @@ class Allocations:
     # Usage by tenant. Replicas of workloads that are not decided yet are included.
     quota_usage: Mapping[str, QuotaUsage]
 
+    def of_hardware(self, option: Option) -> tuple[MemoryCommitment, float]:
+        """Memory and time that are taken of the option's hardware, by all devices that run on it."""
+        memory, busy = NO_COMMITMENT, 0.0
+        for name in option.state.same_hardware(option.device):
+            slot = Slot(option.slot.node, name)
+            memory = memory.beside(self.memory.get(slot, NO_COMMITMENT))
+            busy += self.busy.get(slot, 0.0)
+        return memory, busy
+
     def with_undecided(self, scope: Scope, intent: Intent, current: WorkloadReplicas, sign: int) -> "Allocations":
         """Adds (sign 1) or removes (sign -1) the replicas of a workload that is not decided yet.
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, admissible_bytes
+from shoal.coordinator.core.fleet.commitments import admissible_bytes
 from shoal.coordinator.core.placement.allocations import Allocations, QuotaUsage, busy_share, memory_requirement
 from shoal.coordinator.core.placement.feasible import (
     Constraint,
@@ -87,11 +87,9 @@ class ContentionCheck:
 
     def _shortages(self, option: Option, require: Requirements, allocations: Allocations) -> tuple[PlacementFault, ...]:
         """Faults of memory and utilisation on the option's device under these allocations."""
-        admissible = admissible_bytes(option.device, option.state, allocations.memory.get(option.slot, NO_COMMITMENT))
-        busy, booked = (
-            busy_share(self._scope, self._intent, option, require.replicas),
-            allocations.busy.get(option.slot, 0.0),
-        )
+        memory, booked = allocations.of_hardware(option)
+        admissible = admissible_bytes(option.device, option.state, memory)
+        busy = busy_share(self._scope, self._intent, option, require.replicas)
         found = (
             memory_fault(option, memory_requirement(option), admissible),
             utilisation_fault(option, busy, booked, UTILISATION_MOST, require.replicas),

@@ -75,7 +75,7 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
             device=option.slot.device,
             model=option.model.digest,
             precision=option.precision,
-            emulated=option.device.emulated,
+            stand_in=option.device.stand_in,
             chosen=option.key in chosen,
             current=option.key in current,
             score=math.nan if position is None else scores[position],

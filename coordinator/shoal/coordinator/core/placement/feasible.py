@@ -20,7 +20,7 @@ from shoal.coordinator.core.placement.relax import (
     round_up,
 )
 from shoal.coordinator.core.placement.signatures import missing_signature, signature_expiry
-from shoal.coordinator.core.prediction.demand import CONV, ModelDemand, demand_of
+from shoal.coordinator.core.prediction.demand import CONV, ModelDemand, at_shapes, demand_of, open_axis
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.policies.cel import Expression, device_fields, model_fields, node_fields
@@ -40,6 +40,9 @@ from shoal.types.units import (
     show_watts,
 )
 from shoal.types.workload import Intent, Limits, ModelRef, Requirements, WorkloadKey
+
+_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""By input name, as a key."""
 
 
 class Constraint(IntEnum):
@@ -117,8 +120,8 @@ class Option:
 
     @property
     def where(self) -> str:
-        """For people: marks an emulated device as such."""
-        return f"{self.state.name}/{self.device.name}" + (" (emulated)" if self.device.emulated else "")
+        """For people: marks a device that is not real."""
+        return f"{self.state.name}/{self.device.name}" + (f" ({self.device.stand_in})" if self.device.stand_in else "")
 
 
 class Scope:
@@ -126,7 +129,8 @@ class Scope:
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
-        self._demands = dict[str, ModelDemand]()
+        self._demands = dict[tuple[str, _Shapes], ModelDemand]()
+        self._profiles = dict[tuple[str, _Shapes], ModelProfile]()
         self._nodes = dict[str, dict[str, object]]()
         self._devices = dict[Slot, dict[str, object]]()
         self._models = dict[str, dict[str, object]]()
@@ -171,10 +175,18 @@ class Scope:
         return datetime.fromtimestamp(self.inputs.wall, UTC)
 
     def demand(self, profile: ModelProfile) -> ModelDemand:
-        """`demand_of(profile)`, computed once for each model."""
-        if profile.digest not in self._demands:
-            self._demands[profile.digest] = demand_of(profile)
-        return self._demands[profile.digest]
+        """`demand_of(profile)`, computed once for each model and its shapes."""
+        key = profile.digest, tuple(profile.reference_shapes.items())
+        if key not in self._demands:
+            self._demands[key] = demand_of(profile)
+        return self._demands[key]
+
+    def profile(self, digest: str, intent: Intent) -> ModelProfile:
+        """The model's profile at the shapes that the workload serves."""
+        key = digest, tuple(intent.shapes.items())
+        if key not in self._profiles:
+            self._profiles[key] = at_shapes(self.inputs.profiles[digest], intent.shapes)
+        return self._profiles[key]
 
     def _expression_variables(self, option: Option) -> dict[str, object]:
         """The variables of a CEL expression about a candidate."""
@@ -199,7 +211,7 @@ class Scope:
     ) -> Option:  # fmt: skip
         """One model on one device, with its prediction. measured, served: figures of a current replica there. Without
         them the warm-up of an earlier replica on that device is used."""
-        profile = self.inputs.profiles[model.digest]
+        profile = self.profile(model.digest, intent)
         receipt = state.receipts.get(device.name)
         precision = model.precision or profile.precision
         shown = measured if measured is not None and measured.samples else None
@@ -249,14 +261,16 @@ class Scope:
         """Power of the option's node with this replica on it. NaN where one of its devices reports no power and was
         never measured.
 
-        Each device counts with the power that it reports, else with its receipt's idle power. The replica adds its
-        joules at the declared rate (at full load without declared traffic), above idle, unless a reading contains it
-        already.
+        All devices on one hardware count once, with the power that it reports, else with its receipt's idle power. The
+        replica adds its joules at the declared rate (at full load without declared traffic), above idle, unless a
+        reading contains it already.
         """
         state, device, prediction = option.state, option.device, option.prediction
         known = dict[str, float]()
         metered = set[str]()
         for each in state.node.devices:
+            if each.hardware:
+                continue  # its power is that device's
             reading, receipt = state.readings.get(each.name), state.receipts.get(each.name)
             if reading is not None and math.isfinite(reading.power_w):
                 known[each.name] = reading.power_w
@@ -283,6 +297,7 @@ class Scope:
                 self.node_fault(option),
                 *self.document_faults(option, require),
                 self._blocked_fault(option, intent),
+                self._shapes_fault(option, intent),
                 *self._device_faults(option, require),
                 self._poisoning_fault(option, intent),
                 *self.figure_faults(option, intent, require, limits),
@@ -326,6 +341,16 @@ class Scope:
             return None
         return PlacementFault(
             Constraint.FAILED_HERE, refusal, manual_remedy(f"shoal model clear {option.model.source}")
+        )
+
+    def _shapes_fault(self, option: Option, intent: Intent) -> PlacementFault | None:
+        """The fault of a device that takes no open shapes, where the model has one that the workload does not fix."""
+        found = open_axis(option.profile, intent.shapes) if option.device.fixed_shapes else ""
+        if not found:
+            return None
+        refusal = Refusal(Code.SHAPES_OPEN, f"{option.model.source} has {found}", f"fixed shapes on {option.where}")
+        return PlacementFault(
+            Constraint.OPERATORS, refusal, manual_remedy("say the only shapes that are served: spec.model.shapes")
         )
 
     def _poisoning_fault(self, option: Option, intent: Intent) -> PlacementFault | None:
@@ -398,14 +423,6 @@ class Scope:
                 refusal = Refusal(Code.OP_UNSUPPORTED, found, ", ".join(layers))
                 variant = manual_remedy(f"add a variant in {' or '.join(receipt.rates.conv_flops)}")
                 yield PlacementFault(Constraint.OPERATORS, refusal, variant)
-        if receipt is not None and receipt.operators:
-            missing = sorted(set(option.profile.operators) - set(receipt.operators))
-            if missing:
-                found = f"{device.provider} was not seen to run {', '.join(missing[:8])}"
-                refusal = Refusal(Code.OP_UNSUPPORTED, found, f"every operator of {option.model.source}")
-                yield PlacementFault(
-                    Constraint.OPERATORS, refusal, manual_remedy(f"add a variant without {', '.join(missing[:8])}")
-                )
         triple = Triple(option.model.digest, device.provider, device.runtime_version)
         if (known := self._load_refusal(option, triple)) is not None:
             yield PlacementFault(

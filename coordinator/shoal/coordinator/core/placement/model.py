@@ -274,6 +274,7 @@ def terms_of(intent: Intent) -> str:
         [(entry.when, sorted(entry.weights.items())) for entry in intent.schedule],
         intent.shared_worker,
         intent.max_batch,
+        *([sorted(intent.shapes.items())] if intent.shapes else []),
     )
     return hashlib.blake2b(repr(asked).encode(), digest_size=8).hexdigest()
 
@@ -311,8 +312,8 @@ class Candidate:
     model: str
     # Precision it runs in, such as `fp32`.
     precision: str
-    # True where the device is emulated.
-    emulated: bool
+    # What stands in for a real device: `emulated` or `simulated`; empty: nothing.
+    stand_in: str
     # True where a replica for requests is placed here; a standby has `standby` instead.
     chosen: bool
     # True where a replica of the workload is assigned here now, healthy or failed.
@@ -411,6 +412,8 @@ class ReplicaTarget:
     samples_bytes: Bytes = Bytes(0)
     # As in Assignment: it serves without a warm-up where no known input runs.
     warm_up_optional: bool = False
+    # As in Assignment: the only shapes that it serves.
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -
         return Refusal(Code.CONFLICT, "it runs another model", ", ".join(model.source for model in intent.models))
     if assignment.shared_worker != intent.shared_worker:
         return Refusal(Code.CONFLICT, "its isolation changed", "a worker as the document says")
+    if assignment.shapes != intent.shapes:
+        return Refusal(Code.CONFLICT, "its shapes changed", "the shapes that the document says")
     observed = state.observed.get(assignment.id)
     ready = observed is not None and observed.phase is Phase.READY
     triple = Triple(assignment.model, device.provider, device.runtime_version)

@@ -1,10 +1,14 @@
 """What a model demands of a device, by operator class: the rows of the roofline model."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from shoal.types.assignment import Work
-from shoal.types.profile import ModelProfile
+from shoal.types.profile import ModelProfile, OperatorCost
+from shoal.types.units import Bytes
 
 
 class OperatorClass(StrEnum):
@@ -67,6 +71,9 @@ COPY = frozenset(
 )
 
 
+_WITH_WEIGHTS: Final = (OperatorClass.MATMUL, OperatorClass.CONV)
+
+
 @dataclass(frozen=True, slots=True)
 class DemandRow:
     """The demand of one operator class at batch 1."""
@@ -108,15 +115,63 @@ def demand_of(profile: ModelProfile) -> ModelDemand:
         kind = class_of(cost.operator)
         flops[kind] += cost.flops
         moved[kind] += cost.bytes
-    heavy = moved[OperatorClass.MATMUL] + moved[OperatorClass.CONV]
-    share = min(1.0, profile.weight_bytes / heavy) if heavy > 0 else 0.0
+    share = _weight_share(profile)
     rows = [
         DemandRow(kind, flops[kind], moved[kind] - weights, weights)
         for kind in OperatorClass
         if flops[kind] > 0 or moved[kind] > 0
-        for weights in (share * moved[kind] if kind in (OperatorClass.MATMUL, OperatorClass.CONV) else 0.0,)
+        for weights in (share * moved[kind] if kind in _WITH_WEIGHTS else 0.0,)
     ]
     return ModelDemand(tuple(rows), sum(cost.nodes for cost in profile.costs))
+
+
+def at_shapes(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]]) -> ModelProfile:
+    """The profile with the open axes of its inputs at these lengths; -1, or an input that is not named, leaves them.
+
+    Costs grow with the elements of all inputs together. That is exact for convolutions and elementwise operators, too
+    low where attention grows with the square of a length, and too high where an input costs nothing.
+    """
+    if not shapes:
+        return profile
+    known = dict(profile.reference_shapes)
+    for spec in profile.inputs:
+        before, wanted = known.get(spec.name, spec.shape), shapes.get(spec.name, ())
+        if len(wanted) == len(before):
+            axes = zip(spec.shape, before, wanted, strict=True)
+            known[spec.name] = tuple(length if axis < 0 <= length else now for axis, now, length in axes)
+    ratio = _elements(known) / max(1, _elements(profile.reference_shapes))
+    weights = _weight_share(profile)
+
+    def scale(cost: OperatorCost) -> OperatorCost:
+        kept = weights * cost.bytes if class_of(cost.operator) in _WITH_WEIGHTS else 0.0
+        return replace(cost, flops=cost.flops * ratio, bytes=kept + (cost.bytes - kept) * ratio)
+
+    return replace(
+        profile,
+        reference_shapes=known,
+        costs=tuple(scale(cost) for cost in profile.costs),
+        activation_bytes=Bytes(int(profile.activation_bytes * ratio)),
+    )
+
+
+def open_axis(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The first input with an axis that neither the model nor `shapes` fixes, with its shape; empty: none has one."""
+    for spec in profile.inputs:
+        wanted = shapes.get(spec.name, ())
+        fixed = wanted if len(wanted) == len(spec.shape) else spec.shape
+        if any(axis < 0 and length < 0 for axis, length in zip(spec.shape, fixed, strict=True)):
+            return f"{spec.name} {list(spec.shape)}"
+    return ""
+
+
+def _weight_share(profile: ModelProfile) -> float:
+    """The weights' part of the bytes that matrix products and convolutions move."""
+    heavy = sum(cost.bytes for cost in profile.costs if class_of(cost.operator) in _WITH_WEIGHTS)
+    return min(1.0, profile.weight_bytes / heavy) if heavy > 0 else 0.0
+
+
+def _elements(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())
 
 
 def work_of(profile: ModelProfile) -> Work:

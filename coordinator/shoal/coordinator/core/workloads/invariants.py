@@ -119,12 +119,14 @@ def _check_not_oversold(snapshot: RegionSnapshot) -> Iterator[Violation]:
     for name, content in snapshot.desired.items():
         state = snapshot.fleet.nodes.get(name)
         for device in state.node.devices if state is not None else ():
-            loads = [each for each in content.assignments if each.device == device.name and not _is_bytes_only(each)]
+            assert state is not None
+            names = state.same_hardware(device)
+            loads = [each for each in content.assignments if each.device in names and not _is_bytes_only(each)]
             committed = sum(each.memory_bytes for each in loads)
-            held = [each for each in snapshot.reserved if each.slot == (name, device.name)]
+            held = [each for each in snapshot.reserved if each.slot.node == name and each.slot.device in names]
             kept = sum(each.memory_bytes for each in held)
             total = device.memory_bytes
-            if state is not None and device.kind is DeviceKind.CPU and state.node.memory_limit_bytes > 0:
+            if device.kind is DeviceKind.CPU and state.node.memory_limit_bytes > 0:
                 total = min(total, state.node.memory_limit_bytes)
             if committed + kept > total:
                 message = f"{committed} bytes committed and {kept} held of {total}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Move, PlacementPlan, ReplicaTarget, Triple, WorkloadPlan
-from shoal.coordinator.core.prediction.demand import work_of
+from shoal.coordinator.core.prediction.demand import at_shapes, work_of
 from shoal.coordinator.core.workloads.failures import load_refusals
 from shoal.coordinator.core.workloads.model import (
     AssignmentStage,
@@ -168,7 +168,7 @@ class _Step:
             memory_bytes=target.memory_bytes,
             max_batch=target.max_batch,
             partition=target.partition,
-            work=work_of(self.profiles[target.model]),
+            work=work_of(at_shapes(self.profiles[target.model], target.shapes)),
             signed=target.signed,
             standby=target.standby,
             staged=target.staged,
@@ -177,6 +177,7 @@ class _Step:
             samples=target.samples,
             samples_bytes=target.samples_bytes,
             warm_up_optional=target.warm_up_optional,
+            shapes=target.shapes,
         )
         self.marks[name] = Mark(AssignmentStage.STARTING, self.now, target.terms)
         role = ", to stand by" if target.standby else ""

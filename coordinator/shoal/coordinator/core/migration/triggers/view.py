@@ -55,8 +55,8 @@ class MovableReplica:
     @property
     def place(self) -> ReplicaPlace:
         one = self.current.assignment
-        emulated = self.current.option.device.emulated
-        return ReplicaPlace(one.id, self.current.node, one.device, one.model, one.precision, emulated=emulated)
+        stand_in = self.current.option.device.stand_in
+        return ReplicaPlace(one.id, self.current.node, one.device, one.model, one.precision, stand_in=stand_in)
 
     @property
     def slot(self) -> Slot:

@@ -1,0 +1,95 @@
+"""Qualcomm's NPUs (Hexagon Tensor Processor) through QNN (`onnxruntime-qnn`), and the vendor's simulator of them.
+
+On x86-64 the package holds a simulator: the compiler, the operators and the arithmetic are those of the chip, the times
+are not. It is a device only where the agent is told so (`--simulate htp`), and is paced and metered by published
+figures of the chip that it simulates (`htp.json`, by `agents/derive_profiles.py`). The chip itself: from documents.
+
+Sources: ONNX Runtime, docs/execution-providers/QNN-ExecutionProvider (`backend_path`, `htp_performance_mode`,
+`enable_htp_fp16_precision`, `soc_model`, `htp_arch`; "only supports models with fixed shapes"); Qualcomm AI Engine
+Direct, supported Snapdragon devices: SM8650 is soc model 57, Hexagon V75.
+"""
+
+import json
+import math
+import platform
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from shoal.agent.devices.calls import FoundDevice
+from shoal.agent.devices.host import Host
+from shoal.agent.devices.plugins.common import device_of, plugin_of
+from shoal.agent.devices.plugins.listing import ListedDevice
+from shoal.agent.driver_port import DeviceAccess, DriverOptions, EmulatedPace
+from shoal.types.device import Device, DeviceKind, EnergySource
+from shoal.types.receipt import Rates
+from shoal.types.units import Bytes, Seconds, Watts
+
+PROVIDER: Final = "QNNExecutionProvider"
+SIMULATOR: Final = "htp"
+_FILES: Final = ("/dev/fastrpc-cdsp", "/dev/fastrpc-cdsp-secure", "/dev/dma_heap/system")
+
+
+def found_device(listed: ListedDevice, host: Host, options: DriverOptions) -> FoundDevice | None:
+    """The NPU; on x86-64 the simulator, if the agent offers it. None for the processor and graphics of a Snapdragon,
+    which other providers run better."""
+    backend = Path(listed.library).parent / "libQnnHtp.so"
+    if listed.hardware == "NPU":
+        name, memory = f"npu{listed.index}", host.limit_bytes()
+        device = device_of(listed, name=name, vendor="Qualcomm", model="Hexagon", memory_bytes=memory)
+        access = _access(listed, backend, {"htp_performance_mode": "burst"})
+        return FoundDevice(replace(device, fixed_shapes=True), access)
+    if listed.hardware != "CPU" or platform.machine() != "x86_64" or SIMULATOR not in options.simulate:
+        return None
+    profile: dict[str, Any] = json.loads((resources.files("shoal.agent.devices.plugins") / "htp.json").read_text())
+    chip = {"soc_model": profile["soc_model"], "htp_arch": profile["htp_arch"]}
+    access = replace(_access(listed, backend, chip), pace=_pace(profile, host))
+    return FoundDevice(_simulated(listed, profile, host), access)
+
+
+def _simulated(listed: ListedDevice, profile: dict[str, Any], host: Host) -> Device:
+    device = device_of(
+        listed,
+        name=profile["name"],
+        vendor="Qualcomm",
+        model=f"{profile['model']}, simulated",
+        memory_bytes=host.limit_bytes(),
+        attributes={"simulator": SIMULATOR, "licence": profile["licence"]},
+    )
+    return replace(
+        device,
+        kind=DeviceKind.NPU,
+        fixed_shapes=True,
+        emulated=True,
+        simulated=True,
+        profile=profile["name"],
+        profile_source="; ".join(profile["sources"]),
+    )
+
+
+def _access(listed: ListedDevice, backend: Path, more: dict[str, str]) -> DeviceAccess:
+    options = {"backend_path": str(backend), **more}
+    fp16 = {**options, "enable_htp_fp16_precision": "1"}
+    files = tuple(path for path in _FILES if Path(path).exists())
+    # A float model runs in fp16 there: the processor has no fp32.
+    return DeviceAccess(files=files, plugin=plugin_of(listed), options={"": options, "fp32": fp16, "fp16": fp16})
+
+
+def _pace(profile: dict[str, Any], host: Host) -> EmulatedPace:
+    rates = Rates(
+        matmul_flops=profile["flops_per_s"],
+        conv_flops=profile["flops_per_s"],
+        elementwise_bytes=profile["bytes_per_s"],
+        copy_bytes=profile["bytes_per_s"],
+        launch_s=Seconds(profile["launch_s"]),
+        node_s=Seconds(0.0),
+        load_bytes=math.nan,
+        idle_w=Watts(math.nan),
+        active_w=Watts(math.nan),
+        energy_source=EnergySource.PROFILE,
+    )
+    source = "; ".join(profile["sources"])
+    memory = Bytes(host.limit_bytes())
+    unknown = Watts(math.nan)
+    return EmulatedPace(profile["name"], source, rates, 1.0, memory, unknown, unknown, simulated=True)

@@ -1,0 +1,194 @@
+"""Providers of several vendors on one machine: models are placed on them or refused with the reason, and move live
+from one to another, verified.
+
+Qualcomm's NPU is the vendor's simulator: its answers are the chip's, its times are not.
+"""
+
+import platform
+from collections.abc import Hashable, Iterator, Mapping
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from harness.clients.oip import Tensor
+from harness.cluster.stack import DevStack, InferenceLoad, documents, policy
+from harness.models import engine_cases
+from harness.models.architectures import ARCHITECTURES, angles, separable
+from harness.report import record
+from harness.wait import wait_until
+from shoal.cli.render.resources import full_reason
+from shoal.devstack.layout import StackOptions
+from shoal.types.codes import Code
+from shoal.v1 import operator_pb2
+
+pytestmark = [
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="no plugin is installed for this processor"),
+    pytest.mark.alone,
+]
+NODE, NPU, CPU = "plain-cpu", "htp-sim", "cpu0"
+ENDS_S = 120.0
+SHAPE = (1, 8, 16, 16)
+NEAR = 2e-2
+"""The NPU computes in fp16. Answers here are below 1, and differ by 3e-4."""
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
+    """One node with all providers that are installed here."""
+    stack = DevStack(tmp_path_factory.mktemp("providers"))
+    try:
+        stack.up(StackOptions(agents=1, simulate="htp"))
+        yield stack
+    finally:
+        stack.down()
+
+
+def document(name: str, shapes: Mapping[str, tuple[int, ...]] | None, device: str, tolerance: str = "") -> str:
+    """A workload of the model of that name, on that device."""
+    each = ", ".join(f"{entry}: {list(shape)}" for entry, shape in (shapes or {}).items())
+    fixed = f", shapes: {{{each}}}" if each else ""
+    text = (
+        f"apiVersion: shoal/v1\nkind: Workload\nmetadata: {{name: {name}}}\n"
+        f"spec: {{model: {{source: {name}{fixed}}}, policy: {name}}}\n"
+    )
+    near = f"\n    precision: {{allow: [fp32], tolerance: {{{tolerance}}}}}" if tolerance else ""
+    return documents(policy(name, f'  require:\n    where: "{device}"{near}\n'), text)
+
+
+def outcome_of(stack: DevStack, name: str) -> tuple[str, str]:
+    """(device, "") of a workload that serves, or ("", reason) of one that is refused."""
+
+    def outcome() -> tuple[str, str] | None:
+        for row in stack.placements(name):
+            if row.routed:
+                return row.assignment.device, ""
+        reason = full_reason(stack.workload(name).reason)
+        codes = (Code.OP_UNSUPPORTED, Code.SHAPES_OPEN)
+        return ("", reason) if any(code in reason for code in codes) else None
+
+    found = wait_until(outcome, ENDS_S, f"{name} to serve, or to be refused")
+    assert found is not None
+    return found
+
+
+def test_each_model_is_placed_on_the_npu_or_refused_with_its_operator(machine: DevStack) -> None:
+    with machine.api() as api:
+        devices = {one.device.name: one for one in api.get("devices").devices}
+    assert {CPU, NPU} <= devices.keys()
+    npu = devices[NPU].device
+    assert (npu.kind, npu.provider, npu.simulated, npu.emulated) == ("npu", "QNNExecutionProvider", True, True)
+    assert "simulated" in npu.model
+
+    models = {name: (make(), shapes) for name, (make, shapes) in ARCHITECTURES.items()}
+    models["magika"] = engine_cases.magika().read_bytes(), {"bytes": (1, 2048)}
+    placed, refused = 0, 0
+    for name, (content, shapes) in models.items():
+        machine.push(content, name)
+        machine.apply(document(name, shapes, f"device.name == '{NPU}'"))
+    for name in models:
+        device, reason = outcome_of(machine, name)
+        if name == "angles":
+            assert Code.OP_UNSUPPORTED in reason
+            assert "Acos" in reason
+            refused += 1
+        else:
+            assert (device, reason) == (NPU, ""), name
+            placed += 1
+    machine.delete_workloads(*models)
+    with machine.api() as api:
+        receipt = next(one.receipt for one in api.get("devices").devices if one.device.name == NPU)
+    assert {"Conv", "Gemm", "LayerNormalization"} <= set(receipt.operators)
+    assert "Acos" not in receipt.operators
+
+    machine.apply(document("separable", None, f"device.name == '{NPU}'"))
+    assert Code.SHAPES_OPEN in outcome_of(machine, "separable")[1], "its batch axis is open"
+    machine.delete_workloads("separable")
+    record("F52", "P", 1, placed=placed, refused=refused + 1, device=f"{NPU} (simulated)")
+
+
+def pixels(asked: int) -> tuple[Tensor, ...]:
+    values = np.random.default_rng(asked).random(SHAPE, dtype=np.float32)
+    return (Tensor("x", "FP32", SHAPE, values.tobytes()),)
+
+
+class _Near:
+    """Equal to the bytes of an answer near the one that the processor gives."""
+
+    _session = onnxruntime.InferenceSession(separable(), providers=["CPUExecutionProvider"])
+
+    def __init__(self, asked: Hashable) -> None:
+        assert isinstance(asked, int)
+        (tensor,) = pixels(asked)
+        values = np.frombuffer(tensor.raw, np.float32).reshape(SHAPE)
+        self._right = np.ravel(np.asarray(self._session.run(None, {"x": values})[0]))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, bytes):
+            return NotImplemented
+        return np.allclose(np.frombuffer(other, np.float32), self._right, atol=NEAR, rtol=0)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def _move(stack: DevStack, name: str, to: str) -> operator_pb2.MigrationView:
+    """The move to that device, once it is over."""
+    with stack.api() as api:
+        asked = api.migrate("default", name, f"{NODE}/{to}")
+
+    def view_if_over() -> operator_pb2.MigrationView | None:
+        with stack.api() as api:
+            (one,) = api.get("migrations", asked.id).migrations
+        return one if one.stage in ("done", "aborted") else None
+
+    found = wait_until(view_if_over, ENDS_S, f"the move to {to} to be over")
+    assert found is not None
+    return found
+
+
+def test_a_model_moves_live_between_vendors_and_back(machine: DevStack) -> None:
+    """From the processor to every other device here and back, under load; and a move whose answers differ by more than
+    the policy allows is refused."""
+    name = "mover"
+    machine.push(separable(), name)
+    shapes = {"x": SHAPE}
+    with machine.api() as api:
+        others = sorted({one.device.name for one in api.get("devices").devices} - {CPU})
+    anywhere = "device.kind in ['cpu', 'npu']"
+    machine.apply(document(name, shapes, f"device.name == '{CPU}'", f"metric: max_abs, at_most: {NEAR}"))
+    machine.wait_serving(name)
+    machine.apply(document(name, shapes, anywhere, f"metric: max_abs, at_most: {NEAR}"))
+    drifts = dict[str, float]()
+    with InferenceLoad(
+        machine.port("gateway", "grpc"), machine.client_files, name, clients=2, rate=10.0, inputs=pixels
+    ) as load:
+        for device in (*others, CPU):
+            moved = _move(machine, name, device)
+            assert (moved.stage, moved.verdict.passed) == ("done", True), moved
+            assert moved.target.stand_in == ("simulated" if device == NPU else "")
+            (row,) = machine.wait_serving(name)
+            assert row.assignment.device == device
+            drifts[device] = max(drift.worst for drift in moved.verdict.drifts)
+            load.wait_for(10)
+        assert 0 < drifts[NPU] <= NEAR, "another arithmetic: other roundings"
+        machine.apply(document(name, shapes, anywhere, "metric: max_abs, at_most: 1e-7"))
+        refused = _move(machine, name, NPU)
+        assert (refused.stage, refused.verdict.code) == ("aborted", Code.VERIFY_FAILED), refused
+        load.wait_for(10)
+    verdict = load.verdict(_Near)
+    assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
+    (row,) = machine.wait_serving(name)
+    assert row.assignment.device == CPU
+    machine.delete_workloads(name)
+    record("F52", "P", 2, moves=len(drifts), lost=0, refused=1, answered=load.answer_count(), drift=drifts[NPU])
+
+
+def test_an_operator_that_the_npu_lacks_stays_on_the_processor(machine: DevStack) -> None:
+    """A model that two devices could take goes to the one that takes all of it, and says why not to the other."""
+    machine.push(angles(), "either")
+    machine.apply(document("either", {"x": (1, 8)}, "device.kind in ['cpu', 'npu']"))
+    assert outcome_of(machine, "either")[0] == CPU
+    told = machine.shoal("explain", "either")
+    assert "OP_UNSUPPORTED" in told.stdout
+    machine.delete_workloads("either")
