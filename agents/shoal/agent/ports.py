@@ -202,8 +202,8 @@ class WorkerReady:
     inputs: tuple[TensorSpec, ...]
     # Outputs of the loaded graph; -1 for a dynamic axis.
     outputs: tuple[TensorSpec, ...]
-    # Why the replica serves without a warm-up. Empty: it had one.
-    no_warmup_reason: str = ""
+    # What people are to know of it: that it had no warm-up and why, or that part of it runs beside its device.
+    note: str = ""
     # Operators that the device's provider took. Empty for the processor's own.
     operators: tuple[str, ...] = ()
 

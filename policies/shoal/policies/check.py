@@ -162,6 +162,12 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.require.availability.recovery": ActiveField(
             _WORKLOADS, note="what `shoal doctor` holds the region to", read_as="recovery_s"
         ),
+        "spec.require.partial": ActiveField(
+            _PLACEMENT,
+            (Code.OP_UNSUPPORTED,),
+            note="of its FLOPs, beside the device's provider; where it is not given, not one node",
+            read_as="partial",
+        ),
         "spec.require.trust.capability": ActiveField(
             _PLACEMENT, (Code.CAPABILITY_UNMEASURED,), read_as="measured_only"
         ),

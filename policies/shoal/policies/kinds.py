@@ -135,6 +135,8 @@ class Require(DocumentPart):
     precision: Precision | None = None
     availability: Availability | None = None
     trust: TrustSpec | None = None
+    # Share of the model's FLOPs that may run beside the device's provider. None: not one node may.
+    partial: Share | None = None
 
 
 class LimitsSpec(DocumentPart):

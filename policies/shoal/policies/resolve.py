@@ -142,6 +142,7 @@ def _requirements(require: Require) -> Requirements:
         measured_only=trust is not None and not {"capability", "within"}.isdisjoint(trust.model_fields_set),
         measured_within_s=trust.within if trust else None,
         signed_by=trust.signed_model.keys if trust and trust.signed_model else (),
+        partial=require.partial,
     )
 
 

@@ -52,6 +52,8 @@ class Work:
     below: Mapping[str, int] = field(default_factory=dict)
     # As ModelProfile.operands.
     operands: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # FLOPs of one node of each operator, on average; operators without any are left out.
+    node_flops: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class Assignment:
     warm_up_optional: bool = False
     # By input name: the only shapes that it serves; -1 for an axis that stays open. Empty: all that the graph takes.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # Share of its FLOPs that may run beside the device's provider; None: not one node may.
+    partial: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,8 @@ class Requirements:
     measured_within_s: Seconds | None
     # Names of publishers' keys, one of which must have signed the model; empty: an unsigned model is accepted.
     signed_by: tuple[str, ...] = ()
+    # Share of the model's FLOPs that may run beside the device's provider; None: not one node may.
+    partial: float | None = None
 
     def may_be_in(self, region: str, lies_in: str) -> bool:
         """Whether the workload's data may be in `region`, by the region's name or by its declared residency `lies_in`

@@ -340,6 +340,7 @@ class Requirements(_message.Message):
     MEASURED_ONLY_FIELD_NUMBER: _builtins.int
     MEASURED_WITHIN_S_FIELD_NUMBER: _builtins.int
     SIGNED_BY_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
     latency_p95_s: _builtins.float
     latency_from_origin: _builtins.bool
     where: _builtins.str
@@ -349,6 +350,7 @@ class Requirements(_message.Message):
     recovery_s: _builtins.float
     measured_only: _builtins.bool
     measured_within_s: _builtins.float
+    partial: _builtins.float
     @_builtins.property
     def residency(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -370,21 +372,26 @@ class Requirements(_message.Message):
         measured_only: _builtins.bool = ...,
         measured_within_s: _builtins.float | None = ...,
         signed_by: _abc.Iterable[_builtins.str] | None = ...,
+        partial: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_latency_p95_s", b"_latency_p95_s", "_measured_within_s", b"_measured_within_s", "_recovery_s", b"_recovery_s", "latency_p95_s", b"latency_p95_s", "measured_within_s", b"measured_within_s", "recovery_s", b"recovery_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_latency_p95_s", b"_latency_p95_s", "_measured_within_s", b"_measured_within_s", "_partial", b"_partial", "_recovery_s", b"_recovery_s", "latency_p95_s", b"latency_p95_s", "measured_within_s", b"measured_within_s", "partial", b"partial", "recovery_s", b"recovery_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_p95_s", b"_latency_p95_s", "_measured_within_s", b"_measured_within_s", "_recovery_s", b"_recovery_s", "latency_from_origin", b"latency_from_origin", "latency_p95_s", b"latency_p95_s", "measured_only", b"measured_only", "measured_within_s", b"measured_within_s", "precisions", b"precisions", "recovery_s", b"recovery_s", "replicas", b"replicas", "residency", b"residency", "signed_by", b"signed_by", "spread", b"spread", "standby", b"standby", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_p95_s", b"_latency_p95_s", "_measured_within_s", b"_measured_within_s", "_partial", b"_partial", "_recovery_s", b"_recovery_s", "latency_from_origin", b"latency_from_origin", "latency_p95_s", b"latency_p95_s", "measured_only", b"measured_only", "measured_within_s", b"measured_within_s", "partial", b"partial", "precisions", b"precisions", "recovery_s", b"recovery_s", "replicas", b"replicas", "residency", b"residency", "signed_by", b"signed_by", "spread", b"spread", "standby", b"standby", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__latency_p95_s: _TypeAlias = _typing.Literal["latency_p95_s"]  # noqa: Y015
     _WhichOneofArgType__latency_p95_s: _TypeAlias = _typing.Literal["_latency_p95_s", b"_latency_p95_s"]  # noqa: Y015
     _WhichOneofReturnType__measured_within_s: _TypeAlias = _typing.Literal["measured_within_s"]  # noqa: Y015
     _WhichOneofArgType__measured_within_s: _TypeAlias = _typing.Literal["_measured_within_s", b"_measured_within_s"]  # noqa: Y015
+    _WhichOneofReturnType__partial: _TypeAlias = _typing.Literal["partial"]  # noqa: Y015
+    _WhichOneofArgType__partial: _TypeAlias = _typing.Literal["_partial", b"_partial"]  # noqa: Y015
     _WhichOneofReturnType__recovery_s: _TypeAlias = _typing.Literal["recovery_s"]  # noqa: Y015
     _WhichOneofArgType__recovery_s: _TypeAlias = _typing.Literal["_recovery_s", b"_recovery_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__latency_p95_s) -> _WhichOneofReturnType__latency_p95_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_within_s) -> _WhichOneofReturnType__measured_within_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partial) -> _WhichOneofReturnType__partial | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__recovery_s) -> _WhichOneofReturnType__recovery_s | None: ...
 

@@ -961,6 +961,26 @@ class Work(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class NodeFlopsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CONV_FLOPS_FIELD_NUMBER: _builtins.int
     MATMUL_FLOPS_FIELD_NUMBER: _builtins.int
     OTHER_FLOPS_FIELD_NUMBER: _builtins.int
@@ -969,6 +989,7 @@ class Work(_message.Message):
     SHAPES_FIELD_NUMBER: _builtins.int
     BELOW_FIELD_NUMBER: _builtins.int
     OPERANDS_FIELD_NUMBER: _builtins.int
+    NODE_FLOPS_FIELD_NUMBER: _builtins.int
     conv_flops: _builtins.float
     matmul_flops: _builtins.float
     other_flops: _builtins.float
@@ -980,6 +1001,8 @@ class Work(_message.Message):
     def below(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def operands(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
+    @_builtins.property
+    def node_flops(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
         self,
         *,
@@ -991,10 +1014,11 @@ class Work(_message.Message):
         shapes: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
         below: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         operands: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
+        node_flops: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "bytes", b"bytes", "conv_flops", b"conv_flops", "matmul_flops", b"matmul_flops", "nodes", b"nodes", "operands", b"operands", "other_flops", b"other_flops", "shapes", b"shapes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "bytes", b"bytes", "conv_flops", b"conv_flops", "matmul_flops", b"matmul_flops", "node_flops", b"node_flops", "nodes", b"nodes", "operands", b"operands", "other_flops", b"other_flops", "shapes", b"shapes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1072,6 +1096,7 @@ class Assignment(_message.Message):
     SAMPLES_BYTES_FIELD_NUMBER: _builtins.int
     WARM_UP_OPTIONAL_FIELD_NUMBER: _builtins.int
     SHAPES_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -1090,6 +1115,7 @@ class Assignment(_message.Message):
     """What its warm-up is fed with, by digest; empty: what the graph implies."""
     samples_bytes: _builtins.int
     warm_up_optional: _builtins.bool
+    partial: _builtins.float
     @_builtins.property
     def workload(self) -> Global___WorkloadKey: ...
     @_builtins.property
@@ -1142,12 +1168,15 @@ class Assignment(_message.Message):
         samples_bytes: _builtins.int = ...,
         warm_up_optional: _builtins.bool = ...,
         shapes: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
+        partial: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handover", b"handover", "partition", b"partition", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "handover", b"handover", "partial", b"partial", "partition", b"partition", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "capture", b"capture", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partial", b"partial", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__partial: _TypeAlias = _typing.Literal["partial"]  # noqa: Y015
+    _WhichOneofArgType__partial: _TypeAlias = _typing.Literal["_partial", b"_partial"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partial) -> _WhichOneofReturnType__partial | None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
 

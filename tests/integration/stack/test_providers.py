@@ -192,3 +192,18 @@ def test_an_operator_that_the_npu_lacks_stays_on_the_processor(machine: DevStack
     told = machine.shoal("explain", "either")
     assert "OP_UNSUPPORTED" in told.stdout
     machine.delete_workloads("either")
+
+
+def test_a_share_beside_the_npu_is_what_the_policy_allows(machine: DevStack) -> None:
+    """One of its three operators, all alike in cost, is left to the processor: a third of its FLOPs."""
+    machine.push(angles(), "part")
+    text = document("part", {"x": (1, 8)}, f"device.name == '{NPU}'")
+    machine.apply(text.replace("  require:\n", "  require:\n    partial: 10%\n"))
+    device, reason = outcome_of(machine, "part")
+    assert device == "", "a third is more than a tenth"
+    assert "at most 10.0%" in reason
+    machine.apply(text.replace("  require:\n", "  require:\n    partial: 60%\n"))
+    (row,) = machine.wait_serving("part")
+    assert "partial: " in row.observed.reason
+    assert "Acos" in row.observed.reason
+    machine.delete_workloads("part")

@@ -399,4 +399,4 @@ def _optional_loaded_model(ready: WorkerReady | None) -> states.LoadedModel | No
 
 
 def _loaded_model(ready: WorkerReady) -> states.LoadedModel:
-    return states.LoadedModel(ready.measured, ready.inputs, ready.outputs, ready.no_warmup_reason)
+    return states.LoadedModel(ready.measured, ready.inputs, ready.outputs, ready.note)

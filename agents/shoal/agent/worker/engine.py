@@ -56,8 +56,9 @@ _EXPORT_OTHERWISE: Final = "export the model with other operators or types, or r
 class Engine:
     """A loaded model in an ONNX Runtime session. Several threads may run it at the same time."""
 
-    def __init__(self, session: ort.InferenceSession, operators: frozenset[str] = frozenset()) -> None:
-        """`operators` are those that the device's provider took."""
+    def __init__(self, session: ort.InferenceSession, operators: frozenset[str] = frozenset(), note: str = "") -> None:
+        """`operators` are those that the device's provider took. `note` says what runs beside it."""
+        self.note = note
         self.session = session
         self.operators = operators
         self.inputs = tensor_specs(session.get_inputs())
@@ -104,10 +105,17 @@ def read_and_verify(path: str, digest: str) -> bytes:
     return data
 
 
-def open_engine(data: bytes, provider: Provider, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Engine:
-    """Open a session in which the provider computes every node.
+def open_engine(
+    data: bytes,
+    provider: Provider,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    partial: float | None = None,
+    node_flops: Mapping[str, float] | None = None,
+) -> Engine:
+    """Open a session in which the provider computes every node, or all but this share of the FLOPs.
 
-    `shapes`: as `fix_shapes` takes them.
+    `shapes`: as `fix_shapes` takes them. `node_flops`: as `Partition.share_left` takes them.
 
     Raises ShoalError(IR_UNSUPPORTED | OPSET_UNSUPPORTED | OP_UNSUPPORTED | SHAPES_OPEN | LOAD_FAILED | OUT_OF_MEMORY |
     MODEL_INVALID).
@@ -121,24 +129,30 @@ def open_engine(data: bytes, provider: Provider, shapes: Mapping[str, tuple[int,
         if provider.name == CPU_PROVIDER:
             return Engine(session)
         found = partition(session, provider.name)
-        _require_whole(found, provider)
-        return Engine(session, frozenset(found.taken))
+        return Engine(session, frozenset(found.taken), _check_partition(found, provider, partial, node_flops or {}))
     except ShoalError:
         raise
     except Exception as error:
         raise ShoalError(_load_refusal(error)) from error
 
 
-def _require_whole(found: Partition, provider: Provider) -> None:
-    """Raises ShoalError(OP_UNSUPPORTED) with the operators that the provider left to others."""
+def _check_partition(
+    found: Partition, provider: Provider, partial: float | None, node_flops: Mapping[str, float]
+) -> str:
+    """What runs beside the provider, in words; empty: nothing. Raises ShoalError(OP_UNSUPPORTED) with the operators,
+    where that is more than `partial`."""
     if not found.left:
-        return
+        return ""
     left, taken = sum(found.left.values()), sum(found.taken.values())
+    share, names = found.share_left(node_flops), ", ".join(found.left)
+    if partial is not None and taken and share <= partial:
+        return f"partial: {share:.1%} of its FLOPs run beside {provider.name}: {names}"[:300]
     raise refuse(
         Code.OP_UNSUPPORTED,
-        f"{provider.name} leaves {left} of {left + taken} nodes: {', '.join(found.left)}"[:300],
-        "a provider that takes the whole graph",
-        "use a variant without these operators or precisions, or with fixed shapes (spec.model.shapes)",
+        f"{provider.name} leaves {left} of {left + taken} nodes: {names}"[:300],
+        "a provider that takes the whole graph" if partial is None else f"at most {partial:.1%} of its FLOPs beside it",
+        "use a variant without these operators or precisions, fix the shapes (spec.model.shapes), or allow a share of "
+        f"{share:.1%} beside the device (require.partial)",
     )
 
 

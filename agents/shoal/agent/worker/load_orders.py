@@ -57,6 +57,7 @@ class LoadOrders:
             samples_digest=assignment.samples,
             warm_up_optional=assignment.warm_up_optional,
             shapes=assignment.shapes,
+            partial=assignment.partial,
         )
 
     def process_memory_bytes(self, assignments: Collection[Assignment]) -> int:

@@ -67,6 +67,8 @@ class LoadOrder:
     warm_up_optional: bool = False
     # By input name: the only shapes that are served; -1 for an axis that stays open. Empty: what the graph takes.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # Share of its FLOPs that may run beside the provider. None: not one node may.
+    partial: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,8 @@ class LoadResult:
     inputs: tuple[TensorSpec, ...]
     # Outputs of the graph; -1 for a dynamic axis.
     outputs: tuple[TensorSpec, ...]
-    # Why the replica serves without a warm-up. Empty: it had one.
-    unwarmed: str = ""
+    # What people are to know of it: that it had no warm-up and why, or that part of it runs beside its device.
+    note: str = ""
     # Operators that the device's provider took. Empty for the processor's own.
     operators: tuple[str, ...] = ()
     # Seconds of this machine that a run of the warm-up took (p95). 0 without a warm-up.

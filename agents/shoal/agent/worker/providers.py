@@ -15,6 +15,13 @@ import onnxruntime as ort
 from shoal.agent.driver_port import DeviceAccess, ProviderPlugin
 from shoal.types.codes import Code, refuse
 
+FREE: Final = frozenset(
+    {
+        "Cast", "Concat", "Constant", "ConstantOfShape", "Equal", "Expand", "Flatten", "Gather", "Identity", "Not",
+        "Range", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+"""Operators that compute nothing: they move values, mostly those of shapes."""
 CPU_PROVIDER: Final = "CPUExecutionProvider"
 RUNTIME_VERSION: Final = f"onnxruntime {ort.__version__}"
 _ONNX_DOMAINS: Final = ("", "ai.onnx", "com.ms.internal.nhwc")
@@ -30,6 +37,18 @@ class Partition:
     taken: Mapping[str, int]
     # The same of the nodes that others compute.
     left: Mapping[str, int]
+
+    def share_left(self, node_flops: Mapping[str, float]) -> float:
+        """The share of all FLOPs that others compute, given those of one node of each operator.
+
+        The runtime may have replaced operators (a MatMul and an Add by a Gemm). One that `node_flops` does not know
+        counts as the costliest where others compute it, and as nothing where the provider does, so that the share is
+        at most too high. Where no FLOPs are known, it is 1.
+        """
+        most = max(node_flops.values(), default=0.0)
+        left = sum(nodes * node_flops.get(name, 0.0 if name in FREE else most) for name, nodes in self.left.items())
+        taken = sum(nodes * node_flops.get(name, 0.0) for name, nodes in self.taken.items())
+        return left / (left + taken) if left + taken > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)

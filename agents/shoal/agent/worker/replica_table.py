@@ -61,6 +61,4 @@ def worker_ready(status: WorkerStatus) -> WorkerReady | None:
     if status.state is not LoadState.READY or status.loaded is None:
         return None
     loaded = status.loaded
-    return WorkerReady(
-        status.assignment, loaded.measured, loaded.inputs, loaded.outputs, loaded.unwarmed, loaded.operators
-    )
+    return WorkerReady(status.assignment, loaded.measured, loaded.inputs, loaded.outputs, loaded.note, loaded.operators)

@@ -596,7 +596,8 @@ def _open_engine(order: LoadOrder) -> Engine:
         # Later sessions of this process are for the same device; the pool ensures that.
         os.environ.update(order.access.environment)
         provider = Provider(order.provider, order.access, order.precision, order.threads)
-        return open_engine(read_and_verify(order.path, order.digest), provider, order.shapes)
+        data = read_and_verify(order.path, order.digest)
+        return open_engine(data, provider, order.shapes, partial=order.partial, node_flops=order.work.node_flops)
 
     return isolation.run_at_low_priority(work) if order.threads == 1 else work()
 
@@ -638,7 +639,7 @@ def _measure(order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: 
     )
     operators = tuple(sorted(engine.operators))
     run_s = Seconds(float(np.quantile(times, 0.95)))
-    return LoadResult(measured, engine.inputs, engine.outputs, operators=operators, run_s=run_s)
+    return LoadResult(measured, engine.inputs, engine.outputs, engine.note, operators, run_s)
 
 
 def _sample_candidates(order: LoadOrder, engine: Engine) -> Iterator[Callable[[], dict[str, Array]]]:
@@ -667,8 +668,8 @@ def _result_without_warm_up(
         energy_source=source,
         samples=0,
     )
-    unwarmed = f"serves without a warm-up: {why.found}"
-    return LoadResult(measured, engine.inputs, engine.outputs, unwarmed, tuple(sorted(engine.operators)))
+    note = "; ".join(filter(None, (f"serves without a warm-up: {why.found}", engine.note)))
+    return LoadResult(measured, engine.inputs, engine.outputs, note, tuple(sorted(engine.operators)))
 
 
 def _energy(order: LoadOrder) -> Energy:

@@ -9,13 +9,14 @@ import pytest
 from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.worker import service
 from shoal.agent.worker.messages import LoadOrder
+from shoal.types.assignment import Work
 
 
 def test_the_environment_is_set_before_the_runtime_opens_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     seen = list[str]()
 
-    def open_engine(*_: Any) -> Any:
+    def open_engine(*_: Any, **__: Any) -> Any:
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
 
     monkeypatch.setattr(service, "open_engine", open_engine)
@@ -29,6 +30,8 @@ def test_the_environment_is_set_before_the_runtime_opens_the_device(monkeypatch:
             precision="fp32",
             threads=2,
             shapes={},
+            partial=None,
+            work=Work(),
         )
         service._open_engine(cast(LoadOrder, order))
     assert seen == ["7", "MIG-2"], "of devices that need nothing, nothing is changed"

@@ -15,7 +15,7 @@ from shoal.types.codes import Code, ShoalError
 CPU = Provider("CPUExecutionProvider")
 
 
-def added(first: list[int | str], second: list[int | str]) -> bytes:
+def sum_of(first: list[int | str], second: list[int | str]) -> bytes:
     nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
     return model(nodes, [value("a", "FP32", first), value("b", "FP32", second)], [value("y", "FP32", first)])
 
@@ -32,13 +32,13 @@ def test_answers_are_the_same_and_another_shape_is_refused() -> None:
 
 
 def test_an_axis_is_fixed_for_all_that_share_its_name() -> None:
-    graph = onnx.load_from_string(fix_shapes(added(["n", 3], ["n", 3]), {"a": (4, 3)})).graph
+    graph = onnx.load_from_string(fix_shapes(sum_of(["n", 3], ["n", 3]), {"a": (4, 3)})).graph
     shapes = [[axis.dim_value for axis in each.type.tensor_type.shape.dim] for each in (*graph.input, *graph.output)]
     assert shapes == [[4, 3], [4, 3], [4, 3]]
 
 
 def test_names_that_say_nothing_tie_no_axes_together() -> None:
-    graph = onnx.load_from_string(fix_shapes(added(["?", "?"], ["?", "?"]), {"a": (4, 3), "b": (4, -1)})).graph
+    graph = onnx.load_from_string(fix_shapes(sum_of(["?", "?"], ["?", "?"]), {"a": (4, 3), "b": (4, -1)})).graph
     assert [axis.dim_value for axis in graph.input[0].type.tensor_type.shape.dim] == [4, 3]
     assert graph.input[1].type.tensor_type.shape.dim[1].dim_param == "?"
 
@@ -46,7 +46,7 @@ def test_names_that_say_nothing_tie_no_axes_together() -> None:
 @pytest.mark.parametrize("shapes", [{"a": (4,)}, {"a": (4, 5)}, {"a": (4, 3), "b": (5, 3)}])
 def test_shapes_that_the_graph_does_not_have(shapes: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(ShoalError) as refused:
-        fix_shapes(added(["n", 3], ["n", 3]), shapes)
+        fix_shapes(sum_of(["n", 3], ["n", 3]), shapes)
     assert refused.value.code is Code.MODEL_INVALID
 
 

@@ -95,7 +95,7 @@ def _explain(state: State) -> _Explanation:
             why = why if state.last_refusal is None else f"to be compared: {state.last_refusal}"
             return Code.WAITING_FOR_VERIFY, why, state.retry_at, state.until, state.loaded_model
         case Ready():
-            return None, state.loaded_model.no_warmup_reason, None, None, state.loaded_model
+            return None, state.loaded_model.note, None, None, state.loaded_model
         case Staged():
             return None, "", None, None, None
         case Draining():

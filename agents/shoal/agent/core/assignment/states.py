@@ -67,8 +67,8 @@ class LoadedModel:
     inputs: tuple[TensorSpec, ...]
     # The model's outputs, as the runtime lists them.
     outputs: tuple[TensorSpec, ...]
-    # Why it serves without a warm-up; empty where it had one.
-    no_warmup_reason: str = ""
+    # As in WorkerReady.
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

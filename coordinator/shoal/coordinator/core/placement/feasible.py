@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
 from functools import cached_property
@@ -109,6 +109,8 @@ class Option:
     cost: float
     # Why an assignment of this workload and model already failed here; None: none did.
     earlier_failure: Refusal | None
+    # By input name: the only shapes that the workload serves.
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def slot(self) -> Slot:
@@ -229,6 +231,7 @@ class Scope:
             prediction_refusal=answer if isinstance(answer, Refusal) else None,
             cost=self.inputs.costs.get(Slot(state.name, device.name), math.nan),
             earlier_failure=earlier_failure,
+            shapes=intent.shapes,
         )
 
     def replica_rate(self, intent: Intent, replicas: int) -> float:
@@ -423,8 +426,7 @@ class Scope:
                 refusal = Refusal(Code.OP_UNSUPPORTED, found, ", ".join(layers))
                 variant = manual_remedy(f"add a variant in {' or '.join(receipt.rates.conv_flops)}")
                 yield PlacementFault(Constraint.OPERATORS, refusal, variant)
-        triple = Triple(option.model.digest, device.provider, device.runtime_version)
-        if (known := self._load_refusal(option, triple)) is not None:
+        if (known := self._load_refusal(option, require)) is not None:
             yield PlacementFault(
                 Constraint.OPERATORS, known, manual_remedy("export the model for this runtime, or update the runtime")
             )
@@ -438,14 +440,15 @@ class Scope:
                 manual_remedy(f"mend {where}: {option.earlier_failure.code}"),
             )
 
-    def _load_refusal(self, option: Option, triple: Triple) -> Refusal | None:
+    def _load_refusal(self, option: Option, require: Requirements) -> Refusal | None:
         """What actual loads showed takes precedence over what the runtime reports about itself."""
-        if (shown := self.inputs.unloadable.get(triple)) is not None:
+        device, receipt = option.device, option.receipt
+        load = Triple.of_load(option.model.digest, device, option.shapes, require.partial)
+        if (shown := self.inputs.unloadable.get(load)) is not None:
             return shown
-        receipt = option.receipt
-        if receipt is None or receipt.runtime is None or receipt.runtime_version != triple.runtime_version:
+        if receipt is None or receipt.runtime is None or receipt.runtime_version != device.runtime_version:
             return None
-        return load_refusal(option.profile, receipt.runtime, triple.runtime_version)
+        return load_refusal(option.profile, receipt.runtime, device.runtime_version)
 
     def _capability_faults(self, option: Option, require: Requirements, where: str) -> Iterator[PlacementFault]:
         """Faults of the device's measurement: missing, outdated by a new driver or runtime, not from a probe, or too

@@ -10,6 +10,7 @@ from shoal.coordinator.core.prediction.model import Prediction
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Measured
 from shoal.types.codes import Code, Refusal, refuse
+from shoal.types.device import Device
 from shoal.types.migration import DRAIN_S
 from shoal.types.profile import ModelProfile
 from shoal.types.signature import PublisherKey, SignedModel
@@ -32,6 +33,16 @@ class Triple(NamedTuple):
     model: str
     provider: str
     runtime_version: str
+    # Of a failed load: the shapes and the share beside the device with which it was tried; empty: neither was given.
+    asked: str = ""
+
+    @classmethod
+    def of_load(
+        cls, model: str, device: Device, shapes: Mapping[str, tuple[int, ...]], partial: float | None
+    ) -> "Triple":
+        """What a failed load is attributed to: with other shapes the same model may load."""
+        asked = repr((sorted(shapes.items()), partial)) if shapes or partial is not None else ""
+        return cls(model, device.provider, device.runtime_version, asked)
 
 
 class Poisoning(NamedTuple):
@@ -414,6 +425,8 @@ class ReplicaTarget:
     warm_up_optional: bool = False
     # As in Assignment: the only shapes that it serves.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # As in Assignment: share of its FLOPs that may run beside the device's provider.
+    partial: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,6 +287,7 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
         samples_bytes=pack.size_bytes if pack is not None else Bytes(0),
         warm_up_optional=intent.warm_up_optional,
         shapes=intent.shapes,
+        partial=intent.require.partial,
     )
 
 

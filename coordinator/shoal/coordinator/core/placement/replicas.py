@@ -77,7 +77,8 @@ def may_retry(inputs: Inputs, replica: FailedReplica) -> bool:
     device = state.device(replica.assignment.device) if state is not None else None
     if device is None or replica.refusal.code not in PERMANENT_LOAD_FAILURES:
         return False
-    return Triple(replica.assignment.model, device.provider, device.runtime_version) not in inputs.unloadable
+    tried = replica.assignment
+    return Triple.of_load(tried.model, device, tried.shapes, tried.partial) not in inputs.unloadable
 
 
 def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -> CurrentReplica | Refusal:
@@ -100,6 +101,8 @@ def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -
         return Refusal(Code.CONFLICT, "it runs another model", ", ".join(model.source for model in intent.models))
     if assignment.shared_worker != intent.shared_worker:
         return Refusal(Code.CONFLICT, "its isolation changed", "a worker as the document says")
+    if assignment.partial != intent.require.partial:
+        return Refusal(Code.CONFLICT, "what may run beside its device changed", "a share as the document says")
     if assignment.shapes != intent.shapes:
         return Refusal(Code.CONFLICT, "its shapes changed", "the shapes that the document says")
     observed = state.observed.get(assignment.id)
@@ -107,7 +110,8 @@ def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -
     triple = Triple(assignment.model, device.provider, device.runtime_version)
     if not ready and inputs.is_poisoned(triple, assignment.workload):
         return Refusal(Code.POISONED, "it crashed its runtime again and again", "a model that survives it")
-    if not ready and (shown := inputs.unloadable.get(triple)) is not None:
+    load = Triple.of_load(assignment.model, device, assignment.shapes, assignment.partial)
+    if not ready and (shown := inputs.unloadable.get(load)) is not None:
         return shown
     measured, served = (observed.measured, observed.served) if observed is not None else (None, ())
     return CurrentReplica(node, assignment, scope.option(intent, model, state, device, served, measured), ready)

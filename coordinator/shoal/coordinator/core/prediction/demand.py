@@ -188,4 +188,5 @@ def work_of(profile: ModelProfile) -> Work:
         shapes=dict(profile.reference_shapes),
         below=dict(profile.below),
         operands=dict(profile.operands),
+        node_flops={cost.operator: cost.flops / cost.nodes for cost in profile.costs if cost.flops > 0 < cost.nodes},
     )

@@ -178,6 +178,7 @@ class _Step:
             samples_bytes=target.samples_bytes,
             warm_up_optional=target.warm_up_optional,
             shapes=target.shapes,
+            partial=target.partial,
         )
         self.marks[name] = Mark(AssignmentStage.STARTING, self.now, target.terms)
         role = ", to stand by" if target.standby else ""
@@ -336,7 +337,8 @@ class _Step:
         device = state.device(assignment.device) if state is not None else None
         if device is None:
             return False
-        return Triple(assignment.model, device.provider, device.runtime_version) not in self.unloadable
+        load = Triple.of_load(assignment.model, device, assignment.shapes, assignment.partial)
+        return load not in self.unloadable
 
     # -- reporting ---------------------------------------------------------------------------------------------------
 
