@@ -4,6 +4,7 @@ import json
 import platform
 import subprocess
 import sys
+from typing import Any
 
 import onnx
 import pytest
@@ -21,8 +22,8 @@ def is_function(operator: str) -> bool:
     """Whether ONNX defines it by other operators, which the runtime then names."""
     if not onnx.defs.has(operator):
         return False
-    schema = onnx.defs.get_schema(operator)
-    return schema.has_function or schema.has_context_dependent_function
+    schema: Any = onnx.defs.get_schema(operator)
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def test_f52_none_that_the_partitioner_splits_is_served() -> None:

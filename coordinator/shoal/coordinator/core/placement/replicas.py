@@ -70,14 +70,16 @@ def replicas_of(scope: Scope, intent: Intent, moving: Sequence[Move] = ()) -> Wo
     return WorkloadReplicas(tuple(active), tuple(failed), tuple(standbys))
 
 
-def may_retry(inputs: Inputs, replica: FailedReplica) -> bool:
-    """Whether a replica that its runtime could not load may be tried again, because an operator cleared the model. The
-    retry needs another assignment, because its node has given up this one."""
+def may_retry(inputs: Inputs, intent: Intent, replica: FailedReplica) -> bool:
+    """Whether a replica that its runtime could not load may be tried again: an operator cleared the model, or the
+    document asks for another load. The retry needs another assignment, because its node has given up this one."""
     state = inputs.fleet.nodes.get(replica.node)
     device = state.device(replica.assignment.device) if state is not None else None
     if device is None or replica.refusal.code not in PERMANENT_LOAD_FAILURES:
         return False
     tried = replica.assignment
+    if (tried.shapes, tried.partial) != (intent.shapes, intent.require.partial):
+        return True
     return Triple.of_load(tried.model, device, tried.shapes, tried.partial) not in inputs.unloadable
 
 

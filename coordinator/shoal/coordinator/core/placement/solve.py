@@ -92,7 +92,7 @@ class Solver:
         self.broken_replicas = tuple(
             each
             for each in replicas.failed
-            if each.assignment.id in scope.inputs.broken_assignments and not may_retry(scope.inputs, each)
+            if each.assignment.id in scope.inputs.broken_assignments and not may_retry(scope.inputs, intent, each)
         )
         self._levels = dict[tuple[Requirements, Limits], Level]()
 
