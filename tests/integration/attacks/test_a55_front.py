@@ -117,7 +117,11 @@ async def code_of(client: GrpcClient, crowd: RepeatedMessage, compression: grpc.
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip], ids=["plain", "gzip"])
+@pytest.mark.parametrize(
+    "compression",
+    [pytest.param(grpc.Compression.NoCompression, marks=pytest.mark.long), grpc.Compression.Gzip],
+    ids=["plain", "gzip"],
+)
 async def test_a55_crowded_requests_on_every_method_of_a_front(
     node: DataPlaneNode, compression: grpc.Compression
 ) -> None:

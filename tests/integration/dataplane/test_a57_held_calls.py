@@ -251,7 +251,7 @@ def ms(found: list[float]) -> list[float]:
     return [round(each * 1e3, 1) for each in found]
 
 
-@pytest.mark.parametrize("sure", [True, False], ids=["certificate", "token"])
+@pytest.mark.parametrize("sure", [True, pytest.param(False, marks=pytest.mark.long)], ids=["certificate", "token"])
 async def test_a57_unfinished_messages_of_one_caller_stay_within_the_memory_limit(
     node: DataPlaneNode, sure: bool
 ) -> None:

@@ -104,7 +104,7 @@ async def wait_third_sent(net: NetnsNetwork) -> None:
     await until(lambda: net.bytes_carried("far") - before > len(LARGE.raw) / 3, 20.0, "bytes on the road", every_s=0.1)
 
 
-@pytest.mark.parametrize("where", ["inside", "afar"])
+@pytest.mark.parametrize("where", [pytest.param("inside", marks=pytest.mark.long), "afar"])
 async def test_f18_a_narrow_road_is_not_a_dead_one(
     tmp_path: Path, net: NetnsNetwork, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
