@@ -279,6 +279,11 @@ class RegionClient:
         request = operator_pb2.LabelNodeRequest(node=node, set=labels, remove=remove)
         return self._call("Label", request).node  # type: ignore[no-any-return]
 
+    def measure(self, node: str, device: str = "") -> tuple[str, ...]:
+        """Ask for new measurements; returns the devices that were asked for."""
+        request = operator_pb2.MeasureNodeRequest(node=node, device=device)
+        return tuple(self._call("Measure", request).devices)
+
     def release(self, node: str) -> operator_pb2.NodeView:
         request = operator_pb2.ReleaseNodeRequest(node=node)
         return self._call("Release", request).node  # type: ignore[no-any-return]

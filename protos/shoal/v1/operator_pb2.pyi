@@ -2750,6 +2750,52 @@ class ReleaseNodeReply(_message.Message):
 Global___ReleaseNodeReply: _TypeAlias = ReleaseNodeReply  # noqa: Y015
 
 @_typing.final
+class MeasureNodeRequest(_message.Message):
+    """device: empty means all of the node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    device: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        device: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureNodeRequest: _TypeAlias = MeasureNodeRequest  # noqa: Y015
+
+@_typing.final
+class MeasureNodeReply(_message.Message):
+    """devices: those that were asked for, by name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        devices: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureNodeReply: _TypeAlias = MeasureNodeReply  # noqa: Y015
+
+@_typing.final
 class LabelNodeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

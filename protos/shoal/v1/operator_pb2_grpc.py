@@ -124,6 +124,11 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.ReleaseNodeRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.ReleaseNodeReply.FromString,
                 _registered_method=True)
+        self.Measure = channel.unary_unary(
+                '/shoal.v1.Operator/Measure',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.MeasureNodeRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.MeasureNodeReply.FromString,
+                _registered_method=True)
         self.Label = channel.unary_unary(
                 '/shoal.v1.Operator/Label',
                 request_serializer=shoal_dot_v1_dot_operator__pb2.LabelNodeRequest.SerializeToString,
@@ -309,6 +314,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Measure(self, request, context):
+        """Asks a node to measure its devices again. The receipts come later, as with any measurement.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Label(self, request, context):
         """Sets and removes labels of a node that count, whatever the node says of itself.
         """
@@ -481,6 +493,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.ReleaseNodeRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.ReleaseNodeReply.SerializeToString,
+            ),
+            'Measure': grpc.unary_unary_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.MeasureNodeRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.MeasureNodeReply.SerializeToString,
             ),
             'Label': grpc.unary_unary_rpc_method_handler(
                     servicer.Label,
@@ -1029,6 +1046,33 @@ class Operator:
             '/shoal.v1.Operator/Release',
             shoal_dot_v1_dot_operator__pb2.ReleaseNodeRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.ReleaseNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/Measure',
+            shoal_dot_v1_dot_operator__pb2.MeasureNodeRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.MeasureNodeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,6 +62,8 @@ class OperatorStub:
     """Decides about two agents that showed one identity."""
     Release: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ReleaseNodeRequest, _operator_pb2.ReleaseNodeReply]
     """Ends a quarantine."""
+    Measure: _grpc.UnaryUnaryMultiCallable[_operator_pb2.MeasureNodeRequest, _operator_pb2.MeasureNodeReply]
+    """Asks a node to measure its devices again. The receipts come later, as with any measurement."""
     Label: _grpc.UnaryUnaryMultiCallable[_operator_pb2.LabelNodeRequest, _operator_pb2.LabelNodeReply]
     """Sets and removes labels of a node that count, whatever the node says of itself."""
     ClearModel: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ClearModelRequest, _operator_pb2.ClearModelReply]
@@ -117,6 +119,8 @@ class OperatorAsyncStub(OperatorStub):
     """Decides about two agents that showed one identity."""
     Release: _aio.UnaryUnaryMultiCallable[_operator_pb2.ReleaseNodeRequest, _operator_pb2.ReleaseNodeReply]  # type: ignore[assignment]
     """Ends a quarantine."""
+    Measure: _aio.UnaryUnaryMultiCallable[_operator_pb2.MeasureNodeRequest, _operator_pb2.MeasureNodeReply]  # type: ignore[assignment]
+    """Asks a node to measure its devices again. The receipts come later, as with any measurement."""
     Label: _aio.UnaryUnaryMultiCallable[_operator_pb2.LabelNodeRequest, _operator_pb2.LabelNodeReply]  # type: ignore[assignment]
     """Sets and removes labels of a node that count, whatever the node says of itself."""
     ClearModel: _aio.UnaryUnaryMultiCallable[_operator_pb2.ClearModelRequest, _operator_pb2.ClearModelReply]  # type: ignore[assignment]
@@ -277,6 +281,14 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ReleaseNodeReply, _abc.Awaitable[_operator_pb2.ReleaseNodeReply]]:
         """Ends a quarantine."""
+
+    @_abc_1.abstractmethod
+    def Measure(
+        self,
+        request: _operator_pb2.MeasureNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.MeasureNodeReply, _abc.Awaitable[_operator_pb2.MeasureNodeReply]]:
+        """Asks a node to measure its devices again. The receipts come later, as with any measurement."""
 
     @_abc_1.abstractmethod
     def Label(

@@ -107,6 +107,21 @@ def test_each_model_is_placed_on_the_npu_or_refused_with_its_operator(machine: D
     record("F52", "P", 1, placed=placed, refused=refused + 1, device=f"{NPU} (simulated)")
 
 
+def test_devices_are_measured_again_by_an_operators_word(machine: DevStack) -> None:
+    def measured_at() -> dict[str, float]:
+        with machine.api() as api:
+            return {row.device.name: row.receipt.measured_at for row in api.get("devices").devices}
+
+    before = measured_at()
+    told = machine.shoal("node", "measure", NODE, CPU)
+    assert told.returncode == 0, told.stderr
+    assert f"{NODE}/{CPU}" in told.stdout
+    after = measured_at()
+    assert (after[CPU] > before[CPU], after[NPU] == before[NPU]) == (True, True)
+    refused = machine.shoal("node", "measure", NODE, "gpu7")
+    assert "DEVICE_LOST" in refused.stderr
+
+
 def pixels(asked: int) -> tuple[Tensor, ...]:
     values = np.random.default_rng(asked).random(SHAPE, dtype=np.float32)
     return (Tensor("x", "FP32", SHAPE, values.tobytes()),)

@@ -51,6 +51,7 @@ def test_a_mistake_is_placed_and_the_status_is_1(tmp_path: Path) -> None:
         (("context", "login", "--coordinator", "127.0.0.1:1", "--token", "junk"), "TOKEN_INVALID"),
         (("token", "create", "--valid", "60"), "CONTEXT_UNKNOWN"),
         (("rollback", "reader"), "CONTEXT_UNKNOWN"),
+        (("node", "measure", "edge"), "CONTEXT_UNKNOWN"),
         (("upgrade", "--to", "0.2.0"), "CONTEXT_UNKNOWN"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,

@@ -65,6 +65,7 @@ RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.Operator/Revoke": _WRITE,
     "/shoal.v1.Operator/Settle": _WRITE,
     "/shoal.v1.Operator/Release": _WRITE,
+    "/shoal.v1.Operator/Measure": _WRITE,
     "/shoal.v1.Operator/Label": _WRITE,
     "/shoal.v1.Operator/ClearModel": _WRITE,
     "/shoal.v1.Operator/GetAuthority": _READ,

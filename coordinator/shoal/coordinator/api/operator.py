@@ -312,6 +312,13 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         await self._audit.note(actor, "Release", request.node, "released")
         return operator_pb2.ReleaseNodeReply(node=await self._views.node(request.node))
 
+    async def Measure(self, request: operator_pb2.MeasureNodeRequest, context: Any) -> operator_pb2.MeasureNodeReply:
+        actor = identity_of_context(context).uri
+        fleet = self._region.fleet.fleet
+        devices = await self._region.measuring.ask(fleet, request.node, request.device)
+        await self._audit.note(actor, "Measure", request.node, ", ".join(devices))
+        return operator_pb2.MeasureNodeReply(devices=devices)
+
     async def Label(self, request: operator_pb2.LabelNodeRequest, context: Any) -> operator_pb2.LabelNodeReply:
         actor = identity_of_context(context).uri
         if not request.set and not request.remove:

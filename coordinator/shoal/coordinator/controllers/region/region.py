@@ -19,6 +19,7 @@ from shoal.coordinator.controllers.federation.ledger import Ledger
 from shoal.coordinator.controllers.federation.local_region import LocalRegionAdapter
 from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.fleet.controller import FleetController
+from shoal.coordinator.controllers.fleet.measuring import MeasuringController
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
@@ -160,6 +161,7 @@ class RegionalCoordinator:
         )
         self.events.stand_in = lambda node: self.fleet.fleet.stand_in(node)
         self.logs = NodeLogs(links, clock)
+        self.measuring = MeasuringController(links, clock)
         self.signals = SignalsController(
             context,
             signals or NoSignals(),
@@ -316,6 +318,8 @@ class RegionalCoordinator:
                 await self._step()
                 deadline = self.workloads.next_deadline() or self.config.step_s
                 step_at = Elapsed(self.clock.now() + min(deadline, self.config.step_s))
+            desired = {node: each.assignments for node, each in self.workloads.desired.items()}
+            await self.measuring.tick(self.fleet.fleet, self.workloads.intents, desired)
             if self.origin is not None and self.delegate is not None:
                 await self.origin.tick()
                 await self.delegate.tick()
