@@ -53,7 +53,9 @@ def document(name: str, shapes: Mapping[str, tuple[int, ...]] | None, device: st
         f"spec: {{model: {{source: {name}{fixed}}}, policy: {name}}}\n"
     )
     near = f"\n    precision: {{allow: [fp32], tolerance: {{{tolerance}}}}}" if tolerance else ""
-    return documents(policy(name, f'  require:\n    where: "{device}"{near}\n'), text)
+    # Nothing moves by itself meanwhile.
+    spec = f'  require:\n    where: "{device}"{near}\n  migration: {{when: {{gain: 99%}}}}\n'
+    return documents(policy(name, spec), text)
 
 
 def outcome_of(stack: DevStack, name: str) -> tuple[str, str]:
@@ -108,15 +110,15 @@ def test_each_model_is_placed_on_the_npu_or_refused_with_its_operator(machine: D
 
 
 def test_devices_are_measured_again_by_an_operators_word(machine: DevStack) -> None:
-    def measured_at() -> dict[str, float]:
+    def receipt_times() -> dict[str, float]:
         with machine.api() as api:
             return {row.device.name: row.receipt.measured_at for row in api.get("devices").devices}
 
-    before = measured_at()
+    before = receipt_times()
     told = machine.shoal("node", "measure", NODE, CPU)
     assert told.returncode == 0, told.stderr
     assert f"{NODE}/{CPU}" in told.stdout
-    after = measured_at()
+    after = receipt_times()
     assert (after[CPU] > before[CPU], after[NPU] == before[NPU]) == (True, True)
     refused = machine.shoal("node", "measure", NODE, "gpu7")
     assert "DEVICE_LOST" in refused.stderr
