@@ -14,7 +14,8 @@ FRESH = intent(measured_within_s=120.0)
 
 
 def due(fleet: Fleet, *intents: Intent, at: float, state: MeasuringState | None = None, **desired: Any) -> Any:
-    return due_measurements(state or MeasuringState(), fleet, intents, desired, Elapsed(at), Wall(START + at))
+    replicas = [(name, one) for name, assignments in desired.items() for one in assignments]
+    return due_measurements(state or MeasuringState(), fleet, intents, replicas, Elapsed(at), Wall(START + at))
 
 
 def test_nothing_is_measured_again_unless_a_policy_asks() -> None:

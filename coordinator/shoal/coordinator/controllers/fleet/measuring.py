@@ -1,6 +1,6 @@
 """Asks nodes to measure their devices again: by an operator's word, or before a receipt is too old for a policy."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from shoal.coordinator.core.fleet.measuring import MeasuringState, due_measurements
 from shoal.coordinator.core.fleet.state import Fleet
@@ -19,11 +19,9 @@ class MeasuringController:
         self._clock = clock
         self._state = MeasuringState()
 
-    async def tick(
-        self, fleet: Fleet, intents: Iterable[Intent], desired: Mapping[str, tuple[Assignment, ...]]
-    ) -> None:
+    async def tick(self, fleet: Fleet, intents: Iterable[Intent], replicas: Iterable[tuple[str, Assignment]]) -> None:
         now, wall = self._clock.now(), self._clock.wall()
-        self._state, due = due_measurements(self._state, fleet, intents, desired, now, wall)
+        self._state, due = due_measurements(self._state, fleet, intents, replicas, now, wall)
         for node, devices in due.items():
             await self._links.send(node, ProbeNow(devices))
 

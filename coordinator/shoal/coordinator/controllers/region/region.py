@@ -318,8 +318,8 @@ class RegionalCoordinator:
                 await self._step()
                 deadline = self.workloads.next_deadline() or self.config.step_s
                 step_at = Elapsed(self.clock.now() + min(deadline, self.config.step_s))
-            desired = {node: each.assignments for node, each in self.workloads.desired.items()}
-            await self.measuring.tick(self.fleet.fleet, self.workloads.intents, desired)
+            replicas = ((node, one) for node, each in self.workloads.desired.items() for one in each.assignments)
+            await self.measuring.tick(self.fleet.fleet, self.workloads.intents, replicas)
             if self.origin is not None and self.delegate is not None:
                 await self.origin.tick()
                 await self.delegate.tick()

@@ -7,7 +7,7 @@ from typing import Final
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.types.assignment import Assignment
 from shoal.types.units import Elapsed, Seconds, Wall
-from shoal.types.workload import Intent
+from shoal.types.workload import Intent, WorkloadKey
 
 RENEW_AT: Final = 0.5
 """A receipt is renewed at this share of the age that a policy allows. What is left is for a node that is busy."""
@@ -30,23 +30,26 @@ def due_measurements(
     state: MeasuringState,
     fleet: Fleet,
     intents: Iterable[Intent],
-    desired: Mapping[str, tuple[Assignment, ...]],
+    replicas: Iterable[tuple[str, Assignment]],
     now: Elapsed,
     wall: Wall,
 ) -> tuple[MeasuringState, Mapping[str, tuple[str, ...]]]:
-    """The devices to measure now, by node, and the state in which they were asked.
+    """The devices to measure now, by node, and the state in which they were asked. `replicas` come with their nodes,
+    and are looked at only where a policy asks for young receipts.
 
     A workload has the devices measured that it runs on, and all while it has no replica, since it could run on any.
     Emulated devices are left out: their figures are a profile's, and no younger for being read again.
     """
+    asking = [(each, within) for each in intents if (within := each.require.measured_within_s) is not None]
+    if not asking:
+        return state, {}
     found: dict[str, set[str]] = {}
-    asked_at = {key: at for key, at in state.asked_at.items() if now - at < 10 * LEAST_S or key[0] in fleet.nodes}
-    replicas = [(node, one) for node, assignments in desired.items() for one in assignments]
-    for intent in intents:
-        within_s = intent.require.measured_within_s
-        if within_s is None:
-            continue
-        own = {(node, one.device) for node, one in replicas if one.workload == intent.key}
+    asked_at = {key: at for key, at in state.asked_at.items() if key[0] in fleet.nodes}
+    placed: dict[WorkloadKey, set[DeviceKey]] = {}
+    for name, one in replicas:
+        placed.setdefault(one.workload, set()).add((name, one.device))
+    for intent, within_s in asking:
+        own = placed.get(intent.key, set())
         for name, node in fleet.nodes.items():
             for device in node.node.devices if node.liveness is Liveness.READY and node.connected else ():
                 key, receipt = (name, device.name), node.receipts.get(device.name)

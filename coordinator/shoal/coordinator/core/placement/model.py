@@ -44,6 +44,11 @@ class Triple(NamedTuple):
         asked = repr((sorted(shapes.items()), partial)) if shapes or partial is not None else ""
         return cls(model, device.provider, device.runtime_version, asked)
 
+    @classmethod
+    def of_assignment(cls, one: Assignment, device: Device) -> "Triple":
+        """What a failed load of this assignment is attributed to."""
+        return cls.of_load(one.model, device, one.shapes, one.partial)
+
 
 class Poisoning(NamedTuple):
     """`triple` is not placed for `requester` until one of its three parts changes or an operator clears the model."""

@@ -80,7 +80,7 @@ def may_retry(inputs: Inputs, intent: Intent, replica: FailedReplica) -> bool:
     tried = replica.assignment
     if (tried.shapes, tried.partial) != (intent.shapes, intent.require.partial):
         return True
-    return Triple.of_load(tried.model, device, tried.shapes, tried.partial) not in inputs.unloadable
+    return Triple.of_assignment(tried, device) not in inputs.unloadable
 
 
 def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -> CurrentReplica | Refusal:
@@ -112,8 +112,7 @@ def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -
     triple = Triple(assignment.model, device.provider, device.runtime_version)
     if not ready and inputs.is_poisoned(triple, assignment.workload):
         return Refusal(Code.POISONED, "it crashed its runtime again and again", "a model that survives it")
-    load = Triple.of_load(assignment.model, device, assignment.shapes, assignment.partial)
-    if not ready and (shown := inputs.unloadable.get(load)) is not None:
+    if not ready and (shown := inputs.unloadable.get(Triple.of_assignment(assignment, device))) is not None:
         return shown
     measured, served = (observed.measured, observed.served) if observed is not None else (None, ())
     return CurrentReplica(node, assignment, scope.option(intent, model, state, device, served, measured), ready)

@@ -94,7 +94,7 @@ def record_unloadable(
             observed, device = state.observed.get(assignment.id), state.device(assignment.device)
             if observed is None or device is None:
                 continue
-            triple = Triple.of_load(assignment.model, device, assignment.shapes, assignment.partial)
+            triple = Triple.of_assignment(assignment, device)
             if observed.phase is Phase.READY:
                 known.pop(triple, None)
             elif (

@@ -337,8 +337,7 @@ class _Step:
         device = state.device(assignment.device) if state is not None else None
         if device is None:
             return False
-        load = Triple.of_load(assignment.model, device, assignment.shapes, assignment.partial)
-        return load not in self.unloadable
+        return Triple.of_assignment(assignment, device) not in self.unloadable
 
     # -- reporting ---------------------------------------------------------------------------------------------------
 
