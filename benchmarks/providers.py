@@ -23,14 +23,13 @@ from _machine import machine_line
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from harness.clients.oip import Tensor
-from harness.cluster.stack import DevStack, InferenceLoad, documents, policy
+from harness.cluster.devices import Near, Shapes, document, move, outcome_of
+from harness.cluster.stack import DevStack, InferenceLoad
 from harness.models import engine_cases
 from harness.models.architectures import ARCHITECTURES
-from harness.wait import wait_until
-from shoal.cli.render.resources import device_name, device_stand_in, full_reason
+from shoal.cli.render.resources import device_name, device_stand_in
 from shoal.devstack.layout import StackOptions, installed_simulators
 from shoal.types.codes import Code
-from shoal.v1 import operator_pb2
 
 NODE: Final = "plain-cpu"
 PROCESSOR: Final = "cpu0"
@@ -40,8 +39,6 @@ NEAR: Final = 2e-2
 """What the policy of the moves allows (max_abs). All outputs are shares of 1, or below 10."""
 MOVED: Final[Mapping[str, tuple[int, ...]]] = {"separable": (1, 8, 16, 16), "angle-classifier": (1, 3, 48, 192)}
 REFUSALS: Final = (Code.OP_UNSUPPORTED, Code.SHAPES_OPEN, Code.LOAD_FAILED, Code.PRECISION_DENIED)
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 def models() -> dict[str, tuple[bytes, Shapes]]:
@@ -57,30 +54,8 @@ def models() -> dict[str, tuple[bytes, Shapes]]:
     return found | {name: (make(), shapes) for name, (make, shapes) in ARCHITECTURES.items()}
 
 
-def document(name: str, model: str, shapes: Shapes, device: str, at_most: float = NEAR) -> str:
-    fixed = ", ".join(f"{entry}: {list(shape)}" for entry, shape in shapes.items())
-    text = (
-        f"apiVersion: shoal/v1\nkind: Workload\nmetadata: {{name: {name}}}\n"
-        f"spec: {{model: {{source: {model}, shapes: {{{fixed}}}}}, policy: {name}}}\n"
-    )
-    near = f"{{allow: [fp32], tolerance: {{metric: max_abs, at_most: {at_most:g}}}}}"
-    # Nothing moves by itself meanwhile.
-    spec = f'  require:\n    where: "{device}"\n    precision: {near}\n  migration: {{when: {{gain: 99%}}}}\n'
-    return documents(policy(name, spec), text)
-
-
-def outcome(stack: DevStack, name: str) -> str:
-    """Empty once the workload serves; why it is refused, once it is."""
-
-    def outcome_or_none() -> tuple[str] | None:
-        if any(row.routed for row in stack.placements(name)):
-            return ("",)
-        reason = full_reason(stack.workload(name).reason)
-        return (reason,) if any(code in reason for code in REFUSALS) else None
-
-    settled = wait_until(outcome_or_none, ENDS_S, f"{name} to serve, or to be refused")
-    assert settled is not None
-    return settled[0]
+def tolerance(at_most: float) -> str:
+    return f"metric: max_abs, at_most: {at_most:g}"
 
 
 def place_all(stack: DevStack, devices: list[str]) -> tuple[int, int]:
@@ -91,46 +66,16 @@ def place_all(stack: DevStack, devices: list[str]) -> tuple[int, int]:
             if device == devices[0]:
                 stack.push(content, model)
             began = time.monotonic()
-            stack.apply(document(name, model, shapes, f"device.name == '{device}'"))
-            why = outcome(stack, name)
+            stack.apply(document(name, model, shapes, f"device.name == '{device}'", tolerance(NEAR)))
+            _, why = outcome_of(stack, name, REFUSALS, ENDS_S)
             placed, refused = placed + (not why), refused + bool(why)
             print(f"{model:17} {device:14} {why[:110] or f'serves after {time.monotonic() - began:.1f} s'}", flush=True)
             stack.delete_workloads(name)
     return placed, refused
 
 
-class Near:
-    """Equal to the bytes of an answer near the one that ONNX Runtime's own provider gives."""
-
-    def __init__(self, session: onnxruntime.InferenceSession, shape: tuple[int, ...], asked: Hashable) -> None:
-        assert isinstance(asked, int)
-        self._right = np.ravel(np.asarray(session.run(None, {"x": values_of(asked, shape)})[0]))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, bytes):
-            return NotImplemented
-        return np.allclose(np.frombuffer(other, np.float32), self._right, atol=NEAR, rtol=0)
-
-    def __hash__(self) -> int:
-        return 0
-
-
 def values_of(asked: int, shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(asked).random(shape, dtype=np.float32)
-
-
-def move(stack: DevStack, name: str, device: str) -> operator_pb2.MigrationView:
-    with stack.api() as api:
-        asked = api.migrate("default", name, f"{NODE}/{device}")
-
-    def view_if_over() -> operator_pb2.MigrationView | None:
-        with stack.api() as api:
-            (one,) = api.get("migrations", asked.id).migrations
-        return one if one.stage in ("done", "aborted") else None
-
-    over = wait_until(view_if_over, ENDS_S, f"the move to {device} to be over")
-    assert over is not None
-    return over
 
 
 def move_all(stack: DevStack, model: str, others: list[str]) -> tuple[int, int, int]:
@@ -138,9 +83,9 @@ def move_all(stack: DevStack, model: str, others: list[str]) -> tuple[int, int, 
     content, shapes = models()[model]
     (shape,) = shapes.values()
     anywhere = "device.kind in ['cpu', 'npu', 'gpu']"
-    stack.apply(document("mover", model, shapes, f"device.name == '{PROCESSOR}'"))
+    stack.apply(document("mover", model, shapes, f"device.name == '{PROCESSOR}'", tolerance(NEAR)))
     stack.wait_serving("mover")
-    stack.apply(document("mover", model, shapes, anywhere))
+    stack.apply(document("mover", model, shapes, anywhere, tolerance(NEAR)))
     done = 0
 
     def inputs(asked: int) -> tuple[Tensor, ...]:
@@ -149,20 +94,25 @@ def move_all(stack: DevStack, model: str, others: list[str]) -> tuple[int, int, 
     port, files = stack.port("gateway", "grpc"), stack.client_files
     with InferenceLoad(port, files, "mover", clients=2, rate=10.0, inputs=inputs) as load:
         for device in (*others, PROCESSOR):
-            moved = move(stack, "mover", device)
+            moved = move(stack, "mover", f"{NODE}/{device}", ENDS_S)
             worst = ", ".join(f"{each.metric} {each.worst:.2e}" for each in moved.verdict.drifts)
             took_s = moved.stages[-1].at - moved.stages[0].at
             print(f"{model:17} to {device:11} {moved.stage}, {worst}, {took_s:.1f} s", flush=True)
             done += moved.stage == "done"
             load.wait_for(4)
         if others:
-            stack.apply(document("mover", model, shapes, anywhere, at_most=1e-9))
-            strict = move(stack, "mover", others[-1])
+            stack.apply(document("mover", model, shapes, anywhere, tolerance(1e-9)))
+            strict = move(stack, "mover", f"{NODE}/{others[-1]}", ENDS_S)
             print(f"{model:17} to {others[-1]:11} {strict.stage}: {strict.verdict.code}", flush=True)
             assert strict.verdict.code == Code.VERIFY_FAILED, strict
         load.wait_for(4)
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    verdict = load.verdict(lambda asked: Near(session, shape, asked))
+
+    def answer(asked: Hashable) -> Near:
+        assert isinstance(asked, int)
+        return Near(np.asarray(session.run(None, {"x": values_of(asked, shape)})[0]), NEAR)
+
+    verdict = load.verdict(answer)
     stack.delete_workloads("mover")
     return done, verdict.lost_count, len(verdict.violations)
 

@@ -12,15 +12,13 @@ import onnxruntime
 import pytest
 
 from harness.clients.oip import Tensor
-from harness.cluster.stack import DevStack, InferenceLoad, documents, policy
+from harness.cluster import devices
+from harness.cluster.stack import DevStack, InferenceLoad
 from harness.models import engine_cases
 from harness.models.architectures import ARCHITECTURES, angles, separable
 from harness.report import record
-from harness.wait import wait_until
-from shoal.cli.render.resources import full_reason
 from shoal.devstack.layout import StackOptions
 from shoal.types.codes import Code
-from shoal.v1 import operator_pb2
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="no plugin is installed for this processor"),
@@ -29,6 +27,7 @@ pytestmark = [
 NODE, NPU, CPU = "plain-cpu", "htp-sim", "cpu0"
 ENDS_S = 120.0
 SHAPE = (1, 8, 16, 16)
+ON_PROCESSOR = onnxruntime.InferenceSession(separable(), providers=["CPUExecutionProvider"])
 NEAR = 2e-2
 """The NPU computes in fp16. Answers here are below 1, and differ by 3e-4."""
 
@@ -46,39 +45,18 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
 
 def document(name: str, shapes: Mapping[str, tuple[int, ...]] | None, device: str, tolerance: str = "") -> str:
     """A workload of the model of that name, on that device."""
-    each = ", ".join(f"{entry}: {list(shape)}" for entry, shape in (shapes or {}).items())
-    fixed = f", shapes: {{{each}}}" if each else ""
-    text = (
-        f"apiVersion: shoal/v1\nkind: Workload\nmetadata: {{name: {name}}}\n"
-        f"spec: {{model: {{source: {name}{fixed}}}, policy: {name}}}\n"
-    )
-    near = f"\n    precision: {{allow: [fp32], tolerance: {{{tolerance}}}}}" if tolerance else ""
-    # Nothing moves by itself meanwhile.
-    spec = f'  require:\n    where: "{device}"{near}\n  migration: {{when: {{gain: 99%}}}}\n'
-    return documents(policy(name, spec), text)
+    return devices.document(name, name, shapes or {}, device, tolerance)
 
 
 def outcome_of(stack: DevStack, name: str) -> tuple[str, str]:
-    """(device, "") of a workload that serves, or ("", reason) of one that is refused."""
-
-    def outcome() -> tuple[str, str] | None:
-        for row in stack.placements(name):
-            if row.routed:
-                return row.assignment.device, ""
-        reason = full_reason(stack.workload(name).reason)
-        codes = (Code.OP_UNSUPPORTED, Code.SHAPES_OPEN)
-        return ("", reason) if any(code in reason for code in codes) else None
-
-    found = wait_until(outcome, ENDS_S, f"{name} to serve, or to be refused")
-    assert found is not None
-    return found
+    return devices.outcome_of(stack, name, (Code.OP_UNSUPPORTED, Code.SHAPES_OPEN), ENDS_S)
 
 
 def test_each_model_is_placed_on_the_npu_or_refused_with_its_operator(machine: DevStack) -> None:
     with machine.api() as api:
-        devices = {one.device.name: one for one in api.get("devices").devices}
-    assert {CPU, NPU} <= devices.keys()
-    npu = devices[NPU].device
+        rows = {one.device.name: one for one in api.get("devices").devices}
+    assert {CPU, NPU} <= rows.keys()
+    npu = rows[NPU].device
     assert (npu.kind, npu.provider, npu.simulated, npu.emulated) == ("npu", "QNNExecutionProvider", True, True)
     assert "simulated" in npu.model
 
@@ -129,39 +107,12 @@ def pixels(asked: int) -> tuple[Tensor, ...]:
     return (Tensor("x", "FP32", SHAPE, values.tobytes()),)
 
 
-class _Near:
-    """Equal to the bytes of an answer near the one that the processor gives."""
-
-    _session = onnxruntime.InferenceSession(separable(), providers=["CPUExecutionProvider"])
-
-    def __init__(self, asked: Hashable) -> None:
-        assert isinstance(asked, int)
-        (tensor,) = pixels(asked)
-        values = np.frombuffer(tensor.raw, np.float32).reshape(SHAPE)
-        self._right = np.ravel(np.asarray(self._session.run(None, {"x": values})[0]))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, bytes):
-            return NotImplemented
-        return np.allclose(np.frombuffer(other, np.float32), self._right, atol=NEAR, rtol=0)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-def _move(stack: DevStack, name: str, to: str) -> operator_pb2.MigrationView:
-    """The move to that device, once it is over."""
-    with stack.api() as api:
-        asked = api.migrate("default", name, f"{NODE}/{to}")
-
-    def view_if_over() -> operator_pb2.MigrationView | None:
-        with stack.api() as api:
-            (one,) = api.get("migrations", asked.id).migrations
-        return one if one.stage in ("done", "aborted") else None
-
-    found = wait_until(view_if_over, ENDS_S, f"the move to {to} to be over")
-    assert found is not None
-    return found
+def near(asked: Hashable) -> devices.Near:
+    """What the processor answers, or near it."""
+    assert isinstance(asked, int)
+    (tensor,) = pixels(asked)
+    values = np.frombuffer(tensor.raw, np.float32).reshape(SHAPE)
+    return devices.Near(np.asarray(ON_PROCESSOR.run(None, {"x": values})[0]), NEAR)
 
 
 def test_a_model_moves_live_between_vendors_and_back(machine: DevStack) -> None:
@@ -181,7 +132,7 @@ def test_a_model_moves_live_between_vendors_and_back(machine: DevStack) -> None:
         machine.port("gateway", "grpc"), machine.client_files, name, clients=2, rate=10.0, inputs=pixels
     ) as load:
         for device in (*others, CPU):
-            moved = _move(machine, name, device)
+            moved = devices.move(machine, name, f"{NODE}/{device}", ENDS_S)
             assert (moved.stage, moved.verdict.passed) == ("done", True), moved
             assert moved.target.stand_in == ("simulated" if device == NPU else "")
             (row,) = machine.wait_serving(name)
@@ -190,10 +141,10 @@ def test_a_model_moves_live_between_vendors_and_back(machine: DevStack) -> None:
             load.wait_for(10)
         assert 0 < drifts[NPU] <= NEAR, "another arithmetic: other roundings"
         machine.apply(document(name, shapes, anywhere, "metric: max_abs, at_most: 1e-7"))
-        refused = _move(machine, name, NPU)
+        refused = devices.move(machine, name, f"{NODE}/{NPU}", ENDS_S)
         assert (refused.stage, refused.verdict.code) == ("aborted", Code.VERIFY_FAILED), refused
         load.wait_for(10)
-    verdict = load.verdict(_Near)
+    verdict = load.verdict(near)
     assert (verdict.lost_count, verdict.violations) == (0, ()), verdict
     (row,) = machine.wait_serving(name)
     assert row.assignment.device == CPU
