@@ -71,6 +71,7 @@ LINK: Mapping[str, set[Role]] = {
     "Operator/Settle": WRITERS,
     "Operator/Release": WRITERS,
     "Operator/Label": WRITERS,
+    "Operator/Measure": WRITERS,
     "Operator/ClearModel": WRITERS,
     "Operator/GetAuthority": READERS,
     "Operator/RotateAuthority": WRITERS,
