@@ -23,7 +23,7 @@ usage: install.sh --enrol HOST:PORT --token-file FILE [option ..]   this machine
   --label K=V               counts as self.K, or as K where the token allows it; repeatable
   --listen ADDRESS          where requests are taken [default: 0.0.0.0]
   --set SHOAL_NAME=VALUE    any other option of `shoal-agent run`, or `shoal-coordinator run`; repeatable
-  --extras LIST             what is installed with the agent: cpu, openvino, qnn, nvidia, none [default: cpu; gateway: none]
+  --extras LIST             what is installed with the agent: cpu, openvino, qnn, prepare, nvidia, none [default: cpu; gateway: none]
   --wheels DIR              install from these wheels alone [default: wheels/ beside this script, where it is there; else
                             the sources around it, with what others made from pip's configured index. Nothing of Shoal is
                             ever looked for in an index: a package of that name there is somebody else's]

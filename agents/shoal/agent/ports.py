@@ -148,6 +148,32 @@ class ModelCache(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model that this node made of a pushed one."""
+
+    # Path of the model.
+    path: str
+    # Digest that the bytes at `path` must have.
+    digest: str
+    # What it is, for people.
+    note: str
+    # Seconds that making it took.
+    prepare_s: Seconds
+
+
+class ModelPreparer(Protocol):
+    """Makes models in another precision than they were pushed in."""
+
+    async def prepare(self, asked: Assignment, model: str, samples: str) -> PreparedModel:
+        """The model of this assignment, made of the pushed one at the path `model` by the samples at `samples`, or kept
+        from an earlier time. Cancelled: it is given up.
+
+        Raises ShoalError(PREPARE_FAILED | PREPARE_UNAVAILABLE | OUT_OF_MEMORY | DISK_FULL | ..).
+        """
+        ...
+
+
 class RecordingSink(Protocol):
     """Uploads recordings to the coordinator."""
 
@@ -337,8 +363,11 @@ class WorkerPool(Protocol):
         """Adopt the workers that an earlier supervisor left (pid, start time and nonce checked). Kill all others."""
         ...
 
-    async def start(self, assignment: Assignment, path: str, samples: str = "") -> None:
-        """Load an assignment from `path`. `samples` is the path of warm-up inputs; empty: generated inputs are used."""
+    async def start(
+        self, assignment: Assignment, path: str, samples: str = "", prepared: PreparedModel | None = None
+    ) -> None:
+        """Load an assignment from `path`, or the model that this node made of that. `samples` is the path of warm-up
+        inputs; empty: generated inputs are used."""
         ...
 
     async def stop(self, assignment: str) -> None:

@@ -29,6 +29,7 @@ from shoal.policies.parse import MappingNode, Position, ScalarNode, SequenceNode
 from shoal.policies.quantities import format_field
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.migration import DRAIN_S, LEAST_SAMPLES
+from shoal.types.workload import PREPARABLE
 
 Finding = tuple[Position, Refusal]
 Path = tuple[int | str, ...]
@@ -150,6 +151,12 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         ),
         "spec.require.residency": ActiveField(_PLACEMENT, (Code.RESIDENCY,), read_as="residency"),
         "spec.require.precision.allow": ActiveField(_PLACEMENT, (Code.PRECISION_DENIED,), read_as="precisions"),
+        "spec.require.precision.prepare": ActiveField(
+            _PLACEMENT,
+            (Code.PREPARE_UNAVAILABLE, Code.PREPARE_FAILED),
+            note="a node makes int8 of an fp32 model, by its samples; `tolerance` judges that too",
+            read_as="models",
+        ),
         "spec.require.precision.tolerance.metric": _TOLERANCE,
         "spec.require.precision.tolerance.at_least": _TOLERANCE,
         "spec.require.precision.tolerance.at_most": _TOLERANCE,
@@ -395,6 +402,7 @@ def _policy(policy: Policy) -> Rule:
         yield from _where(require.where)
     if require.precision is not None:
         yield from _duplicates(require.precision.allow, (*_REQUIRE, "precision", "allow"))
+        yield from _prepare(policy, require.precision)
         yield from _tolerance(require.precision)
     if require.residency is not None:
         yield from _duplicates(require.residency, (*_REQUIRE, "residency"))
@@ -490,6 +498,13 @@ def _duplicates(values: Sequence[str], path: Path) -> Rule:
 
 _SIMILARITY_METRICS: Final = frozenset({"cosine", "top_k"})
 """Metrics that grow with similarity, up to 1; the others are distances."""
+
+
+def _prepare(policy: Policy, precision: Precision) -> Rule:
+    later = (name for step in policy.spec.relax if step.precision for name in step.precision.allow)
+    if precision.prepare and {*precision.allow, *later}.isdisjoint(PREPARABLE):
+        found = f"nothing in {', '.join(precision.allow)} can be prepared"
+        yield (*_REQUIRE, "precision", "prepare"), _no_effect(found, ", ".join(PREPARABLE), "allow it, or remove this")
 
 
 def _tolerance(precision: Precision) -> Rule:

@@ -1,7 +1,7 @@
 """Resolves documents into what placement reads: policy applied, relaxations accumulated, quantities in SI."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.migration import Against, InputsFrom, Metric, MigrationRule, MigrationWindow, PackRef, Tolerance
 from shoal.types.units import COST, Seconds, UsdPerHour, parse_quantity
 from shoal.types.workload import (
+    PREPARABLE,
     DelegationMode,
     DelegationRule,
     Intent,
@@ -55,15 +56,16 @@ def resolve(
     spec = policy.spec if policy is not None else PolicySpec()
     require, limits = _requirements(spec.require), _limits(spec.limits)
     model = workload.spec.model
+    pushed = (
+        _model_ref(model.source, None, digests),
+        *(_model_ref(variant.source, variant.precision, digests) for variant in model.variants),
+    )
     return Intent(
         key=workload_key(workload),
         revision=revision,
         labels=dict(workload.metadata.labels),
         policy=policy.metadata.name if policy is not None else "",
-        models=(
-            _model_ref(model.source, None, digests),
-            *(_model_ref(variant.source, variant.precision, digests) for variant in model.variants),
-        ),
+        models=(*pushed, *_prepared(pushed, spec)),
         require=require,
         limits=limits,
         weights=_weights(spec.optimize or DEFAULT_OPTIMIZE),
@@ -125,6 +127,17 @@ def _model_ref(source: str, precision: str | None, digests: Mapping[str, ModelRe
             )
         )
     return ModelRef(source, pinned.digest, precision or pinned.precision)
+
+
+def _prepared(pushed: Sequence[ModelRef], spec: PolicySpec) -> Iterator[ModelRef]:
+    """What nodes may make of the source model, in precisions in which nothing was pushed."""
+    source, asked = pushed[0], spec.require.precision
+    if asked is None or not asked.prepare or source.precision != "fp32":
+        return
+    allowed = {*asked.allow, *(name for step in spec.relax if step.precision for name in step.precision.allow)}
+    for precision in PREPARABLE:
+        if precision in allowed and all(each.precision != precision for each in pushed):
+            yield ModelRef(source.source, source.digest, precision, prepared=True)
 
 
 def _requirements(require: Require) -> Requirements:

@@ -61,12 +61,15 @@ class Access(IntFlag):
     WRITE = 1 << 1
     OPEN = 1 << 2
     LIST = 1 << 3
+    REMOVE_FOLDER = 1 << 4
     REMOVE = 1 << 5
+    MAKE_FOLDER = 1 << 7
     MAKE_FILE = 1 << 8
     MAKE_SOCKET = 1 << 9
     TRUNCATE = 1 << 14
     READ = OPEN | LIST
     KEEP = READ | WRITE | REMOVE | MAKE_FILE | TRUNCATE
+    KEEP_FOLDERS = KEEP | MAKE_FOLDER | REMOVE_FOLDER
 
 
 _OF_FILES: Final = Access.OPEN | Access.WRITE | Access.TRUNCATE

@@ -7,12 +7,12 @@ from enum import StrEnum
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Reading
 from shoal.types.latency import Counts
-from shoal.types.migration import Handover, SessionSource, Verdict, Verification, Verifier
+from shoal.types.migration import Handover, SessionSource, Tolerance, Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
 from shoal.types.route import Route
 from shoal.types.signature import SignedModel
 from shoal.types.units import Bytes, Joules, Seconds, Wall
-from shoal.types.workload import PartitionRule, WorkloadKey
+from shoal.types.workload import PartitionRule, WorkloadKey, variant_of
 
 
 class Phase(StrEnum):
@@ -54,6 +54,17 @@ class Work:
     operands: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # FLOPs of one node of each operator, on average; operators without any are left out.
     node_flops: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """How a node makes the model of an assignment, in the assignment's precision, of the model as it was pushed. It
+    calibrates on the assignment's samples."""
+
+    # How far the answers of what it makes may be from those of the pushed model, over the samples.
+    tolerances: tuple[Tolerance, ...]
+    # Number of samples in the assignment's pack.
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +128,13 @@ class Assignment:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # Share of its FLOPs that may run beside the device's provider; None: not one node may.
     partial: float | None = None
+    # What is to be done to the model before it is loaded; None: it is loaded as it was pushed.
+    preparation: Preparation | None = None
+
+    @property
+    def variant(self) -> str:
+        """As `workload.variant_of`."""
+        return variant_of(self.model, self.precision if self.preparation is not None else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +287,8 @@ class Measured:
     energy_source: EnergySource
     # Number of timed warm-up runs; 0 where the warm-up was skipped.
     samples: int
+    # What preparing the model took on this node when it was done; 0 where nothing was prepared.
+    prepare_s: Seconds = Seconds(0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ class Code(StrEnum):
     OPSET_UNSUPPORTED = "OPSET_UNSUPPORTED"
     # the device takes only models whose shapes are all fixed
     SHAPES_OPEN = "SHAPES_OPEN"
+    # a model is to be prepared, and its samples or the node's packages for that are missing
+    PREPARE_UNAVAILABLE = "PREPARE_UNAVAILABLE"
     PRECISION_DENIED = "PRECISION_DENIED"
     SLO_UNREACHABLE = "SLO_UNREACHABLE"
     SELECTOR_MISMATCH = "SELECTOR_MISMATCH"
@@ -106,6 +108,8 @@ class Code(StrEnum):
     DISK_FULL = "DISK_FULL"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     FETCH_FAILED = "FETCH_FAILED"
+    # the model cannot be made in the precision that was asked for, within the tolerance
+    PREPARE_FAILED = "PREPARE_FAILED"
     LOAD_FAILED = "LOAD_FAILED"
     LOAD_TIMEOUT = "LOAD_TIMEOUT"
     WARMUP_FAILED = "WARMUP_FAILED"
@@ -208,6 +212,7 @@ class Code(StrEnum):
     # waits, not failures: why something is not done yet
     WAITING_FOR_LINK = "WAITING_FOR_LINK"
     WAITING_FOR_FETCH = "WAITING_FOR_FETCH"
+    WAITING_FOR_PREPARE = "WAITING_FOR_PREPARE"
     WAITING_FOR_LOAD = "WAITING_FOR_LOAD"
     WAITING_FOR_WARMUP = "WAITING_FOR_WARMUP"
     WAITING_FOR_VERIFY = "WAITING_FOR_VERIFY"
@@ -259,7 +264,14 @@ class Refusal:
 
 
 PERMANENT_LOAD_FAILURES: Final = frozenset(
-    {Code.IR_UNSUPPORTED, Code.OPSET_UNSUPPORTED, Code.OP_UNSUPPORTED, Code.SHAPES_OPEN, Code.MODEL_INVALID}
+    {
+        Code.IR_UNSUPPORTED,
+        Code.OPSET_UNSUPPORTED,
+        Code.OP_UNSUPPORTED,
+        Code.SHAPES_OPEN,
+        Code.MODEL_INVALID,
+        Code.PREPARE_FAILED,
+    }
 )
 """Reasons why a runtime cannot load a model, now or later: only another model or another runtime helps."""
 

@@ -41,6 +41,16 @@ class Spread(StrEnum):
     NODE = "node"
 
 
+PREPARABLE: Final = ("int8",)
+"""Precisions that a node can make of a model in fp32, given samples of its inputs."""
+
+
+def variant_of(digest: str, prepared: str) -> str:
+    """Identity of what a replica runs. digest: the model's. prepared: the precision in which a node made it; empty: it
+    runs as it was pushed."""
+    return f"{digest}+{prepared}" if prepared else digest
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRef:
     """A model by digest (`sha256:<hex>`), pinned on apply."""
@@ -50,6 +60,13 @@ class ModelRef:
     digest: str
     # As the document states, otherwise the profile's.
     precision: str
+    # True: it was pushed in another precision, and a node makes it by the model's samples.
+    prepared: bool = False
+
+    @property
+    def variant(self) -> str:
+        """As `variant_of`."""
+        return variant_of(self.digest, self.precision if self.prepared else "")
 
 
 @dataclass(frozen=True, slots=True)

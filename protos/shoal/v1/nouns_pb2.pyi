@@ -497,21 +497,25 @@ class RuntimeSupport(_message.Message):
     IR_VERSION_FIELD_NUMBER: _builtins.int
     OPSETS_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
+    PREPARES_FIELD_NUMBER: _builtins.int
     ir_version: _builtins.int
     @_builtins.property
     def opsets(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def kernels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Kernel]: ...
+    @_builtins.property
+    def prepares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         ir_version: _builtins.int = ...,
         opsets: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         kernels: _abc.Iterable[Global___Kernel] | None = ...,
+        prepares: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ir_version", b"ir_version", "kernels", b"kernels", "opsets", b"opsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ir_version", b"ir_version", "kernels", b"kernels", "opsets", b"opsets", "prepares", b"prepares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1097,6 +1101,7 @@ class Assignment(_message.Message):
     WARM_UP_OPTIONAL_FIELD_NUMBER: _builtins.int
     SHAPES_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
+    PREPARATION_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -1138,6 +1143,8 @@ class Assignment(_message.Message):
     def handover_sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionSource]: ...
     @_builtins.property
     def shapes(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
+    @_builtins.property
+    def preparation(self) -> Global___Preparation: ...
     def __init__(
         self,
         *,
@@ -1169,16 +1176,42 @@ class Assignment(_message.Message):
         warm_up_optional: _builtins.bool = ...,
         shapes: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
         partial: _builtins.float | None = ...,
+        preparation: Global___Preparation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "handover", b"handover", "partial", b"partial", "partition", b"partition", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "handover", b"handover", "partial", b"partial", "partition", b"partition", "preparation", b"preparation", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "capture", b"capture", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partial", b"partial", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "capture", b"capture", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partial", b"partial", "partition", b"partition", "precision", b"precision", "preparation", b"preparation", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__partial: _TypeAlias = _typing.Literal["partial"]  # noqa: Y015
     _WhichOneofArgType__partial: _TypeAlias = _typing.Literal["_partial", b"_partial"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__partial) -> _WhichOneofReturnType__partial | None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+
+@_typing.final
+class Preparation(_message.Message):
+    """What a node does to a model before it loads it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOLERANCES_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    samples: _builtins.int
+    @_builtins.property
+    def tolerances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tolerance]: ...
+    def __init__(
+        self,
+        *,
+        tolerances: _abc.Iterable[Global___Tolerance] | None = ...,
+        samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples", "tolerances", b"tolerances"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Preparation: _TypeAlias = Preparation  # noqa: Y015
 
 @_typing.final
 class Handover(_message.Message):
@@ -1859,6 +1892,7 @@ class Measured(_message.Message):
     JOULES_FIELD_NUMBER: _builtins.int
     ENERGY_SOURCE_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    PREPARE_S_FIELD_NUMBER: _builtins.int
     load_s: _builtins.float
     memory_bytes: _builtins.int
     latency_p50_s: _builtins.float
@@ -1866,6 +1900,7 @@ class Measured(_message.Message):
     joules: _builtins.float
     energy_source: _builtins.str
     samples: _builtins.int
+    prepare_s: _builtins.float
     def __init__(
         self,
         *,
@@ -1876,10 +1911,11 @@ class Measured(_message.Message):
         joules: _builtins.float = ...,
         energy_source: _builtins.str = ...,
         samples: _builtins.int = ...,
+        prepare_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["energy_source", b"energy_source", "joules", b"joules", "latency_p50_s", b"latency_p50_s", "latency_p95_s", b"latency_p95_s", "load_s", b"load_s", "memory_bytes", b"memory_bytes", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["energy_source", b"energy_source", "joules", b"joules", "latency_p50_s", b"latency_p50_s", "latency_p95_s", b"latency_p95_s", "load_s", b"load_s", "memory_bytes", b"memory_bytes", "prepare_s", b"prepare_s", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -229,6 +229,12 @@ MISTAKES: Final = [
     ("no carbon at all", policy("  limits: {carbon: §0 gCO2/h}\n"), Code.POLICY_UNREACHABLE, "raise it"),
     ("node power", policy("  limits: {node_power: §15}\n"), Code.UNIT_MISSING, "15W"),
     (
+        "nothing that can be prepared",
+        policy("  require: {precision: {allow: [fp32, fp16], prepare: §true}}\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "allow it",
+    ),
+    (
         "a tolerance without its bound",
         policy("  require: {precision: {allow: [int8], tolerance: {metric: §cosine}}}\n"),
         Code.FIELD_MISSING,

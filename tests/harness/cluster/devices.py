@@ -14,15 +14,18 @@ from shoal.v1 import operator_pb2
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def document(name: str, model: str, shapes: Shapes, where: str, tolerance: str = "") -> str:
-    """A workload of that model, with a policy of its own name. Nothing moves by itself meanwhile."""
+def document(
+    name: str, model: str, shapes: Shapes, where: str, tolerance: str = "", allow: str = "allow: [fp32]"
+) -> str:
+    """A workload of that model, with a policy of its own name. Nothing moves by itself meanwhile. allow: the precisions
+    that it may run in, where there is a tolerance."""
     each = ", ".join(f"{entry}: {list(shape)}" for entry, shape in shapes.items())
     fixed = f", shapes: {{{each}}}" if each else ""
     text = (
         f"apiVersion: shoal/v1\nkind: Workload\nmetadata: {{name: {name}}}\n"
         f"spec: {{model: {{source: {model}{fixed}}}, policy: {name}}}\n"
     )
-    near = f"\n    precision: {{allow: [fp32], tolerance: {{{tolerance}}}}}" if tolerance else ""
+    near = f"\n    precision: {{{allow}, tolerance: {{{tolerance}}}}}" if tolerance else ""
     spec = f'  require:\n    where: "{where}"{near}\n  migration: {{when: {{gain: 99%}}}}\n'
     return documents(policy(name, spec), text)
 

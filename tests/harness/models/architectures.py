@@ -1,5 +1,6 @@
 """Small models of common architectures with open batch axes, which no wheel brings."""
 
+import io
 import math
 from collections.abc import Callable, Mapping
 
@@ -107,6 +108,13 @@ def angles() -> bytes:
         helper.make_node("Relu", ["a"], ["y"]),
     ]
     return model(nodes, [value("x", "FP32", ["n", 8])], [value("y", "FP32", ["n", 8])])
+
+
+def samples_of(shape: tuple[int, ...], count: int = 16) -> bytes:
+    """An .npz of inputs `x` of that shape, whose first axis is the batch: uniform noise, the same at each call."""
+    file = io.BytesIO()
+    np.savez(file, x=np.random.default_rng(3).random((count, *shape[1:]), dtype=np.float32))
+    return file.getvalue()
 
 
 ARCHITECTURES: Mapping[str, tuple[Callable[[], bytes], Shapes]] = {

@@ -22,13 +22,13 @@ from harness.models import engine_cases
 from shoal.agent.clock import SystemClock
 from shoal.agent.ports import ReferenceRecording, VerificationSource
 from shoal.coordinator.core.graph import profile_of
-from shoal.coordinator.core.migration.tolerance import default
 from shoal.coordinator.core.prediction.demand import work_of
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.migration import Against, InputsFrom, Recording, Verdict, Verification, Verifier
 from shoal.types.profile import ModelProfile
+from shoal.types.tolerance import default
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import witness_pb2
 from shoal.wire import limits, status

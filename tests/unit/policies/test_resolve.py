@@ -128,6 +128,29 @@ def test_relaxations_add_up_in_order() -> None:
     assert [step.require.spread for step in relax] == [Spread.NODE] * 3
 
 
+@pytest.mark.parametrize(
+    ("policy", "variants", "pushed_in", "made"),
+    [
+        ("{allow: [fp32, int8], prepare: true}", "", "fp32", ["int8"]),
+        ("{allow: [int8], prepare: true}", "", "fp32", ["int8"]),
+        ("{allow: [fp32], prepare: true}", "", "fp32", ["int8"]),  # a step of `relax` allows it
+        ("{allow: [fp32, int8]}", "", "fp32", []),
+        ("{allow: [fp32, int8], prepare: true}", "", "fp16", []),
+        ("{allow: [fp32, int8], prepare: true}", ", variants: [{source: ./b.onnx, precision: int8}]", "fp32", []),
+    ],
+)
+def test_what_nodes_may_make_of_the_model(policy: str, variants: str, pushed_in: str, made: list[str]) -> None:
+    source = WORKLOAD.replace(", variants: [{source: ./b.onnx, precision: int8}, {source: ./c.onnx}]", variants)
+    asked = POLICY.replace("    precision: {allow: [fp32]}", f"    precision: {policy}")
+    if "int8" in policy:  # then the step would loosen nothing
+        asked = asked.replace("    - precision: {allow: [fp32, int8]}\n      availability", "    - availability")
+    digests = {name: ModelRef("elsewhere", each.digest, pushed_in) for name, each in DIGESTS.items()}
+    models = resolve(only(source), only(asked), revision=1, digests=digests).models
+    assert [each.precision for each in models if each.prepared] == made
+    assert {each.digest for each in models if each.prepared} <= {models[0].digest}
+    assert len({each.variant for each in models}) == len(models)
+
+
 def test_a_policy_says_how_a_replica_moves() -> None:
     assert resolve(only(WORKLOAD), only(POLICY), revision=1, digests=DIGESTS).migration == MigrationRule()
     tolerance = (

@@ -81,6 +81,24 @@ class DirectoryCache:
                 raise refuse(Code.FETCH_FAILED, f"{cause.strerror}", "a writable cache", "look at the disk") from cause
             return str(whole)
 
+    async def keep(self, file: str) -> tuple[str, str]:
+        made = Path(file)
+        try:
+            size, digest = await asyncio.to_thread(_digest_of, made)
+            name = _file_name(digest)
+            async with self._locks[name]:
+                await asyncio.to_thread(self._make_room, size, digest)
+                await asyncio.to_thread(_publish, made, self._folder / name)
+        except OSError as cause:
+            if cause.errno in _NO_SPACE:
+                raise _disk_full_error(f"a model that was prepared, {made.name}") from cause
+            raise refuse(Code.FETCH_FAILED, f"{cause.strerror}", "a writable cache", "look at the disk") from cause
+        return digest, str(self._folder / name)
+
+    async def find(self, digest: str, size: Bytes) -> str | None:
+        whole = self._folder / _file_name(digest)
+        return str(whole) if await asyncio.to_thread(_is_complete, whole, size) else None
+
     async def discard(self, digest: str) -> None:
         whole = self._folder / _file_name(digest)
         if await asyncio.to_thread(whole.exists):
@@ -204,6 +222,14 @@ def _read_partial(part: Path, size: Bytes) -> "tuple[int, hashlib._Hash]":
         part.unlink()
         return 0, hashlib.sha256()
     return have, sha
+
+
+def _digest_of(made: Path) -> tuple[int, str]:
+    """(bytes, digest) of a file, which is on disk when this returns."""
+    with made.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size, f"sha256:{digest}"
 
 
 def _append(file: BinaryIO, sha: "hashlib._Hash", chunk: bytes) -> None:

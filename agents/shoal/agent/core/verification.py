@@ -36,7 +36,7 @@ def verdict_of(
 
     `inputs_from` says where the inputs came from. The reason names the first fault, then drifts beyond their bounds.
     """
-    drifts = _worst_drifts(comparisons)
+    drifts = worst_drifts(comparisons)
     faults = [f"input {number}: {each.fault}" for number, each in enumerate(comparisons, 1) if each.fault]
     over = [
         f"{drift.output}: {drift.metric} {drift.worst:.4g}, at {'most' if is_upper_bound(drift.metric) else 'least'} "
@@ -89,7 +89,7 @@ def recording_verdict(
     )
 
 
-def _worst_drifts(comparisons: Sequence[InputComparison]) -> tuple[Drift, ...]:
+def worst_drifts(comparisons: Sequence[InputComparison]) -> tuple[Drift, ...]:
     """The worst drift of each output and metric, in the order of their first appearance."""
     worst: dict[tuple[str, Metric], Drift] = {}
     for drift in (drift for each in comparisons for drift in each.drifts):

@@ -34,6 +34,7 @@ from shoal.agent.main.options import AgentConfig
 from shoal.agent.main.stop_signals import StopSignals
 from shoal.agent.main.timekeeper import Timekeeper
 from shoal.agent.ports import AgentClock, Log
+from shoal.agent.preparation.preparer import ProgramPreparer
 from shoal.agent.supervisor import Supervisor, SupervisorPorts, SupervisorSettings
 from shoal.agent.telemetry import metrics
 from shoal.agent.telemetry.log import FOLDER, LogFileReader
@@ -148,13 +149,14 @@ async def _serve(
         on_coordinator_time=lambda wall: timekeeper.confirm("enrolment", wall),
     )
     node = replace(_node(config, member, identity, listening, metrics_port, forward_key), unconfined=unconfined)
+    held = DirectoryCache(cache, models.fetch, publishers, log, quota=config.cache_quota)
     ports = SupervisorPorts(
         drivers=drivers,
         link=link,
         workers=workers,
         front=front,
         journal=journal,
-        cache=DirectoryCache(cache, models.fetch, publishers, log, quota=config.cache_quota),
+        cache=held,
         recordings=models,
         signer=KeySigner(files.key, region=identity.region, node=identity.name),
         clock=clock,
@@ -164,6 +166,7 @@ async def _serve(
         membership=membership,
         logs=LogFileReader(config.state_dir),
         spans=front,
+        preparer=ProgramPreparer(config.state_dir / "prepared", held, clock, log),
     )
     supervisor = Supervisor(SupervisorSettings(), node, ports)
     stop.hand_over(supervisor.request_stop)

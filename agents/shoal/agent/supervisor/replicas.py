@@ -9,6 +9,7 @@ from shoal.agent.core import admission, reconcile
 from shoal.agent.core.assignment import events, machine, report, states
 from shoal.agent.ports import (
     LocalWorker,
+    PreparedModel,
     StatefulReplica,
     VerificationSource,
     WorkerAdopted,
@@ -54,6 +55,8 @@ class _Replica:
     verifying: asyncio.Task[None] | None = None
     # Path of inputs for the warm-up. Empty until they are fetched, and if there are none.
     samples: str = ""
+    # What this node made of the pushed model. None before that, and where it is loaded as it was pushed.
+    prepared: PreparedModel | None = None
 
     def tasks(self) -> tuple[asyncio.Task[None], ...]:
         found = (self.performing, self.fetching, self.timer, self.draining, self.verifying)
@@ -85,6 +88,7 @@ class ReplicaManager:
         self._workers = ports.workers
         self._front = ports.front
         self._cache = ports.cache
+        self._preparer = ports.preparer
         self._recordings = ports.recordings
         self._clock = ports.clock
         self._log = ports.log
@@ -282,7 +286,7 @@ class ReplicaManager:
                 refusal = admission.admit(asked, reading, self._monitor.silence(asked.device), running)
                 if refusal is not None:
                     raise ShoalError(refusal)
-                await self._workers.start(asked, path, replica.samples)
+                await self._workers.start(asked, path, replica.samples, replica.prepared)
             case events.StopWorker():
                 await self._workers.stop(replica.name)
             case events.StartVerify(verification):
@@ -303,7 +307,10 @@ class ReplicaManager:
         try:
             await self._cache.admit(asked)
             path = await self._cache.ensure(asked.model, asked.model_bytes)
-            replica.samples = await self._fetch_warm_up_samples(asked)
+            replica.samples = await self._fetch_samples(asked)
+            if asked.preparation is not None:
+                self._apply_event(replica.name, events.PreparationStarted())
+                replica.prepared = await self._preparer.prepare(asked, path, replica.samples)
             while (wakes_in := self._monitor.set_sleep(asked.device, False)) > 0:
                 await self._clock.sleep(Seconds(max(wakes_in, MIN_SLEEP_S)))
         except ShoalError as error:
@@ -311,13 +318,16 @@ class ReplicaManager:
         else:
             self._apply_event(replica.name, events.ModelFetched(path))
 
-    async def _fetch_warm_up_samples(self, assignment: Assignment) -> str:
-        """Path of the samples, or empty: without them the warm-up uses generated inputs."""
+    async def _fetch_samples(self, assignment: Assignment) -> str:
+        """Path of the samples, or empty: without them the warm-up uses generated inputs. A preparation cannot do
+        without."""
         if not assignment.samples:
             return ""
         try:
             return await self._cache.ensure(assignment.samples, assignment.samples_bytes)
         except ShoalError as error:
+            if assignment.preparation is not None:
+                raise
             self._log.warning("samples_fetch_failed", assignment=assignment.id, code=error.code, error=str(error))
             return ""
 

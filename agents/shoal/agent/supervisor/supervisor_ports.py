@@ -13,15 +13,17 @@ from shoal.agent.ports import (
     Log,
     Logs,
     ModelCache,
+    ModelPreparer,
     NodeMembership,
     NodeTrust,
+    PreparedModel,
     ReceiptSigner,
     RecordingSink,
     Spans,
     WorkerPool,
 )
-from shoal.types.assignment import Trust
-from shoal.types.codes import Refusal
+from shoal.types.assignment import Assignment, Trust
+from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.units import Wall
 
 
@@ -49,6 +51,13 @@ class _NoMembership:
 
     def on_link_refused(self, refusal: Refusal) -> None:
         pass
+
+
+class _NoPreparer:
+    """ModelPreparer of a node that loads models as they were pushed, and no other."""
+
+    async def prepare(self, asked: Assignment, model: str, samples: str) -> PreparedModel:
+        raise refuse(Code.PREPARE_UNAVAILABLE, "a node that prepares no models", asked.precision, "place it elsewhere")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,8 @@ class SupervisorPorts:
     contact: CoordinatorContact = field(default_factory=_NoContact)
     # Keeps certificate and trusted CAs current. By default no certificate is checked.
     membership: NodeMembership = field(default_factory=_NoMembership)
+    # Makes models in another precision. By default none is made.
+    preparer: ModelPreparer = field(default_factory=_NoPreparer)
     # Reads the logs of this node; None if none are kept.
     logs: Logs | None = None
     # Reads the trace spans of the front; None if none are kept.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from shoal.agent.driver_port import DeviceAccess
+from shoal.agent.ports import PreparedModel
 from shoal.agent.worker.messages import LoadOrder
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.types.assignment import Assignment
@@ -30,8 +31,10 @@ class LoadOrders:
         self._access = access
         self._options = options
 
-    def order(self, assignment: Assignment, path: str, samples: str) -> LoadOrder:
-        """The order to load the model at `path`. Raises ShoalError(DEVICE_LOST)."""
+    def order(
+        self, assignment: Assignment, path: str, samples: str, prepared: PreparedModel | None = None
+    ) -> LoadOrder:
+        """The order to load the model at `path`, or what this node made of it. Raises ShoalError(DEVICE_LOST)."""
         device = self._device(assignment.device)
         if device is None:
             raise refuse(Code.DEVICE_LOST, assignment.device, "a device of this node", "it is placed elsewhere")
@@ -58,6 +61,7 @@ class LoadOrders:
             warm_up_optional=assignment.warm_up_optional,
             shapes=assignment.shapes,
             partial=assignment.partial,
+            prepared=prepared,
         )
 
     def process_memory_bytes(self, assignments: Collection[Assignment]) -> int:

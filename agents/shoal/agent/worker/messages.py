@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from shoal.agent.driver_port import DeviceAccess
-from shoal.agent.ports import NO_BATCHES, Batches
+from shoal.agent.ports import NO_BATCHES, Batches, PreparedModel
 from shoal.types.assignment import Measured, Served, Work
 from shoal.types.codes import Refusal
 from shoal.types.latency import Counts
@@ -69,6 +69,8 @@ class LoadOrder:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # Share of its FLOPs that may run beside the provider. None: not one node may.
     partial: float | None = None
+    # What this node made of the model, and loads in its place. None: the model is loaded as it was pushed.
+    prepared: PreparedModel | None = None
 
 
 @dataclass(frozen=True, slots=True)

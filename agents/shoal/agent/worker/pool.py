@@ -19,7 +19,15 @@ import structlog
 from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.frames import FrameMessage
 from shoal.agent.packing import unpack
-from shoal.agent.ports import AgentClock, LocalWorker, WorkerAdopted, WorkerEvent, WorkerExited, WorkerStats
+from shoal.agent.ports import (
+    AgentClock,
+    LocalWorker,
+    PreparedModel,
+    WorkerAdopted,
+    WorkerEvent,
+    WorkerExited,
+    WorkerStats,
+)
 from shoal.agent.worker.background_tasks import BackgroundTasks
 from shoal.agent.worker.cgroups import Cgroups
 from shoal.agent.worker.device_prober import DeviceProber
@@ -90,10 +98,12 @@ class ProcessWorkers:
             self._spare.ensure()
         return tuple(one for those in found for one in those)
 
-    async def start(self, assignment: Assignment, path: str, samples: str = "") -> None:
+    async def start(
+        self, assignment: Assignment, path: str, samples: str = "", prepared: PreparedModel | None = None
+    ) -> None:
         """Returns at once. Starting an assignment again ends its first worker."""
         await self.stop(assignment.id)
-        task = self._tasks.spawn(self._loader.bring_up(assignment, path, samples))
+        task = self._tasks.spawn(self._loader.bring_up(assignment, path, samples, prepared))
         self._starts[assignment.id] = task
         task.add_done_callback(partial(self._on_start_done, assignment.id))
 

@@ -30,7 +30,7 @@ _CRASH_SIGNALS: Final = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP}
 )
 _SIGNAL_NAMES: Final = {number.value: number.name for number in signal.Signals}
-_PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME")
+PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME")
 """The only variables of the supervisor's environment that a worker gets, because others may hold secrets."""
 _STACK_FRAME: Final = re.compile(r'File "(?:[^"]*/)?([^"/]+)", line (\d+)')
 _MAX_FRAMES: Final = 4
@@ -112,7 +112,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={key: os.environ[key] for key in _PASSED_VARIABLES if key in os.environ},
+                env={key: os.environ[key] for key in PASSED_VARIABLES if key in os.environ},
                 cwd="/",
                 process_group=0,
             )

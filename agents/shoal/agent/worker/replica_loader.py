@@ -7,7 +7,7 @@ from typing import Final
 
 from shoal.agent.frames import ConnectionLost
 from shoal.agent.packing import pack
-from shoal.agent.ports import AgentClock, WorkerEvent, WorkerFailed, WorkerPhase
+from shoal.agent.ports import AgentClock, PreparedModel, WorkerEvent, WorkerFailed, WorkerPhase
 from shoal.agent.timeouts import wait_any
 from shoal.agent.worker.background_tasks import BackgroundTasks
 from shoal.agent.worker.load_orders import LoadOrders, may_share
@@ -51,14 +51,16 @@ class ReplicaLoader:
         self._choice_lock = asyncio.Lock()
         self._load_slots = asyncio.Semaphore(options.max_concurrent_loads)
 
-    async def bring_up(self, assignment: Assignment, path: str, samples: str) -> None:
+    async def bring_up(
+        self, assignment: Assignment, path: str, samples: str, prepared: PreparedModel | None = None
+    ) -> None:
         """Always ends with an event: ready, failed or exited."""
         taken = False
         try:
             if not _is_deferrable(assignment):
                 self._spare.restore_priority()
             async with self._load_slots:
-                order = self._orders.order(assignment, path, samples)
+                order = self._orders.order(assignment, path, samples, prepared)
                 async with self._choice_lock:
                     process = self._find_shared_worker(assignment) or await self._spare.take(
                         urgent=not _is_deferrable(assignment)

@@ -595,7 +595,8 @@ def _open_engine(order: LoadOrder) -> Engine:
         # Later sessions of this process are for the same device; the pool ensures that.
         os.environ.update(order.access.environment)
         provider = Provider(order.provider, order.access, order.precision, order.threads)
-        data = read_and_verify(order.path, order.digest)
+        made = order.prepared
+        data = read_and_verify(made.path, made.digest) if made else read_and_verify(order.path, order.digest)
         return open_engine(data, provider, order.shapes, partial=order.partial, node_flops=order.work.node_flops)
 
     return isolation.run_at_low_priority(work) if order.threads == 1 else work()
@@ -615,7 +616,7 @@ def _measure(order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: 
         optional=order.warm_up_optional,
     )
     if warmth.skip_reason is not None:
-        return _result_without_warm_up(engine, energy.source, load_s, before, warmth.skip_reason)
+        return _result_without_warm_up(order, engine, energy.source, load_s, before, warmth.skip_reason)
     feeds, times = warmth.feeds, warmth.times
     busy_s = waited_s = times
     if order.access.pace is not None:
@@ -635,10 +636,16 @@ def _measure(order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: 
         joules=Joules(joules),
         energy_source=energy.source,
         samples=len(times),
+        prepare_s=order.prepared.prepare_s if order.prepared else Seconds(0.0),
     )
     operators = tuple(sorted(engine.operators))
     run_s = Seconds(float(np.quantile(times, 0.95)))
-    return LoadResult(measured, engine.inputs, engine.outputs, engine.note, operators, run_s)
+    return LoadResult(measured, engine.inputs, engine.outputs, _note(order, engine), operators, run_s)
+
+
+def _note(order: LoadOrder, engine: Engine, *more: str) -> str:
+    """What people are to know of a loaded model."""
+    return "; ".join(filter(None, (*more, order.prepared.note if order.prepared else "", engine.note)))
 
 
 def _sample_candidates(order: LoadOrder, engine: Engine) -> Iterator[Callable[[], dict[str, Array]]]:
@@ -655,7 +662,7 @@ def _sample_candidates(order: LoadOrder, engine: Engine) -> Iterator[Callable[[]
 
 
 def _result_without_warm_up(
-    engine: Engine, source: EnergySource, load_s: float, before: int, why: Refusal
+    order: LoadOrder, engine: Engine, source: EnergySource, load_s: float, before: int, why: Refusal
 ) -> LoadResult:
     """The result of a load without a run. `samples` is 0, so that its zeros replace no prediction."""
     measured = Measured(
@@ -667,7 +674,7 @@ def _result_without_warm_up(
         energy_source=source,
         samples=0,
     )
-    note = "; ".join(filter(None, (f"serves without a warm-up: {why.found}", engine.note)))
+    note = _note(order, engine, f"serves without a warm-up: {why.found}")
     return LoadResult(measured, engine.inputs, engine.outputs, note, tuple(sorted(engine.operators)))
 
 

@@ -1,6 +1,7 @@
 """What the runtime can load: its newest IR version and opsets, found with small models, and its list of kernels."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Final
 
 import onnxruntime as ort
@@ -9,6 +10,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as runtime  # pyright: i
 from shoal.agent.worker.engine import session_options
 from shoal.agent.worker.probe import read_graph, varint
 from shoal.types.receipt import Kernel, RuntimeSupport
+from shoal.types.workload import PREPARABLE
 
 _DOMAINS: Final = {"": "ai.onnx", "ai.onnx.ml": "ai.onnx.ml", "com.microsoft": "com.microsoft"}
 """Operator domains: the name in a model, and the name in a profile."""
@@ -25,7 +27,8 @@ def runtime_support() -> RuntimeSupport:
     plain = read_graph("launch")
     ir_version = _newest_loadable(lambda version: plain + b"\x08" + varint(version))
     opsets = {name: _newest_loadable(_model_with_import(plain, domain)) for domain, name in _DOMAINS.items()}
-    return RuntimeSupport(ir_version, {name: newest for name, newest in opsets.items() if newest}, _kernels())
+    newest_by_domain = {name: newest for name, newest in opsets.items() if newest}
+    return RuntimeSupport(ir_version, newest_by_domain, _kernels(), PREPARABLE if find_spec("onnx") else ())
 
 
 def _newest_loadable(model_of: Callable[[int], bytes]) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.agent.core.histogram import Histogram
 from shoal.agent.ports import (
     LocalWorker,
+    PreparedModel,
     WorkerAdopted,
     WorkerEvent,
     WorkerFailed,
@@ -129,7 +130,9 @@ class SimWorkerPool:
         )
         return adopted
 
-    async def start(self, assignment: Assignment, path: str, samples: str = "") -> None:
+    async def start(
+        self, assignment: Assignment, path: str, samples: str = "", prepared: PreparedModel | None = None
+    ) -> None:
         self._process.gate(f"start {assignment.id}")
         machine = self._machine
         machine.world.record(

@@ -18,6 +18,7 @@ from shoal.agent.core.assignment.events import (
     LoadFailed,
     ModelFetched,
     NoVerdict,
+    PreparationStarted,
     ResumeRequested,
     StartFetch,
     StartVerify,
@@ -50,7 +51,7 @@ from shoal.agent.core.assignment.states import (
     Verifying,
     Warming,
 )
-from shoal.types.assignment import Assignment, Phase
+from shoal.types.assignment import Assignment, Phase, Preparation
 from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, Refusal
 from shoal.types.migration import Against, Recording
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -81,6 +82,29 @@ REJECTED = Rejected(
 STATES: tuple[State, ...] = (
     FETCHING, LOADING, WARMING, VERIFYING, READY, DRAINING, FAILED, POISONED, REJECTED, GONE,
 )  # fmt: skip
+
+
+def test_a_preparation_has_a_time_of_its_own_and_says_what_it_does() -> None:
+    made = assignment(precision="int8", preparation=Preparation((), 16))
+    fetching, _ = begin(made, at(0), LIMITS)
+    preparing, effects = step(fetching, PreparationStarted(), at(10), LIMITS)
+    assert isinstance(preparing, Fetching)
+    assert effects == (WakeAt(at(10 + LIMITS.prepare_s)),)
+    told = observe(preparing, epoch_wall=Seconds(0.0))
+    assert (told.phase, told.code) == (Phase.FETCHING, Code.WAITING_FOR_PREPARE)
+    assert "int8" in told.reason
+    loading, _ = step(preparing, ModelFetched("/cache/model"), at(500), LIMITS)
+    assert isinstance(loading, Loading), "longer than any fetch may take"
+    late, effects = step(preparing, TimerFired(), at(10 + LIMITS.prepare_s), LIMITS)
+    assert isinstance(late, Poisoned), "it would take as long again"
+    assert (late.refusal.code, effects) == (Code.PREPARE_FAILED, (StopFetch(),))
+
+
+def test_what_cannot_be_prepared_is_not_tried_again() -> None:
+    refusal = Refusal(Code.PREPARE_FAILED, "cosine 0.9", "at least 0.99")
+    state, effects = step(FETCHING, FetchFailed(refusal), at(10), LIMITS)
+    assert isinstance(state, Poisoned)
+    assert effects == ()
 
 
 @pytest.mark.parametrize("code", sorted(PERMANENT_LOAD_FAILURES))

@@ -31,6 +31,7 @@ def test_the_environment_is_set_before_the_runtime_opens_the_device(monkeypatch:
             threads=2,
             shapes={},
             partial=None,
+            prepared=None,
             work=Work(),
         )
         service._open_engine(cast(LoadOrder, order))

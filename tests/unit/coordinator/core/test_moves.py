@@ -9,7 +9,6 @@ from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.migration.machine import LIMITS
 from shoal.coordinator.core.migration.model import AbortedState, Cause, MigrationStage, RollingBackState
-from shoal.coordinator.core.migration.tolerance import default
 from shoal.coordinator.core.placement.model import Slot
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import inputs_of
@@ -18,6 +17,7 @@ from shoal.types.assignment import Served
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Node
 from shoal.types.migration import UPGRADE_REMEDY, Against, Metric, MigrationRule, PackRef, Tolerance
+from shoal.types.tolerance import default
 from shoal.types.units import Bytes, Elapsed, Joules, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, Limits, ModelRef, Standby
 

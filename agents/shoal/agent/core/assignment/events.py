@@ -15,6 +15,11 @@ class ModelFetched:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparationStarted:
+    """The pushed model is here, and the node makes another of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class FetchFailed:
     refusal: Refusal
 
@@ -86,6 +91,7 @@ class TimerFired:
 
 Event = (
     ModelFetched
+    | PreparationStarted
     | FetchFailed
     | LoadFailed
     | WarmupStarted
@@ -102,7 +108,8 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class StartFetch:
-    """Fetch and verify the model's bytes; the supervisor answers with ModelFetched or FetchFailed."""
+    """Fetch and verify the model's bytes, and prepare the model where that is asked; the supervisor answers with
+    PreparationStarted, ModelFetched or FetchFailed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from shoal.agent.core.assignment.events import (
     LoadFailed,
     ModelFetched,
     NoVerdict,
+    PreparationStarted,
     ResumeRequested,
     StartFetch,
     StartVerify,
@@ -97,6 +98,9 @@ def step(state: State, event: Event, now: Elapsed, limits: AssignmentLimits) -> 
 
 def _expire(state: State, now: Elapsed, limits: AssignmentLimits) -> Step:
     match state:
+        case Fetching(preparing=True) if now >= state.until:
+            refusal = Refusal(Code.PREPARE_FAILED, f"not prepared within {limits.prepare_s:g}s", "a smaller model")
+            return Poisoned(state.assignment, state.record, now, refusal), (StopFetch(),)
         case Fetching() if now >= state.until:
             return _fail(state, Refusal(Code.FETCH_FAILED, "not fetched in time"), now, limits, StopFetch())
         case Loading() if now >= state.until:
@@ -157,6 +161,11 @@ def _when_fetching(state: Fetching, event: Event, now: Elapsed, limits: Assignme
         case ModelFetched(path):
             until = _load_deadline(state.assignment, now, limits)
             return Loading(state.assignment, state.record, now, until), (StartWorker(path), WakeAt(until))
+        case PreparationStarted():
+            until = Elapsed(now + limits.prepare_s)
+            return replace(state, until=until, preparing=True), (WakeAt(until),)
+        case FetchFailed(refusal) if refusal.code in PERMANENT_LOAD_FAILURES:
+            return Poisoned(state.assignment, state.record, now, refusal), ()
         case FetchFailed(refusal):
             return _fail(state, refusal, now, limits)
         case DrainRequested():
@@ -197,7 +206,15 @@ def _when_loading(state: Loading | Warming, event: Event, now: Elapsed, limits: 
             return Staged(asked, state.record, now), (StopWorker(),)
         case ResumeRequested(asked):
             return replace(state, assignment=asked), ()
-        case ModelFetched() | FetchFailed() | VerdictReached() | NoVerdict() | Idle() | TimerFired():
+        case (
+            ModelFetched()
+            | PreparationStarted()
+            | FetchFailed()
+            | VerdictReached()
+            | NoVerdict()
+            | Idle()
+            | TimerFired()
+        ):
             return state, ()
 
 
@@ -234,6 +251,7 @@ def _when_verifying(state: Verifying, event: Event, now: Elapsed, limits: Assign
             VerdictReached()
             | NoVerdict()
             | ModelFetched()
+            | PreparationStarted()
             | FetchFailed()
             | LoadFailed()
             | WarmupStarted()
@@ -277,6 +295,7 @@ def _when_ready(state: Ready, event: Event, now: Elapsed, limits: AssignmentLimi
             return replace(state, tries=state.tries + 1, retry_at=again_at), (WakeAt(again_at),)
         case (
             ModelFetched()
+            | PreparationStarted()
             | FetchFailed()
             | LoadFailed()
             | WarmupStarted()
@@ -299,6 +318,7 @@ def _when_staged(state: Staged, event: Event, now: Elapsed, limits: AssignmentLi
             return begin(asked, now, limits, state.record)
         case (
             ModelFetched()
+            | PreparationStarted()
             | FetchFailed()
             | LoadFailed()
             | WarmupStarted()
@@ -326,6 +346,7 @@ def _when_draining(state: Draining, event: Event, now: Elapsed) -> Step:
             return Ready(asked, state.record, now, state.loaded_model), ()
         case (
             ModelFetched()
+            | PreparationStarted()
             | FetchFailed()
             | LoadFailed()
             | WarmupStarted()
@@ -348,6 +369,7 @@ def _when_failed(state: Failed | Poisoned | Rejected, event: Event, now: Elapsed
             return replace(state, assignment=asked), ()
         case (
             ModelFetched()
+            | PreparationStarted()
             | FetchFailed()
             | LoadFailed()
             | WarmupStarted()
@@ -367,6 +389,7 @@ def _when_gone(state: Gone, event: Event, now: Elapsed, limits: AssignmentLimits
             return begin(asked, now, limits)
         case (
             ModelFetched()
+            | PreparationStarted()
             | FetchFailed()
             | LoadFailed()
             | WarmupStarted()

@@ -83,6 +83,8 @@ _Explanation = tuple[Code | None, str, Elapsed | None, Elapsed | None, LoadedMod
 
 def _explain(state: State) -> _Explanation:
     match state:
+        case Fetching(preparing=True):
+            return Code.WAITING_FOR_PREPARE, f"making it in {state.assignment.precision}", None, state.until, None
         case Fetching():
             return Code.WAITING_FOR_FETCH, "fetching the model", None, state.until, None
         case Loading():

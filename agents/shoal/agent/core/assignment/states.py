@@ -21,6 +21,8 @@ class AssignmentLimits:
     load_s: float = 120.0
     # Slowest load that is still in time, bytes per second.
     load_bytes_per_s: float = 10e6
+    # Longest preparation of a model, seconds.
+    prepare_s: float = 600.0
     # Longest warm-up, seconds.
     warm_s: float = 300.0
     # Longest drain, seconds; then the worker is stopped whatever is in flight.
@@ -73,12 +75,18 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """Waits for the model's bytes; it fails with FETCH_FAILED at `until` (elapsed clock)."""
+    """Waits for the model's bytes, and then for its preparation where one is asked."""
 
+    # The assignment as last desired.
     assignment: Assignment
+    # Counters that outlive this phase.
     record: AssignmentRecord
+    # When this phase began, elapsed clock.
     since: Elapsed
+    # When it fails, elapsed clock: with FETCH_FAILED, or with PREPARE_FAILED where it prepares.
     until: Elapsed
+    # True: the bytes are here, and the model is prepared.
+    preparing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

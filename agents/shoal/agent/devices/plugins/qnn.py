@@ -71,9 +71,13 @@ def _simulated(listed: ListedDevice, profile: dict[str, Any], host: Host) -> Dev
 def _access(listed: ListedDevice, backend: Path, more: dict[str, str]) -> DeviceAccess:
     options = {"backend_path": str(backend), **more}
     fp16 = {**options, "enable_htp_fp16_precision": "1"}
+    # By itself the provider leaves quantising a model's inputs and outputs to the processor.
+    int8 = {**options, "offload_graph_io_quantization": "0"}
     files = tuple(path for path in _FILES if Path(path).exists())
     # A float model runs in fp16 there: the processor has no fp32.
-    return DeviceAccess(files=files, plugin=plugin_of(listed), options={"": options, "fp32": fp16, "fp16": fp16})
+    return DeviceAccess(
+        files=files, plugin=plugin_of(listed), options={"": options, "fp32": fp16, "fp16": fp16, "int8": int8}
+    )
 
 
 def _pace(profile: dict[str, Any], host: Host) -> EmulatedPace:

@@ -19,6 +19,7 @@ def provenance_of(workloads: WorkloadsController, node: str, assignment: str, mo
             return Provenance(
                 model, asked.pack, one.workload, one.id, node, one.device, one.provider,
                 device.runtime_version if device is not None else "", one.precision, wall,
+                prepared=one.preparation is not None,
             )  # fmt: skip
     raise refuse(
         Code.ROLE_DENIED, f"{node} was not asked to record {model!r:.80} by {assignment!r:.80}",

@@ -32,7 +32,7 @@ from shoal.policies.kinds import CarbonFeed, PriceFeed
 from shoal.types.migration import PackRef
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Seconds, Wall
-from shoal.types.workload import Intent, ModelRef, Quota, TradeRule, WorkloadKey
+from shoal.types.workload import Intent, ModelRef, Quota, TradeRule, WorkloadKey, variant_of
 
 DOCUMENTS: Final = "documents/"
 MODELS: Final = "models/"
@@ -138,6 +138,13 @@ class Provenance:
     precision: str
     # When the recording was made.
     at: Wall
+    # True: the node prepared the model in this precision.
+    prepared: bool = False
+
+    @property
+    def variant(self) -> str:
+        """As `workload.variant_of`."""
+        return variant_of(self.model, self.precision if self.prepared else "")
 
     def __str__(self) -> str:
         runs = " ".join(filter(None, (self.provider, self.runtime_version, self.precision)))
@@ -366,9 +373,9 @@ class Catalog:
 
     @lazy_property
     def references(self) -> References:
-        """Recorded reference answers, by (model digest, samples digest)."""
+        """Recorded reference answers, by (model as in `variant_of`, samples digest)."""
         return {
-            (each.model, each.samples): Reference(pack.read_for[each.model], each.assignment)
+            (each.variant, each.samples): Reference(pack.read_for[each.model], each.assignment)
             for pack in self.packs.values()
             for each in pack.recorded
         }

@@ -42,7 +42,6 @@ from shoal.coordinator.core.migration.outcomes import (
     is_outcome_due,
 )
 from shoal.coordinator.core.migration.reference import needs_recording, recorders, with_reference
-from shoal.coordinator.core.migration.tolerance import with_defaults
 from shoal.coordinator.core.migration.triggers import scan
 from shoal.coordinator.core.migration.triggers.view import TriggerView
 from shoal.coordinator.core.placement.feasible import Scope
@@ -74,6 +73,7 @@ from shoal.types.migration import (
     Verifier,
     has_answers,
 )
+from shoal.types.tolerance import with_defaults
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall, show_gain
 from shoal.types.workload import Intent, WorkloadKey
 
@@ -363,7 +363,7 @@ def _new_migration(fleet: Fleet, replaced: Replacement, intent: Intent) -> Migra
     """A move that the plan asks for; its id derives from the new replica's."""
     source = replaced.source
     place = place_of(fleet, replaced.source_node, source)
-    to = Aim(replaced.target_node, replaced.target.device, replaced.target.model)
+    to = Aim(replaced.target_node, replaced.target.device, replaced.target.variant)
     name = "m-" + replaced.target.id.removeprefix("a-")
     state = PlannedState(Elapsed(0.0), Elapsed(0.0))
     asked = Migration(name, replaced.workload, Cause.DOCUMENTS, "", place, to, intent.migration, state)
@@ -420,9 +420,10 @@ def _with_migration_instructions(
         verifiers = (answers[one.id],) if one.id in answers else ()
         show, rule = shows.get(one.id), rule_of(one)
         if show is None and rule is not None and (one.id in recording or _is_starting(one, memory)):
-            show = _reference_verification(one, with_reference(rule, one.model, references), limits)
+            show = _reference_verification(one, with_reference(rule, one.variant, references), limits)
         if show is not None and rule is not None and one.id in recording and show.against is Against.REFERENCE:
             show = _recording_verification(show.migration, rule, one.precision, limits, beside=recording[one.id])
+        show = _with_samples(show, one)
         handover = handovers.get(one.id) if one.session else None
         handover_sources = (sources[one.id],) if one.session and one.id in sources else ()
         if (one.verification, one.verifiers, one.handover, one.handover_sources) == (
@@ -440,6 +441,21 @@ def _with_migration_instructions(
         node: replace(content, assignments=tuple(map(with_instructions, content.assignments)))
         for node, content in desired.items()
     }
+
+
+def _with_samples(show: Verification | None, one: Assignment) -> Verification | None:
+    """Generated inputs lie outside the ranges that a model was quantised by, so a prepared one is compared on samples,
+    unless its policy asks for captured requests."""
+    made = one.preparation
+    if show is None or made is None or show.inputs is not InputsFrom.GENERATED or show.against is not Against.SOURCE:
+        return show
+    return replace(
+        show,
+        inputs=InputsFrom.SAMPLES,
+        samples=min(show.samples, made.samples),
+        pack=one.samples,
+        pack_bytes=one.samples_bytes,
+    )
 
 
 def _has_lost_source(migration: Migration) -> bool:
@@ -522,7 +538,7 @@ def _cross_region_verification(
 
 def _verification(migration: Migration, fleet: Fleet, limits: MigrationLimits, references: References) -> Verification:
     source, target = migration.source, migration.target
-    rule = with_reference(migration.rule, target.model if target is not None else source.model, references)
+    rule = with_reference(migration.rule, target.variant if target is not None else source.variant, references)
     precision = target.precision if target is not None else source.precision
     state = fleet.nodes.get(source.node)
     asks = rule.against is Against.SOURCE

@@ -90,7 +90,7 @@ def blocked_placements(
     for each in migrations:
         if each.leaves_region or each.target is None or each.cleared or not isinstance(each.state, AbortedState):
             continue
-        why, trial = each.state.refusal, Trial(each.target.model, each.target.node, each.target.device)
+        why, trial = each.state.refusal, Trial(each.target.variant, each.target.node, each.target.device)
         code, found_there, remedy = Code.MOVE_BLOCKED, f"{each.id} ended there: {why.code}", ""
         if has_wrong_answers(each):
             stands, asked, remedy = not is_block_outdated(each, fleet), "a device that is measured anew", each.remedy

@@ -8,14 +8,14 @@ from typing import Final
 
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.migration.outcomes import missing_bytes, overlap_s
-from shoal.coordinator.core.migration.tolerance import with_defaults
-from shoal.coordinator.core.placement.model import Aim, Candidate, Inputs, Move, Slot, WorkloadPlan
+from shoal.coordinator.core.placement.model import Aim, Candidate, Inputs, Move, Slot, Trial, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.prediction.model import Interval
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.device import EnergySource
 from shoal.types.migration import MigrationRule, Tolerance
-from shoal.types.units import Bytes, UsdPerHour
+from shoal.types.tolerance import with_defaults
+from shoal.types.units import Bytes, UsdPerHour, show_seconds
 from shoal.types.workload import WorkloadKey
 
 UNKNOWN = Interval(math.nan, math.nan, math.nan)
@@ -35,6 +35,8 @@ class MoveNeed(StrEnum):
     """Another runtime or provider compiles or optimises the model again, and its kernels differ."""
     PRECISION = "precision"
     """Another variant of the model, in another precision."""
+    PREPARE = "prepare"
+    """The node makes the model in that precision before it loads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Estimate:
     stand_in: str
     # Digest of the variant.
     model: str
-    # Precision of the variant.
+    # Precision that it would run in.
     precision: str
     # The device's execution provider; empty: unknown.
     provider: str
@@ -130,11 +132,11 @@ def estimate_move(inputs: Inputs, key: WorkloadKey, aim: Aim, replica: str = "")
     plan = place(inputs, explain=(key,)).of(key)
     if plan is None:
         raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
-    there = [one for one in plan.candidates if aim.allows(one.node, one.device, one.model)]
+    there = [one for one in plan.candidates if aim.allows(one.node, one.device, one.variant)]
     there = _with_trial(inputs, key, aim, replica, there)
     source = _source(plan, there)
     rule = next(intent.migration for intent in inputs.intents if intent.key == key)
-    estimates = [_estimate(inputs, rule, source, candidate) for candidate in there]
+    estimates = [_estimate(inputs, key, rule, source, candidate) for candidate in there]
     order = (MoveAnswer.YES, MoveAnswer.YES_WITH, MoveAnswer.NO)
     ranked = tuple(sorted(estimates, key=lambda each: order.index(each.answer)))
     return MoveEstimates(key, Slot(source.node, source.device) if source is not None else None, ranked)
@@ -158,7 +160,7 @@ def _with_trial(
     """The candidates with the result of a trial move to them. Unchanged if none can be tried: nothing runs, or the
     limit of simultaneous moves is reached."""
     held = [
-        (one.id, Slot(node, one.device), one.model)
+        (one.id, Slot(node, one.device), one.variant)
         for node, assignments in sorted(inputs.desired.items())
         for one in assignments
         if one.workload == key and not (one.draining or one.standby) and replica in ("", one.id)
@@ -173,9 +175,9 @@ def _with_trial(
         return list(there)
     goes = next((one for one in found.targets if one.migration == _TRIAL), None)
     if goes is not None:
-        names = (goes.node, goes.device, goes.model)
+        names = (goes.node, goes.device, goes.variant)
         return [
-            replace(one, refusal=None, nearest="") if (one.node, one.device, one.model) == names else one
+            replace(one, refusal=None, nearest="") if (one.node, one.device, one.variant) == names else one
             for one in there
         ]
     refusal = found.unplaced_moves.get(_TRIAL)
@@ -190,12 +192,14 @@ def _source(plan: WorkloadPlan, there: Sequence[Candidate]) -> Candidate | None:
     return next((one for one in current if (one.node, one.device) not in slots), current[0] if current else None)
 
 
-def _estimate(inputs: Inputs, rule: MigrationRule, source: Candidate | None, candidate: Candidate) -> Estimate:
+def _estimate(
+    inputs: Inputs, key: WorkloadKey, rule: MigrationRule, source: Candidate | None, candidate: Candidate
+) -> Estimate:
     refusal, nearest = candidate.refusal, candidate.nearest
     if refusal is None and candidate.current:
         where = f"{candidate.node}/{candidate.device}"
         refusal, nearest = Refusal(Code.CONFLICT, f"it runs on {where} already", "another device"), ""
-    needs = _needs(inputs, source, candidate) if source is not None and refusal is None else ()
+    needs = _needs(inputs, key, source, candidate) if refusal is None else ()
     answer = MoveAnswer.NO if refusal is not None else MoveAnswer.YES_WITH if needs else MoveAnswer.YES
     load_s = candidate.prediction.load_s if candidate.prediction is not None else UNKNOWN
     return Estimate(
@@ -229,12 +233,29 @@ def _overlap_s(inputs: Inputs, rule: MigrationRule, source: Candidate | None, ca
     return overlap_s(inputs.fleet, rule, here_s, there)
 
 
-def _needs(inputs: Inputs, source: Candidate, candidate: Candidate) -> tuple[tuple[MoveNeed, str], ...]:
+def _preparation(inputs: Inputs, key: WorkloadKey, candidate: Candidate) -> str:
+    """What the node makes of the model, of how many samples, and what that took when it was done there."""
+    intent = next(each for each in inputs.intents if each.key == key)
+    pack = intent.packs.get(candidate.model)
+    known = inputs.measured.get(Trial(candidate.variant, candidate.node, candidate.device))
+    took = (
+        show_seconds(known.prepare_s) + " there before" if known is not None and known.prepare_s else "never done there"
+    )
+    return f"{candidate.precision} of {pack.count if pack is not None else 0} samples, {took}"
+
+
+def _needs(
+    inputs: Inputs, key: WorkloadKey, source: Candidate | None, candidate: Candidate
+) -> tuple[tuple[MoveNeed, str], ...]:
     found = list[tuple[MoveNeed, str]]()
+    if candidate.is_prepared:
+        found.append((MoveNeed.PREPARE, _preparation(inputs, key, candidate)))
+    if source is None:
+        return tuple(found)
     here, there = _provider(inputs, source), _provider(inputs, candidate)
     if here != there:
-        found.append((MoveNeed.REBUILD, f"{there} prepares it anew, {here} ran it"))
-    if source.model != candidate.model:
+        found.append((MoveNeed.REBUILD, f"{there} compiles it anew, {here} ran it"))
+    if source.variant != candidate.variant and not candidate.is_prepared:
         found.append((MoveNeed.PRECISION, f"the {candidate.precision} variant, {source.precision} runs now"))
     return tuple(found)
 

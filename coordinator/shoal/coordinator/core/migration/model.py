@@ -13,7 +13,7 @@ from shoal.types.codes import Refusal
 from shoal.types.latency import Counts
 from shoal.types.migration import UPGRADE_REMEDY, MigrationRule, Verdict
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
-from shoal.types.workload import WorkloadKey
+from shoal.types.workload import WorkloadKey, variant_of
 
 NEVER: Final = Wall(0.0)
 START: Final = Elapsed(0.0)
@@ -91,7 +91,7 @@ class ReplicaPlace:
     device: str
     # Digest of the model.
     model: str
-    # Precision of the model's variant, e.g. fp16.
+    # Precision that it runs in, e.g. fp16.
     precision: str
     # When the device's capability was measured; 0 if it has no receipt.
     receipt_at: Wall = NEVER
@@ -100,6 +100,13 @@ class ReplicaPlace:
     # What stands in for the device, or for what the other region offered. Stored, so that it is still reported when
     # the node is gone.
     stand_in: str = ""
+    # True: a node prepared the model in this precision.
+    prepared: bool = False
+
+    @property
+    def variant(self) -> str:
+        """As `workload.variant_of`."""
+        return variant_of(self.model, self.precision if self.prepared else "")
 
     @property
     def where(self) -> str:
@@ -113,7 +120,10 @@ def place_of(fleet: Fleet, node: str, one: Assignment) -> ReplicaPlace:
     receipt = state.receipts.get(one.device) if state is not None else None
     measured_at = receipt.measured_at if receipt is not None else NEVER
     stand_in = fleet.stand_in(node, one.device)
-    return ReplicaPlace(one.id, node, one.device, one.model, one.precision, measured_at, stand_in=stand_in)
+    prepared = one.preparation is not None
+    return ReplicaPlace(
+        one.id, node, one.device, one.model, one.precision, measured_at, stand_in=stand_in, prepared=prepared
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ def _option(scope: Scope, intent: Intent, place: ReplicaPlace) -> Option | None:
     """The place with its current figures, by what it served; None if it no longer exists."""
     state = scope.inputs.fleet.nodes.get(place.node)
     device = state.device(place.device) if state is not None else None
-    model = next((each for each in intent.models if each.digest == place.model), None)
+    model = next((each for each in intent.models if each.variant == place.variant), None)
     if state is None or device is None or model is None or place.model not in scope.inputs.profiles:
         return None
     observed = state.observed.get(place.assignment)

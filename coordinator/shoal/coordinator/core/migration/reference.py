@@ -15,7 +15,7 @@ RuleOf = Callable[[Assignment], MigrationRule | None]
 
 
 def with_reference(rule: MigrationRule, model: str, references: References) -> MigrationRule:
-    """The rule with the model's recorded reference, if it asks for one and none was pushed."""
+    """The rule with the recorded reference of the model (by `variant_of`), if it asks for one and none was pushed."""
     if not needs_recording(rule):
         return rule
     found = references.get((model, _samples(rule)))
@@ -45,7 +45,7 @@ def recorders(
             if rule is None or not needs_recording(rule):
                 continue
             assert state is not None
-            key, rank, serves = (one.model, _samples(rule)), _rank(one, state), _serves(one, state)
+            key, rank, serves = (one.variant, _samples(rule)), _rank(one, state), _serves(one, state)
             if (held := references.get(key)) is not None and (held.by != one.id or not _is_recording(one) or serves):
                 continue
             if rank is not None and (key not in best or rank < best[key][0]):

@@ -186,8 +186,8 @@ def _offer(asked: Solicitation, plan: WorkloadPlan, inputs: Inputs, bid: str, ca
 
 def _chosen_candidates(plan: WorkloadPlan) -> list[Candidate]:
     """The candidate of each target."""
-    known = {(each.node, each.device, each.model): each for each in plan.candidates if each.chosen}
-    return [known[target.node, target.device, target.model] for target in plan.targets]
+    known = {(each.node, each.device, each.variant): each for each in plan.candidates if each.chosen}
+    return [known[target.node, target.device, target.variant] for target in plan.targets]
 
 
 def _latency_s(candidate: Candidate) -> float:

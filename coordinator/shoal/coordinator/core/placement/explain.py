@@ -59,7 +59,7 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
     stands_by = level.standby.option.key if level.standby is not None else None
     assigned = [(each.node, each.assignment) for each in solver.healthy]
     assigned += [(each.node, each.assignment) for each in solver.failed]
-    current = {(node, assignment.device, assignment.model) for node, assignment in assigned}
+    current = {(node, assignment.device, assignment.variant) for node, assignment in assigned}
     fits = [index for index, found in enumerate(level.faults) if not found]
     figures = [predicted_values(scope, options[index], intent, replicas) for index in fits]
     terms, scores = scores_of(figures, intent.weights)
@@ -75,6 +75,7 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
             device=option.slot.device,
             model=option.model.digest,
             precision=option.precision,
+            variant=option.model.variant,
             stand_in=option.device.stand_in,
             chosen=option.key in chosen,
             current=option.key in current,

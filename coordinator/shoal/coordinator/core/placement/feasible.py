@@ -111,6 +111,8 @@ class Option:
     earlier_failure: Refusal | None
     # By input name: the only shapes that the workload serves.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # For a model that its node prepares: the precision, and the digest of the samples; None for any other.
+    prepared: tuple[str, str] | None = None
 
     @property
     def slot(self) -> Slot:
@@ -118,7 +120,7 @@ class Option:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        return self.state.name, self.device.name, self.model.digest
+        return self.state.name, self.device.name, self.model.variant
 
     @property
     def where(self) -> str:
@@ -214,10 +216,10 @@ class Scope:
         """One model on one device, with its prediction. measured, served: figures of a current replica there. Without
         them the warm-up of an earlier replica on that device is used."""
         profile = self.profile(model.digest, intent)
-        receipt = state.receipts.get(device.name)
+        receipt, pack = state.receipts.get(device.name), intent.packs.get(model.digest)
         precision = model.precision or profile.precision
         shown = measured if measured is not None and measured.samples else None
-        known = shown or self.inputs.measured.get(Trial(model.digest, state.name, device.name))
+        known = shown or self.inputs.measured.get(Trial(model.variant, state.name, device.name))
         answer = predict(device, receipt, profile, precision, intent.max_batch, known, served, self.demand(profile))
         prediction = answer if isinstance(answer, Prediction) else None
         return Option(
@@ -232,6 +234,7 @@ class Scope:
             cost=self.inputs.costs.get(Slot(state.name, device.name), math.nan),
             earlier_failure=earlier_failure,
             shapes=intent.shapes,
+            prepared=(precision, pack.digest if pack is not None else "") if model.prepared else None,
         )
 
     def replica_rate(self, intent: Intent, replicas: int) -> float:
@@ -281,7 +284,7 @@ class Scope:
             else:
                 known[each.name] = receipt.rates.idle_w if receipt is not None else math.nan
         runs = any(
-            (node, one.device, one.model) == option.key for node, one in self.current.get(intent.key, ())
+            (node, one.device, one.variant) == option.key for node, one in self.current.get(intent.key, ())
         )  # fmt: skip
         if prediction is None or (runs and device.name in metered):
             return math.fsum(known.values())
@@ -300,6 +303,7 @@ class Scope:
                 self.node_fault(option),
                 *self.document_faults(option, require),
                 self._blocked_fault(option, intent),
+                self._prepare_fault(option, intent),
                 self._shapes_fault(option, intent),
                 *self._device_faults(option, require),
                 self._poisoning_fault(option, intent),
@@ -338,13 +342,30 @@ class Scope:
 
     def _blocked_fault(self, option: Option, intent: Intent) -> PlacementFault | None:
         """The fault of a place where an earlier move of this workload failed."""
-        slot, digest = option.slot, option.model.digest
-        refusal = self.inputs.blocked.get((intent.key, Trial(digest, slot.node, slot.device)))
+        slot = option.slot
+        refusal = self.inputs.blocked.get((intent.key, Trial(option.model.variant, slot.node, slot.device)))
         if refusal is None:
             return None
         return PlacementFault(
             Constraint.FAILED_HERE, refusal, manual_remedy(f"shoal model clear {option.model.source}")
         )
+
+    def _prepare_fault(self, option: Option, intent: Intent) -> PlacementFault | None:
+        """The fault of a model that its node would have to prepare, where it has no samples or the node cannot."""
+        if not option.model.prepared:
+            return None
+        wanted = f"{option.precision} of {option.model.source}"
+        if option.model.digest not in intent.packs:
+            refusal = Refusal(Code.PREPARE_UNAVAILABLE, "the model has no samples", f"samples, to make {wanted}")
+            remedy = f"spec.model.samples, or shoal model push {option.model.source} --samples FILE"
+            return PlacementFault(Constraint.PRECISION, refusal, manual_remedy(remedy))
+        runtime = option.receipt.runtime if option.receipt is not None else None
+        if runtime is not None and option.precision not in runtime.prepares:
+            refusal = Refusal(Code.PREPARE_UNAVAILABLE, f"{option.state.name} cannot prepare models", wanted)
+            return PlacementFault(
+                Constraint.PRECISION, refusal, manual_remedy("install the agent's extra `prepare` there")
+            )
+        return None
 
     def _shapes_fault(self, option: Option, intent: Intent) -> PlacementFault | None:
         """The fault of a device that takes no open shapes, where the model has one that the workload does not fix."""
@@ -443,7 +464,7 @@ class Scope:
     def _load_refusal(self, option: Option, require: Requirements) -> Refusal | None:
         """What actual loads showed takes precedence over what the runtime reports about itself."""
         device, receipt = option.device, option.receipt
-        load = Triple.of_load(option.model.digest, device, option.shapes, require.partial)
+        load = Triple.of_load(option.model.digest, device, option.shapes, require.partial, option.prepared)
         if (shown := self.inputs.unloadable.get(load)) is not None:
             return shown
         if receipt is None or receipt.runtime is None or receipt.runtime_version != device.runtime_version:

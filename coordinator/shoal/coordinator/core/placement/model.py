@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.types.agreement import GUEST_TENANT
-from shoal.types.assignment import Assignment, Measured
+from shoal.types.assignment import Assignment, Measured, Preparation
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.device import Device
 from shoal.types.migration import DRAIN_S
@@ -24,6 +24,7 @@ from shoal.types.workload import (
     Requirements,
     Standby,
     WorkloadKey,
+    variant_of,
 )
 
 
@@ -33,21 +34,30 @@ class Triple(NamedTuple):
     model: str
     provider: str
     runtime_version: str
-    # Of a failed load: the shapes and the share beside the device with which it was tried; empty: neither was given.
+    # Of a failed load: the shapes, the share beside the device and the preparation with which it was tried; empty: none
+    # was given.
     asked: str = ""
 
     @classmethod
     def of_load(
-        cls, model: str, device: Device, shapes: Mapping[str, tuple[int, ...]], partial: float | None
+        cls,
+        model: str,
+        device: Device,
+        shapes: Mapping[str, tuple[int, ...]],
+        partial: float | None,
+        prepared: tuple[str, str] | None = None,
     ) -> "Triple":
-        """What a failed load is attributed to: with other shapes the same model may load."""
-        asked = repr((sorted(shapes.items()), partial)) if shapes or partial is not None else ""
+        """What a failed load is attributed to: with other shapes the same model may load. prepared: the precision that
+        it was made in, and the digest of the samples; None: it was loaded as it was pushed."""
+        given = (*([] if prepared is None else [prepared]),)
+        asked = repr((sorted(shapes.items()), partial, *given)) if shapes or partial is not None or given else ""
         return cls(model, device.provider, device.runtime_version, asked)
 
     @classmethod
     def of_assignment(cls, one: Assignment, device: Device) -> "Triple":
         """What a failed load of this assignment is attributed to."""
-        return cls.of_load(one.model, device, one.shapes, one.partial)
+        prepared = (one.precision, one.samples) if one.preparation is not None else None
+        return cls.of_load(one.model, device, one.shapes, one.partial, prepared)
 
 
 class Poisoning(NamedTuple):
@@ -72,7 +82,7 @@ class Slot(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One model (by digest) on one device: the key under which its measurements are remembered."""
+    """One model (by `variant_of`) on one device: the key under which its measurements are remembered."""
 
     model: str
     node: str
@@ -161,7 +171,7 @@ class Aim:
     node: str = ""
     # Name of the device; empty: any device.
     device: str = ""
-    # Digest of the model variant; empty: any variant.
+    # The model, by `variant_of`; empty: any.
     model: str = ""
     # The other region of a workload that moves there or returns from it; empty: a move within this region.
     region: str = ""
@@ -328,6 +338,8 @@ class Candidate:
     model: str
     # Precision it runs in, such as `fp32`.
     precision: str
+    # What it is, by `variant_of`.
+    variant: str
     # What stands in for a real device: `emulated` or `simulated`; empty: nothing.
     stand_in: str
     # True where a replica for requests is placed here; a standby has `standby` instead.
@@ -352,6 +364,11 @@ class Candidate:
     pareto: bool
     # True where the standby is placed here.
     standby: bool = False
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its node makes the model in this precision."""
+        return self.variant != self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +449,12 @@ class ReplicaTarget:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # As in Assignment: share of its FLOPs that may run beside the device's provider.
     partial: float | None = None
+    # As in Assignment: what its node does to the model before it loads it.
+    preparation: Preparation | None = None
+
+    @property
+    def variant(self) -> str:
+        return variant_of(self.model, self.precision if self.preparation is not None else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from shoal.coordinator.core.placement.allocations import (
     wants_standby,
 )
 from shoal.coordinator.core.placement.contention import Pick
-from shoal.coordinator.core.placement.feasible import Scope
+from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import (
     Inputs,
     Move,
@@ -31,11 +31,12 @@ from shoal.coordinator.core.placement.replicas import replicas_of
 from shoal.coordinator.core.placement.signatures import make_signed_model
 from shoal.coordinator.core.placement.solve import Level, Occupancy, Solver
 from shoal.types.agreement import GUEST_TENANT
-from shoal.types.assignment import Assignment
+from shoal.types.assignment import Assignment, Preparation
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Against
+from shoal.types.tolerance import with_defaults
 from shoal.types.units import Bytes
-from shoal.types.workload import Standby, WorkloadKey
+from shoal.types.workload import Intent, Standby, WorkloadKey
 
 
 def place(
@@ -141,7 +142,7 @@ def _place_with_gap(
 def _gap_s(solver: Solver, target: ReplicaTarget, source: str) -> float:
     """The longest time without a serving replica, by what is known or predicted of both."""
     scope, rule = solver.scope, solver.intent.migration
-    names = (target.node, target.device, target.model)
+    names = (target.node, target.device, target.variant)
     there = next((each.prediction for each in solver.options if each.key == names), None)
     state = scope.inputs.fleet.nodes.get(target.node)
     observed = state.observed.get(source) if state is not None else None
@@ -288,7 +289,16 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
         warm_up_optional=intent.warm_up_optional,
         shapes=intent.shapes,
         partial=intent.require.partial,
+        preparation=_preparation(intent, option),
     )
+
+
+def _preparation(intent: Intent, option: Option) -> Preparation | None:
+    """What the node does to the model; None where it loads it as it was pushed."""
+    if not option.model.prepared:
+        return None
+    bounds = with_defaults(intent.migration.tolerances, option.profile.precision, option.precision)
+    return Preparation(bounds, intent.packs[option.model.digest].count)
 
 
 def _hash(inputs: Inputs, plans: Iterable[WorkloadPlan]) -> str:

@@ -70,6 +70,11 @@ def replicas_of(scope: Scope, intent: Intent, moving: Sequence[Move] = ()) -> Wo
     return WorkloadReplicas(tuple(active), tuple(failed), tuple(standbys))
 
 
+def _samples(intent: Intent, assignment: Assignment) -> str:
+    pack = intent.packs.get(assignment.model)
+    return pack.digest if pack is not None else ""
+
+
 def may_retry(inputs: Inputs, intent: Intent, replica: FailedReplica) -> bool:
     """Whether a replica that its runtime could not load may be tried again: an operator cleared the model, or the
     document asks for another load. The retry needs another assignment, because its node has given up this one."""
@@ -79,6 +84,8 @@ def may_retry(inputs: Inputs, intent: Intent, replica: FailedReplica) -> bool:
         return False
     tried = replica.assignment
     if (tried.shapes, tried.partial) != (intent.shapes, intent.require.partial):
+        return True
+    if tried.preparation is not None and tried.samples != _samples(intent, tried):
         return True
     return Triple.of_assignment(tried, device) not in inputs.unloadable
 
@@ -98,13 +105,15 @@ def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -
     device = state.device(assignment.device)
     if device is None:
         return Refusal(Code.DEVICE_LOST, f"{node} has no {assignment.device} any more", assignment.device)
-    model = next((model for model in intent.models if model.digest == assignment.model), None)
+    model = next((model for model in intent.models if model.variant == assignment.variant), None)
     if model is None or model.digest not in inputs.profiles:
         return Refusal(Code.CONFLICT, "it runs another model", ", ".join(model.source for model in intent.models))
     if assignment.shared_worker != intent.shared_worker:
         return Refusal(Code.CONFLICT, "its isolation changed", "a worker as the document says")
     if assignment.partial != intent.require.partial:
         return Refusal(Code.CONFLICT, "what may run beside its device changed", "a share as the document says")
+    if assignment.preparation is not None and assignment.samples != _samples(intent, assignment):
+        return Refusal(Code.CONFLICT, "the samples that it was prepared by changed", "those of the document")
     if assignment.shapes != intent.shapes:
         return Refusal(Code.CONFLICT, "its shapes changed", "the shapes that the document says")
     observed = state.observed.get(assignment.id)

@@ -128,14 +128,14 @@ class Solver:
         """Every (device, model) of the region. Where a current replica runs, the option uses that replica's
         measurements."""
         scope, intent = self.scope, self.intent
-        held = {(*each.slot, each.assignment.model): each.option for each in self.healthy}
+        held = {(*each.slot, each.assignment.variant): each.option for each in self.healthy}
         failed = {
-            (each.node, each.assignment.device, each.assignment.model): each.refusal for each in self.broken_replicas
+            (each.node, each.assignment.device, each.assignment.variant): each.refusal for each in self.broken_replicas
         }
         return tuple(
-            held.get((state.name, device.name, model.digest))
+            held.get((state.name, device.name, model.variant))
             or scope.option(
-                intent, model, state, device, earlier_failure=failed.get((state.name, device.name, model.digest))
+                intent, model, state, device, earlier_failure=failed.get((state.name, device.name, model.variant))
             )
             for model in intent.models
             if model.digest in scope.inputs.profiles

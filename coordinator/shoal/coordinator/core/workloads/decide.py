@@ -55,6 +55,7 @@ from shoal.coordinator.core.workloads.routes import (
 )
 from shoal.coordinator.core.workloads.schedule import effective_intent, is_time_dependent, lead_s
 from shoal.types.agreement import GUEST_TENANT
+from shoal.types.assignment import Assignment
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import Intent, PartitionRule, WorkloadKey
 
@@ -69,7 +70,7 @@ def decide(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall:
     memory = replace(
         world.memory,
         crashes=count_crashes(world.memory, world.fleet, desired, now),
-        measured=_remember_warm_ups(world.memory, world.fleet),
+        measured=_remember_warm_ups(world.memory, world.fleet, desired),
         unloadable=record_unloadable(world.memory, world.fleet, desired, world.profiles.keys()),
     )
     inputs = inputs_of(replace(world, memory=memory), migrations, now, wall)
@@ -279,13 +280,17 @@ def _returned_workloads(
     }
 
 
-def _remember_warm_ups(memory: ReconcilerMemory, fleet: Fleet) -> tuple[WarmUpRecord, ...]:
+def _remember_warm_ups(
+    memory: ReconcilerMemory, fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]]
+) -> tuple[WarmUpRecord, ...]:
     """Warm-up figures by (model, node, device); the newest stay when their replica is gone."""
     known = {each.trial: each for each in memory.measured}
+    prepared = {one.id: one.variant for assigned in desired.values() for one in assigned if one.preparation is not None}
     for state in fleet.nodes.values():
-        for _, observed in sorted(state.observed.items()):  # sorted, because two may be of one trial
+        for name, observed in sorted(state.observed.items()):  # sorted, because two may be of one trial
             if observed.measured is not None and observed.measured.samples:  # no samples: it serves without a warm-up
-                new = WarmUpRecord(Trial(observed.model, state.name, observed.device), observed.measured)
+                trial = Trial(prepared.get(name, observed.model), state.name, observed.device)
+                new = WarmUpRecord(trial, observed.measured)
                 # By repr, because NaN (unknown joules) is not equal to itself.
                 if repr(known.get(new.trial)) != repr(new):
                     known[new.trial] = new

@@ -179,6 +179,7 @@ class _Step:
             warm_up_optional=target.warm_up_optional,
             shapes=target.shapes,
             partial=target.partial,
+            preparation=target.preparation,
         )
         self.marks[name] = Mark(AssignmentStage.STARTING, self.now, target.terms)
         role = ", to stand by" if target.standby else ""

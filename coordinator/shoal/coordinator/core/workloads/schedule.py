@@ -58,8 +58,8 @@ def is_time_dependent(intent: Intent) -> bool:
 def lead_s(intent: Intent, fleet: Fleet, measured: tuple[WarmUpRecord, ...]) -> Seconds:
     """How long before a time to start preparing for it: the slowest device wakes, the model loads, is verified and
     takes over."""
-    models = {model.digest for model in intent.models}
-    loads = [each.measured.load_s for each in measured if each.trial.model in models]
+    models = {model.variant for model in intent.models}
+    loads = [each.measured.load_s + each.measured.prepare_s for each in measured if each.trial.model in models]
     wakes = [
         device.rest.wake_s for state in fleet.nodes.values() for device in state.node.devices if device.rest is not None
     ]

@@ -21,12 +21,12 @@ from harness.builders.coordinator_core import (
     warm,
 )
 from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveEstimates, MoveNeed, estimate_move
-from shoal.coordinator.core.migration.tolerance import default
 from shoal.coordinator.core.placement.model import Aim, Slot
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import Against, Metric, MigrationRule, Tolerance
+from shoal.types.tolerance import default
 from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, ModelRef, Spread
 

@@ -71,7 +71,7 @@ def _previous_move(view: TriggerView, replica: MovableReplica, option: Option) -
     """The move that brought the replica, if it came from this very place."""
     last = view.arrival_move(replica)
     source = last.source if last is not None else None
-    came_from = source is not None and (source.node, source.device, source.model) == option.key
+    came_from = source is not None and (source.node, source.device, source.variant) == option.key
     return last if came_from else None
 
 

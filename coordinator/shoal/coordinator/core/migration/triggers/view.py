@@ -56,7 +56,10 @@ class MovableReplica:
     def place(self) -> ReplicaPlace:
         one = self.current.assignment
         stand_in = self.current.option.device.stand_in
-        return ReplicaPlace(one.id, self.current.node, one.device, one.model, one.precision, stand_in=stand_in)
+        prepared = one.preparation is not None
+        return ReplicaPlace(
+            one.id, self.current.node, one.device, one.model, one.precision, stand_in=stand_in, prepared=prepared
+        )
 
     @property
     def slot(self) -> Slot:
@@ -221,5 +224,5 @@ def pending_key(source: ReplicaPlace, trigger: str) -> str:
 def new_proposal(
     replica: MovableReplica, target: Option, expected: ExpectedOutcome, cause: Cause, reason: str
 ) -> MoveProposal:
-    aim = Aim(target.slot.node, target.slot.device, target.model.digest)
+    aim = Aim(target.slot.node, target.slot.device, target.model.variant)
     return MoveProposal(replica.intent.key, replica.place, aim, cause, reason, expected)

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from shoal.coordinator.core.migration.tolerance import default
 from shoal.types.migration import Metric
+from shoal.types.tolerance import default
 
 FINE_TO_COARSE = ("fp64", "fp32", "fp16", "bf16", "int8")
 

@@ -1,0 +1,64 @@
+"""Entry point of a preparation: `python -m shoal.agent.preparation.main`, with its order on standard input.
+
+It reads a model that nobody has judged, so it is confined like a worker: no network, no file but the model, the samples
+and its own folder. It leaves `RESULT_FILE` there, whatever happens but its own death.
+"""
+
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Final
+
+from shoal.agent.packing import pack, unpack
+from shoal.agent.preparation.messages import MODEL_FILE, RESULT_FILE, PreparationOrder, PreparationResult
+from shoal.host import logs, sandbox
+from shoal.host.parent_death import end_with_parent
+from shoal.host.sandbox import Access
+from shoal.types.codes import Code, Refusal, ShoalError
+
+_OOM_SCORE_ADJ: Final = "900"
+"""Above a worker's: what serves matters more than what is to serve."""
+
+
+def main() -> None:
+    end_with_parent()
+    logs.configure(process="preparation")
+    order = unpack(PreparationOrder, sys.stdin.buffer.read())
+    folder = Path(order.folder)
+    Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
+    resource.setrlimit(resource.RLIMIT_DATA, (order.memory_bytes, order.memory_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (order.file_bytes, order.file_bytes))
+    own = {folder: Access.KEEP_FOLDERS, Path(order.model): Access.OPEN, Path(order.samples): Access.OPEN}
+    for refused in sandbox.enter(sandbox.runtime() | own):
+        print(f"not confined: {refused}", file=sys.stderr)
+    (folder / RESULT_FILE).write_bytes(pack(_prepare(order, folder)))
+    sys.stderr.flush()
+    os._exit(0)  # threads of the runtime are not waited for
+
+
+def _prepare(order: PreparationOrder, folder: Path) -> PreparationResult:
+    try:
+        # Imports the runtime, which starts threads, so only after it is confined.
+        from shoal.agent.preparation.quantise import quantise
+        from shoal.agent.worker.engine import read_and_verify
+
+        model = read_and_verify(order.model, order.model_digest)
+        samples = read_and_verify(order.samples, order.samples_digest)
+        made = quantise(model, samples, order.tolerances, order.shapes, folder, folder / MODEL_FILE)
+        return PreparationResult(note=made)
+    except ShoalError as error:
+        refusal = error.refusal
+    except ModuleNotFoundError as error:
+        refusal = Refusal(Code.PREPARE_UNAVAILABLE, f"{error}", "the agent's extra `prepare`", "install it here")
+    except MemoryError:
+        found = f"more than {order.memory_bytes} bytes"
+        refusal = Refusal(Code.OUT_OF_MEMORY, found, "what a preparation may take", "a smaller model")
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"[:300]
+        refusal = Refusal(Code.PREPARE_FAILED, found, "a prepared model", "see the agent's log")
+    return PreparationResult(refusal=refusal)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What the program of a preparation is told, and what it leaves beside the prepared model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.types.codes import Refusal
+from shoal.types.migration import Tolerance
+
+MODEL_FILE: Final = "prepared.onnx"
+"""Name of the prepared model in the folder of the preparation."""
+RESULT_FILE: Final = "result.json"
+"""Name of the `PreparationResult` in the folder of the preparation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationOrder:
+    """One model to prepare."""
+
+    # Path of the pushed model.
+    model: str
+    # Digest that the model must have.
+    model_digest: str
+    # Path of the samples, an .npz.
+    samples: str
+    # Digest that the samples must have.
+    samples_digest: str
+    # Precision to make: one of `workload.PREPARABLE`.
+    precision: str
+    # How far the answers of the prepared model may be from those of the pushed one.
+    tolerances: tuple[Tolerance, ...]
+    # By input name: the only shapes that are served; -1 for an axis that stays open. Empty: what the graph takes.
+    shapes: Mapping[str, tuple[int, ...]]
+    # Folder that the program may write to, and nowhere else.
+    folder: str
+    # Most bytes of memory that it may take.
+    memory_bytes: int
+    # Most bytes of one file that it may write.
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationResult:
+    """How a preparation ended."""
+
+    # For people: what was made and how far its answers are from those of the pushed model. Empty if it was refused.
+    note: str = ""
+    # Why nothing was made; None: `MODEL_FILE` is whole.
+    refusal: Refusal | None = None
