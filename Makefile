@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PLUGIN_STAMP := $(VENV)/.installed-plugins
 TEST_STAMP := $(VENV)/.installed-tests
 DISTS := -e protos -e policies -e agents -e coordinator -e 'cli[local]' -e simulator
 PYPROJECTS := pyproject.toml constraints.txt $(wildcard */pyproject.toml)
@@ -40,11 +41,14 @@ $(STAMP): $(VENV)/bin/python $(PYPROJECTS)
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt rapidocr-onnxruntime scikit-image
 	touch $@
 
-$(TEST_STAMP): $(STAMP) requirements-test.txt requirements-plugins.txt
+# Plugin providers, for the processors that they are made for. What QNN's depends on is for tools that are not used.
+$(PLUGIN_STAMP): $(STAMP) requirements-plugins.txt
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt -r requirements-plugins.txt
+	touch $@
+
+$(TEST_STAMP): $(PLUGIN_STAMP) requirements-test.txt
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -r requirements-test.txt
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt magika silero-vad
-	@# Plugin providers, for the processors that they are made for. What QNN's depends on is for tools that are not used.
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt -r requirements-plugins.txt
 	touch $@
 
 packages:
@@ -52,7 +56,7 @@ packages:
 
 dev: $(TEST_STAMP) ## an environment to work in: .venv with every part installed in place
 
-demo: $(STAMP) ## the whole story on this machine, on real models, in about two minutes (LINK=mqtt: over Mosquitto)
+demo: $(PLUGIN_STAMP) ## the whole story on this machine, on real models, in about two minutes (LINK=mqtt: over Mosquitto)
 	$(BIN)/shoal demo --link $(LINK)
 
 test: $(TEST_STAMP) packages ## unit, contract, simulation and integration tests; what the rows of faults and attacks showed

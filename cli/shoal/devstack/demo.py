@@ -1,11 +1,13 @@
 """The whole demo on one machine, as steps that check themselves; the command line narrates it."""
 
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files as package_files
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -14,7 +16,7 @@ from PIL import Image
 from shoal.client import InferenceClient, RegionClient
 from shoal.devstack import ocr
 from shoal.devstack.control import Control, RunningStack
-from shoal.devstack.layout import StackOptions
+from shoal.devstack.layout import StackOptions, installed_simulators
 from shoal.devstack.load import ClosedLoopLoad
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import show_joules, show_seconds
@@ -29,6 +31,10 @@ DELEGATED: Final = "archive-text"
 """The workload that does not fit in the local region."""
 NEGOTIATION_EVENTS: Final = ("SOLICITED", "BID", "COUNTERED", "DECLINED", "AWARDED", "GRANTED", "RENEWED")
 """Events that show how another region came to run it."""
+ANGLE: Final = "line-angle"
+"""The workload that moves to another vendor's NPU."""
+NEAR_IN_INT8: Final = 0.1
+"""Answers are probabilities. Over all slices of this page int8 is 0.1 off at most."""
 SETTLE_S: Final = 60.0
 LOAD_BEFORE_KILL: Final = 40
 """Requests answered before the kill, so that it happens under load."""
@@ -82,6 +88,8 @@ class DemoReport:
     load: dict[str, Any] = field(default_factory=dict)
     # The delegated workload: region, bids, seconds until granted and answered.
     federation: dict[str, Any] = field(default_factory=dict)
+    # The moves to another vendor's NPU and back: stages, drift, requests. Empty where no plugin is installed.
+    vendors: dict[str, Any] = field(default_factory=dict)
     # Duration of each step of the demo.
     seconds: dict[str, float] = field(default_factory=dict)
     # Every expectation, in order.
@@ -115,6 +123,8 @@ class Demo:
             self._narrator.section("The dead machine gets its power back")
             self._restore_power(api)
             self._time_step("have another region run it", lambda: self._delegate(api, up, files))
+            if up.stack.agents[0].simulate:
+                self._time_step("move to another vendor's NPU", lambda: self._change_vendor(api, up, files))
             self._narrator.section("The invariants are checked on what runs")
             failed = [check for check in api.doctor().checks if not check.ok]
             self._check(
@@ -142,7 +152,8 @@ class Demo:
             "a small one that asks less, and the federation of both"
         )
         up = self._control.up(
-            StackOptions(link=self.report.link, regions=2, federation=1, neighbours=1), self._narrator.say
+            StackOptions(link=self.report.link, regions=2, federation=1, neighbours=1, simulate=installed_simulators()),
+            self._narrator.say,
         )
         self.report.time_scale = up.stack.time_scale
         return up
@@ -383,6 +394,60 @@ class Demo:
         same = found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in found)
         self._check("it answers the same, bit for bit", same, "" if same else "the answers differ")
 
+    def _change_vendor(self, api: RegionClient, up: RunningStack, files: ocr.OcrFiles) -> None:
+        self._narrator.section(
+            "A third model moves from the processor to an NPU of another vendor (its own simulator), in int8 that is "
+            "made of its samples on the way, and back"
+        )
+        slices = ocr.slices(Image.open(files.page))
+        api.push(files.classifier, "ppocr-cls")
+        with tempfile.TemporaryDirectory() as folder:
+            samples = Path(folder) / "slices.npz"
+            np.savez(samples, x=slices)
+            api.push_samples(samples, "ppocr-cls")
+        self._apply(api, "angles.yaml")
+        self._wait(lambda: _is_serving(api, ANGLE), SETTLE_S, "the classifier to be ready")
+        with InferenceClient(up.client) as client:
+            expected = client.infer(ANGLE, {"x": slices[:1]}).outputs
+        load = ClosedLoopLoad(up.client, ANGLE, {"x": slices[:1]}, expected, clients=1, at_most=NEAR_IN_INT8)
+        load.start()
+        try:
+            moves = list[operator_pb2.MigrationView]()
+            for name in ("vendors.yaml", "angles.yaml"):
+                self._apply(api, name)
+                moves.append(self._next_move(api, {one.id for one in moves}))
+            answered = len(load.calls)
+            self._wait(lambda: len(load.calls) >= answered + LOAD_BEFORE_MOVE, 60.0, "more load to be answered")
+        finally:
+            load.stop()
+        for moved in moves:
+            self._narrator.migration(moved)
+        self._narrator.say(f"requests while it moved: {load.summary()}")
+        there = moves[0]
+        worst = {f"{one.output or '(all)'} {one.metric}": one.worst for one in there.verdict.drifts}
+        self.report.vendors = {
+            "moves": [f"{one.source.node}/{one.source.device} -> {one.target.device} {one.stage}" for one in moves],
+            "stand_in": there.target.stand_in,
+            "precision": there.target.precision,
+            "worst": worst,
+            "sent": len(load.calls),
+            "lost": load.lost_count,
+            "wrong": load.wrong_count,
+        }
+        self._check("both moves are done", all(one.stage == "done" for one in moves), str(self.report.vendors["moves"]))
+        self._check("the NPU ran it in int8", there.target.precision == "int8", there.target.precision)
+        self._check("no request was lost between vendors", load.lost_count == 0, f"{dict(load.outcomes())}")
+        self._check("no answer was further off than int8 is", load.wrong_count == 0, f"{load.wrong_count} differ")
+
+    def _next_move(self, api: RegionClient, earlier: Collection[str]) -> operator_pb2.MigrationView:
+        """The classifier's move after those, once it is over."""
+
+        def over() -> operator_pb2.MigrationView | None:
+            moved = _completed_migration(api, ANGLE)
+            return moved if moved is not None and moved.id not in earlier else None
+
+        return self._wait(over, SETTLE_S, "the move to end")
+
     def _restore_power(self, api: RegionClient) -> None:
         dead = self._dead_members()
         for name in dead:
@@ -486,6 +551,10 @@ def _completed_migration(api: RegionClient, workload: str) -> operator_pb2.Migra
     found = (one for one in api.get("migrations").migrations if one.workload.name == workload)
     newest = max(found, key=lambda one: one.stages[0].at, default=None)
     return newest if newest is not None and newest.stage in ("done", "aborted") else None
+
+
+def _is_serving(api: RegionClient, workload: str) -> bool:
+    return any(row.routed for row in _rows(api) if row.assignment.workload.name == workload)
 
 
 def served_requests(api: RegionClient) -> int:

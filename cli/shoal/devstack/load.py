@@ -39,13 +39,15 @@ class ClosedLoopLoad:
     workload: str
     # The same for every request.
     inputs: Tensors
-    # Outputs that every answer must equal, bit for bit.
+    # Outputs of every answer.
     expected: dict[str, NDArray[Any]]
     # Number of connections, a thread each.
     clients: int = 4
+    # Largest difference between a value and the expected one; 0: equal bit for bit.
+    at_most: float = 0.0
     # Every request that has ended.
     calls: list[LoadCall] = field(default_factory=list)
-    # Answers that differ from `expected`.
+    # Answers that differ from `expected` by more than that.
     wrong_count: int = 0
     # Set by `stop`: no client sends another request.
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -88,6 +90,11 @@ class ClosedLoopLoad:
         """Requests sent after `at` that were answered."""
         return sum(call.outcome == OK and call.at > at for call in self.calls)
 
+    def _is_right(self, found: NDArray[Any], expected: NDArray[Any]) -> bool:
+        if not self.at_most:
+            return np.array_equal(found, expected)
+        return found.shape == expected.shape and np.allclose(found, expected, rtol=0, atol=self.at_most)
+
     def _run(self) -> None:
         with InferenceClient(self.context) as client:
             while not self._stop.is_set():
@@ -95,8 +102,7 @@ class ClosedLoopLoad:
                 outcome: str = OK
                 try:
                     answer = client.infer(self.workload, self.inputs, deadline_s=DEADLINE_S)
-                    same = all(np.array_equal(answer.outputs[name], value) for name, value in self.expected.items())
-                    if not same:
+                    if not all(self._is_right(answer.outputs[name], value) for name, value in self.expected.items()):
                         self.wrong_count += 1
                 except ShoalError as error:
                     outcome = str(error.code)

@@ -28,6 +28,10 @@ DET_SCALE: Final = 2
 THRESHOLD: Final = 0.3
 MIN_AREA: Final = 100
 GROW: Final = 1.3
+BAND: Final = 23
+"""Height of a line of the page."""
+SLICE: Final = 192
+"""Width of the classifier's input in PaddleOCR's configuration."""
 STRETCH: Final = 1.3
 """Lines are sent a little wider than their height implies: the recogniser then keeps the spaces of this narrow font."""
 
@@ -59,6 +63,7 @@ class OcrFiles:
 
     detector: Path
     recogniser: Path
+    classifier: Path
     page: Path
 
 
@@ -68,9 +73,10 @@ def files() -> OcrFiles:
     found = OcrFiles(
         models / "ch_PP-OCRv4_det_infer.onnx",
         models / "ch_PP-OCRv4_rec_infer.onnx",
+        models / "ch_ppocr_mobile_v2.0_cls_infer.onnx",
         _folder("skimage") / "data" / "page.png",
     )
-    for path in (found.detector, found.recogniser, found.page):
+    for path in (found.detector, found.recogniser, found.classifier, found.page):
         if not path.is_file():
             raise refuse(Code.NOT_FOUND, f"{path.name} is not in its wheel", "another version of it", _INSTALL)
     return found
@@ -135,6 +141,14 @@ def line_input(line: Image.Image) -> Floats:
     width = max(48, round(line.width * 48 / line.height * STRETCH))
     pixels = np.asarray(line.resize((width, 48), Image.Resampling.LANCZOS), np.float32) / 255
     return np.ascontiguousarray(((pixels - 0.5) / 0.5).transpose(2, 0, 1)[None], dtype=np.float32)
+
+
+def slices(page: Image.Image) -> Floats:
+    """What the angle classifier sees of the page: [slices, 3, 48, SLICE]."""
+    rgb = page.convert("RGB")
+    bands = (line_input(rgb.crop((0, top, rgb.width, top + BAND))) for top in range(0, rgb.height - BAND, BAND))
+    found = [each[..., at : at + SLICE] for each in bands for at in range(0, each.shape[-1] - SLICE + 1, SLICE)]
+    return np.concatenate(found)
 
 
 def decode(likely: Floats, alphabet: list[str]) -> str:

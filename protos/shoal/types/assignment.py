@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shoal.types.codes import Code
-from shoal.types.device import EnergySource, Reading
+from shoal.types.device import EnergySource, Reading, SilentDevice
 from shoal.types.latency import Counts
 from shoal.types.migration import Handover, SessionSource, Tolerance, Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
@@ -63,8 +63,6 @@ class Preparation:
 
     # How far the answers of what it makes may be from those of the pushed model, over the samples.
     tolerances: tuple[Tolerance, ...]
-    # Number of samples in the assignment's pack.
-    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +120,8 @@ class Assignment:
     samples: str = ""
     # Size of the artifact that `samples` names.
     samples_bytes: Bytes = Bytes(0)
+    # Number of inputs in it.
+    samples_count: int = 0
     # True: if no known input runs, it serves without a warm-up and reports that.
     warm_up_optional: bool = False
     # By input name: the only shapes that it serves; -1 for an axis that stays open. Empty: all that the graph takes.
@@ -373,6 +373,8 @@ class Status:
     agreement_counts: tuple["AgreementCounts", ...] = ()
     # True: the node holds state of sessions that no other node may have, and asks for a lease of it.
     asks_lease: bool = False
+    # Devices that do not answer the node; each other one is in `readings`, or was not measured since it came back.
+    silent: tuple[SilentDevice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

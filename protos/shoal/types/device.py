@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from shoal.types.codes import Code
 from shoal.types.units import Bytes, Seconds, Wall, Watts
 
 
@@ -137,6 +138,21 @@ class Reading:
     # Joules saved by sleeping: the idle draw of that time, less what it drew asleep and, beyond idling, to wake.
     # Negative where it was woken too soon.
     saved_j: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SilentDevice:
+    """A device that does not answer its node, or whose driver does not. It is asked again by itself, each time that the
+    node reports."""
+
+    # Name of the device on its node.
+    device: str
+    # Why: DEVICE_UNREACHABLE where the driver does not answer, or what the driver said.
+    code: Code
+    # `code` in words.
+    reason: str
+    # When it did not answer for the first time, by the node's clock.
+    since: Wall
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,6 +205,7 @@ class Status(_message.Message):
     ROOTS_FIELD_NUMBER: _builtins.int
     AGREEMENT_COUNTS_FIELD_NUMBER: _builtins.int
     ASKS_LEASE_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     epoch: _builtins.int
     sequence: _builtins.int
@@ -229,6 +230,8 @@ class Status(_message.Message):
     def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def agreement_counts(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.AgreementCounts]: ...
+    @_builtins.property
+    def silent(self) -> _containers.RepeatedCompositeFieldContainer[Global___SilentDevice]: ...
     def __init__(
         self,
         *,
@@ -247,14 +250,45 @@ class Status(_message.Message):
         roots: _abc.Iterable[_builtins.str] | None = ...,
         agreement_counts: _abc.Iterable[_nouns_pb2.AgreementCounts] | None = ...,
         asks_lease: _builtins.bool = ...,
+        silent: _abc.Iterable[Global___SilentDevice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement_counts", b"agreement_counts", "asks_lease", b"asks_lease", "epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "taken_at", b"taken_at", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement_counts", b"agreement_counts", "asks_lease", b"asks_lease", "epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "silent", b"silent", "taken_at", b"taken_at", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class SilentDevice(_message.Message):
+    """A device that does not answer its node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    code: _builtins.str
+    reason: _builtins.str
+    since: _builtins.float
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        code: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        since: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "device", b"device", "reason", b"reason", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SilentDevice: _TypeAlias = SilentDevice  # noqa: Y015
 
 @_typing.final
 class Receipts(_message.Message):

@@ -1102,6 +1102,7 @@ class Assignment(_message.Message):
     SHAPES_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
     PREPARATION_FIELD_NUMBER: _builtins.int
+    SAMPLES_COUNT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -1121,6 +1122,7 @@ class Assignment(_message.Message):
     samples_bytes: _builtins.int
     warm_up_optional: _builtins.bool
     partial: _builtins.float
+    samples_count: _builtins.int
     @_builtins.property
     def workload(self) -> Global___WorkloadKey: ...
     @_builtins.property
@@ -1177,10 +1179,11 @@ class Assignment(_message.Message):
         shapes: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
         partial: _builtins.float | None = ...,
         preparation: Global___Preparation | None = ...,
+        samples_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "handover", b"handover", "partial", b"partial", "partition", b"partition", "preparation", b"preparation", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "capture", b"capture", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partial", b"partial", "partition", b"partition", "precision", b"precision", "preparation", b"preparation", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "capture", b"capture", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partial", b"partial", "partition", b"partition", "precision", b"precision", "preparation", b"preparation", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "samples_count", b"samples_count", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__partial: _TypeAlias = _typing.Literal["partial"]  # noqa: Y015
     _WhichOneofArgType__partial: _TypeAlias = _typing.Literal["_partial", b"_partial"]  # noqa: Y015
@@ -1195,19 +1198,16 @@ class Preparation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOLERANCES_FIELD_NUMBER: _builtins.int
-    SAMPLES_FIELD_NUMBER: _builtins.int
-    samples: _builtins.int
     @_builtins.property
     def tolerances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tolerance]: ...
     def __init__(
         self,
         *,
         tolerances: _abc.Iterable[Global___Tolerance] | None = ...,
-        samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples", "tolerances", b"tolerances"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tolerances", b"tolerances"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

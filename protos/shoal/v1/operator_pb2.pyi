@@ -1017,10 +1017,13 @@ class DeviceView(_message.Message):
     LIVENESS_FIELD_NUMBER: _builtins.int
     COST_USD_PER_H_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     committed_bytes: _builtins.int
     liveness: _builtins.str
     cost_usd_per_h: _builtins.float
+    since: _builtins.float
     @_builtins.property
     def device(self) -> _nouns_pb2.Device: ...
     @_builtins.property
@@ -1029,6 +1032,10 @@ class DeviceView(_message.Message):
     def receipt(self) -> _nouns_pb2.Receipt: ...
     @_builtins.property
     def assignments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def reason(self) -> _nouns_pb2.Refusal:
+        """Why it does not answer its node, and since when; empty where it does."""
+
     def __init__(
         self,
         *,
@@ -1040,10 +1047,12 @@ class DeviceView(_message.Message):
         liveness: _builtins.str = ...,
         cost_usd_per_h: _builtins.float = ...,
         assignments: _abc.Iterable[_builtins.str] | None = ...,
+        reason: _nouns_pb2.Refusal | None = ...,
+        since: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "reading", b"reading", "receipt", b"receipt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "reading", b"reading", "reason", b"reason", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "committed_bytes", b"committed_bytes", "cost_usd_per_h", b"cost_usd_per_h", "device", b"device", "liveness", b"liveness", "node", b"node", "reading", b"reading", "receipt", b"receipt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "committed_bytes", b"committed_bytes", "cost_usd_per_h", b"cost_usd_per_h", "device", b"device", "liveness", b"liveness", "node", b"node", "reading", b"reading", "reason", b"reason", "receipt", b"receipt", "since", b"since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,7 @@ MAX_ITEMS_BY_FIELD: Final[Mapping[str, int]] = {
     "Status.observed": 4_096,
     "Status.gone": 4_096,
     "Status.readings": 1_024,
+    "Status.silent": 1_024,
     "Status.ingress": 16_384,
     "Status.agreement_counts": 4_096,
 }

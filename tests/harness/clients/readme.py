@@ -37,7 +37,7 @@ PRINTED: Final[Mapping[str, tuple[str, ...]]] = {
     ". .venv/bin/activate": (),
     "shoal dev up": (r"^up: region home with 4 agents on grpc links, 2 regions",),
     "shoal get nodes": (r"^edge-npu +agent +ready", r"gateway +gateway +ready"),
-    "shoal get devices -o wide": (r"^edge-npu/qualcomm-ai100-dm2 \(emulated\) .*\(profile, of the whole .*\)",),
+    "shoal get devices -o wide": (r"^edge-npu/qualcomm-ai100-dm2 +emulated .*\(profile, of the whole .*\)",),
     "M=": (),
     "shoal model push": (rf"^ppocr-rec +{_DIGEST}$",),
     "shoal model inspect": (rf"^ppocr-rec +{_DIGEST}$", r"^in +x +FP32 +\?x3x\?x\?$"),

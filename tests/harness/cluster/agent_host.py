@@ -30,7 +30,7 @@ from shoal.types.assignment import (
     Status,
     Version,
 )
-from shoal.types.device import Reading, Role
+from shoal.types.device import Reading, Role, SilentDevice
 from shoal.types.link import Hello, NodeEvent, NodeEvents, Receipts, ToAgent, Welcome
 from shoal.types.receipt import SignedReceipt
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
@@ -60,6 +60,7 @@ class FakeCoordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.Artifa
         self.stamps: list[Wall] = []
         """When each status was taken, by the node's clock."""
         self.readings: dict[str, Reading] = {}
+        self.silent: dict[str, SilentDevice] = {}
         """Of the last status: by device, those that answer."""
         self.version: Version | None = None
         self.events: list[NodeEvent] = []
@@ -159,6 +160,7 @@ class FakeCoordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.Artifa
         for name in status.gone:
             self.observed.pop(name, None)
         self.readings = {each.device: each for each in status.readings}
+        self.silent = {each.device: each for each in status.silent}
         self.version = status.version
         self.stamps.append(status.taken_at)
         self.front_ready = status.front_ready

@@ -133,10 +133,14 @@ async def test_f51_only_its_device_is_unreachable_and_it_is_back_soon(
         await until(lambda: len(node.coordinator.stamps) > beats + 4, LIMIT_S, "heartbeats meanwhile")
         assert "cpu0" in node.coordinator.readings
         assert node.coordinator.front_ready
+        (silent,) = node.coordinator.silent.values()
+        assert (silent.device, silent.code) == (DEVICE, Code.DEVICE_UNREACHABLE)
+        assert silent.reason.startswith("found: ")
         began = asyncio.get_running_loop().time()
         faulty_driver.command(node.faults)
         await until(lambda: DEVICE in node.coordinator.readings, LIMIT_S, "the device to be back")
         back_s = asyncio.get_running_loop().time() - began
+        assert node.coordinator.silent == {}
     (event,) = [each for each in node.coordinator.events[known:] if each.subject == DEVICE]
     assert event.code == Code.DEVICE_UNREACHABLE
     assert not node.lost

@@ -43,7 +43,7 @@ async def test_joules_count_to_a_device_until_their_replica_is_gone() -> None:
     counted = Counted()
     driver = EmulatedDriver(ManualClock(), DriverOptions((DEVICE,), 1.0))
     workers, front = cast(WorkerPool, counted), cast(FrontControl, Ready())
-    gauges = NodeMonitor([driver], workers, front, RecordingLog(), lambda *_: None, lambda: None)
+    gauges = NodeMonitor([driver], workers, front, ManualClock(), RecordingLog(), lambda *_: None, lambda: None)
     gauges.discover()
     pace = driver.access(DEVICE).pace
     assert pace is not None
@@ -80,7 +80,9 @@ class Refusing:
 async def test_a58_refused_forwards_are_told_at_the_first_the_tenth_and_the_hundredth() -> None:
     told, refusing = list[tuple[str, str, str]](), Refusing()
     workers, front = cast(WorkerPool, Counted()), cast(FrontControl, refusing)
-    gauges = NodeMonitor([], workers, front, RecordingLog(), lambda *each: told.append(each), lambda: None)
+    gauges = NodeMonitor(
+        [], workers, front, ManualClock(), RecordingLog(), lambda *each: told.append(each), lambda: None
+    )
     for refusing.count in (1, 1, 5, 12, 90, 700, 700):
         await gauges.sample()
     assert [message.split()[0] for _, _, message in told] == ["1", "12", "700"]

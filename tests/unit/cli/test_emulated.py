@@ -99,6 +99,35 @@ def test_events() -> None:
     assert "emulated" not in resources.event_line(event)
 
 
+def test_devices_fit_a_terminal_and_say_what_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rates = nouns_pb2.Rates(matmul_flops={"fp32": 1.113e11})
+
+    def row(device: nouns_pb2.Device, **more: Any) -> operator_pb2.DeviceView:
+        reading = nouns_pb2.Reading(device=device.name, free_bytes=21 * 2**30)
+        receipt = nouns_pb2.Receipt(node="dc", rates=rates)
+        return operator_pb2.DeviceView(node="edge-npu", device=device, receipt=receipt, liveness="ready",
+                                       reading=None if more else reading, **more)  # fmt: skip
+
+    silent = nouns_pb2.Refusal(code="DEVICE_UNREACHABLE", found="its driver faulty does not answer for 12 s: it hangs")
+    rows = [
+        row(nouns_pb2.Device(name="cpu0", kind="cpu")),
+        row(nouns_pb2.Device(name="qualcomm-ai100-dm2", kind="npu", emulated=True)),
+        row(nouns_pb2.Device(name="htp-sim", kind="npu", emulated=True, simulated=True)),
+        row(nouns_pb2.Device(name="gpu0", kind="gpu"), reason=silent, since=1.75e9),
+    ]
+    resources.show("devices", rows, wide=False)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 80
+    words = [line.split() for line in lines[1:]]
+    assert [each[1] for each in words] == ["real", "emulated", "simulated", "real"]
+    assert lines[-1].endswith("silent 15:06Z")
+    resources.show("devices", rows[-1:], wide=True)
+    assert "DEVICE_UNREACHABLE its driver faulty does not answer" in capsys.readouterr().out
+
+
 def test_a_receipt_names_the_whole_system_that_its_watts_are_of(capsys: pytest.CaptureFixture[str]) -> None:
     rates = nouns_pb2.Rates(active_w=632.0, energy_source="profile")
     receipt = nouns_pb2.Receipt(node="dc", device="gpu0", rates=rates, emulated=True, system="Dell XR5610 (1x L4)")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from shoal.types.assignment import AgreementCounts, DesiredSet, Ingress, Observed, Status, Version
 from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal
-from shoal.types.device import Reading
+from shoal.types.device import Reading, SilentDevice
 from shoal.types.link import OLDEST_PROTOCOL, Hello, Welcome
 from shoal.types.units import Seconds, Wall
 
@@ -162,6 +162,8 @@ class NodeReport:
     agreement_counts: tuple[AgreementCounts, ...] = ()
     # Whether it runs stateful replicas, which only one node may run, and so asks for a lease on them.
     asks_lease: bool = False
+    # Devices that do not answer.
+    silent: tuple[SilentDevice, ...] = ()
 
 
 def next_status(reporter: ReportCursor, now: NodeReport, *, full_every: int) -> tuple[ReportCursor, Status]:
@@ -178,6 +180,7 @@ def next_status(reporter: ReportCursor, now: NodeReport, *, full_every: int) -> 
         observed=now.observed if full else _changes(now.observed, reporter.last_observed),
         gone=tuple(sorted(reporter.last_observed.keys() - {each.assignment for each in now.observed})),
         readings=now.readings,
+        silent=now.silent,
         ingress=now.ingress,
         taken_at=now.taken_at,
         front_ready=now.front_ready,

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shoal.agent.driver_port import DeviceAccess, DeviceDriver, EmulatedPace
-from shoal.agent.ports import FrontControl, FrontStats, Log, WorkerPool, WorkerStats
+from shoal.agent.ports import AgentClock, FrontControl, FrontStats, Log, WorkerPool, WorkerStats
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.device import Device, Reading
-from shoal.types.units import Seconds, Watts
+from shoal.types.device import Device, Reading, SilentDevice
+from shoal.types.units import Elapsed, Seconds, Wall, Watts
 
 EventReporter = Callable[[str, str, str], None]
 """(code, subject, message): writes to the log now, and sends to the region while there is a link."""
@@ -26,6 +26,7 @@ class NodeMonitor:
         drivers: Sequence[DeviceDriver],
         workers: WorkerPool,
         front: FrontControl,
+        clock: AgentClock,
         log: Log,
         report_event: EventReporter,
         on_front_change: Callable[[], None],
@@ -33,12 +34,13 @@ class NodeMonitor:
         self._drivers = drivers
         self._workers = workers
         self._front = front
+        self._clock = clock
         self._log = log
         self._report_event = report_event
         self._on_front_change = on_front_change
         self._driver_by_device: dict[str, DeviceDriver] = {}
-        # Devices that did not answer when they were read last, and why.
-        self._silent_devices: dict[str, Refusal] = {}
+        # Devices that did not answer when they were read last: since when, and why now.
+        self._silent_devices: dict[str, tuple[Elapsed, Refusal]] = {}
         # Devices that were lost and not probed since: what they can do now is unknown.
         self._unmeasured_devices: set[str] = set()
         self._returned_devices: set[str] = set()
@@ -75,7 +77,15 @@ class NodeMonitor:
 
     def silence(self, device: str) -> Refusal | None:
         """Why the device did not answer when it was read last; None if it did."""
-        return self._silent_devices.get(device)
+        found = self._silent_devices.get(device)
+        return found[1] if found is not None else None
+
+    def silent_devices(self, epoch_wall: Seconds) -> tuple[SilentDevice, ...]:
+        """Those that did not answer when they were read last. `epoch_wall`: the wall clock minus the elapsed clock."""
+        return tuple(
+            SilentDevice(device, why.code, why.words, Wall(since + epoch_wall))
+            for device, (since, why) in sorted(self._silent_devices.items())
+        )
 
     def read(self, device: str) -> Reading | None:
         """The device's reading. None from the first failed read, which is reported once, until the device answers. One
@@ -90,7 +100,8 @@ class NodeMonitor:
                 self._unmeasured_devices.add(device)
             if device not in self._silent_devices:
                 self._report_event(error.code, device, error.refusal.words)
-            self._silent_devices[device] = error.refusal
+            since, _ = self._silent_devices.get(device, (self._clock.now(), None))
+            self._silent_devices[device] = since, error.refusal
             return None
         if device in self._silent_devices:
             del self._silent_devices[device]

@@ -14,7 +14,7 @@ from shoal.agent.supervisor.settings import SupervisorSettings
 from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
 from shoal.types.assignment import DesiredSet, Observed, Version
 from shoal.types.codes import ShoalError
-from shoal.types.device import Device, Reading
+from shoal.types.device import Device, Reading, SilentDevice
 from shoal.types.link import Receipts
 from shoal.types.units import Seconds
 
@@ -42,6 +42,8 @@ class NodeSnapshot:
     front: FrontStats
     # Batch sizes of answered requests, by assignment; only of assignments whose worker reported.
     batches: Mapping[str, Batches] = field(default_factory=dict)
+    # Devices that do not answer, and since when.
+    silent: tuple[SilentDevice, ...] = ()
 
 
 class StatusReporter:
@@ -83,6 +85,7 @@ class StatusReporter:
             devices=devices,
             observations=observed,
             readings=tuple(reading for reading in readings if reading is not None),
+            silent=self._monitor.silent_devices(self._epoch_wall),
             front=self._monitor.front_stats,
             batches={name: each.batches for name, each in stats.items() if each is not None},
         )
@@ -113,6 +116,7 @@ class StatusReporter:
             version=snapshot.version,
             observed=snapshot.observations,
             readings=snapshot.readings,
+            silent=snapshot.silent,
             ingress=snapshot.front.ingress,
             agreement_counts=snapshot.front.agreement_counts,
             taken_at=self._clock.wall(),

@@ -78,7 +78,13 @@ class Supervisor:
         self._stopped = asyncio.Event()
         self._outbox = Outbox(ports.clock, ports.log, self._spawn, self._report_due.set)
         self._monitor = NodeMonitor(
-            ports.drivers, ports.workers, ports.front, ports.log, self._outbox.report_event, self._report_due.set
+            ports.drivers,
+            ports.workers,
+            ports.front,
+            ports.clock,
+            ports.log,
+            self._outbox.report_event,
+            self._report_due.set,
         )
         self._replicas = ReplicaManager(
             settings,

@@ -231,7 +231,7 @@ def _placement_joules(row: operator_pb2.PlacementView) -> str:
 
 def _rate(receipt: Any) -> str:
     flops = max(receipt.rates.matmul_flops.values(), default=0.0)
-    return f"{flops / 1e9:.4g} GFLOP/s" if flops else "-"
+    return f"{flops / 1e9:.3g} GFLOP/s" if flops else "-"
 
 
 def _power_source(receipt: Any) -> str:
@@ -259,6 +259,15 @@ def _signal_of(row: operator_pb2.RegionView, name: str) -> str:
 
 def _of_document(cell: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda row: cell(row.document) if row.HasField("document") else "-"
+
+
+def _device_state(row: operator_pb2.DeviceView) -> str:
+    """Its node's liveness where that is not ready; else since when it does not answer, or whether it sleeps."""
+    if row.liveness != "ready":
+        return row.liveness
+    if row.reason.code:
+        return f"silent {datetime.fromtimestamp(row.since, UTC):%H:%MZ}"
+    return row.reading.power or "ready"
 
 
 Column = tuple[str, Callable[[Any], str]]
@@ -298,16 +307,17 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("+LABELS", lambda row: " ".join(f"{k}={v}" for k, v in sorted(row.node.labels.items())) or "-"),
     ),
     "devices": (
-        ("DEVICE", lambda row: device_name(row.node, row.device.name, device_stand_in(row.device))),
+        ("DEVICE", lambda row: f"{row.node}/{row.device.name}"),
+        ("IS", lambda row: device_stand_in(row.device) or "real"),
         ("KIND", lambda row: row.device.kind),
-        ("MODEL", lambda row: row.device.model),
-        ("FREE", lambda row: show_bytes(row.reading.free_bytes)),
-        ("MEMORY", lambda row: show_bytes(row.device.memory_bytes)),
-        ("COMMITTED", lambda row: show_bytes(row.committed_bytes)),
+        ("FREE", lambda row: show_bytes(row.reading.free_bytes) if row.reading.device else "-"),
         ("MATMUL", lambda row: _rate(row.receipt)),
-        ("PRICE", lambda row: show_usd_per_hour(row.cost_usd_per_h)),
-        ("LIVENESS", lambda row: row.liveness),
-        ("POWER", lambda row: row.reading.power or "-"),
+        ("STATE", lambda row: _device_state(row)),
+        ("+REASON", lambda row: reason(row.reason)),
+        ("+MODEL", lambda row: row.device.model),
+        ("+MEMORY", lambda row: show_bytes(row.device.memory_bytes)),
+        ("+COMMITTED", lambda row: show_bytes(row.committed_bytes)),
+        ("+PRICE", lambda row: show_usd_per_hour(row.cost_usd_per_h)),
         ("+PROVIDER", lambda row: row.device.provider),
         ("+RECEIPT", lambda row: f"{row.receipt.source} {when(row.receipt.measured_at)}" if row.receipt.node else "-"),
         (

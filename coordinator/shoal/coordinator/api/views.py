@@ -184,6 +184,9 @@ def device_views(
             view.reading.CopyFrom(to_wire(reading))
         if (receipt := state.receipts.get(device.name)) is not None:
             view.receipt.CopyFrom(to_wire(receipt))
+        if (silent := state.silent.get(device.name)) is not None:
+            view.reason.CopyFrom(refusal_view(Refusal.parse(silent.reason, silent.code)))
+            view.since = silent.since
         yield view
 
 

@@ -85,7 +85,7 @@ STATES: tuple[State, ...] = (
 
 
 def test_a_preparation_has_a_time_of_its_own_and_says_what_it_does() -> None:
-    made = assignment(precision="int8", preparation=Preparation((), 16))
+    made = assignment(precision="int8", preparation=Preparation(()))
     fetching, _ = begin(made, at(0), LIMITS)
     preparing, effects = step(fetching, PreparationStarted(), at(10), LIMITS)
     assert isinstance(preparing, Fetching)

@@ -49,7 +49,7 @@ def order_of(folder: Path, model: bytes, samples: bytes) -> Assignment:
         samples=samples_digest,
         precision="int8",
         shapes=SHAPES,
-        preparation=Preparation(default("fp32", "int8"), 16),
+        preparation=Preparation(default("fp32", "int8")),
     )
 
 
@@ -71,7 +71,7 @@ async def test_made_once_and_found_by_the_next_supervisor(tmp_path: Path) -> Non
 async def test_another_order_is_made_of_its_own(tmp_path: Path) -> None:
     by, one = preparer(tmp_path), order_of(tmp_path, separable(), samples_of(SHAPES["x"]))
     await prepare(by, one, tmp_path)
-    strict = replace(one, preparation=Preparation(default("fp32", "fp32"), 16))
+    strict = replace(one, preparation=Preparation(default("fp32", "fp32")))
     with pytest.raises(ShoalError) as refused:
         await prepare(by, strict, tmp_path)
     assert refused.value.code is Code.PREPARE_FAILED

@@ -14,6 +14,7 @@ from harness.builders.coordinator_core import (
     START,
     device,
     fleet_of,
+    inputs,
     intent,
     node,
     observation,
@@ -27,9 +28,10 @@ from shoal.coordinator.core.fleet.checks import check_receipt, check_status
 from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, MemoryCommitment, admissible_bytes, commitments
 from shoal.coordinator.core.fleet.liveness import deferred_nodes, update_liveness
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, LivenessChange, LivenessTiming
+from shoal.coordinator.core.placement.place import place
 from shoal.types.assignment import Assignment, Ingress, Phase, Served, Status
 from shoal.types.codes import Code
-from shoal.types.device import EnergySource, Node
+from shoal.types.device import EnergySource, Node, SilentDevice
 from shoal.types.latency import BUCKETS
 from shoal.types.units import Bytes, Elapsed, Joules, Seconds, Wall, Watts
 
@@ -254,6 +256,24 @@ def test_a35_absurd_readings_are_refused_value_by_value(field: str, value: float
     assert fleet.nodes["a"].readings["cpu0"].utilisation == 0.1
     assert fleet.nodes["a"].readings["gpu0"].free_bytes == GIB
     assert not fleet.nodes["a"].quarantined
+
+
+def test_a_device_that_does_not_answer_says_why_and_since_when() -> None:
+    first, second = device("cpu0"), device("gpu0", kind="gpu")
+    two = node("a", first, second)
+    silent = SilentDevice("gpu0", Code.DEVICE_UNREACHABLE, "found: its driver hangs; wanted: an answer", Wall(START))
+    absurd, stranger = replace(silent, since=Wall(-1e300)), replace(silent, device="gpu7")
+    for told, known in (((silent, stranger), {"gpu0": silent}), ((absurd,), {})):
+        message = status(two, 2, at=1.0, readings=(reading(first),), silent=told)
+        fleet, _ = updates.merge_status(fleet_of(two), "a", 1, message, *at(1.0))
+        assert fleet.nodes["a"].silent == known
+    fleet, _ = updates.merge_status(
+        fleet, "a", 1, status(two, 3, at=2.0, readings=(reading(first),), silent=(silent,)), *at(2.0)
+    )
+    (plan,) = place(inputs(fleet, intent())).workloads
+    refusals = {each.device: each.refusal for each in plan.candidates if each.refusal is not None}
+    assert refusals["gpu0"].code is Code.DEVICE_UNREACHABLE
+    assert refusals["gpu0"].found == "a/gpu0: its driver hangs"
 
 
 @pytest.mark.parametrize("latencies", [(-1,), (2**60,), (6,), (3, 3), (0,) * (BUCKETS + 1)])

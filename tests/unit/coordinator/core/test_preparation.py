@@ -22,7 +22,7 @@ from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import PackRef
+from shoal.types.migration import InputsFrom, PackRef
 from shoal.types.receipt import RuntimeSupport
 from shoal.types.tolerance import default
 from shoal.types.units import Bytes, Elapsed, Wall
@@ -52,7 +52,7 @@ def test_the_faster_precision_is_made_of_the_samples() -> None:
     assert (target.model, target.precision, target.samples) == (DIGEST, "int8", PACK.digest)
     assert target.preparation is not None
     assert target.preparation.tolerances == default("fp32", "int8")
-    assert target.preparation.samples == 16
+    assert target.samples_count == 16
     assert target.variant == variant_of(DIGEST, "int8") != DIGEST
 
 
@@ -116,3 +116,31 @@ def test_a_policy_that_allows_int8_alone_leaves_nothing_else() -> None:
 def test_the_profile_is_that_of_the_pushed_model() -> None:
     (target,) = plan_of(region()).targets
     assert target.model_bytes == profile().size_bytes
+
+
+@pytest.mark.parametrize(("before", "after"), [(PUSHED, MADE), (MADE, PUSHED)])
+def test_a_move_from_or_to_a_prepared_model_is_compared_on_samples(before: ModelRef, after: ModelRef) -> None:
+    moving = CoreRegion(node("a"), node("b"))
+    runtime = RuntimeSupport(13, {}, prepares=("int8",))
+    moving.intents = (only(before),)
+    moving.run(1)
+    nodes = {
+        name: replace(state, receipts={each: replace(one, runtime=runtime) for each, one in state.receipts.items()})
+        for name, state in moving.fleet.nodes.items()
+    }
+    moving.fleet = replace(moving.fleet, nodes=nodes)
+    moving.run(20)
+    (source,) = (one for content in moving.desired.values() for one in content.assignments)
+    assert source.precision == before.precision
+    moving.intents = (replace(only(after), revision=2),)
+    moving.step()
+    (target,) = (one for content in moving.desired.values() for one in content.assignments if one.id != source.id)
+    asked = target.verification
+    assert asked is not None
+    assert (asked.inputs, asked.pack, asked.samples) == (InputsFrom.SAMPLES, PACK.digest, 8)
+    assert asked.tolerances == default("fp32", "int8")
+
+
+def only(model: ModelRef) -> Intent:
+    """In that precision alone."""
+    return replace(BOTH, models=(PUSHED, MADE), require=require(precisions=(model.precision,)))

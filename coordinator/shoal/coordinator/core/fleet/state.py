@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from shoal.types.assignment import AgreementCounts, Ingress, Observed, Version
 from shoal.types.codes import Code, Refusal
-from shoal.types.device import Device, Node, Reading
+from shoal.types.device import Device, Node, Reading, SilentDevice
 from shoal.types.link import OLDEST_PROTOCOL
 from shoal.types.receipt import Receipt
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -94,6 +94,8 @@ class NodeState:
     observed: Mapping[str, Observed] = field(default_factory=dict)
     # Last valid reading of each device, by device name. A device that does not answer its node has none.
     readings: Mapping[str, Reading] = field(default_factory=dict)
+    # By device name: why it does not answer its node, and since when. Older agents do not say.
+    silent: Mapping[str, SilentDevice] = field(default_factory=dict)
     # Capability receipts by device name.
     receipts: Mapping[str, Receipt] = field(default_factory=dict)
     # Requests that entered the region at this node since its front started, by workload and tenant.

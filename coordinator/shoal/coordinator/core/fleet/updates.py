@@ -62,7 +62,14 @@ def connect(
         return fleet
     if known.node.boot_id != node.boot_id:
         known = replace(
-            known, observed={}, readings={}, ingress=(), has_full_status=False, front_ready=False, version=None
+            known,
+            observed={},
+            readings={},
+            silent={},
+            ingress=(),
+            has_full_status=False,
+            front_ready=False,
+            version=None,
         )
     receipts = {name: receipt for name, receipt in known.receipts.items() if _is_valid_for(receipt, node)}
     first_status = Elapsed(now + fleet.timing.suspect_after_s)
@@ -115,6 +122,11 @@ def merge_status(
         version=status.version,
         observed={**known_observed, **kept, **checked.observed},
         readings={**last_good, **checked.readings},
+        silent={
+            each.device: each
+            for each in status.silent
+            if _has_device(known.node, each.device) and is_plausible_time(each.since)
+        },
         skew_s=_skew(known, status.taken_at, wall),
         ingress=(*checked.ingress, *kept_ingress) if status.full or status.ingress else known.ingress,
         front_ready=status.front_ready,

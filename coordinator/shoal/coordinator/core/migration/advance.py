@@ -392,6 +392,8 @@ def _with_migration_instructions(
     handovers, sources = dict[str, Handover](), dict[str, SessionSource]()
     # The rules of replicas that move; the others follow their documents.
     ruled = dict[str, MigrationRule]()
+    # Assignments that take over from a replica whose model a node prepared.
+    after_prepared = set[str]()
     for migration in migrations.values():
         if migration.is_cross_region:
             shows |= _cross_region_verification(migration, fleet, limits, references)
@@ -408,6 +410,8 @@ def _with_migration_instructions(
         if isinstance(migration.state, PreparingState | GapState | RollingBackState) and migration.target is not None:
             ruled[migration.target.assignment] = migration.rule
             shows[migration.target.assignment] = _verification(migration, fleet, limits, references)
+            if migration.source.prepared:
+                after_prepared.add(migration.target.assignment)
         if isinstance(migration.state, PreparingState) and migration.target is not None:
             answers[migration.source.assignment] = Verifier(migration.id, migration.target.node)
 
@@ -423,7 +427,8 @@ def _with_migration_instructions(
             show = _reference_verification(one, with_reference(rule, one.variant, references), limits)
         if show is not None and rule is not None and one.id in recording and show.against is Against.REFERENCE:
             show = _recording_verification(show.migration, rule, one.precision, limits, beside=recording[one.id])
-        show = _with_samples(show, one)
+        if show is not None and (one.preparation is not None or one.id in after_prepared):
+            show = _with_samples(show, one)
         handover = handovers.get(one.id) if one.session else None
         handover_sources = (sources[one.id],) if one.session and one.id in sources else ()
         if (one.verification, one.verifiers, one.handover, one.handover_sources) == (
@@ -443,16 +448,15 @@ def _with_migration_instructions(
     }
 
 
-def _with_samples(show: Verification | None, one: Assignment) -> Verification | None:
-    """Generated inputs lie outside the ranges that a model was quantised by, so a prepared one is compared on samples,
-    unless its policy asks for captured requests."""
-    made = one.preparation
-    if show is None or made is None or show.inputs is not InputsFrom.GENERATED or show.against is not Against.SOURCE:
+def _with_samples(show: Verification, one: Assignment) -> Verification:
+    """A comparison with a prepared model, on samples: generated inputs lie outside the ranges that it was quantised by.
+    Unchanged where the policy asks for captured requests."""
+    if not one.samples or show.inputs is not InputsFrom.GENERATED or show.against is not Against.SOURCE:
         return show
     return replace(
         show,
         inputs=InputsFrom.SAMPLES,
-        samples=min(show.samples, made.samples),
+        samples=min(show.samples, one.samples_count),
         pack=one.samples,
         pack_bytes=one.samples_bytes,
     )

@@ -429,7 +429,11 @@ class Scope:
         receipt, device = option.receipt, option.device
         where = f"{option.state.name}/{device.name}"
         if option.state.has_full_status and device.name not in option.state.readings:
+            silent = option.state.silent.get(device.name)
             refusal = Refusal(Code.DEVICE_LOST, f"{where} does not answer its node", "a device that can be read")
+            if silent is not None:
+                found = Refusal.parse(silent.reason, silent.code).found
+                refusal = Refusal(silent.code, f"{where}: {found}", refusal.asked)
             yield PlacementFault(Constraint.NODE, refusal, manual_remedy(f"look at the driver of {where}"))
         computes = option.profile.flops > 0  # a model that only moves values needs no arithmetic of their type
         if computes and receipt is not None and receipt.precisions and option.precision not in receipt.precisions:

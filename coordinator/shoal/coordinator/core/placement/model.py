@@ -443,6 +443,8 @@ class ReplicaTarget:
     samples: str = ""
     # Size of these inputs.
     samples_bytes: Bytes = Bytes(0)
+    # Number of these inputs.
+    samples_count: int = 0
     # As in Assignment: it serves without a warm-up where no known input runs.
     warm_up_optional: bool = False
     # As in Assignment: the only shapes that it serves.

@@ -286,6 +286,7 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
         session=intent.session,
         samples=pack.digest if pack is not None else "",
         samples_bytes=pack.size_bytes if pack is not None else Bytes(0),
+        samples_count=pack.count if pack is not None else 0,
         warm_up_optional=intent.warm_up_optional,
         shapes=intent.shapes,
         partial=intent.require.partial,
@@ -297,8 +298,7 @@ def _preparation(intent: Intent, option: Option) -> Preparation | None:
     """What the node does to the model; None where it loads it as it was pushed."""
     if not option.model.prepared:
         return None
-    bounds = with_defaults(intent.migration.tolerances, option.profile.precision, option.precision)
-    return Preparation(bounds, intent.packs[option.model.digest].count)
+    return Preparation(with_defaults(intent.migration.tolerances, option.profile.precision, option.precision))
 
 
 def _hash(inputs: Inputs, plans: Iterable[WorkloadPlan]) -> str:

@@ -176,6 +176,7 @@ class _Step:
             session=target.session,
             samples=target.samples,
             samples_bytes=target.samples_bytes,
+            samples_count=target.samples_count,
             warm_up_optional=target.warm_up_optional,
             shapes=target.shapes,
             partial=target.partial,
@@ -251,6 +252,7 @@ class _Step:
                 staged=staged,
                 samples=target.samples,
                 samples_bytes=target.samples_bytes,
+                samples_count=target.samples_count,
                 warm_up_optional=target.warm_up_optional,
             )
         silent = state is None or state.liveness in (Liveness.SUSPECT, Liveness.LOST)
