@@ -23,7 +23,9 @@ from shoal.client import Contexts
 from shoal.devstack.control import Control
 from shoal.devstack.layout import StackOptions
 
-IMPORTS = "import shoal.agent.main.run, shoal.agent.devices.cpu, shoal.agent.devices.cuda, shoal.agent.devices.emulated"
+IMPORTS = (
+    "import shoal.agent.main.run, shoal.agent.devices.cpu, shoal.agent.devices.nvidia, shoal.agent.devices.emulated"
+)
 OVER_MIB = 16.0
 """A goal, not a measurement: a device of 512 MiB spends a thirtieth of it on supervision."""
 CPU = 0.01

@@ -177,8 +177,8 @@ def _sleep_profile(said: Mapping[str, Any] | None, wake_scale: float) -> Rest | 
     if said is None:
         return None
     wake_s = Seconds(said["wake_s"] * wake_scale)
-    scaled = "" if wake_scale == 1 else f"; here it wakes in {wake_scale:g} times that"
-    return Rest(Watts(said["idle_w"]), Watts(said["asleep_w"]), wake_s, said["source"] + scaled)
+    scaled_number = "" if wake_scale == 1 else f"; here it wakes in {wake_scale:g} times that"
+    return Rest(Watts(said["idle_w"]), Watts(said["asleep_w"]), wake_s, said["source"] + scaled_number)
 
 
 def _load_profile(name: str) -> Mapping[str, Any]:

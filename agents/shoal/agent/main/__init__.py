@@ -1,4 +1,4 @@
-"""`shoal-agent join | run | doctor | clock`, and the front process that `run` starts.
+"""`shoal-agent join | run | doctor | record | clock`, and the front process that `run` starts.
 
 The only package that knows ports, core and adapters together. Each command imports only what it needs.
 """
@@ -30,6 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from shoal.agent.main.doctor import doctor
 
                 return doctor(given.state_dir, given.coordinator)
+            case "record":
+                from shoal.agent.main.record import record
+
+                return record(given.driver, given.out)
             case "clock":
                 from shoal.agent.main.timekeeper import show_clock
 

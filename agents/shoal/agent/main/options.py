@@ -96,7 +96,7 @@ class AgentConfig:
 def parser() -> argparse.ArgumentParser:
     """Every option can also be set as SHOAL_NAME. The command line takes precedence."""
     top = argparse.ArgumentParser(prog="shoal-agent", description="Shoal on a device: serve models, tell what it can.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="join | run | doctor | clock")
+    commands = top.add_subparsers(dest="command", required=True, metavar="join | run | doctor | record | clock")
 
     join = commands.add_parser("join", help="enrol this machine with a one-time token")
     _option(
@@ -248,6 +248,11 @@ def parser() -> argparse.ArgumentParser:
     _option(doctor, "--coordinator", default="", help="HOST:PORT of the coordinator's link; default: as told on join")
     clock = commands.add_parser("clock", help="what time this node believes it is")
     clock.add_argument("--confirm", action="store_true", help="say that this machine's clock is right, after a jump")
+    recording = commands.add_parser(
+        "record", help="write what a driver asks of this machine and is answered, for tests on other machines"
+    )
+    recording.add_argument("driver", help="name of an installed driver: amd, ascend, nvidia")
+    recording.add_argument("--out", type=Path, required=True, help="JSON file; look through it before you give it away")
     for each in (join, run, doctor, clock):
         _option(
             each,

@@ -113,7 +113,7 @@ def test_share_of_processor_time(tmp_path: Path) -> None:
 def test_without_counters_joules_are_estimated_and_say_so(tmp_path: Path) -> None:
     absent = str(tmp_path / "energy_uj")
     unreadable = DeviceAccess(energy=EnergyCounter(RAPL, (absent,), of_processors=True))
-    no_gpu = EnergyCounter("shoal.agent.devices.cuda:open_energy_counter", ("GPU-none",), of_processors=False)
+    no_gpu = EnergyCounter("shoal.agent.devices.nvidia:open_energy_counter", ("GPU-none",), of_processors=False)
     for access in (DeviceAccess(), unreadable, DeviceAccess(energy=no_gpu)):
         energy = energy_of(access, 2)
         assert energy.source is EnergySource.ESTIMATED

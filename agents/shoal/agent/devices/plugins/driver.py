@@ -12,6 +12,7 @@ from shoal.agent.devices.calls import FoundDevice
 from shoal.agent.devices.cpu import NAME as CPU
 from shoal.agent.devices.cpu import CpuDriver
 from shoal.agent.devices.host import Host
+from shoal.agent.devices.intel import IntelTelemetry
 from shoal.agent.devices.plugins import openvino, other, qnn
 from shoal.agent.devices.plugins.listing import ListedDevice, Listing, installed_packages
 from shoal.agent.driver_port import DeviceAccess, DriverClock, DriverOptions
@@ -52,6 +53,7 @@ class PluginDriver:
         self._host = Host(root)
         self._processor = CpuDriver(clock, options, root)
         self._listing = listing or _listing
+        self._intel = IntelTelemetry(clock)
         self._found: dict[str, FoundDevice] | None = None
 
     def discover(self) -> tuple[Device, ...]:
@@ -77,17 +79,21 @@ class PluginDriver:
 
     def read(self, device: str) -> Reading:
         """Of a provider on the processor: what the processor reports, without its energy, which counts there. Of all
-        others the runtime tells nothing but free memory, which is the host's where they have none of their own."""
+        others the runtime tells nothing but free memory, which is the host's where they have none of their own; of
+        Intel's the kernel tells more."""
         found = self._find(device)
         if found.device.hardware == CPU:
             return replace(self._processor.read(CPU), device=device, power_w=Watts(math.nan), energy_j=math.nan)
+        plugin = found.access.plugin
+        hardware = plugin.hardware if plugin is not None and found.device.provider == openvino.PROVIDER else ""
+        index = plugin.index if plugin is not None else 0
         return Reading(
             device=device,
             free_bytes=Bytes(min(found.device.memory_bytes, self._host.free_bytes())),
-            utilisation=math.nan,
+            utilisation=self._intel.npu_utilisation(index) if hardware == "NPU" else math.nan,
             temperature_c=math.nan,
             power_w=Watts(math.nan),
-            energy_j=math.nan,
+            energy_j=self._intel.graphics_joules(index) if hardware == "GPU" else math.nan,
             taken_at=self._clock.wall(),
         )
 

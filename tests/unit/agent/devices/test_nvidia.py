@@ -1,27 +1,24 @@
 """NVIDIA devices on recordings of NVML."""
 
 import math
-from pathlib import Path
 
 import pytest
 
 from harness.fakes.clock import ManualClock
-from harness.fakes.nvml import RecordedNvml
-from shoal.agent.devices import cuda as cuda_module
-from shoal.agent.devices.cuda import CudaDriver
+from harness.fakes.machine import ReplayedMachine
+from shoal.agent.devices import nvidia
+from shoal.agent.devices.nvidia import NvidiaDriver
 from shoal.agent.driver_port import DriverOptions
 from shoal.types.codes import Code, ShoalError
 
-RECORDINGS = Path(__file__).parents[3] / "data/nvml"
 
-
-def driver(recording: str) -> tuple[CudaDriver, RecordedNvml]:
-    nvml = RecordedNvml(RECORDINGS / f"{recording}.json")
-    return CudaDriver(ManualClock(), DriverOptions(), nvml), nvml
+def driver(recording: str) -> tuple[NvidiaDriver, ReplayedMachine]:
+    machine = ReplayedMachine.of(f"nvidia_{recording}")
+    return NvidiaDriver(ManualClock(), DriverOptions(), machine), machine
 
 
 def test_a_whole_device() -> None:
-    cuda, nvml = driver("l4")
+    cuda, machine = driver("l4")
     (device,) = cuda.discover()
     assert (device.name, device.model, device.driver_version) == ("gpu0", "NVIDIA L4", "550.54.15")
     assert (device.provider, device.memory_bytes) == ("CUDAExecutionProvider", 24152899584)
@@ -44,7 +41,7 @@ def test_a_whole_device() -> None:
     assert access.energy is not None
     assert (access.energy.arguments, access.energy.of_processors) == (tuple(access.environment.values()), False)
     for reasons, throttled in ((0x2, False), (0x4, True), (0x40, True), (0x100, False)):
-        nvml.answers["nvmlDeviceGetCurrentClocksThrottleReasons(h0)"] = reasons
+        machine.answers["nvmlDeviceGetCurrentClocksThrottleReasons(h0)"] = reasons
         assert cuda.read("gpu0").throttled is throttled
 
 
@@ -70,7 +67,7 @@ def test_mig_instances_and_a_device_that_tells_little() -> None:
 
 def test_devices_that_fell_off_the_bus() -> None:
     cuda, _ = driver("lost")
-    assert [device.name for device in cuda.discover()] == ["gpu1"]
+    assert cuda.discover() == (), "nothing could be placed on one that does not say what memory it has"
     for name in ("gpu1", "gpu0", "gpu7"):
         with pytest.raises(ShoalError) as lost:
             cuda.read(name)
@@ -79,21 +76,21 @@ def test_devices_that_fell_off_the_bus() -> None:
 
 def test_a_worker_counts_joules_by_the_device_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
     _, nvml = driver("l4")
-    monkeypatch.setattr(cuda_module, "_import_nvml", lambda: nvml)
+    monkeypatch.setattr(nvidia, "_open_nvml", lambda machine: nvml.library("pynvml"))
     nvml.answers |= {
         "nvmlDeviceGetHandleByUUID(GPU-1)": "h0",
         "nvmlDeviceGetHandleByUUID(GPU-2)": {"error": 6},
         "nvmlDeviceGetTotalEnergyConsumption(h0)": 5000,
     }
-    counter = cuda_module.open_energy_counter("GPU-1")
+    counter = nvidia.open_energy_counter("GPU-1")
     assert counter() == 5.0
     nvml.answers["nvmlDeviceGetTotalEnergyConsumption(h0)"] = 7500
     assert counter() == 7.5
     with pytest.raises(OSError, match="GPU-2"):
-        cuda_module.open_energy_counter("GPU-2")
-    monkeypatch.setattr(cuda_module, "_import_nvml", lambda: None)
+        nvidia.open_energy_counter("GPU-2")
+    monkeypatch.setattr(nvidia, "_open_nvml", lambda machine: None)
     with pytest.raises(OSError, match="NVML"):
-        cuda_module.open_energy_counter("GPU-1")
+        nvidia.open_energy_counter("GPU-1")
 
 
 def test_without_a_driver_there_are_no_devices() -> None:

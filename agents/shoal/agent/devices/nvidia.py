@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from shoal.agent.devices.machine import LiveMachine, Machine, label
 from shoal.agent.devices.runtime import runtime_version
 from shoal.agent.driver_port import DeviceAccess, DriverClock, DriverOptions, EnergyCounter
 from shoal.types.codes import Code, refuse
@@ -18,14 +19,17 @@ _SLOWDOWNS: Final = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """Reasons that slow a device below its requested clocks: power cap, hardware, software thermal, hardware thermal, power
 brake."""
 _TEMPERATURE_GPU: Final = 0
+_MOST_LINKS: Final = 18
+"""NVML_NVLINK_MAX_LINKS."""
 
 
-class CudaDriver:
-    """`nvml` is the `pynvml` module, or a recording of one. None: import it, and find no devices if it is missing."""
+class NvidiaDriver:
+    """`machine` answers in the place of this one, in tests and in recordings. Without `pynvml` there are no devices."""
 
-    def __init__(self, clock: DriverClock, options: DriverOptions, nvml: Any = None) -> None:
+    def __init__(self, clock: DriverClock, options: DriverOptions, machine: Machine | None = None) -> None:
         self._clock = clock
-        self._nvml = _import_nvml() if nvml is None else _init_nvml(nvml)
+        self._machine = machine or LiveMachine()
+        self._nvml = _open_nvml(self._machine)
         self._handles: dict[str, Any] = {}
         self._parents: dict[str, Any] = {}
 
@@ -41,7 +45,9 @@ class CudaDriver:
             for part, handle in enumerate(parts or [whole]):
                 name = f"gpu{index}-mig{part}" if parts else f"gpu{index}"
                 self._handles[name], self._parents[name] = handle, whole
-                devices.append(self._device(name, handle, whole, divided=bool(parts)))
+                memory = self._call("nvmlDeviceGetMemoryInfo", handle)
+                if memory is not None and memory.total > 0:  # else nothing could be placed on it
+                    devices.append(self._device(name, handle, whole, memory.total, divided=bool(parts)))
         return tuple(devices)
 
     def read(self, device: str) -> Reading:
@@ -77,7 +83,7 @@ class CudaDriver:
         uuid = self._call("nvmlDeviceGetUUID", handle) if handle is not None else None
         if not uuid:
             return DeviceAccess(files=files, memory="cuda")
-        counter = EnergyCounter("shoal.agent.devices.cuda:open_energy_counter", (str(uuid),), of_processors=False)
+        counter = EnergyCounter("shoal.agent.devices.nvidia:open_energy_counter", (str(uuid),), of_processors=False)
         return DeviceAccess({"CUDA_VISIBLE_DEVICES": str(uuid)}, files, "cuda", counter)
 
     def set_sleep(self, device: str, asleep: bool) -> Seconds:
@@ -91,28 +97,37 @@ class CudaDriver:
         found = (self._call("nvmlDeviceGetMigDeviceHandleByIndex", whole, index) for index in range(count))
         return [handle for handle in found if handle is not None]
 
-    def _device(self, name: str, handle: Any, whole: Any, *, divided: bool) -> Device:
-        memory = self._call("nvmlDeviceGetMemoryInfo", handle)
+    def _device(self, name: str, handle: Any, whole: Any, memory: int, *, divided: bool) -> Device:
         capability = self._call("nvmlDeviceGetCudaComputeCapability", whole)
         limit_mw = self._call("nvmlDeviceGetEnforcedPowerLimit", whole)
+        pci = self._call("nvmlDeviceGetPciInfo", whole)
+        address = label(getattr(pci, "busId", "")).lower()[-12:]  # as sysfs writes it: domains have four digits there
+        pcie = [self._call(f"nvmlDeviceGetMaxPcieLink{fact}", whole) for fact in ("Generation", "Width")]
+        ecc = self._call("nvmlDeviceGetEccMode", whole)
+        links = sum(self._call("nvmlDeviceGetNvLinkState", whole, link) == 1 for link in range(_MOST_LINKS))
         attributes = {
             "uuid": self._call("nvmlDeviceGetUUID", handle),
             "compute_capability": ".".join(map(str, capability)) if capability else None,
             "power_limit_w": f"{limit_mw / 1000:.0f}" if limit_mw else None,
             "mig": "instance" if divided else None,
+            "pci": address,
+            "pcie": f"generation {pcie[0]}, {pcie[1]} lanes" if all(pcie) else None,
+            "nvlinks": str(links) if links else None,
+            "ecc": "on" if ecc and ecc[0] else None,
+            "numa": self._machine.text(f"/sys/bus/pci/devices/{address}/numa_node") if address else None,
             "sleep": "no: its driver lowers its clocks by itself, and takes no such order",
         }
         return Device(
             name=name,
             kind=DeviceKind.GPU,
             vendor="NVIDIA",
-            model=str(self._call("nvmlDeviceGetName", handle) or self._call("nvmlDeviceGetName", whole) or "unknown"),
+            model=label(self._call("nvmlDeviceGetName", handle) or self._call("nvmlDeviceGetName", whole) or "unknown"),
             driver="nvidia",
-            driver_version=str(self._call("nvmlSystemGetDriverVersion") or ""),
+            driver_version=label(self._call("nvmlSystemGetDriverVersion") or ""),
             runtime_version=runtime_version(),
             provider="CUDAExecutionProvider",
-            memory_bytes=Bytes(memory.total if memory is not None else 0),
-            attributes={key: str(value) for key, value in attributes.items() if value},
+            memory_bytes=Bytes(memory),
+            attributes={key: label(value) for key, value in attributes.items() if value},
         )
 
     def _call(self, function: str, *arguments: Any) -> Any:
@@ -128,7 +143,7 @@ class CudaDriver:
 
 def open_energy_counter(uuid: str) -> Callable[[], float]:
     """Joules that the device has used so far. Raises OSError if it, or its library, does not count them."""
-    nvml = _import_nvml()
+    nvml = _open_nvml(LiveMachine())
     if nvml is None:
         raise OSError("NVML is not there")
     try:
@@ -139,19 +154,14 @@ def open_energy_counter(uuid: str) -> Callable[[], float]:
     return lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
 
 
-def _import_nvml() -> Any:
-    try:
-        import pynvml  # optional dependency, present only on machines with such a device
-    except ImportError:
+def _open_nvml(machine: Machine) -> Any:
+    """The library, an optional dependency. None without it, without the driver, or without the right to use it."""
+    nvml = machine.library("pynvml")
+    if nvml is None:
         return None
-    return _init_nvml(pynvml)
-
-
-def _init_nvml(nvml: Any) -> Any:
-    """None if there is no driver, or no permission to use it."""
     try:
         nvml.nvmlInit()
-    except (nvml.NVMLError, OSError):
+    except (AttributeError, nvml.NVMLError, OSError):
         return None
     return nvml
 
