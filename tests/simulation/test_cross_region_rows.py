@@ -23,8 +23,8 @@ def test_f05_five_thousand_moves_between_regions() -> None:
 
 
 def test_the_same_seed_crosses_the_same_way() -> None:
-    first = [outcome.digest for outcome in run_seeds(range(3), NAME, 1)]
-    assert first == [outcome.digest for outcome in run_seeds(range(3), NAME, 2)]
+    first = [outcome.digest for outcome in run_seeds(range(2), NAME, 1)]
+    assert first == [outcome.digest for outcome in run_seeds(range(2), NAME, 2)]
 
 
 def run_cells(seeds: range) -> None:

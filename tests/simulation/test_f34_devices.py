@@ -9,6 +9,8 @@ from harness.report import record
 from shoal.simulator.parts.machine import SimMachine
 
 RUNS = 6
+ERRING_RUNS = 3
+"""Nothing fails over, so each serves for the whole time, which takes longest to simulate."""
 DETECTED_S = 2.0
 Loss = Callable[[SimMachine], None]
 
@@ -85,11 +87,11 @@ def test_f34_a_driver_that_errs_stops_nothing_that_runs() -> None:
         assert "DEVICE_LOST" in scene.codes
         assert scene.starts() == 1
 
-    for seed in range(RUNS):
+    for seed in range(ERRING_RUNS):
         scene = run_scenario(seed, 1, scenario)
         assert scene.lost_count == 0, f"seed {seed}: {scene.failed_answers[:3]}"
         sent += len(scene.answers)
-    record("F34", "S", RUNS, fault="its driver errs for 12 s", sent=sent, lost=0)
+    record("F34", "S", ERRING_RUNS, fault="its driver errs for 12 s", sent=sent, lost=0)
 
 
 def test_f34_a_device_that_resets_loads_again_where_it_is_or_elsewhere() -> None:

@@ -19,6 +19,7 @@ from harness.builders.coordinator_core import (
 from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveNeed, estimate_move
 from shoal.coordinator.core.placement.model import Aim, Inputs, Trial, Triple, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.prediction.demand import prepared
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS
 from shoal.types.codes import Code, Refusal
@@ -113,9 +114,23 @@ def test_a_policy_that_allows_int8_alone_leaves_nothing_else() -> None:
     assert plan.targets == ()
 
 
-def test_the_profile_is_that_of_the_pushed_model() -> None:
+def test_what_is_made_moves_fewer_bytes_and_what_is_fetched_is_what_was_pushed() -> None:
+    pushed, made = profile(), prepared(profile())
+    assert made.weight_bytes == pushed.weight_bytes // 4
+    assert pushed.bytes_moved / 4 < made.bytes_moved < pushed.bytes_moved / 2
+    assert (made.flops, made.size_bytes) == (pushed.flops, pushed.size_bytes)
     (target,) = plan_of(region()).targets
-    assert target.model_bytes == profile().size_bytes
+    assert target.model_bytes == pushed.size_bytes
+    p95 = {
+        each.precision: each.prediction.latency_p95_s.mid for each in plan_of(region()).candidates if each.prediction
+    }
+    assert p95["int8"] < p95["fp32"]
+
+
+def test_a_selector_sees_the_precision_that_it_would_run_in() -> None:
+    for wanted in ("int8", "fp32"):
+        plan = plan_of(region(replace(BOTH, require=require(where=f'model.precision == "{wanted}"'))))
+        assert [each.precision for each in plan.targets] == [wanted]
 
 
 @pytest.mark.parametrize(("before", "after"), [(PUSHED, MADE), (MADE, PUSHED)])

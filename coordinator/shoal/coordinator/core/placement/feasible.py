@@ -20,7 +20,7 @@ from shoal.coordinator.core.placement.relax import (
     round_up,
 )
 from shoal.coordinator.core.placement.signatures import missing_signature, signature_expiry
-from shoal.coordinator.core.prediction.demand import CONV, ModelDemand, at_shapes, demand_of, open_axis
+from shoal.coordinator.core.prediction.demand import CONV, ModelDemand, at_shapes, demand_of, open_axis, prepared
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.policies.cel import Expression, device_fields, model_fields, node_fields
@@ -133,7 +133,7 @@ class Scope:
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
-        self._demands = dict[tuple[str, _Shapes], ModelDemand]()
+        self._demands = dict[tuple[str, int, _Shapes], ModelDemand]()
         self._profiles = dict[tuple[str, _Shapes], ModelProfile]()
         self._nodes = dict[str, dict[str, object]]()
         self._devices = dict[Slot, dict[str, object]]()
@@ -180,31 +180,33 @@ class Scope:
 
     def demand(self, profile: ModelProfile) -> ModelDemand:
         """`demand_of(profile)`, computed once for each model and its shapes."""
-        key = profile.digest, tuple(profile.reference_shapes.items())
+        key = profile.digest, profile.weight_bytes, tuple(profile.reference_shapes.items())
         if key not in self._demands:
             self._demands[key] = demand_of(profile)
         return self._demands[key]
 
-    def profile(self, digest: str, intent: Intent) -> ModelProfile:
-        """The model's profile at the shapes that the workload serves."""
-        key = digest, tuple(intent.shapes.items())
+    def profile(self, model: ModelRef, intent: Intent) -> ModelProfile:
+        """The model's profile at the shapes that the workload serves, as it runs."""
+        key = model.variant, tuple(intent.shapes.items())
         if key not in self._profiles:
-            self._profiles[key] = at_shapes(self.inputs.profiles[digest], intent.shapes)
+            pushed = at_shapes(self.inputs.profiles[model.digest], intent.shapes)
+            self._profiles[key] = prepared(pushed) if model.prepared else pushed
         return self._profiles[key]
 
     def _expression_variables(self, option: Option) -> dict[str, object]:
         """The variables of a CEL expression about a candidate."""
-        slot, digest = option.slot, option.profile.digest
+        slot, variant = option.slot, option.model.variant
         if slot.node not in self._nodes:
             self._nodes[slot.node] = node_fields(option.state.node)
         if slot not in self._devices:
             self._devices[slot] = device_fields(option.device)
-        if digest not in self._models:
-            self._models[digest] = model_fields(option.profile)
+        if variant not in self._models:
+            fields = model_fields(option.profile)
+            self._models[variant] = {**fields, "precision": option.precision} if option.model.prepared else fields
         return {
             "node": self._nodes[slot.node],
             "device": self._devices[slot],
-            "model": self._models[digest],
+            "model": self._models[variant],
             "region": self.region,
             "now": self.moment,
         }
@@ -215,7 +217,7 @@ class Scope:
     ) -> Option:  # fmt: skip
         """One model on one device, with its prediction. measured, served: figures of a current replica there. Without
         them the warm-up of an earlier replica on that device is used."""
-        profile = self.profile(model.digest, intent)
+        profile = self.profile(model, intent)
         receipt, pack = state.receipts.get(device.name), intent.packs.get(model.digest)
         precision = model.precision or profile.precision
         shown = measured if measured is not None and measured.samples else None

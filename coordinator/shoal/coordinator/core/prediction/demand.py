@@ -71,6 +71,8 @@ COPY = frozenset(
 )
 
 
+_INT8_WEIGHTS: Final = 8 / 32
+_INT8_ACTIVATIONS: Final = 16 / 32
 _WITH_WEIGHTS: Final = (OperatorClass.MATMUL, OperatorClass.CONV)
 
 
@@ -151,6 +153,22 @@ def at_shapes(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]]) -> M
         reference_shapes=known,
         costs=tuple(scale(cost) for cost in profile.costs),
         activation_bytes=Bytes(int(profile.activation_bytes * ratio)),
+    )
+
+
+def prepared(profile: ModelProfile) -> ModelProfile:
+    """The profile of the int8 model that a node makes of this one in fp32: weights in 8 bits, activations in 16 at
+    most, and the same arithmetic. The memory of activations is left as it is, an upper bound."""
+    weights = _weight_share(profile)
+
+    def shrink(cost: OperatorCost) -> OperatorCost:
+        kept = weights * cost.bytes if class_of(cost.operator) in _WITH_WEIGHTS else 0.0
+        return replace(cost, bytes=kept * _INT8_WEIGHTS + (cost.bytes - kept) * _INT8_ACTIVATIONS)
+
+    return replace(
+        profile,
+        weight_bytes=Bytes(int(profile.weight_bytes * _INT8_WEIGHTS)),
+        costs=tuple(shrink(cost) for cost in profile.costs),
     )
 
 
