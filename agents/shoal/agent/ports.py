@@ -1,6 +1,6 @@
 """Ports of the agent: what the supervisor needs from outside. It knows these Protocols and no adapter by name."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -165,9 +165,10 @@ class PreparedModel:
 class ModelPreparer(Protocol):
     """Makes models in another precision than they were pushed in."""
 
-    async def prepare(self, asked: Assignment, model: str, samples: str) -> PreparedModel:
+    async def prepare(self, asked: Assignment, model: str, samples: str, on_start: Callable[[], None]) -> PreparedModel:
         """The model of this assignment, made of the pushed one at the path `model` by the samples at `samples`, or kept
-        from an earlier time. Cancelled: it is given up.
+        from an earlier time. One is made at a time; `on_start` is called when it is this one's turn. Cancelled: it is
+        given up.
 
         Raises ShoalError(PREPARE_FAILED | PREPARE_UNAVAILABLE | OUT_OF_MEMORY | DISK_FULL | ..).
         """

@@ -226,7 +226,7 @@ def _read_partial(part: Path, size: Bytes) -> "tuple[int, hashlib._Hash]":
 
 def _digest_of(made: Path) -> tuple[int, str]:
     """(bytes, digest) of a file, which is on disk when this returns."""
-    with made.open("rb") as file:
+    with os.fdopen(os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
         return os.fstat(file.fileno()).st_size, f"sha256:{digest}"

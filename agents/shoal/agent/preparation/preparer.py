@@ -13,6 +13,7 @@ import secrets
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -27,15 +28,22 @@ from shoal.host.memory import limit_bytes
 from shoal.host.private_files import write_private
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.units import Bytes, Seconds
+from shoal.types.units import Bytes, Seconds, show_bytes
 
 _MAKERS: Final = ("onnx", "onnxruntime")
 """Packages whose versions change what is made."""
 _BASE_BYTES: Final = 2**30
+_BASE_FILE_BYTES: Final = 64 * 2**20
 _BYTES_PER_MODEL_BYTE: Final = 32
 """Address space that a preparation may fill: a gigabyte, and this many times the model, but at most half of what the
 machine has. Measured resident, on PP-OCR's models at their own sizes: 570 MB for 10.8 MB, 127 MB for 0.6 MB."""
 _MOST_RECORDS: Final = 256
+_MOST_FILES: Final = 4
+"""Files of the largest size that a preparation may hold at once: the simplified model, the one that calibrates, the
+prepared one, and the quantiser's own."""
+_MOST_RESULT: Final = 64 * 1024
+_LOOK_EVERY_S: Final = 1.0
+"""How often its files are counted."""
 
 
 class KeptFiles(Protocol):
@@ -81,11 +89,12 @@ class ProgramPreparer:
         for left in folder.glob("work-*"):  # by a supervisor that was killed; the kernel ended its program
             shutil.rmtree(left, ignore_errors=True)
 
-    async def prepare(self, asked: Assignment, model: str, samples: str) -> PreparedModel:
+    async def prepare(self, asked: Assignment, model: str, samples: str, on_start: Callable[[], None]) -> PreparedModel:
         record = self._folder / f"{_key(asked)}.json"
         async with self._turn:
             if (kept := await self._find(record)) is not None:
                 return kept
+            on_start()
             folder = self._folder / f"work-{secrets.token_hex(4)}"
             folder.mkdir(mode=0o700)
             try:
@@ -136,17 +145,49 @@ class ProgramPreparer:
                 process_group=0,
             )
         try:
-            await process.communicate(pack(order))
+            await self._follow(process, order)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         try:
-            return unpack(PreparationResult, await asyncio.to_thread((folder / RESULT_FILE).read_bytes))
+            return unpack(PreparationResult, await asyncio.to_thread(_read_result, folder / RESULT_FILE))
         except (OSError, ShoalError) as error:
             status = process.returncode or 0
             ended = f"the preparation ended by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
             raise refuse(Code.PREPARE_FAILED, ended, "a prepared model", "a smaller or simpler model") from error
+
+    async def _follow(self, process: asyncio.subprocess.Process, order: PreparationOrder) -> None:
+        """Until it ends. Raises ShoalError(DISK_FULL) where its files take more than they may: the limit that the
+        program has is one of each file."""
+        assert process.stdin is not None
+        with suppress(ConnectionError):  # it ended before it had read its order
+            process.stdin.write(pack(order))
+            await process.stdin.drain()
+        process.stdin.close()
+        while process.returncode is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await process.wait()
+            held = await asyncio.to_thread(_bytes_below, Path(order.folder))
+            if held > _MOST_FILES * order.file_bytes:
+                found = f"a preparation that writes {show_bytes(held)}"
+                asked = f"at most {show_bytes(_MOST_FILES * order.file_bytes)}"
+                raise refuse(Code.DISK_FULL, found, asked, "a smaller or simpler model")
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.lstat().st_size
+    return total
+
+
+def _read_result(path: Path) -> bytes:
+    """Raises OSError. What the program left is no more to be trusted than the model that it read."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        return file.read(_MOST_RESULT)
 
 
 def _key(asked: Assignment) -> str:
@@ -176,5 +217,5 @@ def _order(asked: Assignment, model: str, samples: str, folder: Path) -> Prepara
         shapes=asked.shapes,
         folder=str(folder),
         memory_bytes=min(_BASE_BYTES + _BYTES_PER_MODEL_BYTE * asked.model_bytes, limit_bytes() // 2),
-        file_bytes=_BASE_BYTES + 2 * asked.model_bytes,
+        file_bytes=_BASE_FILE_BYTES + 2 * asked.model_bytes,
     )

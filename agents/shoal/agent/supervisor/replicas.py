@@ -309,8 +309,13 @@ class ReplicaManager:
             path = await self._cache.ensure(asked.model, asked.model_bytes)
             replica.samples = await self._fetch_samples(asked)
             if asked.preparation is not None:
-                self._apply_event(replica.name, events.PreparationStarted())
-                replica.prepared = await self._preparer.prepare(asked, path, replica.samples)
+                self._apply_event(replica.name, events.PreparationQueued())
+                replica.prepared = await self._preparer.prepare(
+                    asked,
+                    path,
+                    replica.samples,
+                    lambda: self._apply_event(replica.name, events.PreparationStarted()),
+                )
             while (wakes_in := self._monitor.set_sleep(asked.device, False)) > 0:
                 await self._clock.sleep(Seconds(max(wakes_in, MIN_SLEEP_S)))
         except ShoalError as error:

@@ -56,7 +56,7 @@ class _NoMembership:
 class _NoPreparer:
     """ModelPreparer of a node that loads models as they were pushed, and no other."""
 
-    async def prepare(self, asked: Assignment, model: str, samples: str) -> PreparedModel:
+    async def prepare(self, asked: Assignment, model: str, samples: str, on_start: Callable[[], None]) -> PreparedModel:
         raise refuse(Code.PREPARE_UNAVAILABLE, "a node that prepares no models", asked.precision, "place it elsewhere")
 
 

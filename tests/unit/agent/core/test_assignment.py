@@ -18,6 +18,7 @@ from shoal.agent.core.assignment.events import (
     LoadFailed,
     ModelFetched,
     NoVerdict,
+    PreparationQueued,
     PreparationStarted,
     ResumeRequested,
     StartFetch,
@@ -87,7 +88,11 @@ STATES: tuple[State, ...] = (
 def test_a_preparation_has_a_time_of_its_own_and_says_what_it_does() -> None:
     made = assignment(precision="int8", preparation=Preparation(()))
     fetching, _ = begin(made, at(0), LIMITS)
-    preparing, effects = step(fetching, PreparationStarted(), at(10), LIMITS)
+    queued, _ = step(fetching, PreparationQueued(), at(5), LIMITS)
+    assert observe(queued, epoch_wall=Seconds(0.0)).code is Code.WAITING_FOR_PREPARE
+    waited, _ = step(queued, TimerFired(), at(5 + LIMITS.prepare_queue_s), LIMITS)
+    assert isinstance(waited, Failed), "others held it up; it queues again"
+    preparing, effects = step(queued, PreparationStarted(), at(10), LIMITS)
     assert isinstance(preparing, Fetching)
     assert effects == (WakeAt(at(10 + LIMITS.prepare_s)),)
     told = observe(preparing, epoch_wall=Seconds(0.0))

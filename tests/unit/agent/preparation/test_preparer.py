@@ -17,9 +17,11 @@ from shoal.agent.cache.directory import DirectoryCache
 from shoal.agent.cache.publishers import SignatureVerifier
 from shoal.agent.clock import SystemClock
 from shoal.agent.ports import PreparedModel
+from shoal.agent.preparation import preparer as preparer_module
 from shoal.agent.preparation.preparer import ProgramPreparer
 from shoal.types.assignment import Assignment, Preparation
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.migration import Metric, Tolerance
 from shoal.types.tolerance import default
 from shoal.types.units import Bytes
 
@@ -54,7 +56,7 @@ def order_of(folder: Path, model: bytes, samples: bytes) -> Assignment:
 
 
 async def prepare(by: ProgramPreparer, one: Assignment, folder: Path) -> PreparedModel:
-    return await by.prepare(one, str(folder / "model"), str(folder / "samples"))
+    return await by.prepare(one, str(folder / "model"), str(folder / "samples"), lambda: None)
 
 
 async def test_made_once_and_found_by_the_next_supervisor(tmp_path: Path) -> None:
@@ -130,3 +132,34 @@ async def test_a_program_that_dies_is_told(tmp_path: Path) -> None:
         await task
     assert refused.value.code is Code.PREPARE_FAILED
     assert "SIGKILL" in refused.value.refusal.found
+
+
+async def test_each_waits_for_its_turn_and_says_when_it_begins(tmp_path: Path) -> None:
+    by, first = preparer(tmp_path), order_of(tmp_path, separable(), samples_of(SHAPES["x"]))
+    second = replace(first, preparation=Preparation((*default("fp32", "int8"), Tolerance("y", Metric.COSINE, 0.5))))
+    begun: list[str] = []
+    model, samples = str(tmp_path / "model"), str(tmp_path / "samples")
+    tasks = [
+        asyncio.create_task(by.prepare(one, model, samples, lambda name=name: begun.append(name)))  # type: ignore[misc]
+        for name, one in (("first", first), ("second", second), ("first again", first))
+    ]
+    await until(lambda: begun, ENDS_S, "one to begin")
+    assert begun == ["first"]
+    await asyncio.gather(*tasks)
+    assert begun == ["first", "second"], "what is kept needs no turn"
+
+
+async def test_a_program_that_fills_the_disk_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparer_module, "_MOST_FILES", 0)
+    one = order_of(tmp_path, separable(), samples_of(SHAPES["x"], 4000))
+    with pytest.raises(ShoalError) as refused:
+        await prepare(preparer(tmp_path), one, tmp_path)
+    assert refused.value.code is Code.DISK_FULL
+    assert not list((tmp_path / "prepared").glob("work-*"))
+
+
+def test_a_link_in_the_place_of_the_result_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("{}")
+    (tmp_path / "result.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(OSError, match="result"):
+        preparer_module._read_result(tmp_path / "result.json")

@@ -15,8 +15,13 @@ class ModelFetched:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparationQueued:
+    """The pushed model is here. The node will make another of it, after those that it was asked for before."""
+
+
+@dataclass(frozen=True, slots=True)
 class PreparationStarted:
-    """The pushed model is here, and the node makes another of it."""
+    """The node makes another model of the pushed one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ class TimerFired:
 
 Event = (
     ModelFetched
+    | PreparationQueued
     | PreparationStarted
     | FetchFailed
     | LoadFailed
@@ -109,7 +115,7 @@ Event = (
 @dataclass(frozen=True, slots=True)
 class StartFetch:
     """Fetch and verify the model's bytes, and prepare the model where that is asked; the supervisor answers with
-    PreparationStarted, ModelFetched or FetchFailed."""
+    PreparationQueued, PreparationStarted, ModelFetched or FetchFailed."""
 
 
 @dataclass(frozen=True, slots=True)

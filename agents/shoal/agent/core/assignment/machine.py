@@ -18,6 +18,7 @@ from shoal.agent.core.assignment.events import (
     LoadFailed,
     ModelFetched,
     NoVerdict,
+    PreparationQueued,
     PreparationStarted,
     ResumeRequested,
     StartFetch,
@@ -42,6 +43,7 @@ from shoal.agent.core.assignment.states import (
     LoadedModel,
     Loading,
     Poisoned,
+    Preparing,
     Ready,
     Rejected,
     Staged,
@@ -98,7 +100,7 @@ def step(state: State, event: Event, now: Elapsed, limits: AssignmentLimits) -> 
 
 def _expire(state: State, now: Elapsed, limits: AssignmentLimits) -> Step:
     match state:
-        case Fetching(preparing=True) if now >= state.until:
+        case Fetching(preparing=Preparing.RUNNING) if now >= state.until:
             refusal = Refusal(Code.PREPARE_FAILED, f"not prepared within {limits.prepare_s:g}s", "a smaller model")
             return Poisoned(state.assignment, state.record, now, refusal), (StopFetch(),)
         case Fetching() if now >= state.until:
@@ -161,9 +163,12 @@ def _when_fetching(state: Fetching, event: Event, now: Elapsed, limits: Assignme
         case ModelFetched(path):
             until = _load_deadline(state.assignment, now, limits)
             return Loading(state.assignment, state.record, now, until), (StartWorker(path), WakeAt(until))
+        case PreparationQueued():
+            until = Elapsed(now + limits.prepare_queue_s)
+            return replace(state, until=until, preparing=Preparing.QUEUED), (WakeAt(until),)
         case PreparationStarted():
             until = Elapsed(now + limits.prepare_s)
-            return replace(state, until=until, preparing=True), (WakeAt(until),)
+            return replace(state, until=until, preparing=Preparing.RUNNING), (WakeAt(until),)
         case FetchFailed(refusal) if refusal.code in PERMANENT_LOAD_FAILURES:
             return Poisoned(state.assignment, state.record, now, refusal), ()
         case FetchFailed(refusal):
@@ -208,6 +213,7 @@ def _when_loading(state: Loading | Warming, event: Event, now: Elapsed, limits: 
             return replace(state, assignment=asked), ()
         case (
             ModelFetched()
+            | PreparationQueued()
             | PreparationStarted()
             | FetchFailed()
             | VerdictReached()
@@ -251,6 +257,7 @@ def _when_verifying(state: Verifying, event: Event, now: Elapsed, limits: Assign
             VerdictReached()
             | NoVerdict()
             | ModelFetched()
+            | PreparationQueued()
             | PreparationStarted()
             | FetchFailed()
             | LoadFailed()
@@ -295,6 +302,7 @@ def _when_ready(state: Ready, event: Event, now: Elapsed, limits: AssignmentLimi
             return replace(state, tries=state.tries + 1, retry_at=again_at), (WakeAt(again_at),)
         case (
             ModelFetched()
+            | PreparationQueued()
             | PreparationStarted()
             | FetchFailed()
             | LoadFailed()
@@ -318,6 +326,7 @@ def _when_staged(state: Staged, event: Event, now: Elapsed, limits: AssignmentLi
             return begin(asked, now, limits, state.record)
         case (
             ModelFetched()
+            | PreparationQueued()
             | PreparationStarted()
             | FetchFailed()
             | LoadFailed()
@@ -346,6 +355,7 @@ def _when_draining(state: Draining, event: Event, now: Elapsed) -> Step:
             return Ready(asked, state.record, now, state.loaded_model), ()
         case (
             ModelFetched()
+            | PreparationQueued()
             | PreparationStarted()
             | FetchFailed()
             | LoadFailed()
@@ -369,6 +379,7 @@ def _when_failed(state: Failed | Poisoned | Rejected, event: Event, now: Elapsed
             return replace(state, assignment=asked), ()
         case (
             ModelFetched()
+            | PreparationQueued()
             | PreparationStarted()
             | FetchFailed()
             | LoadFailed()
@@ -389,6 +400,7 @@ def _when_gone(state: Gone, event: Event, now: Elapsed, limits: AssignmentLimits
             return begin(asked, now, limits)
         case (
             ModelFetched()
+            | PreparationQueued()
             | PreparationStarted()
             | FetchFailed()
             | LoadFailed()

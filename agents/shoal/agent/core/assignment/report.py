@@ -8,6 +8,7 @@ from shoal.agent.core.assignment.states import (
     LoadedModel,
     Loading,
     Poisoned,
+    Preparing,
     Ready,
     Rejected,
     Staged,
@@ -83,7 +84,9 @@ _Explanation = tuple[Code | None, str, Elapsed | None, Elapsed | None, LoadedMod
 
 def _explain(state: State) -> _Explanation:
     match state:
-        case Fetching(preparing=True):
+        case Fetching(preparing=Preparing.QUEUED):
+            return Code.WAITING_FOR_PREPARE, "others are prepared first", None, state.until, None
+        case Fetching(preparing=Preparing.RUNNING):
             return Code.WAITING_FOR_PREPARE, f"making it in {state.assignment.precision}", None, state.until, None
         case Fetching():
             return Code.WAITING_FOR_FETCH, "fetching the model", None, state.until, None

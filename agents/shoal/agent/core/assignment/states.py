@@ -1,6 +1,7 @@
 """The states of an assignment, what outlives them, and its deadlines."""
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from shoal.types.assignment import Assignment, Measured
 from shoal.types.codes import Refusal
@@ -23,6 +24,8 @@ class AssignmentLimits:
     load_bytes_per_s: float = 10e6
     # Longest preparation of a model, seconds.
     prepare_s: float = 600.0
+    # Longest wait for the preparations of others, seconds; then it queues again.
+    prepare_queue_s: float = 3600.0
     # Longest warm-up, seconds.
     warm_s: float = 300.0
     # Longest drain, seconds; then the worker is stopped whatever is in flight.
@@ -73,6 +76,16 @@ class LoadedModel:
     note: str = ""
 
 
+class Preparing(Enum):
+    """How far the preparation of a model is."""
+
+    # None was asked for, or the pushed model is not here yet.
+    NO = auto()
+    # Others are prepared first.
+    QUEUED = auto()
+    RUNNING = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Fetching:
     """Waits for the model's bytes, and then for its preparation where one is asked."""
@@ -83,10 +96,10 @@ class Fetching:
     record: AssignmentRecord
     # When this phase began, elapsed clock.
     since: Elapsed
-    # When it fails, elapsed clock: with FETCH_FAILED, or with PREPARE_FAILED where it prepares.
+    # When it fails, elapsed clock: for good where the preparation runs, else with FETCH_FAILED.
     until: Elapsed
-    # True: the bytes are here, and the model is prepared.
-    preparing: bool = False
+    # How far the preparation is.
+    preparing: Preparing = Preparing.NO
 
 
 @dataclass(frozen=True, slots=True)
