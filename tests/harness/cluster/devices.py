@@ -60,6 +60,19 @@ def move(stack: DevStack, name: str, to: str, within_s: float) -> operator_pb2.M
     return found
 
 
+def next_move(stack: DevStack, name: str, earlier: Collection[str], within_s: float) -> operator_pb2.MigrationView:
+    """The workload's move that is none of those, once it is over: one that its documents ask for."""
+
+    def view_if_over() -> operator_pb2.MigrationView | None:
+        with stack.api() as api:
+            moves = [one for one in api.get("migrations").migrations if one.workload.name == name]
+        return next((one for one in moves if one.id not in earlier and one.stage in ("done", "aborted")), None)
+
+    found = wait_until(view_if_over, within_s, f"a move of {name} to be over")
+    assert found is not None
+    return found
+
+
 class Near:
     """Equal to the bytes of an FP32 output that differs from the right one by at most `at_most`."""
 

@@ -19,7 +19,7 @@ from harness.builders.coordinator_core import (
 from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveNeed, estimate_move
 from shoal.coordinator.core.placement.model import Aim, Inputs, Trial, Triple, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
-from shoal.coordinator.core.prediction.demand import prepared
+from shoal.coordinator.core.prediction.demand import quantised_profile
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS
 from shoal.types.codes import Code, Refusal
@@ -115,7 +115,7 @@ def test_a_policy_that_allows_int8_alone_leaves_nothing_else() -> None:
 
 
 def test_what_is_made_moves_fewer_bytes_and_what_is_fetched_is_what_was_pushed() -> None:
-    pushed, made = profile(), prepared(profile())
+    pushed, made = profile(), quantised_profile(profile())
     assert made.weight_bytes == pushed.weight_bytes // 4
     assert pushed.bytes_moved / 4 < made.bytes_moved < pushed.bytes_moved / 2
     assert (made.flops, made.size_bytes) == (pushed.flops, pushed.size_bytes)

@@ -20,7 +20,14 @@ from shoal.coordinator.core.placement.relax import (
     round_up,
 )
 from shoal.coordinator.core.placement.signatures import missing_signature, signature_expiry
-from shoal.coordinator.core.prediction.demand import CONV, ModelDemand, at_shapes, demand_of, open_axis, prepared
+from shoal.coordinator.core.prediction.demand import (
+    CONV,
+    ModelDemand,
+    at_shapes,
+    demand_of,
+    open_axis,
+    quantised_profile,
+)
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.policies.cel import Expression, device_fields, model_fields, node_fields
@@ -190,7 +197,7 @@ class Scope:
         key = model.variant, tuple(intent.shapes.items())
         if key not in self._profiles:
             pushed = at_shapes(self.inputs.profiles[model.digest], intent.shapes)
-            self._profiles[key] = prepared(pushed) if model.prepared else pushed
+            self._profiles[key] = quantised_profile(pushed) if model.prepared else pushed
         return self._profiles[key]
 
     def _expression_variables(self, option: Option) -> dict[str, object]:

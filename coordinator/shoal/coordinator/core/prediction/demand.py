@@ -156,7 +156,7 @@ def at_shapes(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]]) -> M
     )
 
 
-def prepared(profile: ModelProfile) -> ModelProfile:
+def quantised_profile(profile: ModelProfile) -> ModelProfile:
     """The profile of the int8 model that a node makes of this one in fp32: weights in 8 bits, activations in 16 at
     most, and the same arithmetic. The memory of activations is left as it is, an upper bound."""
     weights = _weight_share(profile)
