@@ -27,7 +27,7 @@ from shoal.agent.worker.process import PASSED_VARIABLES
 from shoal.host.memory import limit_bytes
 from shoal.host.private_files import write_private
 from shoal.types.assignment import Assignment
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Bytes, Seconds, show_bytes
 
 _MAKERS: Final = ("onnx", "onnxruntime")
@@ -42,6 +42,7 @@ _MOST_FILES: Final = 4
 """Files of the largest size that a preparation may hold at once: the simplified model, the one that calibrates, the
 prepared one, and the quantiser's own."""
 _MOST_RESULT: Final = 64 * 1024
+_MOST_TEXT: Final = 500
 _LOOK_EVERY_S: Final = 1.0
 """How often its files are counted."""
 
@@ -91,6 +92,8 @@ class ProgramPreparer:
 
     async def prepare(self, asked: Assignment, model: str, samples: str, on_start: Callable[[], None]) -> PreparedModel:
         record = self._folder / f"{_key(asked)}.json"
+        if (kept := await self._find(record)) is not None:
+            return kept
         async with self._turn:
             if (kept := await self._find(record)) is not None:
                 return kept
@@ -151,7 +154,7 @@ class ProgramPreparer:
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         try:
-            return unpack(PreparationResult, await asyncio.to_thread(_read_result, folder / RESULT_FILE))
+            return _clipped(unpack(PreparationResult, await asyncio.to_thread(_read_result, folder / RESULT_FILE)))
         except (OSError, ShoalError) as error:
             status = process.returncode or 0
             ended = f"the preparation ended by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
@@ -188,6 +191,14 @@ def _read_result(path: Path) -> bytes:
     """Raises OSError. What the program left is no more to be trusted than the model that it read."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         return file.read(_MOST_RESULT)
+
+
+def _clipped(result: PreparationResult) -> PreparationResult:
+    """Its texts in the length that a report of this node may have."""
+    why = result.refusal
+    if why is not None:
+        why = Refusal(why.code, why.found[:_MOST_TEXT], why.asked[:_MOST_TEXT], why.remedy[:_MOST_TEXT])
+    return PreparationResult(result.note[:_MOST_TEXT], why)
 
 
 def _key(asked: Assignment) -> str:

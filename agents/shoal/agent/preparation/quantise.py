@@ -20,7 +20,7 @@ from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 from shoal.agent.core.verification import worst_drifts
 from shoal.agent.worker.compare import compare
 from shoal.agent.worker.engine import Engine, open_engine, run_options, session_options
-from shoal.agent.worker.failures import brief_error
+from shoal.agent.worker.failures import brief_error, memory_refusal
 from shoal.agent.worker.providers import CPU_PROVIDER, Provider
 from shoal.agent.worker.shapes import fix_shapes
 from shoal.agent.worker.tensors import Array
@@ -130,6 +130,8 @@ def _quantise(model: Path, made: Path, activations: QuantType, weights: QuantTyp
             config.extra_options["UseQDQContribOps"] = True
         quantize(str(model), str(made), config)
     except Exception as error:  # the quantiser documents none of what it raises
+        if (short := memory_refusal(error)) is not None:
+            raise ShoalError(short) from error
         raise _failed(f"the quantiser says: {brief_error(error)}") from error
 
 

@@ -18,9 +18,10 @@ from shoal.agent.cache.publishers import SignatureVerifier
 from shoal.agent.clock import SystemClock
 from shoal.agent.ports import PreparedModel
 from shoal.agent.preparation import preparer as preparer_module
+from shoal.agent.preparation.messages import PreparationResult
 from shoal.agent.preparation.preparer import ProgramPreparer
 from shoal.types.assignment import Assignment, Preparation
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import Metric, Tolerance
 from shoal.types.tolerance import default
 from shoal.types.units import Bytes
@@ -163,3 +164,10 @@ def test_a_link_in_the_place_of_the_result_is_not_followed(tmp_path: Path) -> No
     (tmp_path / "result.json").symlink_to(tmp_path / "secret")
     with pytest.raises(OSError, match="result"):
         preparer_module._read_result(tmp_path / "result.json")
+
+
+def test_texts_are_as_long_as_a_report_may_have() -> None:
+    long = "x" * 60_000
+    result = preparer_module._clipped(PreparationResult(long, Refusal(Code.PREPARE_FAILED, long, long, long)))
+    assert result.refusal is not None
+    assert max(map(len, (result.note, result.refusal.words))) < 4096
