@@ -62,6 +62,7 @@ def test_the_faster_precision_is_made_of_the_samples() -> None:
     [
         (region(replace(BOTH, packs={})), "the model has no samples"),
         (region(prepares=()), "a cannot prepare models"),
+        (inputs(fleet_of(node("a", device())), BOTH), "a cannot prepare models"),  # by an older agent's receipt
     ],
 )
 def test_it_is_loaded_as_it_was_pushed_where_nothing_can_be_made(asked: Inputs, found: str) -> None:
@@ -98,7 +99,8 @@ def test_a_move_says_that_the_node_prepares_the_model() -> None:
     state = world.fleet.nodes["second"]
     known = state.receipts["cpu0"]
     rates = replace(known.rates, matmul_flops={"int8": 4e11}, conv_flops={"int8": 4e11})
-    only_int8 = replace(known, precisions=("int8",), rates=rates)
+    runtime = RuntimeSupport(13, {}, prepares=("int8",))
+    only_int8 = replace(known, precisions=("int8",), rates=rates, runtime=runtime)
     fleet = replace(world.fleet, nodes={**world.fleet.nodes, "second": replace(state, receipts={"cpu0": only_int8})})
     asked = replace(world, fleet=fleet, intents=(replace(fast.intents[0], models=(PUSHED, MADE)),))
     best = estimate_move(asked, BOTH.key, Aim("second")).estimates[0]

@@ -369,7 +369,7 @@ class Scope:
             remedy = f"spec.model.samples, or shoal model push {option.model.source} --samples FILE"
             return PlacementFault(Constraint.PRECISION, refusal, manual_remedy(remedy))
         runtime = option.receipt.runtime if option.receipt is not None else None
-        if runtime is not None and option.precision not in runtime.prepares:
+        if runtime is None or option.precision not in runtime.prepares:  # an older agent would load it as it was pushed
             refusal = Refusal(Code.PREPARE_UNAVAILABLE, f"{option.state.name} cannot prepare models", wanted)
             return PlacementFault(
                 Constraint.PRECISION, refusal, manual_remedy("install the agent's extra `prepare` there")
