@@ -107,7 +107,8 @@ def move_all(stack: DevStack, model: str, others: list[str], allow: str, near: f
 
     port, files = stack.port("gateway", "grpc"), stack.client_files
     with InferenceLoad(port, files, "mover", clients=2, rate=10.0, inputs=inputs) as load:
-        seen = set[str]()
+        with stack.api() as api:
+            seen = {each.id for each in api.get("migrations").migrations}
         for device in (*others, PROCESSOR):
             if allow == AS_PUSHED:
                 moved = move(stack, "mover", f"{NODE}/{device}", ENDS_S)
