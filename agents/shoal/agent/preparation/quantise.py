@@ -6,7 +6,6 @@ Runtime takes. The rules of which operators and types are those of ONNX Runtime 
 What is cheapest to run is tried first, and the first whose answers are near enough to the pushed model's is taken.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +78,6 @@ def quantise(
     Raises ShoalError(PREPARE_FAILED) where it cannot be quantised, or not within the tolerances; MODEL_INVALID for
     samples that are not the model's; and what `open_engine` raises of the pushed model.
     """
-    logging.disable(logging.WARNING)  # the quantiser's advice is for those who call it by hand
     fixed = fix_shapes(model, shapes)
     pushed = open_engine(fixed, Provider(CPU_PROVIDER))
     pack = read_pack(samples, pushed.inputs, pushed.outputs)
