@@ -81,7 +81,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "model_eviction_failed": "Cached models were not deleted.",
     "model_fetch_aborted": "A node stopped fetching a model. It resumes by itself.",
     "model_fetched": "A model was fetched and verified.",
-    "model_prepared": "The node made a model in another precision, by samples; `note` says how far its answers are off.",
+    "model_prepared": "The node made a model in another precision; `note` says how far its answers are off.",
     "model_version_recorded": "The newest version of a signed model is saved; no older one is loaded.",
     "model_versions_lost": "The saved versions of signed models cannot be read. Older versions may be loaded again.",
     "node_event_reported": "The node reports this to its region, where `shoal events` shows it.",
