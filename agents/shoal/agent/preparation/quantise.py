@@ -60,7 +60,8 @@ class _Reader(CalibrationDataReader):  # type: ignore[misc]
     def __init__(self, samples: Sequence[_Sampled]) -> None:
         self._rest = iter([each for index, each in enumerate(samples, 1) if index % _HELD_OUT])
 
-    def get_next(self) -> _Feeds | None:
+    def get_next(self) -> Any:
+        """The next sample, by input name; None after the last."""
         following = next(self._rest, None)
         return following.feeds if following is not None else None
 

@@ -3,13 +3,21 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from harness.fakes.clock import ManualClock
 from harness.fakes.machine import ReplayedMachine
-from shoal.agent.devices.machine import MAX_OUTPUT, MAX_TEXT, LiveMachine, RecordingMachine, number, scaled_number
+from shoal.agent.devices.machine import (
+    MAX_OUTPUT,
+    MAX_TEXT,
+    LiveMachine,
+    Machine,
+    RecordingMachine,
+    number,
+    scaled_number,
+)
 from shoal.agent.devices.nvidia import NvidiaDriver
 from shoal.agent.driver_port import DriverOptions
 from shoal.agent.main import main
@@ -78,7 +86,7 @@ def test_a_recording_replays_what_was_answered() -> None:
     """On a library in the place of NVML, since there is no such device here."""
     known = ReplayedMachine.of("nvidia_l4")
     live = SimpleNamespace(library=lambda name: Library(known.library(name)), text=known.text)
-    recording = RecordingMachine(live)
+    recording = RecordingMachine(cast(Machine, live))
     recorded = NvidiaDriver(ManualClock(), DriverOptions(), recording)
     devices = recorded.discover()
     reading, access = recorded.read("gpu0"), recorded.access("gpu0")
