@@ -12,7 +12,8 @@ from typing import Final
 
 from shoal.agent.packing import pack, unpack
 from shoal.agent.preparation.messages import MODEL_FILE, RESULT_FILE, PreparationOrder, PreparationResult
-from shoal.host import logs, sandbox
+from shoal.agent.worker import isolation
+from shoal.host import logs
 from shoal.host.parent_death import end_with_parent
 from shoal.host.sandbox import Access
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -26,12 +27,10 @@ def main() -> None:
     logs.configure(process="preparation")
     order = unpack(PreparationOrder, sys.stdin.buffer.read())
     folder = Path(order.folder)
-    Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
     resource.setrlimit(resource.RLIMIT_DATA, (order.memory_bytes, order.memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (order.file_bytes, order.file_bytes))
     own = {folder: Access.KEEP_FOLDERS, Path(order.model): Access.OPEN, Path(order.samples): Access.OPEN}
-    for refused in sandbox.enter(sandbox.runtime() | own):
-        print(f"not confined: {refused}", file=sys.stderr)
+    isolation.confine(own, _OOM_SCORE_ADJ)
     (folder / RESULT_FILE).write_bytes(pack(_prepare(order, folder)))
     sys.stderr.flush()
     os._exit(0)  # threads of the runtime are not waited for

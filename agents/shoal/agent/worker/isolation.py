@@ -3,7 +3,7 @@
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -24,21 +24,27 @@ T = TypeVar("T")
 
 
 def isolate(run: Path, models: Path, devices: Iterable[Path] = ()) -> None:
-    """Isolate this process, which must have one thread. A step that the kernel forbids is logged, and the others are
-    done.
+    """Isolate this process, as `confine` does.
 
     - run: folder of its socket and of `slots/`; the process can read nothing there.
     - models: folder whose files it can open by name (their digests), but not list.
     - devices: device files that it can read and write.
     """
-    try:
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
-    except OSError as error:
-        _log.warning("oom_score_write_failed", error=str(error))
     own = {run: Access.MAKE_SOCKET, run / SLOTS: Access.KEEP, models: Access.OPEN}
     own |= dict.fromkeys(devices, Access.READ | Access.WRITE)
     own[_CLEAR_REFS] = Access.WRITE | Access.TRUNCATE
-    for refused in sandbox.enter(sandbox.runtime() | own):
+    confine(own, _OOM_SCORE_ADJ)
+
+
+def confine(own: Mapping[Path, Access], oom_score_adj: str) -> None:
+    """Leave this process, which must have one thread, the files that it runs by and its `own`. A step that the kernel
+    forbids is logged, and the others are done. oom_score_adj: the more, up to 1000, the sooner the OOM killer takes
+    it."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text(oom_score_adj)
+    except OSError as error:
+        _log.warning("oom_score_write_failed", error=str(error))
+    for refused in sandbox.enter({**sandbox.runtime(), **own}):
         _log.warning("isolation_failed", error=refused)
 
 
