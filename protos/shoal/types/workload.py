@@ -262,6 +262,11 @@ class Intent:
     # By input name: the only shapes that are served; -1 for an axis that stays open. Empty: all that the graph takes.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
+    def samples_of(self, model: str) -> str:
+        """Digest of the samples of a model, by its digest; empty where it has none."""
+        pack = self.packs.get(model)
+        return pack.digest if pack is not None else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Quota:

@@ -16,7 +16,7 @@ from shoal.types.device import EnergySource
 from shoal.types.migration import MigrationRule, Tolerance
 from shoal.types.tolerance import with_defaults
 from shoal.types.units import Bytes, UsdPerHour, show_seconds
-from shoal.types.workload import WorkloadKey
+from shoal.types.workload import Intent, WorkloadKey
 
 UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
@@ -135,8 +135,8 @@ def estimate_move(inputs: Inputs, key: WorkloadKey, aim: Aim, replica: str = "")
     there = [one for one in plan.candidates if aim.allows(one.node, one.device, one.variant)]
     there = _with_trial(inputs, key, aim, replica, there)
     source = _source(plan, there)
-    rule = next(intent.migration for intent in inputs.intents if intent.key == key)
-    estimates = [_estimate(inputs, key, rule, source, candidate) for candidate in there]
+    intent = next(each for each in inputs.intents if each.key == key)
+    estimates = [_estimate(inputs, intent, source, candidate) for candidate in there]
     order = (MoveAnswer.YES, MoveAnswer.YES_WITH, MoveAnswer.NO)
     ranked = tuple(sorted(estimates, key=lambda each: order.index(each.answer)))
     return MoveEstimates(key, Slot(source.node, source.device) if source is not None else None, ranked)
@@ -192,14 +192,13 @@ def _source(plan: WorkloadPlan, there: Sequence[Candidate]) -> Candidate | None:
     return next((one for one in current if (one.node, one.device) not in slots), current[0] if current else None)
 
 
-def _estimate(
-    inputs: Inputs, key: WorkloadKey, rule: MigrationRule, source: Candidate | None, candidate: Candidate
-) -> Estimate:
+def _estimate(inputs: Inputs, intent: Intent, source: Candidate | None, candidate: Candidate) -> Estimate:
+    rule = intent.migration
     refusal, nearest = candidate.refusal, candidate.nearest
     if refusal is None and candidate.current:
         where = f"{candidate.node}/{candidate.device}"
         refusal, nearest = Refusal(Code.CONFLICT, f"it runs on {where} already", "another device"), ""
-    needs = _needs(inputs, key, source, candidate) if refusal is None else ()
+    needs = _needs(inputs, intent, source, candidate) if refusal is None else ()
     answer = MoveAnswer.NO if refusal is not None else MoveAnswer.YES_WITH if needs else MoveAnswer.YES
     load_s = candidate.prediction.load_s if candidate.prediction is not None else UNKNOWN
     return Estimate(
@@ -233,9 +232,8 @@ def _overlap_s(inputs: Inputs, rule: MigrationRule, source: Candidate | None, ca
     return overlap_s(inputs.fleet, rule, here_s, there)
 
 
-def _preparation(inputs: Inputs, key: WorkloadKey, candidate: Candidate) -> str:
+def _preparation(inputs: Inputs, intent: Intent, candidate: Candidate) -> str:
     """What the node makes of the model, of how many samples, and what that took when it was done there."""
-    intent = next(each for each in inputs.intents if each.key == key)
     pack = intent.packs.get(candidate.model)
     known = inputs.measured.get(Trial(candidate.variant, candidate.node, candidate.device))
     took = (
@@ -245,11 +243,11 @@ def _preparation(inputs: Inputs, key: WorkloadKey, candidate: Candidate) -> str:
 
 
 def _needs(
-    inputs: Inputs, key: WorkloadKey, source: Candidate | None, candidate: Candidate
+    inputs: Inputs, intent: Intent, source: Candidate | None, candidate: Candidate
 ) -> tuple[tuple[MoveNeed, str], ...]:
     found = list[tuple[MoveNeed, str]]()
     if candidate.is_prepared:
-        found.append((MoveNeed.PREPARE, _preparation(inputs, key, candidate)))
+        found.append((MoveNeed.PREPARE, _preparation(inputs, intent, candidate)))
     if source is None:
         return tuple(found)
     here, there = _provider(inputs, source), _provider(inputs, candidate)

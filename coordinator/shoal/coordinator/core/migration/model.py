@@ -120,9 +120,20 @@ def place_of(fleet: Fleet, node: str, one: Assignment) -> ReplicaPlace:
     receipt = state.receipts.get(one.device) if state is not None else None
     measured_at = receipt.measured_at if receipt is not None else NEVER
     stand_in = fleet.stand_in(node, one.device)
-    prepared = one.preparation is not None
+    return replica_place(node, one, stand_in, measured_at)
+
+
+def replica_place(node: str, one: Assignment, stand_in: str, receipt_at: Wall = NEVER) -> ReplicaPlace:
+    """The place of `one` on `node`, with what the fleet says of its device: as in `ReplicaPlace`."""
     return ReplicaPlace(
-        one.id, node, one.device, one.model, one.precision, measured_at, stand_in=stand_in, prepared=prepared
+        assignment=one.id,
+        node=node,
+        device=one.device,
+        model=one.model,
+        precision=one.precision,
+        receipt_at=receipt_at,
+        stand_in=stand_in,
+        prepared=one.preparation is not None,
     )
 
 

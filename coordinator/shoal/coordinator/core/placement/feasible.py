@@ -225,7 +225,7 @@ class Scope:
         """One model on one device, with its prediction. measured, served: figures of a current replica there. Without
         them the warm-up of an earlier replica on that device is used."""
         profile = self.profile(model, intent)
-        receipt, pack = state.receipts.get(device.name), intent.packs.get(model.digest)
+        receipt = state.receipts.get(device.name)
         precision = model.precision or profile.precision
         shown = measured if measured is not None and measured.samples else None
         known = shown or self.inputs.measured.get(Trial(model.variant, state.name, device.name))
@@ -243,7 +243,7 @@ class Scope:
             cost=self.inputs.costs.get(Slot(state.name, device.name), math.nan),
             earlier_failure=earlier_failure,
             shapes=intent.shapes,
-            prepared=(precision, pack.digest if pack is not None else "") if model.prepared else None,
+            prepared=(precision, intent.samples_of(model.digest)) if model.prepared else None,
         )
 
     def replica_rate(self, intent: Intent, replicas: int) -> float:

@@ -70,11 +70,6 @@ def replicas_of(scope: Scope, intent: Intent, moving: Sequence[Move] = ()) -> Wo
     return WorkloadReplicas(tuple(active), tuple(failed), tuple(standbys))
 
 
-def _samples(intent: Intent, assignment: Assignment) -> str:
-    pack = intent.packs.get(assignment.model)
-    return pack.digest if pack is not None else ""
-
-
 def may_retry(inputs: Inputs, intent: Intent, replica: FailedReplica) -> bool:
     """Whether a replica that its runtime could not load may be tried again: an operator cleared the model, or the
     document asks for another load. The retry needs another assignment, because its node has given up this one."""
@@ -85,7 +80,7 @@ def may_retry(inputs: Inputs, intent: Intent, replica: FailedReplica) -> bool:
     tried = replica.assignment
     if (tried.shapes, tried.partial) != (intent.shapes, intent.require.partial):
         return True
-    if tried.preparation is not None and tried.samples != _samples(intent, tried):
+    if tried.preparation is not None and tried.samples != intent.samples_of(tried.model):
         return True
     return Triple.of_assignment(tried, device) not in inputs.unloadable
 
@@ -112,7 +107,7 @@ def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -
         return Refusal(Code.CONFLICT, "its isolation changed", "a worker as the document says")
     if assignment.partial != intent.require.partial:
         return Refusal(Code.CONFLICT, "what may run beside its device changed", "a share as the document says")
-    if assignment.preparation is not None and assignment.samples != _samples(intent, assignment):
+    if assignment.preparation is not None and assignment.samples != intent.samples_of(assignment.model):
         return Refusal(Code.CONFLICT, "the samples that it was prepared by changed", "those of the document")
     if assignment.shapes != intent.shapes:
         return Refusal(Code.CONFLICT, "its shapes changed", "the shapes that the document says")

@@ -14,6 +14,7 @@ from shoal.coordinator.core.migration.model import (
     Migration,
     MoveProposal,
     ReplicaPlace,
+    replica_place,
 )
 from shoal.coordinator.core.migration.outcomes import calibrate, expected_outcome
 from shoal.coordinator.core.placement.allocations import busy_share, initial_allocations
@@ -54,12 +55,7 @@ class MovableReplica:
 
     @property
     def place(self) -> ReplicaPlace:
-        one = self.current.assignment
-        stand_in = self.current.option.device.stand_in
-        prepared = one.preparation is not None
-        return ReplicaPlace(
-            one.id, self.current.node, one.device, one.model, one.precision, stand_in=stand_in, prepared=prepared
-        )
+        return replica_place(self.current.node, self.current.assignment, self.current.option.device.stand_in)
 
     @property
     def slot(self) -> Slot:
