@@ -172,6 +172,10 @@ _CODE_OF_STATUS: Final = {
     grpc.StatusCode.NOT_FOUND: Code.NOT_FOUND,
 }
 
+_CALL_LOST: Final = "Internal error from Core"
+"""Details that grpc's Python API gives, with INTERNAL, to a call that was over when a message was written, whatever
+ended it: https://github.com/grpc/grpc/issues/36066"""
+
 
 def refusal_of(error: grpc.RpcError) -> Refusal:
     """The refusal that a Shoal server sent, otherwise the nearest code for grpc's own status."""
@@ -184,6 +188,8 @@ def refusal_of(error: grpc.RpcError) -> Refusal:
             return Refusal(Code.CODE_UNKNOWN, f"{message.code}: {message.found}", message.asked, message.remedy)
     status = getattr(error, "code", lambda: grpc.StatusCode.UNKNOWN)()
     details = getattr(error, "details", lambda: str(error))() or ""
+    if status is grpc.StatusCode.INTERNAL and details == _CALL_LOST:
+        return Refusal(Code.COORDINATOR_UNREACHABLE, "the call was over before it was written", "a call", "try again")
     return Refusal(_CODE_OF_STATUS.get(status, Code.INTERNAL), details)
 
 
