@@ -140,13 +140,15 @@ async def test_each_waits_for_its_turn_and_says_when_it_begins(tmp_path: Path) -
     second = replace(first, preparation=Preparation((*default("fp32", "int8"), Tolerance("y", Metric.COSINE, 0.5))))
     begun: list[str] = []
     model, samples = str(tmp_path / "model"), str(tmp_path / "samples")
-    tasks = [
-        asyncio.create_task(by.prepare(one, model, samples, lambda name=name: begun.append(name)))  # type: ignore[misc]
-        for name, one in (("first", first), ("second", second), ("first again", first))
-    ]
+    held = asyncio.create_task(by.prepare(first, model, samples, lambda: begun.append("first")))
     await until(lambda: begun, ENDS_S, "one to begin")
-    assert begun == ["first"]
-    await asyncio.gather(*tasks)
+    later = [
+        asyncio.create_task(by.prepare(one, model, samples, lambda name=name: begun.append(name)))  # type: ignore[misc]
+        for name, one in (("second", second), ("first again", first))
+    ]
+    await held
+    assert begun == ["first"], "it has the turn until it ends"
+    await asyncio.gather(*later)
     assert begun == ["first", "second"], "what is kept needs no turn"
 
 
