@@ -5,7 +5,7 @@ import asyncio
 import hashlib
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -172,3 +173,25 @@ async def test_f51_what_a_driver_wrote_is_in_the_agents_log(node: Node) -> None:
     assert {each["driver"] for each in failed} == {"faulty"}
     assert any("no answer to read within" in each["error"] for each in failed)
     assert any("SIGABRT" in each["error"] for each in failed)
+
+
+async def test_a_driver_that_hangs_at_the_start_keeps_no_other_device_from_serving(node: Node) -> None:
+    """Nor is its own device measured anew once it answers: what it can do was on disk."""
+    digest = next(iter(node.coordinator.models))
+    node.coordinator.want(assignment(HERE, HERE, digest, len(node.coordinator.models[digest])), generation=2)
+    await until(lambda: FAULTY not in node.machine.workers(), LIMIT_S, "the other replica to be gone")
+    faulty_driver.command(node.faults, "discover", DriverFault.HANG)
+    before, sessions = len(node.machine.log()), len(node.coordinator.hellos)
+    await asyncio.to_thread(node.machine.lose_power)
+    await asyncio.to_thread(node.machine.start)
+    await until(partial(node.serves, HERE), LIMIT_S, "the processor's replica to serve")
+    assert len(node.coordinator.hellos) == sessions, "the first session waits for the devices"
+    faulty_driver.command(node.faults)
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if any(faulty_driver.__name__ in part for part in each.cmdline()):
+                each.kill()
+    await until(lambda: DEVICE in node.coordinator.readings, LIMIT_S, "its device to be told of")
+    assert {each.name for each in node.coordinator.hellos[-1].node.devices} == {"cpu0", DEVICE}
+    assert {each.receipt.device for each in node.coordinator.receipts} == {"cpu0", DEVICE}
+    assert node.machine.log_lines("device_probed", before) == []

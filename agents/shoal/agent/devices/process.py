@@ -192,7 +192,8 @@ class DriverProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 limit=MAX_LINE,
-                start_new_session=True,
+                # Not a session: a session is a scheduling group, and nice counts within one (sched(7), autogroup).
+                process_group=0,
             )
         except OSError as error:
             raise DriverFailed(f"it could not be started: {error.strerror}") from error
@@ -218,7 +219,7 @@ class DriverProcess:
         self._failure = None
         if self._devices:
             _log.info("driver_started", driver=self.name, devices=len(answer.found))
-        if self._has_started.is_set() and self._devices != before:
+        if self._devices != before:
             self._on_devices()
 
     async def _ask_forever(self) -> None:

@@ -4,7 +4,8 @@ import asyncio
 import json
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,7 @@ from shoal.agent.cache.publishers import SignatureVerifier, load_keys
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
-from shoal.agent.devices.installed import installed_drivers
+from shoal.agent.devices.installed import CPU_DRIVER, installed_drivers
 from shoal.agent.devices.process import DriverProcess
 from shoal.agent.driver_port import DriverOptions
 from shoal.agent.identity import enrolment, host
@@ -38,6 +39,7 @@ from shoal.agent.preparation.preparer import ProgramPreparer
 from shoal.agent.supervisor import Supervisor, SupervisorPorts, SupervisorSettings
 from shoal.agent.telemetry import metrics
 from shoal.agent.telemetry.log import FOLDER, LogFileReader
+from shoal.agent.timeouts import within
 from shoal.agent.worker import confinement
 from shoal.agent.worker.pool import ProcessWorkers
 from shoal.agent.worker.pool_options import PoolOptions
@@ -45,7 +47,7 @@ from shoal.host import gc_freeze, logs
 from shoal.host.otlp import collector_of
 from shoal.host.private_files import disable_core_dumps, write_private
 from shoal.types.address import HostPort
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Node, Role
 from shoal.types.identity import Identity
 from shoal.types.units import Seconds
@@ -54,6 +56,8 @@ from shoal.wire.metrics_access import RegionMetricsAccess
 FRONT_COMMAND = (sys.executable, "-P", "-m", "shoal.agent.main", "front")
 BOOT_S = Seconds(10.0)
 """The longest that a node waits at its start for its drivers. One that hangs must not keep the others' devices off."""
+FIRST_S = Seconds(0.5)
+"""The longest that the processor's driver is alone: it takes 0.2 s on two cores beside a front that starts."""
 READY_POLL_S = Seconds(0.05)
 FORWARD_KEY = "forward.key"
 """File in the identity's folder: the private key with which this node's front signs forwarded requests."""
@@ -133,7 +137,6 @@ async def _serve(
         DriverProcess(name, factory, options, clock, lambda: supervisor.on_devices_found())
         for name, factory in factories.items()
     ]
-    driving = [asyncio.create_task(each.run(), name=f"driver {each.name}") for each in drivers]
     listening = await front.start()
     guard = RegionMetricsAccess(identity.region, files.certificate, files.key, files.ca, clock.wall)
     metrics_port = metrics.serve(config.metrics, lambda: supervisor.snapshot, guard)
@@ -167,11 +170,15 @@ async def _serve(
         logs=LogFileReader(config.state_dir),
         spans=front,
         preparer=ProgramPreparer(config.state_dir / "prepared", held, clock, log),
+        wait_devices=lambda: asyncio.shield(started),
     )
     supervisor = Supervisor(SupervisorSettings(), node, ports)
     stop.hand_over(supervisor.request_stop)
+    driving = asyncio.create_task(_drive(drivers), name="drive")
+    started = asyncio.create_task(_wait_drivers(drivers), name="drivers")
     beside = [
-        *driving,
+        driving,
+        started,
         asyncio.create_task(
             _announce(node, str(HostPort(listening.host, listening.metrics_port or 0)), supervisor, clock),
             name="announce",
@@ -180,12 +187,33 @@ async def _serve(
         asyncio.create_task(timekeeper.run(node.name, supervisor.report_event), name="time"),
     ]
     try:
-        await _wait_drivers(drivers)
+        desired = await journal.load()
+        await _wait_devices({each.device for each in desired.assignments} if desired else set(), drivers, started)
         await supervisor.run()
+    except ExceptionGroup as failed:
+        if isinstance(refused := failed.exceptions[0], ShoalError):  # a driver's, of its options
+            raise refused from failed
+        raise
     finally:
         for task in beside:
             task.cancel()
         timekeeper.save()
+
+
+async def _drive(drivers: Sequence[DriverProcess]) -> None:
+    """Run the drivers until cancelled. The processor's is not held up by the start of the others: every node has one,
+    and after a restart it is what most nodes go on with."""
+    running: list[asyncio.Task[None]] = []
+    try:
+        for each in sorted(drivers, key=lambda each: each.name != CPU_DRIVER):
+            running.append(asyncio.create_task(each.run(), name=f"driver {each.name}"))
+            if each.name == CPU_DRIVER:
+                with suppress(TimeoutError, ShoalError):  # what it refused `_wait_drivers` tells
+                    await within(FIRST_S, each.wait_started())
+        await asyncio.gather(*running, return_exceptions=True)
+    finally:
+        for task in running:
+            task.cancel()
 
 
 async def _wait_drivers(drivers: Sequence[DriverProcess]) -> None:
@@ -199,6 +227,16 @@ async def _wait_drivers(drivers: Sequence[DriverProcess]) -> None:
         task.cancel()
     for task in done:
         task.result()
+
+
+async def _wait_devices(names: Set[str], drivers: Sequence[DriverProcess], started: asyncio.Task[None]) -> None:
+    """Until these devices are found, which the node needs to go on with what it held, or all drivers have `started`. A
+    driver of devices that serve nothing yet must not keep the others waiting. Raises as `_wait_drivers`."""
+    while not (names and names <= {device.name for each in drivers for device in each.discover()}):
+        done, _ = await asyncio.wait((started,), timeout=READY_POLL_S)
+        if done:
+            started.result()
+            return
 
 
 def _links(

@@ -54,18 +54,21 @@ class DeviceProbes:
         self._retry_at: dict[str, Elapsed] = {}
         # By device: operators that loads have shown since the receipts were written.
         self._operators: dict[str, set[str]] = {}
+        # Of an earlier run.
+        self._earlier: tuple[SignedReceipt, ...] = ()
         self.receipts: tuple[SignedReceipt, ...] = ()
 
-    async def load(self, node: Node) -> None:
-        """Read the receipts of an earlier run. Devices of `node` without a valid one are probed."""
-        self.receipts = await self._journal.load_receipts()
-        self.on_devices_found(node)
+    async def load(self) -> None:
+        """Read the receipts of an earlier run. Call once, before the first devices are told."""
+        self._earlier = await self._journal.load_receipts()
 
     def on_devices_found(self, node: Node) -> None:
         """These are the node's devices from now on. Those without a valid receipt are probed."""
         self._node = node.name
         self._devices = {device.name: device for device in node.devices}
-        self.receipts = receipts.valid_receipts(self.receipts, node.devices)
+        known = {each.receipt.device for each in self.receipts}
+        earlier = (each for each in self._earlier if each.receipt.device not in known)
+        self.receipts = receipts.valid_receipts((*earlier, *self.receipts), node.devices)
         self.request(device.name for device in receipts.devices_to_probe(self.receipts, node.devices))
 
     def request(self, devices: Iterable[str]) -> None:

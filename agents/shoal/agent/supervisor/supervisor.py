@@ -62,7 +62,9 @@ class Supervisor:
         self._membership = ports.membership
         self._logs = ports.logs
         self._spans = ports.spans
+        self._wait_devices = ports.wait_devices
 
+        self._has_booted = False
         self._desired: DesiredSet | None = None
         self._unsaved_desired: DesiredSet | None = None
         self._session: OpenSession | None = None
@@ -162,6 +164,8 @@ class Supervisor:
 
     def on_devices_found(self) -> None:
         """A driver has found devices that it did not find before. The region hears of them in a new session."""
+        if not self._has_booted:
+            return  # the boot asks all drivers
         known = {each.name: each for each in (*self._node.devices, *self._monitor.discover())}
         self._node = replace(self._node, devices=tuple(known.values()))
         self._probes.on_devices_found(self._node)
@@ -180,9 +184,10 @@ class Supervisor:
     # boot
 
     async def _boot(self) -> None:
-        self._node = replace(self._node, devices=(*self._node.devices, *self._monitor.discover()))
         self._desired = await self._journal.load()
-        await self._probes.load(self._node)
+        await self._probes.load()
+        self._has_booted = True
+        self.on_devices_found()
         adopted = await self._replicas.adopt()
         version = self._desired.version if self._desired else None
         self._log.info(
@@ -290,6 +295,7 @@ class Supervisor:
     # the link
 
     async def _link_forever(self) -> None:
+        await self._wait_devices()
         attempt = 0
         while True:
             hello = Hello(

@@ -1,6 +1,6 @@
 """All that the supervisor needs of the world, as one value."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from shoal.agent.driver_port import DeviceDriver
@@ -60,6 +60,10 @@ class _NoPreparer:
         raise refuse(Code.PREPARE_UNAVAILABLE, "a node that prepares no models", asked.precision, "place it elsewhere")
 
 
+async def _no_wait() -> None:
+    """All devices are known from the start."""
+
+
 @dataclass(frozen=True, slots=True)
 class SupervisorPorts:
     """The ports of one supervisor."""
@@ -92,6 +96,9 @@ class SupervisorPorts:
     membership: NodeMembership = field(default_factory=_NoMembership)
     # Makes models in another precision. By default none is made.
     preparer: ModelPreparer = field(default_factory=_NoPreparer)
+    # Returns once the drivers have found the devices that the first session names; those found later it tells of anew.
+    # Raises ShoalError where the node must not start. By default all are known from the start.
+    wait_devices: Callable[[], Awaitable[None]] = _no_wait
     # Reads the logs of this node; None if none are kept.
     logs: Logs | None = None
     # Reads the trace spans of the front; None if none are kept.
