@@ -88,25 +88,50 @@ class ProviderPlugin:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedFigure:
+    """What was published of one model on a device."""
+
+    # The publisher's name of the model.
+    model: str
+    # Precision in which it ran. Empty: the vendor's compiler chose one, which is not told.
+    precision: str
+    # FLOPs of one inference; a multiply-add is 2.
+    flops: float
+    # Number of weights.
+    weights: float
+    # Whether most of its FLOPs are attention, or products of matrices like it; otherwise convolutions.
+    attention: bool
+    # Seconds of one inference.
+    latency_s: float
+    # Joules of one inference. NaN: not published.
+    joules: float
+
+
+@dataclass(frozen=True, slots=True)
 class EmulatedPace:
     """How an emulated device behaves.
 
-    One inference of Work w takes launch_s + w.nodes * node_s + max(w.conv_flops / conv rate + (w.matmul_flops +
-    w.other_flops) / matmul rate, w.bytes / elementwise_bytes) seconds of device time. The caller waits `time_scale`
-    times that for the answer. For the answer of a simulator it waits as long as that computes.
+    One inference takes as long as was published of the model, or of its nearest relative (`shoal.agent.emulation`). The
+    caller waits `time_scale` times that for the answer. For the answer of a simulator it waits as long as that
+    computes.
     """
 
     # Name of the profile, as in `profiles/NAME.json`.
     profile: str
-    # The published results that the profile is derived from, as text.
+    # Where `figures` and `rates` are from, as text.
     source: str
-    # The rates in the formula above: FLOP/s, bytes/s and seconds. Their `load_bytes` is NaN.
+    # What paces it.
+    figures: tuple[PublishedFigure, ...]
+    # The part of every inference that does not grow with its FLOPs, in seconds.
+    launch_s: Seconds
+    # What its capability receipt says: FLOP/s, bytes/s and seconds, fitted to other results than `figures`. Their
+    # `load_bytes` is NaN.
     rates: Rates
     # Factor between device time and the time that a caller waits here.
     time_scale: float
     # Memory of the device: the profile's, or the size in `DriverOptions.emulate`.
     memory_bytes: Bytes
-    # Power while a run is in progress, in watts.
+    # Power while a run is in progress, in watts, of models whose figure tells no joules. NaN: nobody says.
     active_w: Watts
     # Power while awake and idle, in watts. NaN if the profile has no figure.
     idle_w: Watts

@@ -336,7 +336,11 @@ class Control:
     ) -> StackLayout:
         """Use one scale for all regions, because they share the machine."""
         rates = [
-            Rate(max(device.receipt.rates.conv_flops.values(), default=0.0), device.device.emulated)
+            Rate(
+                max(device.receipt.rates.conv_flops.values(), default=0.0),
+                device.device.emulated,
+                device.receipt.rates.launch_s,
+            )
             for api in apis.values()
             for device in api.get("devices").devices
             if not device.device.simulated  # it takes as long as its simulator does

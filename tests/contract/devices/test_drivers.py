@@ -16,7 +16,7 @@ from shoal.types.device import Device, PowerState, Reading
 from shoal.wire import nouns
 
 DRIVERS = sorted(entry_points(group="shoal.devices"), key=lambda entry: entry.name)
-OPTIONS = DriverOptions(emulate=("rk3588s", "nvidia-l4"), time_scale=3.0)
+OPTIONS = DriverOptions(emulate=("rk3588s", "xr5610-l4"), time_scale=3.0)
 
 
 def test_our_drivers_are_installed() -> None:

@@ -25,7 +25,7 @@ EVERY_S: Final = 1.0
 WINDOWS: Final = {"5m": "15s", "15m": "60s", "30m": "60s", "1h": "60s"}
 """What the ranges of the rules become."""
 FOR: Final = "3s"
-FLEET: Final = (("plain-cpu", ""), ("cloud-gpu", "nvidia-l4"), ("small-cpu", "rk3588s"))
+FLEET: Final = (("plain-cpu", ""), ("cloud-gpu", "xr5610-l4"), ("small-cpu", "rk3588s"))
 """One tells its power, one is hundreds of times slower than that."""
 DISK_BYTES: Final = 32 * 2**20
 REACHED_WITHIN_S: Final = 60.0

@@ -15,7 +15,7 @@ from shoal.types.codes import Code
 from shoal.types.device import EnergySource
 from shoal.types.units import Joules, Seconds
 
-DEVICE = "nvidia-l4"
+DEVICE = "xr5610-l4"
 
 
 class Counted:

@@ -199,6 +199,8 @@ def test_the_scale_lets_the_host_meet_the_fastest_device() -> None:
     assert time_scale([host], 2) == 1.0
     scale = time_scale([host, Rate(25e12, is_emulated=True), Rate(1e12, is_emulated=True)], 2)
     assert scale >= 25e12 / 50e9
+    slow_to_launch = time_scale([host, Rate(25e12, is_emulated=True, launch_s=1.0)], 2)
+    assert slow_to_launch == 5.0, "the smallest: the largest model takes this host 0.2 s"
     crowd = [Rate(25e12, is_emulated=True)] * 8
     assert time_scale([host, *crowd], 2) >= 4 * 25e12 / 50e9
     with pytest.raises(ValueError, match="host"):

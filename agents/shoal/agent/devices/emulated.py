@@ -1,7 +1,10 @@
 """Emulated devices: the real model runs on this machine's CPU, paced and metered by a named profile.
 
-`agents/derive_profiles.py` writes the profiles in `profiles/` from published results, each with its rows named. Every
-answer takes the profile's time x `time_scale`. Every reported figure (latency, joules) is device time, that is
+`agents/derive_profiles` writes the profiles in `profiles/` from published results, each with its rows named. Every
+answer takes the time that was published for the model, or for its nearest relative, x `time_scale`; the capability
+receipt, by which the region predicts, is fitted to other results than these.
+
+Every reported figure (latency, joules) is device time, that is
 unscaled, and `Device.time_scale` says how much slower the answers came.
 
 A device whose profile gives its idle and sleep power can be put to sleep, as `core.device_sleep` models; no other can.
@@ -15,20 +18,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from shoal.agent.core.device_sleep import DeviceSleepState
 from shoal.agent.devices.emulated_state import read_state
 from shoal.agent.devices.host import Host
+from shoal.agent.devices.published import pace_of
 from shoal.agent.devices.runtime import runtime_version
 from shoal.agent.driver_port import DeviceAccess, DriverClock, DriverOptions, EmulatedPace
 from shoal.types.codes import Code, refuse
-from shoal.types.device import Device, DeviceKind, EnergySource, Reading, Rest
-from shoal.types.receipt import Rates
+from shoal.types.device import Device, DeviceKind, Reading, Rest
 from shoal.types.units import SIZE, Bytes, Seconds, Watts, parse_quantity, show_bytes
-
-_PRECISIONS: Final = ("fp32", "fp16", "int8")
-"""The profile's rate stands for every precision, because the vendor's compiler chose one for the published result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class EmulatedDriver:
         for number, (profile, memory) in enumerate(entries):
             earlier = [name for name, _ in entries[:number]].count(profile)
             name = f"{profile}-{earlier + 1}" if earlier else profile
-            emulated = self._devices[name] = _make_device(name, _load_profile(profile), memory, options)
+            emulated = self._devices[name] = _make_device(name, _load_profile(profile), memory, options, self._host)
             if (rest := emulated.device.rest) is not None:
                 self._sleep_states[name] = DeviceSleepState(
                     rest, emulated.pace.active_w, options.time_scale, clock.now()
@@ -127,25 +127,17 @@ def _parse_entry(entry: str) -> tuple[str, Bytes | None]:
     return profile, Bytes(int(parse_quantity(size, SIZE))) if equals else None
 
 
-def _make_device(name: str, profile: Mapping[str, Any], size: Bytes | None, options: DriverOptions) -> _EmulatedDevice:
-    made_smaller = "" if size is None else f"; with {show_bytes(size)} of memory, as it was started"
-    source = f"{profile['name']}: {'; '.join(profile['sources'])}{made_smaller}"
+def _make_device(
+    name: str, profile: Mapping[str, Any], size: Bytes | None, options: DriverOptions, host: Host
+) -> _EmulatedDevice:
+    """size: of its memory; None: the profile's, or the host's where it works in that."""
     rest, time_scale = _sleep_profile(profile["rest"], options.wake_scale), options.time_scale
-    rates = Rates(
-        matmul_flops=dict.fromkeys(_PRECISIONS, profile["flops_per_s"]),
-        conv_flops=dict.fromkeys(_PRECISIONS, profile["flops_per_s"]),
-        elementwise_bytes=profile["bytes_per_s"],
-        copy_bytes=profile["bytes_per_s"],
-        launch_s=Seconds(0.0),
-        node_s=Seconds(0.0),
-        load_bytes=math.nan,
+    pace = pace_of(
+        profile,
+        size if size is not None else Bytes(profile["memory_bytes"] or host.limit_bytes()),
+        time_scale=time_scale,
         idle_w=rest.idle_w if rest is not None else Watts(math.nan),
-        active_w=Watts(profile["active_w"]),
-        energy_source=EnergySource.PROFILE,
-    )
-    memory = size if size is not None else Bytes(profile["memory_bytes"])
-    pace = EmulatedPace(
-        profile["name"], source, rates, time_scale, memory, rates.active_w, rates.idle_w, profile["system"]
+        note="" if size is None else f"with {show_bytes(size)} of memory, as it was started",
     )
     device = Device(
         name=name,
@@ -157,7 +149,7 @@ def _make_device(name: str, profile: Mapping[str, Any], size: Bytes | None, opti
         runtime_version=runtime_version(),
         # The provider that really runs the model, so that a model it cannot run is known to be unsupported.
         provider="CPUExecutionProvider",
-        memory_bytes=memory,
+        memory_bytes=pace.memory_bytes,
         parallelism=profile["parallelism"],
         attributes={
             "native_provider": profile["native_provider"],
@@ -166,7 +158,7 @@ def _make_device(name: str, profile: Mapping[str, Any], size: Bytes | None, opti
         },
         emulated=True,
         profile=profile["name"],
-        profile_source=source,
+        profile_source=pace.source,
         time_scale=time_scale,
         rest=rest,
     )

@@ -1,23 +1,50 @@
-"""Pacing of emulated devices: run times predicted from the profile, and turns between the workers of one device."""
+"""Pacing of emulated devices: run times by published figures, and turns between the workers of one device."""
 
 import fcntl
 import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
 
-from shoal.agent.driver_port import EmulatedPace
+from shoal.agent.driver_port import EmulatedPace, PublishedFigure
+from shoal.agent.emulation import nearest, seconds_of
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, refuse
+from shoal.types.units import Bytes, Seconds, Watts
+
+_BYTES: Final = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+"""Bytes of a weight by precision."""
 
 
-def device_seconds(pace: EmulatedPace, work: Work, precision: str, scale: float = 1.0) -> float:
-    """Seconds of device time for one inference, before `time_scale`.
+@dataclass(frozen=True, slots=True)
+class ModelPace:
+    """How one model runs on an emulated device."""
 
-    `scale` is the ratio of the elements of the request's inputs to those of the reference shapes; FLOPs and bytes grow
-    with it. Roofline model (Williams et al., 2009) with the launch costs of `ports.EmulatedPace`. Raises
-    ShoalError(LOAD_FAILED) without work.
-    """
+    # The published figure that it runs by: of the model itself, or of its nearest relative.
+    relative: PublishedFigure
+    # FLOPs of one inference at the reference shapes.
+    flops: float
+    # As in EmulatedPace.
+    launch_s: Seconds
+    # Watts of a run. NaN: nobody says.
+    watts: Watts
+
+    @property
+    def note(self) -> str:
+        """For people."""
+        published = self.relative
+        return f"paced as {published.model}, published: {published.latency_s * 1e3:.3g} ms, {published.flops:.3g} FLOPs"
+
+    def seconds(self, scale: float = 1.0) -> float:
+        """Device time of one inference, before `time_scale`. `scale` is the ratio of the elements of its inputs to
+        those of the reference shapes; FLOPs grow with it."""
+        return seconds_of(self.relative, self.launch_s, self.flops * scale)
+
+
+def model_pace(pace: EmulatedPace, work: Work, weights: float, precision: str) -> ModelPace:
+    """weights: number of the model's weights. Raises ShoalError(LOAD_FAILED) without work."""
     if not work.nodes:
         raise refuse(
             Code.LOAD_FAILED,
@@ -25,12 +52,16 @@ def device_seconds(pace: EmulatedPace, work: Work, precision: str, scale: float 
             f"FLOPs and bytes, to pace the emulated {pace.profile}",
             "update the coordinator",
         )
-    rates = pace.rates
-    compute = _compute_s(work.conv_flops, rates.conv_flops, precision) + _compute_s(
-        work.matmul_flops + work.other_flops, rates.matmul_flops, precision
-    )
-    memory = work.bytes / rates.elementwise_bytes if rates.elementwise_bytes > 0 else 0.0
-    return rates.launch_s + work.nodes * rates.node_s + max(compute, memory) * scale
+    # The published counts are of convolutions and matrix products alone.
+    flops = work.conv_flops + work.matmul_flops or work.other_flops
+    relative = nearest(pace.figures, flops, weights, precision, attention=work.matmul_flops > work.conv_flops)
+    watts = pace.active_w if math.isnan(relative.joules) else Watts(relative.joules / relative.latency_s)
+    return ModelPace(relative, flops, pace.launch_s, watts)
+
+
+def weights_of(size: Bytes, precision: str) -> float:
+    """Number of weights of a model of `size`, which is nearly all weights."""
+    return size / _BYTES.get(precision, _BYTES["fp32"])
 
 
 def element_count(shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -57,8 +88,3 @@ def hold_slot(slots: tuple[str, ...]) -> Iterator[None]:
     finally:
         for handle in handles:
             os.close(handle)
-
-
-def _compute_s(flops: float, rates: Mapping[str, float], precision: str) -> float:
-    rate = rates.get(precision) or rates.get("fp32") or max(rates.values(), default=math.nan)
-    return flops / rate if flops else 0.0

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -23,7 +24,6 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from shoal.agent.core.verification import InputComparison
-from shoal.agent.driver_port import EmulatedPace
 from shoal.agent.frames import FrameMessage, FrameServer, Handler
 from shoal.agent.packing import pack, unpack
 from shoal.agent.ports import NO_BATCHES
@@ -42,7 +42,7 @@ from shoal.agent.worker.engine import (
 from shoal.agent.worker.failures import memory_refusal
 from shoal.agent.worker.messages import LoadOrder, LoadResult, LoadState, ProbeOrder, WorkerReport, WorkerStatus
 from shoal.agent.worker.metering import Metering
-from shoal.agent.worker.pace import device_seconds, element_count, hold_slot
+from shoal.agent.worker.pace import ModelPace, element_count, hold_slot, model_pace, weights_of
 from shoal.agent.worker.parsing import Parser
 from shoal.agent.worker.probe import probe, read_graph
 from shoal.agent.worker.process import EXIT_STUCK
@@ -121,7 +121,8 @@ class ModelRunner:
         self, order: LoadOrder, engine: Engine, loaded: LoadResult, on_busy_change: Callable[[], None]
     ) -> None:
         self.loaded = loaded
-        self.metering = Metering(_energy(order))
+        self._pace = _pace_of(order)
+        self.metering = Metering(_energy(order, self._pace))
         self._on_busy_change = on_busy_change
         self._jobs: dict[asyncio.Future[bytes], _Job] = {}
         self._in_flight = 0
@@ -340,9 +341,9 @@ class ModelRunner:
     def _keep_pace(self, job: _Job, real_s: float, shapes: dict[str, tuple[int, ...]]) -> tuple[float, bool]:
         """(seconds the device was busy, in device time; whether the real run took longer than the pace)."""
         pace = self._order.access.pace
-        if pace is None:
+        if pace is None or self._pace is None:
             return real_s, False
-        device_s = _device_seconds(self._order, pace, shapes)
+        device_s = self._pace.seconds(_scale(self._order, shapes))
         if pace.simulated:
             return device_s, False
         job.cancelled.wait(max(0.0, device_s * pace.time_scale - real_s))
@@ -604,7 +605,8 @@ def _open_engine(order: LoadOrder) -> Engine:
 
 def _measure(order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: float, before: int) -> LoadResult:
     """Warm up and time some runs. On an emulated device: device time, or the real time if that is longer."""
-    energy = _energy(order)
+    pace = _pace_of(order)
+    energy = _energy(order, pace)
     is_simulated = order.access.pace is not None and order.access.pace.simulated
     candidates = chain(_sample_candidates(order, engine), input_candidates(engine, order.work))
     warmth = warm_up(
@@ -619,8 +621,8 @@ def _measure(order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: 
         return _result_without_warm_up(order, engine, energy.source, load_s, before, warmth.skip_reason)
     feeds, times = warmth.feeds, warmth.times
     busy_s = waited_s = times
-    if order.access.pace is not None:
-        device_s = _device_seconds(order, order.access.pace, {name: feed.shape for name, feed in feeds.items()})
+    if order.access.pace is not None and pace is not None:
+        device_s = pace.seconds(_scale(order, {name: feed.shape for name, feed in feeds.items()}))
         busy_s = (device_s,) * len(times)
         if order.access.pace.simulated:
             waited_s = busy_s
@@ -640,7 +642,8 @@ def _measure(order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: 
     )
     operators = tuple(sorted(engine.operators))
     run_s = Seconds(float(np.quantile(times, 0.95)))
-    return LoadResult(measured, engine.inputs, engine.outputs, _note(order, engine), operators, run_s)
+    note = _note(order, engine, pace.note if pace else "")
+    return LoadResult(measured, engine.inputs, engine.outputs, note, operators, run_s)
 
 
 def _note(order: LoadOrder, engine: Engine, *more: str) -> str:
@@ -678,16 +681,25 @@ def _result_without_warm_up(
     return LoadResult(measured, engine.inputs, engine.outputs, note, tuple(sorted(engine.operators)))
 
 
-def _energy(order: LoadOrder) -> Energy:
-    if order.access.pace is None:
+def _energy(order: LoadOrder, pace: ModelPace | None) -> Energy:
+    if pace is None:
         return energy_of(order.access, order.threads)
-    return ConstantPower(order.access.pace.active_w, EnergySource.PROFILE)
+    return ConstantPower(pace.watts, EnergySource.PROFILE)
 
 
-def _device_seconds(order: LoadOrder, pace: EmulatedPace, shapes: Mapping[str, tuple[int, ...]]) -> float:
+def _pace_of(order: LoadOrder) -> ModelPace | None:
+    """How the model runs on its device, if that is emulated. Raises ShoalError(LOAD_FAILED)."""
+    if order.access.pace is None:
+        return None
+    path = order.prepared.path if order.prepared else order.path
+    weights = weights_of(Bytes(Path(path).stat().st_size), order.precision)
+    return model_pace(order.access.pace, order.work, weights, order.precision)
+
+
+def _scale(order: LoadOrder, shapes: Mapping[str, tuple[int, ...]]) -> float:
+    """Elements of these inputs for each one of the reference shapes."""
     reference = element_count(order.work.shapes)
-    scale = element_count(shapes) / reference if reference else 1.0
-    return device_seconds(pace, order.work, order.precision, scale)
+    return element_count(shapes) / reference if reference else 1.0
 
 
 def _terminate(options: ort.RunOptions) -> None:

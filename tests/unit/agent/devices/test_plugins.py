@@ -35,7 +35,8 @@ def test_a_simulator_is_a_device_where_it_is_asked_for() -> None:
     (npu,) = asked.discover()
     assert (npu.name, npu.kind, npu.stand_in, npu.fixed_shapes) == ("htp-sim", DeviceKind.NPU, "simulated", True)
     assert npu.emulated
-    assert "ai-hub-models" in npu.profile_source
+    assert "qai_hub_latency.csv.gz" in npu.profile_source
+    assert "ai-hub-models" in npu.attributes["licence"]
     access = asked.access("htp-sim")
     assert access.pace is not None
     assert access.pace.simulated

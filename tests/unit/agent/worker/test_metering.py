@@ -4,6 +4,7 @@ import fcntl
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ from hypothesis import strategies as st
 
 from shoal.agent.core.histogram import Histogram
 from shoal.agent.devices.rapl import RAPL, RaplCounter
-from shoal.agent.driver_port import DeviceAccess, EmulatedPace, EnergyCounter
+from shoal.agent.driver_port import DeviceAccess, EmulatedPace, EnergyCounter, PublishedFigure
 from shoal.agent.ports import Batches
 from shoal.agent.worker.energy import ConstantPower, CountedEnergy, CpuShare, energy_of, idle_watts
 from shoal.agent.worker.metering import MAX_ORIGINS, OTHERS, Metering
-from shoal.agent.worker.pace import device_seconds, element_count, hold_slot
+from shoal.agent.worker.pace import element_count, hold_slot, model_pace, weights_of
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import EnergySource
@@ -121,46 +122,75 @@ def test_without_counters_joules_are_estimated_and_say_so(tmp_path: Path) -> Non
         assert idle_watts(access, 4) == 1.34
 
 
-PACE = EmulatedPace(
-    "p",
-    "row",
-    Rates(
-        matmul_flops={"fp32": 100.0, "int8": 400.0},
-        conv_flops={"fp32": 200.0},
-        elementwise_bytes=50.0,
-        copy_bytes=50.0,
-        launch_s=Seconds(0.5),
-        node_s=Seconds(0.25),
-        load_bytes=math.nan,
-        idle_w=Watts(math.nan),
-        active_w=Watts(10.0),
-        energy_source=EnergySource.PROFILE,
-    ),
-    2.0,
-    Bytes(2**30),
-    Watts(10.0),
-    Watts(math.nan),
+def figure(model: str, seconds: float, **more: Any) -> PublishedFigure:
+    said: dict[str, Any] = {
+        "precision": "fp32",
+        "flops": 1000.0,
+        "weights": 10.0,
+        "attention": False,
+        "joules": math.nan,
+    }
+    return PublishedFigure(model=model, latency_s=seconds, **{**said, **more})
+
+
+def pace(*figures: PublishedFigure, launch_s: float = 0.5) -> EmulatedPace:
+    unknown = math.nan
+    rates = Rates(
+        {}, {}, unknown, unknown, Seconds(0.0), Seconds(0.0), unknown, Watts(unknown), Watts(10.0), EnergySource.PROFILE
+    )
+    return EmulatedPace("p", "rows", figures, Seconds(launch_s), rates, 2.0, Bytes(2**30), Watts(10.0), Watts(unknown))
+
+
+ON = pace(
+    figure("small", 1.5),
+    figure("large", 5.5, flops=1e5, weights=1e4),
+    figure("small, attention", 9.5, attention=True),
+    figure("small, int8", 0.9, precision="int8", joules=4.5),
 )
 
 
 @pytest.mark.parametrize(
-    ("work", "precision", "scale", "seconds"),
+    ("work", "weights", "precision", "relative", "seconds", "watts"),
     [
-        (Work(conv_flops=400, matmul_flops=200, nodes=2), "fp32", 1.0, 0.5 + 0.5 + 2 + 2),
-        (Work(conv_flops=400, matmul_flops=200, nodes=2), "int8", 1.0, 0.5 + 0.5 + 2 + 0.5),
-        (Work(other_flops=100, nodes=1), "bf16", 1.0, 0.5 + 0.25 + 1),
-        (Work(conv_flops=200, bytes=500, nodes=1), "fp32", 1.0, 0.5 + 0.25 + 10),
-        (Work(conv_flops=200, bytes=500, nodes=1), "fp32", 3.0, 0.5 + 0.25 + 30),
+        (Work(conv_flops=1000, nodes=1), 10, "fp32", "small", 1.5, 10.0),
+        (Work(conv_flops=1000, other_flops=9e9, nodes=1), 10, "fp32", "small", 1.5, 10.0),
+        (Work(conv_flops=2000, nodes=1), 12, "fp32", "small", 2.5, 10.0),
+        (Work(conv_flops=5e4, nodes=1), 1e4, "fp32", "large", 3.0, 10.0),
+        (Work(conv_flops=400, matmul_flops=600, nodes=1), 10, "fp32", "small, attention", 9.5, 10.0),
+        (Work(conv_flops=500, nodes=1), 10, "int8", "small, int8", 0.7, 5.0),
+        # nobody measured bf16: as any other
+        (Work(conv_flops=1000, nodes=1), 10, "bf16", "small", 1.5, 10.0),
+        # no convolution and no product: as little as a launch takes
+        (Work(other_flops=0, nodes=3), 1, "fp32", "small", 0.5, 10.0),
     ],
 )
-def test_device_seconds(work: Work, precision: str, scale: float, seconds: float) -> None:
-    assert device_seconds(PACE, work, precision, scale) == pytest.approx(seconds)
+def test_a_model_takes_what_was_published_of_its_nearest_relative(
+    work: Work, weights: float, precision: str, relative: str, seconds: float, watts: float
+) -> None:
+    found = model_pace(ON, work, weights, precision)
+    assert found.relative.model == relative
+    assert found.seconds() == pytest.approx(seconds)
+    assert found.seconds(3.0) - 0.5 == pytest.approx(3 * (seconds - 0.5))
+    assert found.watts == pytest.approx(watts)
+    assert f"paced as {relative}, published: " in found.note
 
 
-def test_device_seconds_need_work() -> None:
+@given(st.floats(0.0, 1e15), st.floats(0.0, 1e12), st.sampled_from(("fp32", "int8", "fp64")), st.booleans())
+def test_any_model_takes_at_least_a_launch(flops: float, weights: float, precision: str, attention: bool) -> None:
+    kind = "matmul_flops" if attention else "conv_flops"
+    found = model_pace(ON, Work(**{kind: flops}, nodes=1), weights, precision)  # type: ignore[arg-type]
+    assert 0.5 <= found.seconds() < math.inf
+
+
+def test_a_pace_needs_work() -> None:
     with pytest.raises(ShoalError) as refused:
-        device_seconds(PACE, Work(), "fp32")
+        model_pace(ON, Work(), 1.0, "fp32")
     assert refused.value.code is Code.LOAD_FAILED
+
+
+@pytest.mark.parametrize(("precision", "weights"), [("fp32", 25e6), ("fp16", 50e6), ("int8", 100e6), ("odd", 25e6)])
+def test_weights_by_a_models_size(precision: str, weights: float) -> None:
+    assert weights_of(Bytes(100_000_000), precision) == weights
 
 
 def test_elements() -> None:

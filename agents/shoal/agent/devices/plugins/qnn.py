@@ -2,7 +2,7 @@
 
 On x86-64 the package holds a simulator: the compiler, the operators and the arithmetic are those of the chip, the times
 are not. It is a device only where the agent is told so (`--simulate htp`), and is paced and metered by published
-figures of the chip that it simulates (`htp.json`, by `agents/derive_profiles.py`). The chip itself: from documents.
+figures of the chip that it simulates (`htp.json`, by `agents/derive_profiles`). The chip itself: from documents.
 
 Sources: ONNX Runtime, docs/execution-providers/QNN-ExecutionProvider (`backend_path`, `htp_performance_mode`,
 `enable_htp_fp16_precision`, `soc_model`, `htp_arch`; "only supports models with fixed shapes"); Qualcomm AI Engine
@@ -10,7 +10,6 @@ Direct, supported Snapdragon devices: SM8650 is soc model 57, Hexagon V75.
 """
 
 import json
-import math
 import platform
 from dataclasses import replace
 from importlib import resources
@@ -21,10 +20,10 @@ from shoal.agent.devices.calls import FoundDevice
 from shoal.agent.devices.host import Host
 from shoal.agent.devices.plugins.common import device_of, plugin_of
 from shoal.agent.devices.plugins.listing import ListedDevice
-from shoal.agent.driver_port import DeviceAccess, DriverOptions, EmulatedPace
-from shoal.types.device import Device, DeviceKind, EnergySource
-from shoal.types.receipt import Rates
-from shoal.types.units import Bytes, Seconds, Watts
+from shoal.agent.devices.published import pace_of, source_of
+from shoal.agent.driver_port import DeviceAccess, DriverOptions
+from shoal.types.device import Device, DeviceKind
+from shoal.types.units import Bytes
 
 PROVIDER: Final = "QNNExecutionProvider"
 SIMULATOR: Final = "htp"
@@ -44,7 +43,7 @@ def found_device(listed: ListedDevice, host: Host, options: DriverOptions) -> Fo
         return None
     profile: dict[str, Any] = json.loads((resources.files("shoal.agent.devices.plugins") / "htp.json").read_text())
     chip = {"soc_model": profile["soc_model"], "htp_arch": profile["htp_arch"]}
-    access = replace(_access(listed, backend, chip), pace=_pace(profile, host))
+    access = replace(_access(listed, backend, chip), pace=pace_of(profile, Bytes(host.limit_bytes()), simulated=True))
     return FoundDevice(_simulated(listed, profile, host), access)
 
 
@@ -64,7 +63,7 @@ def _simulated(listed: ListedDevice, profile: dict[str, Any], host: Host) -> Dev
         emulated=True,
         simulated=True,
         profile=profile["name"],
-        profile_source="; ".join(profile["sources"]),
+        profile_source=source_of(profile),
     )
 
 
@@ -78,22 +77,3 @@ def _access(listed: ListedDevice, backend: Path, more: dict[str, str]) -> Device
     return DeviceAccess(
         files=files, plugin=plugin_of(listed), options={"": options, "fp32": fp16, "fp16": fp16, "int8": int8}
     )
-
-
-def _pace(profile: dict[str, Any], host: Host) -> EmulatedPace:
-    rates = Rates(
-        matmul_flops=profile["flops_per_s"],
-        conv_flops=profile["flops_per_s"],
-        elementwise_bytes=profile["bytes_per_s"],
-        copy_bytes=profile["bytes_per_s"],
-        launch_s=Seconds(profile["launch_s"]),
-        node_s=Seconds(0.0),
-        load_bytes=math.nan,
-        idle_w=Watts(math.nan),
-        active_w=Watts(math.nan),
-        energy_source=EnergySource.PROFILE,
-    )
-    source = "; ".join(profile["sources"])
-    memory = Bytes(host.limit_bytes())
-    unknown = Watts(math.nan)
-    return EmulatedPace(profile["name"], source, rates, 1.0, memory, unknown, unknown, simulated=True)
