@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from derive_profiles.results import Result
-from shoal.agent.driver_port import PublishedFigure
-from shoal.agent.emulation import nearest, seconds_of
+from shoal.agent.emulation import PublishedFigure, nearest, seconds_of
 
 HELD_OUT = 4
 """One result in so many is left to the rates."""

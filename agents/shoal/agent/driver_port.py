@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from shoal.agent.emulation import PublishedFigure
 from shoal.types.device import Device, Reading
 from shoal.types.receipt import Rates
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
@@ -88,26 +89,6 @@ class ProviderPlugin:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedFigure:
-    """What was published of one model on a device."""
-
-    # The publisher's name of the model.
-    model: str
-    # Precision in which it ran. Empty: the vendor's compiler chose one, which is not told.
-    precision: str
-    # FLOPs of one inference; a multiply-add is 2.
-    flops: float
-    # Number of weights.
-    weights: float
-    # Whether most of its FLOPs are attention, or products of matrices like it; otherwise convolutions.
-    attention: bool
-    # Seconds of one inference.
-    latency_s: float
-    # Joules of one inference. NaN: not published.
-    joules: float
-
-
-@dataclass(frozen=True, slots=True)
 class EmulatedPace:
     """How an emulated device behaves.
 
@@ -160,6 +141,9 @@ class DeviceAccess:
     # Options of the provider by a model's precision; with `` those of all others. `$threads` in a value stands for the
     # threads of one run.
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # What compiles models for this device, with its version: their compiled form (ONNX Runtime's EPContext) is made
+    # once and kept for the next load. Empty: none is kept.
+    compiler: str = ""
 
 
 class DriverFactory(Protocol):

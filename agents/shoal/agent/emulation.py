@@ -5,8 +5,27 @@ Pure functions: workers pace devices by them, and `agents/derive_profiles` tells
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from shoal.agent.driver_port import PublishedFigure
+
+@dataclass(frozen=True, slots=True)
+class PublishedFigure:
+    """What was published of one model on a device."""
+
+    # The publisher's name of the model.
+    model: str
+    # Precision in which it ran. Empty: the vendor's compiler chose one, which is not told.
+    precision: str
+    # FLOPs of one inference; a multiply-add is 2.
+    flops: float
+    # Number of weights.
+    weights: float
+    # Whether most of its FLOPs are attention, or products of matrices like it; otherwise convolutions.
+    attention: bool
+    # Seconds of one inference.
+    latency_s: float
+    # Joules of one inference. NaN: not published.
+    joules: float
 
 
 def nearest(

@@ -156,22 +156,36 @@ class PreparedModel:
     path: str
     # Digest that the bytes at `path` must have.
     digest: str
-    # What it is, for people.
+    # What it is, for people. Empty: it answers as the pushed one does.
     note: str
     # Seconds that making it took.
     prepare_s: Seconds
+    # True: it is the compiled form for one device, which takes the shapes that it was compiled for.
+    compiled: bool = False
+    # Operators that the device's provider took when it compiled them.
+    operators: tuple[str, ...] = ()
 
 
 class ModelPreparer(Protocol):
-    """Makes models in another precision than they were pushed in."""
+    """Makes what is loaded in place of a pushed model: in another precision, and compiled for its device."""
 
-    async def prepare(self, asked: Assignment, model: str, samples: str, on_start: Callable[[], None]) -> PreparedModel:
-        """The model of this assignment, made of the pushed one at the path `model` by the samples at `samples`, or kept
-        from an earlier time. One is made at a time; `on_start` is called when it is this one's turn. Cancelled: it is
-        given up.
+    def is_needed(self, asked: Assignment) -> bool:
+        """Whether something is made of the assignment's model before it is loaded."""
+        ...
+
+    async def prepare(
+        self, asked: Assignment, model: str, samples: str, on_start: Callable[[], None]
+    ) -> PreparedModel | None:
+        """What is loaded for this assignment, made of the pushed model at the path `model` by the samples at `samples`,
+        or kept from an earlier time. None: the pushed one, as no compiled form could be made. One is made at a time;
+        `on_start` is called when it is this one's turn. Cancelled: it is given up.
 
         Raises ShoalError(PREPARE_FAILED | PREPARE_UNAVAILABLE | OUT_OF_MEMORY | DISK_FULL | ..).
         """
+        ...
+
+    def reject(self, prepared: PreparedModel) -> None:
+        """A compiled model could not be loaded: it is not offered again, and none is compiled in its place."""
         ...
 
 

@@ -1,17 +1,24 @@
-"""RecordingLog: a log that keeps the names of its events."""
+"""RecordingLog: a log that keeps its events."""
+
+from typing import Any
 
 
 class RecordingLog:
     """`shoal.agent.ports.Log`."""
 
     def __init__(self) -> None:
-        self.events: list[str] = []
+        self.lines: list[dict[str, Any]] = []
+
+    @property
+    def events(self) -> list[str]:
+        """Their names."""
+        return [line["event"] for line in self.lines]
 
     def info(self, event: str, /, **fields: str | float | None) -> None:
-        self.events.append(event)
+        self.lines.append({"event": event, **fields})
 
     def warning(self, event: str, /, **fields: str | float | None) -> None:
-        self.events.append(event)
+        self.lines.append({"event": event, **fields})
 
     def error(self, event: str, /, **fields: str | float | None) -> None:
-        self.events.append(event)
+        self.lines.append({"event": event, **fields})

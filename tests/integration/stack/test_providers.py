@@ -205,6 +205,28 @@ def test_a_model_is_quantised_on_its_way_to_the_npu(machine: DevStack) -> None:
     record("F52", "P", 3, moves=2, lost=0, answered=load.answer_count(), drift=drift, precision="int8")
 
 
+def test_a_model_is_compiled_for_the_npu_once(machine: DevStack) -> None:
+    """The next replica of it there loads what was compiled."""
+    name = "compiled"
+    model = onnx.load_from_string(separable())
+    model.producer_name = name
+    machine.push(model.SerializeToString(), name)
+    placed = document(name, {"x": SHAPE}, f"device.name == '{NPU}'")
+    machine.apply(placed)
+    (row,) = machine.wait_serving(name)
+    before = [each for each in machine.log_lines(NODE, "model_prepared") if each["compiled"]]
+    (made,) = [each for each in before if each["assignment"] == row.assignment.id]
+    assert row.observed.measured.load_s < made["duration_s"]
+    machine.delete_workloads(name)
+    machine.apply(placed)
+    (again,) = machine.wait_serving(name)
+    assert again.assignment.id != row.assignment.id
+    after = [each for each in machine.log_lines(NODE, "model_prepared") if each["compiled"]]
+    assert after == before
+    machine.delete_workloads(name)
+    record("F52", "P", 4, compiled_s=made["duration_s"], load_s=round(again.observed.measured.load_s, 3))
+
+
 def test_an_operator_that_the_npu_lacks_stays_on_the_processor(machine: DevStack) -> None:
     """A model that two devices could take goes to the one that takes all of it, and says why not to the other."""
     machine.push(angles(), "either")

@@ -60,7 +60,7 @@ class EmulatedDriver:
         for number, (profile, memory) in enumerate(entries):
             earlier = [name for name, _ in entries[:number]].count(profile)
             name = f"{profile}-{earlier + 1}" if earlier else profile
-            emulated = self._devices[name] = _make_device(name, _load_profile(profile), memory, options, self._host)
+            emulated = self._devices[name] = _make_device(name, load_profile(profile), memory, options, self._host)
             if (rest := emulated.device.rest) is not None:
                 self._sleep_states[name] = DeviceSleepState(
                     rest, emulated.pace.active_w, options.time_scale, clock.now()
@@ -173,7 +173,8 @@ def _sleep_profile(said: Mapping[str, Any] | None, wake_scale: float) -> Rest | 
     return Rest(Watts(said["idle_w"]), Watts(said["asleep_w"]), wake_s, said["source"] + scaled_number)
 
 
-def _load_profile(name: str) -> Mapping[str, Any]:
+def load_profile(name: str) -> Mapping[str, Any]:
+    """As `agents/derive_profiles` wrote it. Raises ShoalError(FIELD_INVALID)."""
     if name not in profiles():
         raise refuse(Code.FIELD_INVALID, f"no profile {name!r:.80}", f"one of {', '.join(profiles())}", "see `devices`")
     found: Mapping[str, Any] = json.loads((_profiles_folder() / f"{name}.json").read_text())

@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.agent.driver_port import EmulatedPace, PublishedFigure
+from shoal.agent.driver_port import EmulatedPace
+from shoal.agent.emulation import PublishedFigure
 from shoal.types.device import EnergySource
 from shoal.types.receipt import Rates
 from shoal.types.units import Bytes, Seconds, Watts

@@ -169,7 +169,14 @@ async def _serve(
         membership=membership,
         logs=LogFileReader(config.state_dir),
         spans=front,
-        preparer=ProgramPreparer(config.state_dir / "prepared", held, clock, log),
+        preparer=ProgramPreparer(
+            config.state_dir / "prepared",
+            held,
+            clock,
+            log,
+            device=lambda name: supervisor.device(name),
+            access=lambda name: supervisor.access(name),
+        ),
         wait_devices=lambda: asyncio.shield(started),
     )
     supervisor = Supervisor(SupervisorSettings(), node, ports)

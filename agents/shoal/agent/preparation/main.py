@@ -1,17 +1,24 @@
 """Entry point of a preparation: `python -m shoal.agent.preparation.main`, with its order on standard input.
 
-It reads a model that nobody has judged, so it is confined like a worker: no network, no file but the model, the samples
-and its own folder. It leaves `RESULT_FILE` there, whatever happens but its own death.
+It reads a model that nobody has judged, so it is confined like a worker: no network, no file but the model, the
+samples, the device and its own folder. It leaves `RESULT_FILE` there, whatever happens but its own death.
 """
 
 import os
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from shoal.agent.packing import pack, unpack
-from shoal.agent.preparation.messages import MODEL_FILE, RESULT_FILE, PreparationOrder, PreparationResult
+from shoal.agent.preparation.messages import (
+    COMPILED_FILE,
+    MODEL_FILE,
+    RESULT_FILE,
+    PreparationOrder,
+    PreparationResult,
+)
 from shoal.agent.worker import isolation
 from shoal.host import logs
 from shoal.host.parent_death import end_with_parent
@@ -29,7 +36,11 @@ def main() -> None:
     folder = Path(order.folder)
     resource.setrlimit(resource.RLIMIT_DATA, (order.memory_bytes, order.memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (order.file_bytes, order.file_bytes))
-    own = {folder: Access.KEEP_FOLDERS, Path(order.model): Access.OPEN, Path(order.samples): Access.OPEN}
+    own = {folder: Access.KEEP_FOLDERS, Path(order.model): Access.OPEN}
+    if order.samples:
+        own[Path(order.samples)] = Access.OPEN
+    own |= dict.fromkeys(map(Path, order.access.files), Access.READ | Access.WRITE)
+    os.environ.update(order.access.environment)
     isolation.confine(own, _OOM_SCORE_ADJ)
     (folder / RESULT_FILE).write_bytes(pack(_prepare(order, folder)))
     sys.stderr.flush()
@@ -39,13 +50,16 @@ def main() -> None:
 def _prepare(order: PreparationOrder, folder: Path) -> PreparationResult:
     try:
         # Imports the runtime, which starts threads, so only after it is confined.
-        from shoal.agent.preparation.quantise import quantise
         from shoal.agent.worker.engine import read_and_verify
 
-        model = read_and_verify(order.model, order.model_digest)
-        samples = read_and_verify(order.samples, order.samples_digest)
-        made = quantise(model, samples, order.tolerances, order.shapes, folder, folder / MODEL_FILE)
-        return PreparationResult(note=made)
+        model, note = read_and_verify(order.model, order.model_digest), ""
+        if order.samples:
+            from shoal.agent.preparation.quantise import quantise
+
+            samples = read_and_verify(order.samples, order.samples_digest)
+            note = quantise(model, samples, order.tolerances, order.shapes, folder, folder / MODEL_FILE)
+            model = (folder / MODEL_FILE).read_bytes()
+        return _compile(order, model, PreparationResult(note=note)) if order.provider else PreparationResult(note=note)
     except ShoalError as error:
         refusal = error.refusal
     except ModuleNotFoundError as error:
@@ -57,6 +71,21 @@ def _prepare(order: PreparationOrder, folder: Path) -> PreparationResult:
         found = f"{type(error).__name__}: {error}"[:300]
         refusal = Refusal(Code.PREPARE_FAILED, found, "a prepared model", "see the agent's log")
     return PreparationResult(refusal=refusal)
+
+
+def _compile(order: PreparationOrder, model: bytes, made: PreparationResult) -> PreparationResult:
+    """`made`, compiled. What cannot be compiled is loaded as it is, and refused there if it must be."""
+    from shoal.agent.worker.compiled import compile_model
+    from shoal.agent.worker.providers import Provider
+
+    folder = Path(order.folder)
+    try:
+        provider = Provider(order.provider, order.access, order.precision)
+        operators = compile_model(model, provider, order.shapes, folder / COMPILED_FILE)
+    except ShoalError as error:
+        return replace(made, not_compiled=str(error))
+    (folder / COMPILED_FILE).replace(folder / MODEL_FILE)
+    return replace(made, compiled=True, operators=operators)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.agent.driver_port import DeviceAccess
 from shoal.types.codes import Refusal
 from shoal.types.migration import Tolerance
 
 MODEL_FILE: Final = "prepared.onnx"
 """Name of the prepared model in the folder of the preparation."""
+COMPILED_FILE: Final = "compiled.onnx"
+"""Name of the compiled model in the folder of the preparation, until it is whole."""
 RESULT_FILE: Final = "result.json"
 """Name of the `PreparationResult` in the folder of the preparation."""
 
@@ -21,11 +24,11 @@ class PreparationOrder:
     model: str
     # Digest that the model must have.
     model_digest: str
-    # Path of the samples, an .npz.
+    # Path of the samples, an .npz, by which the model is made in `precision`. Empty: it stays as it was pushed.
     samples: str
     # Digest that the samples must have.
     samples_digest: str
-    # Precision to make: one of `workload.PREPARABLE`.
+    # Precision of what is made. With samples: one of `workload.PREPARABLE`.
     precision: str
     # How far the answers of the prepared model may be from those of the pushed one.
     tolerances: tuple[Tolerance, ...]
@@ -37,13 +40,24 @@ class PreparationOrder:
     memory_bytes: int
     # Most bytes of one file that it may write.
     file_bytes: int
+    # Provider that compiles the model, by the runtime's name. Empty: it is not compiled.
+    provider: str
+    # What that needs to run on the device.
+    access: DeviceAccess
 
 
 @dataclass(frozen=True, slots=True)
 class PreparationResult:
     """How a preparation ended."""
 
-    # For people: what was made and how far its answers are from those of the pushed model. Empty if it was refused.
+    # For people: what was made and how far its answers are from those of the pushed model. Empty if it was refused, and
+    # if it was compiled alone.
     note: str = ""
+    # Whether `MODEL_FILE` is compiled for the device.
+    compiled: bool = False
+    # Operators that the provider took.
+    operators: tuple[str, ...] = ()
+    # Why it is not compiled, where that was asked, for the log.
+    not_compiled: str = ""
     # Why nothing was made; None: `MODEL_FILE` is whole.
     refusal: Refusal | None = None

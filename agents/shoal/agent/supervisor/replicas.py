@@ -308,7 +308,7 @@ class ReplicaManager:
             await self._cache.admit(asked)
             path = await self._cache.ensure(asked.model, asked.model_bytes)
             replica.samples = await self._fetch_samples(asked)
-            if asked.preparation is not None:
+            if self._preparer.is_needed(asked):
                 self._apply_event(replica.name, events.PreparationQueued())
                 replica.prepared = await self._preparer.prepare(
                     asked,
@@ -375,6 +375,9 @@ class ReplicaManager:
                 if event.phase == Phase.WARMING:
                     self._apply_event(event.assignment, events.WarmupStarted())
             case WorkerFailed():
+                failed = self._replicas.get(event.assignment)
+                if failed is not None and failed.prepared is not None and failed.prepared.compiled:
+                    self._preparer.reject(failed.prepared)
                 self._apply_event(event.assignment, events.LoadFailed(event.refusal))
             case WorkerExited():
                 self._report_event(event.refusal.code, event.assignment, event.refusal.words)

@@ -56,8 +56,14 @@ class _NoMembership:
 class _NoPreparer:
     """ModelPreparer of a node that loads models as they were pushed, and no other."""
 
+    def is_needed(self, asked: Assignment) -> bool:
+        return asked.preparation is not None
+
     async def prepare(self, asked: Assignment, model: str, samples: str, on_start: Callable[[], None]) -> PreparedModel:
         raise refuse(Code.PREPARE_UNAVAILABLE, "a node that prepares no models", asked.precision, "place it elsewhere")
+
+    def reject(self, prepared: PreparedModel) -> None:
+        pass
 
 
 async def _no_wait() -> None:

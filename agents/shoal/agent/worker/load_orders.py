@@ -6,6 +6,7 @@ from pathlib import Path
 from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.ports import PreparedModel
 from shoal.agent.worker.messages import LoadOrder
+from shoal.agent.worker.pace import weights_of
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, refuse
@@ -54,6 +55,9 @@ class LoadOrders:
             max_request_bytes=options.max_request_bytes,
             warm_up_s=options.warm_up_s,
             work=assignment.work,
+            weights=weights_of(
+                assignment.model_bytes, "fp32" if assignment.preparation is not None else assignment.precision
+            ),
             access=self._access(device.name),
             slots=tuple(slots) if device.emulated else (),
             samples=samples,

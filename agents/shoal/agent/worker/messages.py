@@ -55,6 +55,8 @@ class LoadOrder:
     warm_up_s: float
     # Work of one inference at batch 1, from the model's profile.
     work: Work
+    # Number of the model's weights, about.
+    weights: float
     # What it needs to run on the device.
     access: DeviceAccess
     # Paths of lock files, one per run that the emulated device can do at a time. Empty for real hardware.

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.agent.driver_port import EmulatedPace, PublishedFigure
-from shoal.agent.emulation import nearest, seconds_of
+from shoal.agent.driver_port import EmulatedPace
+from shoal.agent.emulation import PublishedFigure, nearest, seconds_of
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, refuse
 from shoal.types.units import Bytes, Seconds, Watts

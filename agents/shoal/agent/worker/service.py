@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -42,7 +41,7 @@ from shoal.agent.worker.engine import (
 from shoal.agent.worker.failures import memory_refusal
 from shoal.agent.worker.messages import LoadOrder, LoadResult, LoadState, ProbeOrder, WorkerReport, WorkerStatus
 from shoal.agent.worker.metering import Metering
-from shoal.agent.worker.pace import ModelPace, element_count, hold_slot, model_pace, weights_of
+from shoal.agent.worker.pace import ModelPace, element_count, hold_slot, model_pace
 from shoal.agent.worker.parsing import Parser
 from shoal.agent.worker.probe import probe, read_graph
 from shoal.agent.worker.process import EXIT_STUCK
@@ -598,6 +597,8 @@ def _open_engine(order: LoadOrder) -> Engine:
         provider = Provider(order.provider, order.access, order.precision, order.threads)
         made = order.prepared
         data = read_and_verify(made.path, made.digest) if made else read_and_verify(order.path, order.digest)
+        if made is not None and made.compiled:
+            return open_engine(data, provider, compiled=made.operators)
         return open_engine(data, provider, order.shapes, partial=order.partial, node_flops=order.work.node_flops)
 
     return isolation.run_at_low_priority(work) if order.threads == 1 else work()
@@ -691,9 +692,7 @@ def _pace_of(order: LoadOrder) -> ModelPace | None:
     """How the model runs on its device, if that is emulated. Raises ShoalError(LOAD_FAILED)."""
     if order.access.pace is None:
         return None
-    path = order.prepared.path if order.prepared else order.path
-    weights = weights_of(Bytes(Path(path).stat().st_size), order.precision)
-    return model_pace(order.access.pace, order.work, weights, order.precision)
+    return model_pace(order.access.pace, order.work, order.weights, order.precision)
 
 
 def _scale(order: LoadOrder, shapes: Mapping[str, tuple[int, ...]]) -> float:

@@ -57,7 +57,9 @@ def order_of(folder: Path, model: bytes, samples: bytes) -> Assignment:
 
 
 async def prepare(by: ProgramPreparer, one: Assignment, folder: Path) -> PreparedModel:
-    return await by.prepare(one, str(folder / "model"), str(folder / "samples"), lambda: None)
+    made = await by.prepare(one, str(folder / "model"), str(folder / "samples"), lambda: None)
+    assert made is not None
+    return made
 
 
 async def test_made_once_and_found_by_the_next_supervisor(tmp_path: Path) -> None:
@@ -170,6 +172,11 @@ def test_a_link_in_the_place_of_the_result_is_not_followed(tmp_path: Path) -> No
 
 def test_texts_are_as_long_as_a_report_may_have() -> None:
     long = "x" * 60_000
-    result = preparer_module._clipped(PreparationResult(long, Refusal(Code.PREPARE_FAILED, long, long, long)))
+    result = preparer_module._clipped(
+        PreparationResult(
+            long, refusal=Refusal(Code.PREPARE_FAILED, long, long, long), operators=(long,) * 999, not_compiled=long
+        )
+    )
     assert result.refusal is not None
-    assert max(map(len, (result.note, result.refusal.words))) < 4096
+    assert max(map(len, (result.note, result.refusal.words, result.not_compiled, *result.operators))) < 4096
+    assert len(result.operators) <= 512

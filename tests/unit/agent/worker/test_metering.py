@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shoal.agent.core.histogram import Histogram
 from shoal.agent.devices.rapl import RAPL, RaplCounter
-from shoal.agent.driver_port import DeviceAccess, EmulatedPace, EnergyCounter, PublishedFigure
+from shoal.agent.driver_port import DeviceAccess, EmulatedPace, EnergyCounter
+from shoal.agent.emulation import PublishedFigure
 from shoal.agent.ports import Batches
 from shoal.agent.worker.energy import ConstantPower, CountedEnergy, CpuShare, energy_of, idle_watts
 from shoal.agent.worker.metering import MAX_ORIGINS, OTHERS, Metering

@@ -75,5 +75,8 @@ def _access(listed: ListedDevice, backend: Path, more: dict[str, str]) -> Device
     files = tuple(path for path in _FILES if Path(path).exists())
     # A float model runs in fp16 there: the processor has no fp32.
     return DeviceAccess(
-        files=files, plugin=plugin_of(listed), options={"": options, "fp32": fp16, "fp16": fp16, "int8": int8}
+        files=files,
+        plugin=plugin_of(listed),
+        options={"": options, "fp32": fp16, "fp16": fp16, "int8": int8},
+        compiler=f"{listed.package} {listed.version}",
     )
