@@ -38,20 +38,23 @@ import onnx
 from _machine import machine_line
 from onnx import TensorProto, helper, numpy_helper
 
+from shoal.agent.devices.emulated import load_profile
+from shoal.agent.devices.published import pace_of
+from shoal.agent.worker.pace import model_pace
 from shoal.client import Context, Contexts, InferenceClient, RegionClient
 from shoal.devstack.control import Control
 from shoal.devstack.layout import StackOptions
+from shoal.types.assignment import Work
 from shoal.types.codes import ShoalError
+from shoal.types.units import Bytes
 from shoal.v1 import nouns_pb2, operator_pb2
 
 DAY_S = 86400.0
 BOUND, SERVER, BOARD = "bound-gpu", "cloud-gpu", "board"
 CHANNELS = 64
-PEAK_RATE = 16.0
-"""Requests a second of this machine at the peak. The model is as large as the requested load then needs."""
-SLOWDOWN = 3.0
-"""Devices take this many times longer than this machine needs to keep up, so that other load on it makes nothing
-late."""
+MODEL_FLOPS = 1e9
+"""Of the model. Small enough for this machine to keep up with two workloads at the peak, and to compare answers in
+seconds: comparing is not compressed with the day."""
 TOLERANCE = 1e-3
 """Absolute tolerance of an answer, which is the mean of many equal numbers, summed in fp32."""
 CLIENTS = 24
@@ -84,7 +87,7 @@ class WorkloadOutcomes:
 
 @dataclass(frozen=True)
 class DayLoad:
-    """The load of one day, from what the devices' receipts say. Rates are in this machine's time."""
+    """The load of one day, from what paces the devices. Rates are in this machine's time."""
 
     # Width and height of the tensors that the model convolves.
     side: int
@@ -172,13 +175,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     print(machine_line(), file=sys.stderr if arguments.json else sys.stdout)
-    fleet = (("plain-cpu", ""), (BOUND, "nvidia-l4"), (SERVER, "nvidia-l4"), (BOARD, arguments.board))
+    fleet = (("plain-cpu", ""), (BOUND, "xr5610-l4"), (SERVER, "xr5610-l4"), (BOARD, arguments.board))
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
         control = Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
         try:
-            asked = StackOptions(
-                agents=len(fleet), fleet=fleet, wake_scale=arguments.day / DAY_S, slowdown=SLOWDOWN, relayed=False
-            )
+            asked = StackOptions(agents=len(fleet), fleet=fleet, wake_scale=arguments.day / DAY_S, relayed=False)
             up = control.up(asked, _log)
             with RegionClient(up.operator) as api:
                 report = run(api, up.client, Path(scratch), up.stack.time_scale, arguments)
@@ -262,15 +263,21 @@ def run(api: RegionClient, client: Context, scratch: Path, scale: float, asked: 
 
 
 def plan_load(devices: dict[str, operator_pb2.DeviceView], scale: float, asked: argparse.Namespace) -> DayLoad:
-    """The load that was asked for, given the performance in the devices' receipts."""
-    server, board = (max(devices[name].receipt.rates.conv_flops.values()) for name in (SERVER, BOARD))
-    side = round(math.sqrt(asked.peak_load * server / (PEAK_RATE * scale * flops(1))))
-    server_s, board_s = flops(side) / server, flops(side) / board
+    """The load that was asked for, given what paces the devices."""
+    side = round(math.sqrt(MODEL_FLOPS / flops(1)))
+    server_s, board_s = (device_seconds(devices[name].device.profile, side) for name in (SERVER, BOARD))
     peak = asked.peak_load / server_s
     night = peak * asked.night
     return DayLoad(
         side, night / scale, peak / scale, asked.peak_load, night * board_s, peak * board_s, SLO_TIMES * board_s
     )
+
+
+def device_seconds(profile: str, side: int) -> float:
+    """Of one answer on a device of that profile."""
+    pace = pace_of(load_profile(profile), Bytes(0))
+    work = Work(conv_flops=flops(side), nodes=2)
+    return model_pace(pace, work, 2 * 9 * CHANNELS**2, "fp32").seconds()
 
 
 def documents(

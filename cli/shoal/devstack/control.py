@@ -113,7 +113,7 @@ class Control:
                 self._start_nodes(apis[name], stack.for_region(name), say)
             for name, api in apis.items():
                 self._wait_for_receipts(api, stack.for_region(name))
-            stack = self._apply_time_scale(apis, stack, say, asked.slowdown)
+            stack = self._apply_time_scale(apis, stack, say)
             for name, api in apis.items():
                 client_files(
                     api, stack.for_region(name).coordinator_addresses("enrol"), self._client_folder(stack, name)
@@ -331,9 +331,7 @@ class Control:
 
         wait(have_receipts, NODES_READY_WITHIN_S, "every node to be ready and measured")
 
-    def _apply_time_scale(
-        self, apis: Mapping[str, RegionClient], stack: StackLayout, say: Say, slower: float
-    ) -> StackLayout:
+    def _apply_time_scale(self, apis: Mapping[str, RegionClient], stack: StackLayout, say: Say) -> StackLayout:
         """Use one scale for all regions, because they share the machine."""
         rates = [
             Rate(
@@ -346,7 +344,6 @@ class Control:
             if not device.device.simulated  # it takes as long as its simulator does
         ]
         scale = time_scale(rates, os.cpu_count() or 1)
-        scale *= slower if scale > 1.0 else 1.0
         if scale == stack.time_scale:
             return stack
         say(f"time scale {scale:g}: emulated devices answer so much slower than real ones, for this machine to keep up")

@@ -183,8 +183,6 @@ class StackOptions:
     fleet: tuple[tuple[str, str], ...] = ()
     # Emulated devices take their profile's wake time multiplied by this.
     wake_scale: float = 1.0
-    # Factor on the time scale, if this machine needs one at all: for a machine that also has other work.
-    slowdown: float = 1.0
     # As in `StackLayout`.
     relayed: bool = True
     # As in `StackMember`, of the first agent of each region.
