@@ -103,6 +103,8 @@ class Device:
     # The device of this node whose hardware it is, where a further provider runs on that. Both share its memory,
     # processors and power. Empty: its own.
     hardware: str = ""
+    # The device of this node in whose memory it works, which both then take from. Empty: it has its own.
+    memory_in: str = ""
 
     @property
     def stand_in(self) -> str:

@@ -119,6 +119,7 @@ class Device(_message.Message):
     SIMULATED_FIELD_NUMBER: _builtins.int
     FIXED_SHAPES_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
+    MEMORY_IN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
     vendor: _builtins.str
@@ -136,6 +137,7 @@ class Device(_message.Message):
     simulated: _builtins.bool
     fixed_shapes: _builtins.bool
     hardware: _builtins.str
+    memory_in: _builtins.str
     @_builtins.property
     def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -162,10 +164,11 @@ class Device(_message.Message):
         simulated: _builtins.bool = ...,
         fixed_shapes: _builtins.bool = ...,
         hardware: _builtins.str = ...,
+        memory_in: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rest", b"rest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "driver", b"driver", "driver_version", b"driver_version", "emulated", b"emulated", "fixed_shapes", b"fixed_shapes", "hardware", b"hardware", "kind", b"kind", "memory_bytes", b"memory_bytes", "model", b"model", "name", b"name", "parallelism", b"parallelism", "profile", b"profile", "profile_source", b"profile_source", "provider", b"provider", "rest", b"rest", "runtime_version", b"runtime_version", "simulated", b"simulated", "time_scale", b"time_scale", "vendor", b"vendor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "driver", b"driver", "driver_version", b"driver_version", "emulated", b"emulated", "fixed_shapes", b"fixed_shapes", "hardware", b"hardware", "kind", b"kind", "memory_bytes", b"memory_bytes", "memory_in", b"memory_in", "model", b"model", "name", b"name", "parallelism", b"parallelism", "profile", b"profile", "profile_source", b"profile_source", "provider", b"provider", "rest", b"rest", "runtime_version", b"runtime_version", "simulated", b"simulated", "time_scale", b"time_scale", "vendor", b"vendor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.agent.core.device_sleep import DeviceSleepState
+from shoal.agent.devices.cpu import NAME as CPU
 from shoal.agent.devices.emulated_state import read_state
 from shoal.agent.devices.host import Host
 from shoal.agent.devices.published import pace_of
@@ -150,6 +151,7 @@ def _make_device(
         # The provider that really runs the model, so that a model it cannot run is known to be unsupported.
         provider="CPUExecutionProvider",
         memory_bytes=pace.memory_bytes,
+        memory_in="" if profile["memory_bytes"] else CPU,
         parallelism=profile["parallelism"],
         attributes={
             "native_provider": profile["native_provider"],

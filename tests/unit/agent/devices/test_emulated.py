@@ -10,6 +10,7 @@ import pytest
 
 from harness.fakes.clock import ManualClock
 from shoal.agent.devices.emulated import EmulatedDriver, profiles
+from shoal.agent.devices.host import Host
 from shoal.agent.devices.published import pace_of
 from shoal.agent.driver_port import DriverOptions
 from shoal.agent.worker.pace import model_pace
@@ -113,6 +114,12 @@ def test_a_server_sleeps_and_a_board_of_which_nobody_says_so_does_not() -> None:
     clock.advance(1.7)
     assert driver.read("xr5610-l4").power is PowerState.AWAKE
     assert driver.set_sleep("xr5610-l4", False) == 0.0
+
+
+def test_one_without_memory_of_its_own_works_in_its_hosts() -> None:
+    hailo, board = EmulatedDriver(ManualClock(), DriverOptions(("hailo-8", "rk3588s"))).discover()
+    assert (hailo.memory_in, board.memory_in) == ("cpu0", "")
+    assert hailo.memory_bytes == Host(Path("/")).limit_bytes()
 
 
 def test_two_of_one_profile_have_their_own_names() -> None:

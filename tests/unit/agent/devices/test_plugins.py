@@ -65,6 +65,7 @@ def test_the_processor_once_more_by_another_compiler() -> None:
     cpu, gpu, npu = second.discover()
     assert [each.name for each in (cpu, gpu, npu)] == ["cpu0-openvino", "gpu0", "npu0"]
     assert [each.hardware for each in (cpu, gpu, npu)] == ["cpu0", "", ""]
+    assert [each.memory_in for each in (cpu, gpu, npu)] == ["", "cpu0", "cpu0"]
     assert [each.fixed_shapes for each in (cpu, gpu, npu)] == [False, False, True]
     assert cpu.runtime_version.endswith(", onnxruntime-ep-openvino 1.8.1")
     options = second.access("cpu0-openvino").options

@@ -39,7 +39,12 @@ def found_device(listed: ListedDevice, host: Host, options: DriverOptions) -> Fo
         memory_bytes=host.limit_bytes(),
         parallelism=host.usable_cores() if of_cpu else 1,
     )
-    device = replace(device, hardware=CPU if of_cpu else "", fixed_shapes=listed.hardware == "NPU")
+    device = replace(
+        device,
+        hardware=CPU if of_cpu else "",
+        memory_in="" if of_cpu else CPU,
+        fixed_shapes=listed.hardware == "NPU",
+    )
     counters = tuple(map(str, host.energy_counters())) if of_cpu else ()
     access = DeviceAccess(
         files=tuple(str(path) for folder in _FILES.get(listed.hardware, ()) for path in sorted(Path(folder).glob("*"))),

@@ -1,5 +1,7 @@
 """Devices of plugins that no vendor's module knows: what the runtime tells of them, and no more."""
 
+from dataclasses import replace
+
 from shoal.agent.devices.calls import FoundDevice
 from shoal.agent.devices.cpu import NAME as CPU
 from shoal.agent.devices.host import Host
@@ -22,4 +24,6 @@ def found_device(listed: ListedDevice, host: Host, options: DriverOptions) -> Fo
         model=listed.about.get("Description", f"{listed.vendor} {listed.hardware}"),
         memory_bytes=host.limit_bytes(),
     )
+    of_cpu = kind == "cpu"
+    device = replace(device, hardware=CPU if of_cpu else "", memory_in="" if of_cpu else CPU)
     return FoundDevice(device, DeviceAccess(plugin=plugin_of(listed)))

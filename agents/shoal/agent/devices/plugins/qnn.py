@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.agent.devices.calls import FoundDevice
+from shoal.agent.devices.cpu import NAME as CPU
 from shoal.agent.devices.host import Host
 from shoal.agent.devices.plugins.common import device_of, plugin_of
 from shoal.agent.devices.plugins.listing import ListedDevice
@@ -38,7 +39,7 @@ def found_device(listed: ListedDevice, host: Host, options: DriverOptions) -> Fo
         name, memory = f"npu{listed.index}", host.limit_bytes()
         device = device_of(listed, name=name, vendor="Qualcomm", model="Hexagon", memory_bytes=memory)
         access = _access(listed, backend, {"htp_performance_mode": "burst"})
-        return FoundDevice(replace(device, fixed_shapes=True), access)
+        return FoundDevice(replace(device, fixed_shapes=True, memory_in=CPU), access)
     if listed.hardware != "CPU" or platform.machine() != "x86_64" or SIMULATOR not in options.simulate:
         return None
     profile: dict[str, Any] = json.loads((resources.files("shoal.agent.devices.plugins") / "htp.json").read_text())
@@ -60,6 +61,7 @@ def _simulated(listed: ListedDevice, profile: dict[str, Any], host: Host) -> Dev
         device,
         kind=DeviceKind.NPU,
         fixed_shapes=True,
+        memory_in=CPU,
         emulated=True,
         simulated=True,
         profile=profile["name"],

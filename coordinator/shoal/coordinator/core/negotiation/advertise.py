@@ -54,7 +54,7 @@ def _free(inputs: Inputs) -> Iterator[_FreeDevice]:
             if device.hardware:
                 continue  # its memory is that device's
             slot, book = Slot(name, device.name), NO_COMMITMENT
-            for each in state.same_hardware(device):
+            for each in state.same_memory(device):
                 promised = Bytes(held.get(Slot(name, each), 0))
                 book = book.beside(books.get((name, each), NO_COMMITMENT)).plus(promised, loaded=False)
             free = admissible_bytes(device, state, book)

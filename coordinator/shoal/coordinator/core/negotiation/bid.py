@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator.core.fleet.commitments import total_bytes
-from shoal.coordinator.core.fleet.state import Fleet
+from shoal.coordinator.core.fleet.state import Fleet, memory_root
 from shoal.coordinator.core.negotiation.trust import may_trade, trade_refusal
 from shoal.coordinator.core.placement.contention import UTILISATION_MOST
 from shoal.coordinator.core.placement.model import (
@@ -208,7 +208,11 @@ def _share_refusal(
     devices = [
         (device, state) for state in fleet.nodes.values() for device in state.node.devices if not device.hardware
     ]
-    memory = sum(total_bytes(device, state) for device, state in devices)
+    memories = dict[tuple[str, str], int]()
+    for device, state in devices:
+        own = state.name, memory_root(device)
+        memories[own] = max(memories.get(own, 0), total_bytes(device, state))
+    memory = sum(memories.values())
     time = UTILISATION_MOST * len(devices)
     taken = max(
         sum(each.memory_bytes for each in used) / memory if memory else math.inf,

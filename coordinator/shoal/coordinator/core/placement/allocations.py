@@ -39,13 +39,12 @@ class Allocations:
     quota_usage: Mapping[str, QuotaUsage]
 
     def of_hardware(self, option: Option) -> tuple[MemoryCommitment, float]:
-        """Memory and time that are taken of the option's hardware, by all devices that run on it."""
-        memory, busy = NO_COMMITMENT, 0.0
-        for name in option.state.same_hardware(option.device):
-            slot = Slot(option.slot.node, name)
-            memory = memory.beside(self.memory.get(slot, NO_COMMITMENT))
-            busy += self.busy.get(slot, 0.0)
-        return memory, busy
+        """Memory that is taken by all devices that work in the option's, and time by all that run on its hardware."""
+        memory, node = NO_COMMITMENT, option.slot.node
+        for name in option.state.same_memory(option.device):
+            memory = memory.beside(self.memory.get(Slot(node, name), NO_COMMITMENT))
+        names = option.state.same_hardware(option.device)
+        return memory, math.fsum(self.busy.get(Slot(node, name), 0.0) for name in names)
 
     def with_undecided(self, scope: Scope, intent: Intent, current: WorkloadReplicas, sign: int) -> "Allocations":
         """Adds (sign 1) or removes (sign -1) the replicas of a workload that is not decided yet.

@@ -120,7 +120,7 @@ def _check_not_oversold(snapshot: RegionSnapshot) -> Iterator[Violation]:
         state = snapshot.fleet.nodes.get(name)
         for device in state.node.devices if state is not None else ():
             assert state is not None
-            names = state.same_hardware(device)
+            names = state.same_memory(device)
             loads = [each for each in content.assignments if each.device in names and not _is_bytes_only(each)]
             committed = sum(each.memory_bytes for each in loads)
             held = [each for each in snapshot.reserved if each.slot.node == name and each.slot.device in names]
