@@ -93,6 +93,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "peer_answer_dropped": "A region's answer to a solicitation does not verify.",
     "peer_root_unreadable": "A CA of another region cannot be read. Its fronts are not trusted.",
     "peer_server_listening": "Other regions may call here.",
+    "preparation_ended": "The program that prepares a model left no result; `message` is the end of what it printed.",
     "process_crashed": "The process ends by an uncaught error.",
     "process_stopping": "The process was asked to stop, and drains.",
     "provider_not_opened": "A plugin provider did not take the smallest graph; the model's load says more.",

@@ -142,6 +142,21 @@ async def test_f51_a_slow_driver_is_waited_for_and_its_device_goes_on(faults: Pa
         assert not driver.is_silent
 
 
+async def test_a_slow_driver_reads_a_tenth_of_the_time(faults: Path) -> None:
+    """A vendor's command that takes half a second would otherwise hold half a core, on a node that is to serve."""
+    async with running("faulty") as driver:
+        faulty_driver.command(faults, "read", DriverFault.SLOW)
+        seen = {driver.read(DEVICE).taken_at}
+
+        def are_three() -> bool:
+            seen.add(driver.read(DEVICE).taken_at)
+            return len(seen) == 4
+
+        await until(are_three, LIMIT_S, "three slow readings")
+        second, third = sorted(seen)[2:]
+        assert third - second >= 0.5 / process.MOST_OF_TIME - 0.5
+
+
 async def test_f51_a_device_that_vanishes_is_lost_and_its_driver_is_not(faults: Path) -> None:
     async with running("faulty") as driver:
         faulty_driver.command(faults, "read", DriverFault.VANISH)

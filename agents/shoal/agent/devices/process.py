@@ -38,7 +38,11 @@ GPUs without its persistence daemon (NVIDIA, Driver Persistence)."""
 CALL_S: Final = 5.0
 """The longest that any other call may take. NVML answers within some milliseconds."""
 POLL_S: Final = 0.5
-"""Seconds between two readings of a device, besides what they take."""
+"""Least seconds between two readings of a driver's devices, besides what they take."""
+MOST_OF_TIME: Final = 0.1
+"""Share of the time in which a driver may be reading: a vendor's command takes a core for up to a second."""
+POLL_MOST_S: Final = 5.0
+"""Most seconds between two readings, however long they take. Heartbeats tell the last one meanwhile."""
 RETRY_MOST_S: Final = 3.0
 """The longest pause before a driver is started again: a node has its devices back within 5 s of their driver."""
 CLOSE_S: Final = 1.0
@@ -224,9 +228,12 @@ class DriverProcess:
 
     async def _ask_forever(self) -> None:
         """Raises DriverFailed."""
+        took_s = 0.0  # `_start` has just read all devices
         while True:
-            await wait_or_timeout(self._is_order_due, POLL_S)  # `_start` has just read all devices
+            pause_s = min(POLL_MOST_S, max(POLL_S, took_s * (1 / MOST_OF_TIME - 1)))
+            await wait_or_timeout(self._is_order_due, pause_s)
             self._is_order_due.clear()
+            began = self._clock.now()
             for name, order in tuple(self._sleep.items()):
                 if order.ready_at is None:
                     answer = await self._call(DriverCall(DriverMethod.SET_SLEEP, name, order.asleep), CALL_S)
@@ -235,6 +242,7 @@ class DriverProcess:
                     order.ready_at = Elapsed(self._clock.now() + answer.seconds)
             for found in tuple(self._devices.values()):
                 await self._read(found.device)
+            took_s = self._clock.now() - began
 
     async def _read(self, device: Device) -> None:
         answer = await self._call(DriverCall(DriverMethod.READ, device.name), CALL_S)

@@ -12,6 +12,8 @@ MODEL_FILE: Final = "prepared.onnx"
 """Name of the prepared model in the folder of the preparation."""
 COMPILED_FILE: Final = "compiled.onnx"
 """Name of the compiled model in the folder of the preparation, until it is whole."""
+LOG_FILE: Final = "log"
+"""Name of the file in that folder that has what the program printed."""
 RESULT_FILE: Final = "result.json"
 """Name of the `PreparationResult` in the folder of the preparation."""
 

@@ -24,7 +24,7 @@ from shoal.agent.core.receipt import MAX_OPERATORS
 from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.packing import pack, unpack
 from shoal.agent.ports import AgentClock, Log, PreparedModel
-from shoal.agent.preparation.messages import MODEL_FILE, RESULT_FILE, PreparationOrder, PreparationResult
+from shoal.agent.preparation.messages import LOG_FILE, MODEL_FILE, RESULT_FILE, PreparationOrder, PreparationResult
 from shoal.agent.worker.process import PASSED_VARIABLES
 from shoal.host.memory import limit_bytes
 from shoal.host.private_files import write_private
@@ -47,6 +47,7 @@ prepared one, and the quantiser's own."""
 _MOST_RESULT: Final = 64 * 1024
 _MOST_TEXT: Final = 500
 _MOST_NAME: Final = 80
+_MOST_TAIL: Final = 2000
 _LOOK_EVERY_S: Final = 1.0
 """How often its files are counted."""
 
@@ -230,7 +231,7 @@ class ProgramPreparer:
     async def _run(self, order: PreparationOrder) -> PreparationResult:
         """Raises ShoalError(PREPARE_FAILED) if the program leaves no result."""
         folder = Path(order.folder)
-        with (folder / "log").open("wb") as log:
+        with (folder / LOG_FILE).open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "shoal.agent.preparation.main"),
                 stdin=asyncio.subprocess.PIPE,
@@ -249,6 +250,7 @@ class ProgramPreparer:
         try:
             return _clipped(unpack(PreparationResult, await asyncio.to_thread(_read_result, folder / RESULT_FILE)))
         except (OSError, ShoalError) as error:
+            self._log.warning("preparation_ended", message=await asyncio.to_thread(_tail, folder / LOG_FILE))
             status = process.returncode or 0
             ended = f"the preparation ended by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
             raise refuse(Code.PREPARE_FAILED, ended, "a prepared model", "a smaller or simpler model") from error
@@ -278,6 +280,16 @@ def _bytes_below(folder: Path) -> int:
         with suppress(OSError):
             total += path.lstat().st_size
     return total
+
+
+def _tail(path: Path) -> str:
+    """The end of what the program wrote, with nothing that would break a line of the log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-min(_MOST_TAIL, path.stat().st_size), os.SEEK_END)
+            return file.read(_MOST_TAIL).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _read_result(path: Path) -> bytes:

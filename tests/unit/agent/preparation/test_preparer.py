@@ -137,6 +137,13 @@ async def test_a_program_that_dies_is_told(tmp_path: Path) -> None:
     assert "SIGKILL" in refused.value.refusal.found
 
 
+def test_the_end_of_what_a_program_printed_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"x" * 5000 + b"Traceback: \xff")
+    assert preparer_module._tail(tmp_path / "log").endswith("xTraceback: \ufffd")
+    assert len(preparer_module._tail(tmp_path / "log")) == 2000
+    assert preparer_module._tail(tmp_path / "none") == ""
+
+
 async def test_each_waits_for_its_turn_and_says_when_it_begins(tmp_path: Path) -> None:
     by, first = preparer(tmp_path), order_of(tmp_path, separable(), samples_of(SHAPES["x"]))
     second = replace(first, preparation=Preparation((*default("fp32", "int8"), Tolerance("y", Metric.COSINE, 0.5))))
