@@ -77,6 +77,17 @@ class EnergyCounter:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryCounter:
+    """How a worker learns what it holds of a device's own memory."""
+
+    # `module:function`. With `arguments` it returns what returns the bytes that this process holds now; None where the
+    # device does not know the process. Raises OSError where it counts none.
+    opener: str
+    # For the function: a name of the device.
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ProviderPlugin:
     """An execution provider that the runtime loads from a library, and the hardware that it is to run on."""
 
@@ -134,6 +145,9 @@ class DeviceAccess:
     memory: str = "cpu"
     # None: it counts no energy, which is then estimated.
     energy: EnergyCounter | None = None
+    # None: its memory is the host's, or nobody tells a process's share of it; a model is then measured by the resident
+    # memory of its worker.
+    memory_counter: MemoryCounter | None = None
     # How to pace and meter an emulated device. None for real hardware.
     pace: EmulatedPace | None = None
     # Where the device's provider comes from. None: it is built into the runtime.

@@ -39,6 +39,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "coordinator_connection_failed": "The agent got no session: unreachable, TLS failed, or the call was refused.",
     "coordinator_skipped": "The agent could not reach one coordinator of several, and tries the next.",
     "desired_set_accepted": "A new desired set is on disk, and is carried out.",
+    "device_memory_unknown": "The device tells no process's memory; a model counts by its worker's resident memory.",
     "device_probed": "A device was measured, and has a signed receipt.",
     "disk_full": "The disk is full. The desired set goes into space that was reserved for it.",
     "driver_failed": "A device driver did not answer as it should. It is ended and started again; its devices wait.",

@@ -16,6 +16,10 @@ class NVMLError(Exception):
         self.value = value
 
 
+def _record(answer: Any) -> Any:
+    return SimpleNamespace(**answer) if isinstance(answer, dict) else answer
+
+
 class RecordedNvml:
     """A recording maps `function(argument, ..)` to its answer or to `{"error": code}`.
 
@@ -37,8 +41,6 @@ class RecordedNvml:
             answer = self.answers.get(f"{name}({', '.join(map(str, arguments))})", {"error": NOT_SUPPORTED})
             if isinstance(answer, dict) and "error" in answer:
                 raise NVMLError(answer["error"])
-            if isinstance(answer, dict):
-                return SimpleNamespace(**answer)
-            return tuple(answer) if isinstance(answer, list) else answer
+            return tuple(map(_record, answer)) if isinstance(answer, list) else _record(answer)
 
         return call

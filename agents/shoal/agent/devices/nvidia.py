@@ -4,13 +4,14 @@ A figure that a device does not report (NOT_SUPPORTED on many) is NaN. A device 
 """
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from shoal.agent.devices.machine import LiveMachine, Machine, label
 from shoal.agent.devices.runtime import runtime_version
-from shoal.agent.driver_port import DeviceAccess, DriverClock, DriverOptions, EnergyCounter
+from shoal.agent.driver_port import DeviceAccess, DriverClock, DriverOptions, EnergyCounter, MemoryCounter
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, Reading
 from shoal.types.units import Bytes, Seconds, Watts
@@ -83,8 +84,10 @@ class NvidiaDriver:
         uuid = self._call("nvmlDeviceGetUUID", handle) if handle is not None else None
         if not uuid:
             return DeviceAccess(files=files, memory="cuda")
-        counter = EnergyCounter("shoal.agent.devices.nvidia:open_energy_counter", (str(uuid),), of_processors=False)
-        return DeviceAccess({"CUDA_VISIBLE_DEVICES": str(uuid)}, files, "cuda", counter)
+        module, named = "shoal.agent.devices.nvidia", (str(uuid),)
+        energy = EnergyCounter(f"{module}:open_energy_counter", named, of_processors=False)
+        memory = MemoryCounter(f"{module}:open_memory_counter", named)
+        return DeviceAccess({"CUDA_VISIBLE_DEVICES": str(uuid)}, files, "cuda", energy, memory)
 
     def set_sleep(self, device: str, asleep: bool) -> Seconds:
         return Seconds(0.0)
@@ -152,6 +155,32 @@ def open_energy_counter(uuid: str) -> Callable[[], float]:
     except nvml.NVMLError as error:
         raise OSError(f"NVML counts no energy of {uuid}") from error
     return lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
+
+
+def open_memory_counter(uuid: str) -> Callable[[], int | None]:
+    """Bytes of the device's memory that this process holds, its context among them; None where NVML lists no such
+    process, as in a container with process ids of its own, or no figure of it. Raises OSError if it lists none at all.
+
+    Source: NVML API, nvmlDeviceGetComputeRunningProcesses (`usedGpuMemory`).
+    """
+    nvml = _open_nvml(LiveMachine())
+    if nvml is None:
+        raise OSError("NVML is not there")
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except (AttributeError, nvml.NVMLError) as error:
+        raise OSError(f"NVML lists no processes of {uuid}") from error
+
+    def count() -> int | None:
+        try:
+            listed = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except nvml.NVMLError:
+            return None
+        own = [each.usedGpuMemory for each in listed if each.pid == os.getpid()]
+        return sum(own) if own and None not in own else None
+
+    return count
 
 
 def _open_nvml(machine: Machine) -> Any:

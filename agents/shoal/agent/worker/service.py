@@ -39,13 +39,14 @@ from shoal.agent.worker.engine import (
     warm_up,
 )
 from shoal.agent.worker.failures import memory_refusal
+from shoal.agent.worker.memory import MemoryGrowth
 from shoal.agent.worker.messages import LoadOrder, LoadResult, LoadState, ProbeOrder, WorkerReport, WorkerStatus
 from shoal.agent.worker.metering import Metering
 from shoal.agent.worker.pace import ModelPace, element_count, hold_slot, model_pace
 from shoal.agent.worker.parsing import Parser
 from shoal.agent.worker.probe import probe, read_graph
 from shoal.agent.worker.process import EXIT_STUCK
-from shoal.agent.worker.providers import Provider
+from shoal.agent.worker.providers import CPU_PROVIDER, Provider
 from shoal.agent.worker.run_timeouts import RunTimeouts
 from shoal.agent.worker.sample_inputs import sample_input
 from shoal.agent.worker.support import runtime_support
@@ -59,7 +60,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import EnergySource
 from shoal.types.migration import Tolerance
 from shoal.types.trace import parse_traceparent
-from shoal.types.units import Bytes, Joules, Seconds
+from shoal.types.units import Joules, Seconds
 from shoal.v1 import witness_pb2
 from shoal.wire import nouns
 
@@ -433,8 +434,7 @@ class WorkerService:
         try:
             async with self._load_turn:
                 self._set_state(held, LoadState.LOADING)
-                isolation.reset_peak()
-                before = isolation.resident_bytes()
+                memory = MemoryGrowth(order.access)
                 await self._open_provider(order)
                 self._limit_memory()
                 start = time.perf_counter()
@@ -444,7 +444,7 @@ class WorkerService:
                 options = run_options()
                 giving_up = loop.call_later(order.warm_up_s, _terminate, options)
                 try:
-                    loaded = await asyncio.to_thread(_measure, order, engine, options, load_s, before)
+                    loaded = await asyncio.to_thread(_measure, order, engine, options, load_s, memory)
                 finally:
                     giving_up.cancel()
             if self._assignments.get(order.assignment) is held:
@@ -459,9 +459,9 @@ class WorkerService:
             self._on_load_failed(held, Refusal(Code.LOAD_FAILED, type(error).__name__, "a loaded model", "see the log"))
 
     async def _open_provider(self, order: LoadOrder) -> None:
-        """What a plugin takes for itself, whatever the model, is no model's memory: a device's context may be larger
-        than the models on it."""
-        if order.access.plugin is None or self._provider_session is not None:
+        """What a provider takes of the host for itself, whatever the model, is beside the models' limit: a device's
+        context may be larger than the models on it."""
+        if order.provider == CPU_PROVIDER or self._provider_session is not None:
             return
         earlier = isolation.data_bytes()
         self._provider_session = await asyncio.to_thread(_open_smallest_graph, order)
@@ -604,7 +604,9 @@ def _open_engine(order: LoadOrder) -> Engine:
     return isolation.run_at_low_priority(work) if order.threads == 1 else work()
 
 
-def _measure(order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: float, before: int) -> LoadResult:
+def _measure(
+    order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: float, memory: MemoryGrowth
+) -> LoadResult:
     """Warm up and time some runs. On an emulated device: device time, or the real time if that is longer."""
     pace = _pace_of(order)
     energy = _energy(order, pace)
@@ -619,7 +621,7 @@ def _measure(order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: 
         optional=order.warm_up_optional,
     )
     if warmth.skip_reason is not None:
-        return _result_without_warm_up(order, engine, energy.source, load_s, before, warmth.skip_reason)
+        return _result_without_warm_up(order, engine, energy.source, load_s, memory, warmth.skip_reason)
     feeds, times = warmth.feeds, warmth.times
     busy_s = waited_s = times
     if order.access.pace is not None and pace is not None:
@@ -633,7 +635,7 @@ def _measure(order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: 
     joules = energy.joules({"": sum(busy_s)})[""] / len(busy_s)
     measured = Measured(
         load_s=Seconds(load_s),
-        memory_bytes=Bytes(max(0, isolation.peak_resident_bytes() - before)),
+        memory_bytes=memory.bytes(),
         latency_p50_s=p50,
         latency_p95_s=p95,
         joules=Joules(joules),
@@ -666,12 +668,12 @@ def _sample_candidates(order: LoadOrder, engine: Engine) -> Iterator[Callable[[]
 
 
 def _result_without_warm_up(
-    order: LoadOrder, engine: Engine, source: EnergySource, load_s: float, before: int, why: Refusal
+    order: LoadOrder, engine: Engine, source: EnergySource, load_s: float, memory: MemoryGrowth, why: Refusal
 ) -> LoadResult:
     """The result of a load without a run. `samples` is 0, so that its zeros replace no prediction."""
     measured = Measured(
         load_s=Seconds(load_s),
-        memory_bytes=Bytes(max(0, isolation.peak_resident_bytes() - before)),
+        memory_bytes=memory.bytes(),
         latency_p50_s=Seconds(0.0),
         latency_p95_s=Seconds(0.0),
         joules=Joules(0.0),

@@ -1,6 +1,7 @@
 """NVIDIA devices on recordings of NVML."""
 
 import math
+import os
 
 import pytest
 
@@ -40,6 +41,8 @@ def test_a_whole_device() -> None:
     assert access.memory == "cuda"
     assert access.energy is not None
     assert (access.energy.arguments, access.energy.of_processors) == (tuple(access.environment.values()), False)
+    assert access.memory_counter is not None
+    assert access.memory_counter.arguments == access.energy.arguments
     for reasons, throttled in ((0x2, False), (0x4, True), (0x40, True), (0x100, False)):
         machine.answers["nvmlDeviceGetCurrentClocksThrottleReasons(h0)"] = reasons
         assert cuda.read("gpu0").throttled is throttled
@@ -96,3 +99,29 @@ def test_a_worker_counts_joules_by_the_device_s_name(monkeypatch: pytest.MonkeyP
 def test_without_a_driver_there_are_no_devices() -> None:
     cuda, _ = driver("no_driver")
     assert cuda.discover() == ()
+
+
+def test_a_worker_counts_its_own_bytes_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, nvml = driver("l4")
+    monkeypatch.setattr(nvidia, "_open_nvml", lambda machine: nvml.library("pynvml"))
+    listed = "nvmlDeviceGetComputeRunningProcesses(h0)"
+    other = {"pid": 1, "usedGpuMemory": 10**9}
+    nvml.answers |= {
+        "nvmlDeviceGetHandleByUUID(GPU-1)": "h0",
+        "nvmlDeviceGetHandleByUUID(GPU-2)": {"error": 6},
+        listed: [other],
+    }
+    count = nvidia.open_memory_counter("GPU-1")
+    assert count() is None, "it knows another process, and not this one"
+    nvml.answers[listed] = [
+        other,
+        {"pid": os.getpid(), "usedGpuMemory": 300},
+        {"pid": os.getpid(), "usedGpuMemory": 50},
+    ]
+    assert count() == 350
+    nvml.answers[listed] = [{"pid": os.getpid(), "usedGpuMemory": None}]
+    assert count() is None, "as of a MIG instance, or by Windows"
+    nvml.answers[listed] = {"error": 15}
+    assert count() is None
+    with pytest.raises(OSError, match="GPU-2"):
+        nvidia.open_memory_counter("GPU-2")

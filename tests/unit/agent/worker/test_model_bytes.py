@@ -60,6 +60,6 @@ def test_a36_links_and_absent_files(tmp_path: Path) -> None:
 
 def test_a_provider_that_is_not_installed() -> None:
     with pytest.raises(ShoalError) as refused:
-        open_engine(models.add_one(), Provider("QNNExecutionProvider"))
+        open_engine(models.add_one(), Provider("NoSuchExecutionProvider"))
     assert refused.value.code is Code.LOAD_FAILED
     assert "CPUExecutionProvider" in refused.value.refusal.found
