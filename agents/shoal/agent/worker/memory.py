@@ -37,6 +37,6 @@ def _open_counter(access: DeviceAccess) -> Callable[[], int | None]:
             *access.memory_counter.arguments
         )
     except OSError as error:
-        _log.warning("device_memory_unknown", error=str(error))
+        _log.warning("memory_count_failed", error=str(error))
         return lambda: None
     return counter
