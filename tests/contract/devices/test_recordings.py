@@ -14,6 +14,7 @@ from harness.fakes.machine import RECORDINGS, ReplayedMachine
 from shoal.agent.devices.amd import AmdDriver
 from shoal.agent.devices.ascend import AscendDriver
 from shoal.agent.devices.intel import IntelTelemetry
+from shoal.agent.devices.jetson import JetsonDriver
 from shoal.agent.driver_port import DeviceAccess, DeviceDriver, DriverOptions
 from shoal.agent.packing import pack, unpack
 from shoal.types.codes import Code, ShoalError
@@ -133,6 +134,34 @@ def test_graphics_in_a_processor_are_known_by_their_number() -> None:
     assert device.model == "PCI device 0x15bf"
     assert driver.read(device.name).power_w == pytest.approx(9.096)
     assert driver.access(device.name).environment == {"ROCR_VISIBLE_DEVICES": "0"}
+
+
+def test_a_jetson_works_in_the_memory_of_its_board() -> None:
+    driver = JetsonDriver(ManualClock(), DriverOptions(), ReplayedMachine.of("jetson_orin_nx"))
+    (device,) = driver.discover()
+    assert (device.name, device.kind, device.memory_in) == ("jetson-gpu0", DeviceKind.GPU, "cpu0")
+    assert device.model == "NVIDIA Jetson Orin NX Engineering Reference Developer Kit"
+    assert (device.driver_version, device.provider) == ("L4T 36.3.0", "CUDAExecutionProvider")
+    assert device.memory_bytes == 15930468 * 1024
+    reading = driver.read(device.name)
+    assert (reading.utilisation, reading.temperature_c) == pytest.approx((0.412, 48.218))
+    assert reading.free_bytes == 12345678 * 1024
+    assert math.isnan(reading.power_w), "its rail feeds the processor too"
+    assert driver.access(device.name).files == (
+        "/dev/nvmap", "/dev/nvhost-ctxsw-gpu", "/dev/nvhost-gpu", "/dev/nvsciipc",
+    )  # fmt: skip
+
+
+def test_a_jetson_with_a_rail_for_its_graphics() -> None:
+    driver = JetsonDriver(ManualClock(), DriverOptions(), ReplayedMachine.of("jetson_agx_xavier"))
+    (device,) = driver.discover()
+    reading = driver.read(device.name)
+    assert (reading.power_w, reading.temperature_c) == pytest.approx((19.064 * 0.048, 30.5))
+    elsewhere = JetsonDriver(ManualClock(), DriverOptions(), ReplayedMachine.of("amd_apu"))
+    assert elsewhere.discover() == ()
+    with pytest.raises(ShoalError):
+        elsewhere.read(device.name)
+    assert elsewhere.access(device.name) == DeviceAccess()
 
 
 def test_two_cards_of_ascend() -> None:
