@@ -75,7 +75,7 @@ def test_f34_a_driver_that_errs_stops_nothing_that_runs() -> None:
     async def scenario(scene: Scene) -> None:
         (victim,) = scene.replicas
         kept = dict(victim.workers)
-        async with scene.load():
+        async with scene.load(0.05):
             device = await lose_device(scene, victim, errs)
             await asyncio.sleep(DETECTED_S)
             assert scene.cluster.region is not None

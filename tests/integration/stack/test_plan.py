@@ -119,9 +119,10 @@ UNMET = [
     ("limits: {energy: 0.000001 mJ/inference}", Code.ENERGY_OVER),
     ("require: {precision: {allow: [int8]}}", Code.PRECISION_DENIED),
     ("require: {availability: {replicas: 3, spread: node}}", Code.REPLICAS_SHORT),
-    ("require: {latency: {p95: 1ns}}, limits: {cost: 0.000001 USD/h}", Code.COST_OVER),
+    ("require: {latency: {p95: 1ns}}, limits: {cost: 0.000000001 USD/h}", Code.COST_OVER),
 ]
-"""Of two that exclude as many places, the one that is farther from being met speaks: 50,000 times the cost."""
+"""Of two that exclude as many places, the one that is farther from being met speaks: 50 million times the cost, and
+less than a million times the latency."""
 
 
 @pytest.mark.parametrize(("spec", "code"), UNMET, ids=[f"{code}-{number}" for number, (_, code) in enumerate(UNMET)])
