@@ -134,3 +134,17 @@ def test_a_receipt_names_the_whole_system_that_its_watts_are_of(capsys: pytest.C
     row = operator_pb2.DeviceView(node="dc", device=nouns_pb2.Device(name="gpu0", emulated=True), receipt=receipt)
     resources.show("devices", [row], wide=True)
     assert "632W (profile, of the whole Dell XR5610 (1x L4))" in capsys.readouterr().out
+
+
+def test_a_device_says_whose_memory_it_works_in_and_which_profile_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    device = nouns_pb2.Device(name="hailo-8", memory_bytes=2**30, memory_in="cpu0", emulated=True)
+    receipt = nouns_pb2.Receipt(
+        node="dc", device="hailo-8", source="hailo-8: paced by 119 models of a file", emulated=True
+    )
+    resources.show("devices", [operator_pb2.DeviceView(node="dc", device=device, receipt=receipt)], wide=True)
+    shown = capsys.readouterr().out
+    assert "1GiB of cpu0" in shown
+    assert "119 models" not in shown

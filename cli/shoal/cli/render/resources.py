@@ -234,6 +234,15 @@ def _rate(receipt: Any) -> str:
     return f"{flops / 1e9:.3g} GFLOP/s" if flops else "-"
 
 
+def _receipt_text(receipt: Any) -> str:
+    """Its source, of an emulated device by the profile's name, and its time. `-o json` has all of both."""
+    return f"{receipt.source.partition(': ')[0]} {when(receipt.measured_at)}"
+
+
+def _memory_text(device: Any) -> str:
+    return show_bytes(device.memory_bytes) + (f" of {device.memory_in}" if device.memory_in else "")
+
+
 def _power_source(receipt: Any) -> str:
     """Source of the power figures; a whole system's power is not the device's own."""
     return f"{receipt.rates.energy_source}" + (f", of the whole {receipt.system}" if receipt.system else "")
@@ -315,11 +324,11 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("STATE", lambda row: _device_state(row)),
         ("+REASON", lambda row: reason(row.reason)),
         ("+MODEL", lambda row: row.device.model),
-        ("+MEMORY", lambda row: show_bytes(row.device.memory_bytes)),
+        ("+MEMORY", lambda row: _memory_text(row.device)),
         ("+COMMITTED", lambda row: show_bytes(row.committed_bytes)),
         ("+PRICE", lambda row: show_usd_per_hour(row.cost_usd_per_h)),
         ("+PROVIDER", lambda row: row.device.provider),
-        ("+RECEIPT", lambda row: f"{row.receipt.source} {when(row.receipt.measured_at)}" if row.receipt.node else "-"),
+        ("+RECEIPT", lambda row: _receipt_text(row.receipt) if row.receipt.node else "-"),
         (
             "+ACTIVE",
             lambda row: (
