@@ -112,6 +112,11 @@ class Device:
         figures); empty: nothing does."""
         return "simulated" if self.simulated else "emulated" if self.emulated else ""
 
+    @property
+    def memory_root(self) -> str:
+        """Name of the device whose memory it works in: its own, where that is so."""
+        return self.memory_in or self.hardware or self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:

@@ -87,3 +87,13 @@ async def test_a58_refused_forwards_are_told_at_the_first_the_tenth_and_the_hund
         await gauges.sample()
     assert [message.split()[0] for _, _, message in told] == ["1", "12", "700"]
     assert {each[:2] for each in told} == {(Code.FORWARD_DENIED, "thief")}
+
+
+def test_devices_in_one_memory_are_known() -> None:
+    driver = EmulatedDriver(ManualClock(), DriverOptions(("hailo-8", "hailo-8l", "rk3588s")))
+    workers, front = cast(WorkerPool, Counted()), cast(FrontControl, Ready())
+    monitor = NodeMonitor([driver], workers, front, ManualClock(), RecordingLog(), lambda *_: None, lambda: None)
+    monitor.discover()
+    assert monitor.same_memory("hailo-8") == {"hailo-8", "hailo-8l"}
+    assert monitor.same_memory("rk3588s") == {"rk3588s"}
+    assert monitor.same_memory("gone") == {"gone"}

@@ -1,6 +1,6 @@
 """The last check before a load: does the device have the memory now, whatever the allocations say."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from shoal.agent.core.assignment.states import Loading, State, Warming
 from shoal.types.assignment import Assignment
@@ -10,12 +10,17 @@ from shoal.types.units import show_bytes
 
 
 def admit(
-    assignment: Assignment, reading: Reading | None, silence: Refusal | None, states: Iterable[State]
+    assignment: Assignment,
+    reading: Reading | None,
+    silence: Refusal | None,
+    states: Iterable[State],
+    same_memory: Collection[str],
 ) -> Refusal | None:
     """Return None, or why the assignment must not load now: MEMORY_SHORT, DEVICE_LOST or DEVICE_UNREACHABLE.
 
     `reading` is of the assignment's device, just taken; None where the device cannot be read, and `silence` says why.
-    Memory that other assignments on the device are loading into is not yet in its free bytes, so it is subtracted.
+    Memory that other assignments are loading into is not yet in its free bytes, so it is subtracted: of those on the
+    devices `same_memory`, which work in the same.
     """
     if reading is None:
         # A driver that does not answer says nothing of its device: this node tries again, the region nowhere else yet.
@@ -26,7 +31,7 @@ def admit(
         state.assignment.memory_bytes
         for state in states
         if isinstance(state, Loading | Warming)
-        and state.assignment.device == assignment.device
+        and state.assignment.device in same_memory
         and state.assignment.id != assignment.id
     )
     free = reading.free_bytes - loading

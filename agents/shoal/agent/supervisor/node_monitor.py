@@ -39,6 +39,8 @@ class NodeMonitor:
         self._report_event = report_event
         self._on_front_change = on_front_change
         self._driver_by_device: dict[str, DeviceDriver] = {}
+        # Whose memory each device works in.
+        self._memory_roots: dict[str, str] = {}
         # Devices that did not answer when they were read last: since when, and why now.
         self._silent_devices: dict[str, tuple[Elapsed, Refusal]] = {}
         # Devices that were lost and not probed since: what they can do now is unknown.
@@ -58,8 +60,14 @@ class NodeMonitor:
                     self._report_event(Code.NAME_DUPLICATE, device.name, "two drivers offer a device of this name")
                     continue
                 self._driver_by_device[device.name] = driver
+                self._memory_roots[device.name] = device.memory_root
                 found.append(device)
         return tuple(found)
+
+    def same_memory(self, device: str) -> frozenset[str]:
+        """Names of the devices that work in the device's memory, its own among them."""
+        root = self._memory_roots.get(device)
+        return frozenset(each for each, own in self._memory_roots.items() if own == root) | {device}
 
     def access(self, device: str) -> DeviceAccess:
         """As `DeviceDriver.access`. Nothing special for a device that no driver has."""

@@ -283,7 +283,8 @@ class ReplicaManager:
             case events.StartWorker(path):
                 running = (each.state for each in self._replicas.values())
                 reading = self._monitor.read(asked.device)
-                refusal = admission.admit(asked, reading, self._monitor.silence(asked.device), running)
+                silence, shared = self._monitor.silence(asked.device), self._monitor.same_memory(asked.device)
+                refusal = admission.admit(asked, reading, silence, running, shared)
                 if refusal is not None:
                     raise ShoalError(refusal)
                 await self._workers.start(asked, path, replica.samples, replica.prepared)

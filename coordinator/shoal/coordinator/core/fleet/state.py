@@ -162,18 +162,12 @@ class NodeState:
 
     def same_memory(self, device: Device) -> tuple[str, ...]:
         """Names of all devices that work in the same memory, its own among them."""
-        own = memory_root(device)
-        return tuple(each.name for each in self.node.devices if memory_root(each) == own)
+        return tuple(each.name for each in self.node.devices if each.memory_root == device.memory_root)
 
     def stand_in(self, device: str = "") -> str:
         """What stands in for that device; without a name, for any device of the node."""
         found = (each.stand_in for each in self.node.devices if device in ("", each.name))
         return next((each for each in found if each), "")
-
-
-def memory_root(device: Device) -> str:
-    """Name of the device whose memory it is."""
-    return device.memory_in or device.hardware or device.name
 
 
 @dataclass(frozen=True, slots=True)

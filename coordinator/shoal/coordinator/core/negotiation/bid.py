@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator.core.fleet.commitments import total_bytes
-from shoal.coordinator.core.fleet.state import Fleet, memory_root
+from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.negotiation.trust import may_trade, trade_refusal
 from shoal.coordinator.core.placement.contention import UTILISATION_MOST
 from shoal.coordinator.core.placement.model import (
@@ -210,7 +210,7 @@ def _share_refusal(
     ]
     memories = dict[tuple[str, str], int]()
     for device, state in devices:
-        own = state.name, memory_root(device)
+        own = state.name, device.memory_root
         memories[own] = max(memories.get(own, 0), total_bytes(device, state))
     memory = sum(memories.values())
     time = UTILISATION_MOST * len(devices)
