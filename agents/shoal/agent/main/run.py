@@ -19,7 +19,7 @@ from shoal.agent.cache.publishers import SignatureVerifier, load_keys
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
-from shoal.agent.devices.installed import CPU_DRIVER, installed_drivers
+from shoal.agent.devices.installed import CPU_DRIVER, present_drivers
 from shoal.agent.devices.process import DriverProcess
 from shoal.agent.driver_port import DriverOptions
 from shoal.agent.identity import enrolment, host
@@ -132,7 +132,7 @@ async def _serve(
     options = DriverOptions(
         config.emulate, config.time_scale, config.wake_scale, config.emulate_condition, config.simulate
     )
-    factories = {} if config.role is Role.GATEWAY else installed_drivers(cpu=config.cpu)
+    factories = {} if config.role is Role.GATEWAY else present_drivers(options, cpu=config.cpu)
     drivers = [
         DriverProcess(name, factory, options, clock, lambda: supervisor.on_devices_found())
         for name, factory in factories.items()
