@@ -224,6 +224,15 @@ def test_a_model_is_compiled_for_the_npu_once(machine: DevStack) -> None:
     after = [each for each in machine.log_lines(NODE, "model_prepared") if each["compiled"]]
     assert after == before
     machine.delete_workloads(name)
+
+    # What a worker cannot load is loaded as it was pushed.
+    (kept,) = machine.folder.rglob(f"*{made['digest'].removeprefix('sha256:')}")
+    kept.write_bytes(bytes(kept.stat().st_size))
+    machine.apply(placed)
+    machine.wait_serving(name)
+    rejected = [each["digest"] for each in machine.log_lines(NODE, "compiled_model_rejected")]
+    assert rejected == [made["digest"]]
+    machine.delete_workloads(name)
     record("F52", "P", 4, compiled_s=made["duration_s"], load_s=round(again.observed.measured.load_s, 3))
 
 

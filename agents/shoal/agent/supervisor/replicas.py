@@ -309,6 +309,7 @@ class ReplicaManager:
             await self._cache.admit(asked)
             path = await self._cache.ensure(asked.model, asked.model_bytes)
             replica.samples = await self._fetch_samples(asked)
+            replica.prepared = None  # of an earlier attempt: it may have been rejected since
             if self._preparer.is_needed(asked):
                 self._apply_event(replica.name, events.PreparationQueued())
                 replica.prepared = await self._preparer.prepare(
