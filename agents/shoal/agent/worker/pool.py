@@ -73,7 +73,7 @@ class ProcessWorkers:
         self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._tasks = BackgroundTasks()
-        self._spare = SpareWorker(self._spawn, self._connect, clock, self._tasks)
+        self._spare = SpareWorker(self._spawn, self._connect, self._has_device_files, clock, self._tasks)
         self._loader = ReplicaLoader(
             self._replicas,
             self._spare,
@@ -153,10 +153,16 @@ class ProcessWorkers:
 
     def _spawn(self) -> WorkerProcess:
         """Raises OSError."""
-        orphan_after_s = self._options.orphan_after_s
-        return WorkerProcess.spawn(
-            self._folder, self._models, self._files(), orphan_after_s, self._groups, self._on_worker_exit
+        orphan_after_s, files = self._options.orphan_after_s, self._files()
+        process = WorkerProcess.spawn(
+            self._folder, self._models, files, orphan_after_s, self._groups, self._on_worker_exit
         )
+        process.device_files = frozenset(files)
+        return process
+
+    def _has_device_files(self, process: WorkerProcess) -> bool:
+        """False: a device was found since it started, and it is confined for good."""
+        return process.device_files is None or process.device_files >= set(self._files())
 
     async def _connect(self, process: WorkerProcess) -> None:
         """Connect a process that starts. Raises ShoalError."""

@@ -63,6 +63,8 @@ class WorkerProcess:
         self.client: FrameClient | None = None
         # What the process holds, by id. Several only if all are shared, of one tenant and one device.
         self.assignments: dict[str, Assignment] = {}
+        # Device files that it may open. None: an earlier supervisor started it, and did not say.
+        self.device_files: frozenset[str] | None = None
         # Verdicts of the assignments that were verified, by id.
         self.verdicts: dict[str, Verdict] = {}
         # One model loads at a time, so that a crash during a load has one cause.

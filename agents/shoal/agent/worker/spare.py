@@ -25,17 +25,20 @@ class SpareWorker:
     """Starts the spare worker, and hands it to whoever needs a worker.
 
     `spawn` starts a process; it raises OSError. `connect` connects a process that was started; it raises ShoalError.
+    `fits` says whether a process may open the files of all devices that are known now.
     """
 
     def __init__(
         self,
         spawn: Callable[[], WorkerProcess],
         connect: Callable[[WorkerProcess], Awaitable[object]],
+        fits: Callable[[WorkerProcess], bool],
         clock: AgentClock,
         tasks: BackgroundTasks,
     ) -> None:
         self._spawn = spawn
         self._connect = connect
+        self._fits = fits
         self._clock = clock
         self._tasks = tasks
         self._process: WorkerProcess | None = None
@@ -68,6 +71,9 @@ class SpareWorker:
 
         Raises ShoalError.
         """
+        if self._process is not None and not self._fits(self._process):
+            outdated, self._process = self._process, None
+            self._tasks.spawn(outdated.end())
         self.ensure()
         process = self._process
         if process is None:
