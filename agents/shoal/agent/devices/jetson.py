@@ -47,8 +47,8 @@ class JetsonDriver:
     def discover(self) -> tuple[Device, ...]:
         if "nvidia,tegra" not in self._machine.text("/proc/device-tree/compatible"):
             return ()
+        memory = self._memory().get("MemTotal", 0)
         for folder in self._machine.paths("/sys/class/devfreq/*"):
-            memory = self._memory().get("MemTotal", 0)
             if label(self._text(folder, "device/of_node/name")).rstrip("\0") in _GRAPHICS and memory > 0:
                 self._folder = folder
                 return (self._device(memory),)

@@ -6,6 +6,7 @@ A figure that a device does not report (NOT_SUPPORTED on many) is NaN. A device 
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,15 +147,8 @@ class NvidiaDriver:
 
 def open_energy_counter(uuid: str) -> Callable[[], float]:
     """Joules that the device has used so far. Raises OSError if it, or its library, does not count them."""
-    nvml = _open_nvml(LiveMachine())
-    if nvml is None:
-        raise OSError("NVML is not there")
-    try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except nvml.NVMLError as error:
-        raise OSError(f"NVML counts no energy of {uuid}") from error
-    return lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
+    _, energy_mj = _open_call(uuid, "nvmlDeviceGetTotalEnergyConsumption")
+    return lambda: float(energy_mj()) / 1000
 
 
 def open_memory_counter(uuid: str) -> Callable[[], int | None]:
@@ -163,24 +157,29 @@ def open_memory_counter(uuid: str) -> Callable[[], int | None]:
 
     Source: NVML API, nvmlDeviceGetComputeRunningProcesses (`usedGpuMemory`).
     """
+    nvml, processes = _open_call(uuid, "nvmlDeviceGetComputeRunningProcesses")
+
+    def count() -> int | None:
+        try:
+            own = [each.usedGpuMemory for each in processes() if each.pid == os.getpid()]
+        except nvml.NVMLError:
+            return None
+        return sum(own) if own and None not in own else None
+
+    return count
+
+
+def _open_call(uuid: str, function: str) -> tuple[Any, Callable[[], Any]]:
+    """NVML, and what calls that function of it for the device. Raises OSError if that does not answer."""
     nvml = _open_nvml(LiveMachine())
     if nvml is None:
         raise OSError("NVML is not there")
     try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        call = partial(getattr(nvml, function), nvml.nvmlDeviceGetHandleByUUID(uuid))
+        call()
     except (AttributeError, nvml.NVMLError) as error:
-        raise OSError(f"NVML lists no processes of {uuid}") from error
-
-    def count() -> int | None:
-        try:
-            listed = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except nvml.NVMLError:
-            return None
-        own = [each.usedGpuMemory for each in listed if each.pid == os.getpid()]
-        return sum(own) if own and None not in own else None
-
-    return count
+        raise OSError(f"{function} does not answer for {uuid}") from error
+    return nvml, call
 
 
 def _open_nvml(machine: Machine) -> Any:

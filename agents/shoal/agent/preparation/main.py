@@ -75,17 +75,19 @@ def _prepare(order: PreparationOrder, folder: Path) -> PreparationResult:
 
 def _compile(order: PreparationOrder, model: bytes, made: PreparationResult) -> PreparationResult:
     """`made`, compiled. What cannot be compiled is loaded as it is, and refused there if it must be."""
-    from shoal.agent.worker.compiled import compile_model
+    from shoal.agent.worker.engine import open_engine
     from shoal.agent.worker.providers import Provider
 
-    folder = Path(order.folder)
+    compiled = Path(order.folder) / COMPILED_FILE
     try:
         provider = Provider(order.provider, order.access, order.precision)
-        operators = compile_model(model, provider, order.shapes, folder / COMPILED_FILE)
+        engine = open_engine(model, provider, order.shapes, compile_to=compiled)
     except ShoalError as error:
         return replace(made, not_compiled=str(error))
-    (folder / COMPILED_FILE).replace(folder / MODEL_FILE)
-    return replace(made, compiled=True, operators=operators)
+    if not compiled.exists():
+        return replace(made, not_compiled=f"{order.provider} wrote no compiled form")
+    compiled.replace(compiled.with_name(MODEL_FILE))
+    return replace(made, compiled=True, operators=tuple(sorted(engine.operators)))
 
 
 if __name__ == "__main__":

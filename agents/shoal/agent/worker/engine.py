@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import ml_dtypes
@@ -113,16 +114,23 @@ def open_engine(
     partial: float | None = None,
     node_flops: Mapping[str, float] | None = None,
     compiled: Collection[str] | None = None,
+    compile_to: Path | None = None,
 ) -> Engine:
     """Open a session in which the provider computes every node, or all but this share of the FLOPs.
 
     `shapes`: as `fix_shapes` takes them. `node_flops`: as `Partition.share_left` takes them. `compiled`: the operators
-    of a compiled model; None: it is none.
+    of a compiled model, of which the runtime tells none; None: it is no compiled one. `compile_to`: a path, where
+    nothing is yet, for the model's compiled form (EPContext): a graph of the provider's own code, for one version of
+    provider and runtime and one device with its options. A provider that has none writes nothing.
 
     Raises ShoalError(IR_UNSUPPORTED | OPSET_UNSUPPORTED | OP_UNSUPPORTED | SHAPES_OPEN | LOAD_FAILED | OUT_OF_MEMORY |
     MODEL_INVALID).
     """
-    options = without_outer_weights(session_options(provider.threads))
+    options = session_options(provider.threads)
+    options.add_session_config_entry(_WEIGHTS_FOLDER_KEY, _NO_FOLDER)
+    if compile_to is not None:
+        for key, value in (("enable", "1"), ("embed_mode", "1"), ("file_path", str(compile_to))):
+            options.add_session_config_entry(f"ep.context_{key}", value)
     fixed = fix_shapes(data, shapes or {})
     try:
         # Without the fallback of the Python binding, which runs a failed request again on the CPU's provider.
@@ -130,13 +138,12 @@ def open_engine(
         if provider.name == CPU_PROVIDER:
             return Engine(session)
         found = partition(session, provider.name)
-        if compiled is not None:
-            return Engine(session, frozenset(compiled), _check_partition(found, provider, None, {}))
-        return Engine(session, frozenset(found.taken), _check_partition(found, provider, partial, node_flops or {}))
+        operators = frozenset(found.taken if compiled is None else compiled)
+        return Engine(session, operators, _check_partition(found, provider, partial, node_flops or {}))
     except ShoalError:
         raise
     except Exception as error:
-        raise ShoalError(load_refusal(error)) from error
+        raise ShoalError(_load_refusal(error)) from error
 
 
 def _check_partition(
@@ -169,12 +176,6 @@ def session_options(threads: int) -> ort.SessionOptions:
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options
-
-
-def without_outer_weights(options: ort.SessionOptions) -> ort.SessionOptions:
-    """The options, for a model of which nothing but its verified bytes may be read."""
-    options.add_session_config_entry(_WEIGHTS_FOLDER_KEY, _NO_FOLDER)
     return options
 
 
@@ -321,9 +322,8 @@ def _from_value(value: ort.OrtValue) -> Array:
     return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(shape)
 
 
-def load_refusal(error: Exception) -> Refusal:
-    """Why a session could not be opened. Errors that depend only on the model and the runtime get their own codes,
-    because they recur at every attempt."""
+def _load_refusal(error: Exception) -> Refusal:
+    """Errors that depend only on the model and the runtime get their own codes, because they recur at every attempt."""
     if (short := memory_refusal(error)) is not None:
         return short
     text = " ".join(str(error).split())
