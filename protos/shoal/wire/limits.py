@@ -1,7 +1,9 @@
 """Size limits and timings that both ends of a connection must agree on."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
+
+from shoal.http2.keepalive import Keepalive
 
 INFER_BYTES: Final = 64 * 2**20
 """Largest inference request or response, expanded (the default limit of Triton's HTTP front end)."""
@@ -17,22 +19,6 @@ KEEPALIVE_S: Final = 2.0
 KEEPALIVE_TIMEOUT_S: Final = 3.0
 """Half-open connections are found by pings, because the kernel's timeout takes too long. Servers also see their
 callers' heartbeats."""
-
-
-@dataclass(frozen=True, slots=True)
-class Keepalive:
-    """Keepalive settings of a caller. All times are in seconds."""
-
-    # Limit for TCP, TLS and HTTP/2 together, which take six round trips.
-    connect_timeout_s: float
-    # Silence before a ping is sent.
-    ping_interval_s: float
-    # The connection is given up when the peer's kernel has not acknowledged sent data for this long (TCP_USER_TIMEOUT).
-    user_timeout_s: float
-    # The connection is given up when the peer itself has not answered a ping for this long.
-    ping_timeout_s: float
-    # True: pings are sent without calls too. False: a connection that broke silently is found by the next call.
-    without_calls: bool
 
 
 HANDSHAKE_S: Final = 10.0

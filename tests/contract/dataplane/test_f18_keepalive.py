@@ -14,9 +14,10 @@ import pytest
 from harness.crypto.pki import Authority
 from harness.faults.tcp_proxy import tcp_proxy
 from shoal.agent.clock import SystemClock
+from shoal.http2.keepalive import Keepalive
 from shoal.types.device import Role
 from shoal.wire.identity import dns_of
-from shoal.wire.limits import LINK, LIVENESS, PEER, Keepalive, channel_options, server_options
+from shoal.wire.limits import LINK, LIVENESS, PEER, channel_options, server_options
 
 FAR_S = 0.15
 """One way; a satellite is a quarter of a second up and down."""

@@ -24,7 +24,9 @@ from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane import exchange, reflection
 from shoal.agent.dataplane import ingress_admission as intake_module
-from shoal.agent.dataplane.grpc import SERVICE, GrpcTransport
+from shoal.agent.dataplane.grpc import GrpcTransport
+from shoal.agent.dataplane.grpc_methods import SERVICE
+from shoal.agent.dataplane.grpc_reference import GrpcioTransport
 from shoal.agent.dataplane.ingress_admission import SMALL_BYTES, IngressAdmission
 from shoal.agent.dataplane.log_budget import LINES
 from shoal.agent.dataplane.memory import COPIES, MessageMemory
@@ -40,6 +42,8 @@ from shoal.types.units import Seconds
 from shoal.wire import status
 
 REGION = "west"
+GRPC = pytest.mark.parametrize("case", ["grpc", "grpc-token", "grpcio", "grpcio-token"], indirect=True)
+GRPC_WITH_CERTIFICATE = pytest.mark.parametrize("case", ["grpc", "grpcio"], indirect=True)
 
 
 class Echo:
@@ -155,6 +159,7 @@ class TransportCase:
     authority: Authority
     own: CertificateFiles
     memory: MessageMemory
+    tls: TlsFiles
     port: int = 0
     clients: list[OipClient] = field(default_factory=list)
 
@@ -170,6 +175,15 @@ class TransportCase:
         self.clients.append(made)
         return made
 
+    def admission(self) -> IngressAdmission:
+        assert isinstance(self.transport, (GrpcTransport, GrpcioTransport))
+        return self.transport.admission
+
+    def is_inside(self) -> bool:
+        """Whether a call is inside."""
+        assert isinstance(self.transport, (GrpcTransport, GrpcioTransport))
+        return self.transport.is_busy
+
     def status_of(self, code: Code) -> str | int:
         return status.http_status(code) if self.name == "rest" else status.grpc_status(code).name
 
@@ -181,7 +195,7 @@ def no_peer_authorities(region: str, tls: TlsFiles) -> Authorities:
     return authorities
 
 
-@pytest.fixture(params=["grpc", "grpc-token", "rest", "rest-token"])
+@pytest.fixture(params=["grpc", "grpc-token", "grpcio", "grpcio-token", "rest", "rest-token"])
 async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TransportCase]:
     authority = Authority(tmp_path, REGION, SystemClock().wall())
     node = authority.issue(Role.AGENT, "n1")
@@ -194,8 +208,10 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         transport = RestTransport(service, "127.0.0.1", 0, tls, memory)
     else:
         authorities = None if kind else no_peer_authorities(REGION, tls)
-        transport = GrpcTransport(service, "127.0.0.1", 0, tls, authorities, memory=memory)
-    found = TransportCase(name, not kind, service, transport, authority, authority.issue(Role.TENANT, "acme"), memory)
+        make = GrpcioTransport if name == "grpcio" else GrpcTransport
+        transport = make(service, "127.0.0.1", 0, tls, authorities, memory=memory)
+    own = authority.issue(Role.TENANT, "acme")
+    found = TransportCase(name, not kind, service, transport, authority, own, memory, tls)
     found.port = await transport.start()
     yield found
     for client in found.clients:
@@ -396,7 +412,7 @@ async def test_our_own_failure_is_internal_and_tells_nothing(case: TransportCase
     assert (await client.infer("up", TENSORS[:1])).outputs == TENSORS[:1]
 
 
-@pytest.mark.parametrize("case", ["grpc-token", "rest-token"], indirect=True)
+@pytest.mark.parametrize("case", ["grpc-token", "grpcio-token", "rest-token"], indirect=True)
 async def test_where_anybody_may_connect_the_caller_is_judged_before_the_body(case: TransportCase) -> None:
     """Of a stranger's request not even the size matters: nothing of it is taken."""
     case.service.deny = CallRefused(Refusal(Code.TOKEN_INVALID, "a token nobody was given", "a token", "make one"))
@@ -443,7 +459,7 @@ async def test_stopping_lets_calls_end_and_takes_no_new(case: TransportCase) -> 
     await stopping
 
 
-@pytest.mark.parametrize("case", ["grpc", "rest", "rest-token"], indirect=True)
+@pytest.mark.parametrize("case", ["grpc", "grpcio", "rest", "rest-token"], indirect=True)
 async def test_strangers_are_shut_out(case: TransportCase, tmp_path: Path) -> None:
     """A certificate of another authority ends the handshake, also where none is needed. (grpc-token asks for none.)"""
     other = Authority(tmp_path / "other", REGION, SystemClock().wall())
@@ -459,7 +475,7 @@ async def test_renewed_files_count_from_the_next_connection(case: TransportCase)
     assert await old.ready()
     fresh = Authority(case.authority.folder / "fresh", REGION, SystemClock().wall())
     node = fresh.issue(Role.AGENT, "n1")
-    tls: TlsFiles = case.transport._tls  # type: ignore[attr-defined]
+    tls = case.tls
     for now, then in (
         (node.key, tls.key),
         (node.certificate, tls.certificate),
@@ -476,7 +492,7 @@ async def test_renewed_files_count_from_the_next_connection(case: TransportCase)
 # gRPC alone
 
 
-@pytest.mark.parametrize("case", ["grpc"], indirect=True)
+@GRPC_WITH_CERTIFICATE
 async def test_grpc_deadlines_arrive(case: TransportCase) -> None:
     await case.client().infer("up", TENSORS[:1], timeout=7)
     left = case.service.calls[-1].remaining_s
@@ -488,7 +504,7 @@ async def test_grpc_deadlines_arrive(case: TransportCase) -> None:
     assert case.service.calls[-1].remaining_s is None
 
 
-@pytest.mark.parametrize("case", ["grpc"], indirect=True)
+@GRPC_WITH_CERTIFICATE
 async def test_grpc_stream_answers_in_order_and_goes_on_after_a_refusal(case: TransportCase) -> None:
     client = case.client()
     assert isinstance(client, GrpcClient)
@@ -508,7 +524,7 @@ async def test_grpc_stream_answers_in_order_and_goes_on_after_a_refusal(case: Tr
     assert not await call.read()
 
 
-@pytest.mark.parametrize("case", ["grpc", "grpc-token"], indirect=True)
+@GRPC
 async def test_a14_grpc_compressed_messages_are_measured_once_expanded(case: TransportCase) -> None:
     client = case.client()
     assert isinstance(client, GrpcClient)
@@ -531,7 +547,7 @@ async def test_a14_grpc_compressed_messages_are_measured_once_expanded(case: Tra
     assert not case.service.requests
 
 
-@pytest.mark.parametrize("case", ["grpc", "grpc-token"], indirect=True)
+@GRPC
 async def test_a57_grpc_compressed_messages_are_charged_as_what_they_expand_to(case: TransportCase) -> None:
     client = case.client()
     assert isinstance(client, GrpcClient)
@@ -546,7 +562,7 @@ async def test_a57_grpc_compressed_messages_are_charged_as_what_they_expand_to(c
     await until(lambda: not case.memory.held_bytes, 5.0, "nothing held")
 
 
-@pytest.mark.parametrize("case", ["grpc", "grpc-token"], indirect=True)
+@GRPC
 async def test_grpc_streams_take_gzip(case: TransportCase) -> None:
     client = case.client()
     assert isinstance(client, GrpcClient)
@@ -564,7 +580,7 @@ async def test_grpc_streams_take_gzip(case: TransportCase) -> None:
     assert not await call.read()
 
 
-@pytest.mark.parametrize("case", ["grpc", "grpc-token"], indirect=True)
+@GRPC
 @pytest.mark.parametrize("service", reflection.SERVICES)
 async def test_grpc_reflection_is_for_who_may_call(case: TransportCase, service: str) -> None:
     """Two questions on one stream, as grpcurl asks them."""
@@ -613,7 +629,7 @@ def watch_health(client: GrpcClient, service: str = "") -> Any:
     return watching(health_request(service), metadata=tuple(client.default_metadata.items()))
 
 
-@pytest.mark.parametrize("case", ["grpc", "grpc-token"], indirect=True)
+@GRPC
 async def test_grpc_health_tells_each_change_to_who_watches(case: TransportCase) -> None:
     client = case.client()
     assert isinstance(client, GrpcClient)
@@ -640,9 +656,9 @@ async def test_grpc_health_tells_each_change_to_who_watches(case: TransportCase)
         assert status.refusal_of(refused.value).code is Code.CERT_REVOKED
 
 
-@pytest.mark.parametrize("case", ["grpc", "grpc-token"], indirect=True)
+@GRPC
 async def test_grpc_health_watches_end_with_their_clients_and_do_not_hold_a_front(case: TransportCase) -> None:
-    intake: IngressAdmission = case.transport._admission  # type: ignore[attr-defined]
+    intake: IngressAdmission = case.admission()
     going, staying = case.client(), case.client()
     assert isinstance(going, GrpcClient)
     assert isinstance(staying, GrpcClient)
@@ -663,7 +679,7 @@ async def test_grpc_health_watches_end_with_their_clients_and_do_not_hold_a_fron
     assert asyncio.get_running_loop().time() - start < 5.0, "nobody waits for a watch"
 
 
-@pytest.mark.parametrize("case", ["grpc", "grpc-token"], indirect=True)
+@GRPC
 async def test_a57_grpc_health_watches_of_one_caller_are_bounded(
     case: TransportCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -686,7 +702,7 @@ async def test_a57_grpc_health_watches_of_one_caller_are_bounded(
     await until(watches, 5.0, "a place that came free")
 
 
-@pytest.mark.parametrize("case", ["grpc", "grpc-token"], indirect=True)
+@GRPC
 async def test_a15_an_answer_that_nobody_takes_ends_without_a_traceback(
     case: TransportCase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -697,7 +713,7 @@ async def test_a15_an_answer_that_nobody_takes_ends_without_a_traceback(
     if case.has_client_certificate:
         context.load_cert_chain(case.own.certificate, case.own.key)
         said = {}
-    intake: IngressAdmission = case.transport._admission  # type: ignore[attr-defined]
+    intake: IngressAdmission = case.admission()
     connection = await Http2Connection.connect(f"127.0.0.1:{case.port}", context, "localhost", window=0)
     for stream, method in ((1, "ServerReady"), (3, "ServerMetadata")):
         connection.open_stream(stream, f"/{SERVICE}/{method}", **said)
@@ -710,7 +726,7 @@ async def test_a15_an_answer_that_nobody_takes_ends_without_a_traceback(
     await until(lambda: connection.is_ended(1), 5.0, "its status")
     assert Code.TOO_SLOW.encode() in connection.header_blocks(1)
     await connection.close()
-    await until(lambda: case.transport._inside == 0, 5.0, "the end of the other")  # type: ignore[attr-defined]
+    await until(lambda: not case.is_inside(), 5.0, "the end of the other")
     gc.collect()
     assert not [each.message for each in caplog.records if each.levelno >= logging.ERROR]
 

@@ -8,7 +8,8 @@ import struct
 
 
 def declare_4_gib(address: str, path: str, context: ssl.SSLContext, server_name: str) -> bytes:
-    """The server's answer to a message that declares 4 GiB and sends ten bytes: a refusal, or a close."""
+    """The server's answer to a message that declares 4 GiB and sends ten bytes: a refusal, by the server (`TOO_LARGE`)
+    or by grpc's library, or a close."""
     context.set_alpn_protocols(["h2"])
     host, _, port = address.rpartition(":")
     with (
@@ -22,7 +23,7 @@ def declare_4_gib(address: str, path: str, context: ssl.SSLContext, server_name:
             + _frame(0, 0, 1, b"\x00" + struct.pack("!I", 2**32 - 1) + b"0123456789")
         )
         seen = b""
-        while b"grpc-status" not in seen or b"larger than max" not in seen:
+        while b"grpc-status" not in seen or not any(each in seen for each in (b"larger than max", b"TOO_LARGE")):
             data = secure.recv(65536)
             if not data:
                 break

@@ -198,7 +198,7 @@ async def test_only_who_the_agreement_names_meets_the_other_regions_gateway(regi
         (east.issue(Role.GATEWAY, "g1", region="west"), FORWARDED, Code.CERT_UNTRUSTED),
         (west.issue(Role.GATEWAY, "g1", region="north"), FORWARDED, Code.REGION_MISMATCH),
         (east.issue(Role.TENANT, GUEST_TENANT), {}, Code.TENANT_DENIED),
-        (west.issue(Role.GATEWAY, "g1", valid_s=-60), FORWARDED, "UNAVAILABLE"),
+        (west.issue(Role.GATEWAY, "g1", valid_s=-60), FORWARDED, Code.CERT_EXPIRED),
         (Authority(west.folder / "x", "x", SystemClock().wall()).issue(Role.GATEWAY, "g1"), FORWARDED, "UNAVAILABLE"),
     )
     codes = await asyncio.gather(*(code_of(regions.caller(far, files), said) for files, said, _ in asked))

@@ -14,7 +14,6 @@ from shoal.agent.dataplane import (
     request,
     rest,
     session_handover,
-    stream_resets,
     tensors,
     tracing,
     verification_source,
@@ -38,6 +37,7 @@ from shoal.coordinator.core.graph.rules import RULES
 from shoal.coordinator.link.grpc import HELLO_S, MAX_INVALID
 from shoal.coordinator.main import watchdog
 from shoal.host import metrics_page
+from shoal.http2 import connection, frames, header_blocks, stream_resets
 from shoal.policies.documents import MAX_TOTAL_NODES
 from shoal.types.migration import PACK_BYTES
 from shoal.types.offer import Directory, Member
@@ -112,9 +112,15 @@ def test_the_reference_of_limits_is_true() -> None:
         "calls of all callers at a port of a front; without credentials, and of one address": (
             f"{ingress.CALLS:,}; {ingress.ANONYMOUS_CALLS}, {ingress.ANONYMOUS_PER_ADDRESS}"
         ),
-        "calls that wait to be taken up at a gRPC port of a front": f"{grpc.MAX_PENDING:,} (13 KB each)",
+        "calls of one connection at a gRPC port of a front, at once": f"{grpc.MAX_STREAMS}",
         "calls of one client connection that it resets before their messages arrive": (
             f"half of at least {stream_resets.STREAMS}"
+        ),
+        "HTTP/2 frames of one connection that carry nothing (pings, settings, empty data), at once and a second": (
+            f"{connection.OVERHEAD_BURST:,.0f}, {connection.OVERHEAD_PER_S:g}"
+        ),
+        "header block of a call, and its fields decoded": (
+            f"{header_blocks.MAX_BLOCK_BYTES // 2**10} KiB, {header_blocks.MAX_LIST_BYTES // 2**10} KiB"
         ),
         "request of any gRPC method but an inference, and time for it and for its answer": (
             f"{ingress.SMALL_BYTES // 2**10} KiB, {ingress.SMALL_S:g} s"
@@ -123,9 +129,8 @@ def test_the_reference_of_limits_is_true() -> None:
         "first messages of a caller at once, until one has arrived": (
             f"1, and one more each {'second' if ingress.FIRST_READ_SPACING_S == 1 else ingress.FIRST_READ_SPACING_S}"
         ),
-        # HTTP/2's own (RFC 9113) and gRPC's: no constant of ours
         "bytes of one gRPC stream at a front: before its message is read, under way while it is read": (
-            "64 KiB, 1 MiB more"
+            f"{(frames.DEFAULT_WINDOW + 1) // 2**10} KiB, the message's length"
         ),
         "silence before a metrics port's handshake": f"{metrics_page.HANDSHAKE_S:g} s",
         "connections at `--models`, silence there before a request, and in a body either way": (

@@ -25,7 +25,8 @@ from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.forward_auth import ForwardAuth
 from shoal.agent.dataplane.front import DataPlane
 from shoal.agent.dataplane.front_settings import FrontSettings
-from shoal.agent.dataplane.grpc import GrpcTransport, Method
+from shoal.agent.dataplane.grpc import GrpcTransport
+from shoal.agent.dataplane.grpc_methods import Method
 from shoal.agent.dataplane.health import HealthTransport
 from shoal.agent.dataplane.memory import COPIES, MessageMemory, budget_bytes
 from shoal.agent.dataplane.rest import RestTransport

@@ -23,7 +23,7 @@ import structlog
 
 from shoal.agent.dataplane import tensors
 from shoal.agent.dataplane.conversion import Conversions
-from shoal.agent.dataplane.grpc import NO_REPOSITORY_CONTROL
+from shoal.agent.dataplane.grpc_methods import NO_REPOSITORY_CONTROL
 from shoal.agent.dataplane.ingress_admission import IngressAdmission
 from shoal.agent.dataplane.log_budget import LogBudget
 from shoal.agent.dataplane.memory import MessageMemory

@@ -1,56 +1,34 @@
-"""Detects clients that reset streams before their messages arrive: HTTP/2 rapid reset (CVE-2023-44487).
-
-Each such stream costs this process a call without a receiver, and no limit of concurrent streams counts it. Envoy
-closes a connection by the same rule (`overload.premature_reset_total_stream_count`).
-"""
+"""Rapid resets (`shoal.http2.stream_resets`) by connection, for a library that does not say which connection a call is
+on."""
 
 import os
 import socket
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from shoal.http2.stream_resets import ResetCount
 from shoal.types.address import HostPort
 from shoal.wire.identity import peer_address
 
-STREAMS: Final = 500
-"""Streams of one connection before its resets are evaluated: Envoy's default."""
 CONNECTIONS: Final = 4096
 """Connections whose streams are counted; beyond it the least recently active one is forgotten."""
 
 
-@dataclass(slots=True)
-class _Count:
-    """Streams of one connection."""
-
-    # Streams since the last evaluation, older ones halved.
-    streams: int = 0
-    # Those of them that were reset before their message arrived.
-    resets: int = 0
-
-
 class StreamResets:
-    """Streams of each connection, and how many were reset early. Older ones weigh less."""
+    """Streams of each connection, and how many were reset early."""
 
     def __init__(self) -> None:
-        self._counts: OrderedDict[str, _Count] = OrderedDict()
+        self._counts: OrderedDict[str, ResetCount] = OrderedDict()
 
     def record_stream(self, peer: str, *, was_reset: bool) -> bool:
-        """Count a stream of `peer`. Returns True when more than half were reset early, at most once for each
-        STREAMS."""
-        count = self._counts.setdefault(peer, _Count())
+        """Count a stream of `peer`; as `ResetCount.record`."""
+        count = self._counts.setdefault(peer, ResetCount())
         self._counts.move_to_end(peer)
         if len(self._counts) > CONNECTIONS:
             self._counts.popitem(last=False)
-        count.streams += 1
-        count.resets += was_reset
-        if count.streams < STREAMS:
-            return False
-        found = 2 * count.resets > count.streams
-        count.streams, count.resets = (0, 0) if found else (count.streams // 2, count.resets // 2)
-        return found
+        return count.record(was_reset=was_reset)
 
 
 def close_connection(peer: str) -> bool:

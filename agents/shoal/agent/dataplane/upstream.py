@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 
 from shoal.agent.dataplane.forward_auth import ForwardAuth, extras_of
-from shoal.agent.dataplane.grpc import SERVICE
+from shoal.agent.dataplane.grpc_methods import SERVICE
 from shoal.agent.dataplane.request import MAX_FIELDS, MAX_RANK, MAX_TENSORS
 from shoal.agent.dataplane.tracing import AttemptSpan
 from shoal.agent.dataplane.transport import (

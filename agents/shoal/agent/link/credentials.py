@@ -7,13 +7,14 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from shoal.http2.keepalive import Keepalive
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.units import Wall
 from shoal.wire.handshake import check_own, check_peer
 from shoal.wire.identity import dns_of, identity_of_pem
-from shoal.wire.limits import LINK, Keepalive, channel_options
+from shoal.wire.limits import LINK, channel_options
 
 
 @dataclass(frozen=True, slots=True)

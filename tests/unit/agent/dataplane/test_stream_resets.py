@@ -5,7 +5,8 @@ from urllib.parse import quote
 
 import pytest
 
-from shoal.agent.dataplane.stream_resets import CONNECTIONS, STREAMS, StreamResets, close_connection
+from shoal.agent.dataplane.stream_resets import CONNECTIONS, StreamResets, close_connection
+from shoal.http2.stream_resets import STREAMS
 
 
 @pytest.mark.parametrize(("of_ten", "closed"), [(0, False), (5, False), (6, True), (10, True)])

@@ -1,0 +1,47 @@
+"""The interface between what carries a gRPC call and the methods that answer it."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+
+class GrpcCall(Protocol):
+    """One call, as its transport has it. `read` and `write` raise CallEnded once the caller is gone."""
+
+    @property
+    def peer(self) -> str:
+        """The caller's address and port."""
+        ...
+
+    @property
+    def certificate(self) -> bytes | None:
+        """The caller's certificate that passed the handshake, PEM; None without one."""
+        ...
+
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+
+    @property
+    def message_bytes(self) -> int | None:
+        """Bytes of the next message; None where the transport does not know yet."""
+        ...
+
+    @property
+    def has_message(self) -> bool:
+        """Whether the next message has arrived whole."""
+        ...
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the caller's deadline; None without one."""
+        ...
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the caller has got the answer, or is gone."""
+        ...
+
+    async def read(self, max_bytes: int) -> bytes | None:
+        """The next message, None at the end of the call. Raises MessageTooLarge."""
+        ...
+
+    async def write(self, message: bytes) -> None:
+        """Send a message; return when it is on its way."""
+        ...

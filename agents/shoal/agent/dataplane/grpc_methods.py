@@ -1,0 +1,434 @@
+"""The methods of the Open Inference Protocol over gRPC, and of the services beside it, whatever carries the calls.
+
+Inference requests and answers pass as bytes; only the small calls are parsed here.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import structlog
+from google.protobuf.message import Message
+
+from shoal.agent.dataplane import grpc_health, reflection
+from shoal.agent.dataplane.compression import expand, expanded_size
+from shoal.agent.dataplane.exchange import Exchange
+from shoal.agent.dataplane.grpc_call import GrpcCall
+from shoal.agent.dataplane.ingress_admission import SMALL_BYTES, IngressAdmission
+from shoal.agent.dataplane.memory import MessageMemory
+from shoal.agent.dataplane.request import invalid, too_large
+from shoal.agent.dataplane.transport import (
+    AGREEMENT_KEY,
+    FORWARD_KEY,
+    HOP_KEY,
+    MAX_MESSAGE,
+    ORIGIN_KEY,
+    REQUEST_KEY,
+    STEP_KEY,
+    SUSPECT_KEY,
+    TENANT_KEY,
+    TRACE_KEY,
+    InboundCall,
+    InferenceService,
+    check_request_id,
+    drop_tracebacks,
+)
+from shoal.agent.dataplane.trust import Authorities
+from shoal.host.grpc_server import CallEnded, MessageTooLarge
+from shoal.inference import health_pb2, reflection_pb2
+from shoal.inference import open_inference_pb2 as oip
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.device import Role
+from shoal.types.identity import Identity
+from shoal.types.units import Seconds
+from shoal.wire.field_limits import CountLimits, encode_field, parse
+
+SERVICE: Final = "inference.GRPCInferenceService"
+SMALL_LIMITS: Final = CountLimits(fields=256, repeated=64)
+"""Limits for a request of any method but an inference."""
+NO_REPOSITORY_CONTROL: Final = Refusal(
+    Code.UNIMPLEMENTED,
+    "loading and unloading by clients",
+    "a policy: the coordinator decides what runs where",
+    "shoal apply -f WORKLOAD.yaml",
+)
+
+_log = structlog.get_logger(__name__)
+_M = TypeVar("_M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method whose request and answer pass as bytes."""
+
+    # Returns the payer, or None for the caller itself; called before the request is read. Raises ShoalError.
+    admit: Callable[[InboundCall], str | None]
+    # Answers the request.
+    answer: Callable[[InboundCall, bytes], Awaitable[bytes]]
+    # True if neither request nor answer exceeds SMALL_BYTES. Then it has SMALL_S, and uses no slot of an inference.
+    small: bool = False
+
+
+NO_EXTRA_METHODS: Final[Mapping[str, Mapping[str, Method]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class MethodHandler:
+    """How the calls of one method are answered."""
+
+    # Returns the only message of the answer, or None after it has sent all. Raises ShoalError, CallEnded.
+    answer: Callable[[GrpcCall], Awaitable[bytes | None]]
+    # True if it returns that message.
+    is_unary: bool = False
+    # True if a front that leaves does not wait for its calls.
+    is_long_lived: bool = False
+
+
+class GrpcMethods:
+    """Every method of a data port.
+
+    - `authorities`: CAs of the certificate that clients show; None: they send a bearer token.
+    - `extra_methods`: further methods to answer, by service and name.
+    - `memory`: memory accounting of the process.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        authorities: Authorities | None = None,
+        extra_methods: Mapping[str, Mapping[str, Method]] = NO_EXTRA_METHODS,
+        memory: MessageMemory | None = None,
+    ) -> None:
+        self._service = service
+        self._authorities = authorities
+        self.admission = IngressAdmission(memory)
+        self._handlers = {
+            f"/{name}/{method}": handler
+            for name, handlers in self._services(extra_methods).items()
+            for method, handler in handlers.items()
+        }
+
+    def find(self, path: str) -> MethodHandler:
+        """The handler of `/SERVICE/METHOD`; one that refuses where there is no such method."""
+        found = self._handlers.get(path)
+        if found is not None:
+            return found
+
+        async def refuse_call(carried: GrpcCall) -> None:
+            self._authenticate(self.inbound_call(carried))
+            asked = "a method of the Open Inference Protocol"
+            raise ShoalError(Refusal(Code.UNIMPLEMENTED, f"{path!r:.200}", asked, "another method"))
+
+        return MethodHandler(refuse_call)
+
+    def is_front(self, certificate: bytes | None) -> bool:
+        """Whether the certificate is another front's: it sends many clients' calls on one connection."""
+        try:
+            identity = self._identity(certificate)
+        except ShoalError:
+            return False
+        return identity is not None and identity.role in (Role.AGENT, Role.GATEWAY)
+
+    def _authenticate(self, call: InboundCall) -> None:
+        """Check the token of a caller without a certificate, before any of its messages is read. Raises ShoalError."""
+        if call.identity is None:
+            self._service.admit(InboundCall(bearer=call.bearer))
+
+    def _services(self, extra_methods: Mapping[str, Mapping[str, Method]]) -> Mapping[str, Mapping[str, MethodHandler]]:
+        service = self._service
+        inference = {
+            "ServerLive": self._header_only(lambda _: oip.ServerLiveResponse(live=service.live()), anonymous=True),
+            "ServerReady": self._header_only(lambda call: oip.ServerReadyResponse(ready=service.server_ready(call))),
+            "ServerMetadata": self._header_only(service.server_metadata),
+            "RepositoryModelLoad": self._header_only(self._refuse_load),
+            "RepositoryModelUnload": self._header_only(self._refuse_load),
+            "ModelReady": self._small(oip.ModelReadyRequest, self._model_ready),
+            "ModelMetadata": self._small(oip.ModelMetadataRequest, self._model_metadata),
+            "ModelConfig": self._small(oip.ModelConfigRequest, self._model_config),
+            "ModelStatistics": self._small(oip.ModelStatisticsRequest, self._statistics),
+            "RepositoryIndex": self._small(oip.RepositoryIndexRequest, self._index),
+            "ModelInfer": self._whole(Method(service.admit, service.infer)),
+            "ModelStreamInfer": MethodHandler(self._stream),
+        }
+        reflect = {reflection.METHOD: self._streaming(self._reflect)}
+        health = {
+            "Check": self._small(health_pb2.HealthCheckRequest, self._check_health),
+            "Watch": self._streaming(self._watch_health, is_long_lived=True),
+        }
+        beside = {
+            name: {method: self._raw(each) for method, each in methods.items()}
+            for name, methods in extra_methods.items()
+        }
+        return {
+            SERVICE: inference,
+            **dict.fromkeys(reflection.SERVICES, reflect),
+            grpc_health.SERVICE: health,
+            **beside,
+        }
+
+    def _header_only(self, answer: Callable[[InboundCall], Message], *, anonymous: bool = False) -> MethodHandler:
+        """A method with an empty request: it is answered from its headers, without reading or waiting for the message.
+
+        `anonymous` methods authenticate nobody.
+        """
+
+        async def handle(call: InboundCall, exchange: Exchange) -> None:
+            known = call.identity is not None or not anonymous
+            address = exchange.call.peer.rpartition(":")[0]
+            with self.admission.call(call.caller) if known else self.admission.anonymous(address):
+                await exchange.send(answer(call))
+
+        return self._streaming(handle, authenticates=not anonymous)
+
+    def _small(self, kind: type[_M], answer: Callable[[InboundCall, _M], Awaitable[Message]]) -> MethodHandler:
+        """A method with small requests. `answer` authenticates; until then a call counts in the share of the claimed
+        caller."""
+
+        async def handle(call: InboundCall, exchange: Exchange) -> None:
+            with self.admission.call(call.caller):
+                request = await self._read_small(call, exchange)
+                await exchange.send(await answer(call, parse(kind, _require_message(request), SMALL_LIMITS)))
+
+        return self._streaming(handle)
+
+    def _raw(self, method: Method) -> MethodHandler:
+        if not method.small:
+            return self._whole(method)
+
+        async def handle(call: InboundCall, exchange: Exchange) -> None:
+            method.admit(call)
+            with self.admission.call(call.caller):
+                request = await self._read_small(call, exchange)
+                await exchange.send(await method.answer(call, _require_message(request)))
+
+        return self._streaming(handle)
+
+    async def _read_small(self, call: InboundCall, exchange: Exchange) -> bytes | None:
+        """Read the next message of a method with small requests; None at the end of the call. Inside
+        `IngressAdmission.call`.
+
+        Raises ShoalError(INVALID_ARGUMENT | TOO_LARGE | TOO_SLOW).
+        """
+        async with self.admission.small_read_slot(call.caller):
+            with _size_refusals():
+                request = await exchange.call.read(SMALL_BYTES)
+        return None if request is None else await expand(request, expanded_size(request, SMALL_BYTES))
+
+    async def _reflect(self, call: InboundCall, exchange: Exchange) -> None:
+        """Answer reflection requests in order, until the caller ends the stream or is no longer authorized."""
+        self._service.server_ready(call)
+        with self.admission.call(call.caller, stream=True):
+            while (request := await self._read_small(call, exchange)) is not None:
+                asked = parse(reflection_pb2.ServerReflectionRequest, request, SMALL_LIMITS)
+                self._service.server_ready(call)
+                await exchange.send(reflection.answer(asked))
+
+    async def _watch_health(self, call: InboundCall, exchange: Exchange) -> None:
+        self._service.server_ready(call)
+        with self.admission.call(call.caller):
+            request = await self._read_small(call, exchange)
+        asked = parse(health_pb2.HealthCheckRequest, _require_message(request), SMALL_LIMITS)
+        async with self.admission.watch(call.caller):
+            await grpc_health.watch(self._service, call, asked.service, exchange.send)
+
+    def _streaming(
+        self,
+        handle: Callable[[InboundCall, Exchange], Awaitable[None]],
+        *,
+        is_long_lived: bool = False,
+        authenticates: bool = True,
+    ) -> MethodHandler:
+        """A method whose messages are sent one by one, though it may be unary for its caller: only so can the time of
+        a send be limited."""
+
+        async def answer(carried: GrpcCall) -> None:
+            exchange = Exchange(carried)
+            try:
+                call = self.inbound_call(carried)
+                if authenticates:
+                    self._authenticate(call)
+                await handle(call, exchange)
+            except ShoalError:
+                await exchange.settle()
+                raise
+            except CallEnded:
+                raise
+            except Exception as error:
+                _log.exception("call_failed")
+                await exchange.settle()
+                raise ShoalError(_internal_error(error)) from None
+
+        return MethodHandler(answer, is_long_lived=is_long_lived)
+
+    def _whole(self, method: Method) -> MethodHandler:
+        """A method with one request and one answer of any size."""
+
+        async def answer(carried: GrpcCall) -> bytes:
+            held = ExitStack()
+            carried.add_done_callback(held.close)
+            try:
+                return await self._answer_whole(method, carried, held)
+            except ShoalError as error:
+                drop_tracebacks(error)
+                raise
+            except CallEnded:
+                raise
+            except Exception as error:
+                _log.exception("call_failed")
+                drop_tracebacks(error)
+                raise ShoalError(_internal_error(error)) from None
+
+        return MethodHandler(answer, is_unary=True)
+
+    async def _answer_whole(self, method: Method, carried: GrpcCall, held: ExitStack) -> bytes:
+        """`held` is closed when the caller has read the answer. Raises ShoalError."""
+        call = self.inbound_call(carried)
+        payer = method.admit(call) or call.caller
+        held.enter_context(self.admission.call(call.caller))
+        request = await self._read_whole(carried, call, payer)
+        size = expanded_size(request, MAX_MESSAGE)
+        with self.admission.hold_request(call.caller, size, payer):
+            request = await expand(request, size)
+            answer = await method.answer(call, request)
+            del request
+        held.enter_context(self.admission.hold_answer(call.caller, len(answer), payer))
+        return answer
+
+    async def _read_whole(self, carried: GrpcCall, call: InboundCall, payer: str) -> bytes:
+        """The call's request, in a slot unless it is here already. Inside `IngressAdmission.call`.
+
+        Raises ShoalError(INVALID_ARGUMENT | TOO_LARGE | TOO_SLOW | OVERLOADED).
+        """
+        with _size_refusals():
+            if carried.has_message:
+                return _require_message(await carried.read(MAX_MESSAGE))
+            size = carried.message_bytes
+            if size is not None and size > MAX_MESSAGE:
+                raise MessageTooLarge(size, MAX_MESSAGE)
+            async with self.admission.read_slot(call.caller, size=size, payer=payer):
+                return _require_message(await carried.read(MAX_MESSAGE))
+
+    async def _stream(self, carried: GrpcCall) -> None:
+        """Answer each request of the stream in order. A refused request is answered as an error, and the stream
+        continues. Raises ShoalError."""
+        call = self.inbound_call(carried)
+        payer = self._service.admit(call)
+        with self.admission.call(call.caller, stream=True):
+            while True:
+                async with self.admission.stream_read(call.caller):
+                    with _size_refusals():
+                        request = await carried.read(MAX_MESSAGE)
+                if request is None:
+                    return
+                size = expanded_size(request, MAX_MESSAGE)
+                with self.admission.hold_request(call.caller, size, payer):
+                    answering = self._answer_one(self.inbound_call(carried), request, size)
+                    del request  # if it is compressed, it is freed as soon as it is expanded
+                    answer = await answering
+                with self.admission.hold_answer(call.caller, len(answer), payer):
+                    await carried.write(answer)
+
+    async def _answer_one(self, call: InboundCall, request: bytes, size: int) -> bytes:
+        """`size` is the request's size once expanded."""
+        try:
+            request = await expand(request, size)
+            return _stream_response(2, await self._service.infer(call, request))
+        except ShoalError as error:
+            drop_tracebacks(error)
+            return _stream_response(1, str(error.refusal).encode())
+        except Exception as error:
+            _log.exception("call_failed")
+            drop_tracebacks(error)
+            return _stream_response(1, str(_internal_error(error)).encode())
+
+    def inbound_call(self, carried: GrpcCall) -> InboundCall:
+        """What the service is told of a call.
+
+        Raises ShoalError(CERT_NAME_INVALID | CERT_UNTRUSTED | REGION_MISMATCH | INVALID_ARGUMENT).
+        """
+        said = carried.metadata
+        hop = said.get(HOP_KEY, "0")
+        if hop not in ("0", "1"):
+            raise refuse(Code.INVALID_ARGUMENT, f"{HOP_KEY} {hop!r:.40}", "0 or 1", "leave it out")
+        left = carried.remaining_s()
+        return InboundCall(
+            identity=self._identity(carried.certificate),
+            bearer=bearer_of(said),
+            tenant=said.get(TENANT_KEY, ""),
+            origin=said.get(ORIGIN_KEY, ""),
+            hop=int(hop),
+            request_id=check_request_id(said.get(REQUEST_KEY, "")),
+            remaining_s=None if left is None else Seconds(left),
+            agreement=said.get(AGREEMENT_KEY, ""),
+            step=said.get(STEP_KEY, "")[:128],
+            trace=said.get(TRACE_KEY, ""),
+            forward=said.get(FORWARD_KEY, "")[:512],
+            suspect=said.get(SUSPECT_KEY) == "1",
+        )
+
+    def _identity(self, certificate: bytes | None) -> Identity | None:
+        if self._authorities is None or not certificate:
+            return None
+        return self._authorities.identity(certificate)
+
+    async def _model_ready(self, call: InboundCall, request: oip.ModelReadyRequest) -> oip.ModelReadyResponse:
+        """False for an unknown model, as in Triton."""
+        try:
+            return oip.ModelReadyResponse(ready=self._service.model_ready(call, request.name, request.version))
+        except ShoalError as error:
+            if error.code is not Code.MODEL_NOT_FOUND:
+                raise
+            return oip.ModelReadyResponse(ready=False)
+
+    async def _model_metadata(self, call: InboundCall, request: oip.ModelMetadataRequest) -> oip.ModelMetadataResponse:
+        return await self._service.model_metadata(call, request.name, request.version)
+
+    async def _check_health(
+        self, call: InboundCall, request: health_pb2.HealthCheckRequest
+    ) -> health_pb2.HealthCheckResponse:
+        return grpc_health.check(self._service, call, request.service)
+
+    async def _model_config(self, call: InboundCall, request: oip.ModelConfigRequest) -> oip.ModelConfigResponse:
+        return await self._service.model_config(call, request.name, request.version)
+
+    async def _statistics(self, call: InboundCall, request: oip.ModelStatisticsRequest) -> oip.ModelStatisticsResponse:
+        return self._service.statistics(call, request.name, request.version)
+
+    async def _index(self, call: InboundCall, request: oip.RepositoryIndexRequest) -> oip.RepositoryIndexResponse:
+        return self._service.index(call, ready_only=request.ready)
+
+    def _refuse_load(self, call: InboundCall) -> Message:
+        self._service.server_ready(call)
+        raise ShoalError(NO_REPOSITORY_CONTROL)
+
+
+@contextmanager
+def _size_refusals() -> Iterator[None]:
+    """Raises ShoalError(TOO_LARGE) for a message that exceeds the limit of its read."""
+    try:
+        yield
+    except MessageTooLarge as error:
+        raise too_large(f"a message of {error.size} bytes", error.max_bytes) from None
+
+
+def _require_message(request: bytes | None) -> bytes:
+    """Raises ShoalError(INVALID_ARGUMENT)."""
+    if request is None:
+        raise invalid("a call without a message", "a request")
+    return request
+
+
+def bearer_of(metadata: Mapping[str, str]) -> str:
+    """The token of the field `authorization`; empty without one."""
+    scheme, _, token = metadata.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _internal_error(error: Exception) -> Refusal:
+    return Refusal(Code.INTERNAL, type(error).__name__, "an answer", "report this with the log of the node")
+
+
+def _stream_response(field: int, content: bytes) -> bytes:
+    """A serialized ModelStreamInferResponse around content that is already serialized."""
+    return encode_field(field, (content,))

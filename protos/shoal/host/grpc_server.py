@@ -1,0 +1,551 @@
+"""A gRPC server on `shoal.http2` and asyncio: calls of any shape, whose messages pass as bytes.
+
+A method is called when a call's headers have arrived. It reads messages one by one: until it does, the caller can send
+no more than one window (64 KiB), and from then on as much as the next message says that it is long.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+
+import structlog
+
+from shoal.host.connections import Connection, Connections
+from shoal.host.event_wait import wait_or_timeout
+from shoal.host.http2_session import Http2Session
+from shoal.host.tls_listener import TlsListener
+from shoal.http2.connection import ConnectionFailed, Http2Limits, Side, Stream
+from shoal.http2.frames import DEFAULT_WINDOW, ErrorCode
+from shoal.http2.grpc_messages import (
+    RESPONSE_HEAD,
+    TRAILERS_OK,
+    GrpcStatus,
+    MessageMalformed,
+    MessageReader,
+    decode_binary,
+    frame_message,
+    parse_timeout,
+    status_fields,
+)
+from shoal.http2.header_blocks import HeaderList, encode
+from shoal.http2.stream_resets import ResetCount
+
+CHECK_EVERY_S: Final = 0.5
+"""Seconds between two looks at which connections are silent."""
+WINDOW_REFILL: Final = DEFAULT_WINDOW // 2
+"""A stream's window is widened once this much of it is used."""
+GOAWAY_S: Final = 1.0
+"""Seconds for clients to learn that the server stops: a few round trips of a slow link."""
+LAST_ANSWER_S: Final = 0.05
+"""Seconds for clients to close their connections after the last GOAWAY."""
+_GOAWAY_PING: Final = b"goaway\0\0"
+_NOT_GRPC: Final = encode(((b":status", b"415"), (b"content-length", b"0")))
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcServerLimits:
+    """Bounds of one port. All times are in seconds."""
+
+    # Streams of one connection.
+    streams: int
+    # Largest message, as sent.
+    message_bytes: int
+    # For the TLS handshake, and from then to the client's first frame.
+    handshake_s: float
+    # Silence of a client before a ping is sent to it.
+    ping_interval_s: float
+    # The connection is given up when the client has not answered a ping for this long.
+    ping_timeout_s: float
+    # Connections that wait in the kernel to be accepted.
+    backlog: int
+
+
+class CallEnded(Exception):
+    """The caller cancelled the call, or its connection is lost."""
+
+
+class CallFailure(Exception):
+    """Ends a call with a status."""
+
+    def __init__(self, status: GrpcStatus, details: str, metadata: tuple[tuple[str, str | bytes], ...] = ()) -> None:
+        super().__init__(details)
+        self.status = status
+        self.details = details
+        self.metadata = metadata
+
+
+class MessageTooLarge(CallFailure):
+    """A message exceeds the limit of its read; most of it has not arrived."""
+
+    def __init__(self, size: int, max_bytes: int) -> None:
+        super().__init__(GrpcStatus.RESOURCE_EXHAUSTED, f"message of {size} bytes is larger than max {max_bytes}")
+        self.size = size
+        self.max_bytes = max_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CallHead:
+    """A call's headers."""
+
+    # `/SERVICE/METHOD`.
+    path: str
+    # Fields that are not the protocol's own. The last of equal keys counts. Keys in `-bin` are not in here.
+    metadata: Mapping[str, str]
+    # Seconds until the caller's deadline, at arrival; None without one.
+    timeout_s: float | None
+    # Why the call must fail; None: it need not.
+    failure: CallFailure | None
+
+
+class ServerCall:
+    """One call, at the server."""
+
+    __slots__ = (
+        "_deadline", "_done", "_on_done", "_reader", "_reading", "_session", "_stream", "_task", "_timer", "_writing",
+        "head", "is_ended", "is_long_lived", "is_started", "is_taken_up",
+    )  # fmt: skip
+
+    def __init__(self, session: "GrpcSession", stream: Stream, head: CallHead) -> None:
+        self.head = head
+        self.is_ended = False
+        """Whether the stream is over: the answer is sent, or its caller is gone."""
+        self.is_started = False
+        """Whether a part of the answer is sent."""
+        self.is_long_lived = False
+        """Whether a server that stops does not wait for it."""
+        self.is_taken_up = False
+        """Whether its method has read a message, or has answered."""
+        self._session = session
+        self._stream = stream
+        self._reader = MessageReader()
+        self._reading: asyncio.Future[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        self._done = False
+        """Whether the status is given; it may still wait for a window."""
+        self._on_done: list[Callable[[], None]] = []
+
+    @property
+    def peer(self) -> str:
+        """The caller's address and port."""
+        return self._session.peer
+
+    @property
+    def certificate(self) -> bytes | None:
+        """The caller's certificate, PEM; None: it showed none."""
+        return self._session.certificate
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self.head.metadata
+
+    @property
+    def message_bytes(self) -> int | None:
+        """Bytes of the next message; None where it is not known yet."""
+        return self._reader.size
+
+    @property
+    def has_message(self) -> bool:
+        """Whether the next message has arrived whole, so that `read` does not wait."""
+        return self._reader.size is not None and not self._reader.missing_bytes
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the caller's deadline; None without one."""
+        return None if self._deadline is None else self._deadline - self._session.loop.time()
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the stream is over: the caller has got the answer, or is gone."""
+        if self.is_ended:
+            callback()
+        else:
+            self._on_done.append(callback)
+
+    async def read(self, max_bytes: int) -> bytes | None:
+        """The next message, None at the end of the call. One reader at a time.
+
+        Raises MessageTooLarge, CallFailure(INTERNAL), CallEnded.
+        """
+        max_bytes = min(max_bytes, self._session.limits.message_bytes)
+        reader, stream = self._reader, self._stream
+        while True:
+            if self.is_ended:
+                raise CallEnded
+            if reader.size is not None and reader.size > max_bytes:
+                raise MessageTooLarge(reader.size, max_bytes)
+            try:
+                message = reader.take()
+            except MessageMalformed as error:
+                raise CallFailure(GrpcStatus.INTERNAL, str(error)) from error
+            if message is not None:
+                self.is_taken_up = True
+                self._widen(max(0, DEFAULT_WINDOW - reader.held_bytes))
+                return message
+            if not stream.is_remote_open:
+                if reader.held_bytes:
+                    raise CallFailure(GrpcStatus.INTERNAL, "the call ended within a message")
+                return None
+            self._widen(max(reader.missing_bytes, DEFAULT_WINDOW - reader.held_bytes))
+            self._reading = self._session.loop.create_future()
+            try:
+                await self._reading
+            finally:
+                self._reading = None
+
+    async def write(self, message: bytes) -> None:
+        """Send one message; return when all of it is on its way. One writer at a time. Raises CallEnded."""
+        if self.is_ended or self._done:
+            raise CallEnded
+        self._send_head()
+        connection = self._session.connection
+        connection.send_data(self._stream, frame_message(message))
+        self._session.flush_soon()
+        while self._stream.queue and not self.is_ended:
+            self._writing = self._session.loop.create_future()
+            try:
+                await self._writing
+            finally:
+                self._writing = None
+        if self.is_ended:
+            raise CallEnded
+
+    def complete(self, message: bytes | None = None) -> None:
+        """End the call with OK, after `message` if it is one that answers the call alone."""
+        if self.is_ended or self._done:
+            return
+        self._done = True
+        connection = self._session.connection
+        if message is not None and not self.is_started:
+            connection.respond(self._stream, RESPONSE_HEAD, frame_message(message), TRAILERS_OK)
+        else:
+            self._send_head()
+            if message is not None:
+                connection.send_data(self._stream, frame_message(message))
+            connection.end(self._stream, TRAILERS_OK)
+        self._session.flush_soon()
+
+    def fail(self, failure: CallFailure) -> None:
+        """End the call with a status."""
+        if self.is_ended or self._done:
+            return
+        self._done = True
+        fields = status_fields(failure.status, failure.details, failure.metadata)
+        if not self.is_started:
+            fields = ((b":status", b"200"), (b"content-type", b"application/grpc"), *fields)
+        self._session.connection.end(self._stream, encode(fields))
+        self._session.flush_soon()
+
+    def _send_head(self) -> None:
+        if not self.is_started:
+            self.is_started = self.is_taken_up = True
+            self._session.connection.send_headers(self._stream, RESPONSE_HEAD)
+
+    def _widen(self, window: int) -> None:
+        """Let the caller send `window` bytes, unless it may send nearly as many, and the rest of its message."""
+        stream = self._stream
+        more = window - stream.receive_window
+        if more >= WINDOW_REFILL or (more > 0 and stream.receive_window < self._reader.missing_bytes):
+            self._session.connection.widen(stream, more)
+            self._session.flush_soon()
+
+    # Called by the session
+
+    def start(self, method: "ServerMethod") -> None:
+        loop = self._session.loop
+        self.is_long_lived = method.is_long_lived
+        if self.head.timeout_s is not None:
+            self._deadline = loop.time() + self.head.timeout_s
+            self._timer = loop.call_at(self._deadline, self._on_deadline)
+        self._task = loop.create_task(self._run(method.answer))
+
+    async def _run(self, answer: "Answer") -> None:
+        try:
+            message = await answer(self)
+        except CallFailure as failure:
+            self.fail(failure)
+        except CallEnded:
+            pass
+        except asyncio.CancelledError:
+            self.fail(CallFailure(GrpcStatus.CANCELLED, "cancelled"))
+            raise
+        except Exception as error:
+            _log.exception("call_failed", method=self.head.path)
+            self.fail(CallFailure(GrpcStatus.INTERNAL, type(error).__name__))
+        else:
+            self.complete(message)
+
+    def _on_deadline(self) -> None:
+        self.fail(CallFailure(GrpcStatus.DEADLINE_EXCEEDED, "the caller's deadline has passed"))
+        if self._task is not None:
+            self._task.cancel()
+
+    def on_data(self, data: memoryview) -> None:
+        try:
+            self._reader.feed(data)
+        except MessageMalformed as error:
+            self.fail(CallFailure(GrpcStatus.INTERNAL, str(error)))
+            return
+        self._wake(self._reading)
+
+    def on_sent(self) -> None:
+        self._wake(self._writing)
+
+    def on_closed(self) -> None:
+        self.is_ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wake(self._reading)
+        self._wake(self._writing)
+        if self._task is not None and not self._done:
+            self._task.cancel()
+        callbacks, self._on_done = self._on_done, []
+        for callback in callbacks:
+            callback()
+
+    @staticmethod
+    def _wake(waiter: "asyncio.Future[None] | None") -> None:
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+Answer = Callable[[ServerCall], Awaitable[bytes | None]]
+"""Answers one call: returns its only message, or None after it has written all. Raises CallFailure, CallEnded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMethod:
+    """A method of a server."""
+
+    answer: Answer
+    # True if a server that stops does not wait for its calls.
+    is_long_lived: bool = False
+
+
+class GrpcServer:
+    """Listens on one port.
+
+    find: the method of a path (`/SERVICE/METHOD`); it answers unknown ones too. context: called for each connection, so
+    that renewed certificates count from the next one on; it may raise OSError. may_reset: whether the caller may reset
+    most of its calls before they arrive; any other that does so loses its connection.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], ServerMethod],
+        limits: GrpcServerLimits,
+        connections: Connections,
+        context: Callable[[], ssl.SSLContext],
+        may_reset: Callable[[ServerCall], bool] = lambda _: False,
+    ) -> None:
+        self.find = find
+        self.may_reset = may_reset
+        self.limits = limits
+        self.connections = connections
+        self.sessions: set[GrpcSession] = set()
+        self._listener = TlsListener(
+            connections, context, {"h2": lambda place: GrpcSession(self, place)}, limits.handshake_s
+        )
+        self._checking: asyncio.Task[None] | None = None
+        self.change = asyncio.Event()
+        """Set when a call or a connection ended, or a ping was answered."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is inside that `stop` waits for."""
+        return any(each.is_busy for each in self.sessions)
+
+    async def start(self, host: str, port: int) -> int:
+        """The port it listens on. Raises OSError."""
+        found = await self._listener.start(host, port, backlog=self.limits.backlog, reuse_port=True)
+        self._checking = asyncio.create_task(self._check_connections())
+        return found
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept no connection, answer the calls inside and on their way, for `grace_s` at most, and close.
+
+        Clients are told to open no more calls; what they send until they know is answered. The last GOAWAY names the
+        last call that was, so that clients know which ones they may repeat elsewhere.
+        """
+        self._listener.close()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + grace_s
+        for session in tuple(self.sessions):
+            session.go_away(is_final=False)
+        told = loop.time() + min(grace_s, GOAWAY_S)
+        await self._wait_until(lambda: all(each.has_answered_ping for each in self.sessions), told)
+        await self._wait_until(lambda: not self.is_busy, end)
+        for session in tuple(self.sessions):
+            session.go_away(is_final=True)
+        await self._wait_until(lambda: not self.sessions, loop.time() + min(grace_s, LAST_ANSWER_S))
+        for session in tuple(self.sessions):
+            session.close()
+        if self._checking is not None:
+            self._checking.cancel()
+
+    async def _wait_until(self, is_so: Callable[[], bool], end: float) -> None:
+        """Return when `is_so`, which only an event of a session changes, or at `end`."""
+        loop = asyncio.get_running_loop()
+        while not is_so() and (left_s := end - loop.time()) > 0:
+            self.change.clear()
+            await wait_or_timeout(self.change, left_s)
+
+    async def _check_connections(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            now = loop.time()
+            for session in tuple(self.sessions):
+                session.check(now)
+
+
+class GrpcSession(Http2Session):
+    """One client's connection."""
+
+    def __init__(self, server: GrpcServer, place: Connection) -> None:
+        super().__init__(Side.SERVER, Http2Limits(server.limits.streams), server.limits.ping_timeout_s)
+        self.limits = server.limits
+        self.peer = ""
+        self.certificate: bytes | None = None
+        self.has_answered_ping = False
+        """Whether the client knows of this server's GOAWAY."""
+        self._server = server
+        self._place = place
+        self._resets = ResetCount()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
+        self.peer = f"{host}:{port}"
+        der = cast(ssl.SSLObject, transport.get_extra_info("ssl_object")).getpeercert(binary_form=True)
+        self.certificate = ssl.DER_cert_to_PEM_cert(der).encode() if der else None
+        if der:
+            self._server.connections.set_busy(self._place)  # no newcomer may close the connection of a known client
+        self._server.sessions.add(self)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.sessions.discard(self)
+        self._server.connections.remove(self._place)
+        super().connection_lost(exc)
+        self._server.change.set()
+
+    def on_failure(self, failure: ConnectionFailed) -> None:
+        _log.debug("client_connection_failed", peer=self.peer, reason=str(failure))
+
+    # ConnectionUser
+
+    def on_headers(self, stream: Stream, headers: HeaderList, *, is_end: bool) -> None:
+        if stream.user is not None:
+            return  # trailers, which gRPC's clients do not send
+        head = headers.parsed
+        if head is None:
+            head = headers.parsed = _call_head(headers)
+        if not isinstance(head, CallHead):
+            self.connection.send_headers(stream, _NOT_GRPC)
+            self.connection.end(stream)
+            return
+        if len(self.connection.streams) == 1:
+            self._server.connections.set_busy(self._place)
+        call = stream.user = ServerCall(self, stream, head)
+        if head.failure is not None:
+            call.fail(head.failure)
+        else:
+            call.start(self._server.find(head.path))
+
+    def on_data(self, stream: Stream, data: memoryview, *, is_end: bool) -> None:
+        if stream.user is not None:
+            cast(ServerCall, stream.user).on_data(data)
+
+    def on_closed(self, stream: Stream, error: ErrorCode | None) -> None:
+        if stream.user is not None:
+            call = cast(ServerCall, stream.user)
+            call.on_closed()
+            stream.user = None
+            was_reset = error is not None and error is not ErrorCode.NO_ERROR and not call.is_taken_up
+            if self._resets.record(was_reset=was_reset) and not self._server.may_reset(call):
+                _log.warning(
+                    "client_connection_closed",
+                    peer=self.peer,
+                    reason="most of its calls were reset before they arrived",
+                )
+                self.abort()
+        if not self.connection.streams and self.certificate is None:
+            self._server.connections.set_idle(self._place)
+        self._server.change.set()
+
+    def on_sent(self, stream: Stream) -> None:
+        if stream.user is not None:
+            cast(ServerCall, stream.user).on_sent()
+
+    def on_pong(self, payload: bytes) -> None:
+        if payload == _GOAWAY_PING:
+            self.has_answered_ping = True
+            self._server.change.set()
+
+    def on_goaway(self, last_stream: int, error: int) -> None:
+        pass  # the client opens no more streams, and closes the connection
+
+    # Called by calls and by the server
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is inside that a server which stops waits for."""
+        calls = (stream.user for stream in self.connection.streams.values())
+        return any(not cast(ServerCall, call).is_long_lived for call in calls if call is not None)
+
+    def go_away(self, *, is_final: bool) -> None:
+        """As `Http2Connection.go_away`. The answer to the ping tells that the client knows."""
+        self.connection.go_away(is_final=is_final)
+        if not is_final:
+            self.connection.ping(_GOAWAY_PING)
+        self.flush()
+
+    def check(self, now: float) -> None:
+        """Give up a client that never sent its first frame, or answers no ping."""
+        if self.connection.is_greeted:
+            self.check_alive(now, self.limits.ping_interval_s, self.limits.ping_timeout_s)
+        elif now - self._opened_at > self.limits.handshake_s:
+            self.abort()
+
+
+_PROTOCOL_FIELDS: Final = frozenset(
+    {"content-type", "te", "user-agent", "grpc-encoding", "grpc-accept-encoding", "grpc-timeout", "content-length"}
+)
+
+
+def _call_head(headers: HeaderList) -> CallHead | str:
+    """The call's head; a text says why the request is none of gRPC."""
+    path, method, kind, timeout, encoding = "", "", "", None, "identity"
+    metadata: dict[str, str] = {}
+    failure: CallFailure | None = None
+    for raw, value in headers.fields:
+        name, text = raw.decode("ascii"), value.decode("latin-1")
+        if name == ":path":
+            path = text
+        elif name == ":method":
+            method = text
+        elif name == "content-type":
+            kind = text
+        elif name == "grpc-timeout":
+            timeout = parse_timeout(text)
+            if timeout is None:
+                failure = CallFailure(GrpcStatus.INTERNAL, f"grpc-timeout {text!r:.40}")
+        elif name == "grpc-encoding":
+            encoding = text
+        elif name.endswith("-bin"):
+            try:
+                decode_binary(value)
+            except MessageMalformed as error:
+                failure = CallFailure(GrpcStatus.INTERNAL, f"{name}: {error}")
+        elif not name.startswith(":") and name not in _PROTOCOL_FIELDS:
+            metadata[name] = text
+    if method != "POST" or not kind.startswith("application/grpc"):
+        return f"{method} of {kind!r:.80}"
+    if encoding not in ("identity", "gzip"):
+        accept = (("grpc-accept-encoding", "identity,gzip"),)
+        failure = CallFailure(GrpcStatus.UNIMPLEMENTED, f"compression {encoding!r:.40}", accept)
+    return CallHead(path, metadata, timeout, failure)

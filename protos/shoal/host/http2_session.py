@@ -1,0 +1,110 @@
+"""An HTTP/2 connection (`shoal.http2`) on an asyncio transport: its output, back-pressure and keepalive."""
+
+import asyncio
+import socket
+from contextlib import suppress
+from typing import Final, cast
+
+from shoal.http2.connection import ConnectionFailed, ConnectionUser, Http2Connection, Http2Limits, Side
+from shoal.http2.frames import ErrorCode
+
+_KEEPALIVE_PING: Final = b"alive\0\0\0"
+
+
+class Http2Session(asyncio.Protocol):
+    """One side of a connection. A subclass is its `ConnectionUser`, and calls `flush` or `flush_soon` after it sends.
+
+    user_timeout_s: the kernel gives the connection up when sent data is not acknowledged for this long.
+    """
+
+    def __init__(self, side: Side, limits: Http2Limits, user_timeout_s: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.connection = Http2Connection(side, cast(ConnectionUser, self), limits)
+        self._user_timeout_s = user_timeout_s
+        self._transport: asyncio.Transport | None = None
+        self._is_flush_due = False
+        self._opened_at = self.loop.time()
+        self._heard_at = self._opened_at
+        self._pinged_at: float | None = None
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        connected: socket.socket | None = transport.get_extra_info("socket")
+        if connected is not None:
+            with suppress(OSError):
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._user_timeout_s * 1000))
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = now = self.loop.time()
+        self._pinged_at = None
+        try:
+            self.connection.receive(data, now)
+        except ConnectionFailed as failure:
+            self.flush()
+            self.on_failure(failure)
+            self.close()
+            return
+        self.flush()
+
+    def pause_writing(self) -> None:
+        self.connection.can_send = False
+
+    def resume_writing(self) -> None:
+        self.connection.can_send = True
+        self.connection.pump()
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Every stream ends with CANCEL."""
+        self._transport = None
+        for stream in tuple(self.connection.streams.values()):
+            self.connection.reset(stream, ErrorCode.CANCEL)
+
+    # What a subclass may answer
+
+    def on_failure(self, failure: ConnectionFailed) -> None:
+        """The peer broke the protocol; the connection is being closed."""
+
+    # For the subclass, and its calls
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def flush_soon(self) -> None:
+        """Send the output after what runs now."""
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send the output."""
+        self._is_flush_due = False
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        while output := self.connection.take_output():
+            transport.write(output)
+
+    def close(self) -> None:
+        """Close the connection once its output is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def check_alive(self, now: float, ping_interval_s: float, ping_timeout_s: float) -> None:
+        """Ping a silent peer, and give up one that does not answer."""
+        if self._pinged_at is not None:
+            if now - self._pinged_at > ping_timeout_s:
+                self.abort()
+        elif now - self._heard_at > ping_interval_s:
+            self._pinged_at = now
+            self.connection.ping(_KEEPALIVE_PING)
+            self.flush()

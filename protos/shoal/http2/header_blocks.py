@@ -1,0 +1,138 @@
+"""Header blocks (HPACK, RFC 7541) by the library `hpack`, and the rules for fields of requests and responses.
+
+A client repeats the block of its calls byte for byte once its fields are in the dynamic table. So a connection keeps
+what its latest blocks decode to, until a block changes the table.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
+
+MAX_BLOCK_BYTES: Final = 32 * 2**10
+"""Largest header block, as sent."""
+MAX_LIST_BYTES: Final = 64 * 2**10
+"""Largest list of fields once decoded, each with 32 bytes of overhead, as HPACK counts."""
+_KEPT_BLOCKS: Final = 16
+_KEPT_BYTES: Final = 1024
+"""Blocks that are larger are not kept."""
+_SIZE_UPDATE: Final = 0b0010_0000
+_SIZE_UPDATE_MASK: Final = 0b1110_0000
+
+_REQUEST_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
+_CONNECTION_FIELDS: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+)
+_FORBIDDEN_IN_NAME: Final = frozenset(range(0x21)) | frozenset(range(0x41, 0x5B)) | frozenset(range(0x7F, 0x100))
+_FORBIDDEN_IN_VALUE: Final = frozenset(b"\x00\r\n")
+
+
+class HeadersTooLarge(Exception):
+    """The fields exceed MAX_LIST_BYTES. The table is unusable afterwards."""
+
+
+class HeadersUnreadable(Exception):
+    """The block is not HPACK. The table is unusable afterwards."""
+
+
+class HeaderList:
+    """Fields of one block, in order. Equal blocks of a connection share one object."""
+
+    __slots__ = ("fields", "parsed")
+
+    def __init__(self, fields: tuple[tuple[bytes, bytes], ...]) -> None:
+        self.fields = fields
+        self.parsed: object = None
+        """What the user of the connection made of the fields, kept for the next equal block."""
+
+    def get(self, name: bytes) -> bytes | None:
+        """The field's first value."""
+        return next((value for key, value in self.fields if key == name), None)
+
+
+class HeaderDecoder:
+    """Decodes the header blocks of one direction of a connection, each of them, in order."""
+
+    def __init__(self) -> None:
+        self._decoder = Decoder(MAX_LIST_BYTES)
+        self._kept: dict[bytes, HeaderList] = {}
+
+    def decode(self, block: bytes) -> HeaderList:
+        """Raises HeadersTooLarge, HeadersUnreadable."""
+        kept = self._kept.get(block)
+        if kept is not None:
+            return kept
+        table = self._decoder.header_table.dynamic_entries
+        entries, newest = len(table), table[0] if table else None
+        try:
+            fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
+        except OversizedHeaderListError as error:
+            raise HeadersTooLarge from error
+        except HPACKError as error:
+            raise HeadersUnreadable(str(error)[:200]) from error
+        found = HeaderList(fields)
+        if len(table) != entries or (table[0] if table else None) is not newest:
+            self._kept.clear()
+        elif len(block) <= _KEPT_BYTES and not (block and block[0] & _SIZE_UPDATE_MASK == _SIZE_UPDATE):
+            if len(self._kept) >= _KEPT_BLOCKS:
+                self._kept.clear()
+            self._kept[block] = found
+        return found
+
+
+def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A block that neither reads nor changes the receiver's dynamic table, so that it can be sent again as it is, on
+    any connection."""
+    return Encoder().encode([NeverIndexedHeaderTuple(name, value) for name, value in fields], huffman=False)
+
+
+def request_error(fields: HeaderList) -> str | None:
+    """Why the fields are no head of a request (RFC 9113, section 8.3.1); None: they are."""
+    seen: dict[bytes, bytes] = {}
+    for name, value in fields.fields:
+        if name.startswith(b":"):
+            if name not in _REQUEST_PSEUDO or name in seen:
+                return f"pseudo-header {name!a:.40}"
+            seen[name] = value
+    if error := _order_error(fields) or field_error(fields):
+        return error
+    if missing := {b":method", b":scheme", b":path"} - seen.keys():
+        return f"no {min(missing).decode()}"
+    return None if seen[b":path"] else "an empty :path"
+
+
+def response_error(fields: HeaderList) -> str | None:
+    """Why the fields are no head of a response; None: they are."""
+    pseudo = [name for name, _ in fields.fields if name.startswith(b":")]
+    if pseudo != [b":status"]:
+        return "not exactly one :status"
+    return _order_error(fields) or field_error(fields)
+
+
+def trailer_error(fields: HeaderList) -> str | None:
+    """Why the fields are no trailers; None: they are."""
+    if any(name.startswith(b":") for name, _ in fields.fields):
+        return "a pseudo-header in trailers"
+    return field_error(fields)
+
+
+def _order_error(fields: HeaderList) -> str | None:
+    is_past = False
+    for name, _ in fields.fields:
+        if not name.startswith(b":"):
+            is_past = True
+        elif is_past:
+            return "a pseudo-header after a field"
+    return None
+
+
+def field_error(fields: HeaderList) -> str | None:
+    """Why a field that is no pseudo-header is malformed (RFC 9113, sections 8.2.1 and 8.2.2); None: none is."""
+    for name, value in fields.fields:
+        if not name.startswith(b":") and (not name or not _FORBIDDEN_IN_NAME.isdisjoint(name) or b":" in name):
+            return f"field name {name!a:.40}"
+        if not _FORBIDDEN_IN_VALUE.isdisjoint(value) or value[:1] in (b" ", b"\t") or value[-1:] in (b" ", b"\t"):
+            return f"the value of {name!a:.40}"
+        if name in _CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
+            return f"field {name!a:.40}, which is for HTTP/1.1"
+    return None
