@@ -154,7 +154,7 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.require.precision.prepare": ActiveField(
             _PLACEMENT,
             (Code.PREPARE_UNAVAILABLE, Code.PREPARE_FAILED),
-            note="a node makes int8 of an fp32 model, by its samples; `tolerance` judges that too",
+            note="a node makes int8 of an fp32 model, by its samples, or fp16; `tolerance` judges that too",
             read_as="models",
         ),
         "spec.require.precision.tolerance.metric": _TOLERANCE,

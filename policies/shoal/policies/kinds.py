@@ -96,8 +96,8 @@ PrecisionName = Literal["fp64", "fp32", "bf16", "fp16", "fp8", "int8", "int4"]
 class Precision(DocumentPart):
     # Precisions that a candidate may run at.
     allow: Many[PrecisionName]
-    # Whether a node may make the model in a precision of `allow` itself, from the model's samples, where neither the
-    # source nor a variant is in it.
+    # Whether a node may make the model in a precision of `allow` itself, where neither the source nor a variant is
+    # in it: int8 by the model's samples, fp16 without or with them.
     prepare: bool = False
     # How much answers may differ when a replica migrates; None: the defaults of the precision.
     tolerance: Tolerance | None = None

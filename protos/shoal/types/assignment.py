@@ -58,10 +58,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """How a node makes the model of an assignment, in the assignment's precision, of the model as it was pushed. It
-    calibrates on the assignment's samples."""
+    """How a node makes the model of an assignment, in the assignment's precision, of the model as it was pushed, by
+    the assignment's samples where it has any."""
 
-    # How far the answers of what it makes may be from those of the pushed model, over the samples.
+    # How far the answers of what it makes may be from those of the pushed model.
     tolerances: tuple[Tolerance, ...]
 
 

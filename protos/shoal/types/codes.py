@@ -55,7 +55,7 @@ class Code(StrEnum):
     OPSET_UNSUPPORTED = "OPSET_UNSUPPORTED"
     # the device takes only models whose shapes are all fixed
     SHAPES_OPEN = "SHAPES_OPEN"
-    # a model is to be prepared, and its samples or the node's packages for that are missing
+    # a model is to be prepared, and its samples or the node's packages for that are missing, or it gains nothing
     PREPARE_UNAVAILABLE = "PREPARE_UNAVAILABLE"
     PRECISION_DENIED = "PRECISION_DENIED"
     SLO_UNREACHABLE = "SLO_UNREACHABLE"

@@ -67,7 +67,7 @@ class RuntimeSupport:
     opsets: Mapping[str, int]
     # Kernels of ONNX's own operators; empty: the runtime does not report them.
     kernels: tuple[Kernel, ...] = ()
-    # Precisions that the node can make of a model in fp32, given samples.
+    # Precisions that the node can make of a model in fp32 for the device.
     prepares: tuple[str, ...] = ()
 
 

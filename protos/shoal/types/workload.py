@@ -41,8 +41,10 @@ class Spread(StrEnum):
     NODE = "node"
 
 
-PREPARABLE: Final = ("int8",)
-"""Precisions that a node can make of a model in fp32, given samples of its inputs."""
+PREPARABLE: Final = ("int8", "fp16")
+"""Precisions that a node can make of a model in fp32."""
+NEEDS_SAMPLES: Final = ("int8",)
+"""Those that it can only make by samples of the model's inputs."""
 
 
 def variant_of(digest: str, prepared: str) -> str:
@@ -60,7 +62,7 @@ class ModelRef:
     digest: str
     # As the document states, otherwise the profile's.
     precision: str
-    # True: it was pushed in another precision, and a node makes it by the model's samples.
+    # True: it was pushed in another precision, and a node makes it, by the model's samples where there are any.
     prepared: bool = False
 
     @property

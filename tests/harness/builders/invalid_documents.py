@@ -230,7 +230,7 @@ MISTAKES: Final = [
     ("node power", policy("  limits: {node_power: §15}\n"), Code.UNIT_MISSING, "15W"),
     (
         "nothing that can be prepared",
-        policy("  require: {precision: {allow: [fp32, fp16], prepare: §true}}\n"),
+        policy("  require: {precision: {allow: [fp32, bf16], prepare: §true}}\n"),
         Code.FIELD_WITHOUT_EFFECT,
         "allow it",
     ),

@@ -20,6 +20,7 @@ from shoal.agent.worker.pool_options import PoolOptions
 from shoal.types.assignment import Work
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource
+from shoal.types.workload import PREPARABLE
 
 RESNET50 = Work(conv_flops=8178368512.0, bytes=336765248.0, nodes=120, shapes={"x": (4,)})
 """The work of the model that profiles are derived from, for a model that takes no time here."""
@@ -119,6 +120,12 @@ async def test_receipt_of_an_emulated_device_is_by_other_results_than_its_pace(t
     (device,) = driver.discover()
     async with WorkerPoolHarness(tmp_path, device=device, access=driver.access(device.name)) as pool:
         receipt = await pool.workers.probe(device)
+        own = DeviceAccess(pace=driver.access(device.name).pace, computes_fp32_in="fp16")
+    async with WorkerPoolHarness(tmp_path, device=device, access=own) as pool:
+        halving = await pool.workers.probe(device)
+    assert receipt.runtime is not None
+    assert halving.runtime == replace(receipt.runtime, prepares=("int8",)), "its provider makes the other itself"
+    assert receipt.runtime.prepares == PREPARABLE
     assert receipt.emulated
     assert "gloria_highend/resnet50/singlestream" in receipt.source
     assert receipt.rates.energy_source is EnergySource.PROFILE

@@ -134,6 +134,8 @@ def test_relaxations_add_up_in_order() -> None:
         ("{allow: [fp32, int8], prepare: true}", "", "fp32", ["int8"]),
         ("{allow: [int8], prepare: true}", "", "fp32", ["int8"]),
         ("{allow: [fp32], prepare: true}", "", "fp32", ["int8"]),  # a step of `relax` allows it
+        ("{allow: [fp16, int8], prepare: true}", "", "fp32", ["int8", "fp16"]),
+        ("{allow: [fp16, int8], prepare: true}", ", variants: [{source: ./b.onnx, precision: fp16}]", "fp32", ["int8"]),
         ("{allow: [fp32, int8]}", "", "fp32", []),
         ("{allow: [fp32, int8], prepare: true}", "", "fp16", []),
         ("{allow: [fp32, int8], prepare: true}", ", variants: [{source: ./b.onnx, precision: int8}]", "fp32", []),

@@ -53,11 +53,8 @@ def _prepare(order: PreparationOrder, folder: Path) -> PreparationResult:
         from shoal.agent.worker.engine import read_and_verify
 
         model, note = read_and_verify(order.model, order.model_digest), ""
-        if order.samples:
-            from shoal.agent.preparation.quantise import quantise
-
-            samples = read_and_verify(order.samples, order.samples_digest)
-            note = quantise(model, samples, order.tolerances, order.shapes, folder, folder / MODEL_FILE)
+        if order.makes:
+            note = _make(order, model, folder)
             model = (folder / MODEL_FILE).read_bytes()
         return _compile(order, model, PreparationResult(note=note)) if order.provider else PreparationResult(note=note)
     except ShoalError as error:
@@ -71,6 +68,21 @@ def _prepare(order: PreparationOrder, folder: Path) -> PreparationResult:
         found = f"{type(error).__name__}: {error}"[:300]
         refusal = Refusal(Code.PREPARE_FAILED, found, "a prepared model", "see the agent's log")
     return PreparationResult(refusal=refusal)
+
+
+def _make(order: PreparationOrder, model: bytes, folder: Path) -> str:
+    """Write `MODEL_FILE` in the precision of the order, and return for people what it is. Raises ShoalError."""
+    from shoal.agent.worker.engine import read_and_verify
+
+    samples = read_and_verify(order.samples, order.samples_digest) if order.samples else b""
+    made = folder / MODEL_FILE
+    if order.makes == "fp16":
+        from shoal.agent.preparation.halve import halve
+
+        return halve(model, samples, order.work, order.tolerances, order.shapes, folder, made)
+    from shoal.agent.preparation.quantise import quantise
+
+    return quantise(model, samples, order.tolerances, order.shapes, folder, made)
 
 
 def _compile(order: PreparationOrder, model: bytes, made: PreparationResult) -> PreparationResult:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.agent.driver_port import DeviceAccess
+from shoal.types.assignment import Work
 from shoal.types.codes import Refusal
 from shoal.types.migration import Tolerance
 
@@ -26,12 +27,16 @@ class PreparationOrder:
     model: str
     # Digest that the model must have.
     model_digest: str
-    # Path of the samples, an .npz, by which the model is made in `precision`. Empty: it stays as it was pushed.
+    # Precision that the model is made in: one of `workload.PREPARABLE`. Empty: it stays as it was pushed.
+    makes: str
+    # Path of the samples, an .npz, by which it is made and judged. Empty: there are none.
     samples: str
     # Digest that the samples must have.
     samples_digest: str
-    # Precision of what is made. With samples: one of `workload.PREPARABLE`.
+    # Precision that the model runs in.
     precision: str
+    # The pushed model's, by which inputs are generated where there are no samples.
+    work: Work
     # How far the answers of the prepared model may be from those of the pushed one.
     tolerances: tuple[Tolerance, ...]
     # By input name: the only shapes that are served; -1 for an axis that stays open. Empty: what the graph takes.

@@ -33,7 +33,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Device
 from shoal.types.units import Bytes, Seconds, show_bytes
 
-_QUANTISERS: Final = ("onnx", "onnxruntime")
+_MAKERS: Final = ("onnx", "onnxruntime")
 """Packages whose versions change what is made. What compiles, a device's driver tells."""
 _BASE_BYTES: Final = 2**30
 _BASE_FILE_BYTES: Final = 64 * 2**20
@@ -318,17 +318,17 @@ def _key(asked: Assignment, target: _Target | None) -> str:
     named: list[object] = [asked.model, asked.precision, shapes]
     if asked.preparation is not None:
         tolerances = [asdict(each) for each in asked.preparation.tolerances]
-        named += [asked.samples, tolerances, _quantiser_versions()]
+        named += [asked.samples, tolerances, _maker_versions()]
     if target is not None:
         options = target.access.options.get(asked.precision, target.access.options.get("", {}))
         named += [asked.device, target.provider, target.versions, sorted(options.items())]
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
 
-def _quantiser_versions() -> list[str]:
+def _maker_versions() -> list[str]:
     """Raises ShoalError(PREPARE_UNAVAILABLE)."""
     try:
-        return [metadata.version(name) for name in _QUANTISERS]
+        return [metadata.version(name) for name in _MAKERS]
     except metadata.PackageNotFoundError as error:
         raise refuse(
             Code.PREPARE_UNAVAILABLE, f"no package {error}", "the agent's extra `prepare`", "install it here"
@@ -339,9 +339,11 @@ def _order(asked: Assignment, target: _Target | None, model: str, samples: str, 
     return PreparationOrder(
         model=model,
         model_digest=asked.model,
+        makes=asked.precision if asked.preparation is not None else "",
         samples=samples,
         samples_digest=asked.samples if samples else "",
         precision=asked.precision,
+        work=asked.work,
         tolerances=asked.preparation.tolerances if asked.preparation is not None else (),
         shapes=asked.shapes,
         folder=str(folder),

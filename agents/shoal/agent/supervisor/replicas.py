@@ -326,8 +326,8 @@ class ReplicaManager:
             self._apply_event(replica.name, events.ModelFetched(path))
 
     async def _fetch_samples(self, assignment: Assignment) -> str:
-        """Path of the samples, or empty: without them the warm-up uses generated inputs. A preparation cannot do
-        without."""
+        """Path of the samples, or empty: without them the warm-up uses generated inputs. A preparation uses
+        those that there are."""
         if not assignment.samples:
             return ""
         try:

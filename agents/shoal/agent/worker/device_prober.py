@@ -1,6 +1,7 @@
 """Measures a device: in a worker that is ended afterwards, or from the profile of an emulated one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -63,7 +64,7 @@ class DeviceProber:
             emulated=device.emulated,
             source=device.profile_source if device.emulated else "probe",
             system=pace.system if (pace := self._access(device.name).pace) is not None else "",
-            runtime=probed.runtime,
+            runtime=_support_on(self._access(device.name), probed.runtime),
         )
 
     async def _probe_emulated(self, device: Device) -> ProbeResult:
@@ -115,3 +116,10 @@ class DeviceProber:
         finally:
             await process.end()
             self._spare.ensure()
+
+
+def _support_on(access: DeviceAccess, runtime: RuntimeSupport | None) -> RuntimeSupport | None:
+    """Without the precision that the device's provider makes of models in fp32 by itself."""
+    if runtime is None:
+        return None
+    return replace(runtime, prepares=tuple(each for each in runtime.prepares if each != access.computes_fp32_in))

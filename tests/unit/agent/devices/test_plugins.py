@@ -41,6 +41,7 @@ def test_a_simulator_is_a_device_where_it_is_asked_for() -> None:
     assert access.pace is not None
     assert access.pace.simulated
     assert access.options["fp32"]["enable_htp_fp16_precision"] == "1"
+    assert access.computes_fp32_in == "fp16"
     assert access.options[""]["backend_path"] == "/opt/qnn/libQnnHtp.so"
     assert asked.read("htp-sim").free_bytes > 0
 

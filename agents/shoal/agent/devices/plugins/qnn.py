@@ -80,5 +80,6 @@ def _access(listed: ListedDevice, backend: Path, more: dict[str, str]) -> Device
         files=files,
         plugin=plugin_of(listed),
         options={"": options, "fp32": fp16, "fp16": fp16, "int8": int8},
+        computes_fp32_in="fp16",
         compiler=f"{listed.package} {listed.version}",
     )

@@ -233,13 +233,14 @@ def _overlap_s(inputs: Inputs, rule: MigrationRule, source: Candidate | None, ca
 
 
 def _preparation(inputs: Inputs, intent: Intent, candidate: Candidate) -> str:
-    """What the node makes of the model, of how many samples, and what that took when it was done there."""
+    """What the node makes of the model, by how many samples, and what that took when it was done there."""
     pack = intent.packs.get(candidate.model)
+    made = f"{candidate.precision} of {pack.count} samples" if pack is not None else candidate.precision
     known = inputs.measured.get(Trial(candidate.variant, candidate.node, candidate.device))
     took = (
         show_seconds(known.prepare_s) + " there before" if known is not None and known.prepare_s else "never done there"
     )
-    return f"{candidate.precision} of {pack.count if pack is not None else 0} samples, {took}"
+    return f"{made}, {took}"
 
 
 def _needs(

@@ -12,6 +12,7 @@ from shoal.coordinator.core.fleet.liveness import deferred_nodes
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
 from shoal.coordinator.core.placement.loadable import load_refusal
 from shoal.coordinator.core.placement.model import Inputs, Move, Poisoning, Slot, Trial, Triple, requester_of
+from shoal.coordinator.core.placement.preparable import prepare_refusal
 from shoal.coordinator.core.placement.relax import (
     CATEGORY_SIZE,
     LIMIT_DIMENSIONS,
@@ -26,7 +27,7 @@ from shoal.coordinator.core.prediction.demand import (
     at_shapes,
     demand_of,
     open_axis,
-    quantised_profile,
+    prepared_profile,
 )
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.coordinator.core.prediction.predict import predict
@@ -118,7 +119,8 @@ class Option:
     earlier_failure: Refusal | None
     # By input name: the only shapes that the workload serves.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    # For a model that its node prepares: the precision, and the digest of the samples; None for any other.
+    # For a model that its node prepares: the precision, and the digest of the samples if there are any; None for any
+    # other.
     prepared: tuple[str, str] | None = None
 
     @property
@@ -197,7 +199,7 @@ class Scope:
         key = model.variant, tuple(intent.shapes.items())
         if key not in self._profiles:
             pushed = at_shapes(self.inputs.profiles[model.digest], intent.shapes)
-            self._profiles[key] = quantised_profile(pushed) if model.prepared else pushed
+            self._profiles[key] = prepared_profile(pushed, model.precision) if model.prepared else pushed
         return self._profiles[key]
 
     def _expression_variables(self, option: Option) -> dict[str, object]:
@@ -312,7 +314,7 @@ class Scope:
                 self.node_fault(option),
                 *self.document_faults(option, require),
                 self._blocked_fault(option, intent),
-                self._prepare_fault(option, intent),
+                self._prepare_fault(option, intent, require),
                 self._shapes_fault(option, intent),
                 *self._device_faults(option, require),
                 self._poisoning_fault(option, intent),
@@ -359,22 +361,19 @@ class Scope:
             Constraint.FAILED_HERE, refusal, manual_remedy(f"shoal model clear {option.model.source}")
         )
 
-    def _prepare_fault(self, option: Option, intent: Intent) -> PlacementFault | None:
-        """The fault of a model that its node would have to prepare, where it has no samples or the node cannot."""
+    def _prepare_fault(self, option: Option, intent: Intent, require: Requirements) -> PlacementFault | None:
+        """The fault of a model that its node would have to prepare, where it cannot or where that gains nothing."""
         if not option.model.prepared:
             return None
-        wanted = f"{option.precision} of {option.model.source}"
-        if option.model.digest not in intent.packs:
-            refusal = Refusal(Code.PREPARE_UNAVAILABLE, "the model has no samples", f"samples, to make {wanted}")
-            remedy = f"spec.model.samples, or shoal model push {option.model.source} --samples FILE"
-            return PlacementFault(Constraint.PRECISION, refusal, manual_remedy(remedy))
-        runtime = option.receipt.runtime if option.receipt is not None else None
-        if runtime is None or option.precision not in runtime.prepares:  # an older agent would load it as it was pushed
-            refusal = Refusal(Code.PREPARE_UNAVAILABLE, f"{option.state.name} cannot prepare models", wanted)
-            return PlacementFault(
-                Constraint.PRECISION, refusal, manual_remedy("install the agent's extra `prepare` there")
-            )
-        return None
+        found = prepare_refusal(
+            option.model,
+            require,
+            option.receipt,
+            self.demand(option.profile),
+            option.where,
+            samples=option.model.digest in intent.packs,
+        )
+        return PlacementFault(Constraint.PRECISION, *found) if found is not None else None
 
     def _shapes_fault(self, option: Option, intent: Intent) -> PlacementFault | None:
         """The fault of a device that takes no open shapes, where the model has one that the workload does not fix."""

@@ -71,8 +71,9 @@ COPY = frozenset(
 )
 
 
-_INT8_WEIGHTS: Final = 8 / 32
-_INT8_ACTIVATIONS: Final = 16 / 32
+_PREPARED_SHARES: Final = {"int8": (8 / 32, 16 / 32), "fp16": (16 / 32, 16 / 32)}
+"""By the precision that a node makes of a model in fp32: (its weights, its activations at most) in shares of the bytes
+that they were."""
 _WITH_WEIGHTS: Final = (OperatorClass.MATMUL, OperatorClass.CONV)
 
 
@@ -156,18 +157,19 @@ def at_shapes(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]]) -> M
     )
 
 
-def quantised_profile(profile: ModelProfile) -> ModelProfile:
-    """The profile of the int8 model that a node makes of this one in fp32: weights in 8 bits, activations in 16 at
-    most, and the same arithmetic. The memory of activations is left as it is, an upper bound."""
+def prepared_profile(profile: ModelProfile, precision: str) -> ModelProfile:
+    """The profile of what a node makes of this model in fp32: fewer bytes, and the same arithmetic. precision: one of
+    `workload.PREPARABLE`. The memory of activations is left as it is, an upper bound."""
     weights = _weight_share(profile)
+    weights_left, activations_left = _PREPARED_SHARES[precision]
 
     def shrink(cost: OperatorCost) -> OperatorCost:
         kept = weights * cost.bytes if class_of(cost.operator) in _WITH_WEIGHTS else 0.0
-        return replace(cost, bytes=kept * _INT8_WEIGHTS + (cost.bytes - kept) * _INT8_ACTIVATIONS)
+        return replace(cost, bytes=kept * weights_left + (cost.bytes - kept) * activations_left)
 
     return replace(
         profile,
-        weight_bytes=Bytes(int(profile.weight_bytes * _INT8_WEIGHTS)),
+        weight_bytes=Bytes(int(profile.weight_bytes * weights_left)),
         costs=tuple(shrink(cost) for cost in profile.costs),
     )
 

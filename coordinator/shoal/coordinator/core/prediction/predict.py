@@ -72,6 +72,12 @@ def service_seconds(demand: ModelDemand, rates: Rates, precision: str, batch: in
     return seconds
 
 
+def arithmetic_seconds(demand: ModelDemand, rates: Rates, precision: str) -> float:
+    """The part of `service_seconds` of one inference that arithmetic alone would take. NaN where it was not
+    measured."""
+    return math.fsum(row.flops / _flops(row.kind, rates, precision) for row in demand.rows if row.flops > 0)
+
+
 def _flops(kind: OperatorClass, rates: Rates, precision: str) -> float:
     """FLOP/s of a class. Elementwise and copy work is limited by bytes. A class without its own rate takes the
     other's."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Move, PlacementPlan, ReplicaTarget, Triple, WorkloadPlan
-from shoal.coordinator.core.prediction.demand import at_shapes, quantised_profile, work_of
+from shoal.coordinator.core.prediction.demand import at_shapes, prepared_profile, work_of
 from shoal.coordinator.core.workloads.failures import load_refusals
 from shoal.coordinator.core.workloads.model import (
     AssignmentStage,
@@ -169,7 +169,7 @@ class _Step:
             memory_bytes=target.memory_bytes,
             max_batch=target.max_batch,
             partition=target.partition,
-            work=work_of(quantised_profile(served) if target.preparation is not None else served),
+            work=work_of(prepared_profile(served, target.precision) if target.preparation is not None else served),
             signed=target.signed,
             standby=target.standby,
             staged=target.staged,
