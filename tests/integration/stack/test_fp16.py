@@ -83,4 +83,4 @@ def test_a_model_without_samples_is_made_in_fp16_on_its_way(stack: DevStack) -> 
     stack.apply(too_near.replace("allow: [fp32, fp16]", "allow: [fp16]"))
     wait_until(lambda: Code.PREPARE_FAILED in stack.shoal("explain", NAME).stdout, ENDS_S, "fp16 to be found too far")
     stack.delete_workloads(NAME)
-    record("F52", "P", 5, moves=2, lost=0, answered=load.answer_count(), drift=drift, precision="fp16")
+    record("F52", "P", 1, moves=2, lost=0, answered=load.answer_count(), drift=drift, precision="fp16")

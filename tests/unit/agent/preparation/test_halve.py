@@ -138,6 +138,62 @@ def test_operators_in_branches_are_rounded_too(tmp_path: Path) -> None:
         assert np.allclose(answer, 3.0) == is_near, limit
 
 
+def branching() -> bytes:
+    """Each branch takes weights of the graph around it."""
+    branches = [
+        helper.make_graph([helper.make_node("Mul", ["x", name], ["b"])], name, [], [value("b", "FP32", [1, 4])])
+        for name in ("seven", "three")
+    ]
+    return row(
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Less", ["sum", "three"], ["is_less"]),
+        helper.make_node("If", ["is_less"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+        seven=7.0,
+        three=3.0,
+    )
+
+
+def with_weights_as_inputs() -> bytes:
+    """As before IR version 4."""
+    old = onnx.load_from_string(row(helper.make_node("Mul", ["x", "scale"], ["y"]), scale=0.3))
+    old.ir_version = 3
+    old.graph.input.append(value("scale", "FP32", [1]))
+    del old.opset_import[:]
+    old.opset_import.add(domain="", version=9)
+    return old.SerializeToString()
+
+
+ODD = {
+    "branches": branching(),
+    "weights as inputs": with_weights_as_inputs(),
+    "an operator that stays in fp32, and its weight": row(
+        helper.make_node("Max", ["x", "half"], ["m"]), helper.make_node("Mul", ["m", "half"], ["y"]), half=0.5
+    ),
+    "by way of fp64": row(
+        helper.make_node("Cast", ["x"], ["d"], to=TensorProto.DOUBLE),
+        helper.make_node("Cast", ["d"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["f", "third"], ["y"]),
+        third=1 / 3,
+    ),
+    "an output that is an input": row(helper.make_node("Identity", ["x"], ["y"])),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_graphs_keep_their_answers(name: str, tmp_path: Path) -> None:
+    _, made = make(ODD[name], b"", tmp_path)
+    feeds = {"x": np.linspace(-1, 2, 4, dtype=np.float32).reshape(1, 4)}
+    before, after = (answer_of(open_on_processor(each), feeds)["y"] for each in (ODD[name], made))
+    assert before.dtype == after.dtype
+    assert np.allclose(before, after, rtol=2**-9)
+
+
+def test_a_model_that_takes_no_generated_input_needs_samples(tmp_path: Path) -> None:
+    ninth = onnx.load_from_string(row(helper.make_node("Gather", ["x", "at"], ["y"], axis=1)))
+    ninth.graph.initializer.append(numpy_helper.from_array(np.array([0, 1, 2, 9]), "at"))
+    assert "none of the inputs" in refusal_of(ninth.SerializeToString(), b"", tmp_path)
+
+
 def test_a_model_of_an_old_opset(tmp_path: Path) -> None:
     old = onnx.load_from_string(separable())
     del old.opset_import[:]
