@@ -79,6 +79,8 @@ class Identity:
     system: str = ""
     # As `Rest`, for a system that can be put to sleep.
     rest: Mapping[str, object] | None = None
+    # As `DeviceLink`, as its maker publishes it. Empty: nobody says, or it depends on the module.
+    links: Sequence[Mapping[str, object]] = ()
     # More keys of the profile.
     more: Mapping[str, object] = field(default_factory=dict)
 
@@ -137,6 +139,7 @@ def profile(
         "watts_source": identity.watts_source,
         "system": identity.system,
         "rest": identity.rest,
+        "links": list(identity.links),
         "sources": _sources([each.source for each in paced]),
         "licence": identity.licence,
         "figures": [
@@ -204,6 +207,8 @@ class MlperfSystem:
     launch: str
     # Whether the profile is of the card alone: without its server's joules.
     is_card: bool = False
+    # As in Identity.
+    links: Sequence[Mapping[str, object]] = ()
 
 
 _TENSORRT: Final = "TensorrtExecutionProvider"
@@ -216,6 +221,13 @@ _L4: Final = MlperfSystem(
     "v3.1/closed/Dell/results/XR5610_L4x1_TRT_MaxQ",
     "v3.0/closed/xFusion/results/L4x6_2288H_V7_TRT",
     is_card=True,
+    links=(
+        {
+            "name": "PCIe 4.0 x16",
+            "bytes_per_s": 16e9 * 16 * 128 / 130 / 8,  # as devices.topology counts
+            "source": "published: NVIDIA L4 Tensor Core GPU, datasheet, interconnect",
+        },
+    ),
 )
 MLPERF_SYSTEMS: Final = (
     _L4,
@@ -262,6 +274,7 @@ def mlperf_profile(rows: Rows, system: MlperfSystem) -> dict[str, Any]:
         watts_source="watts: the most that the card draws (thermal design power)" if system.is_card else "",
         system="" if system.is_card else row["host_system"],
         rest=_rest_of_server(active_w) if system.name == "xr5610-l4" else None,
+        links=system.links,
     )
     receipt = Receipt({"": line}, [fitted.source, f"launch: device_catalogue.csv: {system.launch}/resnet50"])
     launch_s = _launch_of_mlperf(rows, system.paced)

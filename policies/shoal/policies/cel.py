@@ -57,7 +57,11 @@ VARIABLES: Final[Mapping[str, Variable]] = {
     "device.provider": Variable("string", "ONNX Runtime's execution provider"),
     "device.memory_bytes": Variable("int", "memory of the device"),
     "device.emulated": Variable("bool", "true where the device is emulated on the CPU"),
-    "device.attributes": Variable("map<string,string>", "facts that its driver tells: isa, cores, numa, .."),
+    "device.numa": Variable("int", "the NUMA node that it is attached to; -1 where unknown, or none in particular"),
+    "device.link_bytes_per_s": Variable(
+        "double", "the most that its link to the host carries one way; no number where unknown, or it has none"
+    ),
+    "device.attributes": Variable("map<string,string>", "facts that its driver tells: isa, cores, pci, .."),
     "model.precision": Variable("string", "of most weight bytes: `fp32`, `int8`, .."),
     "model.size_bytes": Variable("int", "the file's size"),
     "model.flops": Variable("double", "of one inference at batch 1"),
@@ -103,6 +107,8 @@ def device_fields(device: Device) -> dict[str, Any]:
         "provider": device.provider,
         "memory_bytes": int(device.memory_bytes),
         "emulated": device.emulated,
+        "numa": -1 if device.numa is None else device.numa,
+        "link_bytes_per_s": device.host_bytes_per_s,
         "attributes": dict(device.attributes),
     }
 

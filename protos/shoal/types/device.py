@@ -1,5 +1,6 @@
 """Devices, the nodes that they are on, and a device's current readings."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -59,6 +60,21 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceLink:
+    """What bytes pass on their way from the host, or from another device of the node, to a device's own memory."""
+
+    # What it is, for people: `PCIe 4.0 x16`.
+    name: str
+    # The most that it carries one way: its lanes at their full speed, less their encoding. What its protocol takes
+    # comes on top, so no transfer is faster. None: unknown.
+    bytes_per_s: float | None
+    # Where that is from, for people: `NVML`, `sysfs`, `published: ..`.
+    source: str
+    # What is at its other end: a device of this node, or `nvswitch`. Empty: the host's memory.
+    to: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One device that runs models."""
 
@@ -105,6 +121,12 @@ class Device:
     hardware: str = ""
     # The device of this node in whose memory it works, which both then take from. Empty: it has its own.
     memory_in: str = ""
+    # The device of this node whose meter of power counts its power too. Empty: none does.
+    power_in: str = ""
+    # The NUMA node of the host that it is attached to. None: unknown, or it is attached to none in particular.
+    numa: int | None = None
+    # Its links, one for each other end. Empty: unknown, or it works in the host's memory.
+    links: tuple[DeviceLink, ...] = ()
 
     @property
     def stand_in(self) -> str:
@@ -116,6 +138,22 @@ class Device:
     def memory_root(self) -> str:
         """Name of the device whose memory it works in: its own, where that is so."""
         return self.memory_in or self.hardware or self.name
+
+    @property
+    def power_root(self) -> str:
+        """Name of the device whose meter counts its power: its own, where that is so."""
+        return self.power_in or self.hardware or self.name
+
+    @property
+    def host_bytes_per_s(self) -> float:
+        """The most that its link to the host carries one way. NaN: unknown, or it works in the host's memory."""
+        link = self.host_link
+        known = link.bytes_per_s if link is not None else None
+        return known if known is not None and known > 0 else math.nan
+
+    @property
+    def host_link(self) -> DeviceLink | None:
+        return next((link for link in self.links if not link.to), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,14 @@ def show_bytes(value: float) -> str:
     return f"{value:.0f}B"
 
 
+def show_bytes_per_second(value: float) -> str:
+    """In powers of 1000, as makers of links count."""
+    for factor, unit in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{unit}"
+    return f"{value:.3g}B/s"
+
+
 def show_joules(value: float) -> str:
     if math.isnan(value):
         return "unknown"

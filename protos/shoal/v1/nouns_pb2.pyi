@@ -120,6 +120,9 @@ class Device(_message.Message):
     FIXED_SHAPES_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
     MEMORY_IN_FIELD_NUMBER: _builtins.int
+    POWER_IN_FIELD_NUMBER: _builtins.int
+    NUMA_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
     vendor: _builtins.str
@@ -138,10 +141,14 @@ class Device(_message.Message):
     fixed_shapes: _builtins.bool
     hardware: _builtins.str
     memory_in: _builtins.str
+    power_in: _builtins.str
+    numa: _builtins.int
     @_builtins.property
     def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def rest(self) -> Global___Rest: ...
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceLink]: ...
     def __init__(
         self,
         *,
@@ -165,14 +172,49 @@ class Device(_message.Message):
         fixed_shapes: _builtins.bool = ...,
         hardware: _builtins.str = ...,
         memory_in: _builtins.str = ...,
+        power_in: _builtins.str = ...,
+        numa: _builtins.int | None = ...,
+        links: _abc.Iterable[Global___DeviceLink] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rest", b"rest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_numa", b"_numa", "numa", b"numa", "rest", b"rest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "driver", b"driver", "driver_version", b"driver_version", "emulated", b"emulated", "fixed_shapes", b"fixed_shapes", "hardware", b"hardware", "kind", b"kind", "memory_bytes", b"memory_bytes", "memory_in", b"memory_in", "model", b"model", "name", b"name", "parallelism", b"parallelism", "profile", b"profile", "profile_source", b"profile_source", "provider", b"provider", "rest", b"rest", "runtime_version", b"runtime_version", "simulated", b"simulated", "time_scale", b"time_scale", "vendor", b"vendor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa", b"_numa", "attributes", b"attributes", "driver", b"driver", "driver_version", b"driver_version", "emulated", b"emulated", "fixed_shapes", b"fixed_shapes", "hardware", b"hardware", "kind", b"kind", "links", b"links", "memory_bytes", b"memory_bytes", "memory_in", b"memory_in", "model", b"model", "name", b"name", "numa", b"numa", "parallelism", b"parallelism", "power_in", b"power_in", "profile", b"profile", "profile_source", b"profile_source", "provider", b"provider", "rest", b"rest", "runtime_version", b"runtime_version", "simulated", b"simulated", "time_scale", b"time_scale", "vendor", b"vendor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__numa: _TypeAlias = _typing.Literal["numa"]  # noqa: Y015
+    _WhichOneofArgType__numa: _TypeAlias = _typing.Literal["_numa", b"_numa"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__numa) -> _WhichOneofReturnType__numa | None: ...
 
 Global___Device: _TypeAlias = Device  # noqa: Y015
+
+@_typing.final
+class DeviceLink(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    bytes_per_s: _builtins.float
+    source: _builtins.str
+    to: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        bytes_per_s: _builtins.float | None = ...,
+        source: _builtins.str = ...,
+        to: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_s", b"_bytes_per_s", "bytes_per_s", b"bytes_per_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_s", b"_bytes_per_s", "bytes_per_s", b"bytes_per_s", "name", b"name", "source", b"source", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bytes_per_s: _TypeAlias = _typing.Literal["bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__bytes_per_s: _TypeAlias = _typing.Literal["_bytes_per_s", b"_bytes_per_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_s) -> _WhichOneofReturnType__bytes_per_s | None: ...
+
+Global___DeviceLink: _TypeAlias = DeviceLink  # noqa: Y015
 
 @_typing.final
 class Reading(_message.Message):

@@ -1737,6 +1737,8 @@ class MoveEstimate(_message.Message):
     THEN_FIELD_NUMBER: _builtins.int
     COST_OF_BOTH_FIELD_NUMBER: _builtins.int
     DRIFT_FIELD_NUMBER: _builtins.int
+    TRANSFER_S_FIELD_NUMBER: _builtins.int
+    LINK_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     device: _builtins.str
     stand_in: _builtins.str
@@ -1750,6 +1752,8 @@ class MoveEstimate(_message.Message):
     """What its node lacks of the model."""
     cost_of_both: _builtins.float
     """USD for the new one while both run: loading, compared, shifting, the old one draining; NaN where a price is unknown."""
+    transfer_s: _builtins.float
+    """The part of load_s that its weights take over the device's link to the host, at least; NaN where unknown."""
     @_builtins.property
     def needs(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveNeed]: ...
     @_builtins.property
@@ -1765,6 +1769,10 @@ class MoveEstimate(_message.Message):
     @_builtins.property
     def drift(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.Tolerance]:
         """How far its answers may be from those of now before a migration is refused; of the policy, where that says."""
+
+    @_builtins.property
+    def link(self) -> _nouns_pb2.DeviceLink:
+        """That link; absent where transfer_s is unknown."""
 
     def __init__(
         self,
@@ -1785,10 +1793,12 @@ class MoveEstimate(_message.Message):
         then: Global___MoveFigures | None = ...,
         cost_of_both: _builtins.float = ...,
         drift: _abc.Iterable[_nouns_pb2.Tolerance] | None = ...,
+        transfer_s: _builtins.float = ...,
+        link: _nouns_pb2.DeviceLink | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load_s", b"load_s", "now", b"now", "refusal", b"refusal", "then", b"then"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link", "load_s", b"load_s", "now", b"now", "refusal", b"refusal", "then", b"then"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cost_of_both", b"cost_of_both", "device", b"device", "drift", b"drift", "fetch_bytes", b"fetch_bytes", "load_s", b"load_s", "model", b"model", "nearest", b"nearest", "needs", b"needs", "node", b"node", "now", b"now", "precision", b"precision", "provider", b"provider", "refusal", b"refusal", "stand_in", b"stand_in", "then", b"then"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cost_of_both", b"cost_of_both", "device", b"device", "drift", b"drift", "fetch_bytes", b"fetch_bytes", "link", b"link", "load_s", b"load_s", "model", b"model", "nearest", b"nearest", "needs", b"needs", "node", b"node", "now", b"now", "precision", b"precision", "provider", b"provider", "refusal", b"refusal", "stand_in", b"stand_in", "then", b"then", "transfer_s", b"transfer_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,6 +36,7 @@ MAX_ITEMS_BY_FIELD: Final[Mapping[str, int]] = {
     "SpansFound.spans": 4_096,
     "Receipts.receipts": 1_024,
     "Node.devices": 1_024,
+    "Device.links": 128,
     "Status.observed": 4_096,
     "Status.gone": 4_096,
     "Status.readings": 1_024,

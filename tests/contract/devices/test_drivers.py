@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from harness.fakes.clock import ManualClock
+from shoal.agent.devices.topology import MAX_NUMA_NODE
 from shoal.agent.driver_port import DeviceAccess, DeviceDriver, DriverFactory, DriverOptions
 from shoal.agent.packing import pack, unpack
 from shoal.types.codes import Code, ShoalError
@@ -42,6 +43,9 @@ def test_discovery_is_repeatable_and_its_devices_travel(driver: DeviceDriver) ->
         assert device.driver
         assert device.runtime_version
         assert device.emulated == bool(device.profile) == bool(device.profile_source)
+        assert device.numa is None or 0 <= device.numa <= MAX_NUMA_NODE
+        assert all(link.name and link.source for link in device.links)
+        assert all(link.bytes_per_s is None or 0 < link.bytes_per_s < math.inf for link in device.links)
 
 
 def test_readings_are_values_or_unknown(driver: DeviceDriver) -> None:

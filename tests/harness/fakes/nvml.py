@@ -17,7 +17,9 @@ class NVMLError(Exception):
 
 
 def _record(answer: Any) -> Any:
-    return SimpleNamespace(**answer) if isinstance(answer, dict) else answer
+    if isinstance(answer, dict):
+        return SimpleNamespace(**{name: _record(each) for name, each in answer.items()})
+    return tuple(map(_record, answer)) if isinstance(answer, list) else answer
 
 
 class RecordedNvml:
@@ -41,6 +43,6 @@ class RecordedNvml:
             answer = self.answers.get(f"{name}({', '.join(map(str, arguments))})", {"error": NOT_SUPPORTED})
             if isinstance(answer, dict) and "error" in answer:
                 raise NVMLError(answer["error"])
-            return tuple(map(_record, answer)) if isinstance(answer, list) else _record(answer)
+            return _record(answer)
 
         return call

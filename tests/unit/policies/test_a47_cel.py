@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.builders.coordinator_core import device
 from harness.report import record
 from shoal.policies.cel import (
     BUDGET_S,
@@ -16,8 +17,10 @@ from shoal.policies.cel import (
     VARIABLES,
     Expression,
     ExpressionError,
+    device_fields,
 )
 from shoal.types.codes import Code, ShoalError
+from shoal.types.device import DeviceLink
 
 COSTLY = [
     ("nested macros", "[1, 2].all(a, [3, 4].all(b, a < b))", 22),
@@ -156,6 +159,24 @@ GPU = {
 )
 def test_answers(text: str, answer: bool) -> None:
     assert Expression.compile(text).evaluate(**GPU) is answer
+
+
+@pytest.mark.parametrize(
+    ("links", "numa", "fast", "near"),
+    [
+        ((DeviceLink("PCIe 4.0 x16", 31.5e9, "NVML"),), 0, True, True),
+        ((DeviceLink("PCIe 1.0 x1", 0.25e9, "sysfs"),), 1, False, False),
+        ((DeviceLink("NVLink x4", 56e9, "NVML", "gpu1"),), None, False, False),
+        ((), None, False, False),
+    ],
+)
+def test_where_a_device_is(links: tuple[DeviceLink, ...], numa: int | None, fast: bool, near: bool) -> None:
+    """What is unknown is neither faster nor slower."""
+    fields = device_fields(device("gpu0", links=links, numa=numa))
+    assert Expression.compile("device.link_bytes_per_s > 1e10").evaluate(device=fields) is fast
+    assert Expression.compile("device.numa == 0").evaluate(device=fields) is near
+    if not any(not link.to for link in links):
+        assert not Expression.compile("device.link_bytes_per_s <= 1e10").evaluate(device=fields)
 
 
 def test_why_not_says_what_was_found() -> None:

@@ -5,7 +5,8 @@ The provider comes with AMD's build of ONNX Runtime (`onnxruntime-migraphx`); wi
 says so.
 
 Sources: the kernel's documentation, gpu/amdgpu: driver-misc (`mem_info_vram_total`, `mem_info_vram_used`, `unique_id`,
-`product_name`), thermal (`hwmon`: `temp1_input` in thousandths of a degree, `power1_average` in microwatts,
+`product_name`), thermal (`hwmon`: `temp1_input` in thousandths of a degree; `power1_average` and `power1_input` in
+microwatts, which "on APUs includes the CPU"; `in1_input`, the voltage of the northbridge, "APUs only";
 `gpu_busy_percent`), process isolation (`current_compute_partition`); ROCm, GPU isolation techniques
 (`ROCR_VISIBLE_DEVICES`, an index or `GPU-` and the unique id).
 """
@@ -14,8 +15,10 @@ import math
 import re
 from typing import Final
 
+from shoal.agent.devices.cpu import NAME as CPU
 from shoal.agent.devices.machine import LiveMachine, Machine, label, number, scaled_number
 from shoal.agent.devices.runtime import runtime_version
+from shoal.agent.devices.topology import host_links, numa_node
 from shoal.agent.driver_port import DeviceAccess, DriverClock, DriverOptions
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, Reading
@@ -26,9 +29,6 @@ _VENDOR: Final = 0x1002
 _CARD: Final = re.compile(r"/sys/class/drm/card\d+/device")
 _FACTS: Final = {
     "unique_id": "unique_id",
-    "pcie_speed": "current_link_speed",
-    "pcie_width": "current_link_width",
-    "numa": "numa_node",
     "partition": "current_compute_partition",
 }
 """Attributes of the device, by the file that holds each."""
@@ -90,6 +90,7 @@ class AmdDriver:
         facts = {fact: label(self._text(folder, file)) for fact, file in _FACTS.items()}
         facts["sleep"] = "no: its driver lowers its clocks by itself, and takes no such order"
         product = label(self._text(folder, "product_name"))
+        in_processor = bool(self._machine.paths(f"{folder}/hwmon/hwmon*/in1_input"))
         return Device(
             name=name,
             kind=DeviceKind.GPU,
@@ -101,6 +102,10 @@ class AmdDriver:
             provider=PROVIDER,
             memory_bytes=Bytes(memory),
             attributes={fact: value for fact, value in facts.items() if value},
+            power_in=CPU if in_processor else "",
+            numa=numa_node(self._machine, folder),
+            # In a processor its memory is set aside of the host's, whatever its port says of lanes.
+            links=() if in_processor else host_links(self._machine, folder),
         )
 
     def _text(self, folder: str, file: str) -> str:

@@ -10,10 +10,12 @@ docs/execution-providers/community-maintained/CANN (`device_id`); CANN, environm
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from shoal.agent.devices.machine import LiveMachine, Machine, label, number
 from shoal.agent.devices.runtime import runtime_version
+from shoal.agent.devices.topology import host_links, numa_node, pci_folder
 from shoal.agent.driver_port import DeviceAccess, DriverClock, DriverOptions
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, Reading
@@ -50,7 +52,14 @@ class AscendDriver:
                     continue
                 name = f"ascend{len(devices)}"
                 self._chips[name] = card, chip
-                devices.append(_device(name, board, memory[0]))
+                folder = pci_folder(board.get("PCIe Bus Info", "").lower())
+                devices.append(
+                    replace(
+                        _device(name, board, memory[0]),
+                        numa=numa_node(self._machine, folder),
+                        links=host_links(self._machine, folder),
+                    )
+                )
         return tuple(devices)
 
     def read(self, device: str) -> Reading:
@@ -99,7 +108,7 @@ class AscendDriver:
 
 def _device(name: str, board: _Block, memory: int) -> Device:
     facts = {
-        "pcie": board.get("PCIe Bus Info", ""),
+        "pci": board.get("PCIe Bus Info", ""),
         "firmware": board.get("Firmware Version", ""),
         "sleep": "no: npu-smi takes no such order",
     }

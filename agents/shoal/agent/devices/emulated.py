@@ -28,7 +28,7 @@ from shoal.agent.devices.published import pace_of
 from shoal.agent.devices.runtime import runtime_version
 from shoal.agent.driver_port import DeviceAccess, DriverClock, DriverOptions, EmulatedPace
 from shoal.types.codes import Code, refuse
-from shoal.types.device import Device, DeviceKind, Reading, Rest
+from shoal.types.device import Device, DeviceKind, DeviceLink, Reading, Rest
 from shoal.types.units import SIZE, Bytes, Seconds, Watts, parse_quantity, show_bytes
 
 
@@ -163,6 +163,7 @@ def _make_device(
         profile_source=pace.source,
         time_scale=time_scale,
         rest=rest,
+        links=tuple(DeviceLink(**each) for each in profile["links"]),
     )
     return _EmulatedDevice(device, pace)
 

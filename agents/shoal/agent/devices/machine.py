@@ -4,6 +4,7 @@ All of it goes through `Machine`, so that the answers of real hardware can be re
 replayed in tests. An answer that is missing, too long or too late is empty: what a device does not tell is unknown.
 """
 
+import ctypes
 import importlib
 import os
 import select
@@ -165,7 +166,7 @@ class _RecordingLibrary:
             return answer
         if isinstance(answer, bytes):
             return answer.decode(errors="replace")
-        if isinstance(answer, list | tuple):
+        if isinstance(answer, list | tuple | ctypes.Array):
             return [self._plain(each) for each in answer]
         fields = _fields_of(answer)
         if fields:
@@ -177,7 +178,7 @@ class _RecordingLibrary:
 
 
 def _fields_of(answer: Any) -> Mapping[str, Any]:
-    """Fields of a C structure, or attributes of an object; empty for a pointer."""
+    """Fields of a C structure or union, or attributes of an object; empty for a pointer."""
     names = [each[0] for each in getattr(answer, "_fields_", ())] or list(getattr(answer, "__dict__", ()))
     return {name: getattr(answer, name) for name in names if not name.startswith("_")}
 

@@ -6,23 +6,24 @@ A figure that a device does not report (NOT_SUPPORTED on many) is NaN. A device 
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from shoal.agent.devices.machine import LiveMachine, Machine, label
+from shoal.agent.devices.nvlink import nvlinks
 from shoal.agent.devices.runtime import runtime_version
+from shoal.agent.devices.topology import numa_node, pci_folder, pcie_links
 from shoal.agent.driver_port import DeviceAccess, DriverClock, DriverOptions, EnergyCounter, MemoryCounter
 from shoal.types.codes import Code, refuse
-from shoal.types.device import Device, DeviceKind, Reading
+from shoal.types.device import Device, DeviceKind, DeviceLink, Reading
 from shoal.types.units import Bytes, Seconds, Watts
 
 _SLOWDOWNS: Final = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """Reasons that slow a device below its requested clocks: power cap, hardware, software thermal, hardware thermal, power
 brake."""
 _TEMPERATURE_GPU: Final = 0
-_MOST_LINKS: Final = 18
-"""NVML_NVLINK_MAX_LINKS."""
 
 
 class NvidiaDriver:
@@ -39,17 +40,30 @@ class NvidiaDriver:
         if self._nvml is None:
             return ()
         devices: list[Device] = []
-        for index in range(self._call("nvmlDeviceGetCount") or 0):
-            whole = self._call("nvmlDeviceGetHandleByIndex", index)
-            if whole is None:
-                continue
+        found = ((index, self._call("nvmlDeviceGetHandleByIndex", index)) for index in range(self._count()))
+        wholes = {index: handle for index, handle in found if handle is not None}
+        addresses = {index: _address(self._call("nvmlDeviceGetPciInfo", whole)) for index, whole in wholes.items()}
+        others = {address: f"gpu{index}" for index, address in addresses.items() if address}
+        for index, whole in wholes.items():
             parts = self._mig_instances(whole)
+            # A divided device has no links to others (NVIDIA, MIG User Guide, application considerations).
+            peers = () if parts else nvlinks(self._call, whole, _address, others)
             for part, handle in enumerate(parts or [whole]):
                 name = f"gpu{index}-mig{part}" if parts else f"gpu{index}"
                 self._handles[name], self._parents[name] = handle, whole
                 memory = self._call("nvmlDeviceGetMemoryInfo", handle)
                 if memory is not None and memory.total > 0:  # else nothing could be placed on it
-                    devices.append(self._device(name, handle, whole, memory.total, divided=bool(parts)))
+                    device = self._device(name, handle, whole, memory.total, divided=bool(parts))
+                    # The whole device has one meter, which each instance reports.
+                    power_in = f"gpu{index}-mig0" if part else ""
+                    devices.append(
+                        replace(
+                            device,
+                            power_in=power_in,
+                            numa=numa_node(self._machine, pci_folder(addresses[index])),
+                            links=(*self._host_links(whole), *peers),
+                        )
+                    )
         return tuple(devices)
 
     def read(self, device: str) -> Reading:
@@ -93,6 +107,21 @@ class NvidiaDriver:
     def set_sleep(self, device: str, asleep: bool) -> Seconds:
         return Seconds(0.0)
 
+    def _count(self) -> int:
+        return self._call("nvmlDeviceGetCount") or 0
+
+    def _host_links(self, whole: Any) -> tuple[DeviceLink, ...]:
+        """The most "possible with this device and system". One that is beside its processor has a wider link, of which
+        NVML tells no speed.
+
+        Source: NVML API, nvmlDeviceGetMaxPcieLink*, nvmlDeviceGetC2cModeInfoV.
+        """
+        beside = self._call("nvmlDeviceGetC2cModeInfoV", whole)
+        if beside is not None and beside.isC2cEnabled:
+            return ()
+        generation = self._call("nvmlDeviceGetMaxPcieLinkGeneration", whole)
+        return pcie_links(generation, self._call("nvmlDeviceGetMaxPcieLinkWidth", whole), "NVML")
+
     def _mig_instances(self, whole: Any) -> list[Any]:
         mode = self._call("nvmlDeviceGetMigMode", whole)
         if not mode or not mode[0]:
@@ -104,21 +133,14 @@ class NvidiaDriver:
     def _device(self, name: str, handle: Any, whole: Any, memory: int, *, divided: bool) -> Device:
         capability = self._call("nvmlDeviceGetCudaComputeCapability", whole)
         limit_mw = self._call("nvmlDeviceGetEnforcedPowerLimit", whole)
-        pci = self._call("nvmlDeviceGetPciInfo", whole)
-        address = label(getattr(pci, "busId", "")).lower()[-12:]  # as sysfs writes it: domains have four digits there
-        pcie = [self._call(f"nvmlDeviceGetMaxPcieLink{fact}", whole) for fact in ("Generation", "Width")]
         ecc = self._call("nvmlDeviceGetEccMode", whole)
-        links = sum(self._call("nvmlDeviceGetNvLinkState", whole, link) == 1 for link in range(_MOST_LINKS))
         attributes = {
             "uuid": self._call("nvmlDeviceGetUUID", handle),
             "compute_capability": ".".join(map(str, capability)) if capability else None,
             "power_limit_w": f"{limit_mw / 1000:.0f}" if limit_mw else None,
             "mig": "instance" if divided else None,
-            "pci": address,
-            "pcie": f"generation {pcie[0]}, {pcie[1]} lanes" if all(pcie) else None,
-            "nvlinks": str(links) if links else None,
+            "pci": _address(self._call("nvmlDeviceGetPciInfo", whole)),
             "ecc": "on" if ecc and ecc[0] else None,
-            "numa": self._machine.text(f"/sys/bus/pci/devices/{address}/numa_node") if address else None,
             "sleep": "no: its driver lowers its clocks by itself, and takes no such order",
         }
         return Device(
@@ -143,6 +165,11 @@ class NvidiaDriver:
             return call(*arguments)
         except self._nvml.NVMLError:
             return None
+
+
+def _address(pci: Any) -> str:
+    """As sysfs writes it: domains have four digits there. Empty: unknown."""
+    return label(getattr(pci, "busId", "")).lower()[-12:]
 
 
 def open_energy_counter(uuid: str) -> Callable[[], float]:

@@ -18,6 +18,7 @@ from typing import Final
 import structlog
 
 from shoal.agent.devices.calls import MAX_LINE, DriverAnswer, DriverCall, DriverMethod, FoundDevice
+from shoal.agent.devices.topology import MAX_NUMA_NODE
 from shoal.agent.driver_port import DeviceAccess, DriverOptions
 from shoal.agent.packing import pack, unpack
 from shoal.agent.ports import AgentClock
@@ -25,7 +26,7 @@ from shoal.agent.timeouts import within
 from shoal.host.event_wait import wait_or_timeout
 from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.device import Device, Reading
+from shoal.types.device import Device, DeviceLink, Reading
 from shoal.types.readings import check_figures
 from shoal.types.units import Elapsed, Seconds, Wall
 
@@ -48,6 +49,8 @@ RETRY_MOST_S: Final = 3.0
 CLOSE_S: Final = 1.0
 """The longest wait for the end of its output after the process is gone."""
 MAX_DEVICES: Final = 64
+MAX_LINKS: Final = 2 * MAX_DEVICES
+"""Of a device: one to each other device, one to the host, one to a switch, and some more."""
 MAX_LOGGED_LINES: Final = 16
 """Lines of a driver's standard error that are logged of a process. The others are read and dropped, and so are all of
 one that is started after another has failed."""
@@ -315,6 +318,14 @@ def _check_devices(found: tuple[FoundDevice, ...]) -> None:
             raise DriverFailed(
                 f"it found {device.name!r:.80} of {device.memory_bytes} bytes and {device.parallelism} runs at a time"
             )
+        if len(device.links) > MAX_LINKS or not all(map(_is_possible, device.links)):
+            raise DriverFailed(f"it found {device.name!r:.80} with links that cannot be")
+        if device.numa is not None and not 0 <= device.numa <= MAX_NUMA_NODE:
+            raise DriverFailed(f"it found {device.name!r:.80} at NUMA node {device.numa}")
+
+
+def _is_possible(link: DeviceLink) -> bool:
+    return link.bytes_per_s is None or 0 < link.bytes_per_s < math.inf
 
 
 def _impossible(reading: Reading, device: Device) -> Refusal | None:

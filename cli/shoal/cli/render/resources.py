@@ -9,7 +9,15 @@ from google.protobuf.message import Message
 
 from shoal.cli.render.output import line, note, table
 from shoal.client import RegionClient
-from shoal.types.units import show_bytes, show_gain, show_joules, show_seconds, show_usd_per_hour, show_watts
+from shoal.types.units import (
+    show_bytes,
+    show_bytes_per_second,
+    show_gain,
+    show_joules,
+    show_seconds,
+    show_usd_per_hour,
+    show_watts,
+)
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
 
 
@@ -239,6 +247,19 @@ def _receipt_text(receipt: Any) -> str:
     return f"{receipt.source.partition(': ')[0]} {when(receipt.measured_at)}"
 
 
+def link_text(link: Any) -> str:
+    """What it is, what it carries and who says so."""
+    carries = f"{show_bytes_per_second(link.bytes_per_s)}, " if link.HasField("bytes_per_s") else ""
+    to = f"{link.to}: " if link.to else ""
+    return f"{to}{link.name} ({carries}{link.source})"
+
+
+def _watts_text(row: Any) -> str:
+    """Its power; that of two devices which one meter counts is not the device's own."""
+    text = _sensor_text(row.reading.power_w, show_watts)
+    return f"{text} with {row.device.power_in}" if row.device.power_in and text != "-" else text
+
+
 def _memory_text(device: Any) -> str:
     return show_bytes(device.memory_bytes) + (f" of {device.memory_in}" if device.memory_in else "")
 
@@ -325,6 +346,8 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("+REASON", lambda row: reason(row.reason)),
         ("+MODEL", lambda row: row.device.model),
         ("+MEMORY", lambda row: _memory_text(row.device)),
+        ("+NUMA", lambda row: str(row.device.numa) if row.device.HasField("numa") else "-"),
+        ("+LINKS", lambda row: "; ".join(map(link_text, row.device.links)) or "-"),
         ("+COMMITTED", lambda row: show_bytes(row.committed_bytes)),
         ("+PRICE", lambda row: show_usd_per_hour(row.cost_usd_per_h)),
         ("+PROVIDER", lambda row: row.device.provider),
@@ -335,7 +358,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
                 f"{show_watts(row.receipt.rates.active_w)} ({_power_source(row.receipt)})" if row.receipt.node else "-"
             ),
         ),
-        ("+NOW", lambda row: _sensor_text(row.reading.power_w, show_watts)),
+        ("+NOW", lambda row: _watts_text(row)),
         ("+USED", lambda row: _sensor_text(row.reading.energy_j, show_joules)),
         ("+HEAT", lambda row: _temperature_text(row.reading)),
         ("+SLEPT", lambda row: show_seconds(row.reading.slept_s) if row.reading.power else "-"),

@@ -27,8 +27,13 @@ def test_a_whole_device() -> None:
         "uuid": "GPU-11111111-2222-3333-4444-555555555555",
         "compute_capability": "8.9",
         "power_limit_w": "72",
+        "pci": "0000:3b:00.0",
         "sleep": "no: its driver lowers its clocks by itself, and takes no such order",
     }
+    assert device.numa == 0
+    (link,) = device.links
+    assert (link.name, link.source, link.to) == ("PCIe 4.0 x16", "NVML", "")
+    assert device.host_bytes_per_s == pytest.approx(31.5e9, rel=1e-3)
     reading = cuda.read("gpu0")
     assert reading.free_bytes == 23600000000
     assert (reading.utilisation, reading.temperature_c) == (0.37, 58)
@@ -56,6 +61,10 @@ def test_mig_instances_and_a_device_that_tells_little() -> None:
     assert cuda.access("gpu0-mig1").environment == {"CUDA_VISIBLE_DEVICES": "MIG-1"}, "its instance alone"
     assert devices["gpu0-mig0"].attributes["mig"] == "instance"
     assert devices["gpu0-mig0"].memory_bytes == 20937965568
+    roots = {name: device.power_root for name, device in devices.items()}
+    assert roots == {"gpu0-mig0": "gpu0-mig0", "gpu0-mig1": "gpu0-mig0", "gpu1": "gpu1"}, "one meter for both"
+    assert [device.numa for device in devices.values()] == [3, 3, None]
+    assert devices["gpu0-mig0"].links == devices["gpu0-mig1"].links
     part = cuda.read("gpu0-mig0")
     assert part.free_bytes == 20900000000
     assert math.isnan(part.utilisation)
@@ -66,6 +75,26 @@ def test_mig_instances_and_a_device_that_tells_little() -> None:
     assert little.free_bytes == 11995578368
     assert all(map(math.isnan, (little.utilisation, little.temperature_c, little.power_w, little.energy_j)))
     assert not little.throttled
+
+
+def test_devices_with_links_between_them() -> None:
+    cuda, machine = driver("two_linked")
+    first, second = cuda.discover()
+    to_host, to_second = first.links
+    assert (to_host.to, to_second.to, to_second.name, to_second.source) == ("", "gpu1", "NVLink x4", "NVML")
+    assert to_second.bytes_per_s == 4 * 14062e6
+    assert [link.to for link in second.links] == ["", "gpu0"]
+    assert second.host_bytes_per_s == pytest.approx(first.host_bytes_per_s / 2), "half the lanes"
+    machine.answers["nvmlDeviceGetFieldValues(h0, [90])"][0]["nvmlReturn"] = 3
+    machine.answers["nvmlDeviceGetNvLinkRemoteDeviceType(h0, 3)"] = 2
+    machine.answers["nvmlDeviceGetNvLinkRemotePciInfo(h0, 2)"] = {"busId": "00000000:99:00.0"}
+    links = cuda.discover()[0].links
+    assert [(link.to, link.name, link.bytes_per_s) for link in links[1:]] == [
+        ("gpu1", "NVLink x2", None),
+        ("nvswitch", "NVLink x1", None),
+    ], "a GPU that is none of the node's is left out"
+    machine.answers["nvmlDeviceGetC2cModeInfoV(h0)"] = {"isC2cEnabled": 1}
+    assert "" not in {link.to for link in cuda.discover()[0].links}, "its bytes do not pass PCIe"
 
 
 def test_devices_that_fell_off_the_bus() -> None:

@@ -68,6 +68,10 @@ def test_the_processor_once_more_by_another_compiler() -> None:
     assert [each.hardware for each in (cpu, gpu, npu)] == ["cpu0", "", ""]
     assert [each.memory_in for each in (cpu, gpu, npu)] == ["", "cpu0", "cpu0"]
     assert [each.fixed_shapes for each in (cpu, gpu, npu)] == [False, False, True]
+    assert [each.power_root for each in (cpu, gpu, npu)] == ["cpu0", "gpu0", "cpu0"]
+    for discrete, root in (("0", "cpu0"), ("1", "gpu0")):
+        (gpu,) = driver(replace(OPENVINO, hardware="GPU", about={"Discrete": discrete})).discover()
+        assert gpu.power_root == root
     assert cpu.runtime_version.endswith(", onnxruntime-ep-openvino 1.8.1")
     options = second.access("cpu0-openvino").options
     hints = {precision: json.loads(each["load_config"])["CPU"] for precision, each in options.items()}

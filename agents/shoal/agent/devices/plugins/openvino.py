@@ -5,7 +5,8 @@ maker, though it would run there.
 
 Sources: ONNX Runtime, docs/execution-providers/OpenVINO-ExecutionProvider (`load_config`, `num_of_threads`); OpenVINO,
 Precision Control (`INFERENCE_PRECISION_HINT`: without it the plugin takes bf16 or f16 where the device has it, which
-changes answers by some 1e-2); NPU Device (models with dynamic shapes are not supported).
+changes answers by some 1e-2); NPU Device (models with dynamic shapes are not supported); Intel SDM volume 3, 16.10.1:
+the RAPL domain of a package is all of its die, graphics among it.
 """
 
 import json
@@ -43,6 +44,7 @@ def found_device(listed: ListedDevice, host: Host, options: DriverOptions) -> Fo
         device,
         hardware=CPU if of_cpu else "",
         memory_in="" if of_cpu else CPU,
+        power_in=CPU if _is_in_processor(listed) else "",
         fixed_shapes=listed.hardware == "NPU",
     )
     counters = tuple(map(str, host.energy_counters())) if of_cpu else ()
@@ -53,6 +55,12 @@ def found_device(listed: ListedDevice, host: Host, options: DriverOptions) -> Fo
         options={"": _options(listed.hardware, "f32"), **{p: _options(listed.hardware, h) for p, h in _HINTS.items()}},
     )
     return FoundDevice(device, access)
+
+
+def _is_in_processor(listed: ListedDevice) -> bool:
+    """Whether the counter of the processor's package counts it. Of graphics the runtime says whether they are a card of
+    their own; NPUs are all in processors."""
+    return listed.hardware == "NPU" or (listed.hardware == "GPU" and listed.about.get("Discrete") == "0")
 
 
 def _options(hardware: str, hint: str) -> dict[str, str]:
