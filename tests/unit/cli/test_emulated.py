@@ -1,5 +1,6 @@
 """Every place that names an emulated device says so, in tables and in data."""
 
+import math
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from shoal.cli.commands.migrate import follow
 from shoal.cli.render import migrations, plan, resources
 from shoal.cli.render.data import as_data
+from shoal.cli.render.move import show_prospect
 from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
 
 KEY = nouns_pb2.WorkloadKey(tenant="default", name="reader")
@@ -147,4 +149,50 @@ def test_a_device_says_whose_memory_it_works_in_and_which_profile_it_is(
     resources.show("devices", [operator_pb2.DeviceView(node="dc", device=device, receipt=receipt)], wide=True)
     shown = capsys.readouterr().out
     assert "1GiB of cpu0" in shown
+    assert "PCIe" not in shown
     assert "119 models" not in shown
+
+
+def test_a_device_says_where_it_is_in_its_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    links = [
+        nouns_pb2.DeviceLink(name="PCIe 4.0 x16", bytes_per_s=31.5077e9, source="NVML"),
+        nouns_pb2.DeviceLink(name="NVLink x4", source="NVML", to="gpu1"),
+    ]
+    rows = [
+        operator_pb2.DeviceView(node="dc", device=nouns_pb2.Device(name="gpu0", numa=0, links=links)),
+        operator_pb2.DeviceView(
+            node="dc",
+            device=nouns_pb2.Device(name="gpu0-mig1", power_in="gpu0-mig0"),
+            reading=nouns_pb2.Reading(device="gpu0-mig1", power_w=95.0),
+        ),
+    ]
+    resources.show("devices", rows, wide=True)
+    first, second = capsys.readouterr().out.splitlines()[1:]
+    assert "PCIe 4.0 x16 (31.5GB/s, NVML); gpu1: NVLink x4 (NVML)" in first
+    assert "95W with gpu0-mig0" in second
+
+
+@pytest.mark.parametrize(
+    ("load_s", "shown"),
+    [
+        ((0.1, 0.2, 0.4), "load 200ms [100ms..400ms], of it at least 30ms over PCIe 4.0 x16 (31.5GB/s, NVML)"),
+        ((math.nan,) * 3, "load -, of it at least 30ms over PCIe 4.0 x16 (31.5GB/s, NVML)"),
+    ],
+)
+def test_can_move_says_what_the_link_takes(
+    capsys: pytest.CaptureFixture[str], load_s: tuple[float, float, float], shown: str
+) -> None:
+    low, mid, high = load_s
+    one = operator_pb2.MoveEstimate(
+        node="dc", device="gpu0", answer="yes", transfer_s=0.03,
+        load_s=operator_pb2.Estimate(low=low, mid=mid, high=high),
+        link=nouns_pb2.DeviceLink(name="PCIe 4.0 x16", bytes_per_s=31.5e9, source="NVML"),
+    )  # fmt: skip
+    show_prospect(operator_pb2.CanMoveReply(answer="yes", estimates=[one]), "dc", wide=False)
+    assert shown in capsys.readouterr().out
+    one.ClearField("link")
+    show_prospect(operator_pb2.CanMoveReply(answer="yes", estimates=[one]), "dc", wide=False)
+    assert "over" not in capsys.readouterr().out, "nothing is known, or an older coordinator does not say"

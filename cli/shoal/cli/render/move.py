@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from shoal.cli.render.output import line, table
 from shoal.cli.render.plan import show_bids
-from shoal.cli.render.resources import device_name, estimate, reason
+from shoal.cli.render.resources import device_name, estimate, link_text, reason
 from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import operator_pb2
 
@@ -36,7 +36,7 @@ def _show(one: operator_pb2.MoveEstimate, *, wide: bool) -> None:
         return
     fetch = show_bytes(one.fetch_bytes) if one.fetch_bytes else "held there"
     both = f", {one.cost_of_both:.2g} USD while both run" if math.isfinite(one.cost_of_both) else ""
-    line(f"    bytes {fetch}, load {estimate(one.load_s, show_seconds)}{both}")
+    line(f"    bytes {fetch}, load {estimate(one.load_s, show_seconds)}{_transfer(one)}{both}")
     source, target = one.now if one.HasField("now") else None, one.then if one.HasField("then") else None
     rows = [
         ["p95 at the worker", _of(source, "latency_p95_s", show_seconds), _of(target, "latency_p95_s", show_seconds)],
@@ -47,6 +47,13 @@ def _show(one: operator_pb2.MoveEstimate, *, wide: bool) -> None:
     if one.drift:
         bounds = ", ".join(f"{each.metric} {each.bound:g}" for each in one.drift)
         line(f"    a move is refused where answers differ by more than {bounds}", "dim")
+
+
+def _transfer(one: operator_pb2.MoveEstimate) -> str:
+    """The part of the load that the device's link takes, and by which figures; empty: unknown."""
+    if not one.HasField("link") or not one.transfer_s > 0:
+        return ""
+    return f", of it at least {show_seconds(one.transfer_s)} over {link_text(one.link)}"
 
 
 def _of(figures: operator_pb2.MoveFigures | None, name: str, show_one: Callable[[float], str]) -> str:

@@ -33,6 +33,8 @@ def _estimate(estimate: Estimate) -> operator_pb2.MoveEstimate:
         nearest=estimate.nearest,
         fetch_bytes=estimate.fetch_bytes,
         load_s=estimate_view(estimate.load_s),
+        transfer_s=estimate.transfer_s,
+        link=to_wire(estimate.link) if estimate.link is not None else None,
         now=_figures(estimate.now),
         then=_figures(estimate.then),
         cost_of_both=estimate.cost_of_both,

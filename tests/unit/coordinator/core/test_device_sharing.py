@@ -1,18 +1,35 @@
 """Several providers on one piece of hardware, and devices that take no open shapes."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from harness.builders.coordinator_core import DIGEST, GIB, MIB, device, fleet_of, inputs, intent, node, profile
+from harness.builders.coordinator_core import (
+    DIGEST,
+    GIB,
+    MIB,
+    device,
+    fleet_of,
+    inputs,
+    intent,
+    node,
+    profile,
+    reading,
+)
 from shoal.coordinator.core.negotiation.advertise import capacity_classes
+from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Reservation, Slot
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.prediction.demand import at_shapes, demand_of, open_axis, work_of
+from shoal.coordinator.core.prediction.model import Interval
 from shoal.types.codes import Code
-from shoal.types.device import Node
+from shoal.types.device import Device, Node
 from shoal.types.profile import ModelProfile, TensorSpec
-from shoal.types.units import Bytes
+from shoal.types.units import Bytes, Watts
 
 BOTH = node("a", device(memory=GIB), device("cpu0-other", memory=GIB, provider="other", hardware="cpu0"))
 OPEN = replace(profile(), inputs=(TensorSpec("x", "FP32", (-1, 3, -1, -1)),))
@@ -56,6 +73,43 @@ def test_time_is_shared_by_what_runs_on_one_hardware_alone() -> None:
 
     assert busy(BOTH) == (2, 2)
     assert busy(NPU) == (2, 1)
+
+
+def watts_of(devices: tuple[Device, ...], read: Mapping[str, float], *, on: str, idle: float = 20.0) -> float:
+    """Of the node with one more replica on that device, whose inferences draw nothing beyond idling. read: what each
+    device reports; of the others the receipt says `idle`."""
+    fleet = fleet_of(node("a", *devices), watts=4 * idle)
+    state = fleet.nodes["a"]
+    readings = {each.name: reading(each, power_w=Watts(read.get(each.name, math.nan))) for each in devices}
+    state = replace(state, readings=readings)
+    asked = inputs(fleet.with_node(state), intent(), profiles={DIGEST: profile()})
+    device_asked = next(each for each in devices if each.name == on)
+    option = Scope(asked).option(intent(), intent().models[0], state, device_asked)
+    assert option.prediction is not None
+    resting = replace(option.prediction, joules=Interval(0.0, 0.0, 0.0))
+    return Scope(asked).node_watts(replace(option, prediction=resting), intent(), 1)
+
+
+@given(st.floats(0.0, 500.0), st.floats(0.0, 500.0))
+def test_what_one_meter_counts_is_counted_once(first: float, second: float) -> None:
+    """A processor's package contains its graphics; both instances of a divided GPU report the whole of it."""
+    cpu, own = device(), device("gpu0", kind="gpu")
+    read = {"cpu0": first, "gpu0": second}
+    assert watts_of((cpu, own), read, on="gpu0") == pytest.approx(first + second)
+    shared = (cpu, replace(own, power_in="cpu0"))
+    for on in ("cpu0", "gpu0"):
+        assert watts_of(shared, read, on=on) == pytest.approx(max(first, second))
+        assert watts_of(shared[::-1], read, on=on) == pytest.approx(max(first, second)), "in any order"
+        assert watts_of(shared, {"cpu0": first}, on=on) == pytest.approx(first), "its meter has it"
+        assert watts_of(shared, {"gpu0": second}, on=on) == pytest.approx(second), "on an APU the graphics' has both"
+        assert watts_of(shared, {}, on=on) == pytest.approx(20.0), "idle once"
+
+
+def test_a_device_that_another_ones_meter_does_not_count_leaves_the_sum_unknown() -> None:
+    devices = (device(), device("gpu0", kind="gpu"))
+    assert math.isnan(watts_of(devices, {"cpu0": 5.0}, on="cpu0", idle=math.nan))
+    shared = (devices[0], replace(devices[1], power_in="cpu0"))
+    assert watts_of(shared, {"cpu0": 5.0}, on="cpu0", idle=math.nan) == 5.0
 
 
 def test_a_device_without_open_shapes_takes_what_the_workload_fixes() -> None:

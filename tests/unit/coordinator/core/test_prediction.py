@@ -13,7 +13,7 @@ from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict, service_seconds
 from shoal.types.assignment import Measured, Served
 from shoal.types.codes import Code, Refusal
-from shoal.types.device import EnergySource
+from shoal.types.device import Device, DeviceLink, EnergySource
 from shoal.types.profile import ModelProfile, OperatorCost
 from shoal.types.receipt import Receipt
 from shoal.types.units import Bytes, Joules, Seconds, Watts
@@ -92,6 +92,58 @@ def test_without_a_rate_nothing_is_made_up() -> None:
     assert isinstance(found, Prediction)
     assert math.isnan(found.joules.mid)
     assert math.isnan(found.load_s.mid)
+
+
+def cpu_behind(bytes_per_s: float | None) -> Device:
+    return replace(CPU, links=(DeviceLink("PCIe 4.0 x16", bytes_per_s, "NVML"),))
+
+
+@given(st.floats(1e3, 1e14), st.floats(1e3, 1e14), st.integers(0, 2**34))
+def test_no_load_is_predicted_to_be_faster_than_the_link_unless_that_was_measured(
+    link: float, load: float, weights: int
+) -> None:
+    model = replace(profile(), weight_bytes=Bytes(weights))
+    rates = replace(RECEIPT, rates=replace(RECEIPT.rates, load_bytes=load))
+    plain, found = (predict(on, rates, model, "fp32") for on in (CPU, cpu_behind(link)))
+    assert isinstance(plain, Prediction)
+    assert isinstance(found, Prediction)
+    assert math.isnan(plain.transfer_s)
+    assert found.transfer_s == weights / link
+    assert (found.load_s.mid, found.load_s.high) == (plain.load_s.mid, plain.load_s.high), "the rate was measured there"
+    assert plain.load_s.low <= found.load_s.low <= found.load_s.mid
+    assert found.load_s.low == pytest.approx(max(plain.load_s.low, min(found.transfer_s, plain.load_s.mid)))
+
+
+@given(st.floats(1e3, 1e14), st.floats(1e-4, 1e4))
+def test_a_measured_load_wins_over_the_link(link: float, load_s: float) -> None:
+    known = replace(warm(), load_s=Seconds(load_s))
+    plain, found = (predict(on, RECEIPT, profile(), "fp32", 1, known) for on in (CPU, cpu_behind(link)))
+    assert isinstance(plain, Prediction)
+    assert isinstance(found, Prediction)
+    assert found.load_s == plain.load_s
+    if profile().weight_bytes / link <= load_s:
+        assert found.transfer_s == profile().weight_bytes / link
+    else:
+        assert math.isnan(found.transfer_s), "it was faster, so the link is another"
+
+
+def test_of_an_unknown_load_the_link_takes_a_known_part() -> None:
+    """As an emulated device has no load rate."""
+    blind = replace(RECEIPT, rates=replace(RECEIPT.rates, load_bytes=math.nan))
+    found = predict(cpu_behind(31.5e9), blind, profile(), "fp32")
+    assert isinstance(found, Prediction)
+    assert all(map(math.isnan, found.load_s)), "what else it does is not made up"
+    assert found.transfer_s == pytest.approx(profile().weight_bytes / 31.5e9)
+
+
+@pytest.mark.parametrize("bytes_per_s", [None, math.nan, 0.0, -1.0])
+def test_a_link_that_does_not_say_what_it_carries_takes_unknown_time(bytes_per_s: float | None) -> None:
+    found = predict(cpu_behind(bytes_per_s), RECEIPT, profile(), "fp32")
+    assert isinstance(found, Prediction)
+    assert math.isnan(found.transfer_s)
+    assert found.load_s == predict_cpu().load_s
+    peer = replace(CPU, links=(DeviceLink("NVLink x4", 1e9, "NVML", "gpu1"),))
+    assert peer.host_link is None
 
 
 def test_one_class_stands_in_for_the_other() -> None:

@@ -12,7 +12,7 @@ from shoal.coordinator.core.placement.model import Aim, Candidate, Inputs, Move,
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.prediction.model import Interval
 from shoal.types.codes import Code, Refusal, refuse
-from shoal.types.device import EnergySource
+from shoal.types.device import Device, DeviceLink, EnergySource
 from shoal.types.migration import MigrationRule, Tolerance
 from shoal.types.tolerance import with_defaults
 from shoal.types.units import Bytes, UsdPerHour, show_seconds
@@ -81,6 +81,10 @@ class Estimate:
     fetch_bytes: Bytes
     # Seconds to load and warm up there.
     load_s: Interval
+    # As in Prediction: the part of it that the device's link takes, at least. NaN: unknown.
+    transfer_s: float
+    # That link; None: unknown.
+    link: DeviceLink | None
     # Figures of the replica that would move; None: none runs.
     now: PredictedFigures | None
     # Figures there; None: the device is unknown.
@@ -200,20 +204,23 @@ def _estimate(inputs: Inputs, intent: Intent, source: Candidate | None, candidat
         refusal, nearest = Refusal(Code.CONFLICT, f"it runs on {where} already", "another device"), ""
     needs = _needs(inputs, intent, source, candidate) if refusal is None else ()
     answer = MoveAnswer.NO if refusal is not None else MoveAnswer.YES_WITH if needs else MoveAnswer.YES
-    load_s = candidate.prediction.load_s if candidate.prediction is not None else UNKNOWN
+    there, device = candidate.prediction, _device(inputs, candidate)
+    transfer_s = there.transfer_s if there is not None else math.nan
     return Estimate(
         node=candidate.node,
         device=candidate.device,
         stand_in=candidate.stand_in,
         model=candidate.model,
         precision=candidate.precision,
-        provider=_provider(inputs, candidate),
+        provider=device.provider if device is not None else "",
         answer=answer,
         needs=needs,
         refusal=refusal,
         nearest=nearest,
         fetch_bytes=missing_bytes(inputs, candidate.node, candidate.model),
-        load_s=load_s,
+        load_s=there.load_s if there is not None else UNKNOWN,
+        transfer_s=transfer_s,
+        link=device.host_link if device is not None and math.isfinite(transfer_s) else None,
         now=_figures(source),
         then=_figures(candidate),
         cost_of_both=candidate.cost_usd_per_h * _overlap_s(inputs, rule, source, candidate) / 3600,
@@ -260,9 +267,13 @@ def _needs(
 
 
 def _provider(inputs: Inputs, candidate: Candidate) -> str:
-    state = inputs.fleet.nodes.get(candidate.node)
-    device = state.device(candidate.device) if state is not None else None
+    device = _device(inputs, candidate)
     return device.provider if device is not None else ""
+
+
+def _device(inputs: Inputs, candidate: Candidate) -> Device | None:
+    state = inputs.fleet.nodes.get(candidate.node)
+    return state.device(candidate.device) if state is not None else None
 
 
 def _figures(candidate: Candidate | None) -> PredictedFigures | None:

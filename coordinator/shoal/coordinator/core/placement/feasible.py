@@ -278,31 +278,29 @@ class Scope:
         """Power of the option's node with this replica on it. NaN where one of its devices reports no power and was
         never measured.
 
-        All devices on one hardware count once, with the power that it reports, else with its receipt's idle power. The
-        replica adds its joules at the declared rate (at full load without declared traffic), above idle, unless a
-        reading contains it already.
+        Devices whose power one meter counts count once, with the most that one of them reports, because a figure that
+        contains another is not below it; else with the most of their receipts' idle power. The replica adds its joules
+        at the declared rate (at full load without declared traffic), above idle, unless a reading contains it already.
         """
         state, device, prediction = option.state, option.device, option.prediction
-        known = dict[str, float]()
-        metered = set[str]()
+        read, idle = dict[str, float](), dict[str, float]()
         for each in state.node.devices:
-            if each.hardware:
-                continue  # its power is that device's
-            reading, receipt = state.readings.get(each.name), state.receipts.get(each.name)
-            if reading is not None and math.isfinite(reading.power_w):
-                known[each.name] = reading.power_w
-                metered.add(each.name)
-            else:
-                known[each.name] = receipt.rates.idle_w if receipt is not None else math.nan
+            root, reading = each.power_root, state.readings.get(each.name)
+            receipt = state.receipts.get(each.name)
+            if reading is not None:
+                read[root] = _most(read.get(root, math.nan), reading.power_w)
+            idle[root] = _most(idle.get(root, math.nan), math.nan if receipt is None else receipt.rates.idle_w)
+        metered = {root for root, watts in read.items() if math.isfinite(watts)}
+        total = math.fsum(read[root] if root in metered else watts for root, watts in idle.items())
         runs = any(
             (node, one.device, one.variant) == option.key for node, one in self.current.get(intent.key, ())
         )  # fmt: skip
-        if prediction is None or (runs and device.name in metered):
-            return math.fsum(known.values())
+        if prediction is None or (runs and device.power_root in metered):
+            return total
         busy = min(1.0, self.replica_rate(intent, replicas) * prediction.latency_p50_s.mid or 1.0)
-        idle = option.receipt.rates.idle_w if option.receipt is not None else 0.0
-        active = prediction.joules.mid / max(prediction.latency_p50_s.mid, 1e-9)
-        return math.fsum(known.values()) + busy * max(0.0, active - idle)
+        idle_w = option.receipt.rates.idle_w if option.receipt is not None else 0.0
+        active_w = prediction.joules.mid / max(prediction.latency_p50_s.mid, 1e-9)
+        return total + busy * max(0.0, active_w - idle_w)
 
     def faults(
         self, option: Option, intent: Intent, require: Requirements, limits: Limits
@@ -575,6 +573,11 @@ def _raise_bound(name: str, value: float, bound: float) -> RequiredRelaxation:
         far, room = (value / bound - 1 if bound > 0 else CATEGORY_SIZE), round_up(value, _DIMENSIONS[name], bound)
     bounds: dict[str, Any] = {name: room}
     return RequiredRelaxation(size=far, **bounds)
+
+
+def _most(a: float, b: float) -> float:
+    """The larger of the two that are known; NaN: neither is."""
+    return b if math.isnan(a) else a if math.isnan(b) else max(a, b)
 
 
 def memory_fault(option: Option, needed: float, admissible: float) -> PlacementFault | None:

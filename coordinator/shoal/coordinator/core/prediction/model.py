@@ -36,6 +36,9 @@ class Prediction:
     memory_bytes: Interval
     # Time to load the model; NaN where the load rate is unknown.
     load_s: Interval
+    # The part of it in which the weights pass the device's link to its host, at least. NaN where the link is unknown,
+    # where there is none, and where a measured load was faster.
+    transfer_s: float
     # Energy per inference; NaN where the device's power is unknown.
     joules: Interval
     # Whether the energy is measured, from a device profile, or estimated.

@@ -48,12 +48,18 @@ def predict(
     spread = LEAST_SPREAD if receipt is None else max(receipt.spread, LEAST_SPREAD)
     if measured is None:
         assert receipt is not None
-        return _from_roofline(seconds, profile, receipt.rates, spread, batch)
+        return _from_roofline(seconds, profile, receipt.rates, spread, batch, transfer_seconds(device, profile))
     growth = 1.0
     if batch > 1 and receipt is not None:
         growth = seconds / service_seconds(demand, receipt.rates, precision, 1)
     return _from_measurement(
-        measured, served, profile, spread, batch, growth if math.isfinite(growth) else float(batch)
+        measured,
+        served,
+        profile,
+        spread,
+        batch,
+        growth if math.isfinite(growth) else float(batch),
+        transfer_seconds(device, profile),
     )
 
 
@@ -78,6 +84,12 @@ def arithmetic_seconds(demand: ModelDemand, rates: Rates, precision: str) -> flo
     return math.fsum(row.flops / _flops(row.kind, rates, precision) for row in demand.rows if row.flops > 0)
 
 
+def transfer_seconds(device: Device, profile: ModelProfile) -> float:
+    """Equation 5a: the least seconds in which the model's weights pass the device's link to its host. NaN where that is
+    unknown, or where the device works in the host's memory."""
+    return profile.weight_bytes / device.host_bytes_per_s
+
+
 def _flops(kind: OperatorClass, rates: Rates, precision: str) -> float:
     """FLOP/s of a class. Elementwise and copy work is limited by bytes. A class without its own rate takes the
     other's."""
@@ -96,7 +108,9 @@ def _bandwidth(kind: OperatorClass, rates: Rates) -> float:
     return rates.copy_bytes if math.isnan(rates.elementwise_bytes) else rates.elementwise_bytes
 
 
-def _from_roofline(seconds: float, profile: ModelProfile, rates: Rates, spread: float, batch: int) -> Prediction:
+def _from_roofline(
+    seconds: float, profile: ModelProfile, rates: Rates, spread: float, batch: int, transfer_s: float
+) -> Prediction:
     """A prediction from the receipt alone. `seconds` of one batch is the middle of the interval."""
     factor = (ROOFLINE_FACTOR if profile.confident else UNCERTAIN_FACTOR) * (1 + spread)
     latency = _around(seconds, factor)
@@ -104,7 +118,8 @@ def _from_roofline(seconds: float, profile: ModelProfile, rates: Rates, spread: 
         latency_p50_s=latency,
         latency_p95_s=_scale(latency, P95_OVER_P50),
         memory_bytes=_memory(profile, batch),
-        load_s=_around(profile.size_bytes / rates.load_bytes, UNCERTAIN_FACTOR * (1 + spread)),
+        load_s=_not_below(transfer_s, _around(profile.size_bytes / rates.load_bytes, UNCERTAIN_FACTOR * (1 + spread))),
+        transfer_s=transfer_s,
         joules=_scale(latency, rates.active_w / batch),
         energy_source=rates.energy_source,
         basis=Basis.ANALYTIC,
@@ -118,7 +133,13 @@ def _memory(profile: ModelProfile, batch: int) -> Interval:
 
 
 def _from_measurement(
-    measured: Measured, served: tuple[Served, ...], profile: ModelProfile, spread: float, batch: int, growth: float
+    measured: Measured,
+    served: tuple[Served, ...],
+    profile: ModelProfile,
+    spread: float,
+    batch: int,
+    growth: float,
+    transfer_s: float,
 ) -> Prediction:
     """Equations 6 and 7: warm-up figures, blended with service by request counts, scaled to the batch by the
     roofline."""
@@ -144,6 +165,8 @@ def _from_measurement(
         latency_p95_s=_within(max(p95, p50) * growth, half),
         memory_bytes=_within(memory, spread),
         load_s=_within(measured.load_s, max(spread, 0.5)),
+        # Faster than its link: then the link is another than it says, or not all weights pass it.
+        transfer_s=transfer_s if transfer_s <= measured.load_s else math.nan,
         joules=_within(joules * growth / batch, half),
         energy_source=sources.pop() if len(sources) == 1 else EnergySource.ESTIMATED,
         basis=Basis.SERVICE if share >= 0.5 else Basis.WARMUP,
@@ -158,6 +181,11 @@ def _around(mid: float, factor: float) -> Interval:
 def _within(mid: float, half: float) -> Interval:
     """An interval of a share to both sides; never below 0."""
     return Interval(mid * max(0.0, 1 - half), mid, mid * (1 + half))
+
+
+def _not_below(least: float, interval: Interval) -> Interval:
+    """The interval without what is below `least`, but never above its middle, which was measured. NaN: all of it."""
+    return interval if math.isnan(least) else interval._replace(low=min(max(interval.low, least), interval.mid))
 
 
 def _scale(interval: Interval, factor: float) -> Interval:

@@ -25,6 +25,7 @@ from shoal.coordinator.core.placement.model import Aim, Slot
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS
 from shoal.types.codes import Code, ShoalError
+from shoal.types.device import DeviceLink
 from shoal.types.migration import Against, Metric, MigrationRule, Tolerance
 from shoal.types.tolerance import default
 from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
@@ -81,6 +82,18 @@ def test_another_provider_prepares_the_model_anew() -> None:
     assert one.answer is MoveAnswer.YES_WITH
     assert [need for need, _ in one.needs] == [MoveNeed.REBUILD]
     assert math.isnan(one.cost_of_both)
+
+
+def test_the_link_takes_a_part_of_the_load() -> None:
+    link = DeviceLink("PCIe 3.0 x4", 3.9e9, "sysfs")
+    gpu = device("gpu0", kind="gpu", links=(DeviceLink("NVLink x4", 56e9, "NVML", "gpu1"), link))
+    asked = inputs(fleet_of(node("only", device(), gpu)), intent(), profiles={DIGEST: profile()})
+    on_gpu, on_cpu = (estimate_move(asked, intent().key, Aim("only", name)).estimates[0] for name in ("gpu0", "cpu0"))
+    assert on_gpu.link == link
+    assert on_gpu.transfer_s == pytest.approx(profile().weight_bytes / 3.9e9)
+    assert on_gpu.transfer_s <= on_gpu.load_s.low
+    assert on_cpu.link is None
+    assert math.isnan(on_cpu.transfer_s)
 
 
 def test_a_variant_is_another_precision() -> None:
