@@ -225,7 +225,7 @@ _L4: Final = MlperfSystem(
         {
             "name": "PCIe 4.0 x16",
             "bytes_per_s": 16e9 * 16 * 128 / 130 / 8,  # as devices.topology counts
-            "source": "published: NVIDIA L4 Tensor Core GPU, datasheet, interconnect",
+            "source": "published: nvidia.com/en-us/data-center/l4, PCIe Gen4 x16",
         },
     ),
 )

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from harness.fakes.clock import ManualClock
 from shoal.agent.devices.emulated import EmulatedDriver, profiles
 from shoal.agent.devices.host import Host
 from shoal.agent.devices.published import pace_of
+from shoal.agent.devices.topology import pcie_links
 from shoal.agent.driver_port import DriverOptions
 from shoal.agent.worker.pace import model_pace
 from shoal.types.assignment import Work
@@ -120,6 +122,19 @@ def test_one_without_memory_of_its_own_works_in_its_hosts() -> None:
     hailo, board = EmulatedDriver(ManualClock(), DriverOptions(("hailo-8", "rk3588s"))).discover()
     assert (hailo.memory_in, board.memory_in) == ("cpu0", "")
     assert hailo.memory_bytes == Host(Path("/")).limit_bytes()
+
+
+def test_a_card_has_the_link_that_its_maker_publishes_and_the_others_have_none() -> None:
+    options = DriverOptions(profiles())
+    devices = {device.name: device for device in EmulatedDriver(ManualClock(), options).discover()}
+    known = {name: device.links for name, device in devices.items() if device.links}
+    assert known.keys() == {"nvidia-l4", "xr5610-l4"}
+    for (link,) in known.values():
+        assert link.source.startswith("published: ")
+        (computed,) = pcie_links(4, 16, link.source)
+        assert replace(link, bytes_per_s=computed.bytes_per_s) == computed
+        assert link.bytes_per_s == pytest.approx(computed.bytes_per_s)
+    assert {device.numa for device in devices.values()} == {None}
 
 
 def test_two_of_one_profile_have_their_own_names() -> None:

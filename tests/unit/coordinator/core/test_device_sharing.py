@@ -20,6 +20,7 @@ from harness.builders.coordinator_core import (
     profile,
     reading,
 )
+from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.negotiation.advertise import capacity_classes
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Reservation, Slot
@@ -75,41 +76,51 @@ def test_time_is_shared_by_what_runs_on_one_hardware_alone() -> None:
     assert busy(NPU) == (2, 1)
 
 
-def watts_of(devices: tuple[Device, ...], read: Mapping[str, float], *, on: str, idle: float = 20.0) -> float:
+CPU, GPU = device(), device("gpu0", kind="gpu")
+IN_CPU = replace(GPU, power_in="cpu0")
+IDLE_W = 20.0
+"""What the receipt of each of them says."""
+
+
+def watts_of(fleet: Fleet, read: Mapping[str, float], *, on: str) -> float:
     """Of the node with one more replica on that device, whose inferences draw nothing beyond idling. read: what each
-    device reports; of the others the receipt says `idle`."""
-    fleet = fleet_of(node("a", *devices), watts=4 * idle)
+    device reports."""
     state = fleet.nodes["a"]
-    readings = {each.name: reading(each, power_w=Watts(read.get(each.name, math.nan))) for each in devices}
+    readings = {each.name: reading(each, power_w=Watts(read.get(each.name, math.nan))) for each in state.node.devices}
     state = replace(state, readings=readings)
-    asked = inputs(fleet.with_node(state), intent(), profiles={DIGEST: profile()})
-    device_asked = next(each for each in devices if each.name == on)
-    option = Scope(asked).option(intent(), intent().models[0], state, device_asked)
+    scope = Scope(inputs(fleet.with_node(state), intent(), profiles={DIGEST: profile()}))
+    device_asked = state.device(on)
+    assert device_asked is not None
+    option = scope.option(intent(), intent().models[0], state, device_asked)
     assert option.prediction is not None
     resting = replace(option.prediction, joules=Interval(0.0, 0.0, 0.0))
-    return Scope(asked).node_watts(replace(option, prediction=resting), intent(), 1)
+    return scope.node_watts(replace(option, prediction=resting), intent(), 1)
 
 
-@given(st.floats(0.0, 500.0), st.floats(0.0, 500.0))
-def test_what_one_meter_counts_is_counted_once(first: float, second: float) -> None:
+def fleet_with(*devices: Device, idle: float = IDLE_W) -> Fleet:
+    return fleet_of(node("a", *devices), watts=4 * idle)
+
+
+APART, SHARED, TURNED = fleet_with(CPU, GPU), fleet_with(CPU, IN_CPU), fleet_with(IN_CPU, CPU)
+
+
+@given(st.floats(0.0, 500.0), st.floats(0.0, 500.0), st.sampled_from(("cpu0", "gpu0")))
+def test_what_one_meter_counts_is_counted_once(first: float, second: float, on: str) -> None:
     """A processor's package contains its graphics; both instances of a divided GPU report the whole of it."""
-    cpu, own = device(), device("gpu0", kind="gpu")
     read = {"cpu0": first, "gpu0": second}
-    assert watts_of((cpu, own), read, on="gpu0") == pytest.approx(first + second)
-    shared = (cpu, replace(own, power_in="cpu0"))
-    for on in ("cpu0", "gpu0"):
-        assert watts_of(shared, read, on=on) == pytest.approx(max(first, second))
-        assert watts_of(shared[::-1], read, on=on) == pytest.approx(max(first, second)), "in any order"
-        assert watts_of(shared, {"cpu0": first}, on=on) == pytest.approx(first), "its meter has it"
-        assert watts_of(shared, {"gpu0": second}, on=on) == pytest.approx(second), "on an APU the graphics' has both"
-        assert watts_of(shared, {}, on=on) == pytest.approx(20.0), "idle once"
+    assert watts_of(APART, read, on=on) == pytest.approx(first + second)
+    assert watts_of(SHARED, read, on=on) == pytest.approx(max(first, second))
+    assert watts_of(TURNED, read, on=on) == pytest.approx(max(first, second)), "in any order"
 
 
-def test_a_device_that_another_ones_meter_does_not_count_leaves_the_sum_unknown() -> None:
-    devices = (device(), device("gpu0", kind="gpu"))
-    assert math.isnan(watts_of(devices, {"cpu0": 5.0}, on="cpu0", idle=math.nan))
-    shared = (devices[0], replace(devices[1], power_in="cpu0"))
-    assert watts_of(shared, {"cpu0": 5.0}, on="cpu0", idle=math.nan) == 5.0
+@pytest.mark.parametrize("on", ["cpu0", "gpu0"])
+def test_a_device_that_another_ones_meter_counts_needs_none(on: str) -> None:
+    assert watts_of(SHARED, {"cpu0": 5.0}, on=on) == 5.0
+    assert watts_of(SHARED, {"gpu0": 5.0}, on=on) == 5.0, "on an APU that of the graphics counts both"
+    assert watts_of(SHARED, {}, on=on) == IDLE_W, "idle once"
+    assert watts_of(APART, {"cpu0": 5.0}, on=on) == 5.0 + IDLE_W
+    unknown = fleet_with(CPU, GPU, idle=math.nan)
+    assert math.isnan(watts_of(unknown, {"cpu0": 5.0}, on=on))
 
 
 def test_a_device_without_open_shapes_takes_what_the_workload_fixes() -> None:

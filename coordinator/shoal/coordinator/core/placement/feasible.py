@@ -275,8 +275,8 @@ class Scope:
         return option.prediction.joules.mid * rate * 3600 / 3.6e6 * self.inputs.region.carbon_g_per_kwh
 
     def node_watts(self, option: Option, intent: Intent, replicas: int) -> float:
-        """Power of the option's node with this replica on it. NaN where one of its devices reports no power and was
-        never measured.
+        """Power of the option's node with this replica on it. NaN where one of its devices, or what its meter counts,
+        reports no power and was never measured.
 
         Devices whose power one meter counts count once, with the most that one of them reports, because a figure that
         contains another is not below it; else with the most of their receipts' idle power. The replica adds its joules
