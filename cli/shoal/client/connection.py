@@ -16,10 +16,10 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.v1 import artifacts_pb2_grpc, operator_pb2, operator_pb2_grpc
+from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.handshake import check_own, check_peer
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK_BYTES, channel_options
-from shoal.wire.status import refusal_of
 
 ANSWER_TIMEOUT_S: Final = 2.0
 """Seconds for a coordinator to answer whether it leads."""

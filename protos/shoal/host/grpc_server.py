@@ -214,6 +214,18 @@ class ServerCall:
         if self.is_ended:
             raise CallEnded
 
+    def write_now(self, message: bytes) -> bool:
+        """Send one message if all of it can go at once; return whether it did. Raises CallEnded."""
+        if self.is_ended or self._done:
+            raise CallEnded
+        framed = frame_message(message)
+        if not self._session.connection.has_room(self._stream, len(framed)):
+            return False
+        self._send_head()
+        self._session.connection.send_data(self._stream, framed)
+        self._session.flush_soon()
+        return True
+
     def complete(self, message: bytes | None = None) -> None:
         """End the call with OK, after `message` if it is one that answers the call alone."""
         if self.is_ended or self._done:

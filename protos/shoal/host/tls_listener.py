@@ -7,6 +7,7 @@ from typing import cast
 
 from shoal.host import file_descriptors
 from shoal.host.connections import Connection, Connections
+from shoal.host.tls import TlsConnection
 
 Protocols = Mapping[str | None, Callable[[Connection], asyncio.Protocol]]
 """Makes the protocol of a connection by what ALPN agreed on; None for a client that offers nothing. The protocol gives
@@ -27,12 +28,11 @@ class TlsListener:
         protocols: Protocols,
         handshake_s: float,
     ) -> None:
-        self._connections = connections
+        self.connections = connections
         self._context = context
         self._protocols = protocols
         self._handshake_s = handshake_s
         self._server: asyncio.Server | None = None
-        self._handshakes: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int, *, backlog: int, reuse_port: bool = False) -> int:
         """The port it listens on. backlog: connections that wait in the kernel to be accepted. Raises OSError."""
@@ -46,85 +46,39 @@ class TlsListener:
         """Accept no more; open connections go on."""
         if self._server is not None:
             self._server.close()
-        for task in self._handshakes:
-            task.cancel()
 
-    def on_accept(self, transport: asyncio.Transport, accepted: "_Accepted") -> None:
-        peer = transport.get_extra_info("peername", ("",))
-        place = self._connections.add(str(peer[0]) if peer else "", transport.abort)
-        if place is None:
-            transport.abort()
-            return
-        accepted.place = place
-        task = asyncio.get_running_loop().create_task(self._handshake(transport, place))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+    def shake_hands(self, place: Connection) -> TlsConnection:
+        """The protocol of a connection that has a place. Raises OSError."""
+        return TlsConnection(
+            self._context(),
+            lambda secure: self._protocol_of(secure, place),
+            lambda _: self.connections.remove(place),
+            handshake_s=self._handshake_s,
+        )
 
-    def on_lost(self, place: Connection) -> None:
-        """The connection ended before its handshake began."""
-        self._connections.remove(place)
-
-    async def _handshake(self, transport: asyncio.Transport, place: Connection) -> None:
-        # Python 3.11.2 (Debian 12) keeps reading although the transport was paused when the connection was made. This
-        # pair of calls stops it.
-        transport.resume_reading()
-        transport.pause_reading()
-        early = _Early()
-        try:
-            secure = await asyncio.get_running_loop().start_tls(
-                transport, early, self._context(), server_side=True, ssl_handshake_timeout=self._handshake_s
-            )
-        except BaseException as error:
-            self._connections.remove(place)
-            transport.abort()
-            if isinstance(error, OSError):
-                return
-            raise
-        if secure is None or early.is_lost:
-            self._connections.remove(place)
-            return
-        agreed = cast(ssl.SSLObject, secure.get_extra_info("ssl_object")).selected_alpn_protocol()
-        make = self._protocols.get(agreed)
-        if make is None:
-            self._connections.remove(place)
-            secure.abort()
-            return
-        early.hand_over(secure, make(place))
+    def _protocol_of(self, secure: ssl.SSLObject, place: Connection) -> asyncio.Protocol | None:
+        make = self._protocols.get(secure.selected_alpn_protocol())
+        return None if make is None else make(place)
 
 
 class _Accepted(asyncio.Protocol):
-    """A connection before its handshake."""
+    """A connection until it has a place."""
 
     def __init__(self, listener: TlsListener) -> None:
         self._listener = listener
-        self.place: Connection | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         plain = cast(asyncio.Transport, transport)
-        plain.pause_reading()
-        self._listener.on_accept(plain, self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.place is not None:
-            self._listener.on_lost(self.place)
-
-
-class _Early(asyncio.Protocol):
-    """A connection from its handshake until its protocol is known; it keeps what arrives meanwhile."""
-
-    def __init__(self) -> None:
-        self._kept: list[bytes] = []
-        self.is_lost = False
-
-    def data_received(self, data: bytes) -> None:
-        self._kept.append(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_lost = True
-
-    def hand_over(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        for data in self._kept:
-            protocol.data_received(data)
-        self._kept.clear()
+        peer = plain.get_extra_info("peername") or ("",)
+        place = self._listener.connections.add(str(peer[0]), plain.abort)
+        if place is None:
+            plain.abort()
+            return
+        try:
+            connection = self._listener.shake_hands(place)
+        except OSError:
+            self._listener.connections.remove(place)
+            plain.abort()
+            return
+        plain.set_protocol(connection)
+        connection.connection_made(plain)

@@ -587,15 +587,16 @@ class Http2Connection:
         if not stream.queue:
             self._send_end(stream)
 
+    def has_room(self, stream: Stream, size: int) -> bool:
+        """Whether `size` bytes would be sent at once, without waiting for a window or for other streams."""
+        return self.can_send and not self._waiting and size <= stream.send_window and size <= self._send_window
+
     def respond(self, stream: Stream, head: bytes, data: bytes, trailers: bytes) -> None:
         """Send a whole response: two header blocks, and data between."""
         size = len(data)
         if (
             size <= self._peer_frame_bytes
-            and size <= self._send_window
-            and size <= stream.send_window
-            and self.can_send
-            and not self._waiting
+            and self.has_room(stream, size)
             and len(head) <= frames.MIN_FRAME_BYTES
             and len(trailers) <= frames.MIN_FRAME_BYTES
         ):

@@ -26,10 +26,10 @@ from shoal.types.device import Role
 from shoal.types.identity import Identity, check_name
 from shoal.types.token import JoinToken, parse_join_token
 from shoal.v1 import enrolment_pb2, enrolment_pb2_grpc
+from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.identity import ca_fingerprint, dns_of, identity_of_certificate, identity_of_der
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES
 from shoal.wire.signing import sign
-from shoal.wire.status import refusal_of
 from shoal.wire.tls_ignoring_dates import channel_ignoring_dates
 
 TIMEOUT_S: Final = 15.0

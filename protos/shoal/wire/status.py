@@ -1,14 +1,14 @@
 """The table from codes to gRPC and HTTP statuses, and how a refusal is sent beside a status."""
 
-from typing import Any, Final, NoReturn, Protocol
+from collections.abc import Iterable
+from typing import Final
 
-import grpc
-
+from shoal.http2.grpc_messages import GrpcStatus
 from shoal.types.codes import Code, Refusal
 from shoal.v1 import nouns_pb2
 
-_GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: (
+_GRPC: Final[dict[GrpcStatus, tuple[Code, ...]]] = {
+    GrpcStatus.INVALID_ARGUMENT: (
         Code.INVALID_ARGUMENT,
         Code.YAML_INVALID,
         Code.FIELD_INVALID,
@@ -31,7 +31,7 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.RECEIPT_ABSURD,
         Code.SESSION_INVALID,
     ),
-    grpc.StatusCode.NOT_FOUND: (
+    GrpcStatus.NOT_FOUND: (
         Code.MODEL_NOT_FOUND,
         Code.MODEL_UNKNOWN,
         Code.NOT_FOUND,
@@ -40,7 +40,7 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.POLICY_UNKNOWN,
         Code.TENANT_UNKNOWN,
     ),
-    grpc.StatusCode.RESOURCE_EXHAUSTED: (
+    GrpcStatus.RESOURCE_EXHAUSTED: (
         Code.TOO_LARGE,
         Code.MODEL_TOO_LARGE,
         Code.QUOTA,
@@ -48,7 +48,7 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.STORE_FULL,
         Code.OUT_OF_MEMORY,
     ),
-    grpc.StatusCode.UNAVAILABLE: (
+    GrpcStatus.UNAVAILABLE: (
         Code.OVERLOADED,
         Code.MODEL_NOT_READY,
         Code.REPLICA_UNREACHABLE,
@@ -61,9 +61,9 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.NOT_LEADER,
         Code.LEASE_ENDED,
     ),
-    grpc.StatusCode.DEADLINE_EXCEEDED: (Code.DEADLINE_EXCEEDED, Code.TOO_SLOW),
-    grpc.StatusCode.CANCELLED: (Code.CANCELLED,),
-    grpc.StatusCode.UNAUTHENTICATED: (
+    GrpcStatus.DEADLINE_EXCEEDED: (Code.DEADLINE_EXCEEDED, Code.TOO_SLOW),
+    GrpcStatus.CANCELLED: (Code.CANCELLED,),
+    GrpcStatus.UNAUTHENTICATED: (
         Code.UNAUTHENTICATED,
         Code.CERT_EXPIRED,
         Code.CERT_NOT_YET_VALID,
@@ -77,7 +77,7 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.TLS_REQUIRED,
         Code.SIGNATURE_INVALID,
     ),
-    grpc.StatusCode.PERMISSION_DENIED: (
+    GrpcStatus.PERMISSION_DENIED: (
         Code.ROLE_DENIED,
         Code.STORE_DENIED,
         Code.TENANT_DENIED,
@@ -87,7 +87,7 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.DUPLICATE_IDENTITY,
         Code.TOPIC_DENIED,
     ),
-    grpc.StatusCode.ABORTED: (
+    GrpcStatus.ABORTED: (
         Code.PLAN_STALE,
         Code.CONFLICT,
         Code.EPOCH_STALE,
@@ -98,8 +98,8 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.SESSION_MOVED,
         Code.SESSION_STEP,
     ),
-    grpc.StatusCode.UNIMPLEMENTED: (Code.UNIMPLEMENTED,),
-    grpc.StatusCode.INTERNAL: (
+    GrpcStatus.UNIMPLEMENTED: (Code.UNIMPLEMENTED,),
+    GrpcStatus.INTERNAL: (
         Code.INTERNAL,
         Code.RUNTIME_FAILED,
         Code.REQUEST_CRASHED_WORKER,
@@ -110,18 +110,18 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
 _GRPC_OF: Final = {code: status for status, codes in _GRPC.items() for code in codes}
 
 _HTTP_OF_GRPC: Final = {
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.FAILED_PRECONDITION: 409,
-    grpc.StatusCode.NOT_FOUND: 404,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: 413,
-    grpc.StatusCode.UNAVAILABLE: 503,
-    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
-    grpc.StatusCode.CANCELLED: 499,
-    grpc.StatusCode.UNAUTHENTICATED: 401,
-    grpc.StatusCode.PERMISSION_DENIED: 403,
-    grpc.StatusCode.ABORTED: 409,
-    grpc.StatusCode.UNIMPLEMENTED: 501,
-    grpc.StatusCode.INTERNAL: 500,
+    GrpcStatus.INVALID_ARGUMENT: 400,
+    GrpcStatus.FAILED_PRECONDITION: 409,
+    GrpcStatus.NOT_FOUND: 404,
+    GrpcStatus.RESOURCE_EXHAUSTED: 413,
+    GrpcStatus.UNAVAILABLE: 503,
+    GrpcStatus.DEADLINE_EXCEEDED: 504,
+    GrpcStatus.CANCELLED: 499,
+    GrpcStatus.UNAUTHENTICATED: 401,
+    GrpcStatus.PERMISSION_DENIED: 403,
+    GrpcStatus.ABORTED: 409,
+    GrpcStatus.UNIMPLEMENTED: 501,
+    GrpcStatus.INTERNAL: 500,
 }
 _HTTP_SPECIAL: Final = {Code.TOO_SLOW: 408, Code.QUOTA: 429, Code.OVERLOADED: 503}
 
@@ -130,15 +130,9 @@ REFUSAL_KEY: Final = "shoal-refusal-bin"
 RETRY_KEY: Final = "retry-after-ms"
 
 
-class AbortContext(Protocol):
-    """The part of grpc.aio's servicer context that an abort needs."""
-
-    async def abort(self, code: grpc.StatusCode, details: str = ..., trailing_metadata: Any = ...) -> NoReturn: ...
-
-
-def grpc_status(code: Code) -> grpc.StatusCode:
+def grpc_status(code: Code) -> GrpcStatus:
     """FAILED_PRECONDITION for codes that depend on the current state (those of placement, waits)."""
-    return _GRPC_OF.get(code, grpc.StatusCode.FAILED_PRECONDITION)
+    return _GRPC_OF.get(code, GrpcStatus.FAILED_PRECONDITION)
 
 
 def http_status(code: Code) -> int:
@@ -155,46 +149,33 @@ def trailers(refusal: Refusal, retry_after_s: float | None = None) -> tuple[tupl
     return found
 
 
-async def abort(context: AbortContext, refusal: Refusal, retry_after_s: float | None = None) -> NoReturn:
-    """Ends the call with the refusal's status. The trailers carry the whole refusal."""
-    await context.abort(grpc_status(refusal.code), str(refusal), trailers(refusal, retry_after_s))
-
-
 _CODE_OF_STATUS: Final = {
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Code.TOO_LARGE,
-    grpc.StatusCode.UNAVAILABLE: Code.COORDINATOR_UNREACHABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED: Code.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED: Code.CANCELLED,
-    grpc.StatusCode.UNIMPLEMENTED: Code.UNIMPLEMENTED,
-    grpc.StatusCode.UNAUTHENTICATED: Code.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED: Code.ROLE_DENIED,
-    grpc.StatusCode.INVALID_ARGUMENT: Code.INVALID_ARGUMENT,
-    grpc.StatusCode.NOT_FOUND: Code.NOT_FOUND,
+    GrpcStatus.RESOURCE_EXHAUSTED: Code.TOO_LARGE,
+    GrpcStatus.UNAVAILABLE: Code.COORDINATOR_UNREACHABLE,
+    GrpcStatus.DEADLINE_EXCEEDED: Code.DEADLINE_EXCEEDED,
+    GrpcStatus.CANCELLED: Code.CANCELLED,
+    GrpcStatus.UNIMPLEMENTED: Code.UNIMPLEMENTED,
+    GrpcStatus.UNAUTHENTICATED: Code.UNAUTHENTICATED,
+    GrpcStatus.PERMISSION_DENIED: Code.ROLE_DENIED,
+    GrpcStatus.INVALID_ARGUMENT: Code.INVALID_ARGUMENT,
+    GrpcStatus.NOT_FOUND: Code.NOT_FOUND,
 }
 
-_CALL_LOST: Final = "Internal error from Core"
-"""Details that grpc's Python API gives, with INTERNAL, to a call that was over when a message was written, whatever
-ended it: https://github.com/grpc/grpc/issues/36066"""
 
-
-def refusal_of(error: grpc.RpcError) -> Refusal:
-    """The refusal that a Shoal server sent, otherwise the nearest code for grpc's own status."""
-    trailing = getattr(error, "trailing_metadata", lambda: None)() or ()
-    for key, value in trailing:
-        if key == REFUSAL_KEY:
+def refusal_of_status(status: GrpcStatus, details: str, metadata: Iterable[tuple[str, str | bytes]] = ()) -> Refusal:
+    """The refusal in a call's trailers, otherwise the nearest code for the status itself."""
+    for key, value in metadata:
+        if key == REFUSAL_KEY and isinstance(value, bytes):
             message = nouns_pb2.Refusal.FromString(value)
             if message.code in Code.__members__:
                 return Refusal(Code(message.code), message.found, message.asked, message.remedy)
             return Refusal(Code.CODE_UNKNOWN, f"{message.code}: {message.found}", message.asked, message.remedy)
-    status = getattr(error, "code", lambda: grpc.StatusCode.UNKNOWN)()
-    details = getattr(error, "details", lambda: str(error))() or ""
-    if status is grpc.StatusCode.INTERNAL and details == _CALL_LOST:
-        return Refusal(Code.COORDINATOR_UNREACHABLE, "the call was over before it was written", "a call", "try again")
     return Refusal(_CODE_OF_STATUS.get(status, Code.INTERNAL), details)
 
 
-def retry_after_s(error: grpc.RpcError) -> float | None:
-    for key, value in getattr(error, "trailing_metadata", lambda: None)() or ():
-        if key == RETRY_KEY and value.isdigit():
+def retry_after_of(metadata: Iterable[tuple[str, str | bytes]]) -> float | None:
+    """Seconds after which to retry, from a call's trailers; None where they do not say."""
+    for key, value in metadata:
+        if key == RETRY_KEY and isinstance(value, str) and value.isdigit():
             return int(value) / 1000
     return None

@@ -39,7 +39,7 @@ from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Seconds
-from shoal.wire import status
+from shoal.wire import grpcio_status, status
 
 REGION = "west"
 GRPC = pytest.mark.parametrize("case", ["grpc", "grpc-token", "grpcio", "grpcio-token"], indirect=True)
@@ -597,7 +597,7 @@ async def test_grpc_reflection_is_for_who_may_call(case: TransportCase, service:
     await call.write(b"\xff")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call.read()
-    assert status.refusal_of(refused.value).code is Code.MESSAGE_INVALID
+    assert grpcio_status.refusal_of(refused.value).code is Code.MESSAGE_INVALID
     call = client.channel.stream_stream(path, None, None)(None, metadata=tuple(client.default_metadata.items()))
     await call.write(asked[0].SerializeToString())
     assert await call.read()
@@ -605,7 +605,7 @@ async def test_grpc_reflection_is_for_who_may_call(case: TransportCase, service:
     await call.write(asked[0].SerializeToString())
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call.read()
-    assert status.refusal_of(refused.value).code is Code.CERT_REVOKED
+    assert grpcio_status.refusal_of(refused.value).code is Code.CERT_REVOKED
     case.service.deny = None
     call = client.channel.stream_stream(path, None, None)(None, metadata=tuple(client.default_metadata.items()))
     await call.done_writing()
@@ -614,7 +614,7 @@ async def test_grpc_reflection_is_for_who_may_call(case: TransportCase, service:
     call = client.channel.stream_stream(path, None, None)(None, metadata=tuple(client.default_metadata.items()))
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call.read()
-    assert status.refusal_of(refused.value).code is Code.UNAUTHENTICATED
+    assert grpcio_status.refusal_of(refused.value).code is Code.UNAUTHENTICATED
 
 
 HEALTH = "/grpc.health.v1.Health"
@@ -647,13 +647,13 @@ async def test_grpc_health_tells_each_change_to_who_watches(case: TransportCase)
         assert (await ask(health_request(SERVICE), compression=compression, **said)).status == Health.SERVING
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await ask(health_request("nothing"), **said)
-    assert status.refusal_of(refused.value).code is Code.NOT_FOUND
+    assert grpcio_status.refusal_of(refused.value).code is Code.NOT_FOUND
     case.service.deny = refuse(Code.CERT_REVOKED)
     case.service.become(is_ready=True)
     for call in (whole, inference, nothing):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()
-        assert status.refusal_of(refused.value).code is Code.CERT_REVOKED
+        assert grpcio_status.refusal_of(refused.value).code is Code.CERT_REVOKED
 
 
 @GRPC
@@ -691,7 +691,7 @@ async def test_a57_grpc_health_watches_of_one_caller_are_bounded(
         await call.read()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await watch_health(client).read()
-    assert status.refusal_of(refused.value).code is Code.OVERLOADED
+    assert grpcio_status.refusal_of(refused.value).code is Code.OVERLOADED
     calls[0].cancel()
 
     async def watches() -> bool:

@@ -14,7 +14,8 @@ from harness.ports import free_ports
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Role
 from shoal.v1 import operator_pb2, operator_pb2_grpc
-from shoal.wire.status import grpc_status, trailers
+from shoal.wire.grpcio_status import status_code
+from shoal.wire.status import trailers
 
 NOT_LEADER = Refusal(Code.NOT_LEADER, "this coordinator follows", "the leader", "call it there")
 
@@ -69,7 +70,7 @@ class ApiStub(operator_pb2_grpc.OperatorServicer):
     def _check(self, context: Any) -> None:
         if self.leader != self.address:
             context.set_trailing_metadata(trailers(NOT_LEADER))
-            context.abort(grpc_status(NOT_LEADER.code), str(NOT_LEADER))
+            context.abort(status_code(NOT_LEADER.code), str(NOT_LEADER))
 
 
 @contextmanager

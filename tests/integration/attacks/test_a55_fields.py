@@ -24,9 +24,9 @@ from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.v1 import artifacts_pb2, enrolment_pb2, link_pb2
 from shoal.v1 import operator_pb2 as api
+from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK_BYTES, channel_options
-from shoal.wire.status import refusal_of
 
 pytestmark = pytest.mark.alone
 

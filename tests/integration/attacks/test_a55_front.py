@@ -26,7 +26,7 @@ from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.v1 import sessions_pb2, witness_pb2
-from shoal.wire.status import refusal_of
+from shoal.wire.grpcio_status import refusal_of
 
 pytestmark = pytest.mark.alone
 

@@ -38,7 +38,7 @@ from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import sessions_pb2, witness_pb2
-from shoal.wire.status import refusal_of
+from shoal.wire.grpcio_status import refusal_of
 
 pytestmark = pytest.mark.alone
 

@@ -21,7 +21,7 @@ from shoal.types.assignment import Credential
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.units import Wall
-from shoal.wire import status
+from shoal.wire import grpcio_status
 
 Health = health_pb2.HealthCheckResponse
 X = (Tensor("x", "FP32", (1, 4), bytes(16)),)
@@ -41,7 +41,7 @@ def watch(client: GrpcClient, service: str = "", method: str = "Watch") -> Any:
 async def refusal_code(client: GrpcClient, service: str, method: str) -> Code:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await check(client, service, method)
-    return status.refusal_of(refused.value).code
+    return grpcio_status.refusal_of(refused.value).code
 
 
 def clients(node: DataPlaneNode) -> tuple[GrpcClient, GrpcClient]:
@@ -73,7 +73,7 @@ async def test_a60_a_watch_ends_when_its_token_is_revoked(node: DataPlaneNode) -
     await node.configure()
     with pytest.raises(grpc.aio.AioRpcError) as ended:
         await asyncio.wait_for(calls[1].read(), 1.0)
-    assert status.refusal_of(ended.value).code is Code.TOKEN_INVALID
+    assert grpcio_status.refusal_of(ended.value).code is Code.TOKEN_INVALID
     assert (await check(by_certificate)).status == Health.SERVING, "another's rights are as they were"
     for each in (by_certificate, by_token):
         await each.close()

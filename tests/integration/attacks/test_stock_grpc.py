@@ -19,7 +19,7 @@ from shoal.types.assignment import Credential
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.units import Wall
-from shoal.wire import status
+from shoal.wire import grpcio_status
 
 REFLECTION = "grpc.reflection.v1.ServerReflection"
 VALUES = np.linspace(-2, 2, 4096 * 4, dtype=np.float32).reshape(4096, 4)
@@ -72,7 +72,7 @@ async def test_a_channel_that_compresses_all_it_sends_is_answered_as_any(
         assert all(list(each.infer_response.raw_output_contents) == [wanted] for each in answers)
         with pytest.raises(grpc.RpcError) as refused:
             ask("ModelMetadata", oip.ModelMetadataRequest(name="x" * 2**20), oip.ModelMetadataResponse)
-        assert status.refusal_of(refused.value).code is Code.TOO_LARGE
+        assert grpcio_status.refusal_of(refused.value).code is Code.TOO_LARGE
 
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name

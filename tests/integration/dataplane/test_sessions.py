@@ -29,7 +29,7 @@ from shoal.types.route import Endpoint, Route
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import sessions_pb2
-from shoal.wire import nouns, status
+from shoal.wire import grpcio_status, nouns
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEY = WorkloadKey("acme", "summing")
@@ -272,7 +272,7 @@ async def test_nobody_but_the_named_giver_hands_a_session_over(three: Three) -> 
         call = client.channel.unary_unary("/shoal.v1.Sessions/Offer", None, None)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(offer.SerializeToString(), timeout=10)
-        assert status.refusal_of(caught.value).code is Code.ROLE_DENIED, (role, name)
+        assert grpcio_status.refusal_of(caught.value).code is Code.ROLE_DENIED, (role, name)
     assert await three.none_at(three.new)
     await three.configure(endpoints)
 

@@ -31,7 +31,7 @@ from shoal.types.profile import ModelProfile
 from shoal.types.tolerance import default
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import witness_pb2
-from shoal.wire import limits, status
+from shoal.wire import grpcio_status, limits
 from shoal.wire.identity import identity_of_pem
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -99,7 +99,7 @@ class Pair:
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await self.call(files, method, message)
-            found.add(str(status.refusal_of(caught.value).code))
+            found.add(str(grpcio_status.refusal_of(caught.value).code))
         return found
 
 

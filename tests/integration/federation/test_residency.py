@@ -33,9 +33,9 @@ from shoal.types.units import Seconds
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import signed_envelope
 from shoal.wire.enrol import Enrolled
+from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK_BYTES, channel_options
-from shoal.wire.status import refusal_of
 
 pytestmark = pytest.mark.alone
 

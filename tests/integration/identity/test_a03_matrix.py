@@ -30,9 +30,9 @@ from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.topics import DOWN, UP, Channel
 from shoal.v1 import artifacts_pb2, enrolment_pb2, link_pb2, operator_pb2
+from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import ENROL_BYTES, channel_options
-from shoal.wire.status import refusal_of
 
 CALLERS = tuple(role for role in Role if role is not Role.BROKER)
 """A broker's certificate is for a server: no listener takes it from a client."""

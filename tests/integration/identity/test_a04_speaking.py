@@ -34,8 +34,8 @@ from shoal.types.units import Bytes, Seconds, Wall, Watts
 from shoal.v1 import link_pb2, link_pb2_grpc, operator_pb2
 from shoal.wire import nouns
 from shoal.wire.enrol import Enrolled
+from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.signing import sign
-from shoal.wire.status import refusal_of
 
 CLOCK = CoordinatorClock()
 CPU = Device("cpu0", DeviceKind.CPU, "v", "m", "linux", "1", "ort 1", "CPUExecutionProvider", Bytes(2**30))

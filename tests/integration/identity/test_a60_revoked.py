@@ -23,7 +23,7 @@ from shoal.coordinator.clock import CoordinatorClock
 from shoal.types.codes import Code, ShoalError
 from shoal.v1 import operator_pb2, operator_pb2_grpc
 from shoal.wire.enrol import Enrolled, redeem
-from shoal.wire.status import refusal_of
+from shoal.wire.grpcio_status import refusal_of
 
 WITHIN_S = 1.0
 

@@ -27,7 +27,7 @@ from shoal.types.link import Hello
 from shoal.types.units import Bytes
 from shoal.v1 import operator_pb2
 from shoal.wire.enrol import redeem, renew
-from shoal.wire.status import refusal_of
+from shoal.wire.grpcio_status import refusal_of
 
 pytestmark = pytest.mark.alone
 

@@ -5,7 +5,7 @@ import grpc.aio
 import pytest
 
 from shoal.types.codes import Code
-from shoal.wire.status import refusal_of
+from shoal.wire.grpcio_status import refusal_of
 
 
 def error(status: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:

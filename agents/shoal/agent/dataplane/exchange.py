@@ -19,6 +19,8 @@ class Exchange:
     async def send(self, answer: Message | bytes) -> None:
         """Raises ShoalError(TOO_SLOW) if the caller does not read the answer, CallEnded."""
         content = answer if isinstance(answer, bytes) else answer.SerializeToString()
+        if self.call.write_now(content):
+            return
         self._writing = asyncio.ensure_future(self.call.write(content))
         self._writing.add_done_callback(_forget)
         taken, _ = await asyncio.wait((self._writing,), timeout=SMALL_S)

@@ -12,7 +12,6 @@ from shoal.agent.dataplane.transport import MAX_MESSAGE, InferenceService, TlsFi
 from shoal.agent.dataplane.trust import Authorities
 from shoal.host.connections import Connections
 from shoal.host.grpc_server import Answer, CallFailure, GrpcServer, GrpcServerLimits, ServerCall, ServerMethod
-from shoal.http2.grpc_messages import GrpcStatus
 from shoal.types.codes import ShoalError
 from shoal.types.units import Seconds
 from shoal.wire import limits, status
@@ -94,7 +93,7 @@ def _with_statuses(answer: Answer) -> Answer:
             return await answer(call)
         except ShoalError as error:
             refusal = error.refusal
-            code = GrpcStatus(status.grpc_status(refusal.code).value[0])
+            code = status.grpc_status(refusal.code)
             raise CallFailure(code, str(refusal), status.trailers(refusal, retry_after_s(error))) from None
 
     return answer_call

@@ -42,6 +42,10 @@ class GrpcCall(Protocol):
         """The next message, None at the end of the call. Raises MessageTooLarge."""
         ...
 
+    def write_now(self, message: bytes) -> bool:
+        """Send a message if all of it can go at once; return whether it did. Raises CallEnded."""
+        ...
+
     async def write(self, message: bytes) -> None:
         """Send a message; return when it is on its way."""
         ...

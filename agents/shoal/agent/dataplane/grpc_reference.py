@@ -30,7 +30,7 @@ from shoal.host.grpc_server import CallEnded
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
-from shoal.wire import limits, status
+from shoal.wire import grpcio_status, limits
 
 MAX_STREAMS: Final = 256
 MAX_PENDING: Final = 8192
@@ -76,6 +76,9 @@ class _Call:
         request = await self._context.read()
         self.is_received = True
         return request if isinstance(request, bytes) else None
+
+    def write_now(self, message: bytes) -> bool:
+        return False
 
     async def write(self, message: bytes) -> None:
         try:
@@ -171,7 +174,7 @@ class GrpcioTransport:
         except ShoalError as error:
             call.is_received = True
             drop_tracebacks(error)
-            return await status.abort(context, error.refusal, retry_after_s(error))
+            return await grpcio_status.abort(context, error.refusal, retry_after_s(error))
         except asyncio.CancelledError:
             was_reset = not call.is_received
             raise
@@ -265,7 +268,7 @@ def _refusal_handler(refusal: Refusal, retry_s: Seconds | None = None) -> "grpc.
     """A streaming handler for any method, the only kind that reads nothing by itself."""
 
     async def refuse_all(_requests: AsyncIterator[bytes], context: _Context) -> None:
-        await status.abort(context, refusal, retry_s)
+        await grpcio_status.abort(context, refusal, retry_s)
 
     return grpc.stream_stream_rpc_method_handler(refuse_all)
 

@@ -5,21 +5,18 @@ whether the replica may have begun to run the request.
 """
 
 import asyncio
-import errno
 import json
-import os
+import ssl
 from collections import deque
 from collections.abc import Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import grpc
-import grpc.aio
-
 from shoal.agent.dataplane.forward_auth import ForwardAuth, extras_of
 from shoal.agent.dataplane.grpc_methods import SERVICE
 from shoal.agent.dataplane.request import MAX_FIELDS, MAX_RANK, MAX_TENSORS
+from shoal.agent.dataplane.tls_context import client_context
 from shoal.agent.dataplane.tracing import AttemptSpan
 from shoal.agent.dataplane.transport import (
     AGREEMENT_KEY,
@@ -39,13 +36,15 @@ from shoal.agent.frames import ConnectionLost, FrameClient, FrameMessage
 from shoal.agent.ports import LocalWorker
 from shoal.agent.timeouts import within
 from shoal.host import file_descriptors
-from shoal.host.egress_guard import target_of_peer
+from shoal.host.egress_guard import refusal_of_peer
+from shoal.host.grpc_client import CallError, ChannelClosed, ChannelState, GrpcChannel
+from shoal.http2.grpc_messages import GrpcStatus
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind
 from shoal.types.units import Seconds
-from shoal.wire import grpc_cancellation, limits, status
+from shoal.wire import limits, status
 from shoal.wire.field_limits import CountLimits, parse
 from shoal.wire.identity import dns_of
 
@@ -73,16 +72,13 @@ RTT_PROBE_TIMEOUT_S: Final = 5.0
 LARGE_BYTES: Final = 64 * 2**10
 """Requests from this size on are large: a sender may have this many bytes in transit before the receiver grants more
 (RFC 9113, section 6.9.2: 65,535 bytes)."""
-_CONNECTING: Final = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
-_CONNECT_FAILURES: Final = ("failed to connect", "errors resolving", "DNS resolution failed")
-"""Start of grpc's message for a call that was not sent because there was no connection."""
-_NO_DESCRIPTOR: Final = os.strerror(errno.EMFILE)
+_CONNECTING: Final = (ChannelState.IDLE, ChannelState.CONNECTING)
 _STATUSES_ABOUT_THE_REQUEST: Final = frozenset(
     {
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.UNIMPLEMENTED,
+        GrpcStatus.DEADLINE_EXCEEDED,
+        GrpcStatus.RESOURCE_EXHAUSTED,
+        GrpcStatus.INVALID_ARGUMENT,
+        GrpcStatus.UNIMPLEMENTED,
     }
 )
 
@@ -248,9 +244,7 @@ class _PeerConnection:
     So pings wait behind no request, and small requests behind no large one. Each channel connects when first used.
     """
 
-    def __init__(
-        self, data: grpc.aio.Channel, large: grpc.aio.Channel, ping: grpc.aio.Channel, reconnect_s: Seconds
-    ) -> None:  # fmt: skip
+    def __init__(self, data: GrpcChannel, large: GrpcChannel, ping: GrpcChannel, reconnect_s: Seconds) -> None:
         """`reconnect_s` is how long the ping connection may be down before the peer counts as silent.
 
         The time for which the oldest large call has been in transit is added, because that call would start over
@@ -263,8 +257,7 @@ class _PeerConnection:
         self._ping = ping
         self._reconnect_s = reconnect_s
         self._rtts: deque[float] = deque(maxlen=RTT_SAMPLES)
-        self._calls: set[grpc.aio.UnaryUnaryCall[bytes, bytes]] = set()
-        self._large_since: dict[grpc.aio.UnaryUnaryCall[bytes, bytes], float] = {}
+        self._large_since: dict[object, float] = {}
         """When each large call began, by the event loop's clock. Only large calls fill a link for long."""
         self._watching = asyncio.create_task(self._watch())
         self._measuring = asyncio.create_task(self._measure_rtt())
@@ -274,30 +267,24 @@ class _PeerConnection:
         """RTT of a call that does no work at the peer; 0 before the first measurement."""
         return Seconds(min(self._rtts, default=0.0))
 
-    def channel(self, request: bytes) -> grpc.aio.Channel:
+    def channel(self, request: bytes) -> GrpcChannel:
         return self.large if len(request) >= LARGE_BYTES else self.data
 
     async def call(self, path: str, request: bytes, timeout_s: Seconds, metadata: tuple[tuple[str, str], ...]) -> bytes:
         """Raises AttemptFailed."""
-        channel = self.channel(request)
-        call = channel.unary_unary(path, None, None)(request, timeout=timeout_s, metadata=metadata)
-        self._calls.add(call)
+        channel, call = self.channel(request), object()
         if channel is self.large:
             self._large_since[call] = asyncio.get_running_loop().time()
         try:
-            answer: bytes = await call
-        except grpc.aio.AioRpcError as error:
-            raise _failure(error) from error
-        except asyncio.CancelledError as error:
-            if grpc_cancellation.is_task_cancelled():
-                raise
+            return await channel.unary(path, request, timeout_s, metadata)
+        except (CallError, ChannelClosed) as error:
+            if isinstance(error, CallError) and channel.state is not ChannelState.CLOSED:
+                raise _failure(error, channel.failure) from error
             found = "a front that answers no ping" if self.is_silent else "a way that another one has followed"
             refusal = Refusal(Code.REPLICA_UNREACHABLE, found, "an answer", "retry")
             raise AttemptFailed(refusal, was_sent=True) from error
         finally:
-            self._calls.discard(call)
             self._large_since.pop(call, None)
-        return answer
 
     async def close(self, grace_s: float | None) -> None:
         """Close the channels; calls in flight have `grace_s` to end."""
@@ -309,19 +296,18 @@ class _PeerConnection:
             await self._ping.close(None)
 
     async def _watch(self) -> None:
-        """Wait until the ping connection broke and does not reopen; then cancel the calls in flight."""
-        with suppress(grpc.aio.UsageError):  # the channel was closed
+        """Wait until the ping connection broke and does not reopen; then end the calls in flight."""
+        with suppress(ChannelClosed):
             await self._wait_until_open()
             while not self.is_silent:
-                await self._ping.wait_for_state_change(grpc.ChannelConnectivity.READY)
+                await self._ping.wait_for_change(ChannelState.READY)
                 try:
                     async with asyncio.timeout(self._reconnect_timeout_s()):
                         await self._wait_until_open()
                 except TimeoutError:
                     self.is_silent = True
             self._measuring.cancel()  # else it would keep reopening a connection that nobody uses
-            for call in tuple(self._calls):
-                call.cancel()
+            await asyncio.gather(self.data.close(), self.large.close())
 
     def _reconnect_timeout_s(self) -> float:
         now = asyncio.get_running_loop().time()
@@ -331,18 +317,21 @@ class _PeerConnection:
     async def _measure_rtt(self) -> None:
         """Probe the RTT periodically while the peer answers."""
         loop = asyncio.get_running_loop()
-        with suppress(grpc.aio.UsageError):  # the channel was closed
+        with suppress(ChannelClosed):
             while True:
                 await self._wait_until_open()
-                ask, started = self._ping.unary_unary(f"/{SERVICE}/ServerLive", None, None), loop.time()
-                with suppress(grpc.aio.AioRpcError):
-                    await ask(b"", timeout=RTT_PROBE_TIMEOUT_S)
+                started = loop.time()
+                with suppress(CallError):
+                    await self._ping.unary(f"/{SERVICE}/ServerLive", b"", RTT_PROBE_TIMEOUT_S)
                     self._rtts.append(loop.time() - started)
                 await asyncio.sleep(RTT_PROBE_EVERY_S)
 
     async def _wait_until_open(self) -> None:
-        while (state := self._ping.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
-            await self._ping.wait_for_state_change(state)
+        """Raises ChannelClosed."""
+        while (state := self._ping.connect()) is not ChannelState.READY:
+            if state is ChannelState.CLOSED:
+                raise ChannelClosed
+            await self._ping.wait_for_change(state)
 
 
 class PeerClients:
@@ -360,7 +349,8 @@ class PeerClients:
         self._tls = tls
         self._authorities = authorities
         self._stamp: tuple[int, ...] = ()
-        self._files: tuple[bytes, bytes, bytes] | None = None
+        self._contexts: dict[bytes, ssl.SSLContext] | None = None
+        """TLS of this node's files, by the CAs (PEM) that the peer must be of; empty for this region's own."""
         self._connections: dict[_PeerAddress, _PeerConnection] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -378,8 +368,8 @@ class PeerClients:
             if endpoint.region:
                 with suppress(AttemptFailed):
                     connection = self._connection(endpoint)
-                    connection.data.get_state(try_to_connect=True)
-                    connection.large.get_state(try_to_connect=True)
+                    connection.data.connect()
+                    connection.large.connect()
 
     def is_connecting(self, endpoint: Endpoint) -> bool:
         """Whether a request would have to wait for the connection. The check starts opening it.
@@ -389,7 +379,7 @@ class PeerClients:
         if endpoint.kind is EndpointKind.LOCAL:
             return False
         with suppress(AttemptFailed):
-            return self._connection(endpoint).data.get_state(try_to_connect=True) in _CONNECTING
+            return self._connection(endpoint).data.connect() in _CONNECTING
         return False
 
     def rtt_s(self, endpoint: Endpoint) -> Seconds:
@@ -442,15 +432,14 @@ class PeerClients:
         """An open connection for the request, or one whose call reports why it is not open. Raises AttemptFailed."""
         while True:
             connection = self._connection(endpoint)
-            with suppress(grpc.aio.UsageError):  # it was retired meanwhile
-                await _wait_until_connected(
-                    connection.channel(request), REGION_CONNECT_WAIT_S if endpoint.region else CONNECT_WAIT_S
-                )
+            await _wait_until_connected(
+                connection.channel(request), REGION_CONNECT_WAIT_S if endpoint.region else CONNECT_WAIT_S
+            )
             if self._connections.get(self._address_of(endpoint)) is connection and not connection.is_silent:
                 return connection
 
     def _connection(self, endpoint: Endpoint) -> _PeerConnection:
-        certificate, private_key, authority = self._load_files()
+        contexts = self._load_files()
         key = self._address_of(endpoint)
         connection = self._connections.get(key)
         if connection is not None and connection.is_silent:
@@ -460,23 +449,16 @@ class PeerClients:
             if endpoint.region and not key.roots:
                 found = f"{endpoint.node} of {endpoint.region}, which no agreement names"
                 raise AttemptFailed(Refusal(Code.CERT_UNTRUSTED, found, "its region's authorities"), was_sent=False)
-            credentials = grpc.ssl_channel_credentials(key.roots or authority, private_key, certificate)
+            context = self._context(contexts, key.roots)
             keepalives = (
                 limits.FORWARD,
                 limits.FORWARD_LARGE,
                 limits.LIVENESS_REMOTE if endpoint.region else limits.LIVENESS,
             )
-            try:
-                target = target_of_peer(key.address) if endpoint.region else key.address
-            except ShoalError as denied:
-                raise AttemptFailed(denied.refusal, was_sent=False) from denied
+            if endpoint.region and (denied := refusal_of_peer(key.address)) is not None:
+                raise AttemptFailed(denied, was_sent=False)
             data, large, life = (
-                grpc.aio.secure_channel(
-                    target,
-                    credentials,
-                    limits.channel_options(MAX_MESSAGE, server_name=key.name, keepalive=keepalive),
-                )
-                for keepalive in keepalives
+                GrpcChannel(key.address, key.name, lambda: context, keepalive, MAX_MESSAGE) for keepalive in keepalives
             )
             connection = _PeerConnection(
                 data, large, life, Seconds(REGION_RECONNECT_S if endpoint.region else CONNECT_WAIT_S)
@@ -484,22 +466,31 @@ class PeerClients:
             self._connections[key] = connection
         return connection
 
-    def _load_files(self) -> tuple[bytes, bytes, bytes]:
-        """This node's TLS files. After they changed every connection is replaced; its calls end on the old one."""
+    def _load_files(self) -> dict[bytes, ssl.SSLContext]:
+        """TLS by this node's files. After they changed every connection is replaced; its calls end on the old one.
+
+        Raises AttemptFailed.
+        """
         try:
             stamp = self._tls.stamp()
-            if self._files is None or stamp != self._stamp:
-                self._files, self._stamp = self._tls.read(), stamp
+            if self._contexts is None or stamp != self._stamp:
+                self._contexts, self._stamp = {b"": client_context(self._tls)}, stamp
                 while self._connections:
                     self._retire(self._connections.popitem()[1])
         except OSError as cause:
-            if self._files is None and file_descriptors.is_exhaustion(cause):
-                raise AttemptFailed(file_descriptors.NONE_LEFT, was_sent=False) from cause
-            if self._files is None:
-                found = f"this node's files: {cause.strerror}"
-                refusal = Refusal(Code.REPLICA_UNREACHABLE, found, "its certificate", "retry")
-                raise AttemptFailed(refusal, was_sent=False) from cause
-        return self._files
+            if self._contexts is None:
+                raise _files_failure(cause) from cause
+        return self._contexts
+
+    def _context(self, contexts: dict[bytes, ssl.SSLContext], roots: bytes) -> ssl.SSLContext:
+        """Raises AttemptFailed."""
+        found = contexts.get(roots)
+        if found is None:
+            try:
+                found = contexts[roots] = client_context(self._tls, roots)
+            except OSError as cause:  # half replaced
+                raise _files_failure(cause) from cause
+        return found
 
     def _address_of(self, endpoint: Endpoint) -> _PeerAddress:
         role = Role.GATEWAY if endpoint.kind is EndpointKind.GATEWAY else Role.AGENT
@@ -544,18 +535,25 @@ class PeerClients:
         task.add_done_callback(self._retiring.discard)
 
 
-async def _wait_until_connected(channel: grpc.aio.Channel, within_s: float) -> None:
+def _files_failure(cause: OSError) -> AttemptFailed:
+    if file_descriptors.is_exhaustion(cause):
+        return AttemptFailed(file_descriptors.NONE_LEFT, was_sent=False)
+    found = f"this node's files: {cause.strerror}"
+    return AttemptFailed(Refusal(Code.REPLICA_UNREACHABLE, found, "its certificate", "retry"), was_sent=False)
+
+
+async def _wait_until_connected(channel: GrpcChannel, within_s: float) -> None:
     """Wait for the connection. Raises AttemptFailed after `within_s` without one, or when the channel is closed.
 
     A connection that fails at once is left to the call, which reports why.
     """
     try:
         async with asyncio.timeout(within_s):
-            while (state := channel.get_state(try_to_connect=True)) in _CONNECTING:
-                await channel.wait_for_state_change(state)
+            while (state := channel.connect()) in _CONNECTING:
+                await channel.wait_for_change(state)
     except TimeoutError as cause:
         raise _connect_failure("no connection", within_s) from cause
-    if state is grpc.ChannelConnectivity.SHUTDOWN:
+    if state is ChannelState.CLOSED:
         raise _connect_failure("the replica left the routes", within_s)
 
 
@@ -581,29 +579,28 @@ async def _watch(client: FrameClient) -> None:
             continue  # a refusal is an answer, too
 
 
-def _failure(error: grpc.aio.AioRpcError) -> AttemptFailed:
-    """Map a gRPC error to an AttemptFailed.
+def _failure(error: CallError, connect_failure: OSError | None) -> AttemptFailed:
+    """Map the end of a call to an AttemptFailed.
 
-    A refusal of another front is taken as it is. A status of grpc itself is about the connection, except four of them.
+    A refusal of another front is taken as it is. A status of the transport itself is about the connection, except four
+    of them. `connect_failure` is why the channel could not connect last.
     """
-    trailing: Any = error.trailing_metadata() or ()
-    said: dict[str, Any] = dict(trailing)
-    refusal = status.refusal_of(error)
+    said = dict(error.metadata)
+    refusal = status.refusal_of_status(error.status, error.details, error.metadata)
     if refusal.code is Code.FORWARD_DENIED:  # it does not list this front yet, or no longer has the workload
         refusal = replace(refusal, code=Code.MODEL_NOT_READY, remedy="retry")
         return AttemptFailed(refusal, was_sent=False, retry_after_s=Seconds(1.0))
     if status.CODE_KEY in said:
-        retry = status.retry_after_s(error)
+        retry = status.retry_after_of(error.metadata)
         return AttemptFailed(refusal, was_sent=True, retry_after_s=None if retry is None else Seconds(retry))
-    details = error.details() or ""
-    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" not in details:
+    if error.status is GrpcStatus.RESOURCE_EXHAUSTED and "larger than max" not in error.details:
         return AttemptFailed(replace(refusal, code=Code.OVERLOADED), was_sent=False)  # too many calls at once
-    if error.code() in _STATUSES_ABOUT_THE_REQUEST:
-        return AttemptFailed(refusal, was_sent=True)
-    if details.startswith(_CONNECT_FAILURES) and (_NO_DESCRIPTOR in details or file_descriptors.are_exhausted()):
+    if error.status in _STATUSES_ABOUT_THE_REQUEST:
+        return AttemptFailed(refusal, was_sent=error.was_processed)
+    if connect_failure is not None and file_descriptors.is_exhaustion(connect_failure):
         return AttemptFailed(file_descriptors.NONE_LEFT, was_sent=False)  # local: it says nothing about the replica
-    found = f"{error.code().name}: {details}"[:300]
-    return AttemptFailed(Refusal(Code.REPLICA_UNREACHABLE, found, "an answer", "retry"), was_sent=True)
+    refusal = Refusal(Code.REPLICA_UNREACHABLE, f"{error}"[:300], "an answer", "retry")
+    return AttemptFailed(refusal, was_sent=error.was_processed)
 
 
 def _tensor(spec: dict[str, Any]) -> oip.ModelMetadataResponse.TensorMetadata:

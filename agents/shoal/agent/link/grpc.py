@@ -15,8 +15,8 @@ from shoal.types.link import FromAgent, Hello, Refused, ToAgent, Welcome
 from shoal.types.units import Elapsed
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc, link_pb2, link_pb2_grpc
 from shoal.wire import grpc_cancellation, nouns
+from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.limits import BULK, CHUNK_BYTES, HANDSHAKE_S, LINK_BYTES
-from shoal.wire.status import refusal_of
 
 WELCOME_S: Final = HANDSHAKE_S + 10.0
 DIAGNOSE_EVERY_S: Final = 10.0

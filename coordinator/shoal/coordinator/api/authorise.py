@@ -20,10 +20,10 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.units import Elapsed
+from shoal.wire.grpcio_status import abort
 from shoal.wire.identity import GrpcContext, check_validity, identity_of_context, require
 from shoal.wire.request_limits import make_reader
 from shoal.wire.signed_envelope import COORDINATORS, RootsOf, check_roots
-from shoal.wire.status import abort
 
 Roles = frozenset[Role]
 

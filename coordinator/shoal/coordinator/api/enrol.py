@@ -11,8 +11,8 @@ from shoal.coordinator.controllers.identity.renewal import CertificateRenewal
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.v1 import enrolment_pb2, enrolment_pb2_grpc
+from shoal.wire.grpcio_status import abort
 from shoal.wire.identity import peer_ip
-from shoal.wire.status import abort
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ import grpc
 import grpc.aio
 
 from shoal.types.codes import ShoalError
+from shoal.wire.grpcio_status import abort
 from shoal.wire.request_limits import make_reader
-from shoal.wire.status import abort
 
 
 class RequestLimitInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only

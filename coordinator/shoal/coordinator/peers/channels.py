@@ -11,8 +11,8 @@ from shoal.host.egress_guard import target_of_peer
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.wire import grpc_cancellation
 from shoal.wire.enrol import Enrolled
+from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.limits import LINK_BYTES, PEER, channel_options
-from shoal.wire.status import refusal_of
 
 T = TypeVar("T")
 

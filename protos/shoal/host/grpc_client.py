@@ -1,0 +1,630 @@
+"""A gRPC client on `shoal.http2` and asyncio: one channel to one address, calls of any shape, bytes as messages.
+
+A channel connects when it is first used or told to, and again after its connection broke. A call on a connection that
+breaks fails with UNAVAILABLE; whether the server can have begun to answer it is known (`CallError.was_processed`).
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Final, cast
+
+from shoal.host.event_wait import wait_or_timeout
+from shoal.host.http2_session import Http2Session
+from shoal.host.tls import TlsConnection
+from shoal.http2.connection import GoAwayReceived, Http2Limits, Side, Stream
+from shoal.http2.frames import DEFAULT_WINDOW, ErrorCode
+from shoal.http2.grpc_messages import (
+    GrpcStatus,
+    MessageMalformed,
+    MessageReader,
+    decode_binary,
+    decode_details,
+    encode_metadata,
+    format_timeout,
+    frame_message,
+)
+from shoal.http2.header_blocks import HeaderList, encode
+from shoal.http2.keepalive import Keepalive
+from shoal.types.address import HostPort
+from shoal.types.backoff import delay
+
+RECONNECT_BASE_S: Final = 0.1
+RECONNECT_CAP_S: Final = 2.0
+"""Seconds between two attempts to connect: from the first to the second value, doubled each time."""
+MAX_REFUSALS: Final = 5
+"""Times that a call is sent again after its server refused it unread."""
+REFUSAL_BASE_S: Final = 0.01
+REFUSAL_CAP_S: Final = 0.1
+"""Seconds before it is: from the first to the second value, doubled each time."""
+USER_AGENT: Final = b"shoal"
+WINDOW_REFILL: Final = DEFAULT_WINDOW // 2
+"""A stream's window is widened once this much of it is used."""
+
+Metadata = Sequence[tuple[str, str]]
+
+_HTTP_STATUSES: Final = {
+    400: GrpcStatus.INTERNAL,
+    401: GrpcStatus.UNAUTHENTICATED,
+    403: GrpcStatus.PERMISSION_DENIED,
+    404: GrpcStatus.UNIMPLEMENTED,
+    429: GrpcStatus.UNAVAILABLE,
+    502: GrpcStatus.UNAVAILABLE,
+    503: GrpcStatus.UNAVAILABLE,
+    504: GrpcStatus.UNAVAILABLE,
+}
+"""Source: https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md"""
+
+
+class ChannelState(Enum):
+    IDLE = auto()
+    CONNECTING = auto()
+    READY = auto()
+    FAILED = auto()
+    """The last attempt to connect failed; the next one comes after a back-off."""
+    CLOSED = auto()
+
+
+class ChannelClosed(Exception):
+    """The channel was closed by its user."""
+
+
+class CallError(Exception):
+    """A call ended with another status than OK.
+
+    metadata: trailers; bytes for keys in `-bin`. was_processed: False if the server has certainly not begun to answer,
+    so that the call may be repeated. was_refused: such a call was refused by the server, not lost on the way there.
+    """
+
+    def __init__(
+        self,
+        status: GrpcStatus,
+        details: str,
+        metadata: tuple[tuple[str, str | bytes], ...] = (),
+        *,
+        was_processed: bool = True,
+        was_refused: bool = False,
+    ) -> None:
+        super().__init__(f"{status.name}: {details}")
+        self.status = status
+        self.details = details
+        self.metadata = metadata
+        self.was_processed = was_processed and not was_refused
+        self.was_refused = was_refused
+
+
+class ClientCall:
+    """One call. Its user writes messages and half-closes, reads messages until None, and closes it."""
+
+    def __init__(self, session: "ClientSession", max_bytes: int) -> None:
+        self._session = session
+        self._max_bytes = max_bytes
+        self._stream: Stream | None = None
+        self._reader = MessageReader()
+        self._waiter: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        self._error: CallError | None = None
+        self._is_over = False
+        self._has_head = False
+        self._has_status = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    async def write(self, message: bytes) -> None:
+        """Send one message; return when all of it is on its way. One writer at a time. Raises CallError."""
+        self._send(message)
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Return when all messages are on their way. Raises CallError."""
+        while self._stream is not None and self._stream.queue and not self._is_over:
+            self._writer = self._session.loop.create_future()
+            try:
+                await self._writer
+            finally:
+                self._writer = None
+        if self._error is not None:
+            raise self._error
+
+    def half_close(self) -> None:
+        """Send no more messages."""
+        if self._stream is not None and not self._is_over:
+            self._session.connection.end(self._stream)
+            self._session.flush_soon()
+
+    async def read(self) -> bytes | None:
+        """The next message; None once the server has ended the call with OK. One reader at a time.
+
+        Raises CallError.
+        """
+        reader = self._reader
+        while True:
+            if reader.size is not None and reader.size > self._max_bytes:
+                raise self._fail(
+                    GrpcStatus.RESOURCE_EXHAUSTED,
+                    f"message of {reader.size} bytes is larger than max {self._max_bytes}",
+                )
+            try:
+                message = reader.take()
+            except MessageMalformed as error:
+                raise self._fail(GrpcStatus.INTERNAL, str(error)) from error
+            if message is not None:
+                self._widen(max(0, DEFAULT_WINDOW - reader.held_bytes))
+                return message
+            if self._error is not None:
+                raise self._error
+            if self._is_over:
+                if reader.held_bytes:
+                    raise CallError(GrpcStatus.INTERNAL, "the server ended the call within a message")
+                return None
+            self._widen(max(reader.missing_bytes, DEFAULT_WINDOW - reader.held_bytes))
+            self._waiter = self._session.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def cancel(self) -> None:
+        """End the call. Its reader and writer get CANCELLED."""
+        self._fail(GrpcStatus.CANCELLED, "cancelled here")
+
+    def expire(self) -> None:
+        """End the call because its time is over."""
+        self._fail(GrpcStatus.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def _send(self, message: bytes) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._stream is None or self._is_over:
+            raise CallError(GrpcStatus.UNAVAILABLE, "the call is over")
+        self._session.connection.send_data(self._stream, frame_message(message))
+        self._session.flush_soon()
+
+    def _fail(self, status: GrpcStatus, details: str) -> CallError:
+        """End the call from this side; the error that it ended with."""
+        if not self._is_over and self._error is None:
+            self._error = CallError(status, details)
+        stream = self._stream
+        if stream is not None:
+            self._session.connection.reset(stream, ErrorCode.CANCEL)
+            self._session.flush_soon()
+        return self._error or CallError(status, details)
+
+    def _widen(self, window: int) -> None:
+        """Let the server send `window` bytes, unless it may send nearly as many, and the rest of its message."""
+        stream = self._stream
+        if stream is None:
+            return
+        more = window - stream.receive_window
+        if more >= WINDOW_REFILL or (more > 0 and stream.receive_window < self._reader.missing_bytes):
+            self._session.connection.widen(stream, more)
+            self._session.flush_soon()
+
+    # Called by the session
+
+    def on_open(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def on_headers(self, headers: HeaderList, *, is_end: bool) -> None:
+        if not self._has_head:
+            self._has_head = True
+            code = headers.get(b":status") or b""
+            if code != b"200" or not (headers.get(b"content-type") or b"").startswith(b"application/grpc"):
+                found = code.decode("latin-1")
+                status = _HTTP_STATUSES.get(int(found) if found.isdigit() else 0, GrpcStatus.UNKNOWN)
+                self._fail(status, f"HTTP status {found} without gRPC")
+                return
+        if is_end:
+            self._has_status = True
+            self._error = self._error or _status_error(headers)
+
+    def on_data(self, data: memoryview) -> None:
+        try:
+            self._reader.feed(data)
+        except MessageMalformed as error:
+            self._fail(GrpcStatus.INTERNAL, str(error))
+        _wake(self._waiter)
+
+    def on_sent(self) -> None:
+        _wake(self._writer)
+
+    def on_closed(self, error: ErrorCode | None, *, is_lost: bool) -> None:
+        """`error` resets the stream; `is_lost` says that it did so because the connection was lost."""
+        self._is_over = True
+        if self._error is None and error is not None and error is not ErrorCode.NO_ERROR:
+            self._error = CallError(
+                _STATUS_OF_RESET.get(error, GrpcStatus.INTERNAL) if not is_lost else GrpcStatus.UNAVAILABLE,
+                "the connection was lost" if is_lost else f"the server reset the call: {error.name}",
+                was_refused=error is ErrorCode.REFUSED_STREAM,
+            )
+        elif self._error is None and not self._has_status:
+            self._error = CallError(GrpcStatus.INTERNAL, "the server ended the call without a status")
+        self._stream = None
+        _wake(self._waiter)
+        _wake(self._writer)
+
+    def on_unprocessed(self) -> None:
+        """The server's GOAWAY says that it has not begun to answer."""
+        self._error = self._error or CallError(GrpcStatus.UNAVAILABLE, "the server goes away", was_refused=True)
+
+
+class ClientSession(Http2Session):
+    """One connection of a channel."""
+
+    def __init__(self, channel: "GrpcChannel", keepalive: Keepalive) -> None:
+        super().__init__(Side.CLIENT, Http2Limits(), keepalive.user_timeout_s)
+        self.greeted = asyncio.Event()
+        """Set when the server's settings have arrived, or the connection is lost."""
+        self._channel = channel
+        self._slots: deque[asyncio.Future[None]] = deque()
+        """Calls that wait because the server allows no further stream."""
+        self._ended = asyncio.Event()
+        """Set when a call has ended."""
+        self._is_lost = False
+        self.loss: OSError | None = None
+        """Why the connection was lost, where the transport knows."""
+
+    async def open(self, block: bytes, request: bytes | None, max_bytes: int) -> ClientCall:
+        """Open a call by its header block; a `request` is its only message. Raises CallError."""
+        connection = self.connection
+        while self.is_open and len(connection.streams) >= connection.peer_max_streams:
+            slot = self.loop.create_future()
+            self._slots.append(slot)
+            try:
+                await slot
+            except asyncio.CancelledError:
+                self._free_slot()
+                raise
+        if not self.is_open:
+            raise CallError(GrpcStatus.UNAVAILABLE, "the connection was lost", was_processed=False)
+        try:
+            stream = connection.open_stream(block)
+        except GoAwayReceived:
+            raise CallError(GrpcStatus.UNAVAILABLE, "the server goes away", was_refused=True) from None
+        call = stream.user = ClientCall(self, max_bytes)
+        call.on_open(stream)
+        if request is not None:
+            connection.send_data(stream, frame_message(request))
+            connection.end(stream)
+        self.flush_soon()
+        return call
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.connection.is_greeted:
+            self.greeted.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+        self.loss = exc if isinstance(exc, OSError) else None
+        super().connection_lost(exc)
+        self.greeted.set()
+        while self._slots:
+            _wake(self._slots.popleft())
+        self._channel.on_session_lost(self)
+
+    async def wait_until_idle(self, within_s: float) -> None:
+        """Return when no call is left, or after `within_s`."""
+        end = self.loop.time() + within_s
+        while self.connection.streams and (left_s := end - self.loop.time()) > 0:
+            self._ended.clear()
+            await wait_or_timeout(self._ended, left_s)
+
+    def close_when_idle(self) -> None:
+        """Close the connection once no call is left on it."""
+        if not self.connection.streams:
+            self.close()
+
+    # ConnectionUser
+
+    def on_headers(self, stream: Stream, headers: HeaderList, *, is_end: bool) -> None:
+        cast(ClientCall, stream.user).on_headers(headers, is_end=is_end)
+
+    def on_data(self, stream: Stream, data: memoryview, *, is_end: bool) -> None:
+        cast(ClientCall, stream.user).on_data(data)
+
+    def on_closed(self, stream: Stream, error: ErrorCode | None) -> None:
+        if stream.user is not None:
+            cast(ClientCall, stream.user).on_closed(error, is_lost=self._is_lost)
+            stream.user = None
+        self._free_slot()
+        self._ended.set()
+        if self.connection.is_going_away:
+            self.close_when_idle()
+
+    def on_sent(self, stream: Stream) -> None:
+        cast(ClientCall, stream.user).on_sent()
+
+    def on_pong(self, payload: bytes) -> None:
+        pass  # whatever arrives shows that the server lives
+
+    def on_goaway(self, last_stream: int, error: int) -> None:
+        self._channel.on_session_leaving(self)
+        for stream in tuple(self.connection.streams.values()):
+            if stream.id > last_stream:
+                cast(ClientCall, stream.user).on_unprocessed()
+                self.connection.reset(stream, ErrorCode.CANCEL)
+        self.close_when_idle()
+
+    def _free_slot(self) -> None:
+        while self._slots:
+            slot = self._slots.popleft()
+            if not slot.done():
+                slot.set_result(None)
+                return
+
+
+class GrpcChannel:
+    """Calls to one address.
+
+    context: called for each connection, so that renewed certificates count from the next one on; it may raise OSError.
+    server_name: the DNS name that the server's certificate must prove. max_bytes: largest message of an answer.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        server_name: str,
+        context: Callable[[], ssl.SSLContext],
+        keepalive: Keepalive,
+        max_bytes: int,
+    ) -> None:
+        self._address = address
+        self._server_name = server_name
+        self._context = context
+        self._keepalive = keepalive
+        self._max_bytes = max_bytes
+        self._state = ChannelState.IDLE
+        self._changed = asyncio.Event()
+        self._session: ClientSession | None = None
+        self._leaving: set[ClientSession] = set()
+        """Connections whose server goes away, with the last calls on them."""
+        self._connecting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._attempts = 0
+        self.failure: OSError | None = None
+        """Why the last attempt to connect failed."""
+        self._blocks: dict[str, bytes] = {}
+        """By path: the part of a call's header block that does not change."""
+
+    @property
+    def state(self) -> ChannelState:
+        return self._state
+
+    def connect(self) -> ChannelState:
+        """Begin to connect if the channel is idle; its state."""
+        if self._state is ChannelState.IDLE:
+            self._set_state(ChannelState.CONNECTING)
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+        return self._state
+
+    async def wait_for_change(self, state: ChannelState) -> None:
+        """Return when the channel's state is not `state`."""
+        while self._state is state:
+            await self._changed.wait()
+
+    async def unary(self, path: str, request: bytes, timeout_s: float | None = None, metadata: Metadata = ()) -> bytes:
+        """Send one message and return the only one of the answer. A call that a server refuses unread, because too many
+        are open or because it goes away, is sent again.
+
+        Raises CallError, ChannelClosed.
+        """
+        deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        for attempt in range(MAX_REFUSALS):
+            try:
+                return await self._unary(path, request, deadline, metadata)
+            except CallError as error:
+                if not error.was_refused:
+                    raise
+            await asyncio.sleep(delay(path, attempt, base_s=REFUSAL_BASE_S, cap_s=REFUSAL_CAP_S))
+        return await self._unary(path, request, deadline, metadata)
+
+    async def _unary(self, path: str, request: bytes, deadline: float | None, metadata: Metadata) -> bytes:
+        """`unary` once; `deadline` is by the event loop's clock."""
+        loop = asyncio.get_running_loop()
+        timeout_s = None if deadline is None else max(0.0, deadline - loop.time())
+        call = await self._open(path, timeout_s, metadata, request)
+        timer = None if deadline is None else loop.call_at(deadline, call.expire)
+        try:
+            answer = await call.read()
+            if answer is None:
+                raise CallError(GrpcStatus.INTERNAL, "an answer without a message")
+            if await call.read() is not None:
+                raise CallError(GrpcStatus.INTERNAL, "more than one message in an answer")
+            return answer
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if not call.is_over:
+                call.cancel()
+
+    async def stream(self, path: str, metadata: Metadata = (), request: bytes | None = None) -> ClientCall:
+        """Open a call whose messages are sent and read one by one; a `request` is the only one that is sent. The caller
+        ends it. Raises CallError, ChannelClosed."""
+        return await self._open(path, None, metadata, request)
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """Close the channel; calls in flight have `grace_s` to end. Idempotent."""
+        self._set_state(ChannelState.CLOSED)
+        if self._connecting is not None:
+            self._connecting.cancel()
+        sessions = [*self._leaving, *([self._session] if self._session is not None else [])]
+        loop = asyncio.get_running_loop()
+        end = loop.time() + (grace_s or 0.0)
+        for session in sessions:
+            await session.wait_until_idle(end - loop.time())
+            for stream in tuple(session.connection.streams.values()):
+                cast(ClientCall, stream.user).cancel()
+            session.flush()
+            session.close()
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _open(self, path: str, timeout_s: float | None, metadata: Metadata, request: bytes | None) -> ClientCall:
+        block = self._blocks.get(path) or self._block_of(path)
+        if timeout_s is not None or metadata:
+            extra = [encode_metadata(key, value) for key, value in metadata]
+            if timeout_s is not None:
+                extra.append((b"grpc-timeout", format_timeout(timeout_s).encode()))
+            block += encode(extra)
+        try:
+            async with asyncio.timeout(timeout_s):
+                session = await self._ready_session()
+                return await session.open(block, request, self._max_bytes)
+        except TimeoutError:
+            raise CallError(GrpcStatus.DEADLINE_EXCEEDED, "Deadline Exceeded", was_processed=False) from None
+
+    def _block_of(self, path: str) -> bytes:
+        block = encode(
+            (
+                (b":method", b"POST"), (b":scheme", b"https"), (b":path", path.encode()),
+                (b":authority", self._server_name.encode()), (b"te", b"trailers"),
+                (b"content-type", b"application/grpc"), (b"user-agent", USER_AGENT),
+            )
+        )  # fmt: skip
+        self._blocks[path] = block
+        return block
+
+    async def _ready_session(self) -> ClientSession:
+        """The open connection. Raises CallError where the last attempt failed, ChannelClosed."""
+        while True:
+            match self.connect():
+                case ChannelState.READY:
+                    assert self._session is not None
+                    return self._session
+                case ChannelState.FAILED:
+                    found = f"failed to connect to {self._address}: {self.failure}"
+                    raise CallError(GrpcStatus.UNAVAILABLE, found, was_processed=False)
+                case ChannelState.CLOSED:
+                    raise ChannelClosed
+                case state:
+                    await self.wait_for_change(state)
+
+    async def _connect(self) -> None:
+        try:
+            async with asyncio.timeout(self._keepalive.connect_timeout_s):
+                session = await self._connect_once()
+        except (OSError, TimeoutError, ValueError) as error:
+            failure = (
+                error if isinstance(error, OSError) and str(error) else OSError(f"{type(error).__name__}: {error}")
+            )
+            await self._back_off(failure)
+            return
+        self._attempts = 0
+        self.failure = None
+        self._session = session
+        self._set_state(ChannelState.READY)
+        self._watching = asyncio.get_running_loop().create_task(self._watch(session))
+
+    async def _connect_once(self) -> ClientSession:
+        """Raises OSError."""
+        target = HostPort.parse(self._address)
+        loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
+        session = ClientSession(self, self._keepalive)
+
+        def on_failure(error: OSError) -> None:
+            if not failed.done():
+                failed.set_exception(error)
+
+        secured = TlsConnection(
+            self._context(),
+            lambda _: session,
+            on_failure,
+            handshake_s=self._keepalive.connect_timeout_s,
+            server_name=self._server_name,
+        )
+        transport, _ = await loop.create_connection(lambda: secured, target.host, target.port)
+        greeting = asyncio.ensure_future(session.greeted.wait())
+        try:
+            await asyncio.wait((failed, greeting), return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                await failed
+        except BaseException:
+            transport.abort()
+            raise
+        finally:
+            greeting.cancel()
+            failed.cancel()
+        if not session.is_open:
+            raise session.loss or ConnectionResetError("the server closed the connection")
+        return session
+
+    async def _back_off(self, failure: OSError) -> None:
+        self.failure = failure
+        self._set_state(ChannelState.FAILED)
+        wait_s = delay(self._address, self._attempts, base_s=RECONNECT_BASE_S, cap_s=RECONNECT_CAP_S)
+        self._attempts += 1
+        await asyncio.sleep(wait_s)
+        self._set_state(ChannelState.IDLE)
+
+    async def _watch(self, session: ClientSession) -> None:
+        """Ping the server while the connection is silent."""
+        loop, keepalive = asyncio.get_running_loop(), self._keepalive
+        while session.is_open:
+            await asyncio.sleep(min(keepalive.ping_interval_s, keepalive.ping_timeout_s) / 2)
+            if keepalive.without_calls or session.connection.streams:
+                session.check_alive(loop.time(), keepalive.ping_interval_s, keepalive.ping_timeout_s)
+
+    # Called by sessions
+
+    def on_session_leaving(self, session: ClientSession) -> None:
+        self._leaving.add(session)
+        self._forget(session)
+
+    def on_session_lost(self, session: ClientSession) -> None:
+        self._leaving.discard(session)
+        self._forget(session)
+
+    def _forget(self, session: ClientSession) -> None:
+        if self._session is session:
+            self._session = None
+            if self._state is ChannelState.READY:
+                self._set_state(ChannelState.IDLE)
+
+    def _set_state(self, state: ChannelState) -> None:
+        if self._state is not ChannelState.CLOSED:
+            self._state = state
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+
+_STATUS_OF_RESET: Final = {
+    ErrorCode.NO_ERROR: GrpcStatus.INTERNAL,
+    ErrorCode.REFUSED_STREAM: GrpcStatus.UNAVAILABLE,
+    ErrorCode.CANCEL: GrpcStatus.CANCELLED,
+    ErrorCode.ENHANCE_YOUR_CALM: GrpcStatus.RESOURCE_EXHAUSTED,
+    ErrorCode.INADEQUATE_SECURITY: GrpcStatus.PERMISSION_DENIED,
+}
+"""Others are INTERNAL. Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#errors"""
+
+
+def _status_error(headers: HeaderList) -> CallError | None:
+    """The status in trailers; None: OK."""
+    status, details = GrpcStatus.UNKNOWN, ""
+    metadata: list[tuple[str, str | bytes]] = []
+    for raw, value in headers.fields:
+        name = raw.decode("latin-1")
+        if name == "grpc-status":
+            text = value.decode("latin-1")
+            known = text.isdigit() and int(text) in GrpcStatus.__members__.values()
+            status = GrpcStatus(int(text)) if known else GrpcStatus.UNKNOWN
+        elif name == "grpc-message":
+            details = decode_details(value)
+        elif name.endswith("-bin"):
+            try:
+                metadata.append((name, decode_binary(value)))
+            except MessageMalformed:
+                continue
+        elif not name.startswith(":"):
+            metadata.append((name, value.decode("latin-1")))
+    return None if status is GrpcStatus.OK else CallError(status, details, tuple(metadata))
+
+
+def _wake(waiter: "asyncio.Future[None] | None") -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

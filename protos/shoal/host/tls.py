@@ -1,0 +1,208 @@
+"""TLS on an asyncio transport, by the ssl module over memory.
+
+asyncio's own holds a buffer of 256 KiB for each connection from its first byte on, which strangers could take by the
+thousand. Here a connection holds what is on its way, and OpenSSL's state.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+_READ_BYTES: Final = 2**16
+"""Bytes read at once of what was decrypted; a record has at most 16 KiB."""
+
+
+class TlsTransport(asyncio.Transport):
+    """The transport of a protocol above TLS."""
+
+    def __init__(self, connection: "TlsConnection") -> None:
+        super().__init__()
+        self._connection = connection
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """As asyncio's: `ssl_object`, `peername`, `socket`, ..."""
+        if name == "ssl_object":
+            return self._connection.secure
+        return self._connection.plain.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        return self._connection.is_closing
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._connection.write(data)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def abort(self) -> None:
+        self._connection.plain.abort()
+
+    def pause_reading(self) -> None:
+        self._connection.plain.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._connection.plain.resume_reading()
+
+
+class TlsConnection(asyncio.Protocol):
+    """One connection: its handshake, then what a protocol above it sends and receives.
+
+    make_protocol: called once the handshake is done; the protocol's `connection_made` follows. on_failure: called when
+    the connection ends before that, with the reason.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        make_protocol: Callable[[ssl.SSLObject], asyncio.Protocol | None],
+        on_failure: Callable[[OSError], None],
+        *,
+        handshake_s: float,
+        server_name: str | None = None,
+    ) -> None:
+        """server_name: the DNS name that the server must prove; None at the server's side."""
+        self.plain: asyncio.Transport = cast(asyncio.Transport, None)
+        self._make_protocol = make_protocol
+        self._on_failure = on_failure
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self.secure = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
+        )
+        self._protocol: asyncio.Protocol | None = None
+        self._is_failed = False
+        self._error: ssl.SSLError | None = None
+        self.is_closing = False
+        loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = loop.call_later(handshake_s, self._on_timeout)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.plain = cast(asyncio.Transport, transport)
+        if not self.secure.server_side:
+            self._shake_hands()
+
+    def data_received(self, data: bytes) -> None:
+        self._incoming.write(data)
+        if self._protocol is not None or self._shake_hands():
+            self._read()
+
+    def eof_received(self) -> None:
+        """The transport closes itself."""
+
+    def pause_writing(self) -> None:
+        if self._protocol is not None:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._protocol is not None:
+            self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_closing = True
+        if self._protocol is not None:
+            protocol, self._protocol = self._protocol, None
+            protocol.connection_lost(exc or self._error)
+        else:
+            self._fail(exc if isinstance(exc, OSError) else ConnectionResetError("closed during the TLS handshake"))
+
+    # The transport's side
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.is_closing or not data:
+            return
+        try:
+            self.secure.write(data)
+        except ssl.SSLError as error:
+            self._break(error)
+            return
+        self.plain.write(self._outgoing.read())
+
+    def close(self) -> None:
+        """Send what was written, and the end of TLS; the peer's is not waited for."""
+        if self.is_closing:
+            return
+        self.is_closing = True
+        try:
+            self.secure.unwrap()
+        except (ssl.SSLError, ValueError):
+            pass  # it waits for the peer's end, or the handshake is not done
+        self._flush()
+        self.plain.close()
+
+    # Inside
+
+    def _shake_hands(self) -> bool:
+        """Go on with the handshake; return whether it is done and the protocol above is there."""
+        try:
+            self.secure.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return False
+        except ssl.SSLError as error:
+            self._flush()  # the alert
+            self._fail(error)
+            self.plain.close()
+            return False
+        self._flush()
+        self._stop_timer()
+        protocol = self._make_protocol(self.secure)
+        if protocol is None:
+            self._fail(ConnectionResetError("no protocol was agreed on"))
+            self.plain.abort()
+            return False
+        self._protocol = protocol
+        protocol.connection_made(TlsTransport(self))
+        return True
+
+    def _read(self) -> None:
+        """Pass on what was decrypted."""
+        found: list[bytes] = []
+        is_ended = False
+        try:
+            while piece := self.secure.read(_READ_BYTES):
+                found.append(piece)
+            is_ended = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            is_ended = True
+        except ssl.SSLError as error:
+            self._break(error)
+            return
+        if self._outgoing.pending:
+            self._flush()  # a key update, or a ticket
+        if found and self._protocol is not None:
+            self._protocol.data_received(found[0] if len(found) == 1 else b"".join(found))
+        if is_ended:
+            self.close()
+
+    def _flush(self) -> None:
+        if data := self._outgoing.read():
+            self.plain.write(data)
+
+    def _break(self, error: ssl.SSLError) -> None:
+        """The peer broke TLS, or refused this side's certificate: close, after an alert."""
+        self._error = error
+        self.is_closing = True
+        self._flush()
+        self.plain.close()
+
+    def _on_timeout(self) -> None:
+        self._fail(TimeoutError("the TLS handshake took too long"))
+        if self.plain is not None:
+            self.plain.abort()
+
+    def _fail(self, error: OSError) -> None:
+        """Tell once why there is no connection."""
+        self._stop_timer()
+        if not self._is_failed:
+            self._is_failed = True
+            self._on_failure(error)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
