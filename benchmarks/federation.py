@@ -36,9 +36,9 @@ from shoal.types.units import PerSecond, Seconds
 from shoal.types.workload import Limits, Requirements, Spread, Standby, WorkloadKey
 from shoal.v1 import federation_pb2, federation_pb2_grpc, operator_pb2
 from shoal.wire import nouns, signed_envelope
-from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, channel_options
+from shoal.wire.member_files import Enrolled
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from harness.cluster.coordinator import CoordinatorServer

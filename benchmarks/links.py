@@ -44,7 +44,7 @@ from shoal.types.device import Device, DeviceKind, Node, Reading, Role
 from shoal.types.identity import Identity
 from shoal.types.link import Hello
 from shoal.types.units import Bytes, Seconds, Wall, Watts
-from shoal.wire.identity import identity_of_pem
+from shoal.wire.certificates import identity_of_pem
 
 REGION = "bench"
 HEARTBEAT_S = 1.0

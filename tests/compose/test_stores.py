@@ -17,8 +17,8 @@ from harness.report import record
 from harness.wait import wait_until
 from shoal.types.codes import Code, ShoalError
 from shoal.v1 import operator_pb2
-from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import store_user_of
+from shoal.wire.member_files import Enrolled
 
 pytestmark = [pytest.mark.compose, pytest.mark.alone, pytest.mark.timeout(300)]
 

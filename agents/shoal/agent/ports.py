@@ -1,6 +1,6 @@
 """Ports of the agent: what the supervisor needs from outside. It knows these Protocols and no adapter by name."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -228,7 +228,9 @@ class NodeMembership(Protocol):
 class ReceiptSigner(Protocol):
     """Signs capability receipts with the node's key."""
 
-    def sign_receipt(self, receipt: Receipt) -> SignedReceipt: ...
+    async def sign_receipts(self, receipts: Sequence[Receipt]) -> tuple[SignedReceipt, ...]:
+        """In the same order. Raises ShoalError(UNAUTHENTICATED | INTERNAL)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

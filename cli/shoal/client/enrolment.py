@@ -6,8 +6,8 @@ from typing import Final
 from shoal.client.region import RegionClient
 from shoal.client.renewal import is_due
 from shoal.host.private_files import write_private
+from shoal.wire.certificates import identity_of_pem
 from shoal.wire.enrol import redeem
-from shoal.wire.identity import identity_of_pem
 
 TOKEN_S: Final = 300.0
 """Seconds for which a join token that is redeemed at once is valid."""

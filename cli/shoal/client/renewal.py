@@ -6,8 +6,10 @@ from typing import Final
 
 from shoal.client.contexts import Context
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.wire.enrol import Enrolled, recover_write, renew
-from shoal.wire.identity import BACKDATED_S, identity_of_pem
+from shoal.wire.certificates import identity_of_pem
+from shoal.wire.enrol import renew
+from shoal.wire.identity import BACKDATED_S
+from shoal.wire.member_files import Enrolled, recover_write
 
 RENEW_AT_SHARE: Final = 2 / 3
 

@@ -160,6 +160,14 @@ def verify(
     return key, _parse_statement(key.fingerprint, _json(payload, "the statement"))
 
 
+def verify_file(bundle: bytes, keys: Sequence[PublisherKey], digest: str) -> VerifiedSignature:
+    """What one of these keys signed, which is exactly the file with this digest. Raises
+    ShoalError(SIGNATURE_INVALID)."""
+    _, signed = verify(bundle, keys)
+    check_file(signed, digest)
+    return signed
+
+
 def check_file(signed: VerifiedSignature, digest: str) -> None:
     """Checks that the statement is about exactly one file, with this digest (`sha256:HEX`). Raises
     ShoalError(SIGNATURE_INVALID)."""

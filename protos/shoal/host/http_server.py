@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import h11
 import structlog
@@ -70,6 +70,12 @@ class HttpExchange:
         """The client's, as DER; None: it showed none."""
         connection: ssl.SSLObject = self._writer.get_extra_info("ssl_object")
         return connection.getpeercert(binary_form=True)
+
+    @property
+    def peer(self) -> Mapping[str, Any]:
+        """The client's certificate as `getpeercert()` of the ssl module tells it; empty: it showed none."""
+        connection: ssl.SSLObject = self._writer.get_extra_info("ssl_object")
+        return connection.getpeercert() or {}
 
     async def body(self) -> AsyncIterator[bytes]:
         if self._http.they_are_waiting_for_100_continue:

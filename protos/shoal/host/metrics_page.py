@@ -7,7 +7,7 @@ page has a thread with an event loop of its own, so that scrapers and strangers 
 import asyncio
 import ssl
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -46,8 +46,9 @@ class MetricsAccess(Protocol):
 
     def context(self) -> ssl.SSLContext: ...
 
-    def admit(self, der: bytes) -> None:
-        """Raises ShoalError where the holder of this client certificate (DER) may not read."""
+    def admit(self, peer: Mapping[str, Any]) -> None:
+        """peer: the client's certificate as `getpeercert()` of the ssl module tells it. Raises ShoalError where its
+        holder may not read."""
         ...
 
 
@@ -97,7 +98,7 @@ class _Page:
 
     async def _answer(self, exchange: HttpExchange) -> None:
         try:
-            self._guard.admit(exchange.certificate or b"")
+            self._guard.admit(exchange.peer)
         except ShoalError as error:
             plain = {"content-type": "text/plain; charset=utf-8"}
             await exchange.respond(403, plain, f"{error.refusal}\n".encode())

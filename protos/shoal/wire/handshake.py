@@ -9,13 +9,11 @@ import ssl
 from pathlib import Path
 from typing import Final, Protocol
 
-from cryptography import x509
-
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Wall
-from shoal.wire.identity import check_validity, identity_of_pem
-from shoal.wire.trust import has_known_issuer
+from shoal.wire.identity import check_validity
+from shoal.wire.tls_files import is_issued_by, read_identity, split_certificates
 
 HANDSHAKE_S: Final = 5.0
 _OF_DATES: Final = {
@@ -39,16 +37,15 @@ class PemFiles(Protocol):
 def check_own(files: PemFiles, wall: Wall) -> None:
     """Checks the caller's own files. Raises ShoalError(CERT_EXPIRED | CERT_NOT_YET_VALID | CERT_UNTRUSTED |
     CERT_NAME_INVALID), OSError."""
-    pem = files.certificate.read_bytes()
-    identity = identity_of_pem(pem)
+    identity = read_identity(files.certificate, files.key)
     if (refusal := check_validity(identity, wall)) is not None:
         raise ShoalError(refusal)
     try:
         # while a region changes to another CA there are several, and each is trusted
-        authorities = x509.load_pem_x509_certificates(files.ca.read_bytes())
-    except ValueError:
-        authorities = []
-    if not has_known_issuer(x509.load_pem_x509_certificate(pem), authorities):
+        authorities = split_certificates(files.ca.read_text(errors="replace"))
+    except ShoalError:
+        authorities = ()
+    if not any(is_issued_by(files.certificate, files.key, each) for each in authorities):
         found = f"the certificate of {identity.uri} is not of the authority in ca.pem"
         raise refuse(Code.CERT_UNTRUSTED, found, "one of its region", "enrol again with a join token")
 

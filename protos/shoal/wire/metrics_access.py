@@ -1,15 +1,16 @@
 """Who may read a server's metrics: holders of the region's certificates whose role may read the whole region."""
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Wall
-from shoal.wire.identity import check_validity, identity_of_der, require
+from shoal.wire.identity import check_validity, require
+from shoal.wire.tls_files import identity_of_peer
 
 READERS: Final = frozenset({Role.OPERATOR, Role.VIEWER, Role.COORDINATOR})
 
@@ -39,9 +40,9 @@ class RegionMetricsAccess:
         context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def admit(self, der: bytes) -> None:
+    def admit(self, peer: Mapping[str, Any]) -> None:
         """Raises ShoalError(CERT_* | REGION_MISMATCH | ROLE_DENIED)."""
-        identity = identity_of_der(der)
+        identity = identity_of_peer(peer)
         if (refusal := check_validity(identity, self.wall())) is not None:
             raise ShoalError(refusal)
         if (refusal := self.check_revocation(identity.serial)) is not None:

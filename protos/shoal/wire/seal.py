@@ -24,8 +24,8 @@ from shoal.types.mqtt_frames import SealedFrame, invalid_frame
 from shoal.types.topics import Channel
 from shoal.v1 import mqtt_pb2
 from shoal.wire import signing
+from shoal.wire.certificates import CERTIFICATE_ERRORS
 from shoal.wire.field_limits import check_counts
-from shoal.wire.identity import CERTIFICATE_ERRORS
 from shoal.wire.limits import LINK_BYTES
 from shoal.wire.request_limits import limits_of_message
 

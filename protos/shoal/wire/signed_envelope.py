@@ -18,7 +18,7 @@ from shoal.types.identity import Identity
 from shoal.types.units import Wall
 from shoal.v1 import federation_pb2
 from shoal.wire import nouns
-from shoal.wire.identity import CERTIFICATE_ERRORS, GrpcContext, identity_of_certificate
+from shoal.wire.certificates import CERTIFICATE_ERRORS, GrpcContext, identity_of_certificate
 from shoal.wire.request_limits import ENVELOPE_CONTENT
 from shoal.wire.signing import sign, verify
 from shoal.wire.trust import check_certificate, check_issuer

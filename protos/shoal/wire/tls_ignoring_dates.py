@@ -20,9 +20,8 @@ import grpc
 from shoal.host.unix_sockets import socket_address
 from shoal.types.address import HostPort
 from shoal.wire.limits import channel_options
+from shoal.wire.tls_files import NO_CHECK_TIME
 
-NO_CHECK_TIME: Final = 0x200000
-"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which the ssl module does not name."""
 CONNECT_S: Final = 15.0
 _CHUNK: Final = 64 * 2**10
 

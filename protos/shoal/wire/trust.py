@@ -9,7 +9,8 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.units import Wall
-from shoal.wire.identity import check_validity, identity_of_certificate, require
+from shoal.wire.certificates import identity_of_certificate
+from shoal.wire.identity import check_validity, require
 
 
 def check_certificate(

@@ -15,6 +15,7 @@ from harness.report import record
 from harness.wait import until
 from shoal.agent.cache.directory import DirectoryCache
 from shoal.agent.cache.publishers import SignatureVerifier
+from shoal.artifacts.signature_bundle import verify_file
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Bytes
 
@@ -51,7 +52,7 @@ class Origin:
 
 
 def cache(folder: Path, origin: Origin, *, quota: int = 10**9, low_water: int = 0) -> DirectoryCache:
-    publishers = SignatureVerifier(folder / "publishers.json", (), RecordingLog())
+    publishers = SignatureVerifier(folder / "publishers.json", (), RecordingLog(), verify=verify_file)
     return DirectoryCache(
         folder, origin.fetch, publishers, RecordingLog(), quota=Bytes(quota), low_water=Bytes(low_water)
     )

@@ -79,7 +79,7 @@ async def test_i7_an_old_status_changes_nothing(link: LinkHarness) -> None:
 async def test_events_and_receipts_go_up(link: LinkHarness) -> None:
     files = link.files()
     session = await link.connect(files=files)
-    signed = KeySigner(files.key, region="eu", node=NODE).sign_receipt(receipt(NODE))
+    (signed,) = await KeySigner(files.key, region="eu", node=NODE).sign_receipts((receipt(NODE),))
     await session.send(Receipts((signed,)))
     await session.send(NodeEvents((NodeEvent("X", "subject", "message", Wall(1.0)),)))
     await until(lambda: len(link.events.of(NODE)) == 2, 5.0, "both")

@@ -33,7 +33,8 @@ from shoal.types.link import Hello
 from shoal.types.topics import UP, Channel
 from shoal.v1 import link_pb2, mqtt_pb2, operator_pb2
 from shoal.wire import nouns
-from shoal.wire.identity import dns_of, identity_of_pem
+from shoal.wire.certificates import identity_of_pem
+from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK_BYTES, channel_options
 from shoal.wire.seal import SigningIdentity, sign
 

@@ -18,10 +18,10 @@ from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
 from shoal.v1 import operator_pb2, operator_pb2_grpc
-from shoal.wire.enrol import Enrolled
 from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK_BYTES, channel_options
+from shoal.wire.member_files import Enrolled
 
 REGION = "eu"
 POLICY = "apiVersion: shoal/v1\nkind: Policy\nmetadata: {{name: {name}}}\nspec: {{optimize: {{latency: 1.0}}}}\n"

@@ -23,8 +23,8 @@ from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.units import Seconds
 from shoal.v1 import operator_pb2
-from shoal.wire.enrol import Enrolled
 from shoal.wire.grpcio_status import refusal_of
+from shoal.wire.member_files import Enrolled
 
 LEADS_WITHIN_S = 30.0
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from harness.fakes.log import RecordingLog
 from shoal.agent.clock import SystemClock
 from shoal.agent.core.link_session import reconnect_after
-from shoal.agent.identity.signer import KeySigner
+from shoal.agent.identity.keys import load_key
+from shoal.agent.identity.signer import TOPIC
 from shoal.agent.link.credentials import CredentialFiles
 from shoal.agent.link.grpc import GrpcLink
 from shoal.agent.ports import LinkSession
@@ -24,6 +25,7 @@ from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, 
 from shoal.types.link import Hello, ProbeNow, Receipts
 from shoal.types.receipt import Rates, Receipt
 from shoal.types.units import Bytes, Seconds, Wall, Watts
+from shoal.wire import nouns, signing
 
 MEMORY = Bytes(2**36)
 CPU = Device(
@@ -133,7 +135,9 @@ class LinkPeer:
             self.name, CPU.name, CPU.provider, CPU.driver_version, CPU.runtime_version, ("fp32",), (), rates, MEMORY,
             0.1, wall, Seconds(1.0), False, "probe",
         )  # fmt: skip
-        return Receipts((KeySigner(self.folder / "key.pem", region=self.region, node=self.name).sign_receipt(receipt),))
+        key = load_key(self.folder / "key.pem")
+        signature = signing.sign(key, self.region, self.name, TOPIC, nouns.encode(receipt))
+        return Receipts((nouns.make_signed_receipt(receipt, signature),))
 
 
 @dataclass

@@ -15,7 +15,7 @@ from harness.ports import free_ports
 from harness.wait import wait_until
 from shoal.coordinator.broker import config, rights
 from shoal.types.device import Role
-from shoal.wire.enrol import Enrolled
+from shoal.wire.member_files import Enrolled
 
 LISTENS_WITHIN_S = 10.0
 

@@ -26,7 +26,7 @@ from shoal.types.assignment import Credential
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
-from shoal.wire.tls_ignoring_dates import NO_CHECK_TIME
+from shoal.wire.tls_files import NO_CHECK_TIME
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.alone]
 

@@ -22,7 +22,7 @@ from shoal.client.contexts import Context
 from shoal.client.region import RegionClient
 from shoal.types.codes import Code
 from shoal.v1 import operator_pb2
-from shoal.wire.identity import identity_of_pem
+from shoal.wire.certificates import identity_of_pem
 
 NOWHERE = "127.0.0.1:1"
 PORTS = [

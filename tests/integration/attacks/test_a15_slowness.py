@@ -19,8 +19,8 @@ from harness.report import record
 from harness.wait import until
 from shoal.agent.dataplane.ingress_admission import CALLS_PER_CALLER, READ_SLOTS_PER_CALLER
 from shoal.types.device import Role
-from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import dns_of
+from shoal.wire.member_files import Enrolled
 
 pytestmark = pytest.mark.alone
 

@@ -31,10 +31,10 @@ from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.v1 import artifacts_pb2, enrolment_pb2, federation_pb2, link_pb2
 from shoal.v1 import operator_pb2 as api
-from shoal.wire.enrol import Enrolled
 from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, channel_options
+from shoal.wire.member_files import Enrolled
 
 pytestmark = pytest.mark.alone
 

@@ -43,10 +43,12 @@ from shoal.v1 import (
 )
 from shoal.v1 import operator_pb2 as api
 from shoal.wire import nouns
-from shoal.wire.enrol import Enrolled, new_key, redeem, request_pem
+from shoal.wire.certificates import identity_of_pem
+from shoal.wire.enrol import new_key, redeem, request_pem
 from shoal.wire.grpcio_status import refusal_of
-from shoal.wire.identity import dns_of, identity_of_pem
+from shoal.wire.identity import dns_of
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, channel_options
+from shoal.wire.member_files import Enrolled
 
 UNLIMITED = 2**31 - 1
 

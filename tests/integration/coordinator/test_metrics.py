@@ -10,7 +10,8 @@ import pytest
 from harness.cluster.coordinator import REGION, CoordinatorServer, channel, operator_of
 from harness.metrics import PAGES, check_page
 from shoal.types.codes import ShoalError
-from shoal.wire.enrol import Enrolled, redeem
+from shoal.wire.enrol import redeem
+from shoal.wire.member_files import Enrolled
 
 STRANGE = "hunter2"
 """What a caller chooses."""

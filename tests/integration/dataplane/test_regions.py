@@ -28,7 +28,7 @@ from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.workload import WorkloadKey
-from shoal.wire.identity import identity_of_pem
+from shoal.wire.certificates import identity_of_pem
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEY = WorkloadKey("acme", "relu")

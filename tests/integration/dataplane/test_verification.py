@@ -32,7 +32,7 @@ from shoal.types.tolerance import default
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import witness_pb2
 from shoal.wire import grpcio_status, limits
-from shoal.wire.identity import identity_of_pem
+from shoal.wire.certificates import identity_of_pem
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEY = WorkloadKey("acme", "dense")

@@ -26,10 +26,10 @@ from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import federation_pb2, federation_pb2_grpc, operator_pb2
 from shoal.wire import nouns, signed_envelope
-from shoal.wire.enrol import Enrolled
 from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, channel_options
+from shoal.wire.member_files import Enrolled
 
 CALL_S = 10.0
 TRADES = """apiVersion: shoal/v1

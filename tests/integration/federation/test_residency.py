@@ -32,10 +32,10 @@ from shoal.types.offer import Decline, Offer
 from shoal.types.units import Seconds
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import signed_envelope
-from shoal.wire.enrol import Enrolled
 from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK_BYTES, channel_options
+from shoal.wire.member_files import Enrolled
 
 pytestmark = pytest.mark.alone
 

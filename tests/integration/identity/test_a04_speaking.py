@@ -33,8 +33,8 @@ from shoal.types.topics import DOWN, UP, Channel
 from shoal.types.units import Bytes, Seconds, Wall, Watts
 from shoal.v1 import link_pb2, link_pb2_grpc, operator_pb2
 from shoal.wire import nouns
-from shoal.wire.enrol import Enrolled
 from shoal.wire.grpcio_status import refusal_of
+from shoal.wire.member_files import Enrolled
 from shoal.wire.signing import sign
 
 CLOCK = CoordinatorClock()

@@ -24,10 +24,11 @@ from shoal.coordinator.identity.roots import Roots
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.v1 import enrolment_pb2, enrolment_pb2_grpc, operator_pb2, operator_pb2_grpc
-from shoal.wire.enrol import Enrolled, key_pem, new_key, redeem, request_pem
+from shoal.wire.enrol import key_pem, new_key, redeem, request_pem
 from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import ENROL_BYTES, channel_options
+from shoal.wire.member_files import Enrolled
 
 ANN = f"shoal://{REGION}/operator/ann"
 URIS: dict[str, Sequence[str]] = {

@@ -19,8 +19,9 @@ from harness.report import record
 from shoal.coordinator.clock import CoordinatorClock
 from shoal.types.codes import Code, ShoalError
 from shoal.v1 import operator_pb2, operator_pb2_grpc
-from shoal.wire.enrol import Enrolled, redeem, renew
+from shoal.wire.enrol import redeem, renew
 from shoal.wire.grpcio_status import refusal_of
+from shoal.wire.member_files import Enrolled
 
 
 def enrol_operator(coordinator: CoordinatorServer, name: str, folder: Path) -> Enrolled:

@@ -22,8 +22,9 @@ from shoal.client import Context, RegionClient
 from shoal.coordinator.clock import CoordinatorClock
 from shoal.types.codes import Code, ShoalError
 from shoal.v1 import operator_pb2, operator_pb2_grpc
-from shoal.wire.enrol import Enrolled, redeem
+from shoal.wire.enrol import redeem
 from shoal.wire.grpcio_status import refusal_of
+from shoal.wire.member_files import Enrolled
 
 WITHIN_S = 1.0
 

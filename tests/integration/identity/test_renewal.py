@@ -24,10 +24,12 @@ from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
 from shoal.v1 import enrolment_pb2, enrolment_pb2_grpc, operator_pb2, operator_pb2_grpc
-from shoal.wire.enrol import Enrolled, is_matching_pair, new_key, recover_write, redeem, renew, request_pem
+from shoal.wire.certificates import identity_of_pem
+from shoal.wire.enrol import is_matching_pair, new_key, redeem, renew, request_pem
 from shoal.wire.grpcio_status import refusal_of
-from shoal.wire.identity import dns_of, identity_of_pem
+from shoal.wire.identity import dns_of
 from shoal.wire.limits import ENROL_BYTES
+from shoal.wire.member_files import Enrolled, recover_write
 from shoal.wire.signing import sign
 from shoal.wire.tls_ignoring_dates import channel_ignoring_dates
 

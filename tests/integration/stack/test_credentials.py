@@ -22,7 +22,7 @@ from shoal.devstack.process_supervisor import program_path
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Seconds
-from shoal.wire.identity import identity_of_pem
+from shoal.wire.certificates import identity_of_pem
 
 NAME = "guarded"
 CLOSED_WITHIN_S = 1.0

@@ -23,6 +23,7 @@ from shoal.agent.preparation.preparer import ProgramPreparer
 from shoal.agent.worker.compare import compare
 from shoal.agent.worker.engine import open_engine, run_options
 from shoal.agent.worker.providers import CPU_PROVIDER, Provider
+from shoal.artifacts.signature_bundle import verify_file
 from shoal.devstack import ocr
 from shoal.types.assignment import Assignment, Preparation, Work
 from shoal.types.codes import Code, ShoalError, refuse
@@ -44,7 +45,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         log = RecordingLog()
-        publishers = SignatureVerifier(folder / "publishers.json", (), log)
+        publishers = SignatureVerifier(folder / "publishers.json", (), log, verify=verify_file)
         files = DirectoryCache(folder / "cache", nothing, publishers, log, quota=Bytes(2**30), low_water=Bytes(0))
         self.preparer = ProgramPreparer(folder / "prepared", files, SystemClock(), log)
 

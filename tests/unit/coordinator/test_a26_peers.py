@@ -16,8 +16,8 @@ from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.offer import Member
 from shoal.v1 import federation_pb2
-from shoal.wire.enrol import Enrolled
-from shoal.wire.identity import identity_of_pem
+from shoal.wire.certificates import identity_of_pem
+from shoal.wire.member_files import Enrolled
 
 HANDSHAKE = b"\x16\x03"
 

@@ -11,6 +11,7 @@ from harness.builders.agent_values import assignment
 from harness.crypto.signatures import FILES, Publisher
 from harness.fakes.log import RecordingLog
 from shoal.agent.cache.publishers import SignatureVerifier, load_keys
+from shoal.artifacts.signature_bundle import verify_file
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, ShoalError
 from shoal.types.signature import PublisherKey, SignedModel
@@ -28,7 +29,7 @@ def signed_assignment(
 
 
 def device(folder: Path, *own: PublisherKey) -> SignatureVerifier:
-    return SignatureVerifier(folder / "publishers.json", own, RecordingLog())
+    return SignatureVerifier(folder / "publishers.json", own, RecordingLog(), verify=verify_file)
 
 
 def code(publishers: SignatureVerifier, assigned: Assignment) -> Code | None:
@@ -81,7 +82,7 @@ def test_a38_each_key_has_versions_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_version_that_cannot_be_remembered_is_not_loaded(tmp_path: Path) -> None:
-    publishers = SignatureVerifier(tmp_path / "gone" / "publishers.json", (), RecordingLog())
+    publishers = SignatureVerifier(tmp_path / "gone" / "publishers.json", (), RecordingLog(), verify=verify_file)
     assert code(publishers, signed_assignment(version=1)) is Code.DISK_FULL
     assert code(publishers, signed_assignment(version=0)) is None
 

@@ -17,7 +17,7 @@ from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.v1 import federation_pb2
 from shoal.wire import nouns
-from shoal.wire.identity import identity_of_der
+from shoal.wire.certificates import identity_of_der
 from shoal.wire.signed_envelope import RegionSigner, verify_envelope
 
 NOW = Wall(1_800_000_000.0)

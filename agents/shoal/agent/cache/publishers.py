@@ -9,25 +9,36 @@ coordinator decides when a signature expires, because a device may be cut off wi
 """
 
 import json
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from shoal.agent.ports import Log
-from shoal.artifacts import signature_bundle as bundles
 from shoal.host.private_files import write_private
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.signature import PublisherKey, VerifiedSignature, check_rollback, parse_key
 
 _SUFFIX: Final = ".pem"
+MOST_KNOWN: Final = 64
+"""Verified signatures that are remembered. A bundle is some KiB, at most 64 (`signature_bundle.BUNDLE_BYTES`)."""
+
+VerifySignature = Callable[[bytes, tuple[PublisherKey, ...], str], VerifiedSignature]
+"""What one of the keys signed in this bundle, which is the model with this digest. Blocking. Raises
+ShoalError(SIGNATURE_INVALID)."""
 
 
 class SignatureVerifier:
     """Blocking, for one caller at a time."""
 
-    def __init__(self, versions_file: Path, device_keys: tuple[PublisherKey, ...], log: Log) -> None:
+    def __init__(
+        self, versions_file: Path, device_keys: tuple[PublisherKey, ...], log: Log, *, verify: VerifySignature
+    ) -> None:
         """`versions_file`: the file of newest versions. `device_keys`: the device's own keys; empty: the region's keys
         suffice."""
+        # Each is verified once: an assignment is checked whenever its replica starts.
+        self._verify = lru_cache(MOST_KNOWN)(verify)
         self._versions_file = versions_file
         self._device_keys = device_keys
         self._log = log
@@ -44,21 +55,15 @@ class SignatureVerifier:
                     "ask for a signature in the workload's policy (require.trust.signed_model)",
                 )
             return
-        signed = self._verify(asked, asked.signed.keys)
+        signed = self._verify(asked.signed.bundle, asked.signed.keys, asked.model)
         if self._device_keys:
-            self._verify(asked, self._device_keys)
+            self._verify(asked.signed.bundle, self._device_keys, asked.model)
         newest = self._load_versions().get(signed.lineage, 0)
         allowed = frozenset({asked.signed.allow_version} - {0})
         if (refusal := check_rollback(signed, newest, allowed)) is not None:
             raise ShoalError(refusal)
         if signed.version > newest:
             self._record_version(signed)
-
-    def _verify(self, asked: Assignment, keys: tuple[PublisherKey, ...]) -> VerifiedSignature:
-        assert asked.signed is not None
-        _, signed = bundles.verify(asked.signed.bundle, keys)
-        bundles.check_file(signed, asked.model)
-        return signed
 
     def _load_versions(self) -> dict[str, int]:
         if self._newest_versions is None:

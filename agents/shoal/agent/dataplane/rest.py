@@ -49,8 +49,8 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import Identity
 from shoal.types.units import Seconds
 from shoal.wire import status
-from shoal.wire.identity import identity_of_der
-from shoal.wire.tls_ignoring_dates import NO_CHECK_TIME
+from shoal.wire.certificates import identity_of_der
+from shoal.wire.tls_files import NO_CHECK_TIME
 
 MAX_HEAD: Final = 32 * 2**10
 MAX_CONNECTIONS: Final = 1024

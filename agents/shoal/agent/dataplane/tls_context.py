@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from shoal.agent.dataplane.transport import TlsFiles
 from shoal.agent.dataplane.trust import Authorities, Handshake
-from shoal.wire.tls_ignoring_dates import NO_CHECK_TIME
+from shoal.wire.tls_files import NO_CHECK_TIME
 
 
 class ServerTls:

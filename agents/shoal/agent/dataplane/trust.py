@@ -16,7 +16,7 @@ from shoal.agent.dataplane.transport import TlsFiles
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, refuse
 from shoal.types.identity import Identity
-from shoal.wire.identity import CERTIFICATE_ERRORS, identity_of_pem
+from shoal.wire.certificates import CERTIFICATE_ERRORS, identity_of_pem
 from shoal.wire.trust import has_known_issuer
 
 _MAX_IDENTITIES: Final = 1024

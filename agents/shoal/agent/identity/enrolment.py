@@ -1,4 +1,4 @@
-"""Enrolment of a node in a region, and what the node keeps of it: `identity/` in the state directory."""
+"""What a node keeps of its enrolment in a region: `identity/` in the state directory."""
 
 import fcntl
 import json
@@ -7,18 +7,17 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from shoal.agent.identity.membership import EXPELLED
-from shoal.host.private_files import write_private
-from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.device import Role
-from shoal.types.units import Wall
-from shoal.wire.enrol import Enrolled, recover_write, redeem
-from shoal.wire.identity import identity_of_pem
+from shoal.types.codes import Code, refuse
+from shoal.wire.member_files import recover_write
 
-_MEMBER = "member.json"
+MEMBER: Final = "member.json"
+"""File with the `NodeEnrolment`."""
+EXPELLED: Final = "expelled"
+"""A file of this name records that the region revoked this identity: the machine may join again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,58 +47,9 @@ def is_member(state_dir: Path) -> bool:
     return (folder / "cert.pem").exists() and not (folder / EXPELLED).exists()
 
 
-def join(
-    state_dir: Path, coordinator: str, token: str, *, name: str, labels: Mapping[str, str], wall: Wall
-) -> NodeEnrolment:
-    """Redeem a token and store key, certificate and CA in `state_dir`. Models cached there stay.
-
-    An empty `name` means the token's, or the host's name if the token leaves it open.
-
-    Raises ShoalError(CONFLICT) if this directory holds a certificate that is valid and not revoked, and what redeeming
-    raises.
-    """
-    folder = state_dir / "identity"
-    recover_write(folder)
-    good = (folder / "cert.pem").exists() and identity_of_pem((folder / "cert.pem").read_bytes()).not_after > wall
-    if good and not (folder / EXPELLED).exists():
-        raise refuse(
-            Code.CONFLICT, f"{state_dir} has joined already", "an empty state directory", "choose another --state-dir"
-        )
-    enrolled = _redeem(coordinator, token, name)
-    if enrolled.role not in (Role.AGENT, Role.GATEWAY):
-        raise refuse(
-            Code.ROLE_DENIED, f"a token for role {enrolled.role}", "agent or gateway", "make one: shoal token create"
-        )
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    member = NodeEnrolment(
-        enrolled.name,
-        enrolled.region,
-        enrolled.role,
-        enrolled.link_address,
-        dict(labels),
-        enrolled.enrol_address,
-        enrolled.mqtt_address,
-    )
-    folder.mkdir(exist_ok=True, mode=0o700)
-    write_private(folder / _MEMBER, json.dumps(asdict(member), indent=1).encode())
-    enrolled.write(folder)  # the certificate is written last: with it the node has joined
-    (folder / EXPELLED).unlink(missing_ok=True)
-    return member
-
-
-def _redeem(coordinator: str, token: str, name: str) -> Enrolled:
-    try:
-        return redeem(coordinator, token, name)
-    except ShoalError as error:
-        # A token without a name was not used up by this attempt.
-        if name or error.code is not Code.NAME_INVALID:
-            raise
-        return redeem(coordinator, token, host_name())
-
-
 def load(state_dir: Path) -> NodeEnrolment:
     """Raises ShoalError(UNAUTHENTICATED | STATE_CORRUPT)."""
-    path = state_dir / "identity" / _MEMBER
+    path = state_dir / "identity" / MEMBER
     recover_write(path.parent)
     try:
         return NodeEnrolment(**json.loads(path.read_text()))

@@ -8,29 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-
 from shoal.agent.core import renewal
+from shoal.agent.identity.enrolment import EXPELLED
+from shoal.agent.identity.orders import RenewOrder
+from shoal.agent.identity.programs import run_order
 from shoal.agent.ports import AgentClock, Log, NodeTrust
 from shoal.host.event_wait import wait_or_timeout
 from shoal.host.private_files import write_private
 from shoal.types.assignment import Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import Identity
-from shoal.types.units import Seconds, Wall, show_seconds
-from shoal.wire.enrol import renew
-from shoal.wire.identity import (
-    BACKDATED_S,
-    CERTIFICATE_ERRORS,
-    ca_fingerprint,
-    identity_of_certificate,
-    identity_of_pem,
-)
-from shoal.wire.trust import has_known_issuer
+from shoal.types.units import Seconds, Wall
+from shoal.wire.identity import BACKDATED_S
+from shoal.wire.tls_files import fingerprint_of, is_issued_by, read_identity, split_certificates
 
-EXPELLED: Final = "expelled"
-"""A file of this name records that the region revoked this identity: the machine may join again."""
 RECHECK_S: Final = Seconds(30.0)
 """Seconds between checks of the clock, which may be set meanwhile."""
 
@@ -67,7 +58,7 @@ class FileMembership:
 
     async def adopt(self, trust: Trust) -> None:
         if trust.roots and trust.roots != self._roots:
-            fingerprints = [ca_fingerprint(_parse_certificate(pem)) for pem in trust.roots]
+            fingerprints = [fingerprint_of(pem) for pem in trust.roots]
             content = "".join(trust.roots).encode()
             try:
                 await asyncio.to_thread(write_private, self._folder / "ca.pem", content)
@@ -98,7 +89,8 @@ class FileMembership:
             await self._wait_until_due()
             self._must_renew = False
             try:
-                await asyncio.to_thread(self._renew)
+                order = RenewOrder(self._enrol, str(self._folder), self._identity.not_after, self._clock.wall())
+                await asyncio.to_thread(run_order, order)
             except ShoalError as error:
                 ended = self._clock.wall() > self._identity.not_after
                 wait = renewal.retry_after(self._identity.name, attempt, error.code, expired=ended)
@@ -119,7 +111,7 @@ class FileMembership:
     async def _wait_until_due(self) -> None:
         """Wait until two thirds of the certificate's life are over, a peer refused it, or another CA issues."""
         while not self._must_renew:
-            if not self._is_from_current_ca():
+            if not self._is_from_current_ca:
                 await self._clock.sleep(renewal.ca_switch_delay(self._identity.name))
                 return
             due = renewal.due_at(self._issue_time(), self._identity.not_after, self._identity.name)
@@ -129,37 +121,14 @@ class FileMembership:
             self._wake.clear()
             await wait_or_timeout(self._wake, min(left, RECHECK_S))
 
-    def _renew(self) -> None:
-        enrolled = renew(self._enrol, self._folder)
-        offered = identity_of_pem(enrolled.certificate_pem)
-        now = self._clock.wall()
-        if renewal.is_offer_expired(offered.not_after, self._identity.not_after, now):
-            found = f"a certificate that ended {show_seconds(Seconds(now - offered.not_after))} ago"
-            raise refuse(Code.CLOCK_SKEW, found, "one that is valid", "set the coordinator's clock; ours is kept")
-        try:
-            enrolled.write(self._folder)
-        except OSError as cause:
-            raise refuse(Code.DISK_FULL, f"identity/: {cause.strerror}", "room for it", "free some space") from cause
-
     def _issue_time(self) -> Wall:
         """When the certificate was issued, by the issuer's clock."""
         return Wall(self._identity.not_before + BACKDATED_S)
 
-    def _is_from_current_ca(self) -> bool:
-        """Whether the CA that issues now signed the certificate."""
-        return has_known_issuer(self._certificate, (_parse_certificate(self._roots[0]),))
-
     def _read_files(self) -> None:
-        self._certificate = x509.load_pem_x509_certificate((self._folder / "cert.pem").read_bytes())
-        self._identity: Identity = identity_of_certificate(self._certificate)
-        roots = x509.load_pem_x509_certificates((self._folder / "ca.pem").read_bytes())
-        self._roots = tuple(root.public_bytes(serialization.Encoding.PEM).decode() for root in roots)
-        self._trust = NodeTrust(self._identity.serial, tuple(map(ca_fingerprint, roots)))
-
-
-def _parse_certificate(pem: str) -> x509.Certificate:
-    """Raises ShoalError(MESSAGE_INVALID)."""
-    try:
-        return x509.load_pem_x509_certificate(pem.encode())
-    except CERTIFICATE_ERRORS as cause:
-        raise refuse(Code.MESSAGE_INVALID, "a CA that is no certificate", "PEM", "update the coordinator") from cause
+        certificate, key = self._folder / "cert.pem", self._folder / "key.pem"
+        self._identity: Identity = read_identity(certificate, key)
+        self._roots = split_certificates((self._folder / "ca.pem").read_text())
+        # The first CA is the one that issues now.
+        self._is_from_current_ca = any(is_issued_by(certificate, key, each) for each in self._roots[:1])
+        self._trust = NodeTrust(self._identity.serial, tuple(map(fingerprint_of, self._roots)))

@@ -1,47 +1,47 @@
-"""Signs with the node's key."""
+"""Signs with the node's key, in the program of the identity."""
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-
+from shoal.agent.identity.orders import SignOrder
+from shoal.agent.identity.programs import run_order
 from shoal.types.codes import Code, refuse
 from shoal.types.receipt import Receipt, SignedReceipt
-from shoal.wire import nouns, signing
+from shoal.wire import nouns
+
+TOPIC = "receipt"
 
 
 class KeySigner:
-    """Signs receipts with the key of the node's current certificate. Notices a renewed key by itself."""
+    """Signs receipts with the key of the node's current certificate. Notices a renewed key by itself.
+
+    A receipt that it has signed with this key is not signed again: a session that opens asks for all of them.
+    """
 
     def __init__(self, key: Path, *, region: str, node: str) -> None:
-        """`key` is its PEM file. Raises ShoalError(UNAUTHENTICATED) for a key that is not P-256."""
+        """`key` is its PEM file."""
         self._path = key
         self._region = region
         self._node = node
         self._mtime_ns = -1
-        self._key = self._current_key()
+        # By device: the newest receipt that this key has signed.
+        self._signed: dict[str, SignedReceipt] = {}
 
-    def sign_receipt(self, receipt: Receipt) -> SignedReceipt:
-        """Raises ShoalError(UNAUTHENTICATED)."""
-        content = nouns.encode(receipt)
-        key = self._current_key()
-        return nouns.make_signed_receipt(receipt, signing.sign(key, self._region, self._node, "receipt", content))
-
-    def _current_key(self) -> ec.EllipticCurvePrivateKey:
+    async def sign_receipts(self, receipts: Sequence[Receipt]) -> tuple[SignedReceipt, ...]:
+        """Raises ShoalError(UNAUTHENTICATED) for a key that is missing or not P-256, and INTERNAL."""
         try:
             stamp = self._path.stat().st_mtime_ns
-            if stamp != self._mtime_ns:
-                self._key, self._mtime_ns = _parse_key(self._path.read_bytes()), stamp
         except OSError as cause:
             raise refuse(Code.UNAUTHENTICATED, f"key.pem: {cause.strerror}", "the node's key", "join again") from cause
-        return self._key
-
-
-def _parse_key(key_pem: bytes) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = serialization.load_pem_private_key(key_pem, password=None)
-    except ValueError as cause:
-        raise refuse(Code.UNAUTHENTICATED, "an unreadable key.pem", "the node's key", "join again") from cause
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise refuse(Code.UNAUTHENTICATED, "a key that is not P-256", "the node's key", "join again")
-    return key
+        if stamp != self._mtime_ns:
+            self._signed, self._mtime_ns = {}, stamp
+        known = self._signed
+        missing = [each for each in receipts if each.device not in known or known[each.device].receipt != each]
+        if missing:
+            contents = tuple(map(nouns.encode, missing))
+            order = SignOrder(str(self._path), self._region, self._node, TOPIC, contents)
+            answer = await asyncio.to_thread(run_order, order)
+            for receipt, signature in zip(missing, answer.signatures, strict=True):
+                known[receipt.device] = nouns.make_signed_receipt(receipt, signature)
+        return tuple(known[each.device] for each in receipts)

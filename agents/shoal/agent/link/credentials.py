@@ -13,8 +13,9 @@ from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.units import Wall
 from shoal.wire.handshake import check_own, check_peer
-from shoal.wire.identity import dns_of, identity_of_pem
+from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK, channel_options
+from shoal.wire.tls_files import read_identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,12 @@ class CredentialFiles:
         return self.folder / "ca.pem"
 
     def identity(self) -> Identity:
-        """Raises ShoalError(UNAUTHENTICATED) if there is no certificate."""
-        return identity_of_pem(_read(self.certificate))
+        """Raises ShoalError(UNAUTHENTICATED) if there is no certificate or key, and ShoalError(CERT_NAME_INVALID)."""
+        try:
+            return read_identity(self.certificate, self.key)
+        except OSError as cause:
+            found = f"no {Path(cause.filename or self.certificate).name}: {cause.strerror}"
+            raise refuse(Code.UNAUTHENTICATED, found, "an enrolled node", "run shoal-agent join") from cause
 
 
 def coordinator_name(region: str) -> str:

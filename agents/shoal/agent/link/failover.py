@@ -10,15 +10,28 @@ from typing import Final, Protocol
 
 from shoal.agent.core import carrier_selection as core
 from shoal.agent.core.carrier_selection import Carrier, CarrierSelection, CarrierTiming
-from shoal.agent.link.grpc import GrpcLink, GrpcModels
-from shoal.agent.link.https import HttpsModels
-from shoal.agent.link.mqtt import MqttLink
-from shoal.agent.ports import AgentClock, LinkRefused, LinkSession, Log
+from shoal.agent.ports import AgentClock, CoordinatorLink, LinkRefused, LinkSession, Log
 from shoal.types.codes import ShoalError
 from shoal.types.link import FromAgent, Hello, ToAgent, Welcome
 from shoal.types.units import Elapsed, Seconds
 
 DEFAULT_TIMING: Final = CarrierTiming()
+
+
+class CarrierLink(CoordinatorLink, Protocol):
+    """A link over one carrier."""
+
+    def on_certificate_renewed(self) -> None:
+        """End the open session, so that the next one uses the new files."""
+        ...
+
+
+class BrokerLink(CarrierLink, Protocol):
+    """The link that is left when gRPC can be reached again."""
+
+    def end(self, found: str) -> None:
+        """End the open session, if there is one. `found`: why."""
+        ...
 
 
 class FailoverLink:
@@ -27,8 +40,8 @@ class FailoverLink:
     def __init__(
         self,
         node: str,
-        grpc: GrpcLink,
-        mqtt: MqttLink,
+        grpc: CarrierLink,
+        mqtt: BrokerLink,
         probe_grpc: Callable[[], Awaitable[bool]],
         clock: AgentClock,
         log: Log,
@@ -118,7 +131,7 @@ class ModelTransport(Protocol):
 class FailoverModels:
     """Transfers models over the carrier that the link uses."""
 
-    def __init__(self, link: FailoverLink, grpc: GrpcModels, https: HttpsModels) -> None:
+    def __init__(self, link: FailoverLink, grpc: ModelTransport, https: ModelTransport) -> None:
         self._link = link
         self._grpc = grpc
         self._https = https

@@ -49,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _join(state_dir: Path, coordinator: str, token: str, name: str, labels: dict[str, str]) -> int:
     from shoal.agent.clock import SystemClock
-    from shoal.agent.identity import enrolment
+    from shoal.agent.identity.certificate import join
 
     wall = SystemClock().wall()
-    member = enrolment.join(state_dir, coordinator, token, name=name, labels=labels, wall=wall)
+    member = join(state_dir, coordinator, token, name=name, labels=labels, wall=wall)
     print(json.dumps({"event": "joined", "node": member.name, "region": member.region, "role": member.role}))
     return 0
 

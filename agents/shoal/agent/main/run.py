@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import structlog
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from shoal.agent import scheduling_priority
 from shoal.agent.cache.directory import DirectoryCache
@@ -23,14 +22,16 @@ from shoal.agent.devices.installed import CPU_DRIVER, present_drivers
 from shoal.agent.devices.process import DriverProcess
 from shoal.agent.driver_port import DriverOptions
 from shoal.agent.identity import enrolment, host
+from shoal.agent.identity.forward_key import public_key_of
 from shoal.agent.identity.membership import FileMembership
+from shoal.agent.identity.orders import JoinOrder
+from shoal.agent.identity.programs import run_order
+from shoal.agent.identity.publisher_signatures import verify_in_program
 from shoal.agent.identity.signer import KeySigner
 from shoal.agent.journal.files import FileJournal
 from shoal.agent.link.credentials import CredentialFiles, check_coordinator
-from shoal.agent.link.failover import FailoverLink, FailoverModels, ModelTransport
+from shoal.agent.link.failover import CarrierLink, FailoverLink, FailoverModels, ModelTransport
 from shoal.agent.link.grpc import GrpcLink, GrpcModels
-from shoal.agent.link.https import HttpsModels
-from shoal.agent.link.mqtt import MqttLink
 from shoal.agent.main.options import AgentConfig
 from shoal.agent.main.stop_signals import StopSignals
 from shoal.agent.main.timekeeper import Timekeeper
@@ -45,7 +46,7 @@ from shoal.agent.worker.pool import ProcessWorkers
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.host import gc_freeze, logs
 from shoal.host.otlp import collector_of
-from shoal.host.private_files import disable_core_dumps, write_private
+from shoal.host.private_files import disable_core_dumps
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Node, Role
@@ -100,8 +101,7 @@ def _join(config: AgentConfig, token_file: Path) -> None:
     except (OSError, ValueError) as cause:
         found, remedy = f"--token-file {token_file}: {cause}", "put one there: shoal token create"
         raise refuse(Code.FIELD_INVALID, found, "a file with a join token", remedy) from cause
-    wall = SystemClock().wall()
-    enrolment.join(config.state_dir, config.enrol, token, name=config.name, labels={}, wall=wall)
+    run_order(JoinOrder(str(config.state_dir), config.enrol, token, config.name, SystemClock().wall()))
 
 
 async def _serve(
@@ -117,7 +117,7 @@ async def _serve(
     clock = timekeeper.clock
     journal = FileJournal(config.state_dir / "journal", log)
     command = (*FRONT_COMMAND, "--journal", str(config.state_dir / "journal"))
-    forward_key = _forward_key(config.identity / FORWARD_KEY)
+    forward_key = public_key_of(config.identity / FORWARD_KEY)
     front = FrontProcess(_front_config(config, files, identity), command, clock)
     cache = config.state_dir / "cache"
     workers = ProcessWorkers(
@@ -141,7 +141,7 @@ async def _serve(
     guard = RegionMetricsAccess(identity.region, files.certificate, files.key, files.ca, clock.wall)
     metrics_port = metrics.serve(config.metrics, lambda: supervisor.snapshot, guard)
     own_keys = load_keys(config.publisher_keys) if config.publisher_keys is not None else ()
-    publishers = SignatureVerifier(config.state_dir / "publishers.json", own_keys, log)
+    publishers = SignatureVerifier(config.state_dir / "publishers.json", own_keys, log, verify=verify_in_program)
     link, models = _links(config, member, files, identity, clock, log)
     membership = FileMembership(
         config.identity,
@@ -253,7 +253,7 @@ def _links(
     identity: Identity,
     clock: AgentClock,
     log: Log,
-) -> tuple[GrpcLink | MqttLink | FailoverLink, ModelTransport]:
+) -> tuple[CarrierLink, ModelTransport]:
     """The link, and the transport of models. Raises ShoalError(FIELD_INVALID)."""
     coordinator, broker = config.coordinator or member.coordinator, config.mqtt or member.mqtt
     grpc = GrpcLink(files, coordinator, clock, log)
@@ -262,6 +262,11 @@ def _links(
         return grpc, grpc_models
     if not broker:
         raise refuse(Code.FIELD_INVALID, "--link mqtt without a broker", "--mqtt HOST:PORT", "say where the broker is")
+    # Only a node with a broker needs them: with the library of signatures, which every message that a broker keeps is
+    # checked by, they take 11 MB.
+    from shoal.agent.link.https import HttpsModels
+    from shoal.agent.link.mqtt import MqttLink
+
     mqtt = MqttLink(files, broker, clock, log)
     mqtt_models = HttpsModels(files, lambda: mqtt.models_address, clock)
     if config.link == "mqtt":
@@ -294,14 +299,6 @@ def _front_config(config: AgentConfig, files: CredentialFiles, identity: Identit
         forward_key=str(config.identity / FORWARD_KEY),
         memory_bytes=config.front_memory,
     )
-
-
-def _forward_key(path: Path) -> str:
-    """The public key, hex, of the private one at `path`, which is created if missing. Raises OSError."""
-    if not path.exists():
-        write_private(path, X25519PrivateKey.generate().private_bytes_raw())
-    public: bytes = X25519PrivateKey.from_private_bytes(path.read_bytes()).public_key().public_bytes_raw()
-    return public.hex()
 
 
 def _node(

@@ -107,7 +107,7 @@ class DeviceProbes:
                 receipt = receipts.with_operators(receipt, self._known_operators(receipt))
                 if (refusal := receipts.check_spread(receipt)) is not None:
                     raise ShoalError(refusal)
-                signed = self._signer.sign_receipt(receipt)
+                (signed,) = await self._signer.sign_receipts((receipt,))
                 self._monitor.on_measured(name)
                 self.receipts = receipts.with_receipt(self.receipts, signed)
                 await self._journal.save_receipts(self.receipts)
@@ -135,16 +135,24 @@ class DeviceProbes:
 
     async def _write_operators(self) -> None:
         """Put what loads have shown into the receipts. A device without one waits for it."""
-        changed = False
-        for signed in self.receipts:
-            taken = self._operators.pop(signed.receipt.device, set())
-            known = receipts.with_operators(signed.receipt, taken)
-            if known != signed.receipt:
-                self.receipts = receipts.with_receipt(self.receipts, self._signer.sign_receipt(known))
-                changed = True
-        if changed:
-            await self._journal.save_receipts(self.receipts)
-            self._on_receipt()
+        before = {each.receipt.device: each.receipt for each in self.receipts}
+        shown = {device: self._operators.pop(device, set()) for device in before}
+        after = (receipts.with_operators(before[device], taken) for device, taken in shown.items())
+        changed = [each for each in after if each != before[each.device]]
+        if not changed:
+            return
+        try:
+            signed = await self._signer.sign_receipts(changed)
+        except ShoalError as error:  # written when something is due the next time
+            self._log.warning("receipts_not_signed", code=error.code, error=str(error))
+            for device, taken in shown.items():
+                self._operators.setdefault(device, set()).update(taken)
+            return
+        for each in signed:
+            if any(known.receipt == before[each.receipt.device] for known in self.receipts):  # not replaced meanwhile
+                self.receipts = receipts.with_receipt(self.receipts, each)
+        await self._journal.save_receipts(self.receipts)
+        self._on_receipt()
 
     def _next_device(self) -> str | None:
         """The first device to be probed that has not failed lately: one that fails holds up no other."""

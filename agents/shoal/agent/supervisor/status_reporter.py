@@ -62,6 +62,7 @@ class StatusReporter:
         self._clock = ports.clock
         self._membership = ports.membership
         self._signer = ports.signer
+        self._log = ports.log
         self._monitor = monitor
         self._replicas = replicas
         self._probes = probes
@@ -98,9 +99,14 @@ class StatusReporter:
         """
         if link.receipts == self._probes.receipts:
             return
-        link.receipts = self._probes.receipts
+        told = self._probes.receipts
         # Sign now: the key that signed these receipts when they were measured may have been replaced.
-        signed = tuple(self._signer.sign_receipt(each.receipt) for each in link.receipts)
+        try:
+            signed = await self._signer.sign_receipts([each.receipt for each in told])
+        except ShoalError as error:  # a node without receipts serves what it has; the next heartbeat tries again
+            self._log.warning("receipts_not_signed", code=error.code, error=str(error))
+            return
+        link.receipts = told
         try:
             await link.session.send(Receipts(signed))
         except ShoalError:

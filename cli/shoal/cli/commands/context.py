@@ -10,8 +10,8 @@ from shoal.cli.render.output import emit, line, note, table
 from shoal.cli.render.resources import when
 from shoal.client import Context, Contexts, RegionClient, client_files, renew_context
 from shoal.types.codes import Code, refuse
+from shoal.wire.certificates import identity_of_pem
 from shoal.wire.enrol import redeem, renew
-from shoal.wire.identity import identity_of_pem
 
 
 @click.group()

@@ -17,7 +17,7 @@ from shoal.types.migration import PackRef
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc
-from shoal.wire.identity import identity_of_context
+from shoal.wire.certificates import identity_of_context
 from shoal.wire.limits import CHUNK_BYTES
 
 Chunks = AsyncIterator[artifacts_pb2.PushChunk]

@@ -20,8 +20,9 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.units import Elapsed
+from shoal.wire.certificates import GrpcContext, identity_of_context
 from shoal.wire.grpcio_status import abort
-from shoal.wire.identity import GrpcContext, check_validity, identity_of_context, require
+from shoal.wire.identity import check_validity, require
 from shoal.wire.request_limits import make_reader
 from shoal.wire.signed_envelope import COORDINATORS, RootsOf, check_roots
 

@@ -12,7 +12,7 @@ from shoal.coordinator.ports import Blobs, Clock, StoreSnapshot
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.codes import Code, refuse
 from shoal.v1 import operator_pb2
-from shoal.wire.identity import identity_of_context
+from shoal.wire.certificates import identity_of_context
 from shoal.wire.limits import CHUNK_BYTES
 
 MAX_WAITING: Final = 4

@@ -7,7 +7,7 @@ from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.types.codes import Code, refuse
 from shoal.v1 import operator_pb2
-from shoal.wire.identity import identity_of_context
+from shoal.wire.certificates import identity_of_context
 
 
 class ProcessDiagnostics(Protocol):

@@ -16,7 +16,8 @@ from shoal.types.identity import check_name
 from shoal.types.offer import Advertisement, Directory, Member, Solicitation
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import nouns, signed_envelope
-from shoal.wire.identity import CERTIFICATE_ERRORS, identity_of_context, peer_ip
+from shoal.wire.certificates import CERTIFICATE_ERRORS, identity_of_context
+from shoal.wire.identity import peer_ip
 
 Noun = TypeVar("Noun")
 

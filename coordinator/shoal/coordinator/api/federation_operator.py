@@ -16,7 +16,7 @@ from shoal.types.codes import Code, refuse
 from shoal.types.device import Role
 from shoal.types.identity import uri_of
 from shoal.v1 import operator_pb2, operator_pb2_grpc
-from shoal.wire.identity import identity_of_context
+from shoal.wire.certificates import identity_of_context
 from shoal.wire.nouns import to_wire
 
 

@@ -27,8 +27,8 @@ from shoal.host.http_server import HttpExchange, HttpLimits, HttpServer
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.identity import Identity
 from shoal.types.units import Bytes
+from shoal.wire.certificates import identity_of_der
 from shoal.wire.handshake import PemFiles
-from shoal.wire.identity import identity_of_der
 from shoal.wire.limits import LINK_CONNECTIONS
 from shoal.wire.status import http_status
 

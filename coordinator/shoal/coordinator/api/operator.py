@@ -30,7 +30,7 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import nouns_pb2, operator_pb2, operator_pb2_grpc
-from shoal.wire.identity import identity_of_context
+from shoal.wire.certificates import identity_of_context
 from shoal.wire.nouns import to_wire
 
 KINDS: Final = {"workload": "Workload", "policy": "Policy", "tenant": "Tenant", "region": "Region"}

@@ -17,9 +17,9 @@ from shoal.coordinator.broker.rights import document
 from shoal.host.private_files import write_private
 from shoal.types.codes import Code, refuse
 from shoal.types.units import Seconds
-from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import COORDINATOR_USER
 from shoal.wire.limits import LINK_BYTES
+from shoal.wire.member_files import Enrolled
 
 LIFETIME_S: Final = Seconds(90 * 86400.0)
 """Lifetime of the broker's certificate. It signs nothing and authorises no calls."""

@@ -20,8 +20,9 @@ from shoal.coordinator.broker.config import LIFETIME_S
 from shoal.host.private_files import write_private
 from shoal.types.codes import ShoalError
 from shoal.types.units import Wall
-from shoal.wire.enrol import Enrolled
-from shoal.wire.identity import dns_of, identity_of_pem
+from shoal.wire.certificates import identity_of_pem
+from shoal.wire.identity import dns_of
+from shoal.wire.member_files import Enrolled
 
 PID: Final = "pid"
 """File in the folder with the broker's process id: `start` becomes the broker under this number."""

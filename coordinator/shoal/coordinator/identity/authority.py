@@ -22,8 +22,10 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import check_name, uri_of
 from shoal.types.units import Seconds, Wall
-from shoal.wire.enrol import RENEWAL, Enrolled, key_pem, new_key, request_pem
-from shoal.wire.identity import BACKDATED_S, CERTIFICATE_ERRORS, common_name_of, dns_of, identity_of_certificate
+from shoal.wire.certificates import CERTIFICATE_ERRORS, identity_of_certificate
+from shoal.wire.enrol import RENEWAL, key_pem, new_key, request_pem
+from shoal.wire.identity import BACKDATED_S, common_name_of, dns_of
+from shoal.wire.member_files import Enrolled
 from shoal.wire.signing import verify
 
 CSR_BYTES: Final = 8 * 2**10

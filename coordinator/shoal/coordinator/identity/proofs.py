@@ -14,9 +14,9 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.v1 import mqtt_pb2
 from shoal.wire import nouns, signing
-from shoal.wire.enrol import Enrolled
-from shoal.wire.identity import identity_of_certificate
+from shoal.wire.certificates import identity_of_certificate
 from shoal.wire.limits import LINK_BYTES
+from shoal.wire.member_files import Enrolled
 from shoal.wire.seal import SigningIdentity, parse
 
 TOPIC: Final = "proof"

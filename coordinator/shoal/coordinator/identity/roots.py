@@ -21,8 +21,9 @@ from shoal.host.private_files import write_private
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.identity import check_name
 from shoal.types.units import Seconds, Wall
+from shoal.wire.certificates import ca_fingerprint
 from shoal.wire.enrol import key_pem, new_key
-from shoal.wire.identity import BACKDATED_S, ca_fingerprint
+from shoal.wire.identity import BACKDATED_S
 from shoal.wire.trust import has_known_issuer
 
 CA_LIFETIME_S: Final = Seconds(10 * 365 * 86400.0)

@@ -14,8 +14,8 @@ from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.ports import Clock
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
-from shoal.wire.enrol import Enrolled
-from shoal.wire.identity import identity_of_pem
+from shoal.wire.certificates import identity_of_pem
+from shoal.wire.member_files import Enrolled
 
 LIFETIME_S: Final = Seconds(30 * 86400.0)
 NAME: Final = "coordinator"

@@ -25,7 +25,8 @@ from shoal.types.identity import Identity
 from shoal.types.link import Hello, Refused, ToAgent
 from shoal.v1 import link_pb2, link_pb2_grpc
 from shoal.wire import nouns
-from shoal.wire.identity import identity_of_context, peer_ip
+from shoal.wire.certificates import identity_of_context
+from shoal.wire.identity import peer_ip
 
 HELLO_S: Final = 10.0
 MAX_INVALID: Final = 20

@@ -19,7 +19,7 @@ from shoal.coordinator.ports import Clock, IssuedCertificate, StaleRevision, Sto
 from shoal.host.private_files import write_private
 from shoal.types.codes import ShoalError
 from shoal.types.device import Role
-from shoal.wire.identity import identity_of_pem
+from shoal.wire.certificates import identity_of_pem
 
 REQUEST_FILE: Final = "wanted"
 """File in the operator's folder by which its owner requests a new first operator."""

@@ -69,9 +69,9 @@ from shoal.types.identity import NODES, Identity, check_name
 from shoal.types.metric import LabelValues
 from shoal.types.units import Bytes, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
-from shoal.wire.enrol import Enrolled
-from shoal.wire.identity import identity_of_certificate
+from shoal.wire.certificates import identity_of_certificate
 from shoal.wire.limits import MODEL_BYTES
+from shoal.wire.member_files import Enrolled
 
 FIRST_ELECTION_S: Final = 0.3
 """Seconds to win a free election before this coordinator serves as a follower."""

@@ -10,9 +10,9 @@ import grpc.aio
 from shoal.host.egress_guard import target_of_peer
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.wire import grpc_cancellation
-from shoal.wire.enrol import Enrolled
 from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.limits import LINK_BYTES, PEER, channel_options
+from shoal.wire.member_files import Enrolled
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from shoal.types.device import Role
 from shoal.types.offer import Solicitation
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import signed_envelope
-from shoal.wire.identity import identity_of_context
+from shoal.wire.certificates import identity_of_context
 from shoal.wire.limits import CHUNK_BYTES
 
 Noun = TypeVar("Noun")

@@ -18,8 +18,8 @@ from shoal.types.device import Role
 from shoal.types.units import Seconds
 from shoal.v1 import operator_pb2, operator_pb2_grpc
 from shoal.wire import grpc_cancellation
-from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import dns_of
+from shoal.wire.member_files import Enrolled
 
 EVERY_S: Final = Seconds(2.0)
 ANSWERS_S: Final = 1.0

@@ -2,7 +2,7 @@
 can be injected."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.agent.core.routing import AdmissionLimits
@@ -354,8 +354,8 @@ class SimCluster:
 class SimReceiptSigner:
     """Implements the Signer port; signatures are tested with the real links."""
 
-    def sign_receipt(self, receipt: Receipt) -> SignedReceipt:
-        return nouns.make_signed_receipt(receipt, b"simulated")
+    async def sign_receipts(self, receipts: Sequence[Receipt]) -> tuple[SignedReceipt, ...]:
+        return tuple(nouns.make_signed_receipt(each, b"simulated") for each in receipts)
 
 
 class SimIdSource:

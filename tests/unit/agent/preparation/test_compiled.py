@@ -24,6 +24,7 @@ from shoal.agent.ports import PreparedModel
 from shoal.agent.preparation.preparer import ProgramPreparer
 from shoal.agent.worker.engine import open_engine, read_and_verify, run_options
 from shoal.agent.worker.providers import Provider
+from shoal.artifacts.signature_bundle import verify_file
 from shoal.types.assignment import Assignment, Preparation
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Device
@@ -48,7 +49,7 @@ class Bench:
         self.log = RecordingLog()
         self.driver: PluginDriver = devices()
         self.npu: Device = next(each for each in self.driver.discover() if each.name == NPU)
-        publishers = SignatureVerifier(folder / "publishers.json", (), self.log)
+        publishers = SignatureVerifier(folder / "publishers.json", (), self.log, verify=verify_file)
         self.files = DirectoryCache(
             folder / "cache", nothing, publishers, self.log, quota=Bytes(2**30), low_water=Bytes(0)
         )

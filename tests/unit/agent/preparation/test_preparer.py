@@ -20,6 +20,7 @@ from shoal.agent.ports import PreparedModel
 from shoal.agent.preparation import preparer as preparer_module
 from shoal.agent.preparation.messages import PreparationResult
 from shoal.agent.preparation.preparer import ProgramPreparer
+from shoal.artifacts.signature_bundle import verify_file
 from shoal.types.assignment import Assignment, Preparation
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import Metric, Tolerance
@@ -37,7 +38,7 @@ async def nothing(digest: str, offset: int) -> AsyncGenerator[bytes, None]:
 
 def preparer(folder: Path) -> ProgramPreparer:
     log = RecordingLog()
-    publishers = SignatureVerifier(folder / "publishers.json", (), log)
+    publishers = SignatureVerifier(folder / "publishers.json", (), log, verify=verify_file)
     kept = DirectoryCache(folder / "cache", nothing, publishers, log, quota=Bytes(2**30), low_water=Bytes(0))
     return ProgramPreparer(folder / "prepared", kept, SystemClock(), log)
 

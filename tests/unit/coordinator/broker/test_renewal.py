@@ -10,7 +10,7 @@ from shoal.coordinator.broker.renewal import BrokerFolder
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
-from shoal.wire.enrol import Enrolled
+from shoal.wire.member_files import Enrolled
 
 START = Wall(1_790_000_000.0)
 HOSTS = ("mqtt.example.org", "192.0.2.7")

@@ -37,8 +37,8 @@ from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.units import Seconds, Wall
+from shoal.wire.certificates import identity_of_pem
 from shoal.wire.enrol import RENEWAL, new_key, request_pem
-from shoal.wire.identity import identity_of_pem
 from shoal.wire.signing import sign
 
 LIFE_S = Seconds(86400.0)

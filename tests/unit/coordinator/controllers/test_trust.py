@@ -23,8 +23,8 @@ from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.link import Welcome
 from shoal.types.units import Seconds
+from shoal.wire.certificates import identity_of_pem
 from shoal.wire.enrol import new_key, request_pem
-from shoal.wire.identity import identity_of_pem
 
 DAY = 86400.0
 

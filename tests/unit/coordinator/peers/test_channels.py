@@ -13,7 +13,7 @@ from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.offer import Member
 from shoal.v1 import federation_pb2
-from shoal.wire.enrol import Enrolled
+from shoal.wire.member_files import Enrolled
 
 
 async def test_who_waits_on_a_channel_that_a_renewed_identity_replaced_is_told(tmp_path: Path) -> None:

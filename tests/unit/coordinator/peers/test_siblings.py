@@ -11,7 +11,7 @@ from harness.wait import until
 from shoal.coordinator.clock import CoordinatorClock
 from shoal.coordinator.peers import siblings
 from shoal.types.device import Role
-from shoal.wire.enrol import Enrolled
+from shoal.wire.member_files import Enrolled
 
 
 async def test_a_leader_of_a_later_term_replaces_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
