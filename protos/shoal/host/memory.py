@@ -15,7 +15,7 @@ _UNLIMITED: Final = 2**60
 def limit_bytes(root: Path = ROOT) -> int:
     """The smallest of: the machine's memory, the limits of this process's control group and of all above it (version 1
     and 2), and its own RLIMIT_AS and RLIMIT_DATA."""
-    limits = [_machine_bytes(root), *_cgroup_limits(root)]
+    limits = [machine_bytes(root), *_cgroup_limits(root)]
     for which in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         soft, _ = resource.getrlimit(which)
         if soft != resource.RLIM_INFINITY:
@@ -68,7 +68,8 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _machine_bytes(root: Path) -> int:
+def machine_bytes(root: Path = ROOT) -> int:
+    """Memory of the machine."""
     with suppress(OSError, ValueError):
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemTotal:"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from shoal.agent.metrics import DEVICE_THROTTLED, SUPERVISOR
 from shoal.agent.ports import BATCHES, Batches, FrontStats
 from shoal.agent.supervisor import NodeSnapshot
-from shoal.agent.telemetry.metrics import readings
+from shoal.agent.telemetry.page import readings
 from shoal.host.metrics import MetricsCollector
 from shoal.types.assignment import Observed, Phase, Served
 from shoal.types.device import Device, DeviceKind, EnergySource, Reading

@@ -5,10 +5,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
+from shoal.agent.devices.installation import CPU_DRIVER
 from shoal.agent.devices.plugins.listing import installed_packages
 from shoal.agent.driver_port import DriverOptions
 
-CPU_DRIVER: Final = "cpu"
 SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
     "amd": ("/dev/kfd", "/sys/module/amdgpu"),
     "ascend": ("/dev/davinci_manager",),

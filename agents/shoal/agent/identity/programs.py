@@ -1,14 +1,12 @@
-"""Runs the program of the identity (`program.py`), from a thread or before the event loop: it blocks until its end."""
+"""Asks the program of the identity (`program.py`), from a thread or before the event loop: it blocks until its end."""
 
-import subprocess
-import sys
 from typing import Final
 
 from shoal.agent.identity.orders import Answer, JoinOrder, Order, RenewOrder
-from shoal.agent.packing import pack, unpack
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.agent.programs import run_program
+from shoal.types.codes import ShoalError
 
-COMMAND: Final = (sys.executable, "-P", "-m", "shoal.agent.identity.program")
+PROGRAM: Final = "shoal.agent.identity.program"
 LIMIT_S: Final = 20.0
 """The longest that an order may take that asks nobody else. It takes 0.2 s on two cores of a server."""
 ENROLMENT_LIMIT_S: Final = 300.0
@@ -17,13 +15,8 @@ ENROLMENT_LIMIT_S: Final = 300.0
 
 def run_order(order: Order) -> Answer:
     """The program's answer. Raises ShoalError: what it refused, and INTERNAL where it did not end with an answer."""
-    name = type(order).__name__
     limit_s = ENROLMENT_LIMIT_S if isinstance(order, JoinOrder | RenewOrder) else LIMIT_S
-    try:
-        ended = subprocess.run((*COMMAND, name), input=pack(order), stdout=subprocess.PIPE, timeout=limit_s, check=True)
-    except (OSError, subprocess.SubprocessError) as cause:
-        raise refuse(Code.INTERNAL, f"{cause}"[:300], "an answer", "see the agent's log") from cause
-    answer = unpack(Answer, ended.stdout)
+    answer = run_program(PROGRAM, order, Answer, type(order).__name__, limit_s=limit_s)
     if answer.refusal is not None:
         raise ShoalError(answer.refusal)
     return answer

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import structlog
@@ -18,7 +17,7 @@ from shoal.agent.cache.publishers import SignatureVerifier, load_keys
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
-from shoal.agent.devices.installed import CPU_DRIVER, present_drivers
+from shoal.agent.devices.installation import CPU_DRIVER, DriverSearch, find_installation
 from shoal.agent.devices.process import DriverProcess
 from shoal.agent.driver_port import DriverOptions
 from shoal.agent.identity import enrolment, host
@@ -45,13 +44,14 @@ from shoal.agent.worker import confinement
 from shoal.agent.worker.pool import ProcessWorkers
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.host import gc_freeze, logs
+from shoal.host.memory import limit_bytes, machine_bytes
 from shoal.host.otlp import collector_of
 from shoal.host.private_files import disable_core_dumps
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Node, Role
 from shoal.types.identity import Identity
-from shoal.types.units import Seconds
+from shoal.types.units import Bytes, Seconds
 from shoal.wire.metrics_access import RegionMetricsAccess
 
 FRONT_COMMAND = (sys.executable, "-P", "-m", "shoal.agent.main", "front")
@@ -132,12 +132,15 @@ async def _serve(
     options = DriverOptions(
         config.emulate, config.time_scale, config.wake_scale, config.emulate_condition, config.simulate
     )
-    factories = {} if config.role is Role.GATEWAY else present_drivers(options, cpu=config.cpu)
+    search = DriverSearch(options, config.cpu)
+    finding = asyncio.create_task(asyncio.to_thread(find_installation, search))  # while the front starts
+    listening = await front.start()
+    installed = await finding
+    factories = {} if config.role is Role.GATEWAY else installed.drivers
     drivers = [
         DriverProcess(name, factory, options, clock, lambda: supervisor.on_devices_found())
         for name, factory in factories.items()
     ]
-    listening = await front.start()
     guard = RegionMetricsAccess(identity.region, files.certificate, files.key, files.ca, clock.wall)
     metrics_port = metrics.serve(config.metrics, lambda: supervisor.snapshot, guard)
     own_keys = load_keys(config.publisher_keys) if config.publisher_keys is not None else ()
@@ -151,7 +154,9 @@ async def _serve(
         on_renewed=link.on_certificate_renewed,
         on_coordinator_time=lambda wall: timekeeper.confirm("enrolment", wall),
     )
-    node = replace(_node(config, member, identity, listening, metrics_port, forward_key), unconfined=unconfined)
+    node = replace(
+        _node(config, member, identity, listening, metrics_port, forward_key, installed.version), unconfined=unconfined
+    )
     held = DirectoryCache(cache, models.fetch, publishers, log, quota=config.cache_quota)
     ports = SupervisorPorts(
         drivers=drivers,
@@ -308,6 +313,7 @@ def _node(
     front: FrontConfig,
     metrics_port: int,
     forward_key: str,
+    agent_version: str,
 ) -> Node:
     outside = config.advertise or host.advertise_host(front.host)
     system, architecture = host.os_and_architecture()
@@ -316,11 +322,11 @@ def _node(
         region=identity.region,
         role=identity.role,
         labels={**member.labels, **config.labels},
-        agent_version=version("shoal-agent"),
+        agent_version=agent_version,
         os=system,
         arch=architecture,
-        memory_bytes=host.memory(),
-        memory_limit_bytes=host.memory_limit(),
+        memory_bytes=Bytes(machine_bytes()),
+        memory_limit_bytes=Bytes(limit_bytes()),
         devices=(),
         grpc_address=str(HostPort(outside, front.grpc_port)),
         rest_address=str(HostPort(outside, front.rest_port)),

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -327,6 +326,9 @@ def _key(asked: Assignment, target: _Target | None) -> str:
 
 def _maker_versions() -> list[str]:
     """Raises ShoalError(PREPARE_UNAVAILABLE)."""
+    # With the first preparation: it brings readers of archives and mail, 2 MB, and most nodes prepare nothing.
+    from importlib import metadata
+
     try:
         return [metadata.version(name) for name in _MAKERS]
     except metadata.PackageNotFoundError as error:

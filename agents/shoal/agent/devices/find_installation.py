@@ -1,0 +1,18 @@
+"""Entry point of the program that finds what is installed: `python -m shoal.agent.devices.find_installation`."""
+
+import sys
+from importlib.metadata import version
+
+from shoal.agent.devices.installation import DriverSearch, Installation
+from shoal.agent.devices.installed import present_drivers
+from shoal.agent.packing import pack, unpack
+
+
+def main() -> None:
+    search = unpack(DriverSearch, sys.stdin.buffer.read())
+    found = Installation(version("shoal-agent"), present_drivers(search.options, cpu=search.cpu))
+    sys.stdout.buffer.write(pack(found))
+
+
+if __name__ == "__main__":
+    main()
