@@ -100,6 +100,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "provider_not_opened": "A plugin provider did not take the smallest graph; the model's load says more.",
     "query_failed": "A query of the coordinator for logs or spans got no answer.",
     "read_aborted": "A request was not read to its end, because the front's memory is full.",
+    "receipts_not_signed": "The node's receipts could not be signed, so they are not sent yet. It is tried again.",
     "region_joined": "A region joined the federation.",
     "replica_phase_changed": "A replica entered another phase.",
     "replica_verification_failed": "A replica's answers could not be compared. It is tried again.",

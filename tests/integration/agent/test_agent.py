@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -140,6 +141,13 @@ async def test_joins_measures_itself_and_serves_a_real_model(scene: Scene) -> No
     assert scene.coordinator.front_ready
     assert scene.coordinator.fetched == [(scene.digest, 0)]
     assert await scene.infer(scene.client()) == scene.right
+
+
+async def test_a_supervisor_holds_no_library_that_its_programs_use(scene: Scene) -> None:
+    """It has signed a receipt, read its certificate and found its drivers."""
+    mapped = {each.path for each in psutil.Process(scene.machine.pid).memory_maps()}
+    assert any("libssl" in path or "_ssl" in path for path in mapped), "its maps are read"
+    assert not [path for path in mapped for name in ("cryptography", "onnxruntime", "numpy") if name in path]
 
 
 async def test_what_another_region_may_call_is_in_the_desired_set_and_what_it_called_in_the_status(

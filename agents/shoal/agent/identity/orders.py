@@ -43,11 +43,13 @@ class SignOrder:
 
     # The key (PEM).
     key: str
-    # Region and node in whose name it signs.
+    # Region in whose name it signs.
     region: str
+    # Node in whose name it signs.
     node: str
     # What the contents are: a signature for one use is none for another.
     topic: str
+    # Each gets a signature of its own.
     contents: tuple[bytes, ...]
 
 

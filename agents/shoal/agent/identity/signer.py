@@ -37,11 +37,16 @@ class KeySigner:
         if stamp != self._mtime_ns:
             self._signed, self._mtime_ns = {}, stamp
         known = self._signed
-        missing = [each for each in receipts if each.device not in known or known[each.device].receipt != each]
+        contents = {each.device: nouns.encode(each) for each in receipts}
+        missing = [each for each in receipts if not _is_signed(known.get(each.device), contents[each.device])]
         if missing:
-            contents = tuple(map(nouns.encode, missing))
-            order = SignOrder(str(self._path), self._region, self._node, TOPIC, contents)
+            wanted = tuple(contents[each.device] for each in missing)
+            order = SignOrder(str(self._path), self._region, self._node, TOPIC, wanted)
             answer = await asyncio.to_thread(run_order, order)
             for receipt, signature in zip(missing, answer.signatures, strict=True):
                 known[receipt.device] = nouns.make_signed_receipt(receipt, signature)
         return tuple(known[each.device] for each in receipts)
+
+
+def _is_signed(known: SignedReceipt | None, content: bytes) -> bool:
+    return known is not None and known.content == content

@@ -1,6 +1,7 @@
 """Statuses: what the node is at one moment, and what of it a session has not reported yet."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.agent.core import link_session
@@ -16,6 +17,7 @@ from shoal.types.assignment import DesiredSet, Observed, Version
 from shoal.types.codes import ShoalError
 from shoal.types.device import Device, Reading, SilentDevice
 from shoal.types.link import Receipts
+from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.units import Seconds
 
 WALL_STEP_S = 0.5
@@ -57,11 +59,17 @@ class StatusReporter:
         replicas: ReplicaManager,
         probes: DeviceProbes,
         outbox: Outbox,
+        *,
+        on_signed: Callable[[], None],
     ) -> None:
+        """`on_signed` is called when receipts can be sent that a heartbeat did not wait for."""
         self._settings = settings
         self._clock = ports.clock
         self._membership = ports.membership
         self._signer = ports.signer
+        self._on_signed = on_signed
+        # The newest call of the signer.
+        self._signing: asyncio.Task[tuple[SignedReceipt, ...]] | None = None
         self._log = ports.log
         self._monitor = monitor
         self._replicas = replicas
@@ -92,7 +100,8 @@ class StatusReporter:
         )
 
     async def send_receipts(self, link: OpenSession) -> None:
-        """Send the receipts that this session has not sent yet. If that fails, the session is closed.
+        """Send the receipts that this session has not sent yet, once they are signed. If that fails, the session is
+        closed.
 
         Call before `take_snapshot`: the broker of an MQTT session may take seconds to acknowledge receipts, and a
         snapshot would be older than that when it is sent.
@@ -100,17 +109,43 @@ class StatusReporter:
         if link.receipts == self._probes.receipts:
             return
         told = self._probes.receipts
-        # Sign now: the key that signed these receipts when they were measured may have been replaced.
-        try:
-            signed = await self._signer.sign_receipts([each.receipt for each in told])
-        except ShoalError as error:  # a node without receipts serves what it has; the next heartbeat tries again
-            self._log.warning("receipts_not_signed", code=error.code, error=str(error))
+        signed = await self._sign([each.receipt for each in told])
+        if signed is None:
             return
         link.receipts = told
         try:
             await link.session.send(Receipts(signed))
         except ShoalError:
             await self._close(link)
+
+    async def _sign(self, receipts: Sequence[Receipt]) -> tuple[SignedReceipt, ...] | None:
+        """Signed now, because the key that signed these when they were measured may have been replaced. None: not yet.
+
+        What the signer knows it answers at once. A program takes a second on a busy board, and no status waits for
+        that: meanwhile the node serves what it has.
+        """
+        if self._signing is not None and not self._signing.done():
+            return None
+        self._signing = asyncio.create_task(self._signer.sign_receipts(receipts), name="sign receipts")
+        await asyncio.sleep(0)
+        if not self._signing.done():
+            self._signing.add_done_callback(self._after_signing)
+            return None
+        try:
+            return self._signing.result()
+        except ShoalError as error:  # the next heartbeat tries again
+            self._log.warning("receipts_not_signed", code=error.code, error=str(error))
+            return None
+
+    def _after_signing(self, task: "asyncio.Task[tuple[SignedReceipt, ...]]") -> None:
+        """The signer knows them now, or the next heartbeat tries again."""
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._on_signed()
+        else:
+            self._log.warning("receipts_not_signed", error=str(error))
 
     async def send(self, node: str, link: OpenSession) -> None:
         """Send the last snapshot and all that waits. If that fails, the session is closed."""

@@ -114,7 +114,15 @@ class Supervisor:
             report_event=self._outbox.report_event,
             on_receipt=self._on_receipt,
         )
-        self._reporter = StatusReporter(settings, ports, self._monitor, self._replicas, self._probes, self._outbox)
+        self._reporter = StatusReporter(
+            settings,
+            ports,
+            self._monitor,
+            self._replicas,
+            self._probes,
+            self._outbox,
+            on_signed=self._report_due.set,
+        )
 
     @property
     def snapshot(self) -> NodeSnapshot:

@@ -1,0 +1,35 @@
+"""What a supervisor imports. The import contract `a supervisor stays small` follows our own modules; this runs them."""
+
+import subprocess
+import sys
+
+from shoal.agent.devices.installation import DriverSearch, find_installation
+from shoal.agent.devices.installed import present_drivers
+from shoal.agent.driver_port import DriverOptions
+
+LARGE = (
+    "aiomqtt", "cryptography", "email", "http.client", "importlib.metadata", "multiprocessing", "numpy", "onnxruntime",
+    "paho", "prometheus_client", "psutil", "zipfile",
+)  # fmt: skip
+"""Modules that took 0.5 MB or more of one, and that it does not need while it runs. `rich`, which structlog imports
+where the command line is installed beside the agent, is not among them."""
+SHOW = f"""
+import sys
+for each in ("rich", "attr", "greenlet"):
+    sys.modules[each] = None
+import shoal.agent.main, shoal.agent.main.run
+print(*sorted(set({LARGE}) & set(sys.modules)))
+"""
+
+
+def test_a_supervisor_imports_no_large_module_that_it_does_not_use() -> None:
+    shown = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == []
+
+
+def test_a_program_says_what_is_installed() -> None:
+    search = DriverSearch(DriverOptions(emulate=("xr5610-l4",), time_scale=2.0), cpu=False)
+    found = find_installation(search)
+    assert found.drivers == present_drivers(search.options, cpu=False)
+    assert "emulated" in found.drivers
+    assert found.version
