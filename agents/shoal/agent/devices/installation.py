@@ -1,6 +1,6 @@
 """What is installed of the agent on this machine: its version, and its drivers that may find a device.
 
-Reading packages' metadata imports the library's readers of archives and mail, 2 MB. So a program does it
+Reading packages' metadata imports the library's readers of archives and mail, 1 MB. So a program does it
 (`find_installation.py`), which ends.
 """
 

@@ -35,13 +35,14 @@ class BrokerLink(CarrierLink, Protocol):
 
 
 class FailoverLink:
-    """`probe_grpc` returns whether a plain TLS handshake with the coordinator's gRPC port succeeds now."""
+    """`open_mqtt` makes the link over MQTT when it is first needed. `probe_grpc` returns whether a plain TLS handshake
+    with the coordinator's gRPC port succeeds now."""
 
     def __init__(
         self,
         node: str,
         grpc: CarrierLink,
-        mqtt: BrokerLink,
+        open_mqtt: Callable[[], BrokerLink],
         probe_grpc: Callable[[], Awaitable[bool]],
         clock: AgentClock,
         log: Log,
@@ -50,7 +51,9 @@ class FailoverLink:
     ) -> None:
         self._selection = CarrierSelection(node, timing)
         self._grpc = grpc
-        self._mqtt = mqtt
+        self._open_mqtt = open_mqtt
+        # None: it was never needed.
+        self._mqtt: BrokerLink | None = None
         self._probe_grpc = probe_grpc
         self._clock = clock
         self._log = log
@@ -63,7 +66,7 @@ class FailoverLink:
     async def connect(self, hello: Hello) -> "FailoverSession":
         carrier = self.carrier
         try:
-            session = await (self._grpc if carrier is Carrier.GRPC else self._mqtt).connect(hello)
+            session = await self._link_over(carrier).connect(hello)
         except LinkRefused:
             raise  # an answer: the carrier works
         except ShoalError:
@@ -74,7 +77,15 @@ class FailoverLink:
     def on_certificate_renewed(self) -> None:
         """End the open session, so that the next one uses the new files."""
         self._grpc.on_certificate_renewed()
-        self._mqtt.on_certificate_renewed()
+        if self._mqtt is not None:
+            self._mqtt.on_certificate_renewed()
+
+    def _link_over(self, carrier: Carrier) -> CarrierLink:
+        if carrier is Carrier.GRPC:
+            return self._grpc
+        if self._mqtt is None:
+            self._mqtt = self._open_mqtt()
+        return self._mqtt
 
     def _on_session_end(self, carrier: Carrier, lasted_s: Seconds) -> None:
         before = self.carrier
@@ -89,7 +100,7 @@ class FailoverLink:
         while (at := self._selection.recheck_at) is not None:
             await self._clock.sleep(Seconds(max(0.0, at - self._clock.now())))
             self._selection = core.record_recheck(self._selection, await self._probe_grpc(), self._clock.now())
-        if self.carrier is Carrier.GRPC:
+        if self.carrier is Carrier.GRPC and self._mqtt is not None:
             self._log.info("carrier_changed", carrier=self.carrier)
             self._mqtt.end("gRPC can be reached again")
 
@@ -131,10 +142,10 @@ class ModelTransport(Protocol):
 class FailoverModels:
     """Transfers models over the carrier that the link uses."""
 
-    def __init__(self, link: FailoverLink, grpc: ModelTransport, https: ModelTransport) -> None:
+    def __init__(self, link: FailoverLink, grpc: ModelTransport, open_https: Callable[[], ModelTransport]) -> None:
         self._link = link
         self._grpc = grpc
-        self._https = https
+        self._open_https = open_https
 
     def fetch(self, digest: str, offset: int) -> AsyncGenerator[bytes, None]:
         return self._transport.fetch(digest, offset)
@@ -144,4 +155,4 @@ class FailoverModels:
 
     @property
     def _transport(self) -> ModelTransport:
-        return self._grpc if self._link.carrier is Carrier.GRPC else self._https
+        return self._grpc if self._link.carrier is Carrier.GRPC else self._open_https()

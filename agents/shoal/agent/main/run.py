@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import structlog
@@ -29,7 +30,7 @@ from shoal.agent.identity.publisher_signatures import verify_in_program
 from shoal.agent.identity.signer import KeySigner
 from shoal.agent.journal.files import FileJournal
 from shoal.agent.link.credentials import CredentialFiles, check_coordinator
-from shoal.agent.link.failover import CarrierLink, FailoverLink, FailoverModels, ModelTransport
+from shoal.agent.link.failover import BrokerLink, CarrierLink, FailoverLink, FailoverModels, ModelTransport
 from shoal.agent.link.grpc import GrpcLink, GrpcModels
 from shoal.agent.main.options import AgentConfig
 from shoal.agent.main.stop_signals import StopSignals
@@ -267,21 +268,25 @@ def _links(
         return grpc, grpc_models
     if not broker:
         raise refuse(Code.FIELD_INVALID, "--link mqtt without a broker", "--mqtt HOST:PORT", "say where the broker is")
-    # Only a node with a broker needs them: with the library of signatures, which every message that a broker keeps is
-    # checked by, they take 11 MB.
-    from shoal.agent.link.https import HttpsModels
-    from shoal.agent.link.mqtt import MqttLink
 
-    mqtt = MqttLink(files, broker, clock, log)
-    mqtt_models = HttpsModels(files, lambda: mqtt.models_address, clock)
+    @cache
+    def open_broker() -> tuple[BrokerLink, ModelTransport]:
+        # With the first use of a broker: what it keeps is signed, so this brings the cryptography library beside the
+        # client of MQTT, 12 MB that a node does without while gRPC holds.
+        from shoal.agent.link.https import HttpsModels
+        from shoal.agent.link.mqtt import MqttLink
+
+        mqtt = MqttLink(files, broker, clock, log)
+        return mqtt, HttpsModels(files, lambda: mqtt.models_address, clock)
+
     if config.link == "mqtt":
-        return mqtt, mqtt_models
+        return open_broker()
 
     async def is_grpc_reachable() -> bool:
         return await check_coordinator(files, grpc.address, clock.wall()) is None
 
-    chosen = FailoverLink(identity.name, grpc, mqtt, is_grpc_reachable, clock, log)
-    return chosen, FailoverModels(chosen, grpc_models, mqtt_models)
+    chosen = FailoverLink(identity.name, grpc, lambda: open_broker()[0], is_grpc_reachable, clock, log)
+    return chosen, FailoverModels(chosen, grpc_models, lambda: open_broker()[1])
 
 
 def _front_config(config: AgentConfig, files: CredentialFiles, identity: Identity) -> FrontConfig:

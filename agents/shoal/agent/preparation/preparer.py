@@ -326,7 +326,7 @@ def _key(asked: Assignment, target: _Target | None) -> str:
 
 def _maker_versions() -> list[str]:
     """Raises ShoalError(PREPARE_UNAVAILABLE)."""
-    # With the first preparation: it brings readers of archives and mail, 2 MB, and most nodes prepare nothing.
+    # With the first preparation: it brings readers of archives and mail, 1 MB, and most nodes prepare nothing.
     from importlib import metadata
 
     try:

@@ -16,7 +16,7 @@ def serve(address: HostPort, snapshot: Callable[[], NodeSnapshot], guard: metric
 
     @cache
     def page() -> WsgiApp:
-        # With the first scrape: the library brings an HTTP server, 2 MB that a node without a monitor does without.
+        # With the first scrape: the library brings an HTTP server, 3 MB that a node without a monitor does without.
         from shoal.agent.telemetry.page import make_page
 
         return make_page(snapshot)
