@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from shoal.agent.devices.installation import DriverSearch, find_installation
+from shoal.agent.devices.installation import LIMIT_S, DriverSearch, start_search
 from shoal.agent.devices.installed import present_drivers
 from shoal.agent.driver_port import DriverOptions
 
@@ -29,7 +29,7 @@ def test_a_supervisor_imports_no_large_module_that_it_does_not_use() -> None:
 
 def test_a_program_says_what_is_installed() -> None:
     search = DriverSearch(DriverOptions(emulate=("xr5610-l4",), time_scale=2.0), cpu=False)
-    found = find_installation(search)
+    found = start_search(search).wait(LIMIT_S)
     assert found.drivers == present_drivers(search.options, cpu=False)
     assert "emulated" in found.drivers
     assert found.version

@@ -9,7 +9,10 @@ from shoal.agent.packing import pack, unpack
 
 
 def main() -> None:
-    search = unpack(DriverSearch, sys.stdin.buffer.read())
+    order = sys.stdin.buffer.read()
+    if not order:
+        return  # the agent ended before it asked
+    search = unpack(DriverSearch, order)
     found = Installation(version("shoal-agent"), present_drivers(search.options, cpu=search.cpu))
     sys.stdout.buffer.write(pack(found))
 

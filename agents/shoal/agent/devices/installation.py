@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.agent.driver_port import DriverOptions
-from shoal.agent.programs import run_program
+from shoal.agent.programs import StartedProgram
 
 PROGRAM: Final = "shoal.agent.devices.find_installation"
 LIMIT_S: Final = 20.0
@@ -36,6 +36,6 @@ class Installation:
     drivers: Mapping[str, str]
 
 
-def find_installation(search: DriverSearch) -> Installation:
-    """Blocking. Raises ShoalError(INTERNAL)."""
-    return run_program(PROGRAM, search, Installation, limit_s=LIMIT_S)
+def start_search(search: DriverSearch) -> StartedProgram[Installation]:
+    """Wait for it at most LIMIT_S. Raises ShoalError(INTERNAL)."""
+    return StartedProgram(PROGRAM, search, Installation)

@@ -87,7 +87,6 @@ class FileMembership:
         attempt = 0
         while True:
             await self._wait_until_due()
-            self._must_renew = False
             try:
                 order = RenewOrder(self._enrol, str(self._folder), self._identity.not_after, self._clock.wall())
                 await asyncio.to_thread(run_order, order)
@@ -100,6 +99,7 @@ class FileMembership:
                 await self._clock.sleep(wait)
                 continue
             attempt = 0
+            self._must_renew = False  # what was refused meanwhile was the certificate before
             self._read_files()
             issued = self._issue_time()
             self._on_coordinator_time(issued)

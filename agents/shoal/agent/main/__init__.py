@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from shoal.agent.devices.installation import DriverSearch, start_search
 from shoal.agent.main import options
 from shoal.types.codes import ShoalError
 
@@ -22,10 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "run":
                 from shoal.agent.main.stop_signals import StopSignals
 
-                stop = StopSignals()  # before the other imports, which take most of a start
+                stop = StopSignals()
+                config = options.make_config(given)
+                installation = start_search(DriverSearch(options.driver_options(config), config.cpu))
+                # After these: the other imports take most of a start.
                 from shoal.agent.main.run import run
 
-                return run(options.make_config(given), stop)
+                return run(config, stop, installation)
             case "doctor":
                 from shoal.agent.main.doctor import doctor
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.agent.driver_port import DriverOptions
 from shoal.host import otlp
 from shoal.types.address import HostPort, parse_host
 from shoal.types.codes import Code, ShoalError, refuse
@@ -91,6 +92,13 @@ class AgentConfig:
     @property
     def identity(self) -> Path:
         return self.state_dir / "identity"
+
+
+def driver_options(config: AgentConfig) -> DriverOptions:
+    """What the drivers are told."""
+    return DriverOptions(
+        config.emulate, config.time_scale, config.wake_scale, config.emulate_condition, config.simulate
+    )
 
 
 def parser() -> argparse.ArgumentParser:

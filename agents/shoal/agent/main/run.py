@@ -18,9 +18,8 @@ from shoal.agent.cache.publishers import SignatureVerifier, load_keys
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
-from shoal.agent.devices.installation import CPU_DRIVER, DriverSearch, find_installation
+from shoal.agent.devices.installation import CPU_DRIVER, LIMIT_S, Installation
 from shoal.agent.devices.process import DriverProcess
-from shoal.agent.driver_port import DriverOptions
 from shoal.agent.identity import enrolment, host
 from shoal.agent.identity.forward_key import public_key_of
 from shoal.agent.identity.membership import FileMembership
@@ -32,11 +31,12 @@ from shoal.agent.journal.files import FileJournal
 from shoal.agent.link.credentials import CredentialFiles, check_coordinator
 from shoal.agent.link.failover import BrokerLink, CarrierLink, FailoverLink, FailoverModels, ModelTransport
 from shoal.agent.link.grpc import GrpcLink, GrpcModels
-from shoal.agent.main.options import AgentConfig
+from shoal.agent.main.options import AgentConfig, driver_options
 from shoal.agent.main.stop_signals import StopSignals
 from shoal.agent.main.timekeeper import Timekeeper
 from shoal.agent.ports import AgentClock, Log
 from shoal.agent.preparation.preparer import ProgramPreparer
+from shoal.agent.programs import StartedProgram
 from shoal.agent.supervisor import Supervisor, SupervisorPorts, SupervisorSettings
 from shoal.agent.telemetry import metrics
 from shoal.agent.telemetry.log import FOLDER, LogFileReader
@@ -65,8 +65,10 @@ FORWARD_KEY = "forward.key"
 """File in the identity's folder: the private key with which this node's front signs forwarded requests."""
 
 
-def run(config: AgentConfig, stop: StopSignals) -> int:
-    """Raises ShoalError(UNAUTHENTICATED | ROLE_DENIED | CONFLICT | FIELD_INVALID), and what joining raises."""
+def run(config: AgentConfig, stop: StopSignals, installation: StartedProgram[Installation]) -> int:
+    """`installation` is being found meanwhile.
+
+    Raises ShoalError(UNAUTHENTICATED | ROLE_DENIED | CONFLICT | FIELD_INVALID), and what joining raises."""
     scheduling_priority.lower_own_priority()
     unconfined = confinement.unsupported_restrictions() if config.role is Role.AGENT else ()
     if config.token_file is not None and not enrolment.is_member(config.state_dir):
@@ -88,7 +90,7 @@ def run(config: AgentConfig, stop: StopSignals) -> int:
     disable_core_dumps()
     gc_freeze.freeze()
     with enrolment.lock_state_dir(config.state_dir):
-        asyncio.run(_serve(config, member, files, identity, unconfined, stop))
+        asyncio.run(_serve(config, member, files, identity, unconfined, stop, installation))
     return 0
 
 
@@ -112,6 +114,7 @@ async def _serve(
     identity: Identity,
     unconfined: tuple[str, ...],
     stop: StopSignals,
+    installation: StartedProgram[Installation],
 ) -> None:
     log: Log = structlog.get_logger().bind(node=identity.name, region=identity.region)
     timekeeper = Timekeeper(config.state_dir / "journal", identity.not_before, log)
@@ -130,13 +133,9 @@ async def _serve(
         files=lambda: supervisor.device_files,
         options=PoolOptions(keep_spare=config.role is Role.AGENT),
     )
-    options = DriverOptions(
-        config.emulate, config.time_scale, config.wake_scale, config.emulate_condition, config.simulate
-    )
-    search = DriverSearch(options, config.cpu)
-    finding = asyncio.create_task(asyncio.to_thread(find_installation, search))  # while the front starts
+    options = driver_options(config)
     listening = await front.start()
-    installed = await finding
+    installed = await asyncio.to_thread(installation.wait, LIMIT_S)
     factories = {} if config.role is Role.GATEWAY else installed.drivers
     drivers = [
         DriverProcess(name, factory, options, clock, lambda: supervisor.on_devices_found())
