@@ -362,6 +362,7 @@ class GrpcChannel:
     """Calls to one address.
 
     context: called for each connection, so that renewed certificates count from the next one on; it may raise OSError.
+    None for a connection without TLS.
     server_name: the DNS name that the server's certificate must prove. max_bytes: largest message of an answer.
     """
 
@@ -369,7 +370,7 @@ class GrpcChannel:
         self,
         address: str,
         server_name: str,
-        context: Callable[[], ssl.SSLContext],
+        context: Callable[[], ssl.SSLContext] | None,
         keepalive: Keepalive,
         max_bytes: int,
     ) -> None:
@@ -447,6 +448,12 @@ class GrpcChannel:
         ends it. Raises CallError, ChannelClosed."""
         return await self._open(path, None, metadata, request)
 
+    async def __aenter__(self) -> "GrpcChannel":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def close(self, grace_s: float | None = None) -> None:
         """Close the channel; calls in flight have `grace_s` to end. Idempotent."""
         self._set_state(ChannelState.CLOSED)
@@ -479,9 +486,10 @@ class GrpcChannel:
             raise CallError(GrpcStatus.DEADLINE_EXCEEDED, "Deadline Exceeded", was_processed=False) from None
 
     def _block_of(self, path: str) -> bytes:
+        scheme = b"http" if self._context is None else b"https"
         block = encode(
             (
-                (b":method", b"POST"), (b":scheme", b"https"), (b":path", path.encode()),
+                (b":method", b"POST"), (b":scheme", scheme), (b":path", path.encode()),
                 (b":authority", self._server_name.encode()), (b"te", b"trailers"),
                 (b"content-type", b"application/grpc"), (b"user-agent", USER_AGENT),
             )
@@ -531,14 +539,13 @@ class GrpcChannel:
             if not failed.done():
                 failed.set_exception(error)
 
-        secured = TlsConnection(
-            self._context(),
-            lambda _: session,
-            on_failure,
-            handshake_s=self._keepalive.connect_timeout_s,
-            server_name=self._server_name,
-        )
-        transport, _ = await loop.create_connection(lambda: secured, target.host, target.port)
+        lowest: asyncio.Protocol = session
+        if self._context is not None:
+            timeout_s = self._keepalive.connect_timeout_s
+            lowest = TlsConnection(
+                self._context(), lambda _: session, on_failure, handshake_s=timeout_s, server_name=self._server_name
+            )
+        transport, _ = await loop.create_connection(lambda: lowest, target.host, target.port)
         greeting = asyncio.ensure_future(session.greeted.wait())
         try:
             await asyncio.wait((failed, greeting), return_when=asyncio.FIRST_COMPLETED)

@@ -7,18 +7,21 @@ messages are imported only when an endpoint is set: https://opentelemetry.io/doc
 import asyncio
 import os
 import re
+import ssl
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
-import grpc
-import grpc.aio
 import structlog
 
+from shoal.host.grpc_client import CallError, GrpcChannel
+from shoal.http2.grpc_messages import GrpcStatus
+from shoal.http2.keepalive import Keepalive
 from shoal.types.address import HostPort
 from shoal.types.backoff import delay
 from shoal.types.codes import Code, ShoalError, refuse
@@ -41,15 +44,21 @@ LAST_S: Final = 2.0
 PAUSE_S: Final = 1.0
 """Pause before a batch that the collector did not accept is sent again; it doubles each time."""
 _PAUSE_MOST_S: Final = 30.0
+ANSWER_BYTES: Final = 2**20
+"""Largest answer of a collector, which says in a few bytes what it did not take."""
+_KEEPALIVE: Final = Keepalive(
+    connect_timeout_s=EXPORT_S, ping_interval_s=EXPORT_S, user_timeout_s=2 * EXPORT_S, ping_timeout_s=EXPORT_S,
+    without_calls=False,
+)  # fmt: skip
 _RETRYABLE: Final = frozenset(
     {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.OUT_OF_RANGE,
-        grpc.StatusCode.DATA_LOSS,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        GrpcStatus.UNAVAILABLE,
+        GrpcStatus.DEADLINE_EXCEEDED,
+        GrpcStatus.CANCELLED,
+        GrpcStatus.ABORTED,
+        GrpcStatus.OUT_OF_RANGE,
+        GrpcStatus.DATA_LOSS,
+        GrpcStatus.RESOURCE_EXHAUSTED,
     }
 )
 
@@ -158,7 +167,7 @@ class Exporter:
                 if self._waiting:
                     await self._flush(channel, headers)
 
-    async def _drain(self, channel: grpc.aio.Channel, headers: Headers) -> None:
+    async def _drain(self, channel: GrpcChannel, headers: Headers) -> None:
         failures = 0
         while self._waiting:
             if await self._send(channel, headers, EXPORT_S):
@@ -168,7 +177,7 @@ class Exporter:
             failures += 1
         self._offered.clear()
 
-    async def _flush(self, channel: grpc.aio.Channel, headers: Headers) -> None:
+    async def _flush(self, channel: GrpcChannel, headers: Headers) -> None:
         try:
             async with asyncio.timeout(LAST_S):
                 while self._waiting and await self._send(channel, headers, LAST_S):
@@ -177,15 +186,14 @@ class Exporter:
             pass
         self.dropped += len(self._waiting)
 
-    async def _send(self, channel: grpc.aio.Channel, headers: Headers, within_s: float) -> bool:
+    async def _send(self, channel: GrpcChannel, headers: Headers, within_s: float) -> bool:
         """Sends one batch. False where the collector may accept it later."""
         batch = list(islice(self._waiting, BATCH))
-        call = channel.unary_unary(EXPORT, None, None)
         try:
-            await call(request_of(batch).SerializeToString(), timeout=within_s, metadata=headers)
-        except grpc.aio.AioRpcError as error:
-            _log.warning("spans_export_failed", code=error.code().name, error=(error.details() or "")[:200])
-            if error.code() in _RETRYABLE:
+            await channel.unary(EXPORT, request_of(batch).SerializeToString(), within_s, headers)
+        except CallError as error:
+            _log.warning("spans_export_failed", code=error.status.name, error=error.details[:200])
+            if error.status in _RETRYABLE:
                 return False
             self.dropped += self._remove(batch)
         except Exception:  # an unforeseen error must not end the export of all later spans
@@ -205,10 +213,16 @@ class Exporter:
         return taken
 
 
-def _channel(collector: OtlpCollector) -> grpc.aio.Channel:
-    if not collector.tls:
-        return grpc.aio.insecure_channel(collector.target)
-    return grpc.aio.secure_channel(collector.target, grpc.ssl_channel_credentials(collector.roots))
+def _channel(collector: OtlpCollector) -> GrpcChannel:
+    host = HostPort.parse(collector.target).host
+    context = partial(_context, collector) if collector.tls else None
+    return GrpcChannel(collector.target, host, context, _KEEPALIVE, ANSWER_BYTES)
+
+
+def _context(collector: OtlpCollector) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=collector.roots.decode() if collector.roots else None)
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
 def request_of(spans: Iterable[Span]) -> "ExportTraceServiceRequest":

@@ -7,6 +7,7 @@ thousand. Here a connection holds what is on its way, and OpenSSL's state.
 import asyncio
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, cast
 
 _READ_BYTES: Final = 2**16
@@ -206,3 +207,19 @@ class TlsConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def client_context(authority: Path, certificate: Path, key: Path, roots: bytes = b"") -> ssl.SSLContext:
+    """TLS for HTTP/2 towards a server that must show a certificate of `roots` (PEM), or else of the file `authority`.
+
+    Raises OSError (including ssl.SSLError), also while the files are only half replaced.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if roots:
+        context.load_verify_locations(cadata=roots.decode())
+    else:
+        context.load_verify_locations(authority)
+    context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["h2"])
+    return context

@@ -145,7 +145,7 @@ class GrpcCarrier:
 
     async def send_wire(self, session: LinkSession, message: link_pb2.FromAgent) -> None:
         assert isinstance(session, GrpcSession)
-        await session._call.write(message)
+        await session._call.write(message.SerializeToString())
 
 
 class MqttCarrier:

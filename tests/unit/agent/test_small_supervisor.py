@@ -9,7 +9,7 @@ from shoal.agent.driver_port import DriverOptions
 
 LARGE = (
     "aiomqtt", "cryptography", "email", "http.client", "importlib.metadata", "multiprocessing", "numpy", "onnxruntime",
-    "paho", "prometheus_client", "psutil", "zipfile",
+    "grpc", "paho", "prometheus_client", "psutil", "zipfile",
 )  # fmt: skip
 """Modules that took 0.5 MB or more of one, and that it does not need while it runs. `rich`, which structlog imports
 where the command line is installed beside the agent, is not among them."""

@@ -58,19 +58,3 @@ class ServerTls:
             # Dates are checked for each call, by the time that this node trusts: its machine's clock may be years off.
             context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | NO_CHECK_TIME)
         return context
-
-
-def client_context(tls: TlsFiles, roots: bytes = b"") -> ssl.SSLContext:
-    """TLS towards another front, which must show a certificate of `roots` (PEM; empty: this region's CAs).
-
-    Raises OSError (including ssl.SSLError), also while the files are only half replaced.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if roots:
-        context.load_verify_locations(cadata=roots.decode())
-    else:
-        context.load_verify_locations(tls.authority)
-    context.load_cert_chain(tls.certificate, tls.key)
-    context.set_alpn_protocols(["h2"])
-    return context

@@ -16,7 +16,6 @@ from typing import Any, Final
 from shoal.agent.dataplane.forward_auth import ForwardAuth, extras_of
 from shoal.agent.dataplane.grpc_methods import SERVICE
 from shoal.agent.dataplane.request import MAX_FIELDS, MAX_RANK, MAX_TENSORS
-from shoal.agent.dataplane.tls_context import client_context
 from shoal.agent.dataplane.tracing import AttemptSpan
 from shoal.agent.dataplane.transport import (
     AGREEMENT_KEY,
@@ -38,6 +37,7 @@ from shoal.agent.timeouts import within
 from shoal.host import file_descriptors
 from shoal.host.egress_guard import refusal_of_peer
 from shoal.host.grpc_client import CallError, ChannelClosed, ChannelState, GrpcChannel
+from shoal.host.tls import client_context
 from shoal.http2.grpc_messages import GrpcStatus
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -474,7 +474,10 @@ class PeerClients:
         try:
             stamp = self._tls.stamp()
             if self._contexts is None or stamp != self._stamp:
-                self._contexts, self._stamp = {b"": client_context(self._tls)}, stamp
+                self._contexts, self._stamp = (
+                    {b"": client_context(self._tls.authority, self._tls.certificate, self._tls.key)},
+                    stamp,
+                )
                 while self._connections:
                     self._retire(self._connections.popitem()[1])
         except OSError as cause:
@@ -487,10 +490,14 @@ class PeerClients:
         found = contexts.get(roots)
         if found is None:
             try:
-                found = contexts[roots] = client_context(self._tls, roots)
+                found = contexts[roots] = self._make_context(roots)
             except OSError as cause:  # half replaced
                 raise _files_failure(cause) from cause
         return found
+
+    def _make_context(self, roots: bytes = b"") -> ssl.SSLContext:
+        """Raises OSError."""
+        return client_context(self._tls.authority, self._tls.certificate, self._tls.key, roots)
 
     def _address_of(self, endpoint: Endpoint) -> _PeerAddress:
         role = Role.GATEWAY if endpoint.kind is EndpointKind.GATEWAY else Role.AGENT

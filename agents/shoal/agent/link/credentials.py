@@ -4,9 +4,8 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-import grpc.aio
-
+from shoal.host.grpc_client import GrpcChannel
+from shoal.host.tls import client_context
 from shoal.http2.keepalive import Keepalive
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
@@ -14,7 +13,7 @@ from shoal.types.identity import Identity
 from shoal.types.units import Wall
 from shoal.wire.handshake import check_own, check_peer
 from shoal.wire.identity import dns_of
-from shoal.wire.limits import LINK, channel_options
+from shoal.wire.limits import LINK
 from shoal.wire.tls_files import read_identity
 
 
@@ -53,20 +52,19 @@ def coordinator_name(region: str) -> str:
     return dns_of(region, Role.COORDINATOR, "coordinator")
 
 
-def open_channel(files: CredentialFiles, address: str, max_bytes: int, keepalive: Keepalive = LINK) -> grpc.aio.Channel:
-    """Raises ShoalError(UNAUTHENTICATED)."""
-    credentials = grpc.ssl_channel_credentials(
-        root_certificates=_read(files.ca),
-        private_key=_read(files.key),
-        certificate_chain=_read(files.certificate),
-    )
+def open_channel(files: CredentialFiles, address: str, max_bytes: int, keepalive: Keepalive = LINK) -> GrpcChannel:
+    """Raises ShoalError(UNAUTHENTICATED | CERT_NAME_INVALID)."""
     server_name = coordinator_name(files.identity().region)
-    options = channel_options(max_bytes, server_name=server_name, keepalive=keepalive)
-    return grpc.aio.secure_channel(address, credentials, options)
+    try:
+        context = client_context(files.ca, files.certificate, files.key)
+    except OSError as cause:
+        found = f"the files in {files.folder.name}: {cause.strerror or cause}"
+        raise refuse(Code.UNAUTHENTICATED, found, "an enrolled node", "run shoal-agent join") from cause
+    return GrpcChannel(address, server_name, lambda: context, keepalive, max_bytes)
 
 
 async def check_coordinator(files: CredentialFiles, address: str, wall: Wall) -> Refusal | None:
-    """The result of a plain TLS handshake, made without grpc, which reports only `unavailable`. None: it succeeded."""
+    """The result of a plain TLS handshake, which tells more than that of a call. None: it succeeded."""
     try:
         region = files.identity().region
         check_own(files, wall)
@@ -85,12 +83,3 @@ def _unreachable(address: str, found: str) -> Refusal:
         "the region's coordinator",
         "check that it runs and that the address is right; this node goes on with what it holds",
     )
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as cause:
-        raise refuse(
-            Code.UNAUTHENTICATED, f"no {path.name}: {cause.strerror}", "an enrolled node", "run shoal-agent join"
-        ) from cause

@@ -2,49 +2,50 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
 from typing import Final
 
-import grpc
-import grpc.aio
+from google.protobuf.message import DecodeError
 
 from shoal.agent.link.credentials import CredentialFiles, check_coordinator, open_channel
 from shoal.agent.ports import AgentClock, LinkRefused, Log
+from shoal.host.grpc_client import CallError, ChannelClosed, ClientCall, GrpcChannel
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.link import FromAgent, Hello, Refused, ToAgent, Welcome
 from shoal.types.units import Elapsed
-from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc, link_pb2, link_pb2_grpc
-from shoal.wire import grpc_cancellation, nouns
-from shoal.wire.grpcio_status import refusal_of
+from shoal.v1 import artifacts_pb2, link_pb2
+from shoal.wire import nouns
 from shoal.wire.limits import BULK, CHUNK_BYTES, HANDSHAKE_S, LINK_BYTES
+from shoal.wire.status import refusal_of_status
 
 WELCOME_S: Final = HANDSHAKE_S + 10.0
 DIAGNOSE_EVERY_S: Final = 10.0
 """Seconds between plain TLS handshakes that find out why there is no session."""
 _TRY_ANOTHER: Final = (Code.COORDINATOR_UNREACHABLE, Code.NOT_LEADER)
 """Errors after which another coordinator of the region is tried."""
-_Call = grpc.aio.StreamStreamCall[link_pb2.FromAgent, link_pb2.ToAgent]
+_SESSION: Final = "/shoal.v1.AgentLink/Session"
+_FETCH: Final = "/shoal.v1.Artifacts/Fetch"
+_RECORD: Final = "/shoal.v1.Artifacts/Record"
 
 
 class GrpcSession:
     """One session of the AgentLink service."""
 
-    def __init__(self, welcome: Welcome, call: _Call, channel: grpc.aio.Channel, log: Log) -> None:
+    def __init__(self, welcome: Welcome, call: ClientCall, channel: GrpcChannel, log: Log) -> None:
         self.welcome = welcome
         self._call = call
         self._channel = channel
         self._log = log
-        self._closing: asyncio.Future[None] | None = None
+        self._sending = asyncio.Lock()
 
     async def send(self, message: FromAgent) -> None:
         wire = nouns.from_agent_to_wire(message)
         if (size := wire.ByteSize()) > LINK_BYTES:  # the coordinator would end the stream without a reason
             raise refuse(Code.TOO_LARGE, f"{size} bytes", f"at most {LINK_BYTES}", "report less at once")
         try:
-            with grpc_cancellation.as_refusal():
-                await self._call.write(wire)
-        except (grpc.RpcError, asyncio.InvalidStateError) as cause:
-            raise ShoalError(await _end_reason(self._call)) from cause
+            async with self._sending:
+                await self._call.write(wire.SerializeToString())
+        except CallError as cause:
+            raise ShoalError(_refusal(cause)) from cause
 
     async def receive(self) -> ToAgent:
         while True:
@@ -55,19 +56,12 @@ class GrpcSession:
                 self._log.warning("message_dropped", code=error.code, error=str(error))
 
     def half_close(self) -> None:
-        """Stop sending. The coordinator then ends the stream too, and `receive` raises.
-
-        Cancelling the call instead would cancel the task that waits in `receive`.
-        """
-        self._closing = asyncio.ensure_future(self._done_writing())
-
-    async def _done_writing(self) -> None:
-        with suppress(grpc.RpcError, asyncio.InvalidStateError):  # the call is over already
-            await self._call.done_writing()
+        """Stop sending. The coordinator then ends the stream too, and `receive` raises."""
+        self._call.half_close()
 
     async def close(self) -> None:
         self._call.cancel()
-        await self._channel.close(None)
+        await self._channel.close()
 
 
 class GrpcLink:
@@ -122,14 +116,14 @@ class GrpcLink:
         try:
             call, welcome = await _open_session(channel, hello)
         except ShoalError as error:
-            await channel.close(None)
+            await channel.close()
             # it accepted the call; another handshake would not be quicker
             is_slow = isinstance(error.__cause__, TimeoutError)
             if error.code is not Code.COORDINATOR_UNREACHABLE or is_slow:
                 raise
             raise ShoalError(await self._diagnose() or error.refusal) from error
         except BaseException:
-            await channel.close(None)
+            await channel.close()
             raise
         self._session = GrpcSession(welcome, call, channel, self._log)
         return self._session
@@ -155,45 +149,53 @@ class GrpcModels:
 
     async def fetch(self, digest: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Raises ShoalError(FETCH_FAILED | MODEL_UNKNOWN | ...)."""
+        request = artifacts_pb2.FetchRequest(digest=digest, offset=offset).SerializeToString()
         async with open_channel(self._files, self._address(), 2 * CHUNK_BYTES + LINK_BYTES, BULK) as channel:
-            call = artifacts_pb2_grpc.ArtifactsStub(channel).Fetch(
-                artifacts_pb2.FetchRequest(digest=digest, offset=offset)
-            )
             try:
-                async for chunk in call:
-                    yield chunk.data
-            except grpc.RpcError as cause:
-                raise ShoalError(_fetch_refusal(refusal_of(cause))) from cause
+                call = await channel.stream(_FETCH, request=request)
+                try:
+                    while (chunk := await call.read()) is not None:
+                        yield artifacts_pb2.FetchChunk.FromString(chunk).data
+                finally:
+                    call.cancel()
+            except CallError as cause:
+                raise ShoalError(_fetch_refusal(_refusal(cause))) from cause
 
     async def record(self, assignment: str, model: str, digest: str, content: bytes) -> None:
         """Upload a recording (Artifacts.Record). Raises ShoalError."""
         head = artifacts_pb2.PushHead(size=len(content), digest=digest, samples_of=model, recorded_by=assignment)
 
-        async def chunks() -> AsyncGenerator[artifacts_pb2.PushChunk, None]:
-            yield artifacts_pb2.PushChunk(head=head)
-            for start in range(0, len(content), CHUNK_BYTES):
-                yield artifacts_pb2.PushChunk(data=content[start : start + CHUNK_BYTES])
-
+        chunks = [artifacts_pb2.PushChunk(head=head)]
+        chunks += (
+            artifacts_pb2.PushChunk(data=content[start : start + CHUNK_BYTES])
+            for start in range(0, len(content), CHUNK_BYTES)
+        )
         async with open_channel(self._files, self._address(), 2 * CHUNK_BYTES + LINK_BYTES, BULK) as channel:
             try:
-                await artifacts_pb2_grpc.ArtifactsStub(channel).Record(chunks())
-            except grpc.RpcError as cause:
-                raise ShoalError(refusal_of(cause)) from cause
+                call = await channel.stream(_RECORD)
+                try:
+                    for chunk in chunks:
+                        await call.write(chunk.SerializeToString())
+                    call.half_close()
+                    await call.read()
+                finally:
+                    call.cancel()
+            except CallError as cause:
+                raise ShoalError(_refusal(cause)) from cause
 
 
-async def _open_session(channel: grpc.aio.Channel, hello: Hello) -> tuple[_Call, Welcome]:
+async def _open_session(channel: GrpcChannel, hello: Hello) -> tuple[ClientCall, Welcome]:
     try:
         async with asyncio.timeout(WELCOME_S):
-            call: _Call = link_pb2_grpc.AgentLinkStub(channel).Session(None)
-            try:
-                await call.write(nouns.from_agent_to_wire(hello))
-            except (grpc.RpcError, asyncio.InvalidStateError):
-                pass  # the read reports the cause
+            call = await channel.stream(_SESSION)
+            await call.write(nouns.from_agent_to_wire(hello).SerializeToString())
             first = nouns.to_agent_from_wire(await _read(call))
     except TimeoutError as cause:
         raise refuse(
             Code.COORDINATOR_UNREACHABLE, "no welcome", f"one within {WELCOME_S:g}s", "it is tried again"
         ) from cause
+    except (CallError, ChannelClosed) as cause:
+        raise ShoalError(_refusal(cause)) from cause
     match first:
         case Welcome():
             return call, first
@@ -209,23 +211,24 @@ def _fetch_refusal(refusal: Refusal) -> Refusal:
     return Refusal(Code.FETCH_FAILED, str(refusal), "the model's bytes", "it is resumed by itself")
 
 
-async def _read(call: _Call) -> link_pb2.ToAgent:
+async def _read(call: ClientCall) -> link_pb2.ToAgent:
+    """Raises ShoalError, also at the end of the session."""
     try:
-        with grpc_cancellation.as_refusal():
-            message = await call.read()
-    except (grpc.RpcError, asyncio.InvalidStateError) as cause:
-        raise ShoalError(await _end_reason(call)) from cause
-    if not isinstance(message, link_pb2.ToAgent):
-        raise ShoalError(await _end_reason(call))  # grpc's EOF
-    return message
+        message = await call.read()
+    except CallError as cause:
+        raise ShoalError(_refusal(cause)) from cause
+    if message is None:
+        raise refuse(Code.COORDINATOR_UNREACHABLE, "it ended the session", "a session", "it is tried again")
+    try:
+        return link_pb2.ToAgent.FromString(message)
+    except DecodeError as cause:
+        raise refuse(
+            Code.MESSAGE_INVALID, f"{cause}"[:200], "a message of the link", "update the coordinator"
+        ) from cause
 
 
-async def _end_reason(call: _Call) -> Refusal:
-    """Why the stream is over, from the coordinator or from grpc."""
-    code, details, trailing = await call.code(), await call.details(), await call.trailing_metadata()
-    if code is grpc.StatusCode.OK:
-        return Refusal(Code.COORDINATOR_UNREACHABLE, "it ended the session", "a session", "it is tried again")
-    initial = grpc.aio.Metadata()
-    return refusal_of(
-        grpc.aio.AioRpcError(code, initial, trailing or initial, details=details, debug_error_string=None)
-    )
+def _refusal(error: CallError | ChannelClosed) -> Refusal:
+    """Why a call is over, from the coordinator or from the transport."""
+    if isinstance(error, CallError):
+        return refusal_of_status(error.status, error.details, error.metadata)
+    return Refusal(Code.COORDINATOR_UNREACHABLE, "the channel was closed", "a session", "it is tried again")
