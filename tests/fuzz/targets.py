@@ -15,6 +15,18 @@ from harness.builders.federation_members import advertisement, member
 from harness.builders.negotiation import award, notice, offer, renewal, solicitation
 from harness.clients.oip import Tensor, infer_request
 from shoal.agent.dataplane import request, tensors
+from shoal.agent.frames.format import (
+    FrameError,
+    FrameReader,
+    FrameType,
+    InferHeader,
+    decode_infer,
+    decode_json,
+    encode_head,
+    encode_infer,
+    encode_json,
+    read_refusal,
+)
 from shoal.coordinator.core.federation.rules import check_advertisement, check_solicitation
 from shoal.coordinator.core.fleet.checks import check_receipt
 from shoal.policies import cross_check, load
@@ -42,6 +54,8 @@ from shoal.v1 import federation_pb2, link_pb2
 from shoal.wire import nouns, signed_envelope, signing
 
 OK: Final = "OK"
+FRAME_PAYLOAD: Final = 4096
+"""Limit of a payload: below the largest input, so that both sides of it are reached."""
 UNREADABLE: Final = "unreadable"
 """gRPC's own answer to bytes that are no message of the kind: the parser refuses them before our code runs."""
 
@@ -142,6 +156,32 @@ def _negotiation_message(data: bytes) -> None:
             first_break(noun.entries)
 
 
+def _frames(data: bytes) -> str:
+    """Whatever a peer sends is frames, or ends its connection. The first byte says how much arrives at once."""
+    reader, at, taken = FrameReader(), 1, 0
+    try:
+        while at < len(data):
+            buffer = reader.buffer()
+            count = min(len(buffer), 1 + 40 * data[0], len(data) - at)
+            assert count > 0
+            buffer[:count] = data[at : at + count]
+            reader.on_received(count)
+            at += count
+            while (frame := reader.next_frame(FRAME_PAYLOAD)) is not None:
+                taken += 1
+                assert len(frame.payload) <= FRAME_PAYLOAD
+                match frame.frame_type:
+                    case FrameType.INFER:
+                        decode_infer(frame.header)
+                    case FrameType.REFUSAL:
+                        read_refusal(frame.header)
+                    case _ if frame.header:
+                        decode_json(frame.header)
+    except FrameError:
+        return UNREADABLE
+    return OK if taken else UNREADABLE
+
+
 def _rest(data: bytes) -> None:
     """The first two bytes say how much of the rest is JSON, as a header does."""
     split = int.from_bytes(data[:2])
@@ -172,6 +212,19 @@ def _rest_seeds() -> list[bytes]:
     text = b'{"inputs":[{"name":"s","datatype":"BYTES","shape":[1],"data":["a"]}],"outputs":[{"name":"y"}]}'
     head = b'{"inputs":[{"name":"x","datatype":"INT8","shape":[4],"parameters":{"binary_data_size":4}}]}'
     return [b"\xff\xff" + plain, b"\xff\xff" + text, len(head).to_bytes(2) + head + b"abcd"]
+
+
+def _frame_seeds() -> list[bytes]:
+    infer = encode_infer(InferHeader("a-1", "acme", "", 1.5))
+    refusal = encode_json({"code": "OVERLOADED", "found": "f", "asked": "a", "remedy": "r"})
+    sent = (
+        encode_head(FrameType.HELLO, 0, encode_json({"nonce": "n"}), 0)
+        + encode_head(FrameType.INFER, 1, infer, 5) + b"12345"
+        + encode_head(FrameType.CALL, 2, encode_json({"kind": "ping"}), 0)
+        + encode_head(FrameType.CANCEL, 1, b"{}", 0)
+    )  # fmt: skip
+    told = encode_head(FrameType.REFUSAL, 1, refusal, 0) + encode_head(FrameType.ANSWER, 2, b"", 3) + b"abc"
+    return [b"\xff" + sent, b"\x00" + sent, b"\xff" + told]
 
 
 def _http_seeds() -> list[bytes]:
@@ -242,6 +295,7 @@ def targets(certificate: x509.Certificate) -> Mapping[str, Target]:
         "trade": Target(_code_of_parse(_negotiation_message), _trade_seeds),
         "infer": Target(_code_of_parse(request.parse_request), _infer_seeds),
         "rest": Target(_code_of_parse(_rest), _rest_seeds, json_words),
+        "frames": Target(_frames, _frame_seeds),
         "http": Target(Rest().take, _http_seeds, http_words),
         "yaml": Target(_yaml, policy_seeds, yaml_words),
     }

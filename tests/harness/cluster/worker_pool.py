@@ -62,6 +62,11 @@ class WorkerClient(FrameClient):
         named = {"assignment": self.assignment, **(header or {})}
         return await super().call(kind, payload, header=named, timeout=timeout)
 
+    async def ask(self, body: bytes, *, origin: str = "test", deadline_s: float = 30.0) -> bytes:
+        """The answer to a serialized request."""
+        answer = await self.infer(self.assignment, body, remaining_s=deadline_s, origin=origin, timeout=deadline_s + 5)
+        return bytes(answer.payload)
+
 
 class WorkerPoolHarness:
     """`async with WorkerPoolHarness(folder) as pool`: adopts workers left in `folder`, and ends its own unless told to
@@ -196,13 +201,12 @@ def request(feeds: Mapping[str, Array], *, outputs: tuple[str, ...] = (), typed:
 
 
 async def infer(
-    client: FrameClient,
+    client: WorkerClient,
     made: oip.ModelInferRequest | Mapping[str, Array],
     *,
     origin: str = "test",
     deadline_s: float = 30.0,
 ) -> oip.ModelInferResponse:
     body = made if isinstance(made, oip.ModelInferRequest) else request(made)
-    header = {"origin": origin, "deadline_s": deadline_s}
-    reply = await client.call("infer", body.SerializeToString(), header=header, timeout=deadline_s + 5)
-    return oip.ModelInferResponse.FromString(reply.payload)
+    answer = await client.ask(body.SerializeToString(), origin=origin, deadline_s=deadline_s)
+    return oip.ModelInferResponse.FromString(answer)

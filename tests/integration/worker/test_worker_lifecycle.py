@@ -206,7 +206,7 @@ async def test_a56_empty_contents_are_refused_and_end_no_worker(tmp_path: Path) 
         crowded = request(ONES).SerializeToString() + b"\x3a\x00" * (6 * 2**20)
         for _ in range(3):
             with pytest.raises(ShoalError) as refused:
-                await client.call("infer", crowded, header={"origin": "test", "deadline_s": 30.0}, timeout=35.0)
+                await client.ask(crowded)
             assert refused.value.code is Code.FIELD_TOO_MANY
         assert (await infer(client, ONES)).outputs[0].name == "y"
         assert pool.pid("one") == pid

@@ -156,7 +156,7 @@ async def test_bad_requests_leave_the_worker_well(pool: WorkerPoolHarness) -> No
         assert refused.value.code is code
         assert refused.value.refusal.remedy
     with pytest.raises(ShoalError) as junk:
-        await client.call("infer", b"\xff\xff\xff")
+        await client.ask(b"\xff\xff\xff")
     assert junk.value.code is Code.INVALID_ARGUMENT
     answer = await infer(client, good)
     assert np.frombuffer(answer.raw_output_contents[0], np.float32).tolist() == [2.0] * 4

@@ -8,10 +8,10 @@ import asyncio
 import json
 import ssl
 from collections import deque
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from shoal.agent.dataplane.forward_auth import ForwardAuth, extras_of
 from shoal.agent.dataplane.grpc_methods import SERVICE
@@ -31,7 +31,7 @@ from shoal.agent.dataplane.transport import (
     TlsFiles,
 )
 from shoal.agent.dataplane.trust import Authorities
-from shoal.agent.frames import ConnectionLost, FrameClient, FrameMessage
+from shoal.agent.frames import ConnectionLost, FrameClient, FrameMessage, InferAnswer
 from shoal.agent.ports import LocalWorker
 from shoal.agent.timeouts import within
 from shoal.host import file_descriptors
@@ -47,6 +47,8 @@ from shoal.types.units import Seconds
 from shoal.wire import limits, status
 from shoal.wire.field_limits import CountLimits, parse
 from shoal.wire.identity import dns_of
+
+T = TypeVar("T")
 
 WITNESS_SERVICE: Final = "shoal.v1.Witness"
 SESSIONS_SERVICE: Final = "shoal.v1.Sessions"
@@ -147,23 +149,21 @@ class WorkerClients:
 
     async def infer(self, assignment: str, request: bytes, context: CallContext) -> bytes:
         """Raises AttemptFailed."""
-        header: dict[str, Any] = {
-            "deadline_s": context.remaining_s,
-            "origin": context.origin,
-            "request_id": context.request_id,
-        }
-        if context.attempt is not None:
-            header["trace"] = context.attempt.traceparent
-        answer = await self._call(assignment, "infer", request, header, context.remaining_s)
+        trace = context.attempt.traceparent if context.attempt is not None else ""
+        left = context.remaining_s
+
+        def ask(client: FrameClient) -> Awaitable[InferAnswer]:
+            return client.infer(assignment, request, remaining_s=left, origin=context.origin, trace=trace, timeout=left)
+
+        answer = await self._ask(assignment, ask)
         if context.attempt is not None:
             context.attempt.add_worker_stages(answer.header)
-        return answer.payload
+        return bytes(answer.payload)  # grpc takes nothing else; a small one is no copy
 
     async def answer(self, assignment: str, request: bytes, context: CallContext) -> bytes:
         """As `infer`, for a comparison; it counts as no client's request. Raises AttemptFailed."""
-        return (
-            await self._call(assignment, "answer", request, {"deadline_s": context.remaining_s}, context.remaining_s)
-        ).payload
+        header = {"deadline_s": context.remaining_s}
+        return (await self._call(assignment, "answer", request, header, context.remaining_s)).payload
 
     async def metadata(self, assignment: str, context: CallContext) -> oip.ModelMetadataResponse:
         """The model's inputs and outputs only. Raises AttemptFailed."""
@@ -181,9 +181,13 @@ class WorkerClients:
     async def _call(
         self, assignment: str, kind: str, payload: bytes, header: dict[str, Any], timeout_s: Seconds
     ) -> FrameMessage:
+        named = {**header, "assignment": assignment}
+        return await self._ask(assignment, lambda client: client.call(kind, payload, header=named, timeout=timeout_s))
+
+    async def _ask(self, assignment: str, ask: Callable[[FrameClient], Awaitable[T]]) -> T:
         worker, client = await self._client(assignment)
         try:
-            return await client.call(kind, payload, header={**header, "assignment": assignment}, timeout=timeout_s)
+            return await ask(client)
         except ConnectionLost as error:
             refusal = Refusal(Code.WORKER_CRASHED, error.refusal.found, "an answer", "retry")
             raise AttemptFailed(refusal, was_sent=True) from error

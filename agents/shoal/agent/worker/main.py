@@ -55,7 +55,7 @@ async def _serve(path: Path, nonce: str, orphan_after_s: float, busy: mmap.mmap)
         from shoal.agent.worker.service import WorkerService
 
     service = WorkerService(busy)
-    server = FrameServer(path, nonce, service.handlers())
+    server = FrameServer(path, nonce, service.handlers(), on_infer=service.on_infer)
     service.serve_on(server)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, service.stop_requested.set)

@@ -23,7 +23,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from shoal.agent.core.verification import InputComparison
-from shoal.agent.frames import FrameMessage, FrameServer, Handler
+from shoal.agent.frames import FrameMessage, FrameServer, Handler, InferCall
 from shoal.agent.packing import pack, unpack
 from shoal.agent.ports import NO_BATCHES
 from shoal.agent.worker import isolation
@@ -394,6 +394,7 @@ class WorkerService:
         self._provider_session: Engine | None = None
         self._load_turn = asyncio.Lock()
         self._server: FrameServer | None = None
+        self._infers: set[asyncio.Task[None]] = set()
 
     def serve_on(self, server: FrameServer) -> None:
         self._server = server
@@ -403,7 +404,6 @@ class WorkerService:
             "load": self._load,
             "unload": self._unload,
             "status": self._status,
-            "infer": self._infer,
             "answer": self._answer,
             "draw": self._sample_request,
             "packed": self._pack_sample,
@@ -492,34 +492,52 @@ class WorkerService:
         return FrameMessage("status", {}, pack(WorkerReport(held, self._is_probing)))
 
     async def _metadata(self, message: FrameMessage) -> FrameMessage:
-        return FrameMessage("metadata", {}, pack(self._ready_runner(message).loaded))
+        return FrameMessage("metadata", {}, pack(self._ready_runner(_assignment(message)).loaded))
 
-    async def _infer(self, message: FrameMessage) -> FrameMessage:
-        return await self._ready_runner(message).infer(message)
+    def on_infer(self, call: InferCall) -> None:
+        """Raises ShoalError(MODEL_NOT_READY)."""
+        task = asyncio.create_task(self._infer(self._ready_runner(call.header.assignment), call))
+        self._infers.add(task)
+        task.add_done_callback(self._infers.discard)
+        call.on_cancel = task.cancel
+
+    async def _infer(self, runner: ModelRunner, call: InferCall) -> None:
+        asked = call.header
+        header = {"origin": asked.origin, "trace": asked.trace, "deadline_s": asked.remaining_s}
+        try:
+            answer = await runner.infer(FrameMessage("infer", header, bytes(call.payload)))
+        except ShoalError as error:
+            call.refuse(error.refusal)
+        else:
+            call.answer((answer.payload,), answer.header)
 
     async def _answer(self, message: FrameMessage) -> FrameMessage:
-        return await self._ready_runner(message).infer_when_idle(message)
+        return await self._ready_runner(_assignment(message)).infer_when_idle(message)
 
     async def _sample_request(self, message: FrameMessage) -> FrameMessage:
         seed, index = message.header.get("seed"), int(message.header["index"])
         return FrameMessage(
-            "drawn", {}, await asyncio.to_thread(self._ready_runner(message).sample_request, seed, index)
+            "drawn", {}, await asyncio.to_thread(self._ready_runner(_assignment(message)).sample_request, seed, index)
         )
 
     async def _pack_sample(self, message: FrameMessage) -> FrameMessage:
         header = message.header
         path, digest, index = str(header["path"]), str(header["digest"]), int(header["index"])
         return FrameMessage(
-            "packed", {}, await asyncio.to_thread(self._ready_runner(message).pack_sample, path, digest, index)
+            "packed",
+            {},
+            await asyncio.to_thread(self._ready_runner(_assignment(message)).pack_sample, path, digest, index),
         )
 
     async def _record(self, message: FrameMessage) -> FrameMessage:
         recorded = witness_pb2.Recorded.FromString(message.payload)
-        return FrameMessage("recorded", {}, await asyncio.to_thread(self._ready_runner(message).record, recorded))
+        return FrameMessage(
+            "recorded", {}, await asyncio.to_thread(self._ready_runner(_assignment(message)).record, recorded)
+        )
 
     async def _compare(self, message: FrameMessage) -> FrameMessage:
         answers = witness_pb2.Answers.FromString(message.payload)
-        found = await asyncio.to_thread(self._ready_runner(message).compare, answers)
+        found = await asyncio.to_thread(self._ready_runner(_assignment(message)).compare, answers)
         drifts = [nouns.to_wire(drift) for drift in found.drifts]
         told = witness_pb2.Compared(drifts=drifts, fault=found.fault, elements=found.elements)
         return FrameMessage("compared", {}, told.SerializeToString())
@@ -544,8 +562,7 @@ class WorkerService:
         self.stop_requested.set()
         return FrameMessage("stopping")
 
-    def _ready_runner(self, message: FrameMessage) -> ModelRunner:
-        name = str(message.header.get("assignment", ""))
+    def _ready_runner(self, name: str) -> ModelRunner:
         held = self._assignments.get(name)
         if held is None or held.replica is None:
             found = f"{name} is {held.state if held else 'not held here'}"
@@ -575,6 +592,10 @@ class WorkerService:
         )
         if self._server is not None:
             self._server.push("state", pack(held.status()))
+
+
+def _assignment(message: FrameMessage) -> str:
+    return str(message.header.get("assignment", ""))
 
 
 def _open_smallest_graph(order: LoadOrder) -> Engine | None:

@@ -18,7 +18,7 @@ from shoal.agent.core.routing import AttemptFault, fault_of
 from shoal.agent.dataplane.transport import TlsFiles
 from shoal.agent.dataplane.trust import Authorities
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
-from shoal.agent.frames import FrameMessage, FrameServer
+from shoal.agent.frames import FrameServer, InferCall
 from shoal.agent.ports import LocalWorker
 from shoal.host import file_descriptors
 from shoal.types.codes import Code
@@ -36,13 +36,13 @@ def tls(tmp_path: Path) -> TlsFiles:
     return TlsFiles(files.certificate, files.key, files.authority)
 
 
-async def infer(message: FrameMessage) -> FrameMessage:
-    return FrameMessage("answer", {}, message.payload)
+def infer(call: InferCall) -> None:
+    call.answer((call.payload,))
 
 
 async def test_a_worker_that_was_not_met_yet(tmp_path: Path) -> None:
     nonce = secrets.token_hex(8)
-    server = FrameServer(tmp_path / "w.sock", nonce, {"infer": infer})
+    server = FrameServer(tmp_path / "w.sock", nonce, {}, on_infer=infer)
     await server.start()
     workers = WorkerClients()
     workers.configure([LocalWorker("a1", WorkloadKey("acme", "relu"), str(tmp_path / "w.sock"), nonce)])

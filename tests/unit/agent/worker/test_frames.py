@@ -5,15 +5,18 @@ import socket
 import struct
 import tracemalloc
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from harness.wait import until
-from shoal.agent.frames import MAX_HEADER, ConnectionLost, FrameClient, FrameMessage, FrameServer
+from shoal.agent.frames import MAX_HEADER, ConnectionLost, FrameClient, FrameMessage, FrameServer, InferCall
 from shoal.types.codes import Code, ShoalError, refuse
 
 NONCE = "a" * 32
+WAIT = b'{"kind":"wait","name":"x"}'
+HELLO = struct.pack("!HBxIIQ", 0x5347, 1, 44, 0, 0) + b'{"nonce":"%s"}' % NONCE.encode()
 
 
 class Echo:
@@ -23,6 +26,7 @@ class Echo:
         self.cancelled: list[str] = []
         self.running = 0
         self.gate = asyncio.Event()
+        self.held: dict[str, InferCall] = {}
 
     async def echo(self, message: FrameMessage) -> FrameMessage:
         return FrameMessage("echoed", message.header, message.payload)
@@ -39,12 +43,28 @@ class Echo:
             raise
         return FrameMessage("waited", message.header)
 
+    def on_infer(self, call: InferCall) -> None:
+        """By assignment: echoes at once, refuses, fails, or waits for the gate."""
+        match call.header.assignment:
+            case "echo":
+                call.answer(
+                    (memoryview(call.payload)[:1], call.payload[1:]), {"stages": 1} if call.header.trace else None
+                )
+            case "deny":
+                raise refuse(Code.OVERLOADED, "full", "room", "retry")
+            case "fail":
+                raise RuntimeError("a defect")
+            case name:
+                self.held[name] = call
+                call.on_cancel = partial(self.cancelled.append, name)
+
 
 @pytest.fixture
 async def frame_server(tmp_path: Path) -> AsyncIterator[tuple[Path, Echo, FrameServer]]:
     echo = Echo()
     path = tmp_path / "s.sock"
-    server = FrameServer(path, NONCE, {"echo": echo.echo, "deny": echo.deny, "wait": echo.wait}, max_payload=1_000_000)
+    handlers = {"echo": echo.echo, "deny": echo.deny, "wait": echo.wait}
+    server = FrameServer(path, NONCE, handlers, on_infer=echo.on_infer, max_payload=1_000_000)
     await server.start()
     yield path, echo, server
     await server.close()
@@ -95,16 +115,24 @@ async def test_a_client_that_goes_ends_what_is_queued(frame_server: tuple[Path, 
     await until(lambda: server.connections == 0, 5, "disconnected")
 
 
-async def test_a57_large_payloads_are_held_once_on_each_side(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["call", "infer"])
+async def test_a57_large_payloads_are_held_once_on_each_side(tmp_path: Path, kind: str) -> None:
     """Request and answer of 32 MiB: each is held where it was read, and nowhere else. Three copies more, before."""
     size = 32 * 2**20
-    server = FrameServer(tmp_path / "s.sock", NONCE, {"echo": Echo().echo})
+    echo = Echo()
+    server = FrameServer(tmp_path / "s.sock", NONCE, {"echo": echo.echo}, on_infer=echo.on_infer)
     await server.start()
     client = await FrameClient.connect(tmp_path / "s.sock", NONCE)
     request = bytes(size)
     tracemalloc.start()
     try:
-        assert len((await client.call("echo", request)).payload) == size
+        if kind == "call":
+            assert len((await client.call("echo", request)).payload) == size
+        else:
+            answer = asyncio.create_task(client.infer("held", request, remaining_s=60.0))
+            await until(lambda: "held" in echo.held, 5, "held")
+            echo.held["held"].answer((echo.held["held"].payload,))
+            assert len((await answer).payload) == size
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -159,6 +187,79 @@ async def test_timeouts_and_cancellation_reach_the_handler(frame_server: tuple[P
     await until(lambda: echo.cancelled[-1] == "gone", 5, "seen by the handler")
 
 
+async def test_infer_calls_carry_payloads_of_every_size(frame_server: tuple[Path, Echo, FrameServer]) -> None:
+    path, _, _ = frame_server
+    client = await FrameClient.connect(path, NONCE)
+    payloads = [bytes([n]) * (n * 9973) for n in range(1, 100)]
+    answers = await asyncio.gather(*(client.infer("echo", each, remaining_s=5.0) for each in payloads))
+    assert [each.payload for each in answers] == payloads
+    assert answers[0].header == {}
+    assert (await client.infer("echo", b"x", remaining_s=5.0, trace="00-1-2-01")).header == {"stages": 1}
+    for name, code in (("deny", Code.OVERLOADED), ("fail", Code.INTERNAL)):
+        with pytest.raises(ShoalError) as refused:
+            await client.infer(name, b"x", remaining_s=5.0)
+        assert refused.value.code is code
+    with pytest.raises(ShoalError) as large:
+        await client.infer("echo", bytes(1_000_001), remaining_s=5.0)
+    assert large.value.code is Code.TOO_LARGE
+    await client.close()
+
+
+async def test_an_infer_call_is_cancelled_once_and_answered_once(frame_server: tuple[Path, Echo, FrameServer]) -> None:
+    path, echo, _ = frame_server
+    client = await FrameClient.connect(path, NONCE)
+    with pytest.raises(ShoalError) as late:
+        await client.infer("late", b"x", remaining_s=5.0, timeout=0.05)
+    assert late.value.code is Code.DEADLINE_EXCEEDED
+    dropped = asyncio.create_task(client.infer("dropped", b"x", remaining_s=5.0))
+    await until(lambda: "dropped" in echo.held, 5, "seen")
+    dropped.cancel()
+    await until(lambda: echo.cancelled == ["late", "dropped"], 5, "cancelled at the server")
+    echo.held["late"].answer((b"too late",))
+    answered = asyncio.create_task(client.infer("answered", b"x", remaining_s=5.0))
+    await until(lambda: "answered" in echo.held, 5, "seen")
+    echo.held["answered"].answer((b"one",))
+    echo.held["answered"].answer((b"two",))
+    echo.held["answered"].refuse(late.value.refusal)
+    assert (await answered).payload == b"one"
+    gone = asyncio.create_task(client.infer("gone", b"x", remaining_s=5.0))
+    await until(lambda: "gone" in echo.held, 5, "seen")
+    await client.close()
+    with pytest.raises(ConnectionLost):
+        await gone
+    await until(lambda: echo.cancelled == ["late", "dropped", "gone"], 5, "cancelled at the server")
+    echo.held["gone"].answer((b"to nobody",))
+
+
+async def test_a_peer_that_reads_nothing_gets_no_more_calls_taken(
+    frame_server: tuple[Path, Echo, FrameServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers wait, up to a limit; beyond it its calls wait unread. When it reads, all are answered."""
+    path, echo, _ = frame_server
+    monkeypatch.setattr("shoal.agent.frames.server.MAX_PAYLOAD", 4_000_000)
+    client = await FrameClient.connect(path, NONCE)
+    transport = client._transport
+    assert transport is not None
+    transport.pause_reading()
+    calls = [asyncio.create_task(client.infer(f"n{n}", bytes(10), remaining_s=60.0)) for n in range(12)]
+    await until(lambda: len(echo.held) == 12, 5, "held")
+    for n in range(12):
+        echo.held[f"n{n}"].answer((bytes(500_000),))
+    more = [asyncio.create_task(client.infer("echo", b"more", remaining_s=60.0)) for _ in range(3)]
+    last = asyncio.create_task(client.infer("last", b"", remaining_s=60.0))
+    other = await FrameClient.connect(path, NONCE)
+    assert (await other.infer("echo", b"others are served", remaining_s=5.0)).payload
+    assert "last" not in echo.held
+    transport.resume_reading()
+    assert [len((await each).payload) for each in calls] == 12 * [500_000]
+    assert [(await each).payload for each in more] == 3 * [b"more"]
+    await until(lambda: "last" in echo.held, 5, "taken")
+    echo.held["last"].answer(())
+    assert (await last).payload == b""
+    await client.close()
+    await other.close()
+
+
 async def test_pushes_reach_every_client(frame_server: tuple[Path, Echo, FrameServer]) -> None:
     path, _, server = frame_server
     got: list[FrameMessage] = []
@@ -188,13 +289,30 @@ async def test_server_gone_ends_calls(frame_server: tuple[Path, Echo, FrameServe
     "junk",
     [
         b"GET / HTTP/1.1\r\n\r\n" + bytes(40),
-        struct.pack("!HBxIIQ", 0x5346, 1, 2**31, 0, 0),
-        struct.pack("!HBxIIQ", 0x5346, 99, 2, 0, 0) + b"{}",
-        struct.pack("!HBxIIQ", 0x5346, 1, 2, 0, 0) + b"[]",
-        struct.pack("!HBxIIQ", 0x5346, 1, 60000, 0, 0) + b"[" * 60000,
-        struct.pack("!HBxIIQ", 0x5346, 3, 15, 0, 7) + b'{"kind":"echo"}',
+        struct.pack("!HBxIIQ", 0x5347, 1, 2**31, 0, 0),
+        struct.pack("!HBxIIQ", 0x5347, 99, 2, 0, 0) + b"{}",
+        struct.pack("!HBxIIQ", 0x5347, 1, 2, 0, 0) + b"[]",
+        struct.pack("!HBxIIQ", 0x5347, 1, 60000, 0, 0) + b"[" * 60000,
+        struct.pack("!HBxIIQ", 0x5347, 3, 15, 0, 7) + b'{"kind":"echo"}',
+        struct.pack("!HBxIIQ", 0x5347, 8, 14, 0, 7) + bytes(14),
+        HELLO + struct.pack("!HBxIIQ", 0x5347, 8, 15, 0, 7) + bytes(15),
+        HELLO + struct.pack("!HBxIIQ", 0x5347, 9, 0, 0, 7),
+        HELLO + 2 * (struct.pack("!HBxIIQ", 0x5347, 3, len(WAIT), 0, 7) + WAIT),
+        HELLO + struct.pack("!HBxIIQ", 0x5346, 3, 15, 0, 7) + b'{"kind":"echo"}',
     ],
-    ids=["http", "header-2GiB", "sort", "list", "deep", "no-hello"],
+    ids=[
+        "http",
+        "header-2GiB",
+        "sort",
+        "list",
+        "deep",
+        "no-hello",
+        "infer-no-hello",
+        "infer-header",
+        "answer",
+        "twice",
+        "other-version",
+    ],
 )
 async def test_junk_ends_only_its_own_connection(frame_server: tuple[Path, Echo, FrameServer], junk: bytes) -> None:
     path, _, _ = frame_server

@@ -1,0 +1,234 @@
+"""One end of a connection: received bytes to frames, frames to bytes that leave together.
+
+Small frames of one turn of the event loop leave in one write. A large payload is neither joined nor copied here: it is
+handed to the transport piece by piece, as the peer reads, because a transport copies what the kernel does not take.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from shoal.agent.frames.format import (
+    SMALL_BYTES,
+    Frame,
+    FrameError,
+    FrameReader,
+    FrameType,
+    Header,
+    encode_head,
+    encode_json,
+)
+
+Part = bytes | bytearray | memoryview
+
+_PIECE: Final = 2**17
+"""Bytes of a large payload handed to the transport at a time. A Unix socket has room for some 200 KiB
+(`net.core.wmem_default`), and is ready again when three quarters of that are read (`unix_writable` in Linux)."""
+_TURN_S: Final = 0.0002
+"""Once the frames of one turn have taken this long, what they wrote leaves, and the event loop gets its turn. A send
+and a turn take about a twentieth of it (decision 0024)."""
+
+
+class _QueuedFrame:
+    """A frame of which at least a part is not with the transport yet."""
+
+    __slots__ = ("call", "is_begun", "parts", "pieces", "size")
+
+    def __init__(self, call: int, parts: list[Part], size: int) -> None:
+        self.call = call
+        # Head and header, then the payload.
+        self.parts = parts
+        # Bytes of all parts together.
+        self.size = size
+        # A part of it is with the transport.
+        self.is_begun = False
+        # What the transport has not got yet; used for a large frame only.
+        self.pieces = _pieces(parts)
+
+
+class FrameConnection(asyncio.BufferedProtocol):
+    """Base of both ends. A subclass handles frames in `on_frame`, and the end of the connection in `on_lost`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader()
+        self._queue: deque[_QueuedFrame] = deque()
+        self._queued_bytes = 0
+        self._is_blocked = False
+        self._is_flush_due = False
+        self._is_handling = False
+        self._is_reading_paused = False
+
+    def on_frame(self, frame: Frame) -> None:
+        """Raises FrameError if the peer may not send it."""
+        raise NotImplementedError
+
+    def on_lost(self, why: str) -> None:
+        """The connection is over. Called once."""
+        raise NotImplementedError
+
+    def max_payload(self) -> int:
+        """Most payload bytes of the next frame."""
+        raise NotImplementedError
+
+    def may_read(self) -> bool:
+        """Whether the next frame may be handled now. `read_on` goes on after it was False."""
+        return True
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that the peer has not taken yet."""
+        held = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return self._queued_bytes + held
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=0)
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._reader.on_received(nbytes)
+        self._handle_frames()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._is_blocked = True
+
+    def resume_writing(self) -> None:
+        self._is_blocked = False
+        self.flush()
+        self.read_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._drop()
+        self.on_lost(f"{type(exc).__name__}: {exc}" if exc is not None else "the peer closed the connection")
+
+    def send(self, frame_type: FrameType, call: int, header: bytes, payload: Sequence[Part] = ()) -> None:
+        """Queue a frame; it leaves in this turn of the event loop, or as soon as the peer reads. The parts of `payload`
+        must not change until then. Raises ShoalError(TOO_LARGE). Does nothing once the connection is over."""
+        size = sum(map(len, payload))
+        head = encode_head(frame_type, call, header, size)
+        if self._transport is None:
+            return
+        self._queue.append(_QueuedFrame(call, [head, *payload], len(head) + size))
+        self._queued_bytes += len(head) + size
+        if not (self._is_handling or self._is_flush_due or self._is_blocked):
+            self._is_flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def send_json(self, frame_type: FrameType, call: int, header: Header, payload: Sequence[Part] = ()) -> None:
+        """As `send`."""
+        self.send(frame_type, call, encode_json(header), payload)
+
+    def unsend(self, call: int) -> bool:
+        """Drop the frame of a call of which nothing has left. False if there is none."""
+        for queued in self._queue:
+            if queued.call == call and not queued.is_begun:
+                self._queue.remove(queued)
+                self._queued_bytes -= queued.size
+                return True
+        return False
+
+    def flush(self) -> None:
+        """Hand to the transport what the peer can take now."""
+        self._is_flush_due = False
+        while self._queue and not self._is_blocked and self._transport is not None:
+            if self._queue[0].size <= SMALL_BYTES:
+                self._transport.write(self._take_small())
+            else:
+                self._write_piece(self._transport, self._queue[0])
+
+    def read_on(self) -> None:
+        """Handle the frames that `may_read` or a long turn left for later."""
+        if self._is_reading_paused and self._transport is not None and self.may_read():
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+            self._handle_frames()
+
+    def disconnect(self) -> None:
+        """End the connection after what the peer takes at once. Other frames in the queue are dropped."""
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+        self._drop()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        self._drop()
+
+    def _drop(self) -> None:
+        self._transport = None
+        self._queue.clear()
+        self._queued_bytes = 0
+
+    def _take_small(self) -> bytes:
+        """The small frames at the head of the queue, up to a piece."""
+        parts: list[Part] = []
+        size = 0
+        while self._queue and (frame := self._queue[0]).size <= SMALL_BYTES and size < _PIECE:
+            self._queue.popleft()
+            parts += frame.parts
+            size += frame.size
+        self._queued_bytes -= size
+        return b"".join(parts)
+
+    def _write_piece(self, transport: asyncio.Transport, frame: _QueuedFrame) -> None:
+        frame.is_begun = True
+        piece = next(frame.pieces, None)
+        if piece is None:
+            self._queue.popleft()
+            return
+        self._queued_bytes -= len(piece)
+        transport.write(piece)
+
+    def _handle_frames(self) -> None:
+        if self._is_reading_paused or self._is_handling:
+            return
+        self._is_handling = True
+        until = self._loop.time() + _TURN_S
+        try:
+            while self._transport is not None:
+                if not self.may_read():
+                    self._pause_reading()
+                    break
+                frame = self._reader.next_frame(self.max_payload())
+                if frame is None:
+                    break
+                self.on_frame(frame)
+                del frame  # a payload must not live longer than its handler needs it
+                if self._loop.time() >= until:
+                    self._pause_reading()
+                    self._loop.call_soon(self.read_on)
+                    break
+        except FrameError as error:
+            self.disconnect()
+            self.on_broken(f"FrameError: {error}")
+        finally:
+            self._is_handling = False
+            self.flush()
+
+    def on_broken(self, why: str) -> None:
+        """The peer broke the format, and the connection is being closed. `on_lost` follows."""
+
+    def _pause_reading(self) -> None:
+        if self._transport is not None:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+
+def _pieces(parts: Sequence[Part]) -> Iterator[Part]:
+    for part in parts:
+        if len(part) <= _PIECE:
+            yield part
+            continue
+        whole = memoryview(part)
+        for at in range(0, len(whole), _PIECE):
+            yield whole[at : at + _PIECE]
