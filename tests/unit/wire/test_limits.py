@@ -23,8 +23,8 @@ from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.transport import MAX_REQUEST_ID
 from shoal.agent.worker import parsing
 from shoal.agent.worker.cgroups import IDLE_BYTES, MAX_TASKS
+from shoal.agent.worker.model_runner import MAX_RUN_S
 from shoal.agent.worker.pool_options import PoolOptions
-from shoal.agent.worker.service import MAX_RUN_S
 from shoal.coordinator.api import compute_pool, models
 from shoal.coordinator.api.authorise import MESSAGE_S
 from shoal.coordinator.broker import config

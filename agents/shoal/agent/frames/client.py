@@ -125,7 +125,7 @@ class FrameClient(FrameConnection):
         timeout: float | None = None,
     ) -> InferAnswer:
         """As `call`, for a ModelInferRequest to one assignment, which must be answered within `remaining_s`."""
-        header = encode_infer(InferHeader(assignment, origin, trace, remaining_s))
+        header = encode_infer(InferHeader(assignment, origin, trace, self._loop.time() + remaining_s))
         call, future = self._send_call(FrameType.INFER, header, payload)
         del payload
         answer: InferAnswer = await self._await_reply(call, future, "infer", timeout)

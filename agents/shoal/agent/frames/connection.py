@@ -25,9 +25,9 @@ Part = bytes | bytearray | memoryview
 _PIECE: Final = 2**17
 """Bytes of a large payload handed to the transport at a time. A Unix socket has room for some 200 KiB
 (`net.core.wmem_default`), and is ready again when three quarters of that are read (`unix_writable` in Linux)."""
-_TURN_S: Final = 0.0002
-"""Once the frames of one turn have taken this long, what they wrote leaves, and the event loop gets its turn. A send
-and a turn take about a twentieth of it (decision 0024)."""
+TURN_S: Final = 0.0002
+"""Handlers of one turn of the event loop should take no longer together: what they wrote leaves only then. A send and a
+turn take about a twentieth of it (decision 0024)."""
 
 
 class _QueuedFrame:
@@ -60,6 +60,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._is_flush_due = False
         self._is_handling = False
         self._is_reading_paused = False
+        self._turn_ends_at = 0.0
 
     def on_frame(self, frame: Frame) -> None:
         """Raises FrameError if the peer may not send it."""
@@ -76,6 +77,11 @@ class FrameConnection(asyncio.BufferedProtocol):
     def may_read(self) -> bool:
         """Whether the next frame may be handled now. `read_on` goes on after it was False."""
         return True
+
+    @property
+    def is_turn_over(self) -> bool:
+        """Whether the frames handled in this turn of the event loop have taken TURN_S or more."""
+        return self._loop.time() >= self._turn_ends_at
 
     @property
     def waiting_bytes(self) -> int:
@@ -146,7 +152,7 @@ class FrameConnection(asyncio.BufferedProtocol):
                 self._write_piece(self._transport, self._queue[0])
 
     def read_on(self) -> None:
-        """Handle the frames that `may_read` or a long turn left for later."""
+        """Handle the frames that `may_read` left for later."""
         if self._is_reading_paused and self._transport is not None and self.may_read():
             self._is_reading_paused = False
             self._transport.resume_reading()
@@ -193,21 +199,18 @@ class FrameConnection(asyncio.BufferedProtocol):
         if self._is_reading_paused or self._is_handling:
             return
         self._is_handling = True
-        until = self._loop.time() + _TURN_S
+        self._turn_ends_at = self._loop.time() + TURN_S
         try:
             while self._transport is not None:
                 if not self.may_read():
-                    self._pause_reading()
+                    self._is_reading_paused = True
+                    self._transport.pause_reading()
                     break
                 frame = self._reader.next_frame(self.max_payload())
                 if frame is None:
                     break
                 self.on_frame(frame)
                 del frame  # a payload must not live longer than its handler needs it
-                if self._loop.time() >= until:
-                    self._pause_reading()
-                    self._loop.call_soon(self.read_on)
-                    break
         except FrameError as error:
             self.disconnect()
             self.on_broken(f"FrameError: {error}")
@@ -217,11 +220,6 @@ class FrameConnection(asyncio.BufferedProtocol):
 
     def on_broken(self, why: str) -> None:
         """The peer broke the format, and the connection is being closed. `on_lost` follows."""
-
-    def _pause_reading(self) -> None:
-        if self._transport is not None:
-            self._is_reading_paused = True
-            self._transport.pause_reading()
 
 
 def _pieces(parts: Sequence[Part]) -> Iterator[Part]:

@@ -27,7 +27,7 @@ _MAGIC: Final = 0x5347
 """Changes with the format, so that no process of another version is adopted: its hello is no frame."""
 _HEAD: Final = struct.Struct("!HBxIIQ")
 _INFER: Final = struct.Struct("!dHHH")
-"""Seconds left, and the sizes of the three texts that follow: assignment, origin, trace."""
+"""Deadline, and the sizes of the three texts that follow: assignment, origin, trace."""
 
 Header = Mapping[str, Any]
 Payload = bytes | bytearray
@@ -46,6 +46,7 @@ class FrameType(IntEnum):
     ANSWER = 9
 
 
+_NOTHING: Final = memoryview(b"")
 _TYPES: Final = {each.value: each for each in FrameType}
 
 
@@ -98,8 +99,8 @@ class InferHeader(NamedTuple):
     origin: str
     # `traceparent` if the request is traced; empty for nearly all.
     trace: str
-    # Seconds from now to the deadline.
-    remaining_s: float
+    # Deadline on the machine's monotonic clock, which all its processes share.
+    deadline: float
 
 
 class FrameReader:
@@ -117,7 +118,7 @@ class FrameReader:
         self._end = 0
         # The frame whose payload is being received into a buffer of its own; None between two of those.
         self._large: Frame | None = None
-        self._large_view = memoryview(b"")
+        self._large_view = _NOTHING
         # The frame whose payload passes through `_kept`, how many bytes of it have yet to come, and where they go. No
         # sink: they are dropped.
         self._passing: Frame | None = None
@@ -146,7 +147,7 @@ class FrameReader:
         if self._large is not None:
             if len(self._large_view):
                 return None
-            frame, self._large = self._large, None
+            frame, self._large, self._large_view = self._large, None, _NOTHING
             return frame
         if self._passing is not None:
             return self._pass_on(self._passing)
@@ -233,7 +234,7 @@ def encode_infer(header: InferHeader) -> bytes:
     """Raises ShoalError(TOO_LARGE) for a text of more than 65,535 bytes."""
     texts = [text.encode() for text in header[:3]]
     try:
-        return _INFER.pack(header.remaining_s, *map(len, texts)) + b"".join(texts)
+        return _INFER.pack(header.deadline, *map(len, texts)) + b"".join(texts)
     except struct.error as error:
         sizes = " + ".join(str(len(text)) for text in texts)
         raise refuse(Code.TOO_LARGE, f"texts of {sizes} bytes", "at most 65535 each", "shorten them") from error
@@ -242,7 +243,7 @@ def encode_infer(header: InferHeader) -> bytes:
 def decode_infer(header: bytes) -> InferHeader:
     """Raises FrameError."""
     try:
-        remaining_s, names, origins, traces = _INFER.unpack_from(header)
+        deadline, names, origins, traces = _INFER.unpack_from(header)
         origin = _INFER.size + names
         trace = origin + origins
         if trace + traces != len(header):
@@ -251,7 +252,7 @@ def decode_infer(header: bytes) -> InferHeader:
             header[_INFER.size : origin].decode(),
             header[origin:trace].decode(),
             header[trace:].decode(),
-            remaining_s,
+            deadline,
         )
     except (struct.error, UnicodeDecodeError) as error:
         raise FrameError(str(error)) from error

@@ -66,13 +66,20 @@ class InferCall:
         if (connection := self._end()) is not None:
             connection.send_json(FrameType.REFUSAL, self._number, asdict(refusal))
 
+    @property
+    def is_turn_over(self) -> bool:
+        """Whether to answer later: what came with this call has held the event loop for long enough."""
+        return self._connection is None or self._connection.is_turn_over
+
     def cancel(self) -> None:
         """The caller is gone."""
-        if self._end() is not None and self.on_cancel is not None:
-            self.on_cancel()
+        on_cancel = self.on_cancel
+        if self._end() is not None and on_cancel is not None:
+            on_cancel()
 
     def _end(self) -> "_ServedConnection | None":
         connection, self._connection = self._connection, None
+        self.on_cancel = None  # what it refers to mostly refers to this call: a payload must not wait for the collector
         if connection is not None:
             connection.on_call_over(self._number, len(self.payload))
         return connection

@@ -33,6 +33,8 @@ _SIGNAL_NAMES: Final = {number.value: number.name for number in signal.Signals}
 PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME")
 """The only variables of the supervisor's environment that a worker gets, because others may hold secrets."""
 _STACK_FRAME: Final = re.compile(r'File "(?:[^"]*/)?([^"/]+)", line (\d+)')
+_THREAD_AT_FAULT: Final = "Current thread"
+"""How faulthandler begins the stack of the thread that had the fault; other threads' come before and after it."""
 _MAX_FRAMES: Final = 4
 _LOG_TAIL_BYTES: Final = 64 * 1024
 _MAX_LOGGED_ERRORS: Final = 16
@@ -358,10 +360,13 @@ def classify_exit(returncode: int | None, crash: str, *, oom: bool) -> tuple[boo
 
 
 def brief_stack(stack: str) -> str:
-    """The output of faulthandler in one line: the fault and the innermost calls, without paths of this machine."""
-    lines = stack.splitlines()
-    calls = [f"{name}:{line}" for text in lines for name, line in _STACK_FRAME.findall(text)]
-    return " < ".join([*lines[:1], *calls[:_MAX_FRAMES]])
+    """The output of faulthandler in one line: the fault and the innermost calls of its thread, without paths of this
+    machine."""
+    first, _, threads = stack.partition("\n")
+    _, _, at_fault = threads.partition(_THREAD_AT_FAULT)
+    at_fault = (at_fault or threads).partition("\n\n")[0]
+    calls = [f"{name}:{line}" for name, line in _STACK_FRAME.findall(at_fault)]
+    return " < ".join([*filter(None, [first]), *calls[:_MAX_FRAMES]])
 
 
 def error_lines(log: str) -> list[dict[str, object]]:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.profile import TensorSpec
-from shoal.types.workload import SERVED_VERSION
 
 Array = NDArray[Any]
 
@@ -135,14 +134,9 @@ def output_names(request: oip.ModelInferRequest, outputs: Sequence[TensorSpec]) 
     return names
 
 
-def encode(request: oip.ModelInferRequest, outputs: Mapping[str, Array]) -> oip.ModelInferResponse:
-    """The answer with raw contents, in the order of `outputs`. BYTES arrays hold `str` or `bytes`."""
-    version = request.model_version or SERVED_VERSION
-    response = oip.ModelInferResponse(model_name=request.model_name, model_version=version, id=request.id)
-    for name, array in outputs.items():
-        response.outputs.add(name=name, datatype=_BY_DTYPE[array.dtype].name, shape=array.shape)
-        response.raw_output_contents.append(to_raw(array))
-    return response
+def datatype_of(array: Array) -> str:
+    """Name in the protocol."""
+    return _BY_DTYPE[array.dtype].name
 
 
 def batch_size(inputs: Iterable[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> int:

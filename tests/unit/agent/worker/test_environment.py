@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from shoal.agent.driver_port import DeviceAccess
-from shoal.agent.worker import service
+from shoal.agent.worker import model_loading
 from shoal.agent.worker.messages import LoadOrder
 from shoal.types.assignment import Work
 
@@ -19,8 +19,8 @@ def test_the_environment_is_set_before_the_runtime_opens_the_device(monkeypatch:
     def open_engine(*_: Any, **__: Any) -> Any:
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
 
-    monkeypatch.setattr(service, "open_engine", open_engine)
-    monkeypatch.setattr(service, "read_and_verify", lambda *_: b"")
+    monkeypatch.setattr(model_loading, "open_engine", open_engine)
+    monkeypatch.setattr(model_loading, "read_and_verify", lambda *_: b"")
     for environment in ({}, {"CUDA_VISIBLE_DEVICES": "MIG-2"}):
         order = SimpleNamespace(
             access=DeviceAccess(environment),
@@ -34,5 +34,5 @@ def test_the_environment_is_set_before_the_runtime_opens_the_device(monkeypatch:
             prepared=None,
             work=Work(),
         )
-        service._open_engine(cast(LoadOrder, order))
+        model_loading.open_model(cast(LoadOrder, order))
     assert seen == ["7", "MIG-2"], "of devices that need nothing, nothing is changed"

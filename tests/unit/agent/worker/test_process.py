@@ -58,6 +58,9 @@ def test_a_stack_in_one_line() -> None:
     stack += '  File "/home/somebody/engine.py", line 53 in run\n  File "service.py", line 118 in _run\n'
     assert brief_stack(stack) == "Fatal Python error: Segmentation fault < engine.py:53 < service.py:118"
     assert brief_stack("") == ""
+    fault, _, own = stack.partition("\n\n")
+    other = 'Thread 0x2 (most recent call first):\n  File "threading.py", line 7 in wait\n'
+    assert brief_stack("\n\n".join((fault, other, own, other))) == brief_stack(stack)
 
 
 def test_who_is_to_blame_in_a_shared_worker() -> None:

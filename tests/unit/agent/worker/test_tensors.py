@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.agent.worker.tensors import DATATYPES, decode, encode, output_names, tensor_specs, to_raw
+from shoal.agent.worker.answer_writer import AnswerWriter
+from shoal.agent.worker.request_reader import RequestNames
+from shoal.agent.worker.tensors import DATATYPES, decode, output_names, tensor_specs, to_raw
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError
 from shoal.types.profile import TensorSpec
@@ -64,7 +66,8 @@ def test_every_bit_pattern_survives(datatype: str, data: st.DataObject) -> None:
     request.raw_input_contents.append(raw)
     feeds = decode(request, (TensorSpec("x", datatype, (-1,)),))
     assert feeds["x"].dtype == dtype
-    answer = encode(request, {"y": feeds["x"]})
+    parts = AnswerWriter().write(RequestNames(b"m", b"", b"q"), {"y": feeds["x"]})
+    answer = oip.ModelInferResponse.FromString(b"".join(parts))
     assert (answer.id, answer.outputs[0].datatype, list(answer.outputs[0].shape)) == ("q", datatype, [count])
     assert answer.raw_output_contents[0] == raw
 

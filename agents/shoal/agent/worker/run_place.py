@@ -1,0 +1,50 @@
+"""Where a request runs: on the event loop, or in a runner's thread. Decisions on measured seconds.
+
+A thread keeps the loop free while the model runs, and costs a hop: two wake-ups and the interpreter's lock twice. What
+the hop hides is at most the run. So a run that is shorter than the hop runs on the loop. A process that has one
+processor hides nothing: what the loop would do meanwhile waits for that processor anyway. There a run goes to a thread
+only to let the loop in, when it would hold the loop for longer than HOLD_S.
+"""
+
+from typing import Final
+
+HOLD_S: Final = 0.004
+"""How late the loop may be with pings, cancellations and other models. A hundredth of the time between two pings of a
+front (`dataplane.upstream.PING_EVERY_S`)."""
+_NEWEST_WEIGHT: Final = 0.2
+"""Of the newest run in the mean: a change of machine or model shows after five runs."""
+
+
+def inline_limit_s(hop_s: float, processors: int) -> float:
+    """The longest run for the event loop. `hop_s`: measured cost of a hop. `processors`: those of this process."""
+    return max(hop_s, HOLD_S) if processors == 1 else hop_s
+
+
+class RunPlace:
+    """Chooses by the measured time of runs of like size: requests whose bytes have the same number of binary digits."""
+
+    def __init__(self, limit_s: float) -> None:
+        """`limit_s`: as `inline_limit_s`; 0: nothing runs on the loop."""
+        self.limit_s = limit_s
+        self._means: dict[int, float] = {}
+
+    def is_inline(self, size: int) -> bool:
+        """Whether a request of `size` bytes runs on the loop. One of a size that has not run yet does not."""
+        mean = self._means.get(size.bit_length())
+        return mean is not None and mean <= self.limit_s
+
+    def record(self, size: int, seconds: float) -> None:
+        """A request of `size` bytes was answered in `seconds` of processor time, wherever it ran."""
+        key = size.bit_length()
+        mean = self._means.get(key, seconds)
+        self._means[key] = mean + _NEWEST_WEIGHT * (seconds - mean)
+
+    def forbid(self) -> None:
+        """A run held the loop for much longer than others of its size: its time depends on its values, so no size
+        bounds it."""
+        self.limit_s = 0.0
+        self._means.clear()
+
+    def mean_s(self, size: int) -> float | None:
+        """Mean seconds of a request of this size. None if none was answered."""
+        return self._means.get(size.bit_length())

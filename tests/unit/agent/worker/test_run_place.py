@@ -1,0 +1,182 @@
+"""Where a request runs, by what was measured."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.wait import until
+from shoal.agent.worker.infer_job import InferJob
+from shoal.agent.worker.process import EXIT_STUCK
+from shoal.agent.worker.run_place import HOLD_S, RunPlace, inline_limit_s
+from shoal.agent.worker.run_timeouts import MIN_LIMIT_S, RunTimeouts
+from shoal.agent.worker.run_watch import EVICT_AFTER_S, WATCH_EVERY_S, RunWatch
+from shoal.agent.worker.runner_threads import RunnerThreads, measure_hop
+from shoal.types.codes import Code, Refusal
+
+HOP_S = 60e-6
+
+
+@pytest.mark.parametrize(
+    ("processors", "run_s", "inline"),
+    [(2, HOP_S / 2, True), (2, HOP_S * 2, False), (1, HOP_S * 2, True), (1, 2 * HOLD_S, False), (1, HOP_S / 2, True)],
+)
+def test_a_run_is_inline_while_the_hop_costs_more_than_it_hides(processors: int, run_s: float, inline: bool) -> None:
+    place = RunPlace(inline_limit_s(HOP_S, processors))
+    place.record(100, run_s)
+    assert place.is_inline(100) is inline
+
+
+def test_a_size_that_has_not_run_is_not_inline() -> None:
+    place = RunPlace(HOP_S)
+    assert not place.is_inline(100)
+    place.record(100, HOP_S / 2)
+    assert place.is_inline(127)
+    assert not place.is_inline(128), "twice as many bytes"
+    assert not RunPlace(0.0).is_inline(100)
+
+
+@given(st.lists(st.sampled_from([HOP_S / 3, HOP_S * 3]), min_size=40, max_size=40), st.sampled_from([1 / 3, 3]))
+def test_it_follows_what_is_measured_now(before: list[float], now: float) -> None:
+    place = RunPlace(HOP_S)
+    for seconds in [*before, *[now * HOP_S] * 20]:
+        place.record(100, seconds)
+    assert place.is_inline(100) is (now < 1)
+
+
+def test_what_was_forbidden_stays_so() -> None:
+    place = RunPlace(HOP_S)
+    place.record(100, HOP_S / 2)
+    place.forbid()
+    for _ in range(50):
+        place.record(100, HOP_S / 2)
+    assert not place.is_inline(100)
+
+
+class Jobs:
+    """Jobs, and what became of them."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Any] = []
+
+    def make(self, *, is_inline: bool) -> InferJob:
+        made = InferJob(
+            b"", "", "", 0.0, 1e9, lambda *each: self.outcomes.append(each), self.outcomes.append, is_metered=True
+        )
+        made.is_inline = is_inline
+        made.current_run = 0.0, 1
+        return made
+
+
+class Stuck(Exception):
+    """In place of the end of the process."""
+
+
+async def test_a_run_that_uses_the_loop_is_evicted_and_one_that_waits_for_a_processor_is_not() -> None:
+    jobs = Jobs()
+    busy, starved, threaded = jobs.make(is_inline=True), jobs.make(is_inline=True), jobs.make(is_inline=False)
+    for each, cpu_s in ((busy, EVICT_AFTER_S), (starved, EVICT_AFTER_S / 3), (threaded, EVICT_AFTER_S)):
+        watch = RunWatch("a", RunTimeouts(1, 0.001), partial(list, [each]), lambda: 0.0)
+        watch.look(0.05, 1.0)
+        assert not each.is_evicted, "seen for the first time"
+        watch.look(0.05 + WATCH_EVERY_S, 1.0 + cpu_s)
+    assert [each.is_evicted for each in (busy, starved, threaded)] == [True, False, False]
+    assert [each.options.terminate for each in (busy, starved, threaded)] == [True, False, False]
+    busy.restart_in_thread()
+    assert not busy.options.terminate
+    assert not busy.is_inline
+
+
+@pytest.mark.parametrize("is_inline", [False, True])
+async def test_a_run_without_end_is_terminated_and_then_ends_the_process(
+    is_inline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(code: int) -> None:
+        raise Stuck(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    job = Jobs().make(is_inline=is_inline)
+    watch = RunWatch("a", RunTimeouts(1, 0.001), lambda: [job], lambda: 0.0)
+    now = 0.0
+    while now < MIN_LIMIT_S - 2 * WATCH_EVERY_S:
+        now += WATCH_EVERY_S
+        watch.look(now, 0.0)
+    assert not job.options.terminate
+    watch.look(now + 100.0, 0.0)
+    assert not job.options.terminate, "this process did not run meanwhile"
+    now += 100.0
+    for _ in range(3):
+        now += WATCH_EVERY_S
+        watch.look(now, 0.0)
+    with pytest.raises(Stuck, match=str(EXIT_STUCK)):
+        watch.look(now + WATCH_EVERY_S, 0.0)
+    assert job.is_stuck
+    assert job.options.terminate
+
+
+async def test_the_watch_sleeps_and_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks at a job that comes long after the last one."""
+    monkeypatch.setattr("shoal.agent.worker.run_watch._DOZE_AFTER", 2)
+    jobs: list[InferJob] = []
+    loop = asyncio.get_running_loop()
+    watch = RunWatch("a", RunTimeouts(1, 0.001), lambda: tuple(jobs), loop.time)
+    for _ in range(2):
+        job = Jobs().make(is_inline=False)
+        job.current_run = loop.time(), 1
+        jobs.append(job)
+        watch.on_job()
+        await until(lambda: job.watchdog is not None, 5, "seen")  # noqa: B023 - awaited here
+        jobs.clear()
+        await until(lambda: watch._is_dozing, 15, "asleep")
+    watch.close()
+    await until(lambda: not any(each.name == "watch" for each in threading.enumerate()), 5, "over")
+
+
+async def test_jobs_run_in_order_and_are_completed_on_the_loop() -> None:
+    threads = RunnerThreads(1, "run")
+    here, got = threading.get_ident(), []
+    ran: list[int] = []
+
+    def job(number: int) -> Callable[[], object]:
+        assert threading.get_ident() != here
+        ran.append(number)
+
+        def record() -> None:
+            assert threading.get_ident() == here
+            got.append(number)
+
+        return record
+
+    for number in range(500):
+        threads.submit(partial(job, number))
+        if not number % 100:
+            await until(lambda: bool(got), 5, "the first")
+    await until(lambda: len(got) == 500, 5, "all")
+    assert got == ran == list(range(500))
+    threads.close()
+    await until(lambda: not any(each.name.startswith("run_") for each in threading.enumerate()), 5, "over")
+
+
+async def test_a_hop_is_measured() -> None:
+    assert 1e-6 < await measure_hop() < 0.01
+
+
+async def test_a_job_is_answered_once() -> None:
+    jobs = Jobs()
+    refusal = Refusal(Code.OVERLOADED, "f", "a", "r")
+    job = jobs.make(is_inline=False)
+    job.answer([b"x"])
+    job.refuse(refusal)
+    job.cancel()
+    gone = jobs.make(is_inline=False)
+    gone.cancel()
+    gone.answer([b"y"])
+    assert jobs.outcomes == [([b"x"], None)]
+    assert gone.options.terminate
+    gone.wait_cancelled(60.0)
