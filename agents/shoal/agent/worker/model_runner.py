@@ -5,6 +5,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Final
 
@@ -39,6 +40,7 @@ IDLE_WAIT_S: Final = 0.25
 """A request for a comparison waits at most this long for a moment without other requests."""
 _HEAD_BYTES: Final = 24
 """Of a request for each input: tags and lengths, a datatype, a shape, and a part of the model's name."""
+_NO_SLOT: Final = nullcontext()
 _CLIENT_FAULTS: Final = frozenset(
     {Code.INVALID_ARGUMENT, Code.FIELD_TOO_MANY, Code.TOO_LARGE, Code.UNIMPLEMENTED, Code.CANCELLED}
 )
@@ -237,7 +239,6 @@ class ModelRunner:
     def _execute(self, job: InferJob) -> Parts | Refusal | None:
         """Run the request and meter it whatever its outcome. None: it is to begin again in a thread."""
         busy_s = 0.0
-        began = time.thread_time()
         self._mark_stage(job, "queue")
         try:
             if job.is_over or self._clock() >= job.deadline:
@@ -248,7 +249,7 @@ class ModelRunner:
                 return None
             shapes = {name: feed.shape for name, feed in request.feeds.items()}
             self._mark_stage(job, "decode")
-            with hold_slot(self._order.slots):
+            with hold_slot(self._order.slots) if self._order.slots else _NO_SLOT:
                 self._mark_stage(job, "wait")
                 outputs, real_s = self._run(job, request, element_count(shapes))
                 busy_s, missed = self._keep_pace(job, real_s, shapes)
@@ -266,7 +267,6 @@ class ModelRunner:
                 self.metering.record_failure(job.origin, busy_s, own_fault=True)
             _log.exception("run_failed", assignment=self._order.assignment)
             return memory_refusal(error) or Refusal(Code.INTERNAL, type(error).__name__, "an answer", "see the log")
-        self._place.record(len(job.payload), time.thread_time() - began)
         batch = batch_size(self._engine.inputs, shapes)
         if job.stages is not None:
             job.stages["batch"] = batch
@@ -277,7 +277,7 @@ class ModelRunner:
 
     def _run(self, job: InferJob, request: InferRequest, size: int) -> tuple[dict[str, Array], float]:
         """(outputs, seconds of this machine)."""
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.thread_time()
         job.current_run = self._clock(), size
         try:
             outputs = self._engine.run(request.feeds, request.outputs, job.options)
@@ -285,6 +285,7 @@ class ModelRunner:
             job.current_run = None
         real_s = time.perf_counter() - start
         self._timeouts.record_run(size, real_s)
+        self._place.record(len(job.payload), time.thread_time() - cpu_start)
         return outputs, real_s
 
     def _on_refused(self, job: InferJob, refusal: Refusal, busy_s: float) -> Refusal:

@@ -1,9 +1,10 @@
 """Where a request runs: on the event loop, or in a runner's thread. Decisions on measured seconds.
 
-A thread keeps the loop free while the model runs, and costs a hop: two wake-ups and the interpreter's lock twice. What
-the hop hides is at most the run. So a run that is shorter than the hop runs on the loop. A process that has one
-processor hides nothing: what the loop would do meanwhile waits for that processor anyway. There a run goes to a thread
-only to let the loop in, when it would hold the loop for longer than HOLD_S.
+A thread keeps the loop free while the model runs, and costs a hop: two wake-ups, and the interpreter's lock passed on
+twice. What the hop hides is at most the run, in which alone the runtime leaves that lock. So a run that is shorter than
+the hop runs on the loop. A process that has one processor hides nothing: what the loop would do meanwhile waits for
+that processor anyway. There a run goes to a thread only to let the loop in, when it would hold the loop for longer than
+HOLD_S.
 """
 
 from typing import Final
@@ -34,7 +35,7 @@ class RunPlace:
         return mean is not None and mean <= self.limit_s
 
     def record(self, size: int, seconds: float) -> None:
-        """A request of `size` bytes was answered in `seconds` of processor time, wherever it ran."""
+        """The run of a request of `size` bytes took `seconds` of its thread's processor time, wherever it ran."""
         key = size.bit_length()
         mean = self._means.get(key, seconds)
         self._means[key] = mean + _NEWEST_WEIGHT * (seconds - mean)
@@ -44,7 +45,3 @@ class RunPlace:
         bounds it."""
         self.limit_s = 0.0
         self._means.clear()
-
-    def mean_s(self, size: int) -> float | None:
-        """Mean seconds of a request of this size. None if none was answered."""
-        return self._means.get(size.bit_length())
