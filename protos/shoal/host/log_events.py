@@ -108,7 +108,6 @@ MEANINGS: Final[Mapping[str, str]] = {
     "request_refused": "A request got a refusal. At most a few a second are logged.",
     "restored_store_detected": "The store is older than what was seen of it: it was restored from a copy.",
     "revision_write_failed": "The store's newest revision was not saved. A rollback may go undetected.",
-    "run_evicted": "A run held a worker's event loop for too long: the model runs in threads from now on.",
     "run_failed": "Running a model ended in an unforeseen error.",
     "run_overdue": "A run takes too long, and is asked to end.",
     "run_place_chosen": "Where a worker runs a model, on its event loop (`inline`) or in threads, and why.",

@@ -161,6 +161,10 @@ class FrameClient(FrameConnection):
             if self._on_push is not None:
                 self._on_push(read_message(frame))
             return
+        if frame.frame_type is not FrameType.REFUSAL:
+            expected = FrameType.ANSWER if _is_infer(frame.call) else FrameType.REPLY
+            if frame.frame_type is not expected:
+                raise FrameError(f"a server sent {frame.frame_type.name} where {expected.name} was due")
         future = self._calls.pop(frame.call, None)
         if future is None or future.done():
             return
@@ -172,8 +176,6 @@ class FrameClient(FrameConnection):
                 future.set_result(read_message(frame))
             case FrameType.REFUSAL:
                 future.set_exception(ShoalError(read_refusal(frame.header)))
-            case _:
-                raise FrameError(f"a server sent {frame.frame_type.name}")
 
     def on_broken(self, why: str) -> None:
         self._end(why)
@@ -213,7 +215,7 @@ class FrameClient(FrameConnection):
     ) -> tuple[int, asyncio.Future[Any]]:
         if self._end_reason is not None:
             raise ConnectionLost(self._end_reason)
-        call = next(self._ids)
+        call = 2 * next(self._ids) + (frame_type is FrameType.INFER)
         self.send(frame_type, call, header, (payload,) if payload else ())
         future: asyncio.Future[Any] = self._loop.create_future()
         self._calls[call] = future
@@ -242,6 +244,11 @@ class FrameClient(FrameConnection):
         for future in calls.values():
             if not future.done():
                 future.set_exception(error)
+
+
+def _is_infer(call: int) -> bool:
+    """Their numbers are odd: the answer to a call must be of its kind."""
+    return call % 2 == 1
 
 
 def _expire(future: asyncio.Future[Any], kind: str, timeout: float) -> None:

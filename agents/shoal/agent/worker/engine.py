@@ -26,6 +26,7 @@ from shoal.agent.worker.failures import brief_error, memory_refusal, run_refusal
 from shoal.agent.worker.providers import CPU_PROVIDER, RUNTIME_VERSION, Partition, Provider, add_provider, partition
 from shoal.agent.worker.shapes import fix_shapes
 from shoal.agent.worker.tensors import DATATYPES, Array, tensor_specs
+from shoal.agent.worker.value_dependence import is_bounded_by_size
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.profile import TensorSpec
@@ -57,9 +58,18 @@ _EXPORT_OTHERWISE: Final = "export the model with other operators or types, or r
 class Engine:
     """A loaded model in an ONNX Runtime session. Several threads may run it at the same time."""
 
-    def __init__(self, session: ort.InferenceSession, operators: frozenset[str] = frozenset(), note: str = "") -> None:
-        """`operators` are those that the device's provider took. `note` says what runs beside it."""
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        operators: frozenset[str] = frozenset(),
+        note: str = "",
+        *,
+        is_bounded_by_size: bool = False,
+    ) -> None:
+        """`operators` are those that the device's provider took. `note` says what runs beside it. `is_bounded_by_size`:
+        no values of its inputs make a run much longer than others of their size."""
         self.note = note
+        self.is_bounded_by_size = is_bounded_by_size
         self.session = session
         self.operators = operators
         self.inputs = tensor_specs(session.get_inputs())
@@ -136,7 +146,7 @@ def open_engine(
         # Without the fallback of the Python binding, which runs a failed request again on the CPU's provider.
         session = ort.InferenceSession(fixed, options, providers=add_provider(options, provider), enable_fallback=0)
         if provider.name == CPU_PROVIDER:
-            return Engine(session)
+            return Engine(session, is_bounded_by_size=is_bounded_by_size(fixed))
         found = partition(session, provider.name)
         operators = frozenset(found.taken if compiled is None else compiled)
         return Engine(session, operators, _check_partition(found, provider, partial, node_flops or {}))

@@ -50,12 +50,8 @@ class InferJob:
 
         # Written by the thread that watches runs. Its watchdog is None until it sees the run.
         self.watchdog: Watchdog | None = None
-        # Processor time of the event loop's thread when the run was first seen there.
-        self.loop_cpu_s: float | None = None
         # The run exceeded its time limit and was told to terminate.
         self.is_stuck = False
-        # The run held the event loop for too long and was told to terminate: it is to begin again in a thread.
-        self.is_evicted = False
 
         self._on_answer = on_answer
         self._on_refusal = on_refusal
@@ -84,9 +80,3 @@ class InferJob:
             self._ended = threading.Event()
             if not self.is_over:
                 self._ended.wait(seconds)
-
-    def restart_in_thread(self) -> None:
-        """The run was ended to free the event loop."""
-        self.is_inline, self.is_evicted = False, False
-        self.watchdog, self.loop_cpu_s = None, None
-        self.options = run_options()

@@ -193,7 +193,7 @@ class ModelRunner:
     def _run_on_loop(self, job: InferJob) -> None:
         outcome = self._execute(job)
         if outcome is None:
-            job.restart_in_thread()
+            job.is_inline = False
             self._run_in_thread(job)
         else:
             self._complete(job, outcome)
@@ -237,7 +237,7 @@ class ModelRunner:
             self._set_deadline(later)
 
     def _execute(self, job: InferJob) -> Parts | Refusal | None:
-        """Run the request and meter it whatever its outcome. None: it is to begin again in a thread."""
+        """Run the request and meter it whatever its outcome. None: it is for a thread."""
         busy_s = 0.0
         self._mark_stage(job, "queue")
         try:
@@ -257,10 +257,6 @@ class ModelRunner:
             parts = self._writer.write(request.names, outputs)
             self._mark_stage(job, "encode")
         except ShoalError as error:
-            if job.is_evicted:
-                self._place.forbid()
-                _log.warning("run_evicted", assignment=self._order.assignment)
-                return None
             return self._on_refused(job, error.refusal, busy_s)
         except Exception as error:
             if job.is_metered:
@@ -326,11 +322,13 @@ class ModelRunner:
 def run_place(order: LoadOrder, engine: Engine, loaded: LoadResult, limit_s: float) -> RunPlace:
     """Where the order's model runs. `limit_s`: as `RunPlace` takes it.
 
-    The loop waits for no device, no turn and no emulated pace, and a run of several threads is not bounded by the time
-    of one. Strings come by protobuf, which is not for the loop. The warm-up is the first measurement.
+    The loop waits for no device, no turn and no emulated pace, for no run of several threads, and for no model whose
+    values can make a run long. Strings come by protobuf, which is not for the loop. The warm-up is the first
+    measurement.
     """
     is_plain = order.provider == CPU_PROVIDER and order.threads == 1 and not order.slots and order.access.pace is None
-    place = RunPlace(limit_s if is_plain and all(spec.dtype != "BYTES" for spec in engine.inputs) else 0.0)
+    is_bounded = engine.is_bounded_by_size and all(spec.dtype != "BYTES" for spec in engine.inputs)
+    place = RunPlace(limit_s if is_plain and is_bounded else 0.0)
     if loaded.measured.samples:
         place.record(_reference_bytes(order, engine), loaded.run_s)
     return place

@@ -39,9 +39,3 @@ class RunPlace:
         key = size.bit_length()
         mean = self._means.get(key, seconds)
         self._means[key] = mean + _NEWEST_WEIGHT * (seconds - mean)
-
-    def forbid(self) -> None:
-        """A run held the loop for much longer than others of its size: its time depends on its values, so no size
-        bounds it."""
-        self.limit_s = 0.0
-        self._means.clear()

@@ -3,15 +3,10 @@
 A watchdog counts the time in which this process ran. A run that exceeds its limit is told to terminate. If it does not,
 the process exits, because nothing else stops an operator. The other requests in this process are not at fault: they are
 retried elsewhere.
-
-A run on the event loop holds everything else. One that used the loop's processor from one look to the next is told to
-terminate, and begins again in a runner's thread. Processor time, and not the clock, because a busy machine is no fault
-of the model.
 """
 
 import os
 import threading
-import time
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -27,15 +22,12 @@ from shoal.types.units import Seconds
 _log = structlog.get_logger(__name__)
 
 WATCH_EVERY_S: Final = Seconds(0.1)
-EVICT_AFTER_S: Final = WATCH_EVERY_S / 2
-"""Processor time of the event loop between two looks at the same run: half of the time between them."""
 _DOZE_AFTER: Final = 50
 """Looks that see nothing before the thread waits for a request: a look costs a wake-up, as the end of a wait does."""
 
 
 class RunWatch:
-    """Looks every WATCH_EVERY_S while there are jobs. `jobs`: those that wait or run. `clock`: the event loop's.
-    Built on its thread."""
+    """Looks every WATCH_EVERY_S while there are jobs. `jobs`: those that wait or run. `clock`: the event loop's."""
 
     def __init__(
         self,
@@ -48,7 +40,6 @@ class RunWatch:
         self._timeouts = timeouts
         self._jobs = jobs
         self._clock = clock
-        self._loop_clock = time.pthread_getcpuclockid(threading.get_ident())
         self._wanted = threading.Event()
         self._is_dozing = True
         self._is_closed = False
@@ -68,8 +59,8 @@ class RunWatch:
         self._is_closed = True
         self._wanted.set()
 
-    def look(self, now: float, loop_cpu_s: float) -> None:
-        """`now`: on the event loop's clock. `loop_cpu_s`: processor time of its thread."""
+    def look(self, now: float) -> None:
+        """`now`: on the event loop's clock."""
         for job in self._jobs():
             running = job.current_run
             if running is None:
@@ -78,8 +69,6 @@ class RunWatch:
             limit_s = self._timeouts.limit_s(size)
             watched = job.watchdog or Watchdog(Seconds(limit_s), WATCH_EVERY_S, since)
             watched = job.watchdog = watched.on_tick(now)
-            if job.is_inline:
-                self._evict_if_busy(job, loop_cpu_s)
             if watched.silent_s >= limit_s and not job.is_stuck:
                 self._terminate(job, watched.silent_s)
             elif watched.silent_s >= limit_s + self._timeouts.grace_s(size):
@@ -100,14 +89,7 @@ class RunWatch:
                     self._wanted.wait()
                 empty = 0
             threading.Event().wait(WATCH_EVERY_S)
-            self.look(self._clock(), time.clock_gettime(self._loop_clock))
-
-    def _evict_if_busy(self, job: InferJob, loop_cpu_s: float) -> None:
-        if job.loop_cpu_s is None:
-            job.loop_cpu_s = loop_cpu_s
-        elif loop_cpu_s - job.loop_cpu_s >= EVICT_AFTER_S and not job.is_evicted:
-            job.is_evicted = True
-            job.options.terminate = True
+            self.look(self._clock())
 
     def _terminate(self, job: InferJob, silent_s: float) -> None:
         parent = parse_traceparent(job.trace)

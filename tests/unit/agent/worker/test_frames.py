@@ -12,6 +12,7 @@ import pytest
 
 from harness.wait import until
 from shoal.agent.frames import MAX_HEADER, ConnectionLost, FrameClient, FrameMessage, FrameServer, InferCall
+from shoal.agent.frames.format import FrameType
 from shoal.types.codes import Code, ShoalError, refuse
 
 NONCE = "a" * 32
@@ -229,6 +230,23 @@ async def test_an_infer_call_is_cancelled_once_and_answered_once(frame_server: t
         await gone
     await until(lambda: echo.cancelled == ["late", "dropped", "gone"], 5, "cancelled at the server")
     echo.held["gone"].answer((b"to nobody",))
+
+
+@pytest.mark.parametrize("kind", [FrameType.ANSWER, FrameType.REPLY, FrameType.CANCEL, FrameType.WELCOME])
+async def test_a_server_that_answers_otherwise_than_it_was_asked_is_left(
+    frame_server: tuple[Path, Echo, FrameServer], kind: FrameType
+) -> None:
+    path, echo, server = frame_server
+    client = await FrameClient.connect(path, NONCE)
+    infer = asyncio.create_task(client.infer("held", b"x", remaining_s=60.0))
+    call = asyncio.create_task(client.call("wait", header={"name": "x"}))
+    await until(lambda: echo.held and echo.running, 5, "both seen")
+    (number,) = (each for each in client._calls if (each % 2 == 0) is (kind is FrameType.ANSWER))
+    (connection,) = server._open
+    connection.send_json(kind, number, {})
+    ended = await asyncio.gather(infer, call, return_exceptions=True)
+    assert all(isinstance(each, ConnectionLost) and "FrameError" in each.refusal.found for each in ended)
+    assert client.is_closed
 
 
 async def test_a_peer_that_reads_nothing_gets_no_more_calls_taken(

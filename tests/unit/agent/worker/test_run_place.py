@@ -16,7 +16,7 @@ from shoal.agent.worker.infer_job import InferJob
 from shoal.agent.worker.process import EXIT_STUCK
 from shoal.agent.worker.run_place import HOLD_S, RunPlace, inline_limit_s
 from shoal.agent.worker.run_timeouts import MIN_LIMIT_S, RunTimeouts
-from shoal.agent.worker.run_watch import EVICT_AFTER_S, WATCH_EVERY_S, RunWatch
+from shoal.agent.worker.run_watch import WATCH_EVERY_S, RunWatch
 from shoal.agent.worker.runner_threads import RunnerThreads, measure_hop
 from shoal.types.codes import Code, Refusal
 
@@ -50,15 +50,6 @@ def test_it_follows_what_is_measured_now(before: list[float], now: float) -> Non
     assert place.is_inline(100) is (now < 1)
 
 
-def test_what_was_forbidden_stays_so() -> None:
-    place = RunPlace(HOP_S)
-    place.record(100, HOP_S / 2)
-    place.forbid()
-    for _ in range(50):
-        place.record(100, HOP_S / 2)
-    assert not place.is_inline(100)
-
-
 class Jobs:
     """Jobs, and what became of them."""
 
@@ -78,21 +69,6 @@ class Stuck(Exception):
     """In place of the end of the process."""
 
 
-async def test_a_run_that_uses_the_loop_is_evicted_and_one_that_waits_for_a_processor_is_not() -> None:
-    jobs = Jobs()
-    busy, starved, threaded = jobs.make(is_inline=True), jobs.make(is_inline=True), jobs.make(is_inline=False)
-    for each, cpu_s in ((busy, EVICT_AFTER_S), (starved, EVICT_AFTER_S / 3), (threaded, EVICT_AFTER_S)):
-        watch = RunWatch("a", RunTimeouts(1, 0.001), partial(list, [each]), lambda: 0.0)
-        watch.look(0.05, 1.0)
-        assert not each.is_evicted, "seen for the first time"
-        watch.look(0.05 + WATCH_EVERY_S, 1.0 + cpu_s)
-    assert [each.is_evicted for each in (busy, starved, threaded)] == [True, False, False]
-    assert [each.options.terminate for each in (busy, starved, threaded)] == [True, False, False]
-    busy.restart_in_thread()
-    assert not busy.options.terminate
-    assert not busy.is_inline
-
-
 @pytest.mark.parametrize("is_inline", [False, True])
 async def test_a_run_without_end_is_terminated_and_then_ends_the_process(
     is_inline: bool, monkeypatch: pytest.MonkeyPatch
@@ -106,16 +82,16 @@ async def test_a_run_without_end_is_terminated_and_then_ends_the_process(
     now = 0.0
     while now < MIN_LIMIT_S - 2 * WATCH_EVERY_S:
         now += WATCH_EVERY_S
-        watch.look(now, 0.0)
+        watch.look(now)
     assert not job.options.terminate
-    watch.look(now + 100.0, 0.0)
+    watch.look(now + 100.0)
     assert not job.options.terminate, "this process did not run meanwhile"
     now += 100.0
     for _ in range(3):
         now += WATCH_EVERY_S
-        watch.look(now, 0.0)
+        watch.look(now)
     with pytest.raises(Stuck, match=str(EXIT_STUCK)):
-        watch.look(now + WATCH_EVERY_S, 0.0)
+        watch.look(now + WATCH_EVERY_S)
     assert job.is_stuck
     assert job.options.terminate
 
