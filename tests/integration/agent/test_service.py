@@ -61,7 +61,7 @@ def has_spare(machine: SystemdMachine) -> bool:
 def has_begun(machine: SystemdMachine) -> bool:
     """Its supervisor imports what it is made of."""
     main = machine.show(AGENT, "MainPID")
-    return "/cryptography/" in machine.path(f"/proc/{main}/maps").read_text()
+    return "/google/_upb/" in machine.path(f"/proc/{main}/maps").read_text()
 
 
 def test_a_machine_joins_by_one_command_and_keeps_its_settings(node: SystemdMachine) -> None:

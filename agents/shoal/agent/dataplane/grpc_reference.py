@@ -4,6 +4,7 @@ grpcio cannot request a client certificate and continue without one, hence a por
 """
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, TypeAlias, cast
 
@@ -31,6 +32,7 @@ from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
 from shoal.wire import grpcio_status, limits
+from shoal.wire.enrol import is_matching_pair
 
 MAX_STREAMS: Final = 256
 MAX_PENDING: Final = 8192
@@ -226,9 +228,21 @@ class GrpcioTransport:
 
     def _configuration(self, handshake: Handshake | None) -> grpc.ServerCertificateConfiguration:
         """`handshake` is None where no client certificate is requested."""
-        certificate, key, authority = self._tls.read()
+        certificate, key, authority = _read(self._tls)
         believed = authority + b"\n" + handshake.pem if handshake is not None else None
         return grpc.ssl_server_certificate_configuration([(key, certificate)], believed)
+
+
+def _read(tls: TlsFiles) -> tuple[bytes, bytes, bytes]:
+    """(certificate, key, CAs). Raises OSError, also while the files are only half replaced."""
+    certificate, key = tls.certificate.read_bytes(), tls.key.read_bytes()
+    try:
+        whole = is_matching_pair(certificate, key)
+    except ValueError as cause:
+        raise OSError(errno.EAGAIN, f"{tls.certificate.name} or {tls.key.name} is unreadable") from cause
+    if not whole:
+        raise OSError(errno.EAGAIN, f"{tls.key.name} is not the key of {tls.certificate.name}")
+    return certificate, key, tls.authority.read_bytes()
 
 
 class _AllMethods(grpc.GenericRpcHandler):  # type: ignore[type-arg] # generic in its stubs only

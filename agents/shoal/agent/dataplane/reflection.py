@@ -5,9 +5,9 @@ Services between agents are not listed.
 
 from typing import Final
 
-import grpc
 from google.protobuf.descriptor import FileDescriptor
 
+from shoal.http2.grpc_messages import GrpcStatus
 from shoal.inference import health_pb2, open_inference_pb2, reflection_pb2
 
 SERVICES: Final = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
@@ -35,7 +35,7 @@ def answer(request: reflection_pb2.ServerReflectionRequest) -> reflection_pb2.Se
         case "file_containing_symbol":
             file = next((each for each in _FILES if _has(each, request.file_containing_symbol)), None)
     if file is None:
-        response.error_response.error_code = grpc.StatusCode.NOT_FOUND.value[0]
+        response.error_response.error_code = GrpcStatus.NOT_FOUND
         response.error_response.error_message = "no such file or symbol on this port"
     else:
         response.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)

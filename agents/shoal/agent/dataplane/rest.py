@@ -28,6 +28,7 @@ from shoal.agent.dataplane.ingress_admission import IngressAdmission
 from shoal.agent.dataplane.log_budget import LogBudget
 from shoal.agent.dataplane.memory import MessageMemory
 from shoal.agent.dataplane.request import invalid, too_large
+from shoal.agent.dataplane.tls_context import ServerTls
 from shoal.agent.dataplane.transport import (
     HOP_KEY,
     MAX_MESSAGE,
@@ -50,7 +51,6 @@ from shoal.types.identity import Identity
 from shoal.types.units import Seconds
 from shoal.wire import status
 from shoal.wire.certificates import identity_of_der
-from shoal.wire.tls_files import NO_CHECK_TIME
 
 MAX_HEAD: Final = 32 * 2**10
 MAX_CONNECTIONS: Final = 1024
@@ -101,9 +101,7 @@ class RestTransport:
         self._service = service
         self._host = host
         self._port = port
-        self._tls = tls
-        self._stamp: tuple[int, ...] = ()
-        self._context: ssl.SSLContext | None = None
+        self._tls = ServerTls(tls, ("http/1.1",), ssl.CERT_OPTIONAL)
         self._connections = Connections(MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS)
         self._listener = LimitedListener(self._connections, self._serve)
         self._conversions = Conversions()
@@ -111,8 +109,7 @@ class RestTransport:
         self._stopping = asyncio.Event()
 
     async def start(self) -> int:
-        self._stamp = self._tls.stamp()
-        self._context = self._build_context()
+        self._tls.context()  # raises OSError now, not at the first handshake
         return await self._listener.start(self._host, self._port, backlog=MAX_CONNECTIONS, reuse_port=True)
 
     async def stop(self, grace_s: Seconds) -> None:
@@ -127,37 +124,12 @@ class RestTransport:
     async def leave(self, grace_s: Seconds) -> None:
         await self.stop(grace_s)
 
-    def _build_context(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(self._tls.certificate, self._tls.key)
-        context.load_verify_locations(self._tls.authority)
-        context.verify_mode = ssl.CERT_OPTIONAL
-        # Dates are checked for each call, by the time that this node trusts: its machine's clock may be years off.
-        context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | NO_CHECK_TIME)
-        context.set_alpn_protocols(["http/1.1"])
-        context.sni_callback = self._reload_context
-        return context
-
-    def _reload_context(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Called at each handshake, with or without a server name: changed files count from this connection on."""
-        try:
-            stamp = self._tls.stamp()
-            if stamp != self._stamp:
-                self._context = self._build_context()
-                self._stamp = stamp
-        except (OSError, ssl.SSLError):
-            return  # half replaced: keep the current context
-        if self._context is not None and self._context is not context:
-            connection.context = self._context
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection) -> None:
-        assert self._context is not None
         try:
             if await _first_bytes(writer) in _HTTP:
                 await _refuse_plaintext(reader, writer)
                 return
-            await writer.start_tls(self._context, ssl_handshake_timeout=HEAD_TIMEOUT_S)
+            await writer.start_tls(self._tls.context(), ssl_handshake_timeout=HEAD_TIMEOUT_S)
         except BaseException as error:
             writer.transport.abort()
             if isinstance(error, OSError):

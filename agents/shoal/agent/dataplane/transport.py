@@ -6,7 +6,6 @@ module.
 """
 
 import asyncio
-import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import Identity
 from shoal.types.units import Seconds
-from shoal.wire.enrol import is_matching_pair
 from shoal.wire.limits import INFER_BYTES
 
 MAX_MESSAGE = INFER_BYTES + 2**20
@@ -176,17 +174,6 @@ class TlsFiles:
     certificate: Path
     key: Path
     authority: Path
-
-    def read(self) -> tuple[bytes, bytes, bytes]:
-        """(certificate, key, CAs). Raises OSError, also while the files are only half replaced."""
-        certificate, key = self.certificate.read_bytes(), self.key.read_bytes()
-        try:
-            whole = is_matching_pair(certificate, key)
-        except ValueError as cause:
-            raise OSError(errno.EAGAIN, f"{self.certificate.name} or {self.key.name} is unreadable") from cause
-        if not whole:
-            raise OSError(errno.EAGAIN, f"{self.key.name} is not the key of {self.certificate.name}")
-        return certificate, key, self.authority.read_bytes()
 
     def stamp(self) -> tuple[int, ...]:
         """A value that changes when any of the files does. Raises OSError."""

@@ -1,7 +1,7 @@
 """Entry point of a worker process: `python -m shoal.agent.worker.main --socket PATH`, with its nonce on standard input.
 
-The runtime is imported before any order, so that a spare worker loads in milliseconds. The process outlives its
-supervisor and its front. It ends by itself when neither has been connected for `orphan_after` seconds.
+The runtime is imported with the first order. The process outlives its supervisor and its front. It ends by itself when
+neither has been connected for `orphan_after` seconds.
 """
 
 import argparse
@@ -11,21 +11,18 @@ import mmap
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-
-import structlog
 
 from shoal.agent.frames import FrameServer
 from shoal.agent.worker import isolation
+from shoal.agent.worker.idle_service import IdleService
 from shoal.agent.worker.process import BUSY_BYTES
 from shoal.host import gc_freeze, logs
 from shoal.host.event_wait import wait_or_timeout
 
 ORPHAN_AFTER_S = 60.0
-
-_log = structlog.get_logger(__name__)
 
 
 def run(
@@ -50,11 +47,7 @@ def run(
 
 
 async def _serve(path: Path, nonce: str, orphan_after_s: float, busy: mmap.mmap) -> None:
-    with _capture_stderr():
-        # imports the runtime, which starts threads, so only after isolation
-        from shoal.agent.worker.service import WorkerService
-
-    service = WorkerService(busy)
+    service = IdleService(busy)
     server = FrameServer(path, nonce, service.handlers(), on_infer=service.on_infer)
     service.serve_on(server)
     loop = asyncio.get_running_loop()
@@ -70,23 +63,6 @@ async def _serve(path: Path, nonce: str, orphan_after_s: float, busy: mmap.mmap)
             break
         await wait_or_timeout(service.stop_requested, min(1.0, orphan_after_s / 4))
     await server.close()
-
-
-@contextmanager
-def _capture_stderr() -> Iterator[None]:
-    """Turn what native code writes to standard error meanwhile into events: the runtime prints coloured warnings as it
-    loads."""
-    own, held = os.dup(2), os.memfd_create("stderr")
-    os.dup2(held, 2)
-    try:
-        yield
-    finally:
-        os.dup2(own, 2)
-        os.close(own)
-        os.lseek(held, 0, os.SEEK_SET)
-        with os.fdopen(held, errors="replace") as lines:
-            for line in lines:
-                _log.warning("runtime_message_logged", message=line.rstrip("\n"))
 
 
 def _signal_ready() -> None:

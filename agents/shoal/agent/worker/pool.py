@@ -11,6 +11,7 @@ a tenant on a device.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -167,6 +168,14 @@ class ProcessWorkers:
     async def _connect(self, process: WorkerProcess) -> None:
         """Connect a process that starts. Raises ShoalError."""
         await process.connect(partial(self._on_push, process), self._options.start_timeout_s)
+        if self._replicas.replicas():
+            self._tasks.spawn(self._import_runtime(process))
+
+    async def _import_runtime(self, process: WorkerProcess) -> None:
+        """On a node that serves, a spare has the runtime, so that it replaces a lost worker sooner; on an idle node the
+        memory matters more. One that cannot import it fails with its first order."""
+        with suppress(ShoalError):
+            await process.call("import", self._options.start_timeout_s)
 
     def _on_push(self, process: WorkerProcess, message: FrameMessage) -> None:
         self._loader.on_status(process, unpack(WorkerStatus, message.payload))

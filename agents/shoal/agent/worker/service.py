@@ -72,8 +72,8 @@ class WorkerService:
     after a crash.
     """
 
-    def __init__(self, busy: mmap.mmap) -> None:
-        self.stop_requested = asyncio.Event()
+    def __init__(self, busy: mmap.mmap, stop_requested: asyncio.Event) -> None:
+        self.stop_requested = stop_requested
         self._busy = busy
         self._assignments: dict[str, _HostedAssignment] = {}
         self._is_probing = False

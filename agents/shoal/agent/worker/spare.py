@@ -1,4 +1,4 @@
-"""The spare worker: it has the runtime imported and no model loaded, so that no start waits for the import."""
+"""The spare worker: a started, confined process without a model, so that no load waits for that."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
