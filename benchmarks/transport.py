@@ -195,7 +195,7 @@ class _Answers:
     def on_data(self, stream: Stream, data: memoryview, *, is_end: bool) -> None:
         if is_end:
             stream.is_remote_open = False
-            self.connection.respond(stream, RESPONSE_HEAD, bytes(data), TRAILERS_OK)
+            self.connection.respond(stream, RESPONSE_HEAD, (bytes(data),), TRAILERS_OK)
 
     def on_closed(self, stream: Stream, error: Any) -> None: ...
 

@@ -27,6 +27,7 @@ from shoal.http2.grpc_messages import (
     decode_binary,
     frame_message,
     parse_timeout,
+    prefix_of,
     status_fields,
 )
 from shoal.http2.header_blocks import HeaderList, encode
@@ -233,7 +234,7 @@ class ServerCall:
         self._done = True
         connection = self._session.connection
         if message is not None and not self.is_started:
-            connection.respond(self._stream, RESPONSE_HEAD, frame_message(message), TRAILERS_OK)
+            connection.respond(self._stream, RESPONSE_HEAD, (prefix_of(message), message), TRAILERS_OK)
         else:
             self._send_head()
             if message is not None:

@@ -5,6 +5,7 @@ as it admits a body), and frames that carry nothing (`OVERHEAD_BURST`).
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
@@ -591,9 +592,9 @@ class Http2Connection:
         """Whether `size` bytes would be sent at once, without waiting for a window or for other streams."""
         return self.can_send and not self._waiting and size <= stream.send_window and size <= self._send_window
 
-    def respond(self, stream: Stream, head: bytes, data: bytes, trailers: bytes) -> None:
-        """Send a whole response: two header blocks, and data between."""
-        size = len(data)
+    def respond(self, stream: Stream, head: bytes, parts: Sequence[bytes | memoryview], trailers: bytes) -> None:
+        """Send a whole response: two header blocks, and the parts of its data between."""
+        size = sum(map(len, parts))
         if (
             size <= self._peer_frame_bytes
             and self.has_room(stream, size)
@@ -604,14 +605,15 @@ class Http2Connection:
             number, pack = stream.id, frames.head
             self.out += (
                 pack(len(head), frames.HEADERS, frames.END_HEADERS, number), head,
-                pack(size, frames.DATA, 0, number), data,
+                pack(size, frames.DATA, 0, number), *parts,
                 pack(len(trailers), frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number), trailers,
             )  # fmt: skip
             stream.is_local_open = False
             self._end_local(stream)
             return
         self.send_headers(stream, head)
-        self.send_data(stream, data)
+        for part in parts:
+            self.send_data(stream, part)
         self.end(stream, trailers)
 
     def reset(self, stream: Stream, error: ErrorCode) -> None:

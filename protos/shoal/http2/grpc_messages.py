@@ -48,8 +48,13 @@ class MessageMalformed(Exception):
     """What a stream carries is no sequence of messages."""
 
 
+def prefix_of(message: bytes) -> bytes:
+    """What goes before a message."""
+    return _PREFIX.pack(0, len(message))
+
+
 def frame_message(message: bytes) -> bytes:
-    """The message with its prefix."""
+    """The message with its prefix, in one piece."""
     return _PREFIX.pack(0, len(message)) + message
 
 

@@ -111,7 +111,7 @@ def test_bodies_arrive_whole_whatever_the_windows(bodies: list[int], window: int
         exchange(client, server, step)
     for stream, size in zip(opened, bodies, strict=True):
         assert bytes(server.bodies.get(stream.id, b"")) == bytes([stream.id]) * size
-        server.connection.respond(server.streams[stream.id], HEAD, bytes(size), TRAILERS)
+        server.connection.respond(server.streams[stream.id], HEAD, (bytes(size),), TRAILERS)
     exchange(client, server, step)
     for stream in opened:
         if stream.id not in client.closed:
@@ -146,7 +146,7 @@ def test_output_is_bounded_while_nobody_takes_it(ends: tuple[End, End]) -> None:
     exchange(client, server)
     client.connection.widen(stream, 2**24)
     exchange(client, server)
-    server.connection.respond(server.streams[stream.id], HEAD, bytes(2**23), TRAILERS)
+    server.connection.respond(server.streams[stream.id], HEAD, (bytes(2**22), bytes(2**22)), TRAILERS)
     first = server.connection.take_output()
     assert OUTPUT_BYTES <= len(first) < 2 * OUTPUT_BYTES
     server.connection.can_send = False
@@ -162,7 +162,7 @@ def test_an_early_answer_ends_a_request_that_is_still_sent(ends: tuple[End, End]
     stream = client.connection.open_stream(REQUEST)
     client.connection.send_data(stream, bytes(10 * DEFAULT_WINDOW))
     exchange(client, server)
-    server.connection.respond(server.streams[stream.id], HEAD, b"no", TRAILERS)
+    server.connection.respond(server.streams[stream.id], HEAD, (b"n", b"o"), TRAILERS)
     exchange(client, server)
     assert client.bodies[stream.id] == b"no"
     assert client.heads[stream.id][-1] == ((b"grpc-status", b"0"),)
@@ -198,7 +198,7 @@ def test_a_side_that_goes_away_answers_what_it_took(ends: tuple[End, End]) -> No
         client.connection.open_stream(REQUEST)
     server.connection.go_away(is_final=True)
     for stream in (first, late):
-        server.connection.respond(server.streams[stream.id], HEAD, b"", TRAILERS)
+        server.connection.respond(server.streams[stream.id], HEAD, (b"",), TRAILERS)
     exchange(client, server)
     assert client.closed == {first.id: None, late.id: None}
 
