@@ -9,6 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from google.protobuf.message import DecodeError
 
+from fuzz import http2
 from fuzz.http import Rest
 from harness.attacks.seeds import NODE, NOW, link_seeds, policy_seeds, receipt
 from harness.builders.federation_members import advertisement, member
@@ -296,6 +297,7 @@ def targets(certificate: x509.Certificate) -> Mapping[str, Target]:
         "infer": Target(_code_of_parse(request.parse_request), _infer_seeds),
         "rest": Target(_code_of_parse(_rest), _rest_seeds, json_words),
         "frames": Target(_frames, _frame_seeds),
+        "http2": Target(http2.take, http2.seeds),
         "http": Target(Rest().take, _http_seeds, http_words),
         "yaml": Target(_yaml, policy_seeds, yaml_words),
     }

@@ -17,7 +17,7 @@ from fuzz.targets import OK
 from harness.report import IN_PROCESS, record
 
 TESTS = Path(__file__).parents[1]
-NAMES = ("link", "to-agent", "receipts", "federation", "trade", "infer", "frames", "rest", "http", "yaml")
+NAMES = ("link", "to-agent", "receipts", "federation", "trade", "infer", "frames", "http2", "rest", "http", "yaml")
 FORGED = ("receipts", "federation")
 SEED = 13
 

@@ -456,7 +456,7 @@ class GrpcSession(Http2Session):
             return  # trailers, which gRPC's clients do not send
         head = headers.parsed
         if head is None:
-            head = headers.parsed = _call_head(headers)
+            head = headers.parsed = call_head(headers)
         if not isinstance(head, CallHead):
             self.connection.send_headers(stream, _NOT_GRPC)
             self.connection.end(stream)
@@ -530,7 +530,7 @@ _PROTOCOL_FIELDS: Final = frozenset(
 )
 
 
-def _call_head(headers: HeaderList) -> CallHead | str:
+def call_head(headers: HeaderList) -> CallHead | str:
     """The call's head; a text says why the request is none of gRPC."""
     path, method, kind, timeout, encoding = "", "", "", None, "identity"
     metadata: dict[str, str] = {}
