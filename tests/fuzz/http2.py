@@ -31,7 +31,7 @@ class Echo:
         reader = stream.user
         assert isinstance(reader, MessageReader)
         try:
-            reader.feed(data)
+            reader.receive(data)
             message = reader.take()
         except MessageMalformed:
             self.connection.reset(stream, ErrorCode.INTERNAL_ERROR)

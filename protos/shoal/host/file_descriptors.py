@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import os
 import resource
 from typing import Final
 
@@ -28,15 +27,6 @@ def raise_limit() -> None:
 def is_exhaustion(error: OSError) -> bool:
     """Whether the error means that this process, or the machine, has no free descriptor."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
-
-
-def are_exhausted() -> bool:
-    """Whether no descriptor is free now, for callers of libraries that do not pass errno on."""
-    try:
-        os.close(os.open(os.sep, os.O_PATH))
-    except OSError as error:
-        return is_exhaustion(error)
-    return False
 
 
 def set_backlog(server: asyncio.Server, backlog: int = LISTEN_BACKLOG) -> None:

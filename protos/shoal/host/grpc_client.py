@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import Final, cast
 
 from shoal.host.event_wait import wait_or_timeout
-from shoal.host.http2_session import Http2Session
+from shoal.host.http2_session import Http2Session, wake
 from shoal.host.tls import TlsConnection
 from shoal.http2.connection import GoAwayReceived, Http2Limits, Side, Stream
 from shoal.http2.frames import DEFAULT_WINDOW, ErrorCode
@@ -40,8 +40,6 @@ REFUSAL_BASE_S: Final = 0.01
 REFUSAL_CAP_S: Final = 0.1
 """Seconds before it is: from the first to the second value, doubled each time."""
 USER_AGENT: Final = b"shoal"
-WINDOW_REFILL: Final = DEFAULT_WINDOW // 2
-"""A stream's window is widened once this much of it is used."""
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -195,14 +193,9 @@ class ClientCall:
         return self._error or CallError(status, details)
 
     def _widen(self, window: int) -> None:
-        """Let the server send `window` bytes, unless it may send nearly as many, and the rest of its message."""
-        stream = self._stream
-        if stream is None:
-            return
-        more = window - stream.receive_window
-        if more >= WINDOW_REFILL or (more > 0 and stream.receive_window < self._reader.missing_bytes):
-            self._session.connection.widen(stream, more)
-            self._session.flush_soon()
+        """As `Http2Session.widen`, while the call is open."""
+        if self._stream is not None:
+            self._session.widen(self._stream, self._reader, window)
 
     # Called by the session
 
@@ -224,13 +217,13 @@ class ClientCall:
 
     def on_data(self, data: memoryview) -> None:
         try:
-            self._reader.feed(data)
+            self._reader.receive(data)
         except MessageMalformed as error:
             self._fail(GrpcStatus.INTERNAL, str(error))
-        _wake(self._waiter)
+        wake(self._waiter)
 
     def on_sent(self) -> None:
-        _wake(self._writer)
+        wake(self._writer)
 
     def on_closed(self, error: ErrorCode | None, *, is_lost: bool) -> None:
         """`error` resets the stream; `is_lost` says that it did so because the connection was lost."""
@@ -244,8 +237,8 @@ class ClientCall:
         elif self._error is None and not self._has_status:
             self._error = CallError(GrpcStatus.INTERNAL, "the server ended the call without a status")
         self._stream = None
-        _wake(self._waiter)
-        _wake(self._writer)
+        wake(self._waiter)
+        wake(self._writer)
 
     def on_unprocessed(self) -> None:
         """The server's GOAWAY says that it has not begun to answer."""
@@ -304,7 +297,7 @@ class ClientSession(Http2Session):
         super().connection_lost(exc)
         self.greeted.set()
         while self._slots:
-            _wake(self._slots.popleft())
+            wake(self._slots.popleft())
         self._channel.on_session_lost(self)
 
     async def wait_until_idle(self, within_s: float) -> None:
@@ -630,8 +623,3 @@ def _status_error(headers: HeaderList) -> CallError | None:
         elif not name.startswith(":"):
             metadata.append((name, value.decode("latin-1")))
     return None if status is GrpcStatus.OK else CallError(status, details, tuple(metadata))
-
-
-def _wake(waiter: "asyncio.Future[None] | None") -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)

@@ -14,7 +14,7 @@ import structlog
 
 from shoal.host.connections import Connection, Connections
 from shoal.host.event_wait import wait_or_timeout
-from shoal.host.http2_session import Http2Session
+from shoal.host.http2_session import Http2Session, wake
 from shoal.host.tls_listener import TlsListener
 from shoal.http2.connection import ConnectionFailed, Http2Limits, Side, Stream
 from shoal.http2.frames import DEFAULT_WINDOW, ErrorCode
@@ -35,8 +35,6 @@ from shoal.http2.stream_resets import ResetCount
 
 CHECK_EVERY_S: Final = 0.5
 """Seconds between two looks at which connections are silent."""
-WINDOW_REFILL: Final = DEFAULT_WINDOW // 2
-"""A stream's window is widened once this much of it is used."""
 GOAWAY_S: Final = 1.0
 """Seconds for clients to learn that the server stops: a few round trips of a slow link."""
 LAST_ANSWER_S: Final = 0.05
@@ -185,13 +183,13 @@ class ServerCall:
                 raise CallFailure(GrpcStatus.INTERNAL, str(error)) from error
             if message is not None:
                 self.is_taken_up = True
-                self._widen(max(0, DEFAULT_WINDOW - reader.held_bytes))
+                self._session.widen(stream, reader, max(0, DEFAULT_WINDOW - reader.held_bytes))
                 return message
             if not stream.is_remote_open:
                 if reader.held_bytes:
                     raise CallFailure(GrpcStatus.INTERNAL, "the call ended within a message")
                 return None
-            self._widen(max(reader.missing_bytes, DEFAULT_WINDOW - reader.held_bytes))
+            self._session.widen(stream, reader, max(reader.missing_bytes, DEFAULT_WINDOW - reader.held_bytes))
             self._reading = self._session.loop.create_future()
             try:
                 await self._reading
@@ -258,14 +256,6 @@ class ServerCall:
             self.is_started = self.is_taken_up = True
             self._session.connection.send_headers(self._stream, RESPONSE_HEAD)
 
-    def _widen(self, window: int) -> None:
-        """Let the caller send `window` bytes, unless it may send nearly as many, and the rest of its message."""
-        stream = self._stream
-        more = window - stream.receive_window
-        if more >= WINDOW_REFILL or (more > 0 and stream.receive_window < self._reader.missing_bytes):
-            self._session.connection.widen(stream, more)
-            self._session.flush_soon()
-
     # Called by the session
 
     def start(self, method: "ServerMethod") -> None:
@@ -299,31 +289,26 @@ class ServerCall:
 
     def on_data(self, data: memoryview) -> None:
         try:
-            self._reader.feed(data)
+            self._reader.receive(data)
         except MessageMalformed as error:
             self.fail(CallFailure(GrpcStatus.INTERNAL, str(error)))
             return
-        self._wake(self._reading)
+        wake(self._reading)
 
     def on_sent(self) -> None:
-        self._wake(self._writing)
+        wake(self._writing)
 
     def on_closed(self) -> None:
         self.is_ended = True
         if self._timer is not None:
             self._timer.cancel()
-        self._wake(self._reading)
-        self._wake(self._writing)
+        wake(self._reading)
+        wake(self._writing)
         if self._task is not None and not self._done:
             self._task.cancel()
         callbacks, self._on_done = self._on_done, []
         for callback in callbacks:
             callback()
-
-    @staticmethod
-    def _wake(waiter: "asyncio.Future[None] | None") -> None:
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
 
 Answer = Callable[[ServerCall], Awaitable[bytes | None]]

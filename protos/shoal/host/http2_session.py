@@ -5,9 +5,12 @@ import socket
 from contextlib import suppress
 from typing import Final, cast
 
-from shoal.http2.connection import ConnectionFailed, ConnectionUser, Http2Connection, Http2Limits, Side
-from shoal.http2.frames import ErrorCode
+from shoal.http2.connection import ConnectionFailed, ConnectionUser, Http2Connection, Http2Limits, Side, Stream
+from shoal.http2.frames import DEFAULT_WINDOW, ErrorCode
+from shoal.http2.grpc_messages import MessageReader
 
+WINDOW_REFILL: Final = DEFAULT_WINDOW // 2
+"""A stream's window is widened once this much of it is used."""
 _KEEPALIVE_PING: Final = b"alive\0\0\0"
 
 
@@ -74,6 +77,14 @@ class Http2Session(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    def widen(self, stream: Stream, reader: MessageReader, window: int) -> None:
+        """Let the peer send `window` bytes, unless it may send nearly as many, and the rest of the message that
+        `reader` has begun."""
+        more = window - stream.receive_window
+        if more >= WINDOW_REFILL or (more > 0 and stream.receive_window < reader.missing_bytes):
+            self.connection.widen(stream, more)
+            self.flush_soon()
+
     def flush_soon(self) -> None:
         """Send the output after what runs now."""
         if not self._is_flush_due:
@@ -108,3 +119,9 @@ class Http2Session(asyncio.Protocol):
             self._pinged_at = now
             self.connection.ping(_KEEPALIVE_PING)
             self.flush()
+
+
+def wake(waiter: "asyncio.Future[None] | None") -> None:
+    """End the wait of whoever awaits it; nothing where nobody does."""
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

@@ -363,11 +363,7 @@ class Http2Connection:
         if not self._has_valid_length(stream, headers, is_end=is_end):
             self.reset(stream, ErrorCode.PROTOCOL_ERROR)
             return
-        if is_end:
-            stream.is_remote_open = False
-        self._user.on_headers(stream, headers, is_end=is_end)
-        if is_end:
-            self._end_remote(stream)
+        self._pass_headers(stream, headers, is_end=is_end)
 
     def _on_later_block(self, stream: Stream, headers: HeaderList, *, is_end: bool) -> None:
         """A response's head, or trailers."""
@@ -379,6 +375,9 @@ class Http2Connection:
         if error is not None or is_cut or not (is_head or is_end):
             self.reset(stream, ErrorCode.PROTOCOL_ERROR)
             return
+        self._pass_headers(stream, headers, is_end=is_end)
+
+    def _pass_headers(self, stream: Stream, headers: HeaderList, *, is_end: bool) -> None:
         if is_end:
             stream.is_remote_open = False
         self._user.on_headers(stream, headers, is_end=is_end)

@@ -55,7 +55,7 @@ def prefix_of(message: bytes) -> bytes:
 
 def frame_message(message: bytes) -> bytes:
     """The message with its prefix, in one piece."""
-    return _PREFIX.pack(0, len(message)) + message
+    return prefix_of(message) + message
 
 
 class MessageReader:
@@ -85,7 +85,7 @@ class MessageReader:
         """Bytes of the next message, and of its prefix, that have not arrived yet."""
         return max(0, (self.size or 0) + PREFIX_BYTES - self.held_bytes)
 
-    def feed(self, data: bytes | memoryview) -> None:
+    def receive(self, data: bytes | memoryview) -> None:
         """Keep a copy of the data. Raises MessageMalformed."""
         if self._whole is not None:
             self._buffer += frame_message(self._whole)

@@ -26,7 +26,7 @@ def test_messages_arrive_however_they_are_cut(messages: list[bytes], cuts: list[
     data = b"".join(frame_message(each) for each in messages)
     reader, found, at, turn = MessageReader(), [], 0, 0
     while at < len(data):
-        reader.feed(data[at : at + cuts[turn % len(cuts)]])
+        reader.receive(data[at : at + cuts[turn % len(cuts)]])
         at, turn = at + cuts[turn % len(cuts)], turn + 1
         if turn % 2:  # several may have arrived before anybody takes one
             while (message := reader.take()) is not None:
@@ -39,25 +39,25 @@ def test_messages_arrive_however_they_are_cut(messages: list[bytes], cuts: list[
 
 def test_a_messages_size_is_known_before_the_message() -> None:
     reader = MessageReader()
-    reader.feed(b"\0\0\0")
+    reader.receive(b"\0\0\0")
     assert (reader.size, reader.missing_bytes) == (None, 2)
-    reader.feed(b"\x01\0ab")
+    reader.receive(b"\x01\0ab")
     assert (reader.size, reader.missing_bytes, reader.held_bytes) == (256, 254, PREFIX_BYTES + 2)
-    reader.feed(bytes(254))
+    reader.receive(bytes(254))
     assert (reader.missing_bytes, reader.take()) == (0, b"ab" + bytes(254))
 
 
 @pytest.mark.parametrize("cut", [0, 1, 4])
 def test_a_flag_that_there_is_not(cut: int) -> None:
     reader = MessageReader()
-    reader.feed(b"\x02\0\0\0\0"[:cut])
+    reader.receive(b"\x02\0\0\0\0"[:cut])
     with pytest.raises(MessageMalformed):
-        reader.feed(b"\x02\0\0\0\0"[cut:])
+        reader.receive(b"\x02\0\0\0\0"[cut:])
 
 
 def test_a_bad_flag_after_a_good_message() -> None:
     reader = MessageReader()
-    reader.feed(frame_message(b"a") + b"\x07\0\0\0\0")
+    reader.receive(frame_message(b"a") + b"\x07\0\0\0\0")
     with pytest.raises(MessageMalformed):
         reader.take()
 

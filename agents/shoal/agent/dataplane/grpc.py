@@ -4,14 +4,14 @@ import ssl
 from collections.abc import Mapping
 from typing import Final
 
-from shoal.agent.dataplane.grpc_methods import NO_EXTRA_METHODS, GrpcMethods, Method
+from shoal.agent.dataplane.grpc_methods import NO_EXTRA_METHODS, GrpcMethods, Method, MethodHandler
 from shoal.agent.dataplane.ingress_admission import IngressAdmission
 from shoal.agent.dataplane.memory import MessageMemory
 from shoal.agent.dataplane.tls_context import ServerTls
 from shoal.agent.dataplane.transport import MAX_MESSAGE, InferenceService, TlsFiles, retry_after_s
 from shoal.agent.dataplane.trust import Authorities
 from shoal.host.connections import Connections
-from shoal.host.grpc_server import Answer, CallFailure, GrpcServer, GrpcServerLimits, ServerCall, ServerMethod
+from shoal.host.grpc_server import CallFailure, GrpcServer, GrpcServerLimits, ServerCall, ServerMethod
 from shoal.types.codes import ShoalError
 from shoal.types.units import Seconds
 from shoal.wire import limits, status
@@ -51,6 +51,7 @@ class GrpcTransport:
         self._host = host
         self._port = port
         self._methods = GrpcMethods(service, authorities, extra_methods, memory)
+        self._by_path = {path: _server_method(handler) for path, handler in self._methods.handlers.items()}
         asks = ssl.CERT_NONE if authorities is None else ssl.CERT_REQUIRED
         self._tls = ServerTls(tls, ("h2",), asks, authorities)
         self._server = GrpcServer(
@@ -81,19 +82,18 @@ class GrpcTransport:
         await self._server.stop(grace_s)
 
     def _find(self, path: str) -> ServerMethod:
-        handler = self._methods.find(path)
-        return ServerMethod(_with_statuses(handler.answer), handler.is_long_lived)
+        return self._by_path.get(path) or _server_method(self._methods.find(path))
 
 
-def _with_statuses(answer: Answer) -> Answer:
+def _server_method(handler: MethodHandler) -> ServerMethod:
     """The method, with its refusals as statuses of gRPC."""
 
     async def answer_call(call: ServerCall) -> bytes | None:
         try:
-            return await answer(call)
+            return await handler.answer(call)
         except ShoalError as error:
             refusal = error.refusal
             code = status.grpc_status(refusal.code)
             raise CallFailure(code, str(refusal), status.trailers(refusal, retry_after_s(error))) from None
 
-    return answer_call
+    return ServerMethod(answer_call, handler.is_long_lived)

@@ -103,15 +103,16 @@ class GrpcMethods:
         self._service = service
         self._authorities = authorities
         self.admission = IngressAdmission(memory)
-        self._handlers = {
+        self.handlers = {
             f"/{name}/{method}": handler
             for name, handlers in self._services(extra_methods).items()
             for method, handler in handlers.items()
         }
+        """By `/SERVICE/METHOD`."""
 
     def find(self, path: str) -> MethodHandler:
         """The handler of `/SERVICE/METHOD`; one that refuses where there is no such method."""
-        found = self._handlers.get(path)
+        found = self.handlers.get(path)
         if found is not None:
             return found
 
