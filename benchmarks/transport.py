@@ -1,10 +1,10 @@
 """The gRPC transport of Shoal's ports against others, alone: each server answers a request with its own bytes.
 
-`python benchmarks/transport.py` needs h2load (Debian's nghttp2-client). Peers: grpc.aio (grpcio), and, where installed
-(`pip install grpclib h2`), grpclib. Each server runs behind TLS on core 0, h2load on core 1; each round covers all
-cases, so that what is compared is measured interleaved. Beside them the protocol alone, in memory: `shoal.http2` and
-`h2` take the same bytes of a client and answer each of its requests. Prints requests a second and CPU time of the
-server, medians of the rounds, and ratios to grpcio.
+`python benchmarks/transport.py` needs h2load (Debian's nghttp2-client). Peers: grpc.aio (grpcio) and grpclib (on
+`h2`). Each server runs behind TLS on core 0, h2load on core 1; each round covers all cases, so that what is compared is
+measured interleaved. Beside them the protocol alone, in memory: `shoal.http2` and `h2` take the same bytes of a client
+and answer each of its requests. Prints requests a second and CPU time of the server, medians of the rounds, and ratios
+to grpcio.
 """
 
 import argparse
@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -260,9 +259,7 @@ def in_memory_h2(requests: list[bytes]) -> None:
 
 def in_memory(rounds: int) -> dict[str, float]:
     """Microseconds a request of the protocol alone, by library; medians."""
-    of: dict[str, Callable[[list[bytes]], None]] = {"shoal.http2": in_memory_shoal}
-    if find_spec("h2"):
-        of["h2"] = in_memory_h2
+    of: dict[str, Callable[[list[bytes]], None]] = {"shoal.http2": in_memory_shoal, "h2": in_memory_h2}
     requests = requests_of_a_client()
     seen: dict[str, list[float]] = {name: [] for name in of}
     for _ in range(rounds):
@@ -283,9 +280,8 @@ def main() -> None:
         asyncio.run(SERVERS[name](Path(certificate), Path(key)))
         return
     print(machine_line())
-    names = [name for name in SERVERS if find_spec(name) or name == "shoal" or (name == "grpcio" and find_spec("grpc"))]
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(names, options.rounds, Path(folder))
+        found = measure(list(SERVERS), options.rounds, Path(folder))
     for case, by_name in found.items():
         for name, (rate, used) in by_name.items():
             ratio = rate / by_name["grpcio"][0]
