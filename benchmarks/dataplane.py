@@ -97,7 +97,7 @@ def over_grpc(context: Context, address: str, server: str, model: BenchModel) ->
 
 
 def over_rest(context: Context, address: str, model: BenchModel) -> Call:
-    client = InferenceClient(replace(context, gateway_rest=address))
+    client = InferenceClient(replace(context, gateway=address))
     return lambda: client.infer(model.name, model.inputs)
 
 
@@ -236,10 +236,10 @@ def cases(up: RunningStack, model: BenchModel, plain: str) -> dict[str, Callable
     return {
         "in process": lambda: session,
         "plain grpc.aio": lambda: over_grpc(up.client, plain, agent_name, model),
-        "agent gRPC": lambda: over_grpc(up.client, agent.addresses["grpc"], agent_name, model),
-        "agent REST": lambda: over_rest(up.client, agent.addresses["rest"], model),
-        "gateway gRPC": lambda: over_grpc(up.client, gateway.addresses["grpc"], gateway_name, model),
-        "gateway REST": lambda: over_rest(up.client, gateway.addresses["rest"], model),
+        "agent gRPC": lambda: over_grpc(up.client, agent.addresses["data"], agent_name, model),
+        "agent REST": lambda: over_rest(up.client, agent.addresses["data"], model),
+        "gateway gRPC": lambda: over_grpc(up.client, gateway.addresses["data"], gateway_name, model),
+        "gateway REST": lambda: over_rest(up.client, gateway.addresses["data"], model),
     }
 
 

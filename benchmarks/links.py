@@ -460,7 +460,7 @@ def _hello(name: str, held: AgentState, wall: Wall) -> Hello:
     )
     node = Node(
         name, REGION, Role.AGENT, {"site": "bench"}, "0", "linux", "x86_64", Bytes(2**34), Bytes(2**34), (cpu,),
-        "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4", "boot",
+        "127.0.0.1:1", "127.0.0.1:4", "boot",
     )  # fmt: skip
     return Hello(node, f"nonce-{name}-{wall}", held.version, 1, wall)
 

@@ -186,7 +186,7 @@ def bench(up: RunningStack, model: BenchModel, scratch: Path, arguments: argpars
     np.savez(inputs, **{name: random_inputs(value, chance) for name, value in model.inputs.items()})
     folder = Path(up.client.folder)
     spec = {
-        "model": str(model.path), "inputs": str(inputs), "name": model.name, "url": up.client.gateway_grpc,
+        "model": str(model.path), "inputs": str(inputs), "name": model.name, "url": up.client.gateway,
         "ca": str(folder / "ca.pem"), "certificate": str(folder / "cert.pem"), "key": str(folder / "key.pem"),
     }  # fmt: skip
     at_once = {"in-process": os.cpu_count() or 1, "shoal": arguments.at_once}

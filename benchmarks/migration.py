@@ -310,7 +310,7 @@ class LoadClients:
         arrays.write_bytes(pickle.dumps(sample_requests(at.model)))
         client = at.up.folder / "client"
         told = {
-            "url": at.gateway.addresses["grpc"],
+            "url": at.gateway.addresses["data"],
             "model": WORKLOAD,
             "authority": str(client / "ca.pem"),
             "certificate": str(client / "cert.pem"),
@@ -606,7 +606,7 @@ def link_delay(at: Scene, rtt: float) -> contextlib.AbstractContextManager[None]
 
 def rtt_ms(at: Scene) -> float:
     """Median RTT of several connections to the gateway."""
-    gateway = HostPort.parse(at.gateway.addresses["grpc"])
+    gateway = HostPort.parse(at.gateway.addresses["data"])
     took = []
     for _ in range(9):
         began = time.perf_counter()

@@ -105,7 +105,7 @@ def move_all(stack: DevStack, model: str, others: list[str], allow: str, near: f
     def inputs(asked: int) -> tuple[Tensor, ...]:
         return (Tensor("x", "FP32", shape, values_of(asked, shape).tobytes()),)
 
-    port, files = stack.port("gateway", "grpc"), stack.client_files
+    port, files = stack.port("gateway", "data"), stack.client_files
     with InferenceLoad(port, files, "mover", clients=2, rate=10.0, inputs=inputs) as load:
         with stack.api() as api:
             seen = {each.id for each in api.get("migrations").migrations}

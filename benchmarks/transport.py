@@ -27,6 +27,7 @@ from _machine import machine_line
 
 from shoal.host.connections import Connections
 from shoal.host.grpc_server import GrpcServer, GrpcServerLimits, ServerCall, ServerMethod
+from shoal.host.tls_listener import TlsListener
 from shoal.http2 import frames
 from shoal.http2.connection import Http2Connection, Side, Stream
 from shoal.http2.grpc_messages import RESPONSE_HEAD, TRAILERS_OK, frame_message
@@ -49,9 +50,10 @@ async def serve_shoal(certificate: Path, key: Path) -> None:
     async def answer(call: ServerCall) -> bytes | None:
         return await call.read(MAX_BYTES)
 
-    limits = GrpcServerLimits(256, MAX_BYTES, 10.0, 2.0, 30.0, 100)
-    server = GrpcServer(lambda _: ServerMethod(answer), limits, Connections(100, 100), lambda: context)
-    print(await server.start("127.0.0.1", 0), flush=True)
+    connections = Connections(100, 100)
+    server = GrpcServer(lambda _: ServerMethod(answer), GrpcServerLimits(256, MAX_BYTES, 10.0, 2.0, 30.0), connections)
+    listener = TlsListener(connections, lambda: context, {"h2": server.session}, handshake_s=10.0)
+    print(await listener.start("127.0.0.1", 0, backlog=100), flush=True)
     await asyncio.Event().wait()
 
 

@@ -290,7 +290,7 @@ write_settings() {
     new=""
     if [ "$part" = agent ]; then
         if [ -n "$listen" ] || [ ! -e $environment ]; then
-            for use in GRPC:8001 REST:8000 TOKEN_PORT:8002 METRICS:9464 FRONT_METRICS:9465; do
+            for use in LISTEN:8001 METRICS:9464 FRONT_METRICS:9465; do
                 new="${new}SHOAL_${use%:*}=${listen:-0.0.0.0}:${use#*:}
 "
             done

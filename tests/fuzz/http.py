@@ -5,9 +5,9 @@ from typing import Any
 
 import h11
 
-from shoal.agent.dataplane.conversion import Conversions
+from shoal.agent.dataplane.http1 import Http1Server
 from shoal.agent.dataplane.ingress_admission import IngressAdmission
-from shoal.agent.dataplane.rest import _Connection, _Shared
+from shoal.agent.dataplane.rest import ClientIdentity, RestMethods
 from shoal.agent.dataplane.transport import InboundCall
 from shoal.host.connections import Connections
 from shoal.inference import open_inference_pb2 as oip
@@ -95,7 +95,6 @@ class Rest:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._conversions = Conversions()
 
     def take(self, data: bytes) -> str:
         """How the last request of the connection was answered; raises AssertionError for an answer that is none."""
@@ -109,8 +108,8 @@ class Rest:
         place = connections.add("", writer.abort)
         assert place is not None
         stream: Any = writer
-        shared = _Shared(Answering(), intake, self._conversions, connections, asyncio.Event())
-        await _Connection(shared, reader, stream, place).serve()
+        server = Http1Server(RestMethods(Answering(), intake), connections, lambda _: ClientIdentity())
+        await server.serve(reader, stream, place)
         assert not intake._usage, "what a connection held is free when it has ended"
         # what follows the answer to a HEAD cannot be told from its body by who has not sent the request
         return HUNG_UP if b"HEAD" in data else _last_answer(bytes(writer.sent))

@@ -30,9 +30,9 @@ X = np.array([[-1, 2, -3, 4]], np.float32)
 
 
 def load_on(stack: MixedStack, name: str) -> InferenceLoad:
-    others = tuple(stack.port(agent, "grpc") for agent in AGENTS)
+    others = tuple(stack.port(agent, "data") for agent in AGENTS)
     return InferenceLoad(
-        stack.port("gateway", "grpc"), stack.client_files, name, clients=2, other_ports=others, retry_for_s=INSIST_S
+        stack.port("gateway", "data"), stack.client_files, name, clients=2, other_ports=others, retry_for_s=INSIST_S
     )
 
 

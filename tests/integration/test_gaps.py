@@ -70,9 +70,9 @@ def over(stack: DevStack, known: set[str]) -> operator_pb2.MigrationView:
 
 
 def asks(stack: DevStack) -> InferenceLoad:
-    fronts = (stack.port(NODE, "grpc"),)
+    fronts = (stack.port(NODE, "data"),)
     return InferenceLoad(
-        stack.port("gateway", "grpc"), stack.client_files, "only", clients=2, other_ports=fronts, retry_for_s=INSIST_S
+        stack.port("gateway", "data"), stack.client_files, "only", clients=2, other_ports=fronts, retry_for_s=INSIST_S
     )
 
 

@@ -23,10 +23,8 @@ class Context:
     address: str
     # Folder of cert.pem, key.pem and ca.pem.
     folder: str
-    # host:port of a gateway's REST data port; empty: ask the coordinator.
-    gateway_rest: str = ""
-    # host:port of a gateway's gRPC data port; empty: ask the coordinator.
-    gateway_grpc: str = ""
+    # host:port of a gateway's data port; empty: ask the coordinator.
+    gateway: str = ""
     # Tenant of the workloads that commands name.
     tenant: str = "default"
     # host:port where the certificate is renewed; empty: something else keeps the files fresh.

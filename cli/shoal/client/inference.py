@@ -57,7 +57,7 @@ class InferenceClient:
 
     def __init__(self, context: Context, address: str = "", timeout_s: float = 30.0) -> None:
         self._context = context
-        address = address or context.gateway_rest
+        address = address or context.gateway
         if not address:
             raise refuse(Code.CONTEXT_UNKNOWN, "no gateway is known", "host:port of a gateway", "pass --gateway")
         gateway = HostPort.parse(address, "gateway")

@@ -35,7 +35,7 @@ from shoal.types.identity import check_name
 LINK: Final = 7443
 ENROL: Final = 7444
 """Port of coordinators and federations inside the network."""
-PORT_OFFSETS: Final = {"link": 1, "enrol": 2, "grpc": 3, "rest": 4, "token": 5}
+PORT_OFFSETS: Final = {"link": 1, "enrol": 2, "data": 3}
 """Ports at which a region is reached from outside, relative to its first one."""
 NODES: Final = ("agent", "gateway")
 SELF_DECLARED_LABELS: Final = ("site", "price")
@@ -121,8 +121,7 @@ def _context(member: ContainerMember, addresses: Mapping[str, str], files: Path)
         member.region,
         addresses["link"],
         str(files),
-        gateway_rest=addresses["rest"] if is_region else "",
-        gateway_grpc=addresses["grpc"] if is_region else "",
+        gateway=addresses["data"] if is_region else "",
         enrolment=addresses["enrol"],
     )
 

@@ -161,8 +161,7 @@ class Control:
             region.region,
             region.coordinator_addresses("link"),
             str(self.folder / region.coordinator.name / "operator"),
-            gateway_rest=region.gateways[0].addresses["rest"],
-            gateway_grpc=region.gateways[0].addresses["grpc"],
+            gateway=region.gateways[0].addresses["data"],
         )
 
     def _client_folder(self, stack: StackLayout, region: str) -> Path:

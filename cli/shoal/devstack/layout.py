@@ -283,8 +283,8 @@ _USES: Final = {
     FEDERATION: ("link", "enrol", "metrics"),
     "broker": ("mqtt",),
     "coordinator": ("link", "enrol", "metrics"),
-    "gateway": ("grpc", "rest", "token", "metrics", "front-metrics"),
-    "agent": ("grpc", "rest", "token", "metrics", "front-metrics"),
+    "gateway": ("data", "metrics", "front-metrics"),
+    "agent": ("data", "metrics", "front-metrics"),
 }
 
 

@@ -254,8 +254,8 @@ class ProcessSupervisor:
         command = [
             *program_path("shoal-agent"), "run", "--role", "node" if member.role == "agent" else "gateway",
             "--state-dir", state, "--coordinator", _dial_addresses(region, region.coordinators, "link"),
-            "--advertise", HostPort.parse(region.dial_address(addresses["grpc"])).host,
-            "--grpc", addresses["grpc"], "--rest", addresses["rest"], "--token-port", addresses["token"],
+            "--advertise", HostPort.parse(region.dial_address(addresses["data"])).host,
+            "--listen", addresses["data"],
             "--metrics", addresses["metrics"], "--front-metrics", addresses["front-metrics"],
             *(["--link", "mqtt", *mqtt] if mqtt else []),
         ]  # fmt: skip

@@ -8,14 +8,13 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import structlog
 
 from shoal.host.connections import Connection, Connections
 from shoal.host.event_wait import wait_or_timeout
 from shoal.host.http2_session import Http2Session, wake
-from shoal.host.tls_listener import TlsListener
 from shoal.http2.connection import ConnectionFailed, Http2Limits, Side, Stream
 from shoal.http2.frames import DEFAULT_WINDOW, ErrorCode
 from shoal.http2.grpc_messages import (
@@ -59,8 +58,6 @@ class GrpcServerLimits:
     ping_interval_s: float
     # The connection is given up when the client has not answered a ping for this long.
     ping_timeout_s: float
-    # Connections that wait in the kernel to be accepted.
-    backlog: int
 
 
 class CallEnded(Exception):
@@ -311,6 +308,26 @@ class ServerCall:
             callback()
 
 
+class StreamCall(Protocol):
+    """The call of one stream, for its session."""
+
+    # As of `ServerCall`.
+    is_long_lived: bool
+    is_taken_up: bool
+
+    def on_data(self, data: memoryview) -> None:
+        """`data` has arrived, or the end of the caller's side."""
+        ...
+
+    def on_sent(self) -> None:
+        """All that was queued is sent."""
+        ...
+
+    def on_closed(self) -> None:
+        """The stream is over."""
+        ...
+
+
 Answer = Callable[[ServerCall], Awaitable[bytes | None]]
 """Answers one call: returns its only message, or None after it has written all. Raises CallFailure, CallEnded."""
 
@@ -325,11 +342,12 @@ class ServerMethod:
 
 
 class GrpcServer:
-    """Listens on one port.
+    """Serves the connections of a port whose handshake agreed on HTTP/2 (`session` is a protocol of a `TlsListener`).
 
-    find: the method of a path (`/SERVICE/METHOD`); it answers unknown ones too. context: called for each connection, so
-    that renewed certificates count from the next one on; it may raise OSError. may_reset: whether the caller may reset
-    most of its calls before they arrive; any other that does so loses its connection.
+    find: the method of a path (`/SERVICE/METHOD`); it answers unknown ones too. connections: the port's, with their
+    limits. may_reset: whether the client with this certificate (PEM) may reset most of its calls before they arrive;
+    any other that does so loses its connection. serve_other: answers a request that is none of gRPC; None: it is told
+    so.
     """
 
     def __init__(
@@ -337,17 +355,15 @@ class GrpcServer:
         find: Callable[[str], ServerMethod],
         limits: GrpcServerLimits,
         connections: Connections,
-        context: Callable[[], ssl.SSLContext],
-        may_reset: Callable[[ServerCall], bool] = lambda _: False,
+        may_reset: Callable[[bytes | None], bool] = lambda _: False,
+        serve_other: "Callable[[GrpcSession, Stream, HeaderList], StreamCall] | None" = None,
     ) -> None:
         self.find = find
         self.may_reset = may_reset
+        self.serve_other = serve_other
         self.limits = limits
         self.connections = connections
         self.sessions: set[GrpcSession] = set()
-        self._listener = TlsListener(
-            connections, context, {"h2": lambda place: GrpcSession(self, place)}, limits.handshake_s
-        )
         self._checking: asyncio.Task[None] | None = None
         self.change = asyncio.Event()
         """Set when a call or a connection ended, or a ping was answered."""
@@ -357,19 +373,18 @@ class GrpcServer:
         """Whether a call is inside that `stop` waits for."""
         return any(each.is_busy for each in self.sessions)
 
-    async def start(self, host: str, port: int) -> int:
-        """The port it listens on. Raises OSError."""
-        found = await self._listener.start(host, port, backlog=self.limits.backlog, reuse_port=True)
-        self._checking = asyncio.create_task(self._check_connections())
-        return found
+    def session(self, place: Connection) -> "GrpcSession":
+        """The protocol of a new connection."""
+        if self._checking is None:
+            self._checking = asyncio.create_task(self._check_connections())
+        return GrpcSession(self, place)
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no connection, answer the calls inside and on their way, for `grace_s` at most, and close.
+        """Answer the calls inside and on their way, for `grace_s` at most, and close. The port accepts no more by then.
 
         Clients are told to open no more calls; what they send until they know is answered. The last GOAWAY names the
         last call that was, so that clients know which ones they may repeat elsewhere.
         """
-        self._listener.close()
         loop = asyncio.get_running_loop()
         end = loop.time() + grace_s
         for session in tuple(self.sessions):
@@ -437,17 +452,22 @@ class GrpcSession(Http2Session):
     # ConnectionUser
 
     def on_headers(self, stream: Stream, headers: HeaderList, *, is_end: bool) -> None:
-        if stream.user is not None:
-            return  # trailers, which gRPC's clients do not send
+        if stream.user is not None:  # trailers, which say nothing but that the request is whole
+            cast(StreamCall, stream.user).on_data(memoryview(b""))
+            return
         head = headers.parsed
         if head is None:
             head = headers.parsed = call_head(headers)
-        if not isinstance(head, CallHead):
+        if not isinstance(head, CallHead) and self._server.serve_other is None:
             self.connection.send_headers(stream, _NOT_GRPC)
             self.connection.end(stream)
             return
         if len(self.connection.streams) == 1:
             self._server.connections.set_busy(self._place)
+        if not isinstance(head, CallHead):
+            assert self._server.serve_other is not None
+            stream.user = self._server.serve_other(self, stream, headers)
+            return
         call = stream.user = ServerCall(self, stream, head)
         if head.failure is not None:
             call.fail(head.failure)
@@ -456,15 +476,15 @@ class GrpcSession(Http2Session):
 
     def on_data(self, stream: Stream, data: memoryview, *, is_end: bool) -> None:
         if stream.user is not None:
-            cast(ServerCall, stream.user).on_data(data)
+            cast(StreamCall, stream.user).on_data(data)
 
     def on_closed(self, stream: Stream, error: ErrorCode | None) -> None:
         if stream.user is not None:
-            call = cast(ServerCall, stream.user)
+            call = cast(StreamCall, stream.user)
             call.on_closed()
             stream.user = None
             was_reset = error is not None and error is not ErrorCode.NO_ERROR and not call.is_taken_up
-            if self._resets.record(was_reset=was_reset) and not self._server.may_reset(call):
+            if self._resets.record(was_reset=was_reset) and not self._server.may_reset(self.certificate):
                 _log.warning(
                     "client_connection_closed",
                     peer=self.peer,
@@ -477,7 +497,7 @@ class GrpcSession(Http2Session):
 
     def on_sent(self, stream: Stream) -> None:
         if stream.user is not None:
-            cast(ServerCall, stream.user).on_sent()
+            cast(StreamCall, stream.user).on_sent()
 
     def on_pong(self, payload: bytes) -> None:
         if payload == _GOAWAY_PING:
@@ -493,7 +513,7 @@ class GrpcSession(Http2Session):
     def is_busy(self) -> bool:
         """Whether a call is inside that a server which stops waits for."""
         calls = (stream.user for stream in self.connection.streams.values())
-        return any(not cast(ServerCall, call).is_long_lived for call in calls if call is not None)
+        return any(not cast(StreamCall, call).is_long_lived for call in calls if call is not None)
 
     def go_away(self, *, is_final: bool) -> None:
         """As `Http2Connection.go_away`. The answer to the ping tells that the client knows."""

@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server over TLS: h11 on asyncio streams, one request on each connection, each step within its time.
 
-It is for ports that are asked seldom: metrics, models. A front's REST port keeps connections open and has a transport
-of its own.
+It is for ports that are asked seldom: metrics, models. A front's data port keeps connections open, and has a server of
+its own.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ import structlog
 
 from shoal.host import file_descriptors
 from shoal.host.connections import Connection, Connections
-from shoal.host.limited_listener import CHUNK_BYTES, HEAD_READ_BYTES, LimitedListener
+from shoal.host.tls_listener import TlsListener
+from shoal.host.tls_streams import CHUNK_BYTES, HEAD_READ_BYTES, TlsStreams
 
 _REASONS: Final = {each.value: each.phrase for each in HTTPStatus}
 
@@ -123,9 +124,10 @@ class HttpServer:
     ) -> None:
         self._answer = answer
         self._limits = limits
-        self._context = context
         self._connections = Connections(limits.connections, limits.connections_per_address, replaces_own=True)
-        self._listener = LimitedListener(self._connections, self._serve)
+        self._streams = TlsStreams(self._connections, self._serve)
+        protocols = dict.fromkeys(("http/1.1", None), self._streams.protocol)
+        self._listener = TlsListener(self._connections, context, protocols, limits.handshake_s)
 
     async def start(self, host: str, port: int) -> int:
         """The port it listens on. Raises OSError."""
@@ -134,19 +136,18 @@ class HttpServer:
     async def stop(self) -> None:
         """End every connection at once."""
         self._listener.close()
-        tasks = self._listener.tasks
+        tasks = self._streams.tasks
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Connection) -> None:
         try:
-            await writer.start_tls(self._context(), ssl_handshake_timeout=self._limits.handshake_s)
             self._connections.set_busy(place)  # it showed a certificate: no newcomer may close it
             async with asyncio.timeout(self._limits.total_s):
                 await self._exchange(reader, writer)
         except OSError:
-            pass  # the client sees it: its handshake failed, it was silent for too long, or it hung up
+            pass  # the client sees it: it was silent for too long, or it hung up
         finally:
             writer.transport.abort()
 

@@ -30,6 +30,9 @@ class TlsTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._connection.is_closing
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._connection.write(data)
 

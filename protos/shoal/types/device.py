@@ -224,12 +224,8 @@ class Node:
     memory_limit_bytes: Bytes
     # All devices that its drivers found.
     devices: tuple[Device, ...]
-    # host:port of the data plane (mTLS), where peers and gateways forward to.
-    grpc_address: str
-    # host:port of the data plane's REST port.
-    rest_address: str
-    # host:port of the gRPC port for bearer tokens (server TLS only).
-    token_address: str
+    # host:port of its data port, where clients send requests and other fronts forward to.
+    data_address: str
     # host:port of the Prometheus page.
     metrics_address: str
     # Identifies the boot of the machine; another value means that it restarted.

@@ -300,9 +300,7 @@ class Node(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
-    GRPC_ADDRESS_FIELD_NUMBER: _builtins.int
-    REST_ADDRESS_FIELD_NUMBER: _builtins.int
-    TOKEN_ADDRESS_FIELD_NUMBER: _builtins.int
+    DATA_ADDRESS_FIELD_NUMBER: _builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
     UNCONFINED_FIELD_NUMBER: _builtins.int
@@ -315,9 +313,7 @@ class Node(_message.Message):
     arch: _builtins.str
     memory_bytes: _builtins.int
     memory_limit_bytes: _builtins.int
-    grpc_address: _builtins.str
-    rest_address: _builtins.str
-    token_address: _builtins.str
+    data_address: _builtins.str
     metrics_address: _builtins.str
     boot_id: _builtins.str
     forward_key: _builtins.str
@@ -341,9 +337,7 @@ class Node(_message.Message):
         memory_bytes: _builtins.int = ...,
         memory_limit_bytes: _builtins.int = ...,
         devices: _abc.Iterable[Global___Device] | None = ...,
-        grpc_address: _builtins.str = ...,
-        rest_address: _builtins.str = ...,
-        token_address: _builtins.str = ...,
+        data_address: _builtins.str = ...,
         metrics_address: _builtins.str = ...,
         boot_id: _builtins.str = ...,
         unconfined: _abc.Iterable[_builtins.str] | None = ...,
@@ -351,7 +345,7 @@ class Node(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "arch", b"arch", "boot_id", b"boot_id", "devices", b"devices", "forward_key", b"forward_key", "grpc_address", b"grpc_address", "labels", b"labels", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "metrics_address", b"metrics_address", "name", b"name", "os", b"os", "region", b"region", "rest_address", b"rest_address", "role", b"role", "token_address", b"token_address", "unconfined", b"unconfined"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "arch", b"arch", "boot_id", b"boot_id", "data_address", b"data_address", "devices", b"devices", "forward_key", b"forward_key", "labels", b"labels", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "metrics_address", b"metrics_address", "name", b"name", "os", b"os", "region", b"region", "role", b"role", "unconfined", b"unconfined"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

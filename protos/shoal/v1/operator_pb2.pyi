@@ -47,9 +47,7 @@ class WhoAmIReply(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
-    GATEWAYS_GRPC_FIELD_NUMBER: _builtins.int
-    GATEWAYS_REST_FIELD_NUMBER: _builtins.int
-    GATEWAYS_TOKEN_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
     ENROL_ADDRESS_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
     FOLLOWS_FIELD_NUMBER: _builtins.int
@@ -67,11 +65,9 @@ class WhoAmIReply(_message.Message):
     """Where the coordinator that leads listens; empty: this one leads, or (follows) nobody does now."""
     follows: _builtins.bool
     @_builtins.property
-    def gateways_grpc(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def gateways_rest(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def gateways_token(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """host:port of their data ports"""
+
     @_builtins.property
     def coordinators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Where all coordinators of the region listen for operators."""
@@ -86,9 +82,7 @@ class WhoAmIReply(_message.Message):
         version: _builtins.str = ...,
         history: _builtins.str = ...,
         term: _builtins.int = ...,
-        gateways_grpc: _abc.Iterable[_builtins.str] | None = ...,
-        gateways_rest: _abc.Iterable[_builtins.str] | None = ...,
-        gateways_token: _abc.Iterable[_builtins.str] | None = ...,
+        gateways: _abc.Iterable[_builtins.str] | None = ...,
         enrol_address: _builtins.str = ...,
         leader: _builtins.str = ...,
         follows: _builtins.bool = ...,
@@ -96,7 +90,7 @@ class WhoAmIReply(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "coordinators", b"coordinators", "enrol_address", b"enrol_address", "follows", b"follows", "gateways_grpc", b"gateways_grpc", "gateways_rest", b"gateways_rest", "gateways_token", b"gateways_token", "history", b"history", "leader", b"leader", "name", b"name", "region", b"region", "role", b"role", "term", b"term", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "coordinators", b"coordinators", "enrol_address", b"enrol_address", "follows", b"follows", "gateways", b"gateways", "history", b"history", "leader", b"leader", "name", b"name", "region", b"region", "role", b"role", "term", b"term", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -56,7 +56,7 @@ ENROL_CONNECTIONS: Final = 1024
 ENROL_STREAMS: Final = 16
 """Limit on one connection."""
 DATA_CONNECTIONS: Final = 4096
-"""Limit at each gRPC port of a front."""
+"""Limit at the data port of a front."""
 
 Options = tuple[tuple[str, int | str], ...]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from harness.clients.oip import Response, read_response
-from shoal.agent.dataplane.health import MAX_CONNECTIONS, HealthTransport
+from shoal.agent.dataplane.health import MAX_CONNECTIONS, HealthPort
 from shoal.types.units import Seconds
 
 
@@ -29,7 +29,7 @@ class ProbeTarget:
 @pytest.fixture
 async def probe_target() -> AsyncIterator[ProbeTarget]:
     found = ProbeTarget()
-    transport = HealthTransport(lambda: found.live, lambda: found.ready, "127.0.0.1", 0)
+    transport = HealthPort(lambda: found.live, lambda: found.ready, "127.0.0.1", 0)
     found.port = await transport.start()
     yield found
     await transport.stop(Seconds(0.0))

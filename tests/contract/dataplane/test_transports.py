@@ -18,22 +18,21 @@ import grpc.aio
 import pytest
 
 from harness.clients.http2 import Http2Connection
+from harness.clients.http2_rest import Http2RestClient
 from harness.clients.oip import GrpcClient, InferenceError, OipClient, RestClient, Tensor, infer_request, read_response
 from harness.crypto.pki import Authority, CertificateFiles
 from harness.wait import until
 from shoal.agent.clock import SystemClock
-from shoal.agent.dataplane import exchange, reflection
+from shoal.agent.dataplane import exchange, http1, reflection, rest
 from shoal.agent.dataplane import ingress_admission as intake_module
-from shoal.agent.dataplane.grpc import GrpcTransport
+from shoal.agent.dataplane.data_port import DataPort
 from shoal.agent.dataplane.grpc_methods import SERVICE
 from shoal.agent.dataplane.grpc_reference import GrpcioTransport
 from shoal.agent.dataplane.ingress_admission import SMALL_BYTES, IngressAdmission
 from shoal.agent.dataplane.log_budget import LINES
 from shoal.agent.dataplane.memory import COPIES, MessageMemory
-from shoal.agent.dataplane.rest import RestTransport
-from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused, InboundCall, TlsFiles, Transport
+from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused, InboundCall, TlsFiles
 from shoal.agent.dataplane.trust import Authorities
-from shoal.host.connections import Connections
 from shoal.inference import health_pb2, reflection_pb2
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -155,7 +154,7 @@ class TransportCase:
     name: str
     has_client_certificate: bool
     service: Echo
-    transport: Transport
+    transport: DataPort | GrpcioTransport
     authority: Authority
     own: CertificateFiles
     memory: MessageMemory
@@ -168,7 +167,9 @@ class TransportCase:
         if self.has_client_certificate:
             files, bearer = files or self.own, ""
         made: OipClient
-        if self.name == "rest":
+        if self.name == "rest2":
+            made = Http2RestClient(self.port, root, files, bearer)
+        elif self.name == "rest":
             made = RestClient(self.port, root, files, bearer)
         else:
             made = GrpcClient(self.port, root, files, bearer)
@@ -176,16 +177,14 @@ class TransportCase:
         return made
 
     def admission(self) -> IngressAdmission:
-        assert isinstance(self.transport, (GrpcTransport, GrpcioTransport))
         return self.transport.admission
 
     def is_inside(self) -> bool:
         """Whether a call is inside."""
-        assert isinstance(self.transport, (GrpcTransport, GrpcioTransport))
         return self.transport.is_busy
 
     def status_of(self, code: Code) -> str | int:
-        return status.http_status(code) if self.name == "rest" else status.grpc_status(code).name
+        return status.http_status(code) if self.name.startswith("rest") else status.grpc_status(code).name
 
 
 def no_peer_authorities(region: str, tls: TlsFiles) -> Authorities:
@@ -195,21 +194,23 @@ def no_peer_authorities(region: str, tls: TlsFiles) -> Authorities:
     return authorities
 
 
-@pytest.fixture(params=["grpc", "grpc-token", "grpcio", "grpcio-token", "rest", "rest-token"])
+WAYS = ("grpc", "grpc-token", "grpcio", "grpcio-token", "rest", "rest-token", "rest2", "rest2-token")
+
+
+@pytest.fixture(params=WAYS)
 async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TransportCase]:
     authority = Authority(tmp_path, REGION, SystemClock().wall())
     node = authority.issue(Role.AGENT, "n1")
     tls = TlsFiles(node.certificate, node.key, node.authority)
     service = Echo()
     name, _, kind = str(request.param).partition("-")
-    transport: Transport
+    transport: DataPort | GrpcioTransport
     memory = MessageMemory()
-    if name == "rest":
-        transport = RestTransport(service, "127.0.0.1", 0, tls, memory)
+    authorities = no_peer_authorities(REGION, tls)
+    if name == "grpcio":
+        transport = GrpcioTransport(service, "127.0.0.1", 0, tls, None if kind else authorities, memory=memory)
     else:
-        authorities = None if kind else no_peer_authorities(REGION, tls)
-        make = GrpcioTransport if name == "grpcio" else GrpcTransport
-        transport = make(service, "127.0.0.1", 0, tls, authorities, memory=memory)
+        transport = DataPort(service, "127.0.0.1", 0, tls, authorities, memory=memory)
     own = authority.issue(Role.TENANT, "acme")
     found = TransportCase(name, not kind, service, transport, authority, own, memory, tls)
     found.port = await transport.start()
@@ -459,9 +460,9 @@ async def test_stopping_lets_calls_end_and_takes_no_new(case: TransportCase) -> 
     await stopping
 
 
-@pytest.mark.parametrize("case", ["grpc", "grpcio", "rest", "rest-token"], indirect=True)
+@pytest.mark.parametrize("case", ["grpc", "grpc-token", "grpcio", "rest", "rest-token", "rest2"], indirect=True)
 async def test_strangers_are_shut_out(case: TransportCase, tmp_path: Path) -> None:
-    """A certificate of another authority ends the handshake, also where none is needed. (grpc-token asks for none.)"""
+    """A certificate of another authority ends the handshake, also where none is needed."""
     other = Authority(tmp_path / "other", REGION, SystemClock().wall())
     case.has_client_certificate = False
     client = case.client(other.issue(Role.TENANT, "acme"))
@@ -672,7 +673,7 @@ async def test_grpc_health_watches_end_with_their_clients_and_do_not_hold_a_fron
     await going.close()
     await until(lambda: sum(map(len, intake._watches.values())) == 1, 5.0, "the end of one whose client is gone")
     start = asyncio.get_running_loop().time()
-    leaving = asyncio.create_task(case.transport.leave(Seconds(30.0)))
+    leaving = asyncio.create_task(case.transport.stop(Seconds(30.0)))
     case.service.become(is_ready=False)
     assert (await calls[2].read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
     await leaving
@@ -822,9 +823,7 @@ async def test_a14_rest_bodies_are_measured_as_they_expand(case: TransportCase, 
 
 @pytest.mark.parametrize("case", ["rest"], indirect=True)
 async def test_rest_cuts_off_who_sends_too_slowly(case: TransportCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shoal.agent.dataplane import rest
-
-    monkeypatch.setattr(rest, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http1, "HEAD_TIMEOUT_S", 0.2)
     monkeypatch.setattr(rest, "BODY_GRACE_S", 0.2)
     client = case.client()
     assert isinstance(client, RestClient)
@@ -834,6 +833,58 @@ async def test_rest_cuts_off_who_sends_too_slowly(case: TransportCase, monkeypat
     ):
         response = await client.exchange(head, timeout=5)
         assert (response.status, response.json()["code"]) == (408, Code.TOO_SLOW)
+
+
+@pytest.mark.parametrize("case", ["rest2"], indirect=True)
+async def test_http2_cuts_off_who_sends_too_slowly(case: TransportCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "BODY_GRACE_S", 0.2)
+    client = case.client()
+    assert isinstance(client, Http2RestClient)
+    connection = await Http2Connection.connect(f"127.0.0.1:{case.port}", client.context(), "localhost")
+    connection.open_stream(1, "/v2/models/up/infer", content_type="application/json", content_length="100")
+    connection.send_data(1, b"{")
+    await until(lambda: b"TOO_SLOW" in connection.header_blocks(1), 5, "a refusal")
+    assert b"408" in connection.header_blocks(1)
+    await connection.close()
+
+
+@pytest.mark.parametrize("case", ["rest2"], indirect=True)
+async def test_http2_takes_a_body_with_trailers(case: TransportCase) -> None:
+    client = case.client()
+    assert isinstance(client, Http2RestClient)
+    connection = await Http2Connection.connect(f"127.0.0.1:{case.port}", client.context(), "localhost")
+    connection.open_stream(1, "/v2/models/up/infer", content_type="application/json")
+    connection.send_data(1, b'{"inputs":[]}')
+    connection.send_trailers(1, checksum="none")
+    await until(lambda: connection.is_ended(1), 5, "an answer")
+    assert connection.header_blocks(1).startswith(b"\x88"), "indexed: status 200"
+    await connection.close()
+
+
+@pytest.mark.parametrize("case", ["rest", "rest2-token"], indirect=True)
+@pytest.mark.parametrize("version", ["--http1.1", "--http2"])
+@pytest.mark.parametrize("size", [4, 4_000_000])
+async def test_curl_is_answered_over_either_version(
+    case: TransportCase, tmp_path: Path, version: str, size: int
+) -> None:
+    """A tensor of `size` bytes goes there and back."""
+    raw = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    row = {"name": "a", "datatype": "UINT8", "shape": [size], "parameters": {"binary_data_size": size}}
+    text = json.dumps({"inputs": [row], "parameters": {"binary_data_output": True}}).encode()
+    sent, back = tmp_path / "sent", tmp_path / "back"
+    sent.write_bytes(text + raw)
+    command = ["curl", "-s", version, "--cacert", str(case.authority.certificate), "-o", str(back)]
+    command += ["-w", "%{http_version} %{http_code}", "-H", f"inference-header-content-length: {len(text)}"]
+    if case.has_client_certificate:
+        command += ["--cert", str(case.own.certificate), "--key", str(case.own.key)]
+    else:
+        command += ["-H", "authorization: Bearer secret"]
+    command += ["--data-binary", f"@{sent}", f"https://localhost:{case.port}/v2/models/up/infer"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(30):
+        said, _ = await process.communicate()
+    assert (said.decode(), process.returncode) == ("2 200" if version == "--http2" else "1.1 200", 0)
+    assert back.read_bytes()[-size:] == raw
 
 
 @pytest.mark.parametrize("case", ["rest"], indirect=True)
@@ -921,10 +972,10 @@ async def test_a24_failures_of_ours_are_logged_now_and_then(
 async def test_a24_silence_ends_before_the_first_request_and_after(
     case: TransportCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.agent.dataplane import rest
-
-    monkeypatch.setattr(rest, "HEAD_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(rest, "IDLE_TIMEOUT_S", 0.6)
+    assert isinstance(case.transport, DataPort)
+    monkeypatch.setattr(case.transport.listener, "handshake_s", 0.3)
+    monkeypatch.setattr(http1, "HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(http1, "IDLE_TIMEOUT_S", 0.6)
     client = case.client()
     assert isinstance(client, RestClient)
     for kind in ("tcp", "tls", "keep-alive"):
@@ -945,7 +996,9 @@ async def test_a24_who_holds_many_idle_connections_makes_room_for_others(
     case: TransportCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two addresses hold all that the port has; a third is served, and so is a request that is inside."""
-    monkeypatch.setattr(case.transport, "_connections", Connections(8, 4))
+    assert isinstance(case.transport, DataPort)
+    monkeypatch.setattr(case.transport.connections, "_most", 8)
+    monkeypatch.setattr(case.transport.connections, "_most_per_address", 4)
     client = case.client()
     assert isinstance(client, RestClient)
     case.service.hold = asyncio.Event()

@@ -15,11 +15,11 @@ import pytest
 
 from harness.crypto.pki import Authority, CertificateFiles
 from harness.faults.tcp_proxy import tcp_proxy
+from harness.servers.grpc_port import GrpcPort
 from harness.wait import until
 from shoal.agent.clock import SystemClock
-from shoal.host.connections import Connections
 from shoal.host.grpc_client import CallError, ChannelClosed, ChannelState, GrpcChannel
-from shoal.host.grpc_server import CallFailure, GrpcServer, GrpcServerLimits, ServerCall, ServerMethod
+from shoal.host.grpc_server import CallFailure, GrpcServerLimits, ServerCall, ServerMethod
 from shoal.http2.grpc_messages import GrpcStatus
 from shoal.http2.keepalive import Keepalive
 from shoal.types.device import Role
@@ -86,7 +86,7 @@ class ServerCase:
         await self.server.stop(grace_s)
 
 
-def own_server(calls: Calls, context: ssl.SSLContext) -> GrpcServer:
+def own_server(calls: Calls, context: ssl.SSLContext) -> GrpcPort:
     async def echo(call: ServerCall) -> bytes | None:
         calls.seen, calls.remaining_s = dict(call.metadata), call.remaining_s()
         return await call.read(MAX_BYTES)
@@ -110,8 +110,8 @@ def own_server(calls: Calls, context: ssl.SSLContext) -> GrpcServer:
         return None
 
     methods = {"/x/Echo": echo, "/x/Hold": hold, "/x/Hang": hang, "/x/Fail": fail, "/x/Chat": chat}
-    limits = GrpcServerLimits(STREAMS, MAX_BYTES, 10.0, 2.0, 3.0, 100)
-    return GrpcServer(lambda path: ServerMethod(methods[path]), limits, Connections(64, 64), lambda: context)
+    limits = GrpcServerLimits(STREAMS, MAX_BYTES, 10.0, 2.0, 3.0)
+    return GrpcPort(lambda path: ServerMethod(methods[path]), limits, lambda: context)
 
 
 def grpcio_server(calls: Calls) -> grpc.aio.Server:
@@ -159,7 +159,7 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         context.verify_mode = ssl.CERT_REQUIRED
         context.set_alpn_protocols(["h2"])
         server: Any = own_server(calls, context)
-        port = await server.start("127.0.0.1", 0)
+        port = await server.start()
     else:
         server = grpcio_server(calls)
         certificate, key, ca = node.read()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.crypto.pki import Authority
+from harness.servers.grpc_port import GrpcPort
 from shoal.agent.clock import SystemClock
-from shoal.host.connections import Connections
-from shoal.host.grpc_server import CallFailure, GrpcServer, GrpcServerLimits, ServerCall, ServerMethod
+from shoal.host.grpc_server import CallFailure, GrpcServerLimits, ServerCall, ServerMethod
 from shoal.http2.grpc_messages import GrpcStatus, frame_message
 from shoal.types.device import Role
 
@@ -33,11 +33,9 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
     async def refuse(call: ServerCall) -> bytes | None:
         raise CallFailure(GrpcStatus.UNIMPLEMENTED, "no such method")
 
-    limits = GrpcServerLimits(100, MAX_BYTES, 10.0, 2.0, 30.0, 100)
-    server = GrpcServer(
-        lambda path: ServerMethod(echo if path == "/x/Echo" else refuse), limits, Connections(64, 64), lambda: context
-    )
-    yield f"https://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    limits = GrpcServerLimits(100, MAX_BYTES, 10.0, 2.0, 30.0)
+    server = GrpcPort(lambda path: ServerMethod(echo if path == "/x/Echo" else refuse), limits, lambda: context)
+    yield f"https://127.0.0.1:{await server.start()}"
     await server.stop(0.0)
 
 

@@ -19,8 +19,8 @@ def _node() -> Node:
         "cpu0", DeviceKind.CPU, "v", "m", "linux", "1", "ort 1", "CPUExecutionProvider", Bytes(2**34), parallelism=4
     )
     return Node(
-        "n1", "eu", Role.AGENT, {"site": "a"}, "0", "linux", "x86_64", Bytes(2**34), Bytes(2**34), (cpu,), "h:1", "h:2",
-        "h:3", "h:4", "boot-1",
+        "n1", "eu", Role.AGENT, {"site": "a"}, "0", "linux", "x86_64", Bytes(2**34), Bytes(2**34), (cpu,),
+        "h:1", "h:4", "boot-1",
     )  # fmt: skip
 
 

@@ -89,9 +89,7 @@ def node(
         memory_bytes=Bytes(16 * GIB),
         memory_limit_bytes=Bytes(16 * GIB),
         devices=devices or (() if role is Role.GATEWAY else (device(),)),
-        grpc_address=f"{name}:8001",
-        rest_address=f"{name}:8000",
-        token_address=f"{name}:8002",
+        data_address=f"{name}:8001",
         metrics_address=f"{name}:9000",
         boot_id=boot,
     )

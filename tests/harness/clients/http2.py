@@ -87,6 +87,10 @@ class Http2Connection:
     def send_data(self, stream: int, content: bytes) -> None:
         self.send(_frame(DATA, 0, stream, content))
 
+    def send_trailers(self, stream: int, **fields: str) -> None:
+        block = b"".join(_literal(name.replace("_", "-").encode(), value.encode()) for name, value in fields.items())
+        self.send(_frame(HEADERS, END_HEADERS | END_STREAM, stream, block))
+
     def reset(self, stream: int) -> None:
         self.send(_frame(RST_STREAM, 0, stream, struct.pack("!I", 8)))
 
@@ -98,9 +102,9 @@ class Http2Connection:
         return b"".join(payload for kind, _, number, payload in self.seen if kind == HEADERS and number == stream)
 
     def is_ended(self, stream: int) -> bool:
-        """Whether the server ended it: with trailers, with a reset, or by closing the connection."""
+        """Whether the server ended it: with its last frame, with a reset, or by closing the connection."""
         return self.closed.is_set() or any(
-            number == stream and (kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM))
+            number == stream and (kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM))
             for kind, flags, number, _ in self.seen
         )
 
@@ -132,16 +136,17 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 def _headers(path: str, **metadata: str) -> bytes:
     """HPACK literals without indexing."""
 
-    def literal(name: bytes, value: bytes) -> bytes:
-        return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+    fields = {
+        b":method": b"POST",
+        b":scheme": b"https",
+        b":path": path.encode(),
+        b":authority": b"localhost",
+        b"content-type": b"application/grpc",
+        b"te": b"trailers",
+        **{name.replace("_", "-").encode(): value.encode() for name, value in metadata.items()},
+    }
+    return b"".join(_literal(*pair) for pair in fields.items())
 
-    fields = (
-        (b":method", b"POST"),
-        (b":scheme", b"https"),
-        (b":path", path.encode()),
-        (b":authority", b"localhost"),
-        (b"content-type", b"application/grpc"),
-        (b"te", b"trailers"),
-        *((name.replace("_", "-").encode(), value.encode()) for name, value in metadata.items()),
-    )
-    return b"".join(literal(*pair) for pair in fields)
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value

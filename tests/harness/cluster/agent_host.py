@@ -229,12 +229,12 @@ class AgentHost:
 
     def start(self, *more: str) -> None:
         """Returns once the agent listens. Ports stay the same over restarts."""
-        addresses = {name: self.said.get(name, "127.0.0.1:0") for name in ("grpc", "rest", "token", "metrics")}
+        addresses = {name: self.said.get(name, "127.0.0.1:0") for name in ("data", "metrics")}
         with (self.folder / "agent.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "shoal.agent.main", "run", "--state-dir", str(self.folder)),
-                    *("--grpc", addresses["grpc"], "--rest", addresses["rest"], "--token-port", addresses["token"]),
+                    *("--listen", addresses["data"]),
                     *("--metrics", addresses["metrics"], "--front-metrics", "127.0.0.1:0", *more),
                 ],
                 stdout=subprocess.PIPE,
@@ -312,13 +312,13 @@ class AgentHost:
             path.write_bytes(content)
 
     def port(self, name: str) -> int:
-        """name: grpc, rest or token."""
+        """name: data or metrics."""
         return int(self.said[name].rpartition(":")[2])
 
     def client(self) -> GrpcClient:
-        """A client of the tenant `default`, over the mTLS port."""
+        """A client of the tenant `default`."""
         files = self.authority.issue(Role.TENANT, "default")
-        return GrpcClient(self.port("grpc"), self.authority.certificate.read_bytes(), files)
+        return GrpcClient(self.port("data"), self.authority.certificate.read_bytes(), files)
 
 
 async def ready(coordinator: FakeCoordinator, name: str, deadline_s: float = 30.0) -> Observed:

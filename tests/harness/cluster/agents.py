@@ -76,7 +76,7 @@ class AgentProcess:
 
     def start(self) -> None:
         """Returns at once."""
-        ports = ("--grpc", "--rest", "--token-port", "--metrics", "--front-metrics")
+        ports = ("--listen", "--metrics", "--front-metrics")
         command = [*_AGENT, "run", "--role", self.role, "--state-dir", str(self.state), *self.flags]
         for flag in ports:
             command += [flag, str(HostPort(self.host, 0))]

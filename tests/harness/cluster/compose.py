@@ -330,19 +330,19 @@ class Compose:
         return files_of(self.client(region))
 
     def port(self, use: str, region: str = "edge", *, second: bool = False) -> int:
-        """A published port. use: link, enrol, grpc, rest, token. second: of edge's other gateway."""
+        """A published port. use: link, enrol, data. second: of edge's other gateway."""
         address = published_addresses(region, f"127.0.0.1:{int(PORTS) * 1000 + REGIONS[region]}")[use]
         return int(address.rpartition(":")[2]) + (SECOND_GATEWAY_OFFSET if second else 0)
 
     def load(self, workload: str, **more: Any) -> InferenceLoad:
         """Load on edge's two gateways: clients retry at the other one."""
-        others = (self.port("grpc", second=True),)
+        others = (self.port("data", second=True),)
         given = {"clients": 2, "rate": 10.0, "other_ports": others, "retry_for_s": RETRY_FOR_S, **more}
-        return InferenceLoad(self.port("grpc"), self.client_files(), workload, **given)
+        return InferenceLoad(self.port("data"), self.client_files(), workload, **given)
 
     def ask(self, workload: str, *, second: bool = False) -> bool:
         """Send one request for a workload of `relu` to edge's gateway; whether it is right. Raises ShoalError."""
-        context = replace(self.client(), gateway_rest=f"127.0.0.1:{self.port('rest', second=second)}")
+        context = replace(self.client(), gateway=f"127.0.0.1:{self.port('data', second=second)}")
         with InferenceClient(context) as client:
             return np.array_equal(client.infer(workload, {"x": X}).outputs["y"], np.maximum(X, 0))
 

@@ -90,9 +90,7 @@ class DataPlaneNode:
             node=self.name,
             region=self.authority.region,
             host="0.0.0.0" if self.command_prefix else self.host,  # its address may belong to another machine
-            grpc_port=0,
-            token_port=0,
-            rest_port=0,
+            port=0,
             certificate=str(self.files.certificate),
             key=str(self.files.key),
             authority=str(self.files.authority),
@@ -152,7 +150,7 @@ class DataPlaneNode:
     def endpoint(self, assignment: str, *, at: "DataPlaneNode | None" = None, weight: float = 1.0) -> Endpoint:
         """This node's replica as node `at` sees it."""
         kind = EndpointKind.LOCAL if at is None or at is self else EndpointKind.AGENT
-        address = f"{self.host}:{self.front.config.grpc_port}"
+        address = f"{self.host}:{self.front.config.port}"
         return Endpoint(assignment, self.name, kind, address, weight, EndpointState.READY)
 
     async def configure(
@@ -175,13 +173,13 @@ class DataPlaneNode:
         )
 
     def grpc_client(self, files: CertificateFiles) -> GrpcClient:
-        return GrpcClient(self.front.config.grpc_port, files.authority.read_bytes(), files, host=self.host)
+        return GrpcClient(self.front.config.port, files.authority.read_bytes(), files, host=self.host)
 
     def token_client(self, authority: bytes, bearer: str) -> GrpcClient:
-        return GrpcClient(self.front.config.token_port, authority, bearer=bearer)
+        return GrpcClient(self.front.config.port, authority, bearer=bearer)
 
     def rest_client(self, files: CertificateFiles | None = None, bearer: str = "") -> RestClient:
-        return RestClient(self.front.config.rest_port, self.files.authority.read_bytes(), files, bearer)
+        return RestClient(self.front.config.port, self.files.authority.read_bytes(), files, bearer)
 
     async def stop(self) -> None:
         await self.front.close(keep=False)

@@ -47,7 +47,7 @@ def wait_delegated(stack: DevStack, name: str) -> operator_pb2.AgreementView:
 
 async def is_ready(stack: DevStack, name: str) -> bool:
     files = stack.client_files
-    client = GrpcClient(stack.port("gateway", "grpc"), files.authority.read_bytes(), files)
+    client = GrpcClient(stack.port("gateway", "data"), files.authority.read_bytes(), files)
     try:
         return await client.model_ready(name)
     finally:
@@ -84,4 +84,4 @@ def wait_all_acquainted(stack: DevStack) -> None:
 
 
 def gateway_load(stack: DevStack, name: str) -> InferenceLoad:
-    return InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, name, clients=2)
+    return InferenceLoad(stack.port("gateway", "data"), stack.client_files, name, clients=2)

@@ -85,7 +85,7 @@ class AgentFleet:
         """Load on the gateway. Start it once something serves."""
         with self.api() as api:
             view = next(each for each in api.get("nodes").nodes if each.node.name == self.gateway.name)
-        return InferenceLoad(int(view.node.grpc_address.rpartition(":")[2]), self.files, self.name)
+        return InferenceLoad(int(view.node.data_address.rpartition(":")[2]), self.files, self.name)
 
     def apply_workload(self, replicas: int, model: str, nodes: Sequence[str] = ()) -> int:
         """One attempt to apply. nodes: the only ones allowed; empty: any. Raises ShoalError."""

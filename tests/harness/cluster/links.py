@@ -281,8 +281,8 @@ def node(name: str) -> Node:
         "cpu0", DeviceKind.CPU, "v", "m", "linux", "1", "ort 1", "CPUExecutionProvider", Bytes(2**34), parallelism=4
     )
     return Node(
-        name, REGION, Role.AGENT, {}, "0", "linux", "x86_64", Bytes(2**34), Bytes(2**34), (cpu,), "a:1", "a:2", "a:3",
-        "a:4", "boot-1",
+        name, REGION, Role.AGENT, {}, "0", "linux", "x86_64", Bytes(2**34), Bytes(2**34), (cpu,),
+        "a:1", "a:4", "boot-1",
     )  # fmt: skip
 
 

@@ -315,7 +315,7 @@ class InferenceLoad:
     do, for `retry_for_s` after it first sent the request.
     """
 
-    # gRPC port of the first front.
+    # Data port of the first front.
     port: int
     # Client certificate.
     files: CertificateFiles

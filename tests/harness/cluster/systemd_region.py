@@ -25,7 +25,7 @@ with RegionClient(Context("here", "eu", "127.0.0.1:7443", "/var/lib/shoal-coordi
 _LIVES: Final = """
 import ssl, sys, urllib.request
 trust = ssl.create_default_context(cafile="/var/lib/shoal-agent/identity/ca.pem")
-urllib.request.urlopen("https://localhost:8000/v2/health/live", timeout=5, context=trust)
+urllib.request.urlopen("https://localhost:8001/v2/health/live", timeout=5, context=trust)
 """
 
 

@@ -113,7 +113,7 @@ class LinkPeer:
         devices = (CPU,) if self.role is Role.AGENT else ()
         node = Node(
             self.name, self.region, self.role, {}, "0", "linux", "x86_64", MEMORY, MEMORY, devices,
-            "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4", f"boot-{self.name}",
+            "127.0.0.1:1", "127.0.0.1:4", f"boot-{self.name}",
         )  # fmt: skip
         return Hello(node, f"nonce-{self.name}-{wall}", self.desired.version if self.desired else None, 1, wall)
 

@@ -225,7 +225,7 @@ class FakeAgent:
         return Node(
             self.name, self.world.region.config.name, self.role, self.labels, "0", "linux", "x86_64", Bytes(2**34),
             Bytes(2**34), devices,
-            f"{self.name}:1", f"{self.name}:2", f"{self.name}:3", f"{self.name}:4", self.boot,
+            f"{self.name}:1", f"{self.name}:4", self.boot,
         )  # fmt: skip
 
     async def connect(self) -> Welcome | Refusal:

@@ -155,7 +155,7 @@ async def test_what_another_region_may_call_is_in_the_desired_set_and_what_it_ca
 ) -> None:
     other = Authority(tmp_path / "other", "other", SystemClock().wall())
     gateway = other.issue(Role.GATEWAY, "g1")
-    client = GrpcClient(scene.machine.port("grpc"), scene.machine.authority.certificate.read_bytes(), gateway)
+    client = GrpcClient(scene.machine.port("data"), scene.machine.authority.certificate.read_bytes(), gateway)
     scene.clients.append(client)
     said = {"shoal-hop": "1", "shoal-agreement": "ag-1"}
 
@@ -190,7 +190,7 @@ async def test_what_another_region_may_call_is_in_the_desired_set_and_what_it_ca
 
 async def test_what_takes_over_is_verified_before_it_is_ready_and_not_again(scene: Scene) -> None:
     work = Work(shapes={"x": (1, 3, 48, 192)})
-    address = f"127.0.0.1:{scene.machine.port('grpc')}"
+    address = f"127.0.0.1:{scene.machine.port('data')}"
     asked = verification(source=ONE, source_node=NODE, source_address=address)
     wrong = engine_cases.perturb_weights(scene.model, 0.2)
     scene.coordinator.models[engine_cases.digest(wrong)] = wrong

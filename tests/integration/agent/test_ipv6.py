@@ -30,9 +30,9 @@ def test_a_node_joins_and_serves_over_ipv6(tmp_path: Path) -> None:
             view = wait_until(
                 lambda: next(each for each in operator.get("nodes").nodes if each.front_ready), 60.0, "a node"
             )
-        addresses = (view.node.grpc_address, view.node.rest_address, view.node.token_address, view.node.metrics_address)
+        addresses = (view.node.data_address, view.node.metrics_address)
         assert all(each.startswith("[::1]:") for each in addresses), addresses
-        context = Context("v6", REGION, coordinator.link, str(coordinator.ready["operator_dir"]), addresses[1])
+        context = Context("v6", REGION, coordinator.link, str(coordinator.ready["operator_dir"]), addresses[0])
         with InferenceClient(context) as client:
             x = np.array([[-1, 2, -3, 4]], np.float32)
             answer = wait_until(lambda: client.infer("reader", {"x": x}), 60.0, "an answer")

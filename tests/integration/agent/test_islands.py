@@ -126,11 +126,11 @@ class Island:
     async def by_rest(self, role: Role = Role.TENANT, valid_s: float = 3600.0) -> bytes:
         files = self.authority.issue(role, "default", valid_s=valid_s)
         return await self.ask(
-            ClientIgnoringDates(self.machine.port("rest"), self.authority.certificate.read_bytes(), files)
+            ClientIgnoringDates(self.machine.port("data"), self.authority.certificate.read_bytes(), files)
         )
 
     async def by_token(self) -> bytes:
-        client = GrpcClient(self.machine.port("token"), self.authority.certificate.read_bytes(), bearer=TOKEN)
+        client = GrpcClient(self.machine.port("data"), self.authority.certificate.read_bytes(), bearer=TOKEN)
         try:
             return await self.ask(client)
         finally:

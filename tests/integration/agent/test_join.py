@@ -25,11 +25,7 @@ from shoal.v1 import operator_pb2
 from shoal.wire.certificates import identity_of_pem
 
 NOWHERE = "127.0.0.1:1"
-PORTS = [
-    each
-    for flag in ("--grpc", "--rest", "--token-port", "--metrics", "--front-metrics")
-    for each in (flag, "127.0.0.1:0")
-]
+PORTS = [each for flag in ("--listen", "--metrics", "--front-metrics") for each in (flag, "127.0.0.1:0")]
 
 
 @dataclass
@@ -169,7 +165,7 @@ def test_a_gateway_runs_is_seen_measured_and_well(town: TownRegion, tmp_path: Pa
             lambda: next(each for each in town.api.get("nodes").nodes if each.front_ready), 10.0, "the node's view"
         )
         assert (view.node.name, view.node.role, view.node.labels["site"]) == ("gw-1", "gateway", "lab")
-        assert view.node.grpc_address == said["grpc"]
+        assert view.node.data_address == said["data"]
         assert not list((state / "run").glob("worker-*")), "a gateway runs no worker"
 
         operator = Path(town.said["operator_dir"])
@@ -240,8 +236,8 @@ def _scrape(address: str, identity: Path, *, certificate: bool = True) -> str:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("run", "--grpc", "nohost"),
-        ("run", "--grpc", "a:99999"),
+        ("run", "--listen", "nohost"),
+        ("run", "--listen", "a:99999"),
         ("run", "--cache-quota", "4"),
         ("run", "--label", "novalue"),
         ("run", "--role", "king"),
@@ -260,7 +256,7 @@ def test_a_wrong_command_line_is_told_and_changes_nothing(
 
 
 def test_hosts_that_differ_are_refused(town: TownRegion, tmp_path: Path) -> None:
-    done = town.agent("run", "--grpc", "127.0.0.1:0", "--rest", "0.0.0.0:0", "--state-dir", str(tmp_path))
+    done = town.agent("run", "--listen", "127.0.0.1:0", "--front-metrics", "0.0.0.0:0", "--state-dir", str(tmp_path))
     assert done.stderr.endswith(f" ({Code.FIELD_INVALID})\n")
 
 

@@ -53,7 +53,7 @@ async def link(tmp_path: Path) -> AsyncIterator[LinkFixture]:
 
 
 def hello() -> Hello:
-    node = Node(NODE, REGION, Role.AGENT, {}, "0", "linux", "x86_64", Bytes(1), Bytes(1), (), "", "", "", "", "boot")
+    node = Node(NODE, REGION, Role.AGENT, {}, "0", "linux", "x86_64", Bytes(1), Bytes(1), (), "", "", "boot")
     return Hello(node, "nonce-1", None, PROTOCOL, SystemClock().wall())
 
 

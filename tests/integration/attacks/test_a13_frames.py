@@ -31,8 +31,8 @@ AT = {
     "receipts": ("coordinator", "link", "coordinator", "coordinator"),
     "mqtt": ("broker", "mqtt", "coordinator", "coordinator"),
     "yaml": ("coordinator", "link", "coordinator", "coordinator"),
-    "infer": ("gateway", "grpc", "gateway", "front"),
-    "rest": ("gateway", "rest", "gateway", "front"),
+    "infer": ("gateway", "data", "gateway", "front"),
+    "rest": ("gateway", "data", "gateway", "front"),
 }
 """Where each goes: member and use of the address, and whose process it is that others' calls are measured at."""
 
@@ -85,7 +85,7 @@ async def bystander_call(stack: DevStack, target: str) -> AsyncIterator[Callable
             yield partial(asyncio.to_thread, operator.who_am_i)
         return
     files = stack.client_files
-    client = GrpcClient(stack.port(target, "grpc"), files.authority.read_bytes(), files)
+    client = GrpcClient(stack.port(target, "data"), files.authority.read_bytes(), files)
     yield partial(client.infer, NAME, X)
     await client.close()
 

@@ -40,7 +40,7 @@ def trusting(files: CertificateFiles) -> ssl.SSLContext:
 
 async def connect_http2(node: DataPlaneNode, files: CertificateFiles, *, window: int = 65535) -> Http2Connection:
     return await Http2Connection.connect(
-        f"127.0.0.1:{node.front.config.grpc_port}", trusting(files), "localhost", window=window
+        f"127.0.0.1:{node.front.config.port}", trusting(files), "localhost", window=window
     )
 
 
@@ -87,11 +87,11 @@ async def bystander_calls(node: DataPlaneNode, attack: Callable[[], Awaitable[No
 
 
 async def slow_at_the_node(node: DataPlaneNode) -> dict[str, Any]:
-    """Twice as many bodies as one caller has places for, on gRPC; a head and a body on REST."""
+    """Twice as many bodies as one caller has places for, on gRPC; another's head and body on REST."""
     slow = node.authority.issue(Role.TENANT, "slow")
     streams = range(1, 4 * READ_SLOTS_PER_CALLER, 2)
     connection = await connect_http2(node, slow)
-    rest = node.rest_client(slow)
+    rest = node.rest_client(node.authority.issue(Role.TENANT, "slow-rest"))
     took: dict[str, float] = {}
 
     async def slow_rest(name: str, sent: bytes) -> None:
@@ -142,8 +142,7 @@ async def slow_handshakes(node: DataPlaneNode, coordinator: CoordinatorServer) -
     client = node.grpc_client(node.authority.issue(Role.TENANT, "acme"))
     config = node.front.config
     assert node.front.pid is not None
-    addresses = [f"127.0.0.1:{port}" for port in (config.grpc_port, config.token_port, config.rest_port)]
-    addresses += [coordinator.link, coordinator.enrol, coordinator.metrics]
+    addresses = [f"127.0.0.1:{config.port}", coordinator.link, coordinator.enrol, coordinator.metrics]
     toll = await drip_handshakes(lambda: client.infer("relu", X), node.front.pid, addresses)
     await client.close()
     longest = max(attacker["longest_s"] for attacker in toll.attackers)

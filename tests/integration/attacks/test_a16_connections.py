@@ -19,7 +19,7 @@ from harness.cluster.dataplane_node import DataPlaneNode
 from harness.crypto.pki import CertificateFiles
 from harness.report import record
 from harness.wait import until, wait_until
-from shoal.agent.dataplane.rest import MAX_CONNECTIONS_PER_ADDRESS
+from shoal.agent.dataplane.data_port import CONNECTIONS_PER_ADDRESS
 from shoal.types.device import Role
 from shoal.v1 import operator_pb2 as api
 
@@ -60,11 +60,7 @@ async def at_coordinator(
 async def at_node(node: DataPlaneNode, kind: str, count: int, files: CertificateFiles | None = None) -> AttackCost:
     assert node.front.pid is not None
     client = node.grpc_client(node.authority.issue(Role.TENANT, "acme"))
-    config = node.front.config
-    attacks = [
-        Attack(kind, f"127.0.0.1:{port}", count, files)
-        for port in (config.grpc_port, config.token_port, config.rest_port)
-    ]
+    attacks = [Attack(kind, f"127.0.0.1:{node.front.config.port}", count, files)]
     try:
         return await run_beside(lambda: client.infer("relu", X), [node.front.pid], attacks, for_s=45)
     finally:
@@ -134,10 +130,10 @@ async def test_a16_strangers_that_come_again_and_again(
     record("A16", "P", 6, connections=6 * count, coordinator=at_region.figures(), node=at_front.figures())
 
 
-async def test_a16_rest_turns_an_address_away_before_tls(node: DataPlaneNode, tmp_path: Path) -> None:
+async def test_a16_a_front_turns_an_address_away_before_tls(node: DataPlaneNode, tmp_path: Path) -> None:
     """The next one behind the same address is closed at once; another address is served."""
-    port = node.front.config.rest_port
-    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS_PER_ADDRESS)]
+    port = node.front.config.port
+    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS_PER_ADDRESS)]
     assert await is_closed_at_once("127.0.0.1", port)
     other = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
     rest = node.rest_client(node.authority.issue(Role.TENANT, "acme"))
@@ -147,7 +143,7 @@ async def test_a16_rest_turns_an_address_away_before_tls(node: DataPlaneNode, tm
     for _, each in [*held, other]:
         each.transport.abort()
     await until(rest.live, 10, "the address to be served again")
-    record("A16", "P", 1, held=len(held), limit_per_address=MAX_CONNECTIONS_PER_ADDRESS)
+    record("A16", "P", 1, held=len(held), limit_per_address=CONNECTIONS_PER_ADDRESS)
 
 
 @pytest.mark.long

@@ -89,7 +89,7 @@ FUZZED: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One identity at one gRPC port. files: its certificate; None: it sends the bearer token."""
+    """One identity at the data port. files: its certificate; None: it sends the bearer token."""
 
     name: str
     port: int
@@ -139,9 +139,9 @@ def callers(serving_node: DataPlaneNode) -> tuple[Caller, ...]:
     tenant = serving_node.authority.issue(Role.TENANT, "acme")
     agent = serving_node.authority.issue(Role.AGENT, "n2")
     return (
-        Caller("certificate", config.grpc_port, authority, tenant, of(OF_CLIENTS)),
-        Caller("agent", config.grpc_port, authority, agent, of(OF_AGENTS)),
-        Caller("token", config.token_port, authority, None, of(OF_CLIENTS)),
+        Caller("certificate", config.port, authority, tenant, of(OF_CLIENTS)),
+        Caller("agent", config.port, authority, agent, of(OF_AGENTS)),
+        Caller("token", config.port, authority, None, of(OF_CLIENTS)),
     )
 
 

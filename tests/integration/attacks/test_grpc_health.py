@@ -1,4 +1,4 @@
-"""grpc.health.v1 at a real front: on both gRPC ports, for who may ask whether it is ready."""
+"""grpc.health.v1 at a real front, for who may ask whether it is ready."""
 
 import asyncio
 import hashlib
@@ -86,7 +86,7 @@ async def test_a_channel_of_the_library_follows_the_health_of_a_front_until_it_e
     credentials = grpc.ssl_channel_credentials(
         files.authority.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes()
     )
-    address = f"localhost:{node.front.config.grpc_port}"
+    address = f"localhost:{node.front.config.port}"
     options = (("grpc.service_config", json.dumps(config)), ("grpc.use_local_subchannel_pool", 1))
     async with grpc.aio.secure_channel(address, credentials, options) as channel:
         await asyncio.wait_for(channel.channel_ready(), 10.0)

@@ -29,10 +29,11 @@ def secure(node: DataPlaneNode, *, sure: bool, compression: grpc.Compression | N
     """A blocking channel and what each of its calls says. sure: with a client certificate, else a bearer token."""
     files = node.authority.issue(Role.TENANT, "acme")
     key, certificate = (files.key.read_bytes(), files.certificate.read_bytes()) if sure else (None, None)
-    port = node.front.config.grpc_port if sure else node.front.config.token_port
     credentials = grpc.ssl_channel_credentials(files.authority.read_bytes(), key, certificate)
     said = () if sure else (("authorization", "Bearer secret"),)
-    return grpc.secure_channel(f"localhost:{port}", credentials, compression=compression), {"metadata": said}
+    return grpc.secure_channel(f"localhost:{node.front.config.port}", credentials, compression=compression), {
+        "metadata": said
+    }
 
 
 @pytest.fixture

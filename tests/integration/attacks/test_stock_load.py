@@ -18,7 +18,7 @@ COUNT = 4000
 async def test_thousands_of_requests_at_once_wait_for_their_turn(node: DataPlaneNode) -> None:
     tenant = node.authority.issue(Role.TENANT, "acme")
     spec = {
-        "url": f"localhost:{node.front.config.grpc_port}",
+        "url": f"localhost:{node.front.config.port}",
         "model": "relu",
         "input": "x",
         "shape": [1, 4],

@@ -95,7 +95,7 @@ def _is_answered(call: Any) -> bool:
 
 def _hello() -> link_pb2.FromAgent:
     node = Node(
-        "hasty", REGION, Role.AGENT, {}, "0", "linux", "x86_64", Bytes(2**30), Bytes(2**30), (), "127.0.0.1:1",
-        "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4", "boot-1",
+        "hasty", REGION, Role.AGENT, {}, "0", "linux", "x86_64", Bytes(2**30), Bytes(2**30), (),
+        "127.0.0.1:1", "127.0.0.1:4", "boot-1",
     )  # fmt: skip
     return nouns.from_agent_to_wire(Hello(node, "nonce-hasty", None, 1, Wall(CoordinatorClock().wall())))

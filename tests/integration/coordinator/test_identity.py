@@ -80,8 +80,8 @@ def audit_checks(coordinator: CoordinatorServer, admin: Enrolled) -> list[str]:
 
 def hello(name: str, role: Role = Role.AGENT, region: str = REGION) -> link_pb2.FromAgent:
     node = Node(
-        name, region, role, {}, "0", "linux", "x86_64", Bytes(2**30), Bytes(2**30), (), "127.0.0.1:1", "127.0.0.1:2",
-        "127.0.0.1:3", "127.0.0.1:4", "boot-1",
+        name, region, role, {}, "0", "linux", "x86_64", Bytes(2**30), Bytes(2**30), (),
+        "127.0.0.1:1", "127.0.0.1:4", "boot-1",
     )  # fmt: skip
     return nouns.from_agent_to_wire(Hello(node, f"nonce-{name}", None, 1, Wall(CoordinatorClock().wall())))
 

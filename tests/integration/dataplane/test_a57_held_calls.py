@@ -1,4 +1,4 @@
-"""A57: calls that are held open, and messages that never end, on every method of both gRPC ports. Other clients do
+"""A57: calls that are held open, and messages that never end, on every gRPC method of a front. Other clients do
 not notice, and the front stays within its memory limit, also under nine large requests that are valid."""
 
 import asyncio
@@ -112,7 +112,7 @@ def trusting(node: DataPlaneNode, files: CertificateFiles | None) -> ssl.SSLCont
 async def connect_http2(node: DataPlaneNode, files: CertificateFiles | None, *, window: int = 65535) -> Http2Connection:
     """files: None for the port of bearer tokens."""
     config = node.front.config
-    port = config.token_port if files is None else config.grpc_port
+    port = config.port
     return await Http2Connection.connect(f"127.0.0.1:{port}", trusting(node, files), "localhost", window=window)
 
 
@@ -184,7 +184,7 @@ def clients(node: DataPlaneNode) -> list[GrpcClient]:
     root = node.files.authority.read_bytes()
     return [
         node.grpc_client(node.authority.issue(Role.TENANT, "acme")),
-        GrpcClient(node.front.config.token_port, root, None, BEARER),
+        GrpcClient(node.front.config.port, root, None, BEARER),
     ]
 
 
@@ -204,7 +204,7 @@ async def test_a57_open_calls_without_credentials_refuse_nobody(node: DataPlaneN
         held = loop.create_future()
         loop.call_later(2.0, held.set_result, None)
         hurt.append(p99(await latencies(partial(each.infer, "relu", X), during=held)))
-    probe = GrpcClient(node.front.config.token_port, node.files.authority.read_bytes())
+    probe = GrpcClient(node.front.config.port, node.files.authority.read_bytes())
     await until(probe.live, SMALL_S + 5, "no call without credentials is held longer than an answer may take")
     await probe.close()
     for connection in opened:

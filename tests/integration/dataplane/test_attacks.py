@@ -488,7 +488,7 @@ async def test_a14_declared_sizes_are_refused_before_anything_is_allocated(node:
 
     context = ssl.create_default_context(cafile=str(tenant.authority))
     context.load_cert_chain(tenant.certificate, tenant.key)
-    address = f"127.0.0.1:{node.front.config.grpc_port}"
+    address = f"127.0.0.1:{node.front.config.port}"
     path = "/inference.GRPCInferenceService/ModelInfer"
     answer = await asyncio.to_thread(declare_4_gib, address, path, context, "localhost")
     assert b"grpc-status" in answer

@@ -124,7 +124,7 @@ async def strangers(node: DataPlaneNode, files: CertificateFiles) -> AsyncIterat
     async def are_inside() -> bool:
         return are_descriptors_used_up(pid)
 
-    ports = (node.front.config.grpc_port, node.front.config.rest_port)
+    ports = (node.front.config.port,)
     waiting = [asyncio.create_task(keep_connecting(port)) for port in ports for _ in range(STRANGERS)]
     try:
         await until(are_inside, FILLS_S, "strangers have all descriptors")

@@ -378,7 +378,7 @@ async def test_f03_a_next_supervisor_adopts_the_front_which_served_meanwhile(
         assert (node.front.pid, node.front.restarts) == (pid, 0)
         assert node.front.config == first.config
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            other = replace(node.config, run_dir=str(tmp_path / "x"), grpc_port=taken.getsockname()[1])
+            other = replace(node.config, run_dir=str(tmp_path / "x"), port=taken.getsockname()[1])
             with pytest.raises(ShoalError) as conflict:
                 await FrontProcess(other, FRONT, SystemClock()).start()
         assert conflict.value.code is Code.CONFLICT

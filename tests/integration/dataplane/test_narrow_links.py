@@ -72,7 +72,7 @@ async def fronts(
             wests = PeerTrust("west", (west.certificate.read_text(),), ("g1",), (AGREEMENT,))
             easts = PeerTrust("east", (east.certificate.read_text(),), ("f1",), ())
             await far.configure(peers=(wests,))
-            address = f"{far.host}:{far.front.config.grpc_port}"
+            address = f"{far.host}:{far.front.config.port}"
             way = Endpoint("a1", "f1", EndpointKind.GATEWAY, address, 1.0, EndpointState.READY, "east", AGREEMENT)
             await near.configure([Route(KEY, 1, (way,))], peers=(easts,))
         else:

@@ -39,11 +39,11 @@ async def test_requests_go_elsewhere_until_the_way_is_open(tmp_path: Path) -> No
         await far.load("a-2", KEY, model)
         for node, name in ((near, "a-1"), (far, "a-2")):
             await node.configure([Route(KEY, 1, (node.endpoint(name),))])
-        async with tcp_proxy(far.front.config.grpc_port, delay_s=FAR_S) as way:
+        async with tcp_proxy(far.front.config.port, delay_s=FAR_S) as way:
             here = near.endpoint("a-1", at=gateway)
             await gateway.configure([Route(KEY, 1, (here,))])
             files = authority.issue(Role.TENANT, KEY.tenant)
-            client = GrpcClient(gateway.front.config.grpc_port, authority.certificate.read_bytes(), files)
+            client = GrpcClient(gateway.front.config.port, authority.certificate.read_bytes(), files)
             await client.infer(KEY.name, (X,))
             there = replace(far.endpoint("a-2", at=gateway, weight=9.0), address=f"127.0.0.1:{way.port}")
             await gateway.configure([Route(KEY, 2, (here, there))])

@@ -83,7 +83,7 @@ class TwoRegions:
 
     def caller(self, at: DataPlaneNode, files: CertificateFiles) -> GrpcClient:
         """With that certificate and the authority of the node that it calls."""
-        client = GrpcClient(at.front.config.grpc_port, at.files.authority.read_bytes(), files)
+        client = GrpcClient(at.front.config.port, at.files.authority.read_bytes(), files)
         self.clients.append(client)
         return client
 
@@ -92,7 +92,7 @@ class TwoRegions:
 
 
 def gateway_endpoint(gateway: DataPlaneNode, *, region: str = "", agreement: str = "") -> Endpoint:
-    address = f"127.0.0.1:{gateway.front.config.grpc_port}"
+    address = f"127.0.0.1:{gateway.front.config.port}"
     name = f"{AGREEMENT}/{gateway.name}"
     return Endpoint(name, gateway.name, EndpointKind.GATEWAY, address, 1.0, EndpointState.READY, region, agreement)
 
@@ -203,7 +203,7 @@ async def test_only_who_the_agreement_names_meets_the_other_regions_gateway(regi
     )
     codes = await asyncio.gather(*(code_of(regions.caller(far, files), said) for files, said, _ in asked))
     assert codes == [expected for _, _, expected in asked]
-    # Other gateways of the region, agents and the token port of this one never heard of the other region.
+    # Other gateways of the region and agents never heard of the other region.
     assert await code_of(regions.caller(regions.worker, named), FORWARDED) == "UNAVAILABLE"
 
 

@@ -62,7 +62,7 @@ class Three:
 
     def handing(self, source: DataPlaneNode, name: str, to: DataPlaneNode, other: str) -> dict[str, StatefulReplica]:
         """What the two are told while `source` hands its sessions to `to`."""
-        address = f"127.0.0.1:{to.front.config.grpc_port}"
+        address = f"127.0.0.1:{to.front.config.port}"
         return {
             source.name: StatefulReplica(name, KEY, STATE, Handover("m-1", other, to.name, address)),
             to.name: StatefulReplica(other, KEY, STATE, handover_sources=(SessionSource("m-1", source.name),)),

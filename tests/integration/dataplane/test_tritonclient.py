@@ -61,7 +61,7 @@ async def test_same_bits_metadata_and_errors(
         triton.ask,
         tmp_path / "asked",
         transport,
-        f"localhost:{config.grpc_port if transport == 'grpc' else config.rest_port}",
+        f"localhost:{config.port}",
         asked,
         suite,
         authority=str(tenant.authority),

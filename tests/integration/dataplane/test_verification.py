@@ -59,7 +59,7 @@ class Pair:
         await self.old.configure(witnesses=witnesses, revoked=revoked)
 
     def make_verification(self, **changes: Any) -> Verification:
-        address = f"127.0.0.1:{self.old.front.config.grpc_port}"
+        address = f"127.0.0.1:{self.old.front.config.port}"
         return replace(verification(source=SOURCE, source_node="old", source_address=address), **changes)
 
     async def load(self, model: bytes, **terms: Any) -> str:
@@ -85,7 +85,7 @@ class Pair:
         credentials = grpc.ssl_channel_credentials(
             self.old.files.authority.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes()
         )
-        address = f"127.0.0.1:{self.old.front.config.grpc_port}"
+        address = f"127.0.0.1:{self.old.front.config.port}"
         async with grpc.aio.secure_channel(address, credentials, limits.channel_options(2**20)) as channel:
             call = channel.unary_unary(f"/shoal.v1.Witness/{method}", None, None)
             return bytes(await call(message.SerializeToString(), timeout=5))

@@ -68,7 +68,7 @@ async def test_uploads_to_a_front_over_a_long_round_trip(node: DataPlaneNode) ->
             await client.infer("nothing", (tensor,), timeout=60)
         assert refused.value.code == Code.MODEL_NOT_FOUND
 
-    async with tcp_proxy(node.front.config.grpc_port, delay_s=RTT_S / 2) as way:
+    async with tcp_proxy(node.front.config.port, delay_s=RTT_S / 2) as way:
         client = GrpcClient(way.port, files.authority.read_bytes(), files)
         await client.infer("relu", (Tensor("x", "FP32", (1, 4), bytes(16)),))
         await mib_per_s("one", SIZE_MIB, lambda: upload(client, SIZE_MIB))

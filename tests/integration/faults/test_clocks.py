@@ -24,7 +24,7 @@ def test_f27_ten_minutes_of_skew_are_told_and_decide_nothing(region: NetnsStack)
     ways = {(node, way) for node, message in told for way in ("behind", "ahead") if way in message}
     assert ways == set(zip(PAIR, ("behind", "ahead"), strict=True))
     with InferenceLoad(
-        region.port("gateway", "grpc"), region.client_files, "pair", host=region.net.address("gateway")
+        region.port("gateway", "data"), region.client_files, "pair", host=region.net.address("gateway")
     ) as load:
         load.wait_for(40)
     assert (load.verdict().lost_count, load.verdict().violations) == (0, ())
@@ -45,7 +45,7 @@ def test_f26_a_wall_clock_that_jumps_ends_nothing(region: NetnsStack, where: str
     clock, right = region.clocks[where], region.clocks[where].ahead_s
     workers, last = region.workers(), region.events()[-1].sequence
     with InferenceLoad(
-        region.port("gateway", "grpc"), region.client_files, "pair", host=region.net.address("gateway")
+        region.port("gateway", "data"), region.client_files, "pair", host=region.net.address("gateway")
     ) as load:
         for seconds in JUMPS:
             clock.jump(right + seconds)

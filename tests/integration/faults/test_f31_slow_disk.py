@@ -33,7 +33,7 @@ def test_f31_slow_disk(region: NetnsStack, what: str, flush_s: float, write_s: f
     last = region.events()[-1].sequence
     ratios: list[float] = []
     host = region.net.address("gateway")
-    with InferenceLoad(region.port("gateway", "grpc"), region.client_files, "pair", host=host) as load:
+    with InferenceLoad(region.port("gateway", "data"), region.client_files, "pair", host=host) as load:
         while len(ratios) < ATTEMPTS and (not ratios or min(ratios) > WORSE_AT_MOST):
             calm = _p99_while_placing(region, load, f"calm-{len(ratios)}", nullcontext())
             disks = region.slow_disks(flush_s=flush_s, write_s=write_s)

@@ -86,7 +86,7 @@ def test_f19_ten_flaps_and_a_long_cut(region: NetnsStack, scale: Scale) -> None:
 
 
 def _load(region: NetnsStack, at: str, name: str) -> InferenceLoad:
-    return InferenceLoad(region.port(at, "grpc"), region.client_files, name, clients=2, host=region.net.address(at))
+    return InferenceLoad(region.port(at, "data"), region.client_files, name, clients=2, host=region.net.address(at))
 
 
 def _event_lines(region: NetnsStack, since: int) -> list[str]:

@@ -26,7 +26,7 @@ def test_f20_cut_off_for_long_and_back(region: NetnsStack) -> None:
     try:
         (home,) = region.wait_serving("held")
         last = region.events()[-1].sequence
-        port, host = region.port(home.node, "grpc"), region.net.address(home.node)
+        port, host = region.port(home.node, "data"), region.net.address(home.node)
         with InferenceLoad(port, region.client_files, "held", clients=2, host=host) as island:
             cut = region.net.isolate(home.node, but=TEST_MACHINE)
             wait_until(lambda: region.liveness(home.node) == "lost", 30.0, "it to be given up")

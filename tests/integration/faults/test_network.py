@@ -33,7 +33,7 @@ TICK_S = 0.35
 @contextmanager
 def gateway_load(region: NetnsStack, name: str, clients: int = 4) -> Iterator[InferenceLoad]:
     host = region.net.address("gateway")
-    with InferenceLoad(region.port("gateway", "grpc"), region.client_files, name, clients, host=host) as load:
+    with InferenceLoad(region.port("gateway", "data"), region.client_files, name, clients, host=host) as load:
         yield load
 
 

@@ -143,7 +143,7 @@ def test_a_cheaper_region_gets_only_what_may_move_and_gains_its_margin_and_gives
     never = plan_by_workload(regions, workload(stays, "relu", "kept"))[stays]
     assert (never.delegate, list(never.bids), never.delegated_to) == ("", [], ""), never
 
-    with InferenceLoad(regions.port("gateway", "grpc"), regions.client_files, moves, clients=2) as load:
+    with InferenceLoad(regions.port("gateway", "data"), regions.client_files, moves, clients=2) as load:
         regions.apply(changed)
         wait_until(lambda: runs_at(regions, moves, FAR), WAIT_TIMEOUT_S, f"{moves} to run in {FAR}")
         load.wait_for(40)

@@ -21,7 +21,7 @@ def test_leaving_ends_agreements_in_good_order_and_loses_nothing(tmp_path: Path)
                 return any(row.service == "ready" for row in api.get("agreements").agreements)
 
         wait_until(runs_away, WAIT_TIMEOUT_S, "the cheaper region to run it", every_s=0.2)
-        with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, "moves") as load:
+        with InferenceLoad(stack.port("gateway", "data"), stack.client_files, "moves") as load:
             load.wait_for(100)
             wait_until(lambda: not stack.placements("moves"), WAIT_TIMEOUT_S, "home to be rid of it", every_s=0.2)
             explained = stack.shoal("explain", "moves").stdout

@@ -69,7 +69,7 @@ def test_home_again_by_itself_when_home_can(tmp_path: Path) -> None:
         stack.shoal("cordon", agent)
         stack.apply(documents(policy(NAME, MAY_GO + AS_HELD), workload(NAME, "relu", NAME)))
         wait_delegated(stack, NAME)
-        with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, NAME) as load:
+        with InferenceLoad(stack.port("gateway", "data"), stack.client_files, NAME) as load:
             load.wait_for(50)
             stack.shoal("uncordon", agent)
             back = by_itself(stack, "failback")
@@ -86,7 +86,7 @@ def test_there_and_back_by_hand_under_load(tmp_path: Path) -> None:
     with region(tmp_path, 1, regions=2, federation=1) as stack:
         stack.apply(documents(policy(NAME, MAY_GO + AS_HELD), workload(NAME, "relu", NAME)))
         stack.wait_serving(NAME)
-        with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, NAME) as load:
+        with InferenceLoad(stack.port("gateway", "data"), stack.client_files, NAME) as load:
             load.wait_for(50)
             there = migrate_and_wait(stack, NEAR)
             assert there.stage == "done", there
@@ -145,11 +145,11 @@ def test_f05_killed_on_the_way_to_another_region(leaving: DevStack, state: str, 
     (home,), (near,) = (stack.info.stack.for_region(name).agents for name in (HOME, NEAR))
     who = near.name if victim == "delegate" else victim
     load = InferenceLoad(
-        stack.port("gateway", "grpc"),
+        stack.port("gateway", "data"),
         stack.client_files,
         NAME,
         clients=2,
-        other_ports=(stack.port(home.name, "grpc"),),
+        other_ports=(stack.port(home.name, "data"),),
         retry_for_s=INSIST_S,
     )
     with load:

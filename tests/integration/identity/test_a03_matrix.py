@@ -222,7 +222,7 @@ async def test_a03_every_role_calls_every_method_of_a_front_in_both_forms(tmp_pa
                         asked += 1
             await over_grpc.close()
         config, roots = node.front.config, authority.certificate.read_bytes()
-        tokenless, anonymous = GrpcClient(config.token_port, roots), RestClient(config.rest_port, roots)
+        tokenless, anonymous = GrpcClient(config.port, roots), RestClient(config.port, roots)
         for method in INFER:
             wanted = "" if method == "ServerLive" else Code.UNAUTHENTICATED
             assert await grpc_code(tokenless, method, {}) == wanted, method

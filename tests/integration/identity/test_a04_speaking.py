@@ -43,8 +43,8 @@ CPU = Device("cpu0", DeviceKind.CPU, "v", "m", "linux", "1", "ort 1", "CPUExecut
 
 def node(name: str, role: Role = Role.AGENT, region: str = REGION) -> Node:
     return Node(
-        name, region, role, {}, "0", "linux", "x86_64", Bytes(2**30), Bytes(2**30), (CPU,), "127.0.0.1:1",
-        "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4", f"boot-{name}",
+        name, region, role, {}, "0", "linux", "x86_64", Bytes(2**30), Bytes(2**30), (CPU,),
+        "127.0.0.1:1", "127.0.0.1:4", f"boot-{name}",
     )  # fmt: skip
 
 

@@ -124,12 +124,12 @@ async def codes(
     with channel(coordinator.link, shown) as opened, pytest.raises(grpc.RpcError) as error:
         operator_pb2_grpc.OperatorStub(opened).WhoAmI(operator_pb2.WhoAmIRequest(), timeout=5)
     found.append(str(refusal_of(error.value).code))
-    client = GrpcClient(port(gateway.node.grpc_address), shown.ca_pem, files(folder))
+    client = GrpcClient(port(gateway.node.data_address), shown.ca_pem, files(folder))
     with pytest.raises(InferenceError) as failed:
         await client.ready()
     found.append(failed.value.code)
     await client.close()
-    rest = RestClient(port(gateway.node.rest_address), shown.ca_pem, files(folder))
+    rest = RestClient(port(gateway.node.data_address), shown.ca_pem, files(folder))
     response = await rest.request("GET", "/v2/health/ready")
     found.append(response.json()["code"])
     page = await RestClient(port(coordinator.metrics), shown.ca_pem, files(folder)).request("GET", "/metrics")
@@ -190,7 +190,7 @@ async def test_a05_names_that_nobody_may_have(
                 stub.Redeem(enrolment_pb2.RedeemRequest(token=token, csr_pem=csr, name=name), timeout=10)
             assert refusal_of(error.value).code is Code.NAME_INVALID, f"{name!r}: {error.value}"
     assert redeem(coordinator.enrol, token, "honest").name == "honest", "none of them used the token up"
-    rest = RestClient(port(gateway.node.rest_address), ca.ca_pem, files(tmp_path / "op"))
+    rest = RestClient(port(gateway.node.data_address), ca.ca_pem, files(tmp_path / "op"))
     asked = [name for name in NAMES if name.isascii() and name.isprintable() and name == name.strip()]
     for name in asked:
         response = await rest.request("POST", "/v2/models/m/infer", b"{}", {"shoal-tenant": name})

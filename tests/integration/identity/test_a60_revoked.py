@@ -149,7 +149,7 @@ async def test_a60_a_tenants_bearer_tokens_end_at_every_front(pair: DevStack) ->
     clock = CoordinatorClock()
     files, bearer = pair.tenant("shop")
     _, other = pair.tenant("bakery")
-    port, authority = pair.port("gateway", "token"), files.authority.read_bytes()
+    port, authority = pair.port("gateway", "data"), files.authority.read_bytes()
 
     async def code_of_call(client: GrpcClient) -> str:
         try:

@@ -95,7 +95,7 @@ def test_a_running_agent_renews_at_two_thirds_and_its_listeners_show_the_new_cer
             serial = identity_of_pem((member.identity / "cert.pem").read_bytes()).serial
             with api(region) as operator:
                 node = operator.get("nodes", "gw").nodes[0].node
-            host, _, port = node.rest_address.rpartition(":")
+            host, _, port = node.data_address.rpartition(":")
             pem = ssl.get_server_certificate((host, int(port)))
             return identity_of_pem(pem.encode()).serial == serial
 

@@ -72,7 +72,7 @@ def test_f30_the_ca_is_followed_by_another_under_load(pair: DevStack, tmp_path: 
     the while, also on new connections. Each node calls anew once for its new certificate, not all at the same time."""
     processes, workers = pair.processes(), pair.workers()
     before = pair.events()[-1].sequence
-    gateway = pair.port("gateway", "grpc")
+    gateway = pair.port("gateway", "data")
     clock = CoordinatorClock()
     for turn in range(turns):
         with pair.api() as api:
@@ -96,7 +96,7 @@ def test_f30_the_ca_is_followed_by_another_under_load(pair: DevStack, tmp_path: 
                 "whoever holds files of its own is waited for"
             )
             for name in MEMBERS:
-                assert code_of(pair.port(name, "grpc"), outdated) == "", f"{name} to who trusts the old CA alone"
+                assert code_of(pair.port(name, "data"), outdated) == "", f"{name} to who trusts the old CA alone"
             client = str(Path(pair.client_files.certificate).parent)
             renewed = pair.shoal("context", "renew", "--files", client)
             assert renewed.returncode == 0, renewed.stderr
@@ -114,7 +114,7 @@ def test_f30_the_ca_is_followed_by_another_under_load(pair: DevStack, tmp_path: 
         calls = {name: len(pair.log_lines(name, "session_opened")) - count for name, count in linked.items()}
         assert calls == dict.fromkeys(MEMBERS, 1), "one new session each, for its new certificate"
         wait_until(
-            lambda: all(code_of(pair.port(name, "grpc"), pair.client_files) == "" for name in MEMBERS),
+            lambda: all(code_of(pair.port(name, "data"), pair.client_files) == "" for name in MEMBERS),
             WAIT_TIMEOUT_S,
             "every front to show a certificate of the new CA",
         )
@@ -142,11 +142,11 @@ def test_keys_lie_in_files_that_only_their_owner_reads_and_nowhere_else(pair: De
 def test_a09_a_revoked_node_is_out_at_once_and_nothing_is_lost(pair: DevStack, tmp_path: Path) -> None:
     """Its session, its routes, its word among the fronts, its renewal; and it stops serving itself."""
     stolen = copy_files(files_in(pair.control.folder / "edge-npu" / "identity"), tmp_path / "stolen")
-    forwarded = code_of(pair.port("plain-cpu", "grpc"), stolen, FORWARDED)
+    forwarded = code_of(pair.port("plain-cpu", "data"), stolen, FORWARDED)
     assert forwarded == Code.FORWARD_DENIED, "let in, until it is revoked: its forward proves nothing"
     before = pair.events()[-1].sequence
     down = len(pair.log_lines("edge-npu", "session_closed"))
-    with InferenceLoad(pair.port("gateway", "grpc"), pair.client_files, "pair") as load:
+    with InferenceLoad(pair.port("gateway", "data"), pair.client_files, "pair") as load:
         done = pair.shoal("node", "revoke", "edge-npu", "--reason", "it was stolen")
         assert done.returncode == 0, done.stderr
         event = next(each for each in pair.events(before) if each.code == "NODE_REVOKED")
@@ -158,7 +158,7 @@ def test_a09_a_revoked_node_is_out_at_once_and_nothing_is_lost(pair: DevStack, t
         closed_s = _stamp(ended["timestamp"]) - event.at
         assert closed_s <= 1.0
         for name in ("plain-cpu", "gateway"):
-            refusing = partial(is_refused, pair.port(name, "grpc"), stolen)
+            refusing = partial(is_refused, pair.port(name, "data"), stolen)
             wait_until(refusing, WAIT_TIMEOUT_S, f"{name} to refuse it")
         routed = [row.node for row in pair.placements("pair") if row.routed]
         assert routed == ["plain-cpu"]

@@ -211,7 +211,7 @@ def _document(name: str, digest: str) -> str:
 
 async def _ask_all(stack: DevStack, batch: Sequence[tuple[str, Case, RuntimeResult]], found: Found) -> None:
     files = stack.client_files
-    client = GrpcClient(stack.port("gateway", "grpc"), files.authority.read_bytes(), files)
+    client = GrpcClient(stack.port("gateway", "data"), files.authority.read_bytes(), files)
     try:
         for name, case, ran in batch:
             try:

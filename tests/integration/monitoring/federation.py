@@ -24,7 +24,7 @@ def ask(stack: DevStack, name: str, timeout_s: float = 20.0) -> str:
 
     async def once() -> str:
         files = stack.client_files
-        client = GrpcClient(stack.port("gateway", "grpc"), files.authority.read_bytes(), files)
+        client = GrpcClient(stack.port("gateway", "data"), files.authority.read_bytes(), files)
         try:
             await client.infer(name, input_of(1), timeout=timeout_s)
         except InferenceError as failed:

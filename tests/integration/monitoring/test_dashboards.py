@@ -44,7 +44,7 @@ def at_work(stack: DevStack, prometheus: Prometheus) -> Iterator[None]:
     (placed,) = stack.wait_serving("here")
     wait_delegated(stack, "away")
     stack.wait_serving("vad")
-    gateway, files = stack.port("gateway", "grpc"), stack.client_files
+    gateway, files = stack.port("gateway", "data"), stack.client_files
     with (
         InferenceLoad(gateway, files, "here", clients=2, rate=20.0),
         InferenceLoad(gateway, files, "away", clients=1, rate=20.0),
@@ -73,7 +73,7 @@ def at_work(stack: DevStack, prometheus: Prometheus) -> Iterator[None]:
 
 async def speak(stack: DevStack) -> None:
     """A few steps of a session that goes on."""
-    client = GrpcClient(stack.port("gateway", "grpc"), stack.client_files.authority.read_bytes(), stack.client_files)
+    client = GrpcClient(stack.port("gateway", "data"), stack.client_files.authority.read_bytes(), stack.client_files)
     for number, frame in enumerate(speech.frames(0)[:5]):
         inputs = (Tensor("input", "FP32", (1, len(frame)), frame.tobytes()),)
         await client.send(step_request("vad", inputs, 1, start=number == 0), timeout=MOVED_WITHIN_S)

@@ -108,7 +108,7 @@ def code_when_killed(stack: DevStack) -> str:
 
 def test_nothing_fires_while_all_is_well(stack: DevStack, watch: AlertWatch) -> None:
     wait_until(lambda: not watch.prometheus.firing(), FIRES_WITHIN_S, "what other tests did to be over", every_s=1.0)
-    with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, "one", clients=1, rate=20.0):
+    with InferenceLoad(stack.port("gateway", "data"), stack.client_files, "one", clients=1, rate=20.0):
         pass_(QUIET_S)
     assert watch.prometheus.firing() == set()
 
@@ -135,7 +135,7 @@ def test_requests_to_a_device_that_is_too_slow_for_them(stack: DevStack, watch: 
     stack.push(slow(math.ceil(math.sqrt(flops / SLOW_FLOPS))).SerializeToString(), "slow")
     stack.apply(documents(policy("late", on_nodes([SLOW_NODE])), workload("late", "slow", "late")))
     stack.wait_serving("late")
-    with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, "late", clients=1, inputs=point):
+    with InferenceLoad(stack.port("gateway", "data"), stack.client_files, "late", clients=1, inputs=point):
         watch.until("ShoalRequestsSlow", workload="late")
     stack.delete_workloads("late")
 

@@ -70,7 +70,7 @@ def test_f17_every_agent_is_back_soon_after_the_broker_and_nothing_was_done_twic
     placed = [row.assignment.id for row in stack.wait_serving(NAME)]
     last = max((event.sequence for event in stack.events()), default=0)
     clock = SystemClock()
-    gateway = stack.port("gateway", "grpc")
+    gateway = stack.port("gateway", "data")
     with InferenceLoad(gateway, stack.client_files, NAME, clients=2, rate=10.0) as load:
         stack.kill("broker")
         hurt(folder)

@@ -44,7 +44,7 @@ def test_an_agent_leaves_grpc_that_is_cut_for_mqtt_and_returns(stack: DevStack) 
         placed = [row.assignment.id for row in stack.wait_serving(NAME)]
         workers = stack.workers()
         last = max((event.sequence for event in stack.events()), default=0)
-        with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, NAME, clients=2, rate=10.0) as load:
+        with InferenceLoad(stack.port("gateway", "data"), stack.client_files, NAME, clients=2, rate=10.0) as load:
             way.max_age_s = 1.0
             wait_until(lambda: session_carriers(stack)[-1] == "mqtt", FALLS_BACK_S, "a session by MQTT")
             cut = way.reset_count

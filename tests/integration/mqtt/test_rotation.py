@@ -33,7 +33,7 @@ def laggards(stack: DevStack) -> set[str]:
 def test_the_broker_trusts_the_next_ca_before_it_issues_and_shows_its_certificate_when_it_does(stack: DevStack) -> None:
     (old,) = roots(stack)
     process, workers = stack.processes("broker"), stack.workers()
-    with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, NAME, clients=2, rate=10.0) as load:
+    with InferenceLoad(stack.port("gateway", "data"), stack.client_files, NAME, clients=2, rate=10.0) as load:
         with stack.api() as api:
             api.rotate()
         wait_until(lambda: len(roots(stack)) == 2, WAIT_TIMEOUT_S, "the broker trusts both")

@@ -17,7 +17,7 @@ from shoal.types.codes import Code, ShoalError
 from shoal.wire.enrol import redeem
 
 CLOSED_WITHIN_S = 10.0
-NEEDS_A_CERTIFICATE = ("link", "metrics", "grpc", "front-metrics")
+NEEDS_A_CERTIFICATE = ("link", "metrics", "front-metrics")
 HTTP = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 ALERT = 0x15
@@ -60,13 +60,13 @@ def test_a10_no_port_answers_without_tls(stack: DevStack) -> None:
         for words in (HTTP, HTTP2):
             with dial(port) as plain:
                 answer = exchange(plain, words)
-            told = name.endswith(".rest") and requires_tls(answer)
+            told = name.endswith(".data") and requires_tls(answer)
             assert told or answer == b"" or answer[0] == ALERT, f"{name} answers plaintext: {answer[:60]!r}"
     record("A10", "P", 2 * len(found), plaintext="refused at every port", ports=len(found))
 
 
 def requires_tls(answer: bytes) -> bool:
-    """A REST port says in HTTP that it speaks TLS, and ends the connection."""
+    """A data port says in HTTP that it speaks TLS, and ends the connection."""
     return answer.startswith(b"HTTP/1.1 400 ") and b"connection: close" in answer.lower() and b"TLS_REQUIRED" in answer
 
 
@@ -100,7 +100,7 @@ def test_a10_no_port_that_needs_a_certificate_answers_without_one(stack: DevStac
 def test_a10_ports_that_take_other_credentials_refuse_who_has_none(stack: DevStack) -> None:
     for name, port in listeners(stack).items():
         match name.partition(".")[2]:
-            case "rest":
+            case "data":
                 with dial(port) as plain, client(stack).wrap_socket(plain, server_hostname="localhost") as secured:
                     secured.sendall(b"GET /v2/models/relu HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                     assert secured.recv(64).startswith(b"HTTP/1.1 401 "), name

@@ -57,7 +57,7 @@ def tenant(stack: DevStack) -> Iterator[tuple[CertificateFiles, str]]:
 
 
 def gateway(stack: DevStack, files: CertificateFiles | None = None, bearer: str = "") -> GrpcClient:
-    port = stack.port("gateway", "token" if bearer else "grpc")
+    port = stack.port("gateway", "data")
     return GrpcClient(port, stack.client_files.authority.read_bytes(), files, bearer)
 
 
@@ -80,7 +80,7 @@ async def collect_client_errors(stack: DevStack, tenant: tuple[CertificateFiles,
         told.append((OTHER if client in (other, tokens[0]) else "default", str(failed.value)))
     for client in (owner, other, *tokens):
         await client.close()
-    port, authority = stack.port("gateway", "rest"), stack.client_files.authority.read_bytes()
+    port, authority = stack.port("gateway", "data"), stack.client_files.authority.read_bytes()
     ways = [
         RestClient(port, authority, files),
         RestClient(port, authority),
@@ -158,7 +158,7 @@ def public_surfaces(stack: DevStack, tenant: tuple[CertificateFiles, str]) -> di
     with stack.api() as operator:
         for kind in ("nodes", "devices", "workloads", "placements", "tokens"):
             found[f"listing of {kind}"] = str(operator.get(kind)).encode()
-        with InferenceClient(stack.info.operator, f"127.0.0.1:{stack.port('gateway', 'rest')}") as client:
+        with InferenceClient(stack.info.operator, f"127.0.0.1:{stack.port('gateway', 'data')}") as client:
             client.infer(NAME, {"x": np.frombuffer(TENSOR, np.float32)[None]}, traceparent=str(TRACED))
         found["trace"] = str(operator.trace(TRACED.trace)).encode()
     assert b"shoal.workload" in found["trace"]
@@ -248,7 +248,7 @@ def test_errors_name_nothing_that_the_caller_did_not_send(
     told = asyncio.run(collect_client_errors(stack, tenant))
     by_coordinator = collect_coordinator_errors(stack, (files_of(stack.info.operator), stack.client_files, tenant[0]))
     texts = [*by_coordinator, *(text for _, text in told)]
-    places = [f"127.0.0.1:{stack.port(name, use)}" for name, use in (("plain-cpu", "grpc"), ("coordinator", "enrol"))]
+    places = [f"127.0.0.1:{stack.port(name, use)}" for name, use in (("plain-cpu", "data"), ("coordinator", "enrol"))]
     for text in texts:
         for secret in (str(stack.folder), "/tmp", "/usr", "site-packages", "Traceback", ".py", "worker-", *places):
             assert secret not in text, text

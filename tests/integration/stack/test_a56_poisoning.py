@@ -41,7 +41,7 @@ def dividing(least: int, by: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 def client_of(stack: DevStack, files: CertificateFiles) -> GrpcClient:
-    return GrpcClient(stack.port("gateway", "grpc"), files.authority.read_bytes(), files)
+    return GrpcClient(stack.port("gateway", "data"), files.authority.read_bytes(), files)
 
 
 def poisonings(stack: DevStack) -> list[str]:

@@ -37,13 +37,13 @@ def active_faults(stack: DevStack, node: str) -> set[str]:
 
 def test_cut_is_silence_and_heal_is_all_there_is_to_do(pair: DevStack) -> None:
     workers = pair.workers()
-    with InferenceLoad(pair.port("gateway", "grpc"), pair.client_files, "broken") as load:
+    with InferenceLoad(pair.port("gateway", "data"), pair.client_files, "broken") as load:
         told = pair.shoal("dev", "break", "edge-npu", "cut")
         assert told.returncode == 0, told.stderr
         wait_until(lambda: liveness(pair, "edge-npu") == "suspect", 20.0, "it to be missed")
         assert "running, cut" in pair.shoal("dev", "status").stdout
         load.wait_for(40)
-        with InferenceLoad(pair.port("edge-npu", "grpc"), pair.client_files, "broken", 1) as at_its_console:
+        with InferenceLoad(pair.port("edge-npu", "data"), pair.client_files, "broken", 1) as at_its_console:
             at_its_console.wait_for(20)
         pair.shoal("dev", "break", "edge-npu", "heal")
         wait_until(lambda: liveness(pair, "edge-npu") == "ready", 20.0, "it to be back")
@@ -60,7 +60,7 @@ def test_fill_is_a_full_disk_for_what_is_new(pair: DevStack) -> None:
     pair.push(large, "large")
     pair.control.break_member("edge-npu", "fill")
     assert active_faults(pair, "edge-npu") == {"fill"}
-    with InferenceLoad(pair.port("gateway", "grpc"), pair.client_files, "broken") as load:
+    with InferenceLoad(pair.port("gateway", "data"), pair.client_files, "broken") as load:
         pair.apply(documents(policy("there", on_nodes(["edge-npu"])), workload("large", "large", "there")))
         wait_until(
             lambda: Code.DISK_FULL in {event.code for event in pair.events() if event.workload.name == "large"},

@@ -33,7 +33,7 @@ def test_a_model_follows_the_carbon_under_load(stack: DevStack) -> None:
     carbon("5 gCO2/kWh")
     stack.apply(documents(policy("clean", SPEC), workload("follower", "relu", "clean") + TRAFFIC))
     stack.wait_serving("follower")
-    with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, "follower", clients=2) as load:
+    with InferenceLoad(stack.port("gateway", "data"), stack.client_files, "follower", clients=2) as load:
         with stack.api() as api:
             (placed,) = stack.placements("follower")
             if placed.node != "plain-cpu":

@@ -157,7 +157,7 @@ def test_a01_a_certificate_that_runs_out_ends_open_connections(guarded_stack: De
                 ended["calls"] = (clock.wall(), error.code)
 
     def inference() -> None:
-        ended["inference"] = asyncio.run(_until_refused(guarded_stack.port("gateway", "grpc"), files_of(tenant)))
+        ended["inference"] = asyncio.run(_until_refused(guarded_stack.port("gateway", "data"), files_of(tenant)))
 
     threads = [threading.Thread(target=target) for target in (stream, calls, inference)]
     for thread in threads:
@@ -193,7 +193,7 @@ def test_files_of_a_client_are_kept_while_they_are_good_and_of_the_tenant_that_w
     serials, tenants, bearers = [], [], []
     for more in ((), (), ("--tenant", "shop")):
         made = guarded_stack.shoal("context", "client", str(folder), *more)
-        assert made.stdout == guarded_stack.info.stack.gateways[0].addresses["grpc"] + "\n", made.stderr
+        assert made.stdout == guarded_stack.info.stack.gateways[0].addresses["data"] + "\n", made.stderr
         identity = identity_of_pem((folder / "cert.pem").read_bytes())
         serials.append(identity.serial)
         tenants.append((identity.role, identity.name))

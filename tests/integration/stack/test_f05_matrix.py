@@ -63,9 +63,9 @@ def test_f05_killed_at_a_state_of_a_move(migrating_stack: DevStack, state: str, 
     (placed,) = stack.wait_serving(NAME)
     source, target = placed.node, NODES[1 - NODES.index(placed.node)]
     who = victim.replace("source", source).replace("target", target)
-    ports = tuple(stack.port(name, "grpc") for name in NODES)
+    ports = tuple(stack.port(name, "data") for name in NODES)
     load = InferenceLoad(
-        stack.port("gateway", "grpc"), stack.client_files, NAME, clients=2, other_ports=ports, retry_for_s=INSIST_S
+        stack.port("gateway", "data"), stack.client_files, NAME, clients=2, other_ports=ports, retry_for_s=INSIST_S
     )  # fmt: skip
     with load:
         with MigrationFault(stack, who, NAME, ORDER[ORDER.index(state) :]) as blow:

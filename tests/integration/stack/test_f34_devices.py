@@ -47,7 +47,7 @@ def device(stack: DevStack) -> operator_pb2.DeviceView:
 
 
 def load_on(stack: DevStack, name: str) -> InferenceLoad:
-    return InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, name, clients=2, retry_for_s=INSIST_S)
+    return InferenceLoad(stack.port("gateway", "data"), stack.client_files, name, clients=2, retry_for_s=INSIST_S)
 
 
 def test_f34_a_device_that_errs_and_then_vanishes_loses_its_own_assignment_alone(broken_stack: DevStack) -> None:

@@ -46,7 +46,7 @@ def test_f35_absurd_telemetry_is_refused_and_its_work_stays(stack: DevStack) -> 
     try:
         stack.wait_serving("told", 2)
         workers, last = stack.workers(), stack.events()[-1].sequence
-        with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, "told") as load:
+        with InferenceLoad(stack.port("gateway", "data"), stack.client_files, "told") as load:
             before = load.now()
             load.wait_for(60)
             calm = load.latencies(before, load.now())

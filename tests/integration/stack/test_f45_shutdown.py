@@ -46,7 +46,7 @@ def serving_stack(stack: DevStack) -> Iterator[DevStack]:
 
 
 def at_two(stack: DevStack) -> InferenceLoad:
-    gateway, other = stack.port("gateway", "grpc"), stack.port(NODES[1], "grpc")
+    gateway, other = stack.port("gateway", "data"), stack.port(NODES[1], "data")
     return InferenceLoad(gateway, stack.client_files, NAME, clients=4, other_ports=(other,), retry_for_s=INSIST_S)
 
 
@@ -109,7 +109,7 @@ def _end(stack: DevStack, name: str, load: InferenceLoad) -> tuple[float, float]
     wait_until(lambda: stack.processes(name, role), WAIT_TIMEOUT_S, f"{name} to be started again")
     wait_until(lambda: stack.wait_serving(NAME, 2), WAIT_TIMEOUT_S, "both replicas")
     if name == "gateway":
-        with InferenceLoad(stack.port(name, "grpc"), stack.client_files, NAME, clients=1, retry_for_s=INSIST_S):
+        with InferenceLoad(stack.port(name, "data"), stack.client_files, NAME, clients=1, retry_for_s=INSIST_S):
             pass  # it was answered there
     load.wait_for(20)
     return at, took_s

@@ -36,7 +36,7 @@ def test_f46_without_another_place_it_stays_and_a_deletion_ends_though_its_node_
     (stays,), (goes,) = stack.wait_serving("stays"), stack.wait_serving("goes")
     workers = stack.workers()
     refused = nowhere(stack)
-    with InferenceLoad(stack.port(ISLAND, "grpc"), stack.client_files, "stays", clients=2) as at_its_console:
+    with InferenceLoad(stack.port(ISLAND, "data"), stack.client_files, "stays", clients=2) as at_its_console:
         stack.control.break_member(ISLAND, "cut")
         at = at_its_console.now()
         with stack.api() as api:

@@ -41,7 +41,7 @@ def test_f50_a_hung_coordinator_of_a_local_stack_is_replaced(stack: DevStack) ->
     stack.apply(workload(NAME, "relu"))
     stack.wait_serving(NAME)
     ((pid, _),) = stack.processes("coordinator", "coordinator")
-    with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, NAME, clients=2) as load:
+    with InferenceLoad(stack.port("gateway", "data"), stack.client_files, NAME, clients=2) as load:
         at = load.now()
         os.kill(pid, signal.SIGUSR1)
 

@@ -27,7 +27,7 @@ GIVEN_UP = ("NODE_LOST", "NODE_SUSPECT")
 
 
 def through_gateway(stack: DevStack, clients: int = 4) -> InferenceLoad:
-    return InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, "pair", clients)
+    return InferenceLoad(stack.port("gateway", "data"), stack.client_files, "pair", clients)
 
 
 @dataclass

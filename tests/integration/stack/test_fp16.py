@@ -56,7 +56,7 @@ def test_a_model_without_samples_is_made_in_fp16_on_its_way(stack: DevStack) -> 
     told = stack.shoal("can-move", NAME, "--to", f"{THERE}/{device}")
     assert "with prepare: fp16, never done there" in told.stdout, told.stdout + told.stderr
     with InferenceLoad(
-        stack.port("gateway", "grpc"), stack.client_files, NAME, clients=2, rate=10.0, inputs=pixels
+        stack.port("gateway", "data"), stack.client_files, NAME, clients=2, rate=10.0, inputs=pixels
     ) as load:
         moved = devices.move(stack, NAME, f"{THERE}/{device}", ENDS_S)
         assert (moved.stage, moved.verdict.passed, moved.target.precision) == ("done", True, "fp16"), moved

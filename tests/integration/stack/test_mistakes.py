@@ -63,7 +63,7 @@ def test_mistakes_are_told_apart_and_nothing_is_disturbed(steady: DevStack, tmp_
         Path(path).write_text(texts[path])
     chosen = one_of_each_code()
     before = state(steady)
-    with InferenceLoad(steady.port("gateway", "grpc"), steady.client_files, STEADY, clients=2) as load:
+    with InferenceLoad(steady.port("gateway", "data"), steady.client_files, STEADY, clients=2) as load:
         done = steady.shoal("validate", "-o", "json", *files)
         assert done.returncode == 1
         problems = json.loads(done.stdout)["problems"]

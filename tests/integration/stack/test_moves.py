@@ -31,7 +31,7 @@ def test_f05_moves_under_load_lose_nothing_though_the_coordinator_is_killed(stac
     stack.apply(documents(policy("either", where), workload("moving", "relu", "either")))
     (placed,) = stack.wait_serving("moving")
     source, target = placed.node, NODES[1 - NODES.index(placed.node)]
-    with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, "moving", clients=2) as load:
+    with InferenceLoad(stack.port("gateway", "data"), stack.client_files, "moving", clients=2) as load:
         with stack.api() as api:
             there = api.migrate("default", "moving", target)
         done = wait_stage(stack, there.id, "done", "aborted")

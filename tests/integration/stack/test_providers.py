@@ -139,7 +139,7 @@ def test_a_model_moves_live_between_vendors_and_back(machine: DevStack) -> None:
     machine.apply(document(name, shapes, anywhere, f"metric: max_abs, at_most: {NEAR}"))
     drifts = dict[str, float]()
     with InferenceLoad(
-        machine.port("gateway", "grpc"), machine.client_files, name, clients=2, rate=10.0, inputs=pixels
+        machine.port("gateway", "data"), machine.client_files, name, clients=2, rate=10.0, inputs=pixels
     ) as load:
         for device in (*others, CPU):
             moved = devices.move(machine, name, f"{NODE}/{device}", ENDS_S)
@@ -182,7 +182,7 @@ def test_a_model_is_quantised_on_its_way_to_the_npu(machine: DevStack) -> None:
     told = machine.shoal("can-move", name, "--to", f"{NODE}/{NPU}")
     assert "with prepare: int8 of 16 samples, never done there" in told.stdout, told.stdout + told.stderr
     with InferenceLoad(
-        machine.port("gateway", "grpc"), machine.client_files, name, clients=2, rate=10.0, inputs=pixels
+        machine.port("gateway", "data"), machine.client_files, name, clients=2, rate=10.0, inputs=pixels
     ) as load:
         moved = devices.move(machine, name, f"{NODE}/{NPU}", ENDS_S)
         assert (moved.stage, moved.verdict.passed, moved.target.precision) == ("done", True, "int8"), moved

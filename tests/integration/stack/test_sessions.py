@@ -71,7 +71,7 @@ class Streams:
 
     async def _run(self) -> None:
         files = self.stack.client_files
-        client = GrpcClient(self.stack.port("gateway", "grpc"), files.authority.read_bytes(), files)
+        client = GrpcClient(self.stack.port("gateway", "data"), files.authority.read_bytes(), files)
         async with asyncio.TaskGroup() as group:
             for speaker in range(self.speakers):
                 group.create_task(self._speak(client, speaker))

@@ -55,7 +55,7 @@ def test_f04_agent_killed_whole_under_load(killable_stack: DevStack, kept: str) 
     active = next(row for row in rows if not row.assignment.standby)
     spare = [row.assignment.id for row in rows if row is not active]
     last = stack.events()[-1].sequence
-    with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, NAME) as load:
+    with InferenceLoad(stack.port("gateway", "data"), stack.client_files, NAME) as load:
         at = load.now()
         stack.kill(active.node)
         load.wait_for(60)

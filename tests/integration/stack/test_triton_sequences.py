@@ -54,7 +54,7 @@ def test_a_sequence_goes_on_at_any_front_with_its_own_state(sums: DevStack, tmp_
     late.add("begun again", NAME, {"x": x}, ["y"], options={"sequence_id": 7, "sequence_start": True})
     found, errors = dict[str, Any](), dict[str, tuple[str, str]]()
     for way, asked in (("gateway", early), ("edge-npu", late)):
-        port = sums.port(way, "grpc" if transport == "grpc" else "rest")
+        port = sums.port(way, "data")
         got = triton.ask(
             tmp_path / way, transport, f"localhost:{port}", asked, suite, authority=str(files.authority),
             certificate=str(files.certificate), key=str(files.key),

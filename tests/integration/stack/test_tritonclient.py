@@ -45,7 +45,7 @@ def scene(stack: DevStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.parametrize("way", FRONTS)
 @pytest.mark.parametrize("transport", ["grpc", "http"])
 async def test_the_same_bits_as_onnx_runtime(scene: Scene, tmp_path: Path, transport: str, way: str) -> None:
-    port = scene.stack.port(way, "grpc" if transport == "grpc" else "rest")
+    port = scene.stack.port(way, "data")
     await knows(scene, way)
     asked = triton.cases_of(scene.suite, transport)
     credentials = {"certificate": str(scene.files.certificate), "key": str(scene.files.key)}
@@ -64,7 +64,7 @@ async def test_the_same_bits_as_onnx_runtime(scene: Scene, tmp_path: Path, trans
 
 @pytest.mark.parametrize("transport", ["grpc", "http"])
 async def test_a_bearer_token_does_as_well_as_a_certificate(scene: Scene, tmp_path: Path, transport: str) -> None:
-    port = scene.stack.port("gateway", "token" if transport == "grpc" else "rest")
+    port = scene.stack.port("gateway", "data")
     await knows(scene, "gateway")
     asked = triton.cases_of(scene.suite, transport)
     found = triton.ask(
@@ -88,12 +88,12 @@ async def test_another_tenant_does_not_find_it(scene: Scene, way: str) -> None:
     await knows(scene, way)
     (name, feed), *_ = scene.suite.feeds["rec"].items()
     x = Tensor(name, "FP32", feed.shape, feed.tobytes())
-    grpc, rest = stack.port(way, "grpc"), stack.port(way, "rest")
+    port = stack.port(way, "data")
     clients: list[OipClient] = [
-        GrpcClient(grpc, authority, files),
-        GrpcClient(stack.port(way, "token"), authority, bearer=bearer),
-        RestClient(rest, authority, files),
-        RestClient(rest, authority, bearer=bearer),
+        GrpcClient(port, authority, files),
+        GrpcClient(port, authority, bearer=bearer),
+        RestClient(port, authority, files),
+        RestClient(port, authority, bearer=bearer),
     ]
     for client in clients:
         missing, denied = ("NOT_FOUND", "PERMISSION_DENIED") if isinstance(client, GrpcClient) else (404, 403)
@@ -111,8 +111,8 @@ async def test_nobody_without_certificate_or_token(scene: Scene) -> None:
     stack = scene.stack
     authority = scene.files.authority.read_bytes()
     clients: list[tuple[OipClient, str | int]] = [
-        (GrpcClient(stack.port("gateway", "token"), authority), "UNAUTHENTICATED"),
-        (RestClient(stack.port("gateway", "rest"), authority), 401),
+        (GrpcClient(stack.port("gateway", "data"), authority), "UNAUTHENTICATED"),
+        (RestClient(stack.port("gateway", "data"), authority), 401),
     ]
     for client, status in clients:
         with pytest.raises(InferenceError) as found:
@@ -124,7 +124,7 @@ async def test_nobody_without_certificate_or_token(scene: Scene) -> None:
 async def knows(scene: Scene, way: str) -> None:
     """Routes and tokens travel to each front by themselves."""
     authority = scene.files.authority.read_bytes()
-    client = GrpcClient(scene.stack.port(way, "token"), authority, bearer=scene.bearer)
+    client = GrpcClient(scene.stack.port(way, "data"), authority, bearer=scene.bearer)
 
     async def ready() -> bool:
         return all([await client.model_ready(name) for name in scene.suite.models])

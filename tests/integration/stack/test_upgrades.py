@@ -88,7 +88,7 @@ def steady(stack: DevStack) -> Iterator[DevStack]:
 
 def reads(stack: DevStack) -> InferenceLoad:
     return InferenceLoad(
-        stack.port("gateway", "grpc"), stack.client_files, "reader", clients=2, rate=10.0, inputs=slice_of
+        stack.port("gateway", "data"), stack.client_files, "reader", clients=2, rate=10.0, inputs=slice_of
     )
 
 
@@ -185,7 +185,7 @@ def test_an_upgrade_and_the_way_back_lose_nothing(steady: DevStack) -> None:
     quick = "  migration: {shift: {steps: [50%, 100%], hold: 1s}}\n"
     stack.apply(documents(policy("steady", on("plain-cpu", quick)), workload("reader", "v1", "steady")))
     (first,) = stack.wait_serving("reader")
-    with InferenceLoad(stack.port("gateway", "grpc"), stack.client_files, "reader", clients=2) as load:
+    with InferenceLoad(stack.port("gateway", "data"), stack.client_files, "reader", clients=2) as load:
         before = known_migrations(stack, "reader")
         stack.apply(workload("reader", "v2", "steady"))
         upgraded = over(stack, "reader", before)

@@ -109,8 +109,7 @@ async def test_f07_who_joined_and_who_connects_find_the_new_leader(
     clock = CoordinatorClock()
     link = GrpcLink(CredentialFiles(tmp_path / "identity"), links, clock, RecordingLog())
     node = Node(
-        "edge-1", REGION, Role.AGENT, {}, "0", "linux", "x86_64", Bytes(2**30), Bytes(2**30), (), "a:1", "a:2", "a:3",
-        "a:4", "boot",
+        "edge-1", REGION, Role.AGENT, {}, "0", "linux", "x86_64", Bytes(2**30), Bytes(2**30), (), "a:1", "a:4", "boot",
     )  # fmt: skip
     session = await link.connect(Hello(node, "nonce-1", None, 1, clock.wall()))
     before = session.welcome

@@ -82,7 +82,7 @@ def test_a_start_beside_another_stack_says_what_is_in_the_way_and_spares_it(tmp_
 
 def test_a_port_that_another_program_took_is_named(tmp_path: Path) -> None:
     control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
-    taken = layout.load(control.folder).gateways[0].addresses["rest"]
+    taken = layout.load(control.folder).gateways[0].addresses["data"]
     host, _, port = taken.rpartition(":")
     with socket.socket() as other:
         other.bind((host, int(port)))
@@ -90,7 +90,7 @@ def test_a_port_that_another_program_took_is_named(tmp_path: Path) -> None:
         with pytest.raises(ShoalError) as refused:
             control.up(layout.StackOptions(agents=2), lambda text: None)
     assert refused.value.code is Code.CONFLICT
-    assert f"{taken}, the rest port of gateway" in refused.value.refusal.found
+    assert f"{taken}, the data port of gateway" in refused.value.refusal.found
     assert "--data-dir" in refused.value.refusal.remedy
 
 
@@ -272,7 +272,7 @@ def test_what_is_mounted_says_which_containers_there_are(tmp_path: Path) -> None
         ("federation", "federation", "federation"),
     ]
     assert found[1].operator.address == "edge-coordinator:7443"
-    assert compose.published_addresses("edge", "127.0.0.1:7100")["rest"] == "127.0.0.1:7104"
+    assert compose.published_addresses("edge", "127.0.0.1:7100")["data"] == "127.0.0.1:7103"
     with pytest.raises(ShoalError) as wrong:
         compose.published_addresses("edge", "7100")
     assert wrong.value.code is Code.FIELD_INVALID

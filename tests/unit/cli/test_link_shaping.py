@@ -37,7 +37,7 @@ class RelayFixture:
 
     def __init__(self) -> None:
         (self.port,) = free_ports(1)
-        member = StackMember(NAME, "agent", "", {}, {"grpc": f"{layout.MEMBER_HOST}:{self.port}"})
+        member = StackMember(NAME, "agent", "", {}, {"data": f"{layout.MEMBER_HOST}:{self.port}"})
         self.roads = LinkRelays(StackLayout("home", (member,), 1.0))
 
     async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -96,13 +96,13 @@ async def test_both_legs_of_a_relay_send_at_once(relay: RelayFixture, monkeypatc
 
 
 async def test_a_stack_without_relays_has_none() -> None:
-    member = StackMember(NAME, "agent", "", {}, {"grpc": f"{layout.MEMBER_HOST}:{free_ports(1)[0]}"})
+    member = StackMember(NAME, "agent", "", {}, {"data": f"{layout.MEMBER_HOST}:{free_ports(1)[0]}"})
     stack = StackLayout("home", (member,), 1.0, relayed=False)
-    assert stack.dial_address(member.addresses["grpc"]) == member.addresses["grpc"]
+    assert stack.dial_address(member.addresses["data"]) == member.addresses["data"]
     roads = LinkRelays(stack)
     await roads.open()
     with pytest.raises(OSError):
-        await asyncio.open_connection(layout.RELAY_HOST, int(member.addresses["grpc"].rpartition(":")[2]))
+        await asyncio.open_connection(layout.RELAY_HOST, int(member.addresses["data"].rpartition(":")[2]))
     roads.close()
 
 

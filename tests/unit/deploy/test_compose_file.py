@@ -14,8 +14,8 @@ from shoal.wire.identity import store_user_of
 
 FILE = Path(__file__).parents[3] / "docker-compose.yml"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text())["services"]
-INSIDE = {"link": 7443, "enrol": 7444, "grpc": 8001, "rest": 8000, "token": 8002}
-SECOND = {"grpc": 6, "rest": 7, "token": 8}
+INSIDE = {"link": 7443, "enrol": 7444, "data": 8001}
+SECOND = {"data": 6}
 """Of edge's other gateway."""
 REGIONS = ("edge", "cloud", "datacenter")
 ROOTS = {"setup", "etcd-files"}

@@ -186,7 +186,7 @@ def test_programs_take_the_values_that_they_are_given(
                     config = agent.make_config(agent.parser().parse_args(["run"]))
                     assert config.enrol
                     assert config.token_file is not None
-                    assert config.grpc.port == 8001
+                    assert config.listen.port == 8001
 
 
 def test_no_container_that_serves_sees_the_tokens_of_others(manifests: tuple[Manifest, ...]) -> None:

@@ -37,7 +37,7 @@ REFUSAL: Final = Refusal(Code.DUPLICATE_IDENTITY, "a session stands", "one agent
 
 def hello(nonce: str, holds: Version | None = None) -> Hello:
     node = Node(
-        NODE, REGION, Role.AGENT, {}, "1", "x", "x", Bytes(1), Bytes(1), (), "a:1", "a:2", "a:3", "a:4", "boot"
+        NODE, REGION, Role.AGENT, {}, "1", "x", "x", Bytes(1), Bytes(1), (), "a:1", "a:4", "boot"
     )  # fmt: skip
     return Hello(node, nonce, holds, 1, Wall(0.0))
 

@@ -42,7 +42,7 @@ class RecordingLinkEvents:
 
 def hello() -> Hello:
     node = Node(
-        "a", "sim", Role.AGENT, {}, "1", "x", "x", Bytes(1), Bytes(1), (), "a:1", "a:2", "a:3", "a:4", "boot"
+        "a", "sim", Role.AGENT, {}, "1", "x", "x", Bytes(1), Bytes(1), (), "a:1", "a:4", "boot"
     )  # fmt: skip
     return Hello(node, "nonce", None, 1, Wall(0.0))
 

@@ -81,7 +81,7 @@ def agent_of(*flags: str) -> Any:
     return agent_options.make_config(agent_options.parser().parse_args(["run", *flags]))
 
 
-LISTENERS = ("grpc", "rest", "token-port", "front-metrics")
+LISTENERS = ("listen", "front-metrics")
 COORDINATOR_FLAGS = ("--link", "--enrol", "--metrics", "--models", "--peers", "--mqtt", "--links", "--enrols")
 AGENT_FLAGS = (*(f"--{name}" for name in LISTENERS), "--metrics", "--health", "--coordinator", "--mqtt", "--enrol")
 
@@ -95,8 +95,8 @@ def test_a_coordinator_tells_its_ipv6_address_in_brackets() -> None:
 
 def test_an_agent_listens_at_ipv6_and_tells_so() -> None:
     config = agent_of(*(each for name in LISTENERS for each in (f"--{name}", "[::1]:0")), "--advertise", "[::2]")
-    assert (config.grpc, config.advertise) == (HostPort("::1", 0), "::2")
-    assert str(config.grpc) == "[::1]:0"
+    assert (config.listen, config.advertise) == (HostPort("::1", 0), "::2")
+    assert str(config.listen) == "[::1]:0"
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,7 @@ def test_a_coordinator_refuses_a_wrong_address_by_its_flag(flag: str) -> None:
 @pytest.mark.parametrize(
     "flag",
     [
-        "--grpc",
-        "--rest",
-        "--token-port",
+        "--listen",
         "--metrics",
         "--front-metrics",
         "--health",

@@ -6,9 +6,10 @@ from pathlib import Path
 from harness.crypto.pki import Authority
 from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.dataplane import (
+    data_port,
     forward_auth,
-    grpc,
     health,
+    http1,
     json_tensors,
     memory,
     request,
@@ -73,14 +74,12 @@ def test_the_reference_of_limits_is_true() -> None:
         "message where tokens are redeemed": f"{limits.ENROL_BYTES // 2**10} KiB",
         "TLS and HTTP/2 handshake": f"{limits.HANDSHAKE_S:g} s",
         "one message of a call, an upload's next chunk, a session's hello": f"{MESSAGE_S:g} s",
-        "connections at `--link`, at `--enrol`, at each gRPC port of a front": (
-            f"{limits.LINK_CONNECTIONS:,}, {limits.ENROL_CONNECTIONS:,}, {limits.DATA_CONNECTIONS:,}"
+        "connections at `--link`, at `--enrol`": f"{limits.LINK_CONNECTIONS:,}, {limits.ENROL_CONNECTIONS:,}",
+        "connections at a front's data port, and of one address there (of IPv6: of one /64)": (
+            f"{limits.DATA_CONNECTIONS:,}, {data_port.CONNECTIONS_PER_ADDRESS:,}"
         ),
-        "connections at `--rest`, and of one address there (of IPv6: of one /64)": (
-            f"{rest.MAX_CONNECTIONS:,}, {rest.MAX_CONNECTIONS_PER_ADDRESS}"
-        ),
-        "silence at `--rest`: before the first request, between two": (
-            f"{rest.HEAD_TIMEOUT_S:g} s, {rest.IDLE_TIMEOUT_S:g} s"
+        "silence over HTTP/1.1 there: before the first request, between two": (
+            f"{http1.HEAD_TIMEOUT_S:g} s, {http1.IDLE_TIMEOUT_S:g} s"
         ),
         "connections at `--health`, and how long one lasts": f"{health.MAX_CONNECTIONS}, {health.TIMEOUT_S:g} s",
         "connections at a metrics port, of one address there, and how long one lasts": (
@@ -112,7 +111,7 @@ def test_the_reference_of_limits_is_true() -> None:
         "calls of all callers at a port of a front; without credentials, and of one address": (
             f"{ingress.CALLS:,}; {ingress.ANONYMOUS_CALLS}, {ingress.ANONYMOUS_PER_ADDRESS}"
         ),
-        "calls of one connection at a gRPC port of a front, at once": f"{grpc.MAX_STREAMS}",
+        "calls of one HTTP/2 connection at a front, at once": f"{data_port.MAX_STREAMS}",
         "calls of one client connection that it resets before their messages arrive": (
             f"half of at least {stream_resets.STREAMS}"
         ),

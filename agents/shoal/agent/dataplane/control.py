@@ -36,14 +36,10 @@ class FrontConfig:
     node: str
     # Region of this agent, as in its certificate.
     region: str
-    # Address that the three ports listen on.
+    # Address that the data port and the metrics endpoint listen on.
     host: str
-    # Port for gRPC with mTLS: clients, other fronts, and requests between agents.
-    grpc_port: int
-    # Port for gRPC over TLS, for clients with a bearer token.
-    token_port: int
-    # Port for REST over TLS.
-    rest_port: int
+    # The data port: clients, other fronts, and requests between agents.
+    port: int
     # Path of this agent's certificate with chain, PEM.
     certificate: str
     # Path of the certificate's private key, PEM.

@@ -16,7 +16,6 @@ from shoal.agent.dataplane.compression import expand, expanded_size
 from shoal.agent.dataplane.exchange import Exchange
 from shoal.agent.dataplane.grpc_call import GrpcCall
 from shoal.agent.dataplane.ingress_admission import SMALL_BYTES, IngressAdmission
-from shoal.agent.dataplane.memory import MessageMemory
 from shoal.agent.dataplane.request import invalid, too_large
 from shoal.agent.dataplane.transport import (
     AGREEMENT_KEY,
@@ -88,21 +87,21 @@ class MethodHandler:
 class GrpcMethods:
     """Every method of a data port.
 
-    - `authorities`: CAs of the certificate that clients show; None: they send a bearer token.
+    - `admission`: the port's.
+    - `authorities`: CAs of the certificates that clients may show; None: certificates do not count.
     - `extra_methods`: further methods to answer, by service and name.
-    - `memory`: memory accounting of the process.
     """
 
     def __init__(
         self,
         service: InferenceService,
+        admission: IngressAdmission,
         authorities: Authorities | None = None,
         extra_methods: Mapping[str, Mapping[str, Method]] = NO_EXTRA_METHODS,
-        memory: MessageMemory | None = None,
     ) -> None:
         self._service = service
         self._authorities = authorities
-        self.admission = IngressAdmission(memory)
+        self.admission = admission
         self.handlers = {
             f"/{name}/{method}": handler
             for name, handlers in self._services(extra_methods).items()

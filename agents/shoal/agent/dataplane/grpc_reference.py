@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over grpcio: the reference that `grpc` is compared with, in tests and benchmarks.
+"""The Open Inference Protocol over grpcio: the reference that `data_port` is compared with, in tests and benchmarks.
 
 grpcio cannot request a client certificate and continue without one, hence a port for certificates and one for tokens.
 """
@@ -90,7 +90,7 @@ class _Call:
 
 
 class GrpcioTransport:
-    """Listens on one port. Parameters as `GrpcTransport`."""
+    """Listens on one port. Parameters as `DataPort`; authorities: None: clients send a bearer token."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class GrpcioTransport:
         memory: MessageMemory | None = None,
     ) -> None:
         self._service = service
-        self._methods = GrpcMethods(service, authorities, extra_methods, memory)
+        self._methods = GrpcMethods(service, IngressAdmission(memory), authorities, extra_methods)
         self._address = str(HostPort(host, port))
         self._tls = tls
         self._authorities = authorities
@@ -119,7 +119,7 @@ class GrpcioTransport:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call is inside that `leave` waits for."""
+        """Whether a call is inside that `stop` waits for."""
         return self._inside > 0
 
     async def start(self) -> int:
@@ -137,12 +137,7 @@ class GrpcioTransport:
         return port
 
     async def stop(self, grace_s: Seconds) -> None:
-        if self._server is not None:
-            await self._server.stop(grace_s)
-
-    async def leave(self, grace_s: Seconds) -> None:
-        """Refuse new calls until those inside have ended or `grace_s` is over; then the process exits with its
-        connections.
+        """Refuse new calls until those inside have ended or `grace_s` is over, and close.
 
         The library's own stop answers CANCELLED to calls that peers sent before they learned of it (grpc issue 41785),
         and clients do not retry those.
@@ -152,6 +147,8 @@ class GrpcioTransport:
         if self._inside:
             await wait_or_timeout(self._empty, grace_s)
         await asyncio.sleep(LAST_ANSWER_S)
+        if self._server is not None:
+            await self._server.stop(0.0)
 
     def _handler(self, path: str) -> "grpc.RpcMethodHandler[Any, Any]":
         """A streaming handler, though the method may be unary for its caller: only a stream lets this process read a

@@ -21,7 +21,7 @@ TIMEOUT_S: Final = 5.0
 """Seconds for one connection in total, as long as probes wait by default."""
 
 
-class HealthTransport:
+class HealthPort:
     """Listens on one port."""
 
     def __init__(self, is_live: Callable[[], bool], is_ready: Callable[[], bool], host: str, port: int) -> None:
@@ -46,9 +46,6 @@ class HealthTransport:
     async def stop(self, grace_s: Seconds) -> None:
         if self._server is not None:
             self._server.close()
-
-    async def leave(self, grace_s: Seconds) -> None:
-        """Keep answering to the end, because `ready` reports that a front drains."""
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = str(writer.get_extra_info("peername", ("",))[0])

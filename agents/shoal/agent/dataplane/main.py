@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,18 +21,17 @@ from shoal.agent import metrics
 from shoal.agent.dataplane import control, metering, tracing
 from shoal.agent.dataplane.caller_auth import CallerAuth
 from shoal.agent.dataplane.control import FrontConfig
+from shoal.agent.dataplane.data_port import DataPort
 from shoal.agent.dataplane.forward_auth import ForwardAuth
 from shoal.agent.dataplane.front import DataPlane
 from shoal.agent.dataplane.front_settings import FrontSettings
-from shoal.agent.dataplane.grpc import GrpcTransport
 from shoal.agent.dataplane.grpc_methods import Method
-from shoal.agent.dataplane.health import HealthTransport
+from shoal.agent.dataplane.health import HealthPort
 from shoal.agent.dataplane.memory import COPIES, MessageMemory, budget_bytes
-from shoal.agent.dataplane.rest import RestTransport
 from shoal.agent.dataplane.session_handover import HandoverReceiver
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.tracing import Tracer
-from shoal.agent.dataplane.transport import TlsFiles, Transport
+from shoal.agent.dataplane.transport import TlsFiles
 from shoal.agent.dataplane.trust import Authorities
 from shoal.agent.dataplane.upstream import SESSIONS_SERVICE, WITNESS_SERVICE, PeerClients, WorkerClients
 from shoal.agent.dataplane.verification_source import VerificationSourceService
@@ -99,17 +97,10 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
     callers = CallerAuth(config.region, config.node, dates_at, forwards)
     plane = DataPlane(settings, clock, workers, peers, callers, sessions, witnesses.captures, tracer)
     beside = {WITNESS_SERVICE: _verification_methods(witnesses), SESSIONS_SERVICE: _session_methods(sessions.receiver)}
-    health = (
-        ()
-        if config.health_port is None
-        else (HealthTransport(plane.live, lambda: plane.is_ready, config.health_host, config.health_port),)
-    )
-    transports: tuple[Transport, ...] = (
-        GrpcTransport(plane, config.host, config.grpc_port, tls, authorities, beside, memory),
-        GrpcTransport(plane, config.host, config.token_port, tls, memory=memory),
-        RestTransport(plane, config.host, config.rest_port, tls, memory),
-        *health,
-    )
+    health = None
+    if config.health_port is not None:
+        health = HealthPort(plane.live, lambda: plane.is_ready, config.health_host, config.health_port)
+    port = DataPort(plane, config.host, config.port, tls, authorities, beside, memory)
     stages = _Lifecycle()
     server = FrameServer(
         config.socket_path(),
@@ -133,13 +124,14 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
         await asyncio.wait((over, configured), return_when=asyncio.FIRST_COMPLETED)
         if not over.done():
             # Not earlier: a front without routes would answer MODEL_NOT_FOUND for every workload.
-            for transport in transports:
-                await transport.start()
+            await port.start()
+            if health is not None:
+                await health.start()
             stages.listening.set()
-            _log.info("front_listening", grpc=config.grpc_port, token=config.token_port, rest=config.rest_port)
+            _log.info("front_listening", port=config.port)
             await over
         plane.drain()
-        await asyncio.gather(*(transport.leave(Seconds(config.drain_s)) for transport in transports))
+        await port.stop(Seconds(config.drain_s))  # until then the health port says that this front drains
     finally:
         over.cancel()
         configured.cancel()
@@ -151,8 +143,6 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
         await workers.close()
         await peers.close()
         config.record_path().unlink(missing_ok=True)
-    sys.stderr.flush()
-    os._exit(0)  # before the transports are collected: they cannot stop without errors (`GrpcTransport.leave`)
 
 
 class _Lifecycle:

@@ -373,7 +373,7 @@ class FrontProcess:
     def _reserve_ports(self, config: FrontConfig) -> FrontConfig:
         """Raises ShoalError(CONFLICT)."""
         ports = {}
-        hosts: dict[str, str] = dict.fromkeys(("grpc_port", "token_port", "rest_port"), config.host)
+        hosts: dict[str, str] = {"port": config.host}
         if config.health_port is not None:
             hosts["health_port"] = config.health_host
         for name, host in hosts.items():
@@ -406,9 +406,7 @@ def _restart_error() -> ShoalError:
 def _is_same(asked: FrontConfig, running: FrontConfig) -> bool:
     """Whether `running` matches `asked`, where a port of 0 matches any."""
     ports = {
-        name: getattr(running, name)
-        for name in ("grpc_port", "token_port", "rest_port", "metrics_port", "health_port")
-        if getattr(asked, name) == 0
+        name: getattr(running, name) for name in ("port", "metrics_port", "health_port") if getattr(asked, name) == 0
     }
     return replace(asked, **ports) == running
 

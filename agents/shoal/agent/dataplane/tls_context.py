@@ -9,24 +9,16 @@ from shoal.wire.tls_files import NO_CHECK_TIME
 
 
 class ServerTls:
-    """Contexts for the handshakes of one port.
+    """Contexts for the handshakes of one port, whose clients may show a certificate.
 
-    alpn: protocols that it speaks, the preferred first. client_certificate: whether clients must show one, may, or are
-    not asked. authorities: other regions' CAs are trusted too.
+    alpn: protocols that it speaks, the preferred first. authorities: other regions' CAs are trusted too.
     """
 
-    def __init__(
-        self,
-        tls: TlsFiles,
-        alpn: Sequence[str],
-        client_certificate: ssl.VerifyMode,
-        authorities: Authorities | None = None,
-    ) -> None:
+    def __init__(self, tls: TlsFiles, alpn: Sequence[str], authorities: Authorities) -> None:
         self._tls = tls
         self._alpn = tuple(alpn)
-        self._client_certificate = client_certificate
         self._authorities = authorities
-        self._stamp: tuple[tuple[int, ...], Handshake | None] | None = None
+        self._stamp: tuple[tuple[int, ...], Handshake] | None = None
         self._context: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext:
@@ -35,7 +27,7 @@ class ServerTls:
         Raises OSError (including ssl.SSLError) where no context could be made before.
         """
         try:
-            stamp = self._tls.stamp(), None if self._authorities is None else self._authorities.handshake
+            stamp = self._tls.stamp(), self._authorities.handshake
             if stamp != self._stamp:
                 self._context = self._build(stamp[1])
                 self._stamp = stamp
@@ -45,16 +37,15 @@ class ServerTls:
         assert self._context is not None
         return self._context
 
-    def _build(self, others: Handshake | None) -> ssl.SSLContext:
+    def _build(self, others: Handshake) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(self._tls.certificate, self._tls.key)
         context.set_alpn_protocols(list(self._alpn))
-        if self._client_certificate is not ssl.CERT_NONE:
-            context.load_verify_locations(self._tls.authority)
-            if others is not None and others.pem:
-                context.load_verify_locations(cadata=others.pem.decode())
-            context.verify_mode = self._client_certificate
-            # Dates are checked for each call, by the time that this node trusts: its machine's clock may be years off.
-            context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | NO_CHECK_TIME)
+        context.load_verify_locations(self._tls.authority)
+        if others.pem:
+            context.load_verify_locations(cadata=others.pem.decode())
+        context.verify_mode = ssl.CERT_OPTIONAL
+        # Dates are checked for each call, by the time that this node trusts: its machine's clock may be years off.
+        context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | NO_CHECK_TIME)
         return context

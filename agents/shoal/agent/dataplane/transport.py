@@ -1,6 +1,6 @@
 """The interface between the transports of the Open Inference Protocol and the service that answers.
 
-A transport (gRPC, REST) listens, finds each call's caller and deadline, and passes the call to the `InferenceService`.
+A transport (gRPC, REST) finds each call's caller and deadline, and passes the call to the `InferenceService`.
 Errors of the service become statuses of the protocol. `tests/contract/dataplane` tests every transport against this
 module.
 """
@@ -147,20 +147,6 @@ class InferenceService(Protocol):
     async def infer(self, call: InboundCall, request: bytes) -> bytes:
         """Answer a serialized ModelInferRequest with a serialized ModelInferResponse. Cancelled when the caller
         disconnects."""
-        ...
-
-
-class Transport(Protocol):
-    async def start(self) -> int:
-        """Listen; return the port. Raises OSError."""
-        ...
-
-    async def stop(self, grace_s: Seconds) -> None:
-        """Accept nothing new, and return when the calls inside have ended, or after `grace_s`."""
-        ...
-
-    async def leave(self, grace_s: Seconds) -> None:
-        """As `stop`, for a process that exits right after: it cancels no call of a client."""
         ...
 
 

@@ -36,12 +36,8 @@ class AgentConfig:
     link: str
     # host:port of the region's MQTT broker. Empty: the address from enrolment, which may be empty too.
     mqtt: str
-    # Listens for gRPC requests with a client certificate.
-    grpc: HostPort
-    # Listens for REST requests.
-    rest: HostPort
-    # Listens for gRPC requests with a bearer token.
-    token: HostPort
+    # The data port: listens for requests over gRPC and REST.
+    listen: HostPort
     # Listens for Prometheus scrapes of the supervisor, over mTLS.
     metrics: HostPort
     # Listens for Prometheus scrapes of the front, over mTLS.
@@ -74,18 +70,18 @@ class AgentConfig:
     otlp: str = ""
     # Share of the requests entering here that are traced, 0 to 1.
     trace_ratio: float = 0.0
-    # Listens for health probes over plain HTTP. None: `rest` alone answers them.
+    # Listens for health probes over plain HTTP. None: `listen` alone answers them.
     health: HostPort | None = None
     # Memory limit of the front process in bytes. 0: the limit of the machine and its cgroups.
     front_memory: Bytes = Bytes(0)
 
     def __post_init__(self) -> None:
-        hosts = {self.grpc.host, self.rest.host, self.token.host, self.front_metrics.host}
+        hosts = {self.listen.host, self.front_metrics.host}
         if len(hosts) != 1:
             raise refuse(
                 Code.FIELD_INVALID,
                 " and ".join(sorted(hosts)),
-                "one host for --grpc, --rest, --token-port and --front-metrics",
+                "one host for --listen and --front-metrics",
                 "listen on one address, or on 0.0.0.0",
             )
 
@@ -155,9 +151,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a join token for a machine that is no member yet: it joins at --enrol, then serves",
     )
-    _option(run, "--grpc", type=_address, default="127.0.0.1:8001", help="HOST:PORT for requests, client certificate")
-    _option(run, "--rest", type=_address, default="127.0.0.1:8000", help="HOST:PORT for requests over REST")
-    _option(run, "--token-port", type=_address, default="127.0.0.1:8002", help="HOST:PORT for requests, bearer token")
+    _option(
+        run,
+        "--listen",
+        type=_address,
+        default="127.0.0.1:8001",
+        metavar="HOST:PORT",
+        help="the data port: requests over gRPC and REST, with a client certificate or a bearer token",
+    )
     _option(run, "--metrics", type=_address, default="127.0.0.1:9464", help="HOST:PORT for Prometheus, mTLS")
     _option(
         run,
@@ -172,7 +173,7 @@ def parser() -> argparse.ArgumentParser:
         type=_address_or_none,
         default="",
         metavar="HOST:PORT",
-        help="/v2/health/live and /v2/health/ready over plain HTTP, for probes; default: on --rest alone",
+        help="/v2/health/live and /v2/health/ready over plain HTTP, for probes; default: on --listen alone",
     )
     _option(
         run,
@@ -375,9 +376,7 @@ def make_config(parsed: argparse.Namespace) -> AgentConfig:
         enrol=parsed.enrol,
         link=parsed.link,
         mqtt=parsed.mqtt,
-        grpc=parsed.grpc,
-        rest=parsed.rest,
-        token=parsed.token_port,
+        listen=parsed.listen,
         metrics=parsed.metrics,
         front_metrics=parsed.front_metrics,
         advertise=parsed.advertise,

@@ -124,17 +124,17 @@ def _enrol_address(name: str) -> str:
 @connection
 def client(folder: Path, tenant: str, context: str, region: str) -> None:
     """Have what a client of the tenant's workloads needs in FOLDER: cert.pem, key.pem, ca.pem, and a bearer token in
-    `bearer`. Prints the gateway's address for gRPC, alone on standard output.
+    `bearer`. Prints the address of the gateway's data port, alone on standard output.
 
     Files that are there and good for a while are left as they are.
     """
     with connect(context, region) as api:
         client_files(api, _enrol_address(context), folder, tenant)
-        address = api.context.gateway_grpc or next(iter(api.who_am_i().gateways_grpc), "")
+        address = api.context.gateway or next(iter(api.who_am_i().gateways), "")
     if not address:
         raise refuse(Code.NOT_FOUND, "the region has no gateway that is ready", "one", "shoal-agent run --role gateway")
     print(address)
-    note(f"{folder}: files of a client of tenant {tenant}, and the address of its gateway's gRPC above")
+    note(f"{folder}: files of a client of tenant {tenant}, and the address of its gateway above")
 
 
 @context.command()

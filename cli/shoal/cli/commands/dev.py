@@ -107,9 +107,7 @@ def show_up(found: RunningStack) -> None:
         line(f"emulated devices run {found.stack.time_scale:g} times slower than the real ones")
     gateway = found.stack.gateways[0].addresses
     client = Path(found.client.folder)
-    line(
-        f"gateway   gRPC {gateway['grpc']} (certificate) or {gateway['token']} (bearer token)   REST {gateway['rest']}"
-    )
+    line(f"gateway   {gateway['data']}: gRPC and REST, with a client certificate or a bearer token")
     line(f"client    {client}: cert.pem, key.pem, ca.pem; bearer token in {found.bearer.name}")
     line(f"link      {stack.coordinator_addresses('link')}: agents and operators")
     enrolment = stack.coordinator_addresses("enrol")

@@ -30,7 +30,7 @@ _MAX_ID_DIGITS: Final = 19
     help=".npz (one array an input), .npy (the only input), or .json (the protocol's request).",
 )
 @click.option("--save", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
-@click.option("--gateway", default="", metavar="HOST:PORT", help="REST address. [default: the region's]")
+@click.option("--gateway", default="", metavar="HOST:PORT", help="Data port of a gateway. [default: the region's]")
 @click.option("--trace", "traced", is_flag=True, help="Have its spans kept, for `shoal trace`; as an operator.")
 @click.option("--sequence", default="", metavar="ID", help="Of a workload with sessions: a step of this one.")
 @click.option("--start", is_flag=True, help="The first step of the sequence.")
@@ -100,10 +100,10 @@ def _preview(value: Array) -> str:
 
 def gateway_of(context: Context) -> str:
     """The context's gateway, else the first that the coordinator lists."""
-    if context.gateway_rest:
-        return context.gateway_rest
+    if context.gateway:
+        return context.gateway
     with RegionClient(context) as api:
-        found = api.who_am_i().gateways_rest
+        found = api.who_am_i().gateways
     if not found:
         raise refuse(Code.NOT_FOUND, "the region has no gateway that is ready", "one", "shoal-agent run --role gateway")
     return found[0]

@@ -332,7 +332,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("+EPOCH", lambda row: str(row.epoch)),
         ("+DESIRED", lambda row: str(row.desired.generation)),
         ("+OBSERVED", lambda row: str(row.observed.generation)),
-        ("+DATA PORT", lambda row: row.node.grpc_address),
+        ("+DATA PORT", lambda row: row.node.data_address),
         ("+CERTIFICATE UNTIL", lambda row: when(row.certificate_expires_at)),
         ("+LABELS", lambda row: " ".join(f"{k}={v}" for k, v in sorted(row.node.labels.items())) or "-"),
     ),

@@ -291,9 +291,7 @@ class SimCluster:
             memory_bytes=Bytes(64 * GIB),
             memory_limit_bytes=Bytes(64 * GIB),
             devices=(),
-            grpc_address=f"{machine.name}:8001",
-            rest_address=f"{machine.name}:8000",
-            token_address=f"{machine.name}:8002",
+            data_address=f"{machine.name}:8001",
             metrics_address=f"{machine.name}:9000",
             boot_id=f"{machine.name}-{machine.boots}",
         )

@@ -331,9 +331,7 @@ def _node(region: str, name: str, chip: Chip | None) -> Node:
         memory_bytes=Bytes(64 << 30),
         memory_limit_bytes=Bytes(64 << 30),
         devices=() if chip is None else (chip.device,),
-        grpc_address=f"{name}.{region}:8001",
-        rest_address=f"{name}.{region}:8000",
-        token_address=f"{name}.{region}:8002",
+        data_address=f"{name}.{region}:8001",
         metrics_address=f"{name}.{region}:9000",
         boot_id=name,
     )

@@ -27,7 +27,7 @@ from shoal.types.route import Route
 from shoal.types.units import Bytes, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
-NODE = Node("edge-1", "eu", Role.AGENT, {}, "0", "linux", "x86_64", Bytes(1), Bytes(1), (), "", "", "", "", "boot")
+NODE = Node("edge-1", "eu", Role.AGENT, {}, "0", "linux", "x86_64", Bytes(1), Bytes(1), (), "", "", "boot")
 HELLO = Hello(NODE, "nonce-1", Version("h-1", 3, 10), OLDEST_PROTOCOL, Wall(1000.0), newest=PROTOCOL)
 WELCOME = Welcome(7, "nonce-1", "h-1", 3, Seconds(1.0), Wall(1000.0))
 

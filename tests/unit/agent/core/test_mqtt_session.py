@@ -24,7 +24,7 @@ HEARTBEAT_S = Seconds(1.0)
 CODEC = UnsignedRegionCodec()
 WELCOME = Welcome(EPOCH, NONCE, "h", 1, HEARTBEAT_S, Wall(0.0))
 HELLO = Hello(
-    Node(NAME, REGION, Role.AGENT, {}, "1", "x", "x", Bytes(1), Bytes(1), (), "a:1", "a:2", "a:3", "a:4", "boot"),
+    Node(NAME, REGION, Role.AGENT, {}, "1", "x", "x", Bytes(1), Bytes(1), (), "a:1", "a:4", "boot"),
     NONCE, Version("h", 1, 5), 1, Wall(0.0),
 )  # fmt: skip
 ENDING = Refusal(Code.CERT_REVOKED, "serial 7", "one that stands", "enrol again")

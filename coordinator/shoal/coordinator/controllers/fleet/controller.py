@@ -149,7 +149,7 @@ class FleetController:
                 "one agent for each identity",
                 "stop the other agent, or enrol this one under its own name",
             )
-            if self._duplicates.on_refused_hello(node, peer or hello.node.grpc_address):
+            if self._duplicates.on_refused_hello(node, peer or hello.node.data_address):
                 await self._fence.note(LogEvent(Code.DUPLICATE_IDENTITY, node, refusal.words, node=node))
             return refusal
         if (denied := check_declared_labels(hello.node.labels)) is not None:
@@ -180,7 +180,7 @@ class FleetController:
             )
         self.fleet = self._with_session(hello, epoch, wall)
         self.unsent.add(node)
-        self._duplicates.on_session(node, peer or hello.node.grpc_address)
+        self._duplicates.on_session(node, peer or hello.node.data_address)
         self._on_change()
         return Welcome(
             epoch,

@@ -402,7 +402,7 @@ def _with_migration_instructions(
             state = fleet.nodes.get(target.node)
             if state is not None:
                 handovers[source.assignment] = Handover(
-                    migration.id, target.assignment, target.node, state.node.grpc_address
+                    migration.id, target.assignment, target.node, state.node.data_address
                 )
                 sources[target.assignment] = SessionSource(migration.id, source.node)
         if _has_lost_source(migration) and migration.target is not None and has_answers(migration.rule):
@@ -550,7 +550,7 @@ def _verification(migration: Migration, fleet: Fleet, limits: MigrationLimits, r
         _base_verification(migration.id, rule, source.precision, precision, limits),
         source=source.assignment if asks else "",
         source_node=source.node if asks else "",
-        source_address=state.node.grpc_address if asks and state is not None else "",
+        source_address=state.node.data_address if asks and state is not None else "",
     )
 
 

@@ -50,12 +50,12 @@ def tables(
             share = shares.get(assignment.id, 1.0)
             if share > 0 and state is not None and _serves(state, assignment, known):
                 endpoint = Endpoint(
-                    assignment.id, node, EndpointKind.AGENT, state.node.grpc_address, share, _state_of(assignment)
+                    assignment.id, node, EndpointKind.AGENT, state.node.data_address, share, _state_of(assignment)
                 )
                 endpoints.setdefault(assignment.workload, []).append(endpoint)
             elif assignment.session and state is not None and _may_keep_sessions(state, assignment, known):
                 endpoint = Endpoint(
-                    assignment.id, node, EndpointKind.AGENT, state.node.grpc_address, 0.0, EndpointState.READY
+                    assignment.id, node, EndpointKind.AGENT, state.node.data_address, 0.0, EndpointState.READY
                 )
                 keeping.setdefault(assignment.workload, []).append(endpoint)
     after = dict[str, RouteTable]()
@@ -159,7 +159,7 @@ def shares_of(moves: Sequence[Move]) -> Mapping[str, float]:
 def gateways(fleet: Fleet) -> tuple[GatewayRef, ...]:
     """This region's gateways by name, without lost or revoked ones: those that another region may connect to."""
     return tuple(
-        GatewayRef(state.name, state.node.grpc_address)
+        GatewayRef(state.name, state.node.data_address)
         for state in _gateways(fleet)
         if not state.revoked and (state.liveness is not Liveness.LOST or state.link_lost)
     )
@@ -233,7 +233,7 @@ def _gateway_endpoints(agreement: str, own: Sequence[NodeState], known: RouteTab
             f"{agreement}/{state.name}",
             state.name,
             EndpointKind.GATEWAY,
-            state.node.grpc_address,
+            state.node.data_address,
             1.0,
             EndpointState.READY,
         )

@@ -43,7 +43,7 @@ E = TypeVar("E")
 
 
 def hello(nonce: str, name: str = NAME) -> Hello:
-    node = Node(name, REGION, Role.AGENT, {}, "1", "x", "x", Bytes(1), Bytes(1), (), "a:1", "a:2", "a:3", "a:4", "b")
+    node = Node(name, REGION, Role.AGENT, {}, "1", "x", "x", Bytes(1), Bytes(1), (), "a:1", "a:4", "b")
     return Hello(node, nonce, None, 1, Wall(0.0))
 
 
