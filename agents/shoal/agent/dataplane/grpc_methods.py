@@ -4,7 +4,7 @@ Inference requests and answers pass as bytes; only the small calls are parsed he
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -265,10 +265,8 @@ class GrpcMethods:
         """A method with one request and one answer of any size."""
 
         async def answer(carried: GrpcCall) -> bytes:
-            held = ExitStack()
-            carried.add_done_callback(held.close)
             try:
-                return await self._answer_whole(method, carried, held)
+                return await self._answer_whole(method, carried)
             except ShoalError as error:
                 drop_tracebacks(error)
                 raise
@@ -281,18 +279,20 @@ class GrpcMethods:
 
         return MethodHandler(answer, is_unary=True)
 
-    async def _answer_whole(self, method: Method, carried: GrpcCall, held: ExitStack) -> bytes:
-        """`held` is closed when the caller has read the answer. Raises ShoalError."""
+    async def _answer_whole(self, method: Method, carried: GrpcCall) -> bytes:
+        """Raises ShoalError."""
         call = self.inbound_call(carried)
-        payer = method.admit(call) or call.caller
-        held.enter_context(self.admission.call(call.caller))
+        caller = call.caller
+        payer = method.admit(call) or caller
+        place = self.admission.call(caller)
+        carried.add_done_callback(place.leave)  # when the caller has read the answer
         request = await self._read_whole(carried, call, payer)
         size = expanded_size(request, MAX_MESSAGE)
-        with self.admission.hold_request(call.caller, size, payer):
+        with self.admission.hold_request(caller, size, payer):
             request = await expand(request, size)
             answer = await method.answer(call, request)
             del request
-        held.enter_context(self.admission.hold_answer(call.caller, len(answer), payer))
+        place.hold_answer(len(answer), payer)
         return answer
 
     async def _read_whole(self, carried: GrpcCall, call: InboundCall, payer: str) -> bytes:
@@ -314,7 +314,7 @@ class GrpcMethods:
         continues. Raises ShoalError."""
         call = self.inbound_call(carried)
         payer = self._service.admit(call)
-        with self.admission.call(call.caller, stream=True):
+        with self.admission.call(call.caller, stream=True) as place:
             while True:
                 async with self.admission.stream_read(call.caller):
                     with _size_refusals():
@@ -326,8 +326,9 @@ class GrpcMethods:
                     answering = self._answer_one(self.inbound_call(carried), request, size)
                     del request  # if it is compressed, it is freed as soon as it is expanded
                     answer = await answering
-                with self.admission.hold_answer(call.caller, len(answer), payer):
-                    await carried.write(answer)
+                place.hold_answer(len(answer), payer)
+                await carried.write(answer)
+                place.release_answer()
 
     async def _answer_one(self, call: InboundCall, request: bytes, size: int) -> bytes:
         """`size` is the request's size once expanded."""

@@ -10,10 +10,10 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from shoal.agent.dataplane.memory import MessageMemory, shed_refusal
+from shoal.agent.dataplane.memory import MemoryCharge, MessageMemory, shed_refusal
 from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused
 from shoal.host.event_wait import wait_or_timeout
 from shoal.types.codes import Code, Refusal, refuse
@@ -148,8 +148,19 @@ class _FirstReads:
             self._read_ended.set()
 
 
+class _CallerReads:
+    """Messages of one caller that do not arrive at once."""
+
+    def __init__(self) -> None:
+        self.slots = _ReadSlots(READ_SLOTS_PER_CALLER)
+        """For inference requests."""
+        self.small_slots = _ReadSlots(READ_SLOTS_PER_CALLER)
+        """For requests of other methods."""
+        self.first = _FirstReads()
+
+
 @dataclass(slots=True)
-class _CallerUsage:
+class CallerUsage:
     """What one caller holds now."""
 
     # Open calls.
@@ -158,12 +169,14 @@ class _CallerUsage:
     streams: int = 0
     # Bytes of answers that it has not read yet.
     unread_bytes: int = 0
-    # Read slots for inference requests.
-    slots: _ReadSlots = field(default_factory=lambda: _ReadSlots(READ_SLOTS_PER_CALLER))
-    # Read slots for requests of other methods.
-    small_slots: _ReadSlots = field(default_factory=lambda: _ReadSlots(READ_SLOTS_PER_CALLER))
-    # Pacing of reads until its first message has arrived.
-    first_reads: "_FirstReads" = field(default_factory=lambda: _FirstReads())
+    # Its reads; None before the first, because most requests are there when they are read.
+    known_reads: _CallerReads | None = None
+
+    @property
+    def reads(self) -> _CallerReads:
+        if self.known_reads is None:
+            self.known_reads = _CallerReads()
+        return self.known_reads
 
 
 class IngressAdmission:
@@ -176,7 +189,7 @@ class IngressAdmission:
     def __init__(self, memory: MessageMemory | None = None) -> None:
         """`memory` is shared by all transports of a process; by default this one has its own."""
         self._memory = memory or MessageMemory()
-        self._usage: dict[str, _CallerUsage] = {}
+        self._usage: dict[str, CallerUsage] = {}
         self._slots = _ReadSlots(READ_SLOTS)
         self._small_slots = _ReadSlots(READ_SLOTS)
         self._calls = 0
@@ -184,10 +197,12 @@ class IngressAdmission:
         self._watches: dict[str, dict[asyncio.Timeout, None]] = {}
         """Watches by caller, the oldest first."""
 
-    @contextmanager
-    def call(self, caller: str, *, stream: bool = False) -> Iterator[None]:
-        """Count one call from its head to the last byte of its answer. Raises CallRefused(OVERLOADED)."""
-        held = self._usage.setdefault(caller, _CallerUsage())
+    def call(self, caller: str, *, stream: bool = False) -> "CallPlace":
+        """Count one call, from its head until it leaves its place: at the last byte of its answer. Raises
+        CallRefused(OVERLOADED)."""
+        held = self._usage.get(caller)
+        if held is None:
+            held = self._usage[caller] = CallerUsage()
         if held.calls >= CALLS_PER_CALLER:
             raise _overload(f"{held.calls} calls of this caller", f"at most {CALLS_PER_CALLER} at once")
         if self._calls >= CALLS:
@@ -199,14 +214,16 @@ class IngressAdmission:
         held.calls += 1
         held.streams += stream
         self._calls += 1
-        try:
-            yield
-        finally:
-            self._calls -= 1
-            held.calls -= 1
-            held.streams -= stream
-            if held.calls == 0:
-                del self._usage[caller]
+        return CallPlace(self, caller, held, is_stream=stream)
+
+    def leave(self, caller: str, *, stream: bool) -> None:
+        """Of `CallPlace`."""
+        held = self._usage[caller]
+        self._calls -= 1
+        held.calls -= 1
+        held.streams -= stream
+        if held.calls == 0:
+            del self._usage[caller]
 
     @contextmanager
     def anonymous(self, address: str) -> Iterator[None]:
@@ -271,24 +288,24 @@ class IngressAdmission:
         Raises ShoalError(TOO_SLOW) when the read takes too long, CallRefused(OVERLOADED) when there is no slot or no
         memory.
         """
-        held, memory, payer = self._usage[caller], self._memory, payer or caller
+        own, memory, payer = self._usage[caller].reads, self._memory, payer or caller
         async with AsyncExitStack() as inside:
-            mine = await inside.enter_async_context(held.slots.hold(caller))
+            mine = await inside.enter_async_context(own.slots.hold(caller))
             ours = await inside.enter_async_context(self._slots.hold(caller))
             if size is None and not memory.has_seen(caller):
-                await inside.enter_async_context(held.first_reads.turn(lambda: memory.has_seen(caller)))
+                await inside.enter_async_context(own.first.turn(lambda: memory.has_seen(caller)))
             expected = memory.expected_bytes(caller) if size is None else size
             await memory.wait_for_room(payer, expected, SLOT_WAIT_S)
             with memory.hold_expected(caller, payer, size):
                 limit_s = GRACE_S if mine or ours else max_s
-                async with self._read_limit(caller, limit_s, (held.slots, self._slots)):
+                async with self._read_limit(caller, limit_s, (own.slots, self._slots)):
                     yield
 
     @asynccontextmanager
     async def small_read_slot(self, caller: str) -> AsyncIterator[None]:
         """As `read_slot`, for a method with small requests. Its slots are separate, so that these do not delay
         inferences."""
-        own, shared = self._usage[caller].small_slots, self._small_slots
+        own, shared = self._usage[caller].reads.small_slots, self._small_slots
         async with own.hold(caller), shared.hold(caller), self._read_limit(caller, SMALL_S, (own, shared)):
             yield
 
@@ -313,26 +330,62 @@ class IngressAdmission:
                 raise shed_refusal() from error
             raise refuse(Code.TOO_SLOW, "a message that does not arrive", "bytes in time", "send it faster") from error
 
-    @contextmanager
-    def hold_request(self, caller: str, size: int, payer: str = "") -> Iterator[None]:
+    def hold_request(self, caller: str, size: int, payer: str = "") -> MemoryCharge:
         """Charge a request of `size` bytes, inside `call`, until it is answered. Raises CallRefused(OVERLOADED)."""
         self._memory.record_size(caller, size)
-        with self._memory.hold(payer or caller, size):
-            yield
+        return self._memory.hold(payer or caller, size)
 
-    @contextmanager
-    def hold_answer(self, caller: str, size: int, payer: str = "") -> Iterator[None]:
-        """Charge an answer of `size` bytes, inside `call`, while it is sent. Raises CallRefused(OVERLOADED)."""
-        held = self._usage[caller]
+    def hold_answer(self, held: CallerUsage, size: int, payer: str) -> MemoryCharge:
+        """Of `CallPlace`."""
         if held.unread_bytes and held.unread_bytes + size > BYTES_PER_CALLER:
             found = f"{held.unread_bytes} bytes of answers that this caller does not take"
             raise _overload(found, f"at most {BYTES_PER_CALLER}")
-        with self._memory.hold(payer or caller, size):
-            held.unread_bytes += size
-            try:
-                yield
-            finally:
-                held.unread_bytes -= size
+        charge = self._memory.hold(payer, size)
+        held.unread_bytes += size
+        return charge
+
+
+class CallPlace:
+    """The place of one call, until `leave` or the end of its context."""
+
+    __slots__ = ("_admission", "_answer", "_answer_bytes", "_caller", "_has_left", "_held", "_is_stream")
+
+    def __init__(self, admission: IngressAdmission, caller: str, held: CallerUsage, *, is_stream: bool) -> None:
+        self._admission = admission
+        self._caller = caller
+        self._held = held
+        self._is_stream = is_stream
+        self._answer: MemoryCharge | None = None
+        self._answer_bytes = 0
+        self._has_left = False
+
+    def hold_answer(self, size: int, payer: str = "") -> None:
+        """Charge an answer of `size` bytes while it is sent: until `release_answer`, or the place is left. Raises
+        CallRefused(OVERLOADED)."""
+        if self._has_left:
+            return  # nobody reads the answer
+        self._answer = self._admission.hold_answer(self._held, size, payer or self._caller)
+        self._answer_bytes = size
+
+    def release_answer(self) -> None:
+        """Idempotent."""
+        if self._answer is not None:
+            self._answer.release()
+            self._answer = None
+            self._held.unread_bytes -= self._answer_bytes
+
+    def leave(self) -> None:
+        """Idempotent."""
+        if not self._has_left:
+            self._has_left = True
+            self.release_answer()
+            self._admission.leave(self._caller, stream=self._is_stream)
+
+    def __enter__(self) -> "CallPlace":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
 
 def _overload(found: str, asked: str) -> CallRefused:

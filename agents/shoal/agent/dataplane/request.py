@@ -77,9 +77,10 @@ class InferRequestHead:
 
 def parse_request(request: bytes) -> InferRequestHead:
     """Raises ShoalError(INVALID_ARGUMENT | FIELD_TOO_MANY | TOO_LARGE | UNIMPLEMENTED)."""
-    refusal = check_counts(_REQUEST, request, LIMITS)
-    if refusal is not None:
-        raise ShoalError(refusal) if refusal.code is Code.FIELD_TOO_MANY else _no_request()
+    if len(request) > MAX_TENSORS:  # else it cannot have more of anything than the smallest limit
+        refusal = check_counts(_REQUEST, request, LIMITS)
+        if refusal is not None:
+            raise ShoalError(refusal) if refusal.code is Code.FIELD_TOO_MANY else _no_request()
     head, _ = _split(request)
     if len(head) > max(MAX_HEAD, INLINE_BYTES):
         raise too_large(f"{len(head)} bytes of a request beside its tensors' contents", MAX_HEAD)
@@ -87,28 +88,38 @@ def parse_request(request: bytes) -> InferRequestHead:
         message = oip.ModelInferRequest.FromString(head)
     except DecodeError as error:
         raise _no_request() from error
-    if not message.model_name:
+    model = message.model_name
+    if not model:
         raise invalid("no model name", "the name of a workload")
     expanded = 0
     for tensor in message.inputs:
         expanded += elements(tensor.shape, tensor.name) * item_bytes(tensor.datatype, tensor.name)
         if expanded > INFER_BYTES:
             raise too_large(f"inputs of at least {expanded} bytes")
-    tensors: tuple[_Tensor, ...] = (*message.inputs, *message.outputs)
-    for parameters in (tensor.parameters for tensor in tensors):
-        if any(name.startswith("shared_memory") for name in parameters):
-            raise refuse(Code.UNIMPLEMENTED, "shared memory", "tensors in the request", "send the bytes themselves")
+        _check_parameters(tensor)
+    for output in message.outputs:
+        _check_parameters(output)
+    parameters = message.parameters
+    if not parameters:
+        return InferRequestHead(model, message.model_version, message.id, "", None)
     return InferRequestHead(
-        model=message.model_name,
+        model=model,
         version=message.model_version,
         id=message.id,
-        session=_session(message.parameters),
-        timeout_s=_timeout(message.parameters),
-        start=_flag(message.parameters, "sequence_start"),
-        end=_flag(message.parameters, "sequence_end"),
-        step=_step(message.parameters),
-        wants_final=_flag(message.parameters, "triton_enable_empty_final_response"),
+        session=_session(parameters),
+        timeout_s=_timeout(parameters),
+        start=_flag(parameters, "sequence_start"),
+        end=_flag(parameters, "sequence_end"),
+        step=_step(parameters),
+        wants_final=_flag(parameters, "triton_enable_empty_final_response"),
     )
+
+
+def _check_parameters(tensor: _Tensor) -> None:
+    """Raises ShoalError(UNIMPLEMENTED) for a reference to shared memory."""
+    parameters = tensor.parameters
+    if parameters and any(name.startswith("shared_memory") for name in parameters):
+        raise refuse(Code.UNIMPLEMENTED, "shared memory", "tensors in the request", "send the bytes themselves")
 
 
 def fingerprint(request: bytes, of: str = "") -> bytes:

@@ -228,7 +228,7 @@ class RestMethods:
     async def _infer(self, request: RestRequest, name: str, held: ExitStack) -> RestResponse:
         payer = self._service.admit(request.call)
         caller = request.call.caller
-        held.enter_context(self._admission.call(caller))
+        place = held.enter_context(self._admission.call(caller))
         request.carrier.on_admitted()
         size = _declared_bytes(request, MAX_MESSAGE)
         async with self._admission.read_slot(caller, body_deadline_s(MAX_MESSAGE), size, payer):
@@ -241,7 +241,7 @@ class RestMethods:
             del message, steps, body
         shown = tensors.convert_response(answer, wanted)
         content, json_length = await self._conversions.run(caller, len(answer), shown)
-        held.enter_context(self._admission.hold_answer(caller, len(content), payer))
+        place.hold_answer(len(content), payer)
         if json_length is None:
             return RestResponse(200, content, {"content-type": "application/json"})
         headers = {"content-type": "application/octet-stream", _LENGTH_HEADER: str(json_length)}

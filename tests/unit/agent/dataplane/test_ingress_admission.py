@@ -16,6 +16,7 @@ from shoal.agent.dataplane.ingress_admission import (
     WATCHES_PER_CALLER,
     IngressAdmission,
 )
+from shoal.agent.dataplane.memory import MessageMemory
 from shoal.types.codes import Code, ShoalError
 
 
@@ -127,16 +128,20 @@ def test_calls_and_streams_are_counted_by_caller() -> None:
 
 
 def test_answers_that_are_not_read_are_bounded() -> None:
-    intake = IngressAdmission()
-    with intake.call("a"):
-        with intake.hold_answer("a", 2 * BYTES_PER_CALLER):
-            pass
-        with intake.hold_answer("a", BYTES_PER_CALLER - 1), intake.hold_answer("a", 1):
-            with pytest.raises(ShoalError) as refused, intake.hold_answer("a", 1):
-                pass
-            assert refused.value.code is Code.OVERLOADED
-        with intake.hold_answer("a", 1):
-            pass
+    memory = MessageMemory()
+    intake = IngressAdmission(memory)
+    with intake.call("a") as only:
+        only.hold_answer(2 * BYTES_PER_CALLER)
+    with intake.call("a") as one, intake.call("a") as other, intake.call("a") as third:
+        one.hold_answer(BYTES_PER_CALLER - 1)
+        other.hold_answer(1)
+        with pytest.raises(ShoalError) as refused:
+            third.hold_answer(1)
+        assert refused.value.code is Code.OVERLOADED
+        one.release_answer()
+        third.hold_answer(1)
+    third.hold_answer(1)
+    assert memory.held_bytes == 0, "a place that was left holds nothing"
 
 
 async def wait_for_news(intake: IngressAdmission, caller: str) -> Code:
