@@ -332,7 +332,7 @@ MUTATIONS = (
     Mutation(
         "draining-replica-gets-requests",
         "a draining endpoint gets new requests",
-        routing._in_state,
+        routing._open_endpoints,
         (("endpoint.assignment in here", "True"),),
         REQUESTS,
     ),

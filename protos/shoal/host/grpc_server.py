@@ -7,7 +7,7 @@ no more than one window (64 KiB), and from then on as much as the next message s
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
 import structlog
@@ -95,6 +95,8 @@ class CallHead:
     timeout_s: float | None
     # Why the call must fail; None: it need not.
     failure: CallFailure | None
+    # What was made of the metadata. Calls of one connection with equal headers share it.
+    memo: dict[str, object] = field(default_factory=dict)
 
 
 class ServerCall:
@@ -140,6 +142,11 @@ class ServerCall:
     @property
     def metadata(self) -> Mapping[str, str]:
         return self.head.metadata
+
+    @property
+    def memo(self) -> dict[str, object]:
+        """What was made of the metadata, by whatever made it. Calls of one connection with equal headers share it."""
+        return self.head.memo
 
     @property
     def message_bytes(self) -> int | None:

@@ -64,7 +64,7 @@ class WorkerClient(FrameClient):
 
     async def ask(self, body: bytes, *, origin: str = "test", deadline_s: float = 30.0) -> bytes:
         """The answer to a serialized request."""
-        answer = await self.infer(self.assignment, body, remaining_s=deadline_s, origin=origin, timeout=deadline_s + 5)
+        answer = await self.infer(self.assignment, body, deadline_s, origin, patience_s=5)
         return bytes(answer.payload)
 
 

@@ -15,6 +15,7 @@ from shoal.types.units import Elapsed, Seconds
 DEADLINE_REFUSAL: Final = Refusal(
     Code.DEADLINE_EXCEEDED, "the request's time is over", "an answer before its deadline", "allow more"
 )
+_NO_HISTORY: Final = AttemptHistory()
 NO_REPLICA_RETRY_S: Final = Seconds(1.0)
 """When a caller may retry that was refused for want of a replica."""
 
@@ -28,7 +29,7 @@ class RequestAttempts:
         self._route = route
         self._request = request
         self._seed = seed
-        self._history = AttemptHistory()
+        self._history = _NO_HISTORY
 
     def next_endpoint(self, now: Elapsed, is_connecting: Callable[[Endpoint], bool]) -> Endpoint | AdmissionRefusal:
         """The replica to try next, or why there is none. The caller hears of the last failure if there was one."""

@@ -64,6 +64,11 @@ def by_digest(credentials: Iterable[Credential]) -> dict[str, Credential]:
     return {credential.token_sha256: credential for credential in credentials}
 
 
+def credential_of(bearer: str, credentials: Credentials) -> Credential | None:
+    """What is known of the token; None: nobody was given it."""
+    return credentials.get(hashlib.sha256(bearer.encode()).hexdigest())
+
+
 def caller_of(
     call: InboundCall,
     credentials: Credentials,
@@ -178,7 +183,7 @@ def _by_certificate(
 
 
 def _by_token(call: InboundCall, credentials: Credentials, origin: str, wall: Wall) -> Caller:
-    credential = credentials.get(hashlib.sha256(call.bearer.encode()).hexdigest())
+    credential = credential_of(call.bearer, credentials)
     if credential is None:
         raise refuse(
             Code.TOKEN_INVALID,

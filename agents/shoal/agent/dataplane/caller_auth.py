@@ -1,15 +1,27 @@
 """Who calls this front, by the credentials and the certificates that its region configured."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from shoal.agent.dataplane.auth import INFER_ROLES, READ_ROLES, Caller, Credentials, by_digest, caller_of, check_revoked
+from shoal.agent.dataplane.auth import (
+    INFER_ROLES,
+    READ_ROLES,
+    Caller,
+    Credentials,
+    by_digest,
+    caller_of,
+    check_revoked,
+    credential_of,
+)
 from shoal.agent.dataplane.forward_auth import ForwardAuth, extras_of
 from shoal.agent.dataplane.transport import InboundCall
 from shoal.types.assignment import Credential, Forwarding, PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import Identity
 from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
 
@@ -26,8 +38,24 @@ class CallerRules:
     peers: Mapping[str, PeerTrust] = field(default_factory=dict)
 
 
+_KEPT_CALLERS: Final = 4096
+"""Callers that are remembered; an operator may act for any number of tenants."""
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownCaller:
+    """A caller, for as long as its certificate or its token is valid."""
+
+    caller: Caller
+    # Of its certificate; it keeps the object alive, by whose address the caller is found.
+    identity: Identity | None
+    not_before: Wall
+    not_after: Wall
+
+
 class CallerAuth:
-    """Authenticates callers, and counts the forwards that it refuses.
+    """Authenticates callers, and counts the forwards that it refuses. Who calls again is found by what it showed, until
+    the rules change or that expires.
 
     `origin` is the node's name: requests that enter here count under it. `dates_at` gives the time at which a
     certificate must be valid. `forward_auth` says who may forward here; None: everybody.
@@ -41,6 +69,8 @@ class CallerAuth:
         self._dates_at = dates_at
         self._forward_auth = forward_auth or ForwardAuth(region, origin, b"", dates_at)
         self._denied: Counter[str] = Counter()
+        self._known: dict[tuple[int, str, str, frozenset[Role]], _KnownCaller] = {}
+        """By address of the identity, token, claimed tenant and roles."""
         self.rules = CallerRules()
 
     def configure(
@@ -53,6 +83,7 @@ class CallerAuth:
         """Apply a complete configuration."""
         self._forward_auth.configure(forwarding)
         self.rules = CallerRules(by_digest(credentials), frozenset(revoked), {peer.region: peer for peer in peers})
+        self._known.clear()
 
     def denied_counts(self) -> tuple[tuple[str, int], ...]:
         """Refused forwards, by the front that sent them."""
@@ -69,10 +100,13 @@ class CallerAuth:
     def authenticate(self, call: InboundCall, roles: frozenset[Role] = INFER_ROLES) -> Caller:
         """The caller. A forward is accepted by `consume_forward`. Raises ShoalError, as `auth.caller_of`, and
         ShoalError(FORWARD_DENIED)."""
-        rules = self.rules
-        caller = caller_of(
-            call, rules.credentials, self._region, self._origin, self._dates_at(), roles, rules.revoked, rules.peers
-        )
+        rules, wall, key = self.rules, self._dates_at(), (id(call.identity), call.bearer, call.tenant, roles)
+        known = self._known.get(key)
+        if known is not None and not call.hop and known.not_before <= wall <= known.not_after:
+            return known.caller
+        caller = caller_of(call, rules.credentials, self._region, self._origin, wall, roles, rules.revoked, rules.peers)
+        if not call.hop:
+            self._keep(key, call, caller)
         if not caller.is_forwarded:
             return caller
         try:
@@ -81,6 +115,17 @@ class CallerAuth:
             self._denied[caller.name] += 1
             raise
         return replace(caller, workload=workload)
+
+    def _keep(self, key: tuple[int, str, str, frozenset[Role]], call: InboundCall, caller: Caller) -> None:
+        if call.identity is not None:
+            validity = call.identity.not_before, call.identity.not_after
+        else:
+            credential = credential_of(call.bearer, self.rules.credentials)
+            assert credential is not None
+            validity = Wall(-math.inf), credential.expires_at
+        if len(self._known) >= _KEPT_CALLERS:
+            self._known.clear()
+        self._known[key] = _KnownCaller(caller, call.identity, *validity)
 
     def authenticate_reader(self, call: InboundCall) -> Caller:
         """As `authenticate`, for a call that runs nothing. Raises also what `consume_forward` does."""

@@ -21,6 +21,12 @@ class GrpcCall(Protocol):
     def metadata(self) -> Mapping[str, str]: ...
 
     @property
+    def memo(self) -> dict[str, object]:
+        """What was made of the metadata, by whatever made it. Calls of one connection with equal metadata may share
+        it."""
+        ...
+
+    @property
     def message_bytes(self) -> int | None:
         """Bytes of the next message; None where the transport does not know yet."""
         ...

@@ -5,7 +5,7 @@ Inference requests and answers pass as bytes; only the small calls are parsed he
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import structlog
@@ -44,6 +44,8 @@ from shoal.types.units import Seconds
 from shoal.wire.field_limits import CountLimits, encode_field, parse
 
 SERVICE: Final = "inference.GRPCInferenceService"
+_CLAIMS: Final = "claims"
+"""Of a call's memo."""
 SMALL_LIMITS: Final = CountLimits(fields=256, repeated=64)
 """Limits for a request of any method but an inference."""
 NO_REPOSITORY_CONTROL: Final = Refusal(
@@ -348,25 +350,12 @@ class GrpcMethods:
 
         Raises ShoalError(CERT_NAME_INVALID | CERT_UNTRUSTED | REGION_MISMATCH | INVALID_ARGUMENT).
         """
-        said = carried.metadata
-        hop = said.get(HOP_KEY, "0")
-        if hop not in ("0", "1"):
-            raise refuse(Code.INVALID_ARGUMENT, f"{HOP_KEY} {hop!r:.40}", "0 or 1", "leave it out")
+        identity = self._identity(carried.certificate)
+        known = carried.memo.get(_CLAIMS)
+        if not isinstance(known, InboundCall) or known.identity is not identity:
+            known = carried.memo[_CLAIMS] = _claims(carried.metadata, identity)
         left = carried.remaining_s()
-        return InboundCall(
-            identity=self._identity(carried.certificate),
-            bearer=bearer_of(said),
-            tenant=said.get(TENANT_KEY, ""),
-            origin=said.get(ORIGIN_KEY, ""),
-            hop=int(hop),
-            request_id=check_request_id(said.get(REQUEST_KEY, "")),
-            remaining_s=None if left is None else Seconds(left),
-            agreement=said.get(AGREEMENT_KEY, ""),
-            step=said.get(STEP_KEY, "")[:128],
-            trace=said.get(TRACE_KEY, ""),
-            forward=said.get(FORWARD_KEY, "")[:512],
-            suspect=said.get(SUSPECT_KEY) == "1",
-        )
+        return known if left is None else replace(known, remaining_s=Seconds(left))
 
     def _identity(self, certificate: bytes | None) -> Identity | None:
         if self._authorities is None or not certificate:
@@ -418,6 +407,26 @@ def _require_message(request: bytes | None) -> bytes:
     if request is None:
         raise invalid("a call without a message", "a request")
     return request
+
+
+def _claims(said: Mapping[str, str], identity: Identity | None) -> InboundCall:
+    """A call without its deadline. Raises ShoalError(INVALID_ARGUMENT)."""
+    hop = said.get(HOP_KEY, "0")
+    if hop not in ("0", "1"):
+        raise refuse(Code.INVALID_ARGUMENT, f"{HOP_KEY} {hop!r:.40}", "0 or 1", "leave it out")
+    return InboundCall(
+        identity=identity,
+        bearer=bearer_of(said),
+        tenant=said.get(TENANT_KEY, ""),
+        origin=said.get(ORIGIN_KEY, ""),
+        hop=int(hop),
+        request_id=check_request_id(said.get(REQUEST_KEY, "")),
+        agreement=said.get(AGREEMENT_KEY, ""),
+        step=said.get(STEP_KEY, "")[:128],
+        trace=said.get(TRACE_KEY, ""),
+        forward=said.get(FORWARD_KEY, "")[:512],
+        suspect=said.get(SUSPECT_KEY) == "1",
+    )
 
 
 def bearer_of(metadata: Mapping[str, str]) -> str:

@@ -55,6 +55,7 @@ class _Call:
 
     def __init__(self, context: _Context) -> None:
         self._context = context
+        self.memo: dict[str, object] = {}
         self.is_received = False
         """Whether a message was read."""
         self.peer = str(context.peer())

@@ -88,7 +88,9 @@ class RequestMeter:
         count = self._count(workload, origin)
         count.answered += 1
         count.retried += attempts > 1
-        latency = self._latencies.setdefault(workload, _Latency())
+        latency = self._latencies.get(workload)
+        if latency is None:
+            latency = self._latencies[workload] = _Latency()
         latency.buckets[bisect.bisect_left(_BUCKETS, seconds)] += 1
         latency.seconds += seconds
         latency.newest_at = at
@@ -149,7 +151,10 @@ class RequestMeter:
             yield (workload.tenant, workload.name), Distribution(tuple(latency.buckets), latency.seconds)
 
     def _count(self, workload: WorkloadKey, origin: str) -> _Count:
-        return self._counts.setdefault((workload, origin), _Count())
+        count = self._counts.get((workload, origin))
+        if count is None:
+            count = self._counts[workload, origin] = _Count()
+        return count
 
 
 def readings(meter: RequestMeter, in_flight: int, ejected: int) -> MetricReadings:

@@ -8,7 +8,7 @@ import asyncio
 import json
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -31,7 +31,7 @@ from shoal.agent.dataplane.transport import (
     TlsFiles,
 )
 from shoal.agent.dataplane.trust import Authorities
-from shoal.agent.frames import ConnectionLost, FrameClient, FrameMessage, InferAnswer
+from shoal.agent.frames import ConnectionLost, FrameClient, FrameMessage
 from shoal.agent.ports import LocalWorker
 from shoal.agent.timeouts import within
 from shoal.host import file_descriptors
@@ -131,7 +131,8 @@ class WorkerClients:
 
     def __init__(self) -> None:
         self._workers: dict[str, LocalWorker] = {}
-        self._clients: dict[LocalWorker, FrameClient] = {}
+        self._connected: dict[str, _ConnectedWorker] = {}
+        """By assignment."""
         self._connecting: dict[LocalWorker, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -142,23 +143,27 @@ class WorkerClients:
     def configure(self, workers: Iterable[LocalWorker]) -> None:
         """Set the workers. A removed worker finishes its requests; then its connection is closed."""
         self._workers = {worker.assignment: worker for worker in workers}
-        kept = set(self._workers.values())
-        for worker in [known for known in self._clients if known not in kept]:
-            self._connecting.pop(worker, None)
-            self._close_if_idle(self._clients.pop(worker))
+        for name, known in tuple(self._connected.items()):
+            if self._workers.get(name) != known.worker:
+                self._connecting.pop(known.worker, None)
+                del self._connected[name]
+                self._close_if_idle(known.client)
 
     async def infer(self, assignment: str, request: bytes, context: CallContext) -> bytes:
         """Raises AttemptFailed."""
         trace = context.attempt.traceparent if context.attempt is not None else ""
-        left = context.remaining_s
-
-        def ask(client: FrameClient) -> Awaitable[InferAnswer]:
-            return client.infer(assignment, request, remaining_s=left, origin=context.origin, trace=trace, timeout=left)
-
-        answer = await self._ask(assignment, ask)
+        at = self._connected.get(assignment)
+        if at is None or at.client.is_closed:
+            at = await self._connect(assignment)
+        try:
+            answer = await at.client.infer(assignment, request, context.remaining_s, context.origin, trace)
+        except ShoalError as error:
+            raise _failed_attempt(error) from error
+        finally:
+            self._after_call(at)
         if context.attempt is not None:
             context.attempt.add_worker_stages(answer.header)
-        return bytes(answer.payload)  # grpc takes nothing else; a small one is no copy
+        return bytes(answer.payload)  # a small one is no copy
 
     async def answer(self, assignment: str, request: bytes, context: CallContext) -> bytes:
         """As `infer`, for a comparison; it counts as no client's request. Raises AttemptFailed."""
@@ -173,8 +178,8 @@ class WorkerClients:
         )
 
     async def close(self) -> None:
-        for client in self._clients.values():
-            await client.close()
+        for each in self._connected.values():
+            await each.client.close()
         for task in tuple(self._tasks):
             task.cancel()
 
@@ -182,43 +187,42 @@ class WorkerClients:
         self, assignment: str, kind: str, payload: bytes, header: dict[str, Any], timeout_s: Seconds
     ) -> FrameMessage:
         named = {**header, "assignment": assignment}
-        return await self._ask(assignment, lambda client: client.call(kind, payload, header=named, timeout=timeout_s))
-
-    async def _ask(self, assignment: str, ask: Callable[[FrameClient], Awaitable[T]]) -> T:
-        worker, client = await self._client(assignment)
+        at = await self._connect(assignment)
         try:
-            return await ask(client)
-        except ConnectionLost as error:
-            refusal = Refusal(Code.WORKER_CRASHED, error.refusal.found, "an answer", "retry")
-            raise AttemptFailed(refusal, was_sent=True) from error
+            return await at.client.call(kind, payload, header=named, timeout=timeout_s)
         except ShoalError as error:
-            raise AttemptFailed(error.refusal, was_sent=True) from error
+            raise _failed_attempt(error) from error
         finally:
-            if self._clients.get(worker) is not client:
-                self._close_if_idle(client)
+            self._after_call(at)
 
-    async def _client(self, assignment: str) -> tuple[LocalWorker, FrameClient]:
+    def _after_call(self, at: "_ConnectedWorker") -> None:
+        if self._connected.get(at.worker.assignment) is not at:
+            self._close_if_idle(at.client)
+
+    async def _connect(self, assignment: str) -> "_ConnectedWorker":
+        """The connection to the worker, opened if there is none. Raises AttemptFailed."""
         worker = self._workers.get(assignment)
         if worker is None:
             raise AttemptFailed(
                 Refusal(Code.MODEL_NOT_READY, f"{assignment} has no worker here", "a ready replica", "retry elsewhere"),
                 was_sent=False,
             )
-        client = self._clients.get(worker)
-        if client is not None and not client.is_closed:
-            return worker, client
+        known = self._connected.get(assignment)
+        if known is not None and not known.client.is_closed:
+            return known
         async with self._connecting.setdefault(worker, asyncio.Lock()):
-            client = self._clients.get(worker)
-            if client is not None and not client.is_closed:
-                return worker, client
+            known = self._connected.get(assignment)
+            if known is not None and known.worker == worker and not known.client.is_closed:
+                return known
             try:
                 client = await FrameClient.connect(worker.socket, worker.nonce, timeout=CONNECT_TIMEOUT_S)
             except ShoalError as error:
                 raise AttemptFailed(error.refusal, was_sent=False) from error
+            connected = _ConnectedWorker(worker, client)
             if self._workers.get(assignment) is worker:
-                self._clients[worker] = client
+                self._connected[assignment] = connected
             self._spawn(_watch(client))
-            return worker, client
+            return connected
 
     def _close_if_idle(self, client: FrameClient) -> None:
         if client.in_flight == 0:
@@ -228,6 +232,22 @@ class WorkerClients:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ConnectedWorker:
+    """A connection to one worker process."""
+
+    worker: LocalWorker
+    client: FrameClient
+
+
+def _failed_attempt(error: ShoalError) -> AttemptFailed:
+    """The attempt that ended in `error` of the worker, or of the connection to it."""
+    if isinstance(error, ConnectionLost):
+        refusal = Refusal(Code.WORKER_CRASHED, error.refusal.found, "an answer", "retry")
+        return AttemptFailed(refusal, was_sent=True)
+    return AttemptFailed(error.refusal, was_sent=True)
 
 
 @dataclass(frozen=True, slots=True)

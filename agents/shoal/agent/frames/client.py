@@ -50,6 +50,9 @@ class FrameClient(FrameConnection):
         super().__init__()
         self._on_push = on_push
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._deadlines: dict[int, float] = {}
+        """Of inferences, by call, on the event loop's clock."""
+        self._timer: asyncio.TimerHandle | None = None
         self._ids = itertools.count(1)
         self._end_reason: str | None = None
         self._lost = asyncio.Event()
@@ -118,18 +121,26 @@ class FrameClient(FrameConnection):
         self,
         assignment: str,
         payload: Payload | memoryview,
-        *,
         remaining_s: float,
         origin: str = "",
         trace: str = "",
-        timeout: float | None = None,
+        *,
+        patience_s: float = 0.0,
     ) -> InferAnswer:
-        """As `call`, for a ModelInferRequest to one assignment, which must be answered within `remaining_s`."""
-        header = encode_infer(InferHeader(assignment, origin, trace, self._loop.time() + remaining_s))
+        """As `call`, for a ModelInferRequest to one assignment, which must be answered within `remaining_s`. The answer
+        is waited for `patience_s` longer."""
+        deadline = self._loop.time() + remaining_s
+        header = encode_infer(InferHeader(assignment, origin, trace, deadline))
         call, future = self._send_call(FrameType.INFER, header, payload)
         del payload
-        answer: InferAnswer = await self._await_reply(call, future, "infer", timeout)
-        return answer
+        self._deadlines[call] = deadline + patience_s
+        self._set_timer(deadline + patience_s)
+        try:
+            answer: InferAnswer = await future
+            return answer
+        finally:
+            del self._deadlines[call]
+            self._end_call(call)
 
     async def wait_closed(self) -> None:
         """Returns when the connection is over, whichever side ended it."""
@@ -228,8 +239,31 @@ class FrameClient(FrameConnection):
         finally:
             if timer is not None:
                 timer.cancel()
-            if self._calls.pop(call, None) is not None and self._end_reason is None and not self.unsend(call):
-                self.send_json(FrameType.CANCEL, call, {})
+            self._end_call(call)
+
+    def _end_call(self, call: int) -> None:
+        """Cancel the call at the server, if it has not ended."""
+        if self._calls.pop(call, None) is not None and self._end_reason is None and not self.unsend(call):
+            self.send_json(FrameType.CANCEL, call, {})
+
+    def _set_timer(self, deadline: float) -> None:
+        """One timer serves all inferences: nearly every one ends before its deadline."""
+        if self._timer is None or deadline < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(deadline, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for call, deadline in self._deadlines.items():
+            future = self._calls.get(call)
+            if deadline <= now and future is not None and not future.done():
+                found = "no answer by the deadline"
+                future.set_exception(refuse(Code.DEADLINE_EXCEEDED, found, "one in time", "allow more time or retry"))
+        later = min((each for each in self._deadlines.values() if each > now), default=None)
+        if later is not None:
+            self._set_timer(later)
 
     def _end(self, why: str) -> None:
         if self._end_reason is None:

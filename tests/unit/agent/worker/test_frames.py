@@ -210,7 +210,7 @@ async def test_an_infer_call_is_cancelled_once_and_answered_once(frame_server: t
     path, echo, _ = frame_server
     client = await FrameClient.connect(path, NONCE)
     with pytest.raises(ShoalError) as late:
-        await client.infer("late", b"x", remaining_s=5.0, timeout=0.05)
+        await client.infer("late", b"x", remaining_s=0.05)
     assert late.value.code is Code.DEADLINE_EXCEEDED
     dropped = asyncio.create_task(client.infer("dropped", b"x", remaining_s=5.0))
     await until(lambda: "dropped" in echo.held, 5, "seen")
