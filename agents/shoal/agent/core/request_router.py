@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from dataclasses import replace
+from typing import Final, NamedTuple, Protocol
 
 from shoal.agent.core import routing
 from shoal.agent.core.crashes import CRASH_REFUSAL, CrashForensics, RequestInFlight
@@ -45,8 +45,7 @@ class RoutedRequest(RequestInFlight, Protocol):
     def size(self) -> Bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
-class BegunAttempt:
+class BegunAttempt(NamedTuple):
     """One request that was sent to one replica."""
 
     endpoint: Endpoint

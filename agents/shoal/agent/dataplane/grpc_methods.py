@@ -3,8 +3,7 @@
 Inference requests and answers pass as bytes; only the small calls are parsed here.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -151,7 +150,7 @@ class GrpcMethods:
             "ModelStatistics": self._small(oip.ModelStatisticsRequest, self._statistics),
             "RepositoryIndex": self._small(oip.RepositoryIndexRequest, self._index),
             "ModelInfer": self._whole(Method(service.admit, service.infer)),
-            "ModelStreamInfer": MethodHandler(self._stream),
+            "ModelStreamInfer": MethodHandler(self._answer_stream),
         }
         reflect = {reflection.METHOD: self._streaming(self._reflect)}
         health = {
@@ -210,11 +209,10 @@ class GrpcMethods:
         """Read the next message of a method with small requests; None at the end of the call. Inside
         `IngressAdmission.call`.
 
-        Raises ShoalError(INVALID_ARGUMENT | TOO_LARGE | TOO_SLOW).
+        Raises MessageTooLarge, ShoalError(INVALID_ARGUMENT | TOO_LARGE | TOO_SLOW).
         """
         async with self.admission.small_read_slot(call.caller):
-            with _size_refusals():
-                request = await exchange.call.read(SMALL_BYTES)
+            request = await exchange.call.read(SMALL_BYTES)
         return None if request is None else await expand(request, expanded_size(request, SMALL_BYTES))
 
     async def _reflect(self, call: InboundCall, exchange: Exchange) -> None:
@@ -251,15 +249,12 @@ class GrpcMethods:
                 if authenticates:
                     self._authenticate(call)
                 await handle(call, exchange)
-            except ShoalError:
-                await exchange.settle()
-                raise
             except CallEnded:
                 raise
             except Exception as error:
-                _log.exception("call_failed")
+                refusal = _refusal_of(error)
                 await exchange.settle()
-                raise ShoalError(_internal_error(error)) from None
+                raise refusal from None
 
         return MethodHandler(answer, is_long_lived=is_long_lived)
 
@@ -269,20 +264,15 @@ class GrpcMethods:
         async def answer(carried: GrpcCall) -> bytes:
             try:
                 return await self._answer_whole(method, carried)
-            except ShoalError as error:
-                drop_tracebacks(error)
-                raise
             except CallEnded:
                 raise
             except Exception as error:
-                _log.exception("call_failed")
-                drop_tracebacks(error)
-                raise ShoalError(_internal_error(error)) from None
+                raise _refusal_of(error) from None
 
         return MethodHandler(answer, is_unary=True)
 
     async def _answer_whole(self, method: Method, carried: GrpcCall) -> bytes:
-        """Raises ShoalError."""
+        """Raises MessageTooLarge, ShoalError."""
         call = self.inbound_call(carried)
         caller = call.caller
         payer = method.admit(call) or caller
@@ -300,27 +290,34 @@ class GrpcMethods:
     async def _read_whole(self, carried: GrpcCall, call: InboundCall, payer: str) -> bytes:
         """The call's request, in a slot unless it is here already. Inside `IngressAdmission.call`.
 
-        Raises ShoalError(INVALID_ARGUMENT | TOO_LARGE | TOO_SLOW | OVERLOADED).
+        Raises MessageTooLarge, ShoalError(INVALID_ARGUMENT | TOO_SLOW | OVERLOADED).
         """
-        with _size_refusals():
-            if carried.has_message:
-                return _require_message(await carried.read(MAX_MESSAGE))
-            size = carried.message_bytes
-            if size is not None and size > MAX_MESSAGE:
-                raise MessageTooLarge(size, MAX_MESSAGE)
-            async with self.admission.read_slot(call.caller, size=size, payer=payer):
-                return _require_message(await carried.read(MAX_MESSAGE))
+        if carried.has_message:
+            return _require_message(await carried.read(MAX_MESSAGE))
+        size = carried.message_bytes
+        if size is not None and size > MAX_MESSAGE:
+            raise MessageTooLarge(size, MAX_MESSAGE)
+        async with self.admission.read_slot(call.caller, size=size, payer=payer):
+            return _require_message(await carried.read(MAX_MESSAGE))
+
+    async def _answer_stream(self, carried: GrpcCall) -> None:
+        """Raises ShoalError."""
+        try:
+            await self._stream(carried)
+        except CallEnded:
+            raise
+        except Exception as error:
+            raise _refusal_of(error) from None
 
     async def _stream(self, carried: GrpcCall) -> None:
         """Answer each request of the stream in order. A refused request is answered as an error, and the stream
-        continues. Raises ShoalError."""
+        continues. Raises MessageTooLarge, ShoalError."""
         call = self.inbound_call(carried)
         payer = self._service.admit(call)
         with self.admission.call(call.caller, stream=True) as place:
             while True:
                 async with self.admission.stream_read(call.caller):
-                    with _size_refusals():
-                        request = await carried.read(MAX_MESSAGE)
+                    request = await carried.read(MAX_MESSAGE)
                 if request is None:
                     return
                 size = expanded_size(request, MAX_MESSAGE)
@@ -337,13 +334,8 @@ class GrpcMethods:
         try:
             request = await expand(request, size)
             return _stream_response(2, await self._service.infer(call, request))
-        except ShoalError as error:
-            drop_tracebacks(error)
-            return _stream_response(1, str(error.refusal).encode())
         except Exception as error:
-            _log.exception("call_failed")
-            drop_tracebacks(error)
-            return _stream_response(1, str(_internal_error(error)).encode())
+            return _stream_response(1, str(_refusal_of(error).refusal).encode())
 
     def inbound_call(self, carried: GrpcCall) -> InboundCall:
         """What the service is told of a call.
@@ -393,13 +385,17 @@ class GrpcMethods:
         raise ShoalError(NO_REPOSITORY_CONTROL)
 
 
-@contextmanager
-def _size_refusals() -> Iterator[None]:
-    """Raises ShoalError(TOO_LARGE) for a message that exceeds the limit of its read."""
-    try:
-        yield
-    except MessageTooLarge as error:
-        raise too_large(f"a message of {error.size} bytes", error.max_bytes) from None
+def _refusal_of(error: Exception) -> ShoalError:
+    """What the caller is told of an error that ends its call, or its request."""
+    if isinstance(error, MessageTooLarge):
+        return too_large(f"a message of {error.size} bytes", error.max_bytes)
+    if not isinstance(error, ShoalError):
+        _log.exception("call_failed")
+    drop_tracebacks(error)
+    if isinstance(error, ShoalError):
+        return error
+    asked, remedy = "an answer", "report this with the log of the node"
+    return ShoalError(Refusal(Code.INTERNAL, type(error).__name__, asked, remedy))
 
 
 def _require_message(request: bytes | None) -> bytes:
@@ -433,10 +429,6 @@ def bearer_of(metadata: Mapping[str, str]) -> str:
     """The token of the field `authorization`; empty without one."""
     scheme, _, token = metadata.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
-
-
-def _internal_error(error: Exception) -> Refusal:
-    return Refusal(Code.INTERNAL, type(error).__name__, "an answer", "report this with the log of the node")
 
 
 def _stream_response(field: int, content: bytes) -> bytes:

@@ -6,8 +6,7 @@ not the protocol, tensors beyond the size limit, references to shared memory.
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -51,8 +50,7 @@ _REQUEST: Final = oip.ModelInferRequest.DESCRIPTOR
 _Tensor = oip.ModelInferRequest.InferInputTensor | oip.ModelInferRequest.InferRequestedOutputTensor
 
 
-@dataclass(frozen=True, slots=True)
-class InferRequestHead:
+class InferRequestHead(NamedTuple):
     """An inference request without its tensors."""
 
     # Name of the workload.

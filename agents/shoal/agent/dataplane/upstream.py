@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from shoal.agent.dataplane.forward_auth import ForwardAuth, extras_of
 from shoal.agent.dataplane.grpc_methods import SERVICE
@@ -85,8 +85,7 @@ _STATUSES_ABOUT_THE_REQUEST: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CallContext:
+class CallContext(NamedTuple):
     """What is sent along with a request."""
 
     # Tenant of the request.

@@ -154,7 +154,7 @@ def test_a_standby_takes_requests_only_while_all_others_are_ejected() -> None:
     )
     assert takers(a=out) == {"b"}
     assert takers(a=out, b=out) == {"s"}
-    assert takers(a=out, b=replace(out, ejected_until=NOW)) == {"b"}, "one that may be back is tried first"
+    assert takers(a=out, b=out._replace(ejected_until=NOW)) == {"b"}, "one that may be back is tried first"
     assert takers(a=out, b=out, s=out) == {"a", "b", "s"}, "nothing else is left"
     assert assignment_of(routing.choose(where, {"a": out, "b": out}, set(), {"a", "s"}, "", NOW, 1)) == "b"
     assert assignment_of(routing.choose(where, {"b": out}, set(), {"a"}, "", NOW, 1)) == "s", "b would fail again"
@@ -271,8 +271,8 @@ FRONT_S = Seconds(60.0)
         (ReplicaHealth(outstanding=1, service_s=Seconds(50.0)), 0, FRONT_S, AttemptFault.LATE),
         (ReplicaHealth(outstanding=1), 0, 10.0, AttemptFault.CALLER),
         (ReplicaHealth(outstanding=1), 0, FRONT_S, AttemptFault.LATE),
-        (replace(KNOWN, answered_at=Elapsed(NOW - 2.0)), 0, 2.5, AttemptFault.CALLER),
-        (replace(KNOWN, answered_at=Elapsed(NOW - 3.0)), 0, 2.5, AttemptFault.LATE),
+        (KNOWN._replace(answered_at=Elapsed(NOW - 2.0)), 0, 2.5, AttemptFault.CALLER),
+        (KNOWN._replace(answered_at=Elapsed(NOW - 3.0)), 0, 2.5, AttemptFault.LATE),
     ],
 )
 def test_a59_a_deadline_that_no_replica_could_meet_is_its_callers(
@@ -283,10 +283,10 @@ def test_a59_a_deadline_that_no_replica_could_meet_is_its_callers(
 
 
 def test_a59_callers_deadlines_eject_no_replica() -> None:
-    health = replace(KNOWN, late_count=routing.LATE_LIMIT - 1)
+    health = KNOWN._replace(late_count=routing.LATE_LIMIT - 1)
     for _ in range(100):
         health = routing.record_failure(routing.record_sent(health), "a", AttemptFault.CALLER, NOW)
-    assert health == replace(KNOWN, late_count=routing.LATE_LIMIT - 1)
+    assert health == KNOWN._replace(late_count=routing.LATE_LIMIT - 1)
 
 
 def test_a_failure_that_is_no_deadline_is_judged_by_its_code() -> None:
@@ -406,8 +406,8 @@ def afar(road_s: float, rate: float, waiting: int) -> ReplicaHealth:
     health, ahead = ReplicaHealth(outstanding=1), int(road_s * rate) + waiting
     for n in range(400):
         latency, now = road_s + (waiting + 1) / rate, Elapsed(NOW + n / rate)
-        health = replace(routing.record_answer(health, Seconds(latency), ahead, now, Seconds(road_s)), outstanding=1)
-    return replace(health, outstanding=ahead)
+        health = routing.record_answer(health, Seconds(latency), ahead, now, Seconds(road_s))._replace(outstanding=1)
+    return health._replace(outstanding=ahead)
 
 
 def test_those_on_a_long_road_take_nobody_s_place_in_the_queue() -> None:
@@ -443,7 +443,7 @@ def test_room_in_transit_does_not_depend_on_when_in_a_burst_a_request_comes(in_o
             )
             load = FrontLoad(at_once + limits.per_replica + 1, 0, Bytes(0))
             assert routing.admit(route(endpoint("a")), {"a": health}, set(), load, Seconds(30.0), Bytes(1), limits, now)
-        health = replace(health, outstanding=at_once)
+        health = health._replace(outstanding=at_once)
 
 
 def test_a_pause_of_a_machine_takes_no_room_for_what_is_in_transit() -> None:
@@ -462,13 +462,13 @@ def test_a_pause_of_a_machine_takes_no_room_for_what_is_in_transit() -> None:
         for _ in range(rounds):
             now = Elapsed(now + 0.101)
             for _ in range(answers):
-                health = replace(routing.record_answer(health, Seconds(0.101), 0, now, rtt_s), outstanding=24)
+                health = routing.record_answer(health, Seconds(0.101), 0, now, rtt_s)._replace(outstanding=24)
         assert is_refused() is refused, (answers, rounds)
 
 
 def test_a_burst_over_a_long_road_is_not_taken_for_a_long_queue() -> None:
     alone = routing.record_answer(ReplicaHealth(outstanding=1), Seconds(0.105), 0, NOW, Seconds(0.1))
-    crowded = replace(alone, outstanding=40)
+    crowded = alone._replace(outstanding=40)
     turned = routing.admit(
         route(endpoint("a")),
         {"a": crowded},
