@@ -1,8 +1,9 @@
 """ONNX's own backend models on a region of real processes: inspected, placed, and asked with their own inputs.
 
 Every model that ONNX Runtime runs in this process, and that has neither sequences nor types that the protocol does not
-carry, must be accepted, placed, and answer the same bytes through the data port. What it does not load must be refused
-by a final code. `pytest -m long` takes all of them; 200 that touch as many operators as fit run each time.
+carry, must be accepted, placed, and answer the same bytes through gateway and front, over gRPC and REST. What it does
+not load must be refused by a final code. `pytest -m long` takes all of them; 200 that touch as many operators as fit
+run each time.
 """
 
 import asyncio
@@ -17,7 +18,8 @@ import numpy as np
 import pytest
 import yaml
 
-from harness.clients.oip import Answer, GrpcClient, InferenceError
+from harness.clients.http2_rest import Http2RestClient
+from harness.clients.oip import Answer, GrpcClient, InferenceError, OipClient, RestClient
 from harness.cluster.stack import DevStack, region
 from harness.models.onnx_backend import Case, RuntimeResult, cases, has_tensors_only, run, tensors
 from harness.models.synthetic import digest_of
@@ -210,28 +212,41 @@ def _document(name: str, digest: str) -> str:
 
 
 async def _ask_all(stack: DevStack, batch: Sequence[tuple[str, Case, RuntimeResult]], found: Found) -> None:
-    files = stack.client_files
-    client = GrpcClient(stack.port("gateway", "data"), files.authority.read_bytes(), files)
+    clients = _clients(stack)
     try:
         for name, case, ran in batch:
             try:
-                answer = await _answer(client, name, ran)
+                answers = {way: await _answer(client, name, ran) for way, client in clients.items()}
             except (InferenceError, AssertionError) as failed:
                 found.wrong[case.name] = f"not answered: {failed}"[:300]
                 continue
             found.answered.add(case.name)
-            why = _differs(answer, ran)
+            why = "; ".join(f"{way}: {why}" for way, answer in answers.items() if (why := _differs(answer, ran)))
             if why:
                 found.wrong[case.name] = why
             else:
                 found.equal.add(case.name)
     finally:
-        await client.close()
+        for client in clients.values():
+            await client.close()
 
 
-async def _answer(client: GrpcClient, name: str, ran: RuntimeResult) -> Answer:
+def _clients(stack: DevStack) -> dict[str, OipClient]:
+    """By way: each protocol, at the gateway and at the front of the node."""
+    files = stack.client_files
+    authority = files.authority.read_bytes()
+    gateway, front = stack.port("gateway", "data"), stack.port(stack.info.stack.agents[0].name, "data")
+    return {
+        "gateway, gRPC": GrpcClient(gateway, authority, files),
+        "gateway, REST over HTTP/2": Http2RestClient(gateway, authority, files),
+        "front, gRPC": GrpcClient(front, authority, files),
+        "front, REST": RestClient(front, authority, files),
+    }
+
+
+async def _answer(client: OipClient, name: str, ran: RuntimeResult) -> Answer:
     """A front may hear of a route a moment later than its node."""
-    await until(lambda: client.model_ready(name), HEARD_S, f"{name} to be ready at the gateway", every_s=0.1)
+    await until(lambda: client.model_ready(name), HEARD_S, f"{name} to be ready there", every_s=0.1)
     return await client.infer(name, tensors(ran.inputs))
 
 
