@@ -46,7 +46,8 @@ RKNN_LICENCE: Final = (
 )
 HUB_LICENCE: Final = "Qualcomm AI Hub Models' published figures, quic/ai-hub-models (52c080d245d2), BSD-3-Clause."
 PRECISIONS: Final = ("fp32", "fp16", "int8")
-"""In which models are taken. For a precision without results those of another stand: the vendor's compiler chose."""
+"""In which models are taken. For a precision without results those of another stand: the vendor's compiler chose. What
+has no fp32 computes it in fp16, where there are results of that."""
 FEW: Final = 5
 """So many results are named one by one in what people see of a device; the profile names all."""
 
@@ -163,7 +164,8 @@ def _sources(rows: Sequence[str]) -> list[str]:
 
 
 def _of_precision(lines: Mapping[str, Fit], precision: str) -> Fit:
-    return lines.get(precision) or lines.get("") or lines[max(lines)]
+    nearest = lines.get("fp16") if precision == "fp32" else None
+    return lines.get(precision) or lines.get("") or nearest or lines[max(lines)]
 
 
 def _without_nan(value: object) -> object:
