@@ -44,7 +44,9 @@ sure."""
 AS_PUSHED: Final = "allow: [fp32]"
 INT8: Final = "allow: [int8], prepare: true"
 MOVED: Final[Mapping[str, tuple[int, ...]]] = {"separable": (1, 8, 16, 16), "angle-classifier": (1, 3, 48, 192)}
-REFUSALS: Final = (Code.OP_UNSUPPORTED, Code.SHAPES_OPEN, Code.LOAD_FAILED, Code.PRECISION_DENIED)
+REFUSALS: Final = (
+    Code.OP_UNSUPPORTED, Code.SHAPES_OPEN, Code.LOAD_FAILED, Code.PRECISION_DENIED, Code.DRIFT_OVER
+)  # fmt: skip
 
 
 def models() -> dict[str, tuple[bytes, Shapes]]:

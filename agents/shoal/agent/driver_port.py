@@ -155,9 +155,6 @@ class DeviceAccess:
     # Options of the provider by a model's precision; with `` those of all others. `$threads` in a value stands for the
     # threads of one run.
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # Precision in which the provider itself computes models in fp32, by one of these options: then a node does not make
-    # it of them. Empty: it computes them in fp32.
-    computes_fp32_in: str = ""
     # What compiles models for this device, with its version: their compiled form (ONNX Runtime's EPContext) is made
     # once and kept for the next load. Empty: none is kept.
     compiler: str = ""

@@ -77,7 +77,12 @@ _HEAD: Final[Mapping[str, ActiveField | PlannedField]] = {
 _FEDERATION = PlannedField("federation")
 _SOURCE: Final = (Code.SOURCE_DENIED, Code.SOURCE_UNREACHABLE, Code.SIGNAL_INVALID)
 _WINDOW = ActiveField(_MOVES, note="when moves that nobody asked for may begin", read_as="windows")
-_TOLERANCE = ActiveField(_MOVES, (Code.VERIFY_FAILED,), note="of a move's outputs", read_as="tolerances")
+_TOLERANCE = ActiveField(
+    _MOVES,
+    (Code.VERIFY_FAILED, Code.DRIFT_OVER),
+    note="of a move's outputs, and of the first ones on a device that computes in another precision",
+    read_as="tolerances",
+)
 
 CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
     "Workload": {

@@ -71,6 +71,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "leadership_lost": "This coordinator no longer leads, or must read its store again.",
     "library_message_logged": "A library or Python itself logged a warning or an error.",
     "load_failed": "Loading a model ended in an unforeseen error.",
+    "load_not_compared": "The processor cannot open a model, so nothing compares the answers of its device with it.",
     "load_state_changed": "A worker's load went on: loading, ready, failed.",
     "member_enrolled": "A token was redeemed for a certificate.",
     "memory_count_failed": "The device tells no process's memory; a model counts by its worker's resident memory.",

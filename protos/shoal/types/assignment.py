@@ -66,6 +66,19 @@ class Preparation:
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """How the answers of a model that was just loaded are compared with those of the same node's processor, because its
+    device computes in another precision than the model's. Inputs are the assignment's samples, or generated."""
+
+    # How far they may be from the processor's.
+    tolerances: tuple[Tolerance, ...]
+    # Number of inputs, as far as time allows.
+    samples: int
+    # True: what differs is reported, and the replica serves.
+    advisory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """One replica that one node must keep. An id never changes meaning: another model or device gets another id."""
 
@@ -130,6 +143,8 @@ class Assignment:
     partial: float | None = None
     # What is to be done to the model before it is loaded; None: it is loaded as it was pushed.
     preparation: Preparation | None = None
+    # How its answers are judged when it is loaded, unless `verification` compares them; None: they are not.
+    comparison: Comparison | None = None
 
     @property
     def variant(self) -> str:

@@ -110,6 +110,8 @@ class Code(StrEnum):
     FETCH_FAILED = "FETCH_FAILED"
     # the model cannot be made in the precision that was asked for, within the tolerance
     PREPARE_FAILED = "PREPARE_FAILED"
+    # the device computes in another precision, and its answers are further from the processor's than the tolerance
+    DRIFT_OVER = "DRIFT_OVER"
     LOAD_FAILED = "LOAD_FAILED"
     LOAD_TIMEOUT = "LOAD_TIMEOUT"
     WARMUP_FAILED = "WARMUP_FAILED"
@@ -271,9 +273,11 @@ PERMANENT_LOAD_FAILURES: Final = frozenset(
         Code.SHAPES_OPEN,
         Code.MODEL_INVALID,
         Code.PREPARE_FAILED,
+        Code.DRIFT_OVER,
     }
 )
-"""Reasons why a runtime cannot load a model, now or later: only another model or another runtime helps."""
+"""Reasons why a model does not run on a runtime, now or later: only another model, another runtime or what the workload
+asks of it (shapes, samples, tolerances) helps."""
 
 _UNANSWERED: Final = frozenset(
     {Code.REPLICA_UNREACHABLE, Code.WORKER_CRASHED, Code.REQUEST_CRASHED_WORKER, Code.DEADLINE_EXCEEDED, Code.INTERNAL}

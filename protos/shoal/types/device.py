@@ -116,6 +116,9 @@ class Device:
     simulated: bool = False
     # True: it takes no model in which a shape is open.
     fixed_shapes: bool = False
+    # Precision in which its provider computes models in fp32, by an option of its own: then a node does not make it of
+    # them, and answers are judged as those of that precision. Empty: it computes them in fp32.
+    computes_fp32_in: str = ""
     # The device of this node whose hardware it is, where a further provider runs on that. Both share its memory,
     # processors and power. Empty: its own.
     hardware: str = ""
@@ -127,6 +130,10 @@ class Device:
     numa: int | None = None
     # Its links, one for each other end. Empty: unknown, or it works in the host's memory.
     links: tuple[DeviceLink, ...] = ()
+
+    def arithmetic(self, precision: str) -> str:
+        """Precision in which it computes models of this one."""
+        return self.computes_fp32_in or precision if precision == "fp32" else precision
 
     @property
     def stand_in(self) -> str:

@@ -123,6 +123,7 @@ class Device(_message.Message):
     POWER_IN_FIELD_NUMBER: _builtins.int
     NUMA_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    COMPUTES_FP32_IN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
     vendor: _builtins.str
@@ -143,6 +144,7 @@ class Device(_message.Message):
     memory_in: _builtins.str
     power_in: _builtins.str
     numa: _builtins.int
+    computes_fp32_in: _builtins.str
     @_builtins.property
     def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -175,10 +177,11 @@ class Device(_message.Message):
         power_in: _builtins.str = ...,
         numa: _builtins.int | None = ...,
         links: _abc.Iterable[Global___DeviceLink] | None = ...,
+        computes_fp32_in: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_numa", b"_numa", "numa", b"numa", "rest", b"rest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa", b"_numa", "attributes", b"attributes", "driver", b"driver", "driver_version", b"driver_version", "emulated", b"emulated", "fixed_shapes", b"fixed_shapes", "hardware", b"hardware", "kind", b"kind", "links", b"links", "memory_bytes", b"memory_bytes", "memory_in", b"memory_in", "model", b"model", "name", b"name", "numa", b"numa", "parallelism", b"parallelism", "power_in", b"power_in", "profile", b"profile", "profile_source", b"profile_source", "provider", b"provider", "rest", b"rest", "runtime_version", b"runtime_version", "simulated", b"simulated", "time_scale", b"time_scale", "vendor", b"vendor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa", b"_numa", "attributes", b"attributes", "computes_fp32_in", b"computes_fp32_in", "driver", b"driver", "driver_version", b"driver_version", "emulated", b"emulated", "fixed_shapes", b"fixed_shapes", "hardware", b"hardware", "kind", b"kind", "links", b"links", "memory_bytes", b"memory_bytes", "memory_in", b"memory_in", "model", b"model", "name", b"name", "numa", b"numa", "parallelism", b"parallelism", "power_in", b"power_in", "profile", b"profile", "profile_source", b"profile_source", "provider", b"provider", "rest", b"rest", "runtime_version", b"runtime_version", "simulated", b"simulated", "time_scale", b"time_scale", "vendor", b"vendor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__numa: _TypeAlias = _typing.Literal["numa"]  # noqa: Y015
     _WhichOneofArgType__numa: _TypeAlias = _typing.Literal["_numa", b"_numa"]  # noqa: Y015
@@ -1142,6 +1145,7 @@ class Assignment(_message.Message):
     PARTIAL_FIELD_NUMBER: _builtins.int
     PREPARATION_FIELD_NUMBER: _builtins.int
     SAMPLES_COUNT_FIELD_NUMBER: _builtins.int
+    COMPARISON_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -1186,6 +1190,8 @@ class Assignment(_message.Message):
     def shapes(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
     @_builtins.property
     def preparation(self) -> Global___Preparation: ...
+    @_builtins.property
+    def comparison(self) -> Global___Comparison: ...
     def __init__(
         self,
         *,
@@ -1219,10 +1225,11 @@ class Assignment(_message.Message):
         partial: _builtins.float | None = ...,
         preparation: Global___Preparation | None = ...,
         samples_count: _builtins.int = ...,
+        comparison: Global___Comparison | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "handover", b"handover", "partial", b"partial", "partition", b"partition", "preparation", b"preparation", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "comparison", b"comparison", "handover", b"handover", "partial", b"partial", "partition", b"partition", "preparation", b"preparation", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "capture", b"capture", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partial", b"partial", "partition", b"partition", "precision", b"precision", "preparation", b"preparation", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "samples_count", b"samples_count", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "capture", b"capture", "comparison", b"comparison", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partial", b"partial", "partition", b"partition", "precision", b"precision", "preparation", b"preparation", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "samples_count", b"samples_count", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__partial: _TypeAlias = _typing.Literal["partial"]  # noqa: Y015
     _WhichOneofArgType__partial: _TypeAlias = _typing.Literal["_partial", b"_partial"]  # noqa: Y015
@@ -1251,6 +1258,35 @@ class Preparation(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Preparation: _TypeAlias = Preparation  # noqa: Y015
+
+@_typing.final
+class Comparison(_message.Message):
+    """What the answers of a model that was just loaded must be near to: those of the processor's provider on the same node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOLERANCES_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    ADVISORY_FIELD_NUMBER: _builtins.int
+    samples: _builtins.int
+    advisory: _builtins.bool
+    """What differs is told, and the replica serves all the same."""
+    @_builtins.property
+    def tolerances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tolerance]: ...
+    def __init__(
+        self,
+        *,
+        tolerances: _abc.Iterable[Global___Tolerance] | None = ...,
+        samples: _builtins.int = ...,
+        advisory: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advisory", b"advisory", "samples", b"samples", "tolerances", b"tolerances"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Comparison: _TypeAlias = Comparison  # noqa: Y015
 
 @_typing.final
 class Handover(_message.Message):

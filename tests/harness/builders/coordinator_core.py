@@ -295,6 +295,8 @@ class CoreAgent:
     p50_s: float = 0.02
     # Code with which every load fails; None: loads succeed.
     fail: Code | None = None
+    # Code with which the load of this assignment fails; None: as `fail` says.
+    refuses: Callable[[Assignment], Code | None] = lambda _: None
     # True: what crashes does so while it loads, with no request in flight.
     at_load: bool = True
     # Seconds from loaded to verified.
@@ -368,12 +370,13 @@ class CoreAgent:
                 restarts=self.restarts[each.id],
                 crashed_at_load=self.at_load,
             )
-        if self.fail is not None or each.id in self.stuck:
+        fail = self.refuses(each) or self.fail
+        if fail is not None or each.id in self.stuck:
             self.restarts[each.id] = self.restarts.get(each.id, 0) + 1
             return observation(
                 each,
                 Phase.FAILED,
-                code=self.fail or Code.LOAD_FAILED,
+                code=fail or Code.LOAD_FAILED,
                 reason="as told",
                 retry_at=Wall(START + now + 1),
                 restarts=self.restarts[each.id],

@@ -19,6 +19,7 @@ from harness.models import engine_cases
 from harness.models.architectures import ARCHITECTURES, angles, separable
 from harness.report import record
 from harness.wait import wait_until
+from shoal.devstack import ocr
 from shoal.devstack.layout import StackOptions
 from shoal.types.codes import Code
 
@@ -28,6 +29,8 @@ pytestmark = [
 ]
 NODE, NPU, CPU = "plain-cpu", "htp-sim", "cpu0"
 ENDS_S = 120.0
+MAGIKA = {"bytes": (1, 2048)}
+SOURCE_OF_MAGIKA = f"source: magika, shapes: {{bytes: {list(MAGIKA['bytes'])}}}"
 SHAPE = (1, 8, 16, 16)
 ON_PROCESSOR = onnxruntime.InferenceSession(separable(), providers=["CPUExecutionProvider"])
 NEAR = 2e-2
@@ -59,7 +62,7 @@ def document(
 
 
 def outcome_of(stack: DevStack, name: str) -> tuple[str, str]:
-    return devices.outcome_of(stack, name, (Code.OP_UNSUPPORTED, Code.SHAPES_OPEN), ENDS_S)
+    return devices.outcome_of(stack, name, (Code.OP_UNSUPPORTED, Code.SHAPES_OPEN, Code.DRIFT_OVER), ENDS_S)
 
 
 def test_each_model_is_placed_on_the_npu_or_refused_with_its_operator(machine: DevStack) -> None:
@@ -71,19 +74,22 @@ def test_each_model_is_placed_on_the_npu_or_refused_with_its_operator(machine: D
     assert "simulated" in npu.model
 
     models = {name: (make(), shapes) for name, (make, shapes) in ARCHITECTURES.items()}
-    models["magika"] = engine_cases.magika().read_bytes(), {"bytes": (1, 2048)}
+    models["magika"] = engine_cases.magika().read_bytes(), MAGIKA
+    models["classifier"] = ocr.files().classifier.read_bytes(), {"x": (1, 3, 48, 192)}
+    refusals = {"angles": (Code.OP_UNSUPPORTED, "Acos"), "magika": (Code.DRIFT_OVER, "target_label: max_rel")}
     placed, refused = 0, 0
     for name, (content, shapes) in models.items():
         machine.push(content, name)
         machine.apply(document(name, shapes, f"device.name == '{NPU}'"))
     for name in models:
         device, reason = outcome_of(machine, name)
-        if name == "angles":
-            assert Code.OP_UNSUPPORTED in reason
-            assert "Acos" in reason
+        if name in refusals:
+            assert all(each in reason for each in refusals[name]), reason
             refused += 1
         else:
             assert (device, reason) == (NPU, ""), name
+            (row,) = machine.placements(name)
+            assert "from the processor's, over " in row.observed.reason, row.observed.reason
             placed += 1
     machine.delete_workloads(*models)
     with machine.api() as api:
@@ -95,6 +101,34 @@ def test_each_model_is_placed_on_the_npu_or_refused_with_its_operator(machine: D
     assert Code.SHAPES_OPEN in outcome_of(machine, "separable")[1], "its batch axis is open"
     machine.delete_workloads("separable")
     record("F52", "P", 1, placed=placed, refused=refused + 1, device=f"{NPU} (simulated)")
+
+
+def test_a_model_whose_first_answers_differ_is_placed_elsewhere(machine: DevStack) -> None:
+    """The NPU computes it in fp16, where Magika overflows. That was found by another workload."""
+    machine.push(engine_cases.magika().read_bytes(), "magika")
+    machine.apply(document("kinds", None, "device.kind in ['cpu', 'npu']").replace("source: kinds", SOURCE_OF_MAGIKA))
+    assert outcome_of(machine, "kinds")[0] == CPU
+    for told in (machine.shoal("explain", "kinds"), machine.shoal("can-move", "kinds", "--to", f"{NODE}/{NPU}")):
+        assert Code.DRIFT_OVER in told.stdout, told.stdout
+        assert "target_label: max_rel" in told.stdout
+    machine.delete_workloads("kinds")
+
+
+def test_a_wider_tolerance_lets_a_model_in(machine: DevStack) -> None:
+    name = "judged"
+    model = onnx.load_from_string(separable())
+    model.producer_name = name
+    machine.push(model.SerializeToString(), name)
+    here = f"device.name == '{NPU}'"
+    machine.apply(document(name, {"x": SHAPE}, here, "metric: max_abs, at_most: 1e-7"))
+    device, reason = outcome_of(machine, name)
+    assert (device, Code.DRIFT_OVER in reason) == ("", True)
+    assert "at most 1e-07" in reason
+    machine.apply(document(name, {"x": SHAPE}, here, f"metric: max_abs, at_most: {NEAR}"))
+    (row,) = machine.wait_serving(name)
+    assert row.assignment.device == NPU
+    assert "y max_abs " in row.observed.reason
+    machine.delete_workloads(name)
 
 
 def test_devices_are_measured_again_by_an_operators_word(machine: DevStack) -> None:

@@ -120,9 +120,7 @@ async def test_receipt_of_an_emulated_device_is_by_other_results_than_its_pace(t
     (device,) = driver.discover()
     async with WorkerPoolHarness(tmp_path, device=device, access=driver.access(device.name)) as pool:
         receipt = await pool.workers.probe(device)
-        own = DeviceAccess(pace=driver.access(device.name).pace, computes_fp32_in="fp16")
-    async with WorkerPoolHarness(tmp_path, device=device, access=own) as pool:
-        halving = await pool.workers.probe(device)
+        halving = await pool.workers.probe(replace(device, computes_fp32_in="fp16"))
     assert receipt.runtime is not None
     assert halving.runtime == replace(receipt.runtime, prepares=("int8",)), "its provider makes the other itself"
     assert receipt.runtime.prepares == PREPARABLE

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shoal.types.codes import Code
+from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Against, Drift, InputsFrom, Metric, Verdict, Verification
 
 
@@ -37,15 +37,8 @@ def verdict_of(
     `inputs_from` says where the inputs came from. The reason names the first fault, then drifts beyond their bounds.
     """
     drifts = worst_drifts(comparisons)
-    faults = [f"input {number}: {each.fault}" for number, each in enumerate(comparisons, 1) if each.fault]
-    over = [
-        f"{drift.output}: {drift.metric} {drift.worst:.4g}, at {'most' if is_upper_bound(drift.metric) else 'least'} "
-        f"{drift.bound:.4g}"
-        for drift in drifts
-        if not drift.passed
-    ]
-    if faults or over:
-        code, reason = Code.VERIFY_FAILED, "; ".join((*faults[:1], *over[:3]))
+    if differences := _differences(comparisons, drifts):
+        code, reason = Code.VERIFY_FAILED, differences
     elif sum(each.elements for each in comparisons) == 0:
         code, reason = Code.VERIFY_IMPOSSIBLE, "no answer had a value to compare"
     elif len(comparisons) < asked.samples:
@@ -64,6 +57,28 @@ def verdict_of(
         inputs_sha256=inputs_sha256,
         pack=asked.pack if asked.against is Against.REFERENCE else "",
     )
+
+
+def drift_refusal(comparisons: Sequence[InputComparison], what: str) -> Refusal | None:
+    """Why a model that was just loaded must not serve there, by the comparison of its answers with the processor's;
+    None: nothing is wrong. what: the inputs and the device's provider and arithmetic, for people."""
+    differences = _differences(comparisons, worst_drifts(comparisons))
+    if not differences:
+        return None
+    return Refusal(
+        Code.DRIFT_OVER,
+        f"{differences}, over {what}",
+        "answers as near to the processor's as the tolerance says",
+        "a device that computes in the model's precision; another `tolerance` (require.precision); or a variant that "
+        "was made for this precision",
+    )
+
+
+def show_drifts(comparisons: Sequence[InputComparison], what: str) -> str:
+    """For people: how far answers are from the processor's; empty where no metric applied. what: as in
+    `drift_refusal`."""
+    drifts = ", ".join(f"{each.output} {each.metric} {each.worst:.3g}" for each in worst_drifts(comparisons)[:4])
+    return f"{drifts} from the processor's, over {what}" if drifts else ""
 
 
 def recording_verdict(
@@ -87,6 +102,18 @@ def recording_verdict(
         pack,
         recorded=True,
     )
+
+
+def _differences(comparisons: Sequence[InputComparison], drifts: Sequence[Drift]) -> str:
+    """The first difference that no tolerance allows, and the first drifts that are over their bounds; empty: none."""
+    faults = [f"input {number}: {each.fault}" for number, each in enumerate(comparisons, 1) if each.fault]
+    over = [
+        f"{drift.output}: {drift.metric} {drift.worst:.4g}, at {'most' if is_upper_bound(drift.metric) else 'least'} "
+        f"{drift.bound:.4g}"
+        for drift in drifts
+        if not drift.passed
+    ]
+    return "; ".join((*faults[:1], *over[:3]))
 
 
 def worst_drifts(comparisons: Sequence[InputComparison]) -> tuple[Drift, ...]:

@@ -23,7 +23,7 @@ from shoal.agent.supervisor.node_monitor import EventReporter, NodeMonitor
 from shoal.agent.supervisor.settings import SupervisorSettings
 from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
 from shoal.types.assignment import Assignment, Observed, Phase
-from shoal.types.codes import PERMANENT_LOAD_FAILURES, ShoalError
+from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, ShoalError
 from shoal.types.migration import Recording, Verification
 from shoal.types.units import Elapsed, Seconds
 
@@ -378,8 +378,10 @@ class ReplicaManager:
                     self._apply_event(event.assignment, events.WarmupStarted())
             case WorkerFailed():
                 failed = self._replicas.get(event.assignment)
-                if failed is not None and failed.prepared is not None and failed.prepared.compiled:
-                    self._preparer.reject(failed.prepared)
+                prepared = failed.prepared if failed is not None else None
+                # Answers that differ are those of the device's arithmetic, compiled or not.
+                if prepared is not None and prepared.compiled and event.refusal.code is not Code.DRIFT_OVER:
+                    self._preparer.reject(prepared)
                 self._apply_event(event.assignment, events.LoadFailed(event.refusal))
             case WorkerExited():
                 self._report_event(event.refusal.code, event.assignment, event.refusal.words)

@@ -64,7 +64,7 @@ class DeviceProber:
             emulated=device.emulated,
             source=device.profile_source if device.emulated else "probe",
             system=pace.system if (pace := self._access(device.name).pace) is not None else "",
-            runtime=_support_on(self._access(device.name), probed.runtime),
+            runtime=_support_on(device, probed.runtime),
         )
 
     async def _probe_emulated(self, device: Device) -> ProbeResult:
@@ -118,8 +118,8 @@ class DeviceProber:
             self._spare.ensure()
 
 
-def _support_on(access: DeviceAccess, runtime: RuntimeSupport | None) -> RuntimeSupport | None:
+def _support_on(device: Device, runtime: RuntimeSupport | None) -> RuntimeSupport | None:
     """Without the precision that the device's provider makes of models in fp32 by itself."""
     if runtime is None:
         return None
-    return replace(runtime, prepares=tuple(each for each in runtime.prepares if each != access.computes_fp32_in))
+    return replace(runtime, prepares=tuple(each for each in runtime.prepares if each != device.computes_fp32_in))

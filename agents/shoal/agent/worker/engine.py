@@ -248,6 +248,8 @@ class WarmupResult:
 
     # The inputs that ran, by name. Empty without a warm-up.
     feeds: dict[str, Array]
+    # What it answered to them. Empty without a warm-up.
+    answers: dict[str, Array]
     # Seconds of each timed run. Empty without a warm-up.
     times: tuple[float, ...]
     # Why there was no warm-up, if it was optional and no input ran. None: there was one.
@@ -277,7 +279,7 @@ def warm_up(
         try:
             times: list[float] = []
             start = time.perf_counter()
-            engine.run(feeds, names, options)
+            answers = engine.run(feeds, names, options)
             if not runs:
                 times.append(time.perf_counter() - start)
             while len(times) < runs or (sum(times) < budget_s and len(times) < 4 * runs):
@@ -291,7 +293,7 @@ def warm_up(
             if options.terminate:
                 break
         else:
-            return WarmupResult(feeds, tuple(times))
+            return WarmupResult(feeds, answers, tuple(times))
     assert failed is not None
     given, cause = failed
     refusal = Refusal(
@@ -301,7 +303,7 @@ def warm_up(
         "give samples (spec.model.samples, or shoal model push --samples), or set spec.model.warm_up: optional",
     )
     if optional and not options.terminate:
-        return WarmupResult({}, (), refusal)
+        return WarmupResult({}, {}, (), refusal)
     raise ShoalError(refusal) from cause
 
 

@@ -8,9 +8,10 @@ from shoal.agent.ports import PreparedModel
 from shoal.agent.worker.messages import LoadOrder
 from shoal.agent.worker.pace import weights_of
 from shoal.agent.worker.pool_options import PoolOptions
-from shoal.types.assignment import Assignment
+from shoal.types.assignment import Assignment, Comparison
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device
+from shoal.types.migration import Against
 
 
 class LoadOrders:
@@ -66,6 +67,8 @@ class LoadOrders:
             shapes=assignment.shapes,
             partial=assignment.partial,
             prepared=prepared,
+            comparison=comparison_at_load(assignment),
+            arithmetic=device.arithmetic(assignment.precision),
         )
 
     def process_memory_bytes(self, assignments: Collection[Assignment]) -> int:
@@ -75,11 +78,21 @@ class LoadOrders:
         return sum(parts) if all(parts) else 0
 
     def _memory_bytes(self, assignment: Assignment) -> int:
-        """Bytes that the assignment may add to its worker. 0: no limit."""
-        options = self._options
-        return int(options.memory_floor + options.memory_slack * assignment.memory_bytes) * bool(
+        """Bytes that the assignment may add to its worker. 0: no limit. A model whose answers are compared at its load
+        is then there twice: on its device and on the processor."""
+        options, times = self._options, 1 if comparison_at_load(assignment) is None else 2
+        return int(options.memory_floor + times * options.memory_slack * assignment.memory_bytes) * bool(
             assignment.memory_bytes
         )
+
+
+def comparison_at_load(assignment: Assignment) -> Comparison | None:
+    """How a load compares answers with the processor's; None: not at all. A replica that is verified after its load is
+    compared then. One that records a reference, or is compared with nothing, is not."""
+    verified = assignment.verification
+    if verified is not None and verified.recording is None and verified.against is not Against.NONE:
+        return None
+    return assignment.comparison
 
 
 def may_share(new: Assignment, held: Collection[Assignment], options: PoolOptions) -> bool:

@@ -7,7 +7,7 @@ from typing import Final
 
 from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.ports import NO_BATCHES, Batches, PreparedModel
-from shoal.types.assignment import Measured, Served, Work
+from shoal.types.assignment import Comparison, Measured, Served, Work
 from shoal.types.codes import Refusal
 from shoal.types.latency import Counts
 from shoal.types.profile import TensorSpec
@@ -73,6 +73,10 @@ class LoadOrder:
     partial: float | None = None
     # What this node made of the model, and loads in its place. None: the model is loaded as it was pushed.
     prepared: PreparedModel | None = None
+    # How its answers are compared with the processor's before it is ready. None: they are not.
+    comparison: Comparison | None = None
+    # Precision in which the device computes a model of this one. Empty: in that one.
+    arithmetic: str = ""
 
 
 @dataclass(frozen=True, slots=True)

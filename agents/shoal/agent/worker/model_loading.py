@@ -5,7 +5,7 @@ On an emulated device all reported times (Measured) are device time: the time wa
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Final
 
@@ -16,13 +16,13 @@ import structlog
 from shoal.agent.worker import isolation
 from shoal.agent.worker.energy import ConstantPower, Energy, energy_of
 from shoal.agent.worker.engine import Engine, input_candidates, open_engine, read_and_verify, warm_up
+from shoal.agent.worker.load_comparison import compare_with_processor
 from shoal.agent.worker.memory import MemoryGrowth
 from shoal.agent.worker.messages import LoadOrder, LoadResult
 from shoal.agent.worker.pace import ModelPace, element_count, model_pace
 from shoal.agent.worker.probe import read_graph
 from shoal.agent.worker.providers import Provider
-from shoal.agent.worker.tensors import Array
-from shoal.artifacts.samples import read_pack
+from shoal.artifacts.samples import SamplePack, read_pack
 from shoal.types.assignment import Measured
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import EnergySource
@@ -68,7 +68,9 @@ def measure(
     pace = pace_of(order)
     energy = energy_of_order(order, pace)
     is_simulated = order.access.pace is not None and order.access.pace.simulated
-    candidates = chain(_sample_candidates(order, engine), input_candidates(engine, order.work))
+    samples = _read_samples(order, engine)
+    given = () if samples is None else ((lambda: samples.sample(0)[0]),)
+    candidates = chain(given, input_candidates(engine, order.work))
     warmth = warm_up(
         engine,
         candidates,
@@ -79,6 +81,8 @@ def measure(
     )
     if warmth.skip_reason is not None:
         return _result_without_warm_up(order, engine, energy.source, load_s, memory, warmth.skip_reason)
+    held = memory.bytes()
+    compared = compare_with_processor(order, engine, warmth, samples, options)
     feeds, times = warmth.feeds, warmth.times
     busy_s = waited_s = times
     if order.access.pace is not None and pace is not None:
@@ -92,7 +96,7 @@ def measure(
     joules = energy.joules({"": sum(busy_s)})[""] / len(busy_s)
     measured = Measured(
         load_s=Seconds(load_s),
-        memory_bytes=memory.bytes(),
+        memory_bytes=held,
         latency_p50_s=p50,
         latency_p95_s=p95,
         joules=Joules(joules),
@@ -102,7 +106,7 @@ def measure(
     )
     operators = tuple(sorted(engine.operators))
     run_s = Seconds(float(np.quantile(times, 0.95)))
-    note = _note(order, engine, pace.note if pace else "")
+    note = _note(order, engine, pace.note if pace else "", compared)
     return LoadResult(measured, engine.inputs, engine.outputs, note, operators, run_s)
 
 
@@ -111,17 +115,15 @@ def _note(order: LoadOrder, engine: Engine, *more: str) -> str:
     return "; ".join(filter(None, (*more, order.prepared.note if order.prepared else "", engine.note)))
 
 
-def _sample_candidates(order: LoadOrder, engine: Engine) -> Iterator[Callable[[], dict[str, Array]]]:
-    """The first of the given samples, if they can be read."""
+def _read_samples(order: LoadOrder, engine: Engine) -> SamplePack | None:
+    """The given samples, if they can be read."""
     if not order.samples:
-        return
+        return None
     try:
-        data = read_and_verify(order.samples, order.samples_digest)
-        inputs, _ = read_pack(data, engine.inputs, engine.outputs).sample(0)
+        return read_pack(read_and_verify(order.samples, order.samples_digest), engine.inputs, engine.outputs)
     except ShoalError as error:
         _log.warning("samples_unreadable", assignment=order.assignment, code=error.code, error=str(error))
-        return
-    yield lambda: inputs
+        return None
 
 
 def _result_without_warm_up(
@@ -151,7 +153,7 @@ def pace_of(order: LoadOrder) -> ModelPace | None:
     """How the model runs on its device, if that is emulated. Raises ShoalError(LOAD_FAILED)."""
     if order.access.pace is None:
         return None
-    return model_pace(order.access.pace, order.work, order.weights, order.precision)
+    return model_pace(order.access.pace, order.work, order.weights, order.arithmetic or order.precision)
 
 
 def scale_of(order: LoadOrder, shapes: Mapping[str, tuple[int, ...]]) -> float:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.builders.agent_values import verification
-from shoal.agent.core.verification import InputComparison, is_within, verdict_of
+from shoal.agent.core.verification import InputComparison, drift_refusal, is_within, show_drifts, verdict_of
 from shoal.types.codes import Code
 from shoal.types.migration import Drift, InputsFrom, Metric
 from shoal.wire import nouns
@@ -64,3 +64,23 @@ def test_one_input_out_of_tolerance_fails_them_all_in_any_order(found: list[tupl
 
 def test_nan_is_within_nothing() -> None:
     assert not any(is_within(metric, float("nan"), 1.0) for metric in Metric)
+
+
+@pytest.mark.parametrize(
+    ("compared", "found"),
+    [
+        ((GOOD, OFF), "y: max_rel 0.5, at most 0.001, over 2 samples"),
+        ((GOOD, TORN), "input 2: y: shape [1], expected [2], over 2 samples"),
+    ],
+)
+def test_first_answers_that_differ_are_refused(compared: tuple[InputComparison, ...], found: str) -> None:
+    refusal = drift_refusal(compared, "2 samples")
+    assert refusal is not None
+    assert (refusal.code, refusal.found) == (Code.DRIFT_OVER, found)
+    assert "tolerance" in refusal.remedy
+
+
+def test_first_answers_that_are_near_are_told() -> None:
+    assert drift_refusal((GOOD,), "1 sample") is None
+    assert show_drifts((GOOD,), "1 sample") == "y max_rel 1e-05, y cosine 1 from the processor's, over 1 sample"
+    assert show_drifts((replace(GOOD, drifts=()),), "1 sample") == "", "text that is equal"

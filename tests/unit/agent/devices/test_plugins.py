@@ -5,6 +5,8 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -13,6 +15,9 @@ from shoal.agent.devices.plugins import driver as plugin_driver
 from shoal.agent.devices.plugins.driver import PluginDriver
 from shoal.agent.devices.plugins.listing import ListedDevice, Listing
 from shoal.agent.driver_port import DriverOptions
+from shoal.agent.worker.messages import LoadOrder
+from shoal.agent.worker.model_loading import pace_of
+from shoal.types.assignment import Work
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import DeviceKind
 
@@ -40,8 +45,17 @@ def test_a_simulator_is_a_device_where_it_is_asked_for() -> None:
     access = asked.access("htp-sim")
     assert access.pace is not None
     assert access.pace.simulated
+    for rates in (access.pace.rates.matmul_flops, access.pace.rates.conv_flops):
+        assert rates["fp32"] == rates["fp16"] < rates["int8"]
+    for arithmetic in ("fp16", "int8"):
+        order = SimpleNamespace(
+            access=access, work=Work(conv_flops=1e9, nodes=3), weights=1e6, precision="fp32", arithmetic=arithmetic
+        )
+        pace = pace_of(cast(LoadOrder, order))
+        assert pace is not None
+        assert pace.relative.precision == arithmetic
     assert access.options["fp32"]["enable_htp_fp16_precision"] == "1"
-    assert access.computes_fp32_in == "fp16"
+    assert (npu.computes_fp32_in, npu.arithmetic("fp32"), npu.arithmetic("int8")) == ("fp16", "fp16", "int8")
     assert access.options[""]["backend_path"] == "/opt/qnn/libQnnHtp.so"
     assert asked.read("htp-sim").free_bytes > 0
 

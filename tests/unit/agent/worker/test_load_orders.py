@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.builders.agent_values import CPU, assignment
+from harness.builders.agent_values import CPU, assignment, verification
 from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.worker.load_orders import LoadOrders, may_share
 from shoal.agent.worker.pool_options import PoolOptions
+from shoal.types.assignment import Comparison
 from shoal.types.codes import Code, ShoalError
+from shoal.types.migration import Against, Metric, Recording, Tolerance, Verification
 from shoal.types.units import Bytes
 from shoal.types.workload import WorkloadKey
 
-EMULATED = replace(CPU, name="npu0", emulated=True, parallelism=2)
+EMULATED = replace(CPU, name="npu0", emulated=True, parallelism=2, computes_fp32_in="fp16")
 ACCESS = DeviceAccess(files=("/dev/npu0",))
 
 
@@ -28,6 +30,32 @@ def test_an_order_says_what_the_device_and_the_options_allow() -> None:
     assert (order.assignment, order.path, order.samples) == ("a", "/models/a", "/models/samples")
     assert (order.threads, order.queue, order.memory_bytes, order.access) == (3, 7, 115, ACCESS)
     assert (order.shared_by, order.slots, order.runners) == ("", (), max(1, CPU.parallelism))
+
+
+COMPARED = Comparison((Tolerance("", Metric.COSINE, 0.99),), 8)
+
+
+@pytest.mark.parametrize(
+    ("verified", "is_compared"),
+    [
+        (None, True),
+        (verification(), False),
+        (verification(against=Against.REFERENCE), False),
+        (verification(against=Against.NONE), True),
+        (verification(against=Against.REFERENCE, recording=Recording.HERE), True),
+        (verification(against=Against.REFERENCE, recording=Recording.AWAITED), True),
+    ],
+)
+def test_answers_are_compared_at_the_load_of_what_nothing_else_compares(
+    verified: Verification | None, is_compared: bool
+) -> None:
+    orders = load_orders(PoolOptions(memory_floor=100, memory_slack=1.5))
+    asked = assignment("a", device="npu0", comparison=COMPARED, verification=verified, memory_bytes=Bytes(10))
+    order = orders.order(asked, "/models/a", "")
+    assert order.comparison == (COMPARED if is_compared else None)
+    assert order.memory_bytes == (130 if is_compared else 115), "the processor holds it too meanwhile"
+    assert orders.process_memory_bytes([asked]) == order.memory_bytes
+    assert order.arithmetic == "fp16"
 
 
 def test_workers_of_an_emulated_device_share_its_slots() -> None:

@@ -20,14 +20,15 @@ from harness.builders.coordinator_core import (
     require,
 )
 from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveNeed, estimate_move
-from shoal.coordinator.core.placement.model import Aim, Inputs, Trial, Triple, WorkloadPlan
+from shoal.coordinator.core.placement.model import Aim, Inputs, Judged, Trial, Triple, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.placement.preparable import prepare_refusal
 from shoal.coordinator.core.prediction.demand import DemandRow, ModelDemand, OperatorClass, prepared_profile
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS
+from shoal.types.assignment import Preparation
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import InputsFrom, PackRef
+from shoal.types.migration import InputsFrom, Metric, MigrationRule, PackRef, Tolerance
 from shoal.types.receipt import Receipt, RuntimeSupport
 from shoal.types.tolerance import default
 from shoal.types.units import Bytes, Elapsed, Wall
@@ -91,11 +92,19 @@ def test_what_could_not_be_made_by_these_samples_is_not_tried_again() -> None:
     failed = Refusal(Code.PREPARE_FAILED, "cosine 0.9")
     at = region()
     there = at.fleet.nodes["a"].node.devices[0]
-    shown = Triple.of_load(DIGEST, there, {}, None, ("int8", PACK.digest))
+    shown = Triple.of_load(DIGEST, there, {}, None, judgement("int8"))
     plan = plan_of(replace(at, unloadable={shown: failed}))
     assert [each.precision for each in plan.targets] == ["fp32"], "the pushed model is another matter"
     other = replace(BOTH, packs={DIGEST: replace(PACK, digest="sha256:" + "6" * 64)})
     assert [each.precision for each in plan_of(replace(region(other), unloadable={shown: failed})).targets] == ["int8"]
+    wider = replace(BOTH, migration=MigrationRule(tolerances=(Tolerance("", Metric.COSINE, 0.5),)))
+    assert [each.precision for each in plan_of(replace(region(wider), unloadable={shown: failed})).targets] == ["int8"]
+
+
+def judgement(precision: str, samples: str = PACK.digest) -> Judged:
+    found = Judged.of(precision, samples, Preparation(default("fp32", precision)), None)
+    assert found is not None
+    return found
 
 
 def test_each_precision_has_figures_and_blocks_of_its_own() -> None:
@@ -212,7 +221,7 @@ def test_fp16_is_made_where_int8_was_not_near_enough() -> None:
     assert precisions_of(at) == ["int8"], "it is faster"
     there = at.fleet.nodes["a"].node.devices[0]
     shown = {
-        Triple.of_load(DIGEST, there, {}, None, (precision, PACK.digest)): Refusal(Code.PREPARE_FAILED, "cosine 0.9")
+        Triple.of_load(DIGEST, there, {}, None, judgement(precision)): Refusal(Code.PREPARE_FAILED, "cosine 0.9")
         for precision in PREPARABLE
     }
     int8, fp16 = shown

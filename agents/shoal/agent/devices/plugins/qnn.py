@@ -28,6 +28,8 @@ from shoal.types.units import Bytes
 
 PROVIDER: Final = "QNNExecutionProvider"
 SIMULATOR: Final = "htp"
+_FP32_IN: Final = "fp16"
+"""A float model runs in fp16 there, by `enable_htp_fp16_precision`: the processor has no fp32."""
 _FILES: Final = ("/dev/fastrpc-cdsp", "/dev/fastrpc-cdsp-secure", "/dev/dma_heap/system")
 
 
@@ -39,7 +41,7 @@ def found_device(listed: ListedDevice, host: Host, options: DriverOptions) -> Fo
         name, memory = f"npu{listed.index}", host.limit_bytes()
         device = device_of(listed, name=name, vendor="Qualcomm", model="Hexagon", memory_bytes=memory)
         access = _access(listed, backend, {"htp_performance_mode": "burst"})
-        return FoundDevice(replace(device, fixed_shapes=True, memory_in=CPU), access)
+        return FoundDevice(replace(device, fixed_shapes=True, computes_fp32_in=_FP32_IN, memory_in=CPU), access)
     if listed.hardware != "CPU" or platform.machine() != "x86_64" or SIMULATOR not in options.simulate:
         return None
     profile: dict[str, Any] = json.loads((resources.files("shoal.agent.devices.plugins") / "htp.json").read_text())
@@ -61,6 +63,7 @@ def _simulated(listed: ListedDevice, profile: dict[str, Any], host: Host) -> Dev
         device,
         kind=DeviceKind.NPU,
         fixed_shapes=True,
+        computes_fp32_in=_FP32_IN,
         memory_in=CPU,
         emulated=True,
         simulated=True,
@@ -75,11 +78,9 @@ def _access(listed: ListedDevice, backend: Path, more: dict[str, str]) -> Device
     # By itself the provider leaves quantising a model's inputs and outputs to the processor.
     int8 = {**options, "offload_graph_io_quantization": "0"}
     files = tuple(path for path in _FILES if Path(path).exists())
-    # A float model runs in fp16 there: the processor has no fp32.
     return DeviceAccess(
         files=files,
         plugin=plugin_of(listed),
         options={"": options, "fp32": fp16, "fp16": fp16, "int8": int8},
-        computes_fp32_in="fp16",
         compiler=f"{listed.package} {listed.version}",
     )

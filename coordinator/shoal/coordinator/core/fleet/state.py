@@ -202,6 +202,12 @@ class Fleet:
         state = self.nodes.get(node)
         return "" if state is None else state.stand_in(device)
 
+    def arithmetic(self, node: str, device: str, precision: str) -> str:
+        """Precision in which that device computes models of this one; that of the models where it is unknown."""
+        state = self.nodes.get(node)
+        found = state.device(device) if state is not None else None
+        return precision if found is None else found.arithmetic(precision)
+
     def with_node(self, state: NodeState) -> "Fleet":
         return replace(self, nodes={**self.nodes, state.name: state})
 

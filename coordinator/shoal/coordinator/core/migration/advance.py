@@ -420,13 +420,13 @@ def _with_migration_instructions(
 
     recording = recorders(desired, fleet, rule_of, references)
 
-    def with_instructions(one: Assignment) -> Assignment:
+    def with_instructions(node: str, one: Assignment) -> Assignment:
         verifiers = (answers[one.id],) if one.id in answers else ()
-        show, rule = shows.get(one.id), rule_of(one)
+        show, rule, arithmetic = shows.get(one.id), rule_of(one), fleet.arithmetic(node, one.device, one.precision)
         if show is None and rule is not None and (one.id in recording or _is_starting(one, memory)):
-            show = _reference_verification(one, with_reference(rule, one.variant, references), limits)
+            show = _reference_verification(one, with_reference(rule, one.variant, references), arithmetic, limits)
         if show is not None and rule is not None and one.id in recording and show.against is Against.REFERENCE:
-            show = _recording_verification(show.migration, rule, one.precision, limits, beside=recording[one.id])
+            show = _recording_verification(show.migration, rule, arithmetic, limits, beside=recording[one.id])
         if show is not None and (one.preparation is not None or one.id in after_prepared):
             show = _with_samples(show, one)
         handover = handovers.get(one.id) if one.session else None
@@ -443,7 +443,7 @@ def _with_migration_instructions(
         )
 
     return {
-        node: replace(content, assignments=tuple(map(with_instructions, content.assignments)))
+        node: replace(content, assignments=tuple(with_instructions(node, one) for one in content.assignments))
         for node, content in desired.items()
     }
 
@@ -474,19 +474,21 @@ def _is_starting(one: Assignment, memory: ReconcilerMemory) -> bool:
     return not one.draining and (mark is None or mark.stage is AssignmentStage.STARTING)
 
 
-def _reference_verification(one: Assignment, rule: MigrationRule, limits: MigrationLimits) -> Verification | None:
+def _reference_verification(
+    one: Assignment, rule: MigrationRule, arithmetic: str, limits: MigrationLimits
+) -> Verification | None:
     """Verification of a replica without a live predecessor: a workload's first replica, an additional one, or the
-    replacement of a lost one."""
+    replacement of a lost one. arithmetic: the precision in which it computes."""
     if rule.against is not Against.REFERENCE:
         return None
-    return _base_verification(f"r-{one.id.removeprefix('a-')}", rule, one.precision, one.precision, limits)
+    return _base_verification(f"r-{one.id.removeprefix('a-')}", rule, arithmetic, arithmetic, limits)
 
 
 def _recording_verification(
-    name: str, rule: MigrationRule, precision: str, limits: MigrationLimits, *, beside: bool
+    name: str, rule: MigrationRule, arithmetic: str, limits: MigrationLimits, *, beside: bool
 ) -> Verification:
     """Instruction for the replica that records the reference, even if there is one by now."""
-    asked = _base_verification(name, rule, precision, precision, limits)
+    asked = _base_verification(name, rule, arithmetic, arithmetic, limits)
     within_s = limits.verify_timeout_s(asked.samples)
     return replace(asked, recording=Recording.HERE, within_s=within_s, beside=beside)
 
@@ -494,7 +496,7 @@ def _recording_verification(
 def _base_verification(
     name: str, rule: MigrationRule, before: str, after: str, limits: MigrationLimits
 ) -> Verification:
-    """before, after: precisions. Inputs from the workload's samples are marked as such."""
+    """before, after: precisions in which the two compute. Inputs from the workload's samples are marked as such."""
     referring = rule.against is Against.REFERENCE
     pack = rule.pack if referring or (rule.inputs is InputsFrom.SAMPLES and rule.against is Against.SOURCE) else None
     samples = min(rule.samples, pack.count) if pack is not None and referring else rule.samples
@@ -543,11 +545,11 @@ def _cross_region_verification(
 def _verification(migration: Migration, fleet: Fleet, limits: MigrationLimits, references: References) -> Verification:
     source, target = migration.source, migration.target
     rule = with_reference(migration.rule, target.variant if target is not None else source.variant, references)
-    precision = target.precision if target is not None else source.precision
+    before, after = (fleet.arithmetic(each.node, each.device, each.precision) for each in (source, target or source))
     state = fleet.nodes.get(source.node)
     asks = rule.against is Against.SOURCE
     return replace(
-        _base_verification(migration.id, rule, source.precision, precision, limits),
+        _base_verification(migration.id, rule, before, after, limits),
         source=source.assignment if asks else "",
         source_node=source.node if asks else "",
         source_address=state.node.data_address if asks and state is not None else "",

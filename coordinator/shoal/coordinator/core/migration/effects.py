@@ -20,7 +20,7 @@ from shoal.coordinator.core.migration.model import (
 from shoal.coordinator.core.placement.model import Move, Trial
 from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.types.assignment import Assignment, Phase
-from shoal.types.codes import Code, Refusal
+from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, Refusal
 from shoal.types.units import Elapsed
 from shoal.types.workload import Intent, WorkloadKey
 
@@ -83,7 +83,8 @@ def blocked_placements(
     with another region's answers, only for as long as that region has the workload; without it the local replicas
     have to do. After an outage in vain: while the old replica exists and is not `broken`, until a longer gap is
     allowed or an operator asks for the move. After any other failure: for the rule's `cooldown`, and only while the
-    replica to be replaced serves.
+    replica to be replaced serves; but not after a load that failed for good, which is remembered by what was asked of
+    it (`Inputs.unloadable`), so that another tolerance or other shapes are tried at once.
     """
     allowed = {intent.key: intent.migration.allow_gap_s for intent in intents}
     found = dict[tuple[WorkloadKey, Trial], Refusal]()
@@ -103,7 +104,8 @@ def blocked_placements(
             stands = stands and each.source.assignment not in broken and _source_exists(each, fleet, desired)
             asked = f"`migration: allow_gap` above {each.rule.allow_gap_s:g} s"
         else:
-            stands = now < each.state.at + each.rule.cooldown_s and _source_serves(each, fleet, desired)
+            rests = now < each.state.at + each.rule.cooldown_s and why.code not in PERMANENT_LOAD_FAILURES
+            stands = rests and _source_serves(each, fleet, desired)
             asked = f"{each.rule.cooldown_s:.0f} s after it"
         if stands:
             found[each.workload, trial] = Refusal(code, found_there, asked, remedy)

@@ -224,8 +224,13 @@ def _estimate(inputs: Inputs, intent: Intent, source: Candidate | None, candidat
         now=_figures(source),
         then=_figures(candidate),
         cost_of_both=candidate.cost_usd_per_h * _overlap_s(inputs, rule, source, candidate) / 3600,
-        drift=with_defaults(rule.tolerances, source.precision, candidate.precision) if source is not None else (),
+        drift=_tolerances(inputs, rule, source, candidate) if source is not None else (),
     )
+
+
+def _tolerances(inputs: Inputs, rule: MigrationRule, source: Candidate, candidate: Candidate) -> tuple[Tolerance, ...]:
+    before, after = (inputs.fleet.arithmetic(each.node, each.device, each.precision) for each in (source, candidate))
+    return with_defaults(rule.tolerances, before, after)
 
 
 def _overlap_s(inputs: Inputs, rule: MigrationRule, source: Candidate | None, candidate: Candidate) -> float:

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from shoal.coordinator.core.fleet.liveness import deferred_nodes
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
+from shoal.coordinator.core.placement.accuracy import comparison_of, preparation_of
 from shoal.coordinator.core.placement.loadable import load_refusal
-from shoal.coordinator.core.placement.model import Inputs, Move, Poisoning, Slot, Trial, Triple, requester_of
+from shoal.coordinator.core.placement.model import Inputs, Judged, Move, Poisoning, Slot, Trial, Triple, requester_of
 from shoal.coordinator.core.placement.preparable import prepare_refusal
 from shoal.coordinator.core.placement.relax import (
     CATEGORY_SIZE,
@@ -51,6 +52,11 @@ from shoal.types.workload import Intent, Limits, ModelRef, Requirements, Workloa
 
 _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """By input name, as a key."""
+
+
+_BEYOND_TOLERANCE: Final = (Code.PREPARE_FAILED, Code.DRIFT_OVER)
+_OTHER_TOLERANCE: Final = "another tolerance (require.precision), or a variant that was made for this precision"
+_OTHER_RUNTIME: Final = "export the model for this runtime, or update the runtime"
 
 
 class Constraint(IntEnum):
@@ -119,9 +125,8 @@ class Option:
     earlier_failure: Refusal | None
     # By input name: the only shapes that the workload serves.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    # For a model that its node prepares: the precision, and the digest of the samples if there are any; None for any
-    # other.
-    prepared: tuple[str, str] | None = None
+    # By what its answers are judged before it serves; None: by nothing.
+    judged: Judged | None = None
 
     @property
     def slot(self) -> Slot:
@@ -245,7 +250,12 @@ class Scope:
             cost=self.inputs.costs.get(Slot(state.name, device.name), math.nan),
             earlier_failure=earlier_failure,
             shapes=intent.shapes,
-            prepared=(precision, intent.samples_of(model.digest)) if model.prepared else None,
+            judged=Judged.of(
+                precision,
+                intent.samples_of(model.digest),
+                preparation_of(intent, precision) if model.prepared else None,
+                comparison_of(intent, device, precision),
+            ),
         )
 
     def replica_rate(self, intent: Intent, replicas: int) -> float:
@@ -458,9 +468,8 @@ class Scope:
                 variant = manual_remedy(f"add a variant in {' or '.join(receipt.rates.conv_flops)}")
                 yield PlacementFault(Constraint.OPERATORS, refusal, variant)
         if (known := self._load_refusal(option, require)) is not None:
-            yield PlacementFault(
-                Constraint.OPERATORS, known, manual_remedy("export the model for this runtime, or update the runtime")
-            )
+            remedy = known.remedy if known.code in _BEYOND_TOLERANCE else _OTHER_RUNTIME
+            yield PlacementFault(Constraint.OPERATORS, known, manual_remedy(remedy or _OTHER_TOLERANCE))
         yield from self._capability_faults(option, require, where)
         if (ended := signature_expiry(self.inputs.signatures, option.model, require, self.inputs.wall)) is not None:
             yield PlacementFault(Constraint.SIGNATURE_AGE, *ended)
@@ -474,7 +483,7 @@ class Scope:
     def _load_refusal(self, option: Option, require: Requirements) -> Refusal | None:
         """What actual loads showed takes precedence over what the runtime reports about itself."""
         device, receipt = option.device, option.receipt
-        load = Triple.of_load(option.model.digest, device, option.shapes, require.partial, option.prepared)
+        load = Triple.of_load(option.model.digest, device, option.shapes, require.partial, option.judged)
         if (shown := self.inputs.unloadable.get(load)) is not None:
             return shown
         if receipt is None or receipt.runtime is None or receipt.runtime_version != device.runtime_version:

@@ -1,17 +1,17 @@
 """The input and the output of placement. The output mirrors `WorkloadPlan` of the operator API."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.types.agreement import GUEST_TENANT
-from shoal.types.assignment import Assignment, Measured, Preparation
+from shoal.types.assignment import Assignment, Comparison, Measured, Preparation
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.device import Device
-from shoal.types.migration import DRAIN_S
+from shoal.types.migration import DRAIN_S, Tolerance
 from shoal.types.profile import ModelProfile
 from shoal.types.signature import PublisherKey, SignedModel
 from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall
@@ -28,14 +28,44 @@ from shoal.types.workload import (
 )
 
 
+class Judged(NamedTuple):
+    """By what the answers of a load are judged."""
+
+    # Precision that the node makes of the model; empty: it is loaded as it was pushed.
+    made: str
+    # Digest of the samples; empty: inputs are generated.
+    samples: str
+    # How far the answers may be from those of the pushed model on the processor: (output, metric, bound, k) of each.
+    tolerances: tuple[tuple[str, str, float, int], ...]
+
+    @classmethod
+    def of(
+        cls, precision: str, samples: str, preparation: Preparation | None, comparison: Comparison | None
+    ) -> "Judged | None":
+        """None: no difference of its answers refuses it."""
+        if preparation is not None:
+            return cls(precision, samples, _bounds(preparation.tolerances))
+        if comparison is not None and not comparison.advisory:
+            return cls("", samples, _bounds(comparison.tolerances))
+        return None
+
+    @classmethod
+    def of_assignment(cls, one: Assignment) -> "Judged | None":
+        return cls.of(one.precision, one.samples, one.preparation, one.comparison)
+
+
+def _bounds(tolerances: Sequence[Tolerance]) -> tuple[tuple[str, str, float, int], ...]:
+    return tuple((each.output, str(each.metric), each.bound, each.k) for each in tolerances)
+
+
 class Triple(NamedTuple):
     """What a crash or a failed load is attributed to: a model on one version of one runtime."""
 
     model: str
     provider: str
     runtime_version: str
-    # Of a failed load: the shapes, the share beside the device and the preparation with which it was tried; empty: none
-    # was given.
+    # Of a failed load: the shapes and the share beside the device with which it was tried, and by what it was judged;
+    # empty: none was given.
     asked: str = ""
 
     @classmethod
@@ -45,19 +75,17 @@ class Triple(NamedTuple):
         device: Device,
         shapes: Mapping[str, tuple[int, ...]],
         partial: float | None,
-        prepared: tuple[str, str] | None = None,
+        judged: Judged | None = None,
     ) -> "Triple":
-        """What a failed load is attributed to: with other shapes the same model may load. prepared: the precision that
-        it was made in, and the digest of the samples; None: it was loaded as it was pushed."""
-        given = (*([] if prepared is None else [prepared]),)
+        """What a failed load is attributed to: with other shapes or a wider tolerance the same model may load."""
+        given = () if judged is None else (tuple(judged),)
         asked = repr((sorted(shapes.items()), partial, *given)) if shapes or partial is not None or given else ""
         return cls(model, device.provider, device.runtime_version, asked)
 
     @classmethod
     def of_assignment(cls, one: Assignment, device: Device) -> "Triple":
         """What a failed load of this assignment is attributed to."""
-        prepared = (one.precision, one.samples) if one.preparation is not None else None
-        return cls.of_load(one.model, device, one.shapes, one.partial, prepared)
+        return cls.of_load(one.model, device, one.shapes, one.partial, Judged.of_assignment(one))
 
 
 class Poisoning(NamedTuple):
@@ -453,6 +481,8 @@ class ReplicaTarget:
     partial: float | None = None
     # As in Assignment: what its node does to the model before it loads it.
     preparation: Preparation | None = None
+    # As in Assignment: how its answers are compared with the processor's when it is loaded.
+    comparison: Comparison | None = None
 
     @property
     def variant(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from shoal.coordinator.core.fleet.commitments import memory_of
 from shoal.coordinator.core.placement import explain as why
+from shoal.coordinator.core.placement.accuracy import comparison_of, preparation_of
 from shoal.coordinator.core.placement.allocations import (
     Allocations,
     QuotaCaps,
@@ -17,7 +18,7 @@ from shoal.coordinator.core.placement.allocations import (
     wants_standby,
 )
 from shoal.coordinator.core.placement.contention import Pick
-from shoal.coordinator.core.placement.feasible import Option, Scope
+from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import (
     Inputs,
     Move,
@@ -31,12 +32,11 @@ from shoal.coordinator.core.placement.replicas import replicas_of
 from shoal.coordinator.core.placement.signatures import make_signed_model
 from shoal.coordinator.core.placement.solve import Level, Occupancy, Solver
 from shoal.types.agreement import GUEST_TENANT
-from shoal.types.assignment import Assignment, Preparation
+from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Against
-from shoal.types.tolerance import with_defaults
 from shoal.types.units import Bytes
-from shoal.types.workload import Intent, Standby, WorkloadKey
+from shoal.types.workload import Standby, WorkloadKey
 
 
 def place(
@@ -290,15 +290,9 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
         warm_up_optional=intent.warm_up_optional,
         shapes=intent.shapes,
         partial=intent.require.partial,
-        preparation=_preparation(intent, option),
+        preparation=preparation_of(intent, option.precision) if option.model.prepared else None,
+        comparison=comparison_of(intent, option.device, option.precision),
     )
-
-
-def _preparation(intent: Intent, option: Option) -> Preparation | None:
-    """What the node does to the model; None where it loads it as it was pushed."""
-    if not option.model.prepared:
-        return None
-    return Preparation(with_defaults(intent.migration.tolerances, option.profile.precision, option.precision))
 
 
 def _hash(inputs: Inputs, plans: Iterable[WorkloadPlan]) -> str:

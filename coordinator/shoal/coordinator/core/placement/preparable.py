@@ -7,6 +7,7 @@ excludes its precision (`Inputs.unloadable`).
 
 from typing import Final
 
+from shoal.coordinator.core.placement.accuracy import PUSHED
 from shoal.coordinator.core.placement.relax import RequiredRelaxation, manual_remedy
 from shoal.coordinator.core.prediction.demand import ModelDemand
 from shoal.coordinator.core.prediction.predict import arithmetic_seconds
@@ -14,8 +15,6 @@ from shoal.types.codes import Code, Refusal
 from shoal.types.receipt import Receipt
 from shoal.types.workload import NEEDS_SAMPLES, ModelRef, Requirements
 
-_PUSHED: Final = "fp32"
-"""The precision of which others are made (`policies.resolve`)."""
 _RATE_ERROR: Final = 0.15
 """Of a measured rate, at least: by so much a busy processor may be off (`test_probe_noise.py`). On one that has
 no arithmetic of fp16 its rate was up to 12 % above that of fp32."""
@@ -40,17 +39,17 @@ def prepare_refusal(
         refusal = Refusal(Code.PREPARE_UNAVAILABLE, f"{where} prepares {', '.join(runtime.prepares)}", wanted)
         return refusal, manual_remedy("update the agent; or allow fp32, if the device computes that so by itself")
     if model.precision == "fp16" and not _is_faster(receipt, require, demand, model.precision):
-        found = f"{where} computes {model.precision} no faster than {_PUSHED}"
+        found = f"{where} computes {model.precision} no faster than {PUSHED}"
         refusal = Refusal(Code.PREPARE_UNAVAILABLE, found, f"a gain by {wanted}")
-        return refusal, manual_remedy(f"run it in {_PUSHED} there")
+        return refusal, manual_remedy(f"run it in {PUSHED} there")
     return None
 
 
 def _is_faster(receipt: Receipt, require: Requirements, demand: ModelDemand, precision: str) -> bool:
     """Whether the device computes the model faster in that precision by its measured rates, beyond the error of both.
     True where the pushed model cannot run there, or may not."""
-    if any(known and _PUSHED not in known for known in (receipt.precisions, require.precisions)):
+    if any(known and PUSHED not in known for known in (receipt.precisions, require.precisions)):
         return True
     error = max(receipt.spread, _RATE_ERROR)
-    pushed, made = (arithmetic_seconds(demand, receipt.rates, each) for each in (_PUSHED, precision))
+    pushed, made = (arithmetic_seconds(demand, receipt.rates, each) for each in (PUSHED, precision))
     return made * (1 + error) < pushed * (1 - error)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.placement.accuracy import comparison_of, preparation_of
 from shoal.coordinator.core.placement.feasible import Option, Scope
-from shoal.coordinator.core.placement.model import Inputs, Move, Slot, Triple
+from shoal.coordinator.core.placement.model import Inputs, Judged, Move, Slot, Triple
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, Refusal
 from shoal.types.workload import Intent
@@ -80,7 +81,13 @@ def may_retry(inputs: Inputs, intent: Intent, replica: FailedReplica) -> bool:
     tried = replica.assignment
     if (tried.shapes, tried.partial) != (intent.shapes, intent.require.partial):
         return True
-    if tried.preparation is not None and tried.samples != intent.samples_of(tried.model):
+    judged = Judged.of(
+        tried.precision,
+        intent.samples_of(tried.model),
+        preparation_of(intent, tried.precision) if tried.preparation is not None else None,
+        comparison_of(intent, device, tried.precision),
+    )
+    if judged != Judged.of_assignment(tried):
         return True
     return Triple.of_assignment(tried, device) not in inputs.unloadable
 
@@ -107,12 +114,15 @@ def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -
         return Refusal(Code.CONFLICT, "its isolation changed", "a worker as the document says")
     if assignment.partial != intent.require.partial:
         return Refusal(Code.CONFLICT, "what may run beside its device changed", "a share as the document says")
-    if assignment.preparation is not None and assignment.samples != intent.samples_of(assignment.model):
+    has_other_samples = assignment.samples != intent.samples_of(assignment.model)
+    if assignment.preparation is not None and has_other_samples:
         return Refusal(Code.CONFLICT, "the samples that it was prepared by changed", "those of the document")
     if assignment.shapes != intent.shapes:
         return Refusal(Code.CONFLICT, "its shapes changed", "the shapes that the document says")
     observed = state.observed.get(assignment.id)
     ready = observed is not None and observed.phase is Phase.READY
+    if not ready and assignment.comparison is not None and has_other_samples:
+        return Refusal(Code.CONFLICT, "the samples that it is compared by changed", "those of the document")
     triple = Triple(assignment.model, device.provider, device.runtime_version)
     if not ready and inputs.is_poisoned(triple, assignment.workload):
         return Refusal(Code.POISONED, "it crashed its runtime again and again", "a model that survives it")

@@ -182,6 +182,7 @@ class _Step:
             shapes=target.shapes,
             partial=target.partial,
             preparation=target.preparation,
+            comparison=target.comparison,
         )
         self.marks[name] = Mark(AssignmentStage.STARTING, self.now, target.terms)
         role = ", to stand by" if target.standby else ""
