@@ -128,6 +128,7 @@ def test_a_wider_tolerance_lets_a_model_in(machine: DevStack) -> None:
     (row,) = machine.wait_serving(name)
     assert row.assignment.device == NPU
     assert "y max_abs " in row.observed.reason
+    assert machine.log_lines(NODE, "compiled_model_rejected") == [], "what was compiled is not at fault"
     machine.delete_workloads(name)
 
 

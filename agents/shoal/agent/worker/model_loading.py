@@ -139,7 +139,8 @@ def _result_without_warm_up(
         energy_source=source,
         samples=0,
     )
-    note = _note(order, engine, f"serves without a warm-up: {why.found}")
+    uncompared = "" if order.comparison is None else "not compared with the processor"
+    note = _note(order, engine, f"serves without a warm-up: {why.found}", uncompared)
     return LoadResult(measured, engine.inputs, engine.outputs, note, tuple(sorted(engine.operators)))
 
 

@@ -29,7 +29,7 @@ class PoolOptions:
     # Maximum bytes of one request's expanded tensors.
     max_request_bytes: int = 64 * 2**20
     # A worker may map memory_floor + memory_slack x the bytes that its assignment commits, because it maps more than
-    # becomes resident.
+    # becomes resident; twice the latter where its answers are compared with the processor's.
     memory_slack: float = 1.5
     # Bytes; see memory_slack.
     memory_floor: int = 256 * 2**20

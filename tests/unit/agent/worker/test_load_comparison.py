@@ -179,3 +179,14 @@ def test_the_memory_of_the_reference_is_not_the_models(tmp_path: Path, monkeypat
     assert loaded.measured.memory_bytes == 123
     assert loaded.measured.energy_source is EnergySource.ESTIMATED
     assert "over 3 generated inputs" in loaded.note
+
+
+def test_what_serves_without_a_warm_up_says_that_it_was_not_compared(tmp_path: Path) -> None:
+    gather = helper.make_node("Gather", ["table", "x"], ["y"])
+    empty = numpy_helper.from_array(np.zeros(0, np.float32), "table")
+    content = model([gather], [tensor("x", [2], INT64)], [tensor("y", [2], FLOAT)], [empty]).SerializeToString()
+    order = order_of(tmp_path, content, Comparison((CLOSE,), 8), provider=CPU_PROVIDER, warm_up_optional=True)
+    memory = cast(MemoryGrowth, SimpleNamespace(bytes=lambda: Bytes(1)))
+    loaded = measure(order, engine_of(content), run_options(), 0.1, memory)
+    assert loaded.note.startswith("serves without a warm-up: ")
+    assert loaded.note.endswith("; not compared with the processor")
