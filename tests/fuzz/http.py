@@ -27,6 +27,9 @@ class Answering:
     def live(self) -> bool:
         return True
 
+    def authenticate(self, call: InboundCall) -> None:
+        pass
+
     def admit(self, call: InboundCall) -> str:
         return "acme"
 

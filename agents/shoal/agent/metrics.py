@@ -25,6 +25,8 @@ from shoal.types.metric import (
 PROGRAM: Final = "shoal_agent"
 ENDED: Final = ("answered", "refused", "lost")
 """How a request ends."""
+LIMITED: Final = ("admitted", "over_rate", "over_concurrency")
+"""What a tenant's limits do with a request."""
 CROSSED: Final = ("answered", "refused", "late", "error")
 """How a request between two regions ends."""
 QUANTILES: Final = ("0.5", "0.95")
@@ -167,6 +169,8 @@ FRONT_REFUSALS: Final = CounterMetric(
             Code.TOO_LARGE,
             Code.TOO_SLOW,
             Code.OVERLOADED,
+            Code.TENANT_RATE,
+            Code.TENANT_CONCURRENCY,
             Code.DEADLINE_EXCEEDED,
             Code.CANCELLED,
             Code.MODEL_NOT_FOUND,
@@ -187,6 +191,17 @@ FRONT_SECONDS: Final = HistogramMetric(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 FRONT_IN_FLIGHT: Final = GaugeMetric("shoal_front_in_flight", "Requests inside the front.")
+FRONT_WAITING: Final = GaugeMetric(
+    "shoal_front_waiting", "Requests inside the front that wait for their turn between tenants."
+)
+FRONT_TENANT_REQUESTS: Final = CounterMetric(
+    "shoal_front_tenant_requests_total",
+    "Requests of tenants with a quota of rate or concurrency, where they enter the region, by what the limits did.",
+    (_TENANT, MetricLabel("outcome", LIMITED)),
+)
+FRONT_TENANT_INSIDE: Final = GaugeMetric(
+    "shoal_front_tenant_in_flight", "Requests of tenants with such a quota inside the front.", (_TENANT,)
+)
 FRONT_EJECTED: Final = GaugeMetric("shoal_front_ejected", "Replicas that get no requests now, because they failed.")
 FRONT_AGREEMENT_REQUESTS: Final = CounterMetric(
     "shoal_front_agreement_requests_total",
@@ -247,6 +262,9 @@ FRONT: Final[tuple[DeclaredMetric, ...]] = (
     FRONT_REFUSALS,
     FRONT_SECONDS,
     FRONT_IN_FLIGHT,
+    FRONT_WAITING,
+    FRONT_TENANT_REQUESTS,
+    FRONT_TENANT_INSIDE,
     FRONT_EJECTED,
     FRONT_AGREEMENT_REQUESTS,
     FRONT_AGREEMENT_P95,

@@ -24,6 +24,7 @@ from shoal.types.migration import Handover, SessionSource, Verdict, Verification
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.route import Route
+from shoal.types.tenant import TenantLimit, TenantUse
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
@@ -427,6 +428,8 @@ class FrontStats:
     sessions: tuple[tuple[str, int], ...] = ()
     # (front of the region, its forwards that this front has refused since it started).
     denied: tuple[tuple[str, int], ...] = ()
+    # What limited tenants did here.
+    tenants: tuple[TenantUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,6 +460,7 @@ class FrontControl(Protocol):
         verification_sources: tuple[VerificationSource, ...] = (),
         stateful_replicas: tuple[StatefulReplica, ...] = (),
         forwarding: Forwarding | None = None,
+        tenants: tuple[TenantLimit, ...] = (),
     ) -> None:
         """Replace the configuration. Idempotent. Returns when the front has applied it; a restarted front gets the last
         one again.
@@ -468,6 +472,7 @@ class FrontControl(Protocol):
         - verification_sources: workers that other replicas may be compared with.
         - stateful_replicas: replicas of stateful workloads. The sessions of one that is left out are lost.
         - forwarding: who may forward requests here. None: every front of the region.
+        - tenants: what tenants may use of this front. One that is left out is unlimited.
         """
         ...
 

@@ -11,6 +11,7 @@ from shoal.types.migration import Handover, SessionSource, Tolerance, Verdict, V
 from shoal.types.profile import TensorSpec
 from shoal.types.route import Route
 from shoal.types.signature import SignedModel
+from shoal.types.tenant import TenantLimit, TenantUse
 from shoal.types.units import Bytes, Joules, Seconds, Wall
 from shoal.types.workload import PartitionRule, WorkloadKey, variant_of
 
@@ -252,6 +253,8 @@ class DesiredSet:
     asleep: tuple[str, ...] = ()
     # None from a coordinator that does not send it: every front of the region may forward here.
     forwarding: Forwarding | None = None
+    # What tenants may use of this node's front; one that is not listed is unlimited.
+    tenants: tuple[TenantLimit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +393,8 @@ class Status:
     asks_lease: bool = False
     # Devices that do not answer the node; each other one is in `readings`, or was not measured since it came back.
     silent: tuple[SilentDevice, ...] = ()
+    # What limited tenants did at its front.
+    tenants: tuple[TenantUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

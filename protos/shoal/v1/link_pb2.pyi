@@ -206,6 +206,7 @@ class Status(_message.Message):
     AGREEMENT_COUNTS_FIELD_NUMBER: _builtins.int
     ASKS_LEASE_FIELD_NUMBER: _builtins.int
     SILENT_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     epoch: _builtins.int
     sequence: _builtins.int
@@ -232,6 +233,10 @@ class Status(_message.Message):
     def agreement_counts(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.AgreementCounts]: ...
     @_builtins.property
     def silent(self) -> _containers.RepeatedCompositeFieldContainer[Global___SilentDevice]: ...
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.TenantUse]:
+        """Of tenants with a limit."""
+
     def __init__(
         self,
         *,
@@ -251,10 +256,11 @@ class Status(_message.Message):
         agreement_counts: _abc.Iterable[_nouns_pb2.AgreementCounts] | None = ...,
         asks_lease: _builtins.bool = ...,
         silent: _abc.Iterable[Global___SilentDevice] | None = ...,
+        tenants: _abc.Iterable[_nouns_pb2.TenantUse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement_counts", b"agreement_counts", "asks_lease", b"asks_lease", "epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "silent", b"silent", "taken_at", b"taken_at", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement_counts", b"agreement_counts", "asks_lease", b"asks_lease", "epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "silent", b"silent", "taken_at", b"taken_at", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1860,6 +1860,7 @@ class DesiredSet(_message.Message):
     PROOF_FIELD_NUMBER: _builtins.int
     ASLEEP_FIELD_NUMBER: _builtins.int
     FORWARDING_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     heartbeat_s: _builtins.float
     proof: _builtins.bytes
@@ -1886,6 +1887,10 @@ class DesiredSet(_message.Message):
     def forwarding(self) -> Global___Forwarding:
         """None from a coordinator that does not tell: then any front of the region may forward here."""
 
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantLimit]:
+        """What tenants may use of the node's front; one that is not listed is unlimited."""
+
     def __init__(
         self,
         *,
@@ -1901,14 +1906,88 @@ class DesiredSet(_message.Message):
         proof: _builtins.bytes = ...,
         asleep: _abc.Iterable[_builtins.str] | None = ...,
         forwarding: Global___Forwarding | None = ...,
+        tenants: _abc.Iterable[Global___TenantLimit] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["forwarding", b"forwarding", "trust", b"trust", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "assignments", b"assignments", "credentials", b"credentials", "forwarding", b"forwarding", "heartbeat_s", b"heartbeat_s", "node", b"node", "peers", b"peers", "pins", b"pins", "proof", b"proof", "routes", b"routes", "trust", b"trust", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "assignments", b"assignments", "credentials", b"credentials", "forwarding", b"forwarding", "heartbeat_s", b"heartbeat_s", "node", b"node", "peers", b"peers", "pins", b"pins", "proof", b"proof", "routes", b"routes", "tenants", b"tenants", "trust", b"trust", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DesiredSet: _TypeAlias = DesiredSet  # noqa: Y015
+
+@_typing.final
+class TenantLimit(_message.Message):
+    """A front's share of a tenant's quota. Absent: unlimited."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    CONCURRENCY_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    rate: _builtins.float
+    """Requests a second."""
+    concurrency: _builtins.int
+    """Requests inside at once."""
+    weight: _builtins.float
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        rate: _builtins.float | None = ...,
+        concurrency: _builtins.int | None = ...,
+        weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency", "_rate", b"_rate", "concurrency", b"concurrency", "rate", b"rate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency", "_rate", b"_rate", "concurrency", b"concurrency", "rate", b"rate", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__concurrency: _TypeAlias = _typing.Literal["concurrency"]  # noqa: Y015
+    _WhichOneofArgType__concurrency: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency"]  # noqa: Y015
+    _WhichOneofReturnType__rate: _TypeAlias = _typing.Literal["rate"]  # noqa: Y015
+    _WhichOneofArgType__rate: _TypeAlias = _typing.Literal["_rate", b"_rate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__concurrency) -> _WhichOneofReturnType__concurrency | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate) -> _WhichOneofReturnType__rate | None: ...
+
+Global___TenantLimit: _TypeAlias = TenantLimit  # noqa: Y015
+
+@_typing.final
+class TenantUse(_message.Message):
+    """What the clients of a limited tenant did at one front since it started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    ADMITTED_FIELD_NUMBER: _builtins.int
+    OVER_RATE_FIELD_NUMBER: _builtins.int
+    OVER_CONCURRENCY_FIELD_NUMBER: _builtins.int
+    INSIDE_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    admitted: _builtins.int
+    over_rate: _builtins.int
+    over_concurrency: _builtins.int
+    inside: _builtins.int
+    """Requests inside now."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        admitted: _builtins.int = ...,
+        over_rate: _builtins.int = ...,
+        over_concurrency: _builtins.int = ...,
+        inside: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "inside", b"inside", "over_concurrency", b"over_concurrency", "over_rate", b"over_rate", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantUse: _TypeAlias = TenantUse  # noqa: Y015
 
 @_typing.final
 class Served(_message.Message):

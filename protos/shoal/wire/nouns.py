@@ -43,6 +43,7 @@ MAX_ITEMS_BY_FIELD: Final[Mapping[str, int]] = {
     "Status.silent": 1_024,
     "Status.ingress": 16_384,
     "Status.agreement_counts": 4_096,
+    "Status.tenants": 4_096,
 }
 """Limits of items in an agent's messages, checked before any item is read: the most that an agent sends, with a
 margin."""

@@ -44,6 +44,8 @@ _GRPC: Final[dict[GrpcStatus, tuple[Code, ...]]] = {
         Code.TOO_LARGE,
         Code.MODEL_TOO_LARGE,
         Code.QUOTA,
+        Code.TENANT_RATE,
+        Code.TENANT_CONCURRENCY,
         Code.DISK_FULL,
         Code.STORE_FULL,
         Code.OUT_OF_MEMORY,
@@ -123,7 +125,13 @@ _HTTP_OF_GRPC: Final = {
     GrpcStatus.UNIMPLEMENTED: 501,
     GrpcStatus.INTERNAL: 500,
 }
-_HTTP_SPECIAL: Final = {Code.TOO_SLOW: 408, Code.QUOTA: 429, Code.OVERLOADED: 503}
+_HTTP_SPECIAL: Final = {
+    Code.TOO_SLOW: 408,
+    Code.QUOTA: 429,
+    Code.TENANT_RATE: 429,
+    Code.TENANT_CONCURRENCY: 429,
+    Code.OVERLOADED: 503,
+}
 
 CODE_KEY: Final = "shoal-code"
 REFUSAL_KEY: Final = "shoal-refusal-bin"

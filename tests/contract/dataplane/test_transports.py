@@ -31,13 +31,16 @@ from shoal.agent.dataplane.grpc_reference import GrpcioTransport
 from shoal.agent.dataplane.ingress_admission import SMALL_BYTES, IngressAdmission
 from shoal.agent.dataplane.log_budget import LINES
 from shoal.agent.dataplane.memory import COPIES, MessageMemory
+from shoal.agent.dataplane.metering import RequestMeter
+from shoal.agent.dataplane.tenant_admission import TenantAdmission
 from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused, InboundCall, TlsFiles
 from shoal.agent.dataplane.trust import Authorities
 from shoal.inference import health_pb2, reflection_pb2
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.units import Seconds
+from shoal.types.tenant import TenantLimit, TenantUse
+from shoal.types.units import PerSecond, Seconds
 from shoal.wire import grpcio_status, status
 
 REGION = "west"
@@ -58,6 +61,7 @@ class Echo:
         self.cancelled = 0
         self.is_ready = True
         self.change = asyncio.Event()
+        self.tenants = TenantAdmission(SystemClock(), RequestMeter())
 
     def become(self, *, is_ready: bool) -> None:
         self.is_ready = is_ready
@@ -72,9 +76,13 @@ class Echo:
     def live(self) -> bool:
         return True
 
+    def authenticate(self, call: InboundCall) -> None:
+        self._see(call)
+
     def admit(self, call: InboundCall) -> str:
         self.admitted += 1
         self._see(call)
+        self.tenants.check("acme")
         return "acme"
 
     def server_ready(self, call: InboundCall) -> bool:
@@ -125,6 +133,14 @@ class Echo:
 
     async def infer(self, call: InboundCall, request: bytes) -> bytes:
         self._see(call)
+        gate = self.tenants.enter("acme")
+        try:
+            return await self._answer(request)
+        finally:
+            if gate is not None:
+                gate.leave(Seconds(0.01))
+
+    async def _answer(self, request: bytes) -> bytes:
         message = oip.ModelInferRequest.FromString(request)
         self.requests.append(message)
         self.inside += 1
@@ -400,6 +416,57 @@ async def test_refusals_keep_their_code(case: TransportCase, code: Code) -> None
         assert (seen.status, seen.code, seen.retry_after_ms) == (case.status_of(code), code, "250")
         assert "found this" in str(seen)
         assert "do so" in str(seen)
+
+
+async def test_a_tenant_over_its_rate_is_told_when_to_retry_and_nothing_of_its_body_is_taken(
+    case: TransportCase,
+) -> None:
+    case.service.tenants.configure([TenantLimit("acme", rate=PerSecond(0.01))])
+    huge = Tensor("x", "UINT8", (8 * 2**20,), bytes(8 * 2**20))
+    with pytest.raises(InferenceError) as refused:
+        await case.client().infer("up", (huge,))
+    assert refused.value.status in (429, "RESOURCE_EXHAUSTED")
+    assert (refused.value.status, refused.value.code) == (case.status_of(Code.TENANT_RATE), Code.TENANT_RATE)
+    assert 90_000 < int(refused.value.retry_after_ms) <= 100_000, "the bucket of a front that starts is empty"
+    assert not case.service.requests
+    assert await case.client().ready(), "only requests are limited"
+    assert case.service.tenants.uses() == (TenantUse("acme", over_rate=1),)
+
+
+async def test_a_tenant_with_too_many_inside_is_refused_until_one_ends(case: TransportCase) -> None:
+    case.service.tenants.configure([TenantLimit("acme", concurrency=1)])
+    case.service.hold = asyncio.Event()
+    first = asyncio.create_task(case.client().infer("up", TENSORS[:1]))
+    await until(lambda: case.service.inside == 1, 5, "inside")
+    client = case.client()
+    with pytest.raises(InferenceError) as refused:
+        await client.infer("up", TENSORS[:1])
+    assert refused.value.status in (429, "RESOURCE_EXHAUSTED")
+    assert (refused.value.status, refused.value.code) == (
+        case.status_of(Code.TENANT_CONCURRENCY),
+        Code.TENANT_CONCURRENCY,
+    )
+    assert refused.value.retry_after_ms
+    case.service.hold.set()
+    await first
+    assert (await client.infer("up", TENSORS[:1])).outputs == TENSORS[:1]
+
+
+@GRPC
+async def test_each_request_of_a_stream_is_charged(case: TransportCase) -> None:
+    client = case.client()
+    assert isinstance(client, GrpcClient)
+    case.service.tenants.configure([TenantLimit("acme", concurrency=1)])
+    stream = client.channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer", None, None)
+    call: Any = stream(None, metadata=tuple(client.default_metadata.items()))
+    for number in (1, 2):
+        await call.write(infer_request("up", TENSORS[:1], "").SerializeToString())
+        assert not oip.ModelStreamInferResponse.FromString(await call.read()).error_message
+        assert case.service.tenants.uses()[0].admitted == number
+    case.service.tenants.configure([TenantLimit("acme", concurrency=0)])
+    await call.write(infer_request("up", TENSORS[:1], "").SerializeToString())
+    assert Code.TENANT_CONCURRENCY in oip.ModelStreamInferResponse.FromString(await call.read()).error_message
+    call.cancel()
 
 
 async def test_our_own_failure_is_internal_and_tells_nothing(case: TransportCase) -> None:

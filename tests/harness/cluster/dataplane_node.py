@@ -26,6 +26,7 @@ from shoal.agent.worker.pool_options import PoolOptions
 from shoal.types.assignment import Credential, Forwarding, PeerTrust
 from shoal.types.device import Device, DeviceKind, Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
+from shoal.types.tenant import TenantLimit
 from shoal.types.units import Bytes
 from shoal.types.workload import WorkloadKey
 
@@ -163,13 +164,14 @@ class DataPlaneNode:
         witnesses: tuple[VerificationSource, ...] = (),
         stateful_replicas: tuple[StatefulReplica, ...] = (),
         forwarding: Forwarding | None = None,
+        tenants: tuple[TenantLimit, ...] = (),
     ) -> None:
         """By default, route each replica of this node to it."""
         if routes is None:
             routes = [Route(key, 1, (self.endpoint(name),)) for name, key in self.models.items()]
         workers = tuple(self.local_worker(name) for name in self.models)
         await self.front.configure(
-            tuple(routes), credentials, workers, revoked, peers, witnesses, stateful_replicas, forwarding
+            tuple(routes), credentials, workers, revoked, peers, witnesses, stateful_replicas, forwarding, tenants
         )
 
     def grpc_client(self, files: CertificateFiles) -> GrpcClient:

@@ -144,6 +144,11 @@ def test_the_reference_of_limits_is_true() -> None:
             f"{ingress.WATCHES:,}, {ingress.WATCHES_PER_CALLER}"
         ),
         "calls of one caller at a front, and streams": f"{ingress.CALLS_PER_CALLER}, {ingress.STREAMS_PER_CALLER}",
+        "requests of several tenants that go on to replicas at once, beside those in transit over long RTTs; "
+        "beyond, by the tenants' weights": (
+            f"{AdmissionLimits().slots}; a tenant within its part of these, or alone, goes on at once"
+        ),
+        "requests of a tenant with a quota, a second and at once": "as its document says",
         "requests that wait at a front: for each replica, for a gateway of another region, of one tenant": (
             f"{AdmissionLimits().per_replica:,}, {AdmissionLimits().per_way:,}, {AdmissionLimits().per_tenant:,}; "
             "fewer where the answer would come after the deadline, as measured "

@@ -8,6 +8,7 @@ from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Reading, SilentDevice
 from shoal.types.link import OLDEST_PROTOCOL, Hello, Welcome
+from shoal.types.tenant import TenantUse
 from shoal.types.units import Seconds, Wall
 
 SKEW_ALLOWANCE_S = 30.0
@@ -164,6 +165,8 @@ class NodeReport:
     asks_lease: bool = False
     # Devices that do not answer.
     silent: tuple[SilentDevice, ...] = ()
+    # What limited tenants did at the front since it started.
+    tenants: tuple[TenantUse, ...] = ()
 
 
 def next_status(reporter: ReportCursor, now: NodeReport, *, full_every: int) -> tuple[ReportCursor, Status]:
@@ -188,6 +191,7 @@ def next_status(reporter: ReportCursor, now: NodeReport, *, full_every: int) -> 
         roots=now.roots if news else (),
         agreement_counts=now.agreement_counts,
         asks_lease=now.asks_lease,
+        tenants=now.tenants,
     )
     return ReportCursor(status.sequence, {each.assignment: each for each in now.observed}, held), status
 

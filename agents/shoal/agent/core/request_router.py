@@ -93,6 +93,11 @@ class RequestRouter:
         """(assignment, requests sent to it and not yet ended), for each worker here that takes requests."""
         return tuple((name, self._health.get(name, HEALTHY).outstanding) for name in self._workers)
 
+    @property
+    def in_transit(self) -> int:
+        """Requests that RTTs hold rather than replicas, as in `routing`: those answered within one RTT."""
+        return sum(max(each.window_answers, default=0) for each in self._health.values() if each.rtt_s > 0)
+
     def ejected_count(self, now: Elapsed) -> int:
         return sum(each.ejected_until is not None and now < each.ejected_until for each in self._health.values())
 

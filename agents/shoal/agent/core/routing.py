@@ -113,6 +113,9 @@ class AdmissionLimits:
     per_tenant: int = 4096
     # Bytes of all waiting requests together.
     total_bytes: int = 512 * 2**20
+    # Requests of several tenants on their way to replicas at once, beside those in transit over a long RTT. Beyond,
+    # they wait for their turn (`fair_queue`). Measured in docs/decisions/0029-tenants.md.
+    slots: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,11 +369,13 @@ def admit(
     replicas = candidates(route, health, here, now)
     if not replicas:
         return AdmissionRefusal(_no_replica(route), Seconds(1.0))
+    known = [health.get(each.assignment, HEALTHY) for each in replicas]
+    # Of the workload, those that wait for their turn and are not on their way to a replica.
+    ahead = max(0, load.workload - sum([each.outstanding for each in known])) / len(known)
     soonest, room = Seconds(math.inf), 0
-    for each in replicas:
-        known = health.get(each.assignment, HEALTHY)
-        soonest = min(soonest, _expected_wait(known))
-        room += _room(each, known, limits)
+    for replica, each in zip(replicas, known, strict=True):
+        soonest = min(soonest, _expected_wait(each, ahead))
+        room += _room(replica, each, limits)
     if load.workload >= room:
         return _refuse_overload(f"{load.workload} requests of {route.workload} wait", f"at most {room}", soonest)
     if load.tenant >= limits.per_tenant:
@@ -424,12 +429,12 @@ def _load_per_weight(endpoint: Endpoint, health: Mapping[str, ReplicaHealth]) ->
     return (health.get(endpoint.assignment, HEALTHY).outstanding + 1) / endpoint.weight
 
 
-def _expected_wait(health: ReplicaHealth) -> Seconds:
-    """Seconds until a request sent now would be answered. An idle replica is always tried: an old estimate may be
-    wrong."""
+def _expected_wait(health: ReplicaHealth, ahead: float) -> Seconds:
+    """Seconds until a request that comes now would be answered, after `ahead` others that are not sent yet. An idle
+    replica is always tried: an old estimate may be wrong."""
     if health.outstanding == 0 or health.service_s is None:
         return Seconds(0.0)
-    return Seconds(health.rtt_s + health.service_s * (health.outstanding + 1))
+    return Seconds(health.rtt_s + health.service_s * (health.outstanding + ahead + 1))
 
 
 def _pick_by_weight(endpoints: Sequence[Endpoint], unit: float) -> Endpoint:

@@ -18,6 +18,7 @@ from shoal.types.assignment import AgreementCounts, Credential, Forwarding, Ingr
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.migration import Handover, SessionSource, Verdict, Verification, Verifier
 from shoal.types.route import Route
+from shoal.types.tenant import TenantLimit, TenantUse
 from shoal.types.units import Elapsed, Wall
 from shoal.types.workload import WorkloadKey
 from shoal.wire import nouns
@@ -111,6 +112,8 @@ class ServingConfig:
     stateful_replicas: tuple[StatefulReplica, ...] = ()
     # Which fronts may forward here; None where the coordinator does not say, then every front may.
     forwarding: Forwarding | None = None
+    # What tenants may use of this front; one that is not listed is unlimited.
+    tenants: tuple[TenantLimit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,7 @@ def pack(configuration: ServingConfig) -> bytes:
             "witnesses": [asdict(witness) for witness in configuration.verification_sources],
             "stateful_replicas": [asdict(replica) for replica in configuration.stateful_replicas],
             "forwarding": _encode_forwarding(configuration.forwarding),
+            "tenants": [asdict(limit) for limit in configuration.tenants],
         }
     ).encode()
 
@@ -190,6 +194,7 @@ def unpack(payload: bytes) -> ServingConfig:
             ),
             stateful_replicas=tuple(map(_stateful_replica, said["stateful_replicas"])),
             forwarding=_decode_forwarding(said.get("forwarding")),
+            tenants=tuple(TenantLimit(**each) for each in said.get("tenants", ())),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("configuration", error) from error
@@ -247,6 +252,7 @@ def unpack_stats(payload: bytes) -> FrontStats:
             ),
             sessions=tuple((str(name), int(count)) for name, count in said["sessions"]),
             denied=tuple((str(name), int(count)) for name, count in said.get("denied", ())),
+            tenants=tuple(TenantUse(**each) for each in said.get("tenants", ())),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("statistics", error) from error

@@ -17,6 +17,7 @@ from shoal.agent.core.request_router import RequestRouter
 from shoal.agent.core.routing import AdmissionRefusal, AttemptFault, RetryDecision
 from shoal.agent.core.sequences import SequenceKey, SessionStep
 from shoal.agent.dataplane import request as reading
+from shoal.agent.dataplane.fair_turns import FairTurns
 from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.in_flight import InFlightRequest, RequestFactory
 from shoal.agent.dataplane.metering import RequestMeter
@@ -55,16 +56,23 @@ class RequestDispatcher:
         self._requests = requests
         self.router = RequestRouter(settings.limits, Seconds(settings.timeout_s))
         """Where requests go, and what is known of the replicas."""
+        self.turns = FairTurns(self.router, settings.limits.slots, clock)
+        """Which request goes on to a replica, where many want to."""
         self._affinity = SessionAffinity()
         self._suspect_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Locks for suspected requests, by replica: with two of them there, another crash would not show which one is
         to blame."""
 
     async def answer(self, route: Route, flight: InFlightRequest) -> bytes:
-        """Raises CallRefused where the request is not admitted; ShoalError: the last attempt's, once no other replica
-        is left."""
+        """Raises CallRefused where the request is not admitted; ShoalError(DEADLINE_EXCEEDED) where its turn does not
+        come; ShoalError: the last attempt's, once no other replica is left."""
         with self._hold_room(route, flight):
-            return await self._answer(route, flight)
+            if not self.turns.enter(flight):
+                await self.turns.wait(flight)
+            try:
+                return await self._answer(route, flight)
+            finally:
+                self.turns.leave(flight)
 
     # one request
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from structlog.contextvars import bind_contextvars, reset_contextvars
 
+from shoal.agent import metrics
 from shoal.agent.core.route_tables import RequestEntry
 from shoal.agent.dataplane import model_messages
 from shoal.agent.dataplane import request as reading
@@ -21,16 +22,19 @@ from shoal.agent.dataplane.metering import RequestMeter
 from shoal.agent.dataplane.outcomes import RequestOutcomes
 from shoal.agent.dataplane.session_state import hide_state
 from shoal.agent.dataplane.sessions import FrontSessions
+from shoal.agent.dataplane.tenant_admission import TenantAdmission
 from shoal.agent.dataplane.tracing import Tracer
 from shoal.agent.dataplane.transport import InboundCall
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
 from shoal.agent.dataplane.verification_source import RequestCaptures
 from shoal.agent.ports import AgentClock, FrontStats, LocalWorker, StatefulReplica
+from shoal.host.metrics import MetricReadings
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential, Forwarding, PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.route import Endpoint, EndpointKind, Route
+from shoal.types.tenant import TenantLimit
 from shoal.types.units import Seconds
 from shoal.types.workload import SERVED_VERSION as VERSION
 from shoal.types.workload import WorkloadKey
@@ -70,6 +74,7 @@ class DataPlane:
             settings, clock, workers, peers, sessions, captures or RequestCaptures(), self._meter, self._requests
         )
         self._router = self._dispatcher.router
+        self._tenants = TenantAdmission(clock, self._meter)
         self._configured = False
         self._draining = False
         self._change = asyncio.Event()
@@ -86,6 +91,10 @@ class DataPlane:
     def in_flight(self) -> int:
         return self._router.in_flight
 
+    def tenant_readings(self) -> MetricReadings:
+        """What the metrics page says of tenants' limits, and of what waits."""
+        return {**self._tenants.readings(), metrics.FRONT_WAITING: {(): self._dispatcher.turns.waiting}}
+
     @property
     def ejected_count(self) -> int:
         return self._router.ejected_count(self._clock.now())
@@ -99,10 +108,13 @@ class DataPlane:
         peers: tuple[PeerTrust, ...] = (),
         stateful_replicas: tuple[StatefulReplica, ...] = (),
         forwarding: Forwarding | None = None,
+        tenants: tuple[TenantLimit, ...] = (),
     ) -> None:
         """Apply a complete configuration. A worker that was restarted starts with fresh health."""
         before = self._readiness()
         self._callers.configure(credentials, revoked, peers, forwarding)
+        self._tenants.configure(tenants)
+        self._dispatcher.turns.configure({each.tenant: each.weight for each in tenants})
         self._router.configure(routes, workers)
         self._workers.configure(workers)
         self._sessions.configure(stateful_replicas, workers, revoked, self._router.tables.assignments)
@@ -134,6 +146,7 @@ class DataPlane:
             self._meter.agreement_counts(),
             self._sessions.counts(),
             self._callers.denied_counts(),
+            self._tenants.uses(),
         )
 
     # InferenceService
@@ -145,6 +158,9 @@ class DataPlane:
     def change(self) -> asyncio.Event:
         return self._change
 
+    def authenticate(self, call: InboundCall) -> None:
+        self._callers.authenticate(call)
+
     def admit(self, call: InboundCall) -> str:
         try:
             caller = self._callers.authenticate(call)
@@ -152,6 +168,8 @@ class DataPlane:
             if error.code is Code.FORWARD_DENIED:
                 self._outcomes.record_refused_call(self._requests.name_of(call), error)
             raise
+        if not caller.hop:
+            self._tenants.check(caller.tenant)
         return f"{caller.tenant}/{caller.origin}" if caller.tenant == GUEST_TENANT else caller.tenant
 
     def server_ready(self, call: InboundCall) -> bool:
@@ -218,8 +236,27 @@ class DataPlane:
         return model_messages.statistics_of({key: self._meter.totals(key) for key in keys})
 
     async def infer(self, call: InboundCall, request: bytes) -> bytes:
+        caller = self._authenticate(call)
+        if caller.hop:  # it was charged where it entered
+            return await self._infer(call, caller, request)
+        gate = self._tenants.enter(caller.tenant)
+        if gate is None:
+            return await self._infer(call, caller, request)
+        began = self._clock.now()
         try:
-            caller = self._callers.authenticate(call)
+            return await self._infer(call, caller, request)
+        finally:
+            gate.leave(Seconds(self._clock.now() - began))
+
+    def _authenticate(self, call: InboundCall) -> Caller:
+        try:
+            return self._callers.authenticate(call)
+        except ShoalError as error:
+            self._outcomes.record_refused_call(self._requests.name_of(call), error)
+            raise
+
+    async def _infer(self, call: InboundCall, caller: Caller, request: bytes) -> bytes:
+        try:
             asked = reading.parse_request(request)
             self._callers.consume_forward(call, caller)
             route = self._route(caller, asked.model, asked.version)

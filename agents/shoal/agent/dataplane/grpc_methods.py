@@ -134,7 +134,7 @@ class GrpcMethods:
     def _authenticate(self, call: InboundCall) -> None:
         """Check the token of a caller without a certificate, before any of its messages is read. Raises ShoalError."""
         if call.identity is None:
-            self._service.admit(InboundCall(bearer=call.bearer))
+            self._service.authenticate(InboundCall(bearer=call.bearer))
 
     def _services(self, extra_methods: Mapping[str, Mapping[str, Method]]) -> Mapping[str, Mapping[str, MethodHandler]]:
         service = self._service

@@ -264,7 +264,7 @@ class _TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gener
         if handler_call_details.method != f"/{SERVICE}/ServerLive":
             said = {key: str(value) for key, value in handler_call_details.invocation_metadata or ()}
             try:
-                self._service.admit(InboundCall(bearer=bearer_of(said)))
+                self._service.authenticate(InboundCall(bearer=bearer_of(said)))
             except ShoalError as error:
                 return _refusal_handler(error.refusal, retry_after_s(error))
             except Exception as error:

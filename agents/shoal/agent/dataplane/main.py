@@ -189,6 +189,7 @@ def _handlers(
             said.peers,
             said.stateful_replicas,
             said.forwarding,
+            said.tenants,
         )
         stages.configured.set()
         await stages.listening.wait()
@@ -281,7 +282,7 @@ def _serve_metrics(
 
     def read() -> MetricReadings:
         requests = metering.readings(plane.meter, plane.in_flight, plane.ejected_count)
-        return {**requests, **sessions.readings(), **traces()}
+        return {**requests, **plane.tenant_readings(), **sessions.readings(), **traces()}
 
     files = Path(config.certificate), Path(config.key), Path(config.authority)
     guard = RegionMetricsAccess(config.region, *files, clock.wall, plane.check_revoked)

@@ -36,6 +36,7 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.link import SpansAsked, SpansFound
 from shoal.types.migration import Verdict, Verification
 from shoal.types.route import Route
+from shoal.types.tenant import TenantLimit
 from shoal.types.units import Elapsed, Seconds
 from shoal.wire import nouns
 
@@ -160,13 +161,14 @@ class FrontProcess:
         verification_sources: tuple[VerificationSource, ...] = (),
         stateful_replicas: tuple[StatefulReplica, ...] = (),
         forwarding: Forwarding | None = None,
+        tenants: tuple[TenantLimit, ...] = (),
     ) -> None:
         """Set what the front must serve, also after a restart.
 
         Raises ShoalError(DEADLINE_EXCEEDED | REPLICA_UNREACHABLE); the configuration stays the desired one.
         """
         self._desired_config = ServingConfig(
-            routes, credentials, workers, revoked, peers, verification_sources, stateful_replicas, forwarding
+            routes, credentials, workers, revoked, peers, verification_sources, stateful_replicas, forwarding, tenants
         )
         await self._configure(await self._wait_until_up())
 

@@ -122,8 +122,13 @@ class InferenceService(Protocol):
         """Set, and replaced by a new event, when the result of `server_ready` may have changed for any caller."""
         ...
 
+    def authenticate(self, call: InboundCall) -> None:
+        """Only check who calls, for any method; called before a message is read."""
+        ...
+
     def admit(self, call: InboundCall) -> str:
-        """The payer of an inference request of this caller, its tenant; called before the body is read."""
+        """The payer of an inference request of this caller, its tenant; called before the body is read. Raises
+        CallRefused too where the tenant is over its limits."""
         ...
 
     def server_ready(self, call: InboundCall) -> bool: ...

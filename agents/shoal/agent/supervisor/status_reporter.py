@@ -160,6 +160,7 @@ class StatusReporter:
             silent=snapshot.silent,
             ingress=snapshot.front.ingress,
             agreement_counts=snapshot.front.agreement_counts,
+            tenants=snapshot.front.tenants,
             taken_at=self._clock.wall(),
             front_ready=snapshot.front.ready,
             serial=held.serial,

@@ -34,7 +34,9 @@ class SignedProofs:
         self._signature = SigningIdentity.from_pem(identity.key_pem, identity.certificate_pem)
 
     def sign(self, desired: DesiredSet) -> bytes:
-        shown = replace(desired, routes=(), pins=(), credentials=(), trust=None, peers=(), proof=b"", forwarding=None)
+        shown = replace(
+            desired, routes=(), pins=(), credentials=(), trust=None, peers=(), proof=b"", forwarding=None, tenants=()
+        )
         content = nouns.encode(shown)
         if len(content) > MAX_BYTES:
             return b""

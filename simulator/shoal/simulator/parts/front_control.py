@@ -18,6 +18,7 @@ from shoal.types.assignment import Credential, Forwarding, PeerTrust
 from shoal.types.codes import Code, refuse
 from shoal.types.migration import Against, Drift, InputsFrom, Metric, Verdict, Verification, Verifier
 from shoal.types.route import Route
+from shoal.types.tenant import TenantLimit
 from shoal.types.units import Seconds
 
 
@@ -39,6 +40,7 @@ class SimFrontControl:
         verification_sources: tuple[VerificationSource, ...] = (),
         stateful_replicas: tuple[StatefulReplica, ...] = (),
         forwarding: Forwarding | None = None,
+        tenants: tuple[TenantLimit, ...] = (),
     ) -> None:
         self._process.gate("configure front")
         await asyncio.sleep(0.001)

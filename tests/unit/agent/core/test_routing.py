@@ -389,6 +389,21 @@ def test_a_burst_waits_as_far_as_its_deadline_and_its_bytes_allow() -> None:
     assert admission_code(60.0, held=AdmissionLimits().total_bytes) is Code.OVERLOADED
 
 
+def test_what_waits_for_its_turn_at_the_front_counts_as_ahead() -> None:
+    """Four at the replica and 36 that wait for a slot: together they take as long as 40 at the replica."""
+    busy = ReplicaHealth(outstanding=4, service_s=Seconds(0.1))
+
+    def is_refused(waiting: int) -> bool:
+        load = FrontLoad(4 + waiting, 0, Bytes(0))
+        found = routing.admit(
+            route(endpoint("a")), {"a": busy}, set(), load, Seconds(2.0), Bytes(1), AdmissionLimits(), NOW
+        )
+        return found is not None
+
+    assert not is_refused(0)
+    assert is_refused(36)
+
+
 def test_what_cannot_be_met_in_time_is_refused_at_once() -> None:
     slow = ReplicaHealth(outstanding=4, service_s=Seconds(0.5))
     assert admit(EMPTY, left_s=3.0, a=slow, b=slow) is None
