@@ -272,9 +272,24 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         **_HEAD,
         "spec.quota.replicas": ActiveField(_PLACEMENT, (Code.QUOTA,), read_as="quotas"),
         "spec.quota.memory": ActiveField(_PLACEMENT, (Code.QUOTA,), read_as="quotas"),
-        "spec.quota.rate": PlannedField("tenant rates"),
+        "spec.quota.rate": ActiveField(
+            "shoal.agent.core.tenant_limits",
+            (Code.TENANT_RATE,),
+            note="of its clients, in the whole region; a second of it may come at once",
+            read_as="rate",
+        ),
+        "spec.quota.concurrency": ActiveField(
+            "shoal.agent.core.tenant_limits",
+            (Code.TENANT_CONCURRENCY,),
+            note="requests of its clients inside the region at once",
+            read_as="concurrency",
+        ),
         "spec.quota.cost": PlannedField("tenant budgets"),
-        "spec.weight": PlannedField("fair weights"),
+        "spec.weight": ActiveField(
+            "shoal.agent.core.fair_queue",
+            note="of its requests that wait at a front, beside others'",
+            read_as="weights",
+        ),
         "spec.regions": _FEDERATION,
         "spec.clients": PlannedField("named clients; a certificate's tenant name is what counts now"),
     },
@@ -782,7 +797,8 @@ def _workload(workload: Workload) -> Rule:
 
 
 def _tenant(tenant: Tenant) -> Rule:
-    yield from _zero_values(tenant, (("spec", "quota", "replicas"), ("spec", "quota", "memory")))
+    names = ("replicas", "memory", "rate", "concurrency")
+    yield from _zero_values(tenant, tuple(("spec", "quota", name) for name in names))
 
 
 def _region(region: Region) -> Rule:

@@ -25,6 +25,7 @@ from shoal.policies.quantities import (
     Share,
     Size,
 )
+from shoal.types.tenant import DEFAULT_WEIGHT
 from shoal.types.units import Seconds
 
 API_VERSION: Final = "shoal/v1"
@@ -392,13 +393,16 @@ class Workload(DocumentPart):
 class TenantQuota(DocumentPart):
     replicas: Annotated[int, Field(ge=0)] | None = None
     memory: Size | None = None
+    # Of the requests of its clients, where they enter the region.
     rate: Rate | None = None
+    concurrency: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     cost: Cost | None = None
 
 
 class TenantSpec(DocumentPart):
     quota: TenantQuota = TenantQuota()
-    weight: Weight | None = None
+    # Beside other tenants whose requests wait at a front.
+    weight: Annotated[float, Field(ge=0.01, le=100)] = DEFAULT_WEIGHT
     regions: Many[Pattern] = ()
     clients: Many[Line] = ()
 

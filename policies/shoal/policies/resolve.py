@@ -98,7 +98,9 @@ def _capture(capture: Capture) -> int:
 
 
 def quota(tenant: Tenant) -> Quota:
-    return Quota(tenant.metadata.name, tenant.spec.quota.replicas, tenant.spec.quota.memory)
+    spec = tenant.spec
+    quota = spec.quota
+    return Quota(tenant.metadata.name, quota.replicas, quota.memory, quota.rate, quota.concurrency, spec.weight)
 
 
 def trades(region: Region) -> tuple[TradeRule, ...]:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from shoal.types.migration import MigrationRule, PackRef
+from shoal.types.tenant import DEFAULT_WEIGHT
 from shoal.types.units import Bytes, GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour, Watts
 
 SESSION_BYTES: Final = Bytes(32 * 2**20)
@@ -272,8 +273,17 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one tenant may occupy in the region. None: unlimited."""
+    """What one tenant may use of the region. None: unlimited."""
 
+    # Name of the tenant.
     tenant: str
+    # Replicas of all its workloads.
     replicas: int | None = None
+    # Memory of these replicas.
     memory: Bytes | None = None
+    # Requests of its clients a second.
+    rate: PerSecond | None = None
+    # Requests of its clients inside the region at once.
+    concurrency: int | None = None
+    # Its weight beside other tenants whose requests wait at a front.
+    weight: float = DEFAULT_WEIGHT

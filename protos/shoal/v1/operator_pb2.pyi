@@ -1208,12 +1208,17 @@ class DocumentView(_message.Message):
     APPLIED_AT_FIELD_NUMBER: _builtins.int
     APPLIED_BY_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    TENANT_QUOTA_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     name: _builtins.str
     revision: _builtins.int
     applied_at: _builtins.float
     applied_by: _builtins.str
     text: _builtins.str
+    @_builtins.property
+    def tenant_quota(self) -> Global___TenantView:
+        """Of a tenant's document."""
+
     def __init__(
         self,
         *,
@@ -1223,14 +1228,86 @@ class DocumentView(_message.Message):
         applied_at: _builtins.float = ...,
         applied_by: _builtins.str = ...,
         text: _builtins.str = ...,
+        tenant_quota: Global___TenantView | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tenant_quota", b"tenant_quota"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_at", b"applied_at", "applied_by", b"applied_by", "kind", b"kind", "name", b"name", "revision", b"revision", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_at", b"applied_at", "applied_by", b"applied_by", "kind", b"kind", "name", b"name", "revision", b"revision", "tenant_quota", b"tenant_quota", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DocumentView: _TypeAlias = DocumentView  # noqa: Y015
+
+@_typing.final
+class TenantView(_message.Message):
+    """What a tenant's clients may use of the region, and do. Absent limits: none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RATE_FIELD_NUMBER: _builtins.int
+    CONCURRENCY_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    rate: _builtins.float
+    """Requests a second."""
+    concurrency: _builtins.int
+    """Requests inside at once."""
+    weight: _builtins.float
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantEntryView]:
+        """Where its clients may call, if it has limits."""
+
+    def __init__(
+        self,
+        *,
+        rate: _builtins.float | None = ...,
+        concurrency: _builtins.int | None = ...,
+        weight: _builtins.float = ...,
+        entries: _abc.Iterable[Global___TenantEntryView] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency", "_rate", b"_rate", "concurrency", b"concurrency", "rate", b"rate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency", "_rate", b"_rate", "concurrency", b"concurrency", "entries", b"entries", "rate", b"rate", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__concurrency: _TypeAlias = _typing.Literal["concurrency"]  # noqa: Y015
+    _WhichOneofArgType__concurrency: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency"]  # noqa: Y015
+    _WhichOneofReturnType__rate: _TypeAlias = _typing.Literal["rate"]  # noqa: Y015
+    _WhichOneofArgType__rate: _TypeAlias = _typing.Literal["_rate", b"_rate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__concurrency) -> _WhichOneofReturnType__concurrency | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate) -> _WhichOneofReturnType__rate | None: ...
+
+Global___TenantView: _TypeAlias = TenantView  # noqa: Y015
+
+@_typing.final
+class TenantEntryView(_message.Message):
+    """One entry's share of a tenant's quota, and what came there since its front started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    USE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    @_builtins.property
+    def limit(self) -> _nouns_pb2.TenantLimit: ...
+    @_builtins.property
+    def use(self) -> _nouns_pb2.TenantUse: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        limit: _nouns_pb2.TenantLimit | None = ...,
+        use: _nouns_pb2.TenantUse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "use", b"use"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "node", b"node", "use", b"use"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantEntryView: _TypeAlias = TenantEntryView  # noqa: Y015
 
 @_typing.final
 class Event(_message.Message):

@@ -288,10 +288,28 @@ MISTAKES: Final = [
     ),
     ("carbon of no unit", region("  carbon: {source: ./c.csv, fallback: §350}\n"), Code.UNIT_MISSING, "gCO2/kWh"),
     (
-        "tenant rate",
-        "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: t}\nspec: {quota: {§rate: 5/s}}\n",
+        "tenant budget",
+        "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: t}\nspec: {quota: {§cost: 5 USD/h}}\n",
         Code.NOT_SUPPORTED_YET,
         "remove",
+    ),
+    (
+        "tenant weight of nothing",
+        "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: t}\nspec: {weight: §0}\n",
+        Code.FIELD_INVALID,
+        "raise",
+    ),
+    (
+        "tenant rate of nothing",
+        "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: t}\nspec: {quota: {rate: §0/s}}\n",
+        Code.POLICY_UNREACHABLE,
+        "raise",
+    ),
+    (
+        "tenant concurrency of nothing",
+        "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: t}\nspec: {quota: {concurrency: §0}}\n",
+        Code.POLICY_UNREACHABLE,
+        "raise",
     ),
     # can never be met
     ("zero cost", policy("  limits: {cost: §0 USD/h}\n"), Code.POLICY_UNREACHABLE, "raise"),

@@ -462,7 +462,19 @@ _DOCUMENT: Final[tuple[Column, ...]] = (
     ("APPLIED", lambda row: when(row.applied_at)),
     ("BY", lambda row: row.applied_by),
 )
-_COLUMNS.update(dict.fromkeys(("policies", "tenants"), _DOCUMENT))
+_COLUMNS["policies"] = _DOCUMENT
+_COLUMNS["tenants"] = (
+    ("NAME", lambda row: row.name),
+    ("RATE", lambda row: _limit_text(row.tenant_quota, "rate", "/s")),
+    ("CONCURRENCY", lambda row: _limit_text(row.tenant_quota, "concurrency")),
+    ("WEIGHT", lambda row: f"{row.tenant_quota.weight:g}"),
+    ("INSIDE", lambda row: _use_text(row.tenant_quota, "inside")),
+    ("ADMITTED", lambda row: _use_text(row.tenant_quota, "admitted")),
+    ("OVER RATE", lambda row: _use_text(row.tenant_quota, "over_rate")),
+    ("OVER CONCURRENCY", lambda row: _use_text(row.tenant_quota, "over_concurrency")),
+    ("+SHARES", lambda row: " ".join(map(_share_text, row.tenant_quota.entries)) or "-"),
+    *((f"+{name}", cell) for name, cell in _DOCUMENT[1:]),
+)
 _COLUMNS["regions"] = (
     ("NAME", lambda row: row.name),
     ("PRICE", lambda row: _signal_of(row, "price")),
@@ -471,6 +483,23 @@ _COLUMNS["regions"] = (
     ("+COORDINATORS", lambda row: ", ".join(row.coordinators) or "-"),
     *((f"+{name}", _of_document(cell)) for name, cell in _DOCUMENT[1:]),
 )
+
+
+def _limit_text(quota: Any, name: str, unit: str = "") -> str:
+    return f"{getattr(quota, name):g}{unit}" if quota.HasField(name) else "-"
+
+
+def _use_text(quota: operator_pb2.TenantView, name: str) -> str:
+    """A counter of all entries together. Only tenants with a limit are counted, and only the leader hears of them."""
+    is_counted = quota.entries and (quota.HasField("rate") or quota.HasField("concurrency"))
+    return str(sum(getattr(each.use, name) for each in quota.entries)) if is_counted else "-"
+
+
+def _share_text(entry: operator_pb2.TenantEntryView) -> str:
+    limit = entry.limit
+    parts = [f"{limit.rate:.4g}/s"] if limit.HasField("rate") else []
+    parts += [str(limit.concurrency)] if limit.HasField("concurrency") else []
+    return f"{entry.node}:{','.join(parts) or '-'}"
 
 
 def estimate(value: operator_pb2.Estimate, show_one: Callable[[float], str]) -> str:

@@ -110,6 +110,13 @@ class RegionViews:
                 )
                 if (stored := controller.catalog.documents.get(DocumentKey("Region", name))) is not None:
                     view.document.CopyFrom(views.document_view(stored))
+            case "tenants":
+                documents, desired = controller.catalog.documents, controller.desired
+                reply.documents.extend(
+                    views.tenant_view(stored, controller.catalog.quotas[key.name], desired, fleet)
+                    for key, stored in sorted(documents.items())
+                    if key.kind == LISTS[kind]
+                )
             case kind if kind in LISTS:
                 reply.documents.extend(
                     views.document_view(stored)

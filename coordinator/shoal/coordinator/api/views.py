@@ -38,8 +38,9 @@ from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device
 from shoal.types.migration import Against, PackRef, has_answers
 from shoal.types.offer import Member, Offer
+from shoal.types.tenant import TenantUse
 from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
-from shoal.types.workload import Intent, WorkloadKey
+from shoal.types.workload import Intent, Quota, WorkloadKey
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
 from shoal.wire.nouns import fill_view, to_wire
 
@@ -80,6 +81,20 @@ def token_view(token: Token) -> operator_pb2.TokenView:
 
 def document_view(stored: StoredDocument) -> operator_pb2.DocumentView:
     return fill_view(operator_pb2.DocumentView(), stored)
+
+
+def tenant_view(
+    stored: StoredDocument, quota: Quota, desired: Mapping[str, DesiredSet], fleet: Fleet
+) -> operator_pb2.DocumentView:
+    """A tenant's document, with its limits and what its clients did at each entry."""
+    view = document_view(stored)
+    fill_view(view.tenant_quota, quota)
+    shares = {node: each for node, told in desired.items() for each in told.tenants if each.tenant == quota.tenant}
+    for node, share in sorted(shares.items()):
+        uses = fleet.nodes[node].tenants if node in fleet.nodes else ()
+        use = next((each for each in uses if each.tenant == quota.tenant), TenantUse(quota.tenant))
+        view.tenant_quota.entries.add(node=node, limit=to_wire(share), use=to_wire(use))
+    return view
 
 
 def revision_view(revision: Revision) -> operator_pb2.RevisionView:

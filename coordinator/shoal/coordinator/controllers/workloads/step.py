@@ -51,6 +51,7 @@ from shoal.coordinator.core.workloads.model import (
 from shoal.coordinator.core.workloads.routes import is_remote, local_replica_count
 from shoal.coordinator.core.workloads.sleep import next_due
 from shoal.coordinator.core.workloads.spending import rates
+from shoal.coordinator.core.workloads.tenant_shares import DemandMeter
 from shoal.coordinator.ports import AgentLinks, Proofs
 from shoal.policies import node_price
 from shoal.types.agreement import GUEST_TENANT
@@ -123,6 +124,7 @@ class WorkloadsController:
         self._signals = signals
         self._hosts: Mapping[WorkloadKey, frozenset[str]] = {}
         self._awaited_until = Elapsed(0.0)
+        self._demand = DemandMeter()
         self._evaluate_at = Elapsed(0.0)
         self._evaluated_inputs: tuple[object, ...] = ()
         self._memory = ReconcilerMemory()
@@ -301,6 +303,7 @@ class WorkloadsController:
             self._memory = replace(self._memory, issued=self._memory.issued + FORGOTTEN_IDS)
         now = self._clock.now()
         self._spending.count(now)
+        self._demand = self._demand.observe(self._fleet.fleet, now)
         world = self.region_state()
         advanced = advance(world, self.migrations.all, now, wall, run_triggers=self._should_evaluate_moves(world, now))
         decision, written = advanced.decision, self.migrations.writes(advanced.changed)
@@ -434,6 +437,12 @@ class WorkloadsController:
             fetches=self.fetches.all,
             fetches_counted_since=self.fetches.since,
             references=catalog.references,
+            demands=self._demand.demands,
+            confirmed=frozenset(
+                name
+                for name, desired in self.desired.items()
+                if name in self._fleet.fleet.nodes and self._fleet.fleet.nodes[name].version == desired.version
+            ),
         )
 
     def _next_set(self, node: str, content: DesiredContent, credentials: tuple[Credential, ...]) -> DesiredSet:
@@ -451,6 +460,7 @@ class WorkloadsController:
             content.peers,
             asleep=content.asleep,
             forwarding=content.forwarding,
+            tenants=content.tenants,
         )
 
     def _is_unchanged(self, node: str, content: DesiredContent, credentials: tuple[Credential, ...]) -> bool:
@@ -493,6 +503,7 @@ def _content(desired: DesiredSet) -> DesiredContent:
         desired.peers,
         desired.asleep,
         desired.forwarding,
+        desired.tenants,
     )
 
 

@@ -11,6 +11,7 @@ from shoal.types.device import Device, Node, Reading
 from shoal.types.latency import BUCKETS, Counts
 from shoal.types.readings import MOST_WATTS, absurd_figure, check_figures
 from shoal.types.receipt import MAX_SPREAD, Receipt
+from shoal.types.tenant import TenantUse
 from shoal.types.units import Bytes, Wall, show_bytes, show_seconds
 from shoal.types.workload import WorkloadKey
 
@@ -72,6 +73,8 @@ class CheckedStatus:
     agreement_counts: Mapping[str, AgreementCounts]
     # Valid counts of requests that entered the region at the node.
     ingress: tuple[Ingress, ...]
+    # Valid counts of limited tenants at the node's front.
+    tenants: tuple[TenantUse, ...]
     # Ids of assignments whose figures are left out.
     refused_assignments: frozenset[str]
     # (workload, origin) of the ingress counts that are left out.
@@ -87,7 +90,7 @@ def check_status(status: Status, node: Node) -> CheckedStatus:
     if not is_plausible_time(status.taken_at):
         refusals.append(absurd_figure("status", "taken_at", status.taken_at, f"0 to {LATEST_TIME:g}"))
     readings, observed, agreement_counts = dict[str, Reading](), dict[str, Observed](), dict[str, AgreementCounts]()
-    entered = list[Ingress]()
+    entered, uses = list[Ingress](), list[TenantUse]()
     refused, refused_ingress = set[str](), set[tuple[WorkloadKey, str]]()
     for reading in status.readings:
         if (refusal := check_reading(reading, node, status.taken_at)) is None:
@@ -110,6 +113,12 @@ def check_status(status: Status, node: Node) -> CheckedStatus:
         else:
             refused_ingress.add((ingress.workload, ingress.origin))
             refusals.append(absurd_figure(f"ingress of {ingress.workload}", "count", max(counts, key=abs), "0 to 2^53"))
+    for use in status.tenants:
+        figures = (use.admitted, use.over_rate, use.over_concurrency, use.inside)
+        if all(0 <= count <= MOST_COUNT for count in figures):
+            uses.append(use)
+        else:
+            refusals.append(absurd_figure(f"use of tenant {use.tenant}", "count", max(figures, key=abs), "0 to 2^53"))
     for traffic in status.agreement_counts:
         if (refusal := check_agreement_counts(traffic)) is None:
             agreement_counts[traffic.agreement] = traffic
@@ -120,6 +129,7 @@ def check_status(status: Status, node: Node) -> CheckedStatus:
         observed,
         agreement_counts,
         tuple(entered),
+        tuple(uses),
         frozenset(refused),
         frozenset(refused_ingress),
         tuple(refusals),

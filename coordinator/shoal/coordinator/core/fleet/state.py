@@ -9,6 +9,7 @@ from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading, SilentDevice
 from shoal.types.link import OLDEST_PROTOCOL
 from shoal.types.receipt import Receipt
+from shoal.types.tenant import TenantUse
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import PartitionRule
 
@@ -100,6 +101,8 @@ class NodeState:
     receipts: Mapping[str, Receipt] = field(default_factory=dict)
     # Requests that entered the region at this node since its front started, by workload and tenant.
     ingress: tuple[Ingress, ...] = ()
+    # What limited tenants did at its front since that started.
+    tenants: tuple[TenantUse, ...] = ()
     # True where its front answers requests.
     front_ready: bool = False
     # True where an operator allows nothing new on it.

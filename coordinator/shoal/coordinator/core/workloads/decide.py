@@ -54,6 +54,7 @@ from shoal.coordinator.core.workloads.routes import (
     tables,
 )
 from shoal.coordinator.core.workloads.schedule import effective_intent, is_time_dependent, lead_s
+from shoal.coordinator.core.workloads.tenant_shares import tenant_limits
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -122,6 +123,7 @@ def decide(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall:
     heartbeat_s = timing(world.intents).heartbeat_s
     sleeping = sleep.devices_to_sleep(after.idle, world.region.sleep_after_s, now)
     entries = EntryPoints(world.fleet, outcome.desired, [each.workload for each in plan.workloads], world.delegations)
+    limits_of = tenant_limits(*(world.quotas, entries, world.fleet, world.desired, world.demands, world.confirmed))
     contents = {
         node: DesiredContent(
             assignments=assignments,
@@ -131,6 +133,7 @@ def decide(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall:
             peers=world.peers if is_gateway(world.fleet.nodes.get(node)) else (),
             asleep=sleeping.get(node, ()),
             forwarding=entries.forwarding(node),
+            tenants=limits_of.get(node, ()),
         )
         for node, assignments in outcome.desired.items()
     }

@@ -56,6 +56,11 @@ class EntryPoints:
             return True
         return key.tenant != GUEST_TENANT and (EVERY_TENANT in tenants or key.tenant in tenants)
 
+    def of_tenant(self, tenant: str) -> frozenset[str]:
+        """Nodes where the tenant's clients may call for any workload, or for some."""
+        holders = (nodes for key, nodes in self._holders.items() if key.tenant == tenant)
+        return self._gateways.union(self._open, self._by_tenant.get(tenant, ()), *holders)
+
     def forwarding(self, node: str) -> Forwarding:
         receives, sends = self._receives(node), self._sends(node)
         listed = defaultdict[str, list[WorkloadKey]](list)

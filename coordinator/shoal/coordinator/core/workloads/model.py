@@ -25,6 +25,7 @@ from shoal.types.migration import PackRef
 from shoal.types.offer import Offer
 from shoal.types.profile import ModelProfile
 from shoal.types.route import Endpoint, Route
+from shoal.types.tenant import TenantLimit
 from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, Quota, WorkloadKey
 
@@ -256,6 +257,24 @@ class DesiredContent:
     asleep: tuple[str, ...] = ()
     # Which requests the node takes, from which fronts and clients; None: not stated.
     forwarding: Forwarding | None = None
+    # What tenants may use of its front; one that is not listed is unlimited.
+    tenants: tuple[TenantLimit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EntryDemand:
+    """What a tenant's clients asked of one entry."""
+
+    # Requests a second, with those that were refused.
+    per_s: float = 0.0
+    # Requests inside when it reported.
+    inside: int = 0
+    # True where some were refused because too many were inside.
+    was_full: bool = False
+
+
+TenantDemands = Mapping[tuple[str, str], EntryDemand]
+"""By (tenant, node)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +351,10 @@ class RegionState:
     fetches_counted_since: Wall | None = None
     # Recorded answers, for verification.
     references: References = field(default_factory=dict)
+    # What limited tenants asked of each entry lately.
+    demands: TenantDemands = field(default_factory=dict)
+    # Nodes that hold the desired set that was decided last.
+    confirmed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,87 @@
+"""A tenant's quota of rate and concurrency over a whole region: entries share it, and follow where its clients call."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from harness.attacks.tenant_flood import INPUTS
+from harness.clients.oip import GrpcClient, InferenceError
+from harness.cluster.stack import DevStack, documents, on_nodes, policy, workload
+from harness.models import synthetic
+from harness.report import record
+from harness.wait import until
+from shoal.types.codes import Code
+from shoal.v1 import operator_pb2
+
+TENANT = "limited"
+RATE = 40.0
+ENTRIES = {"gateway", "plain-cpu", "edge-npu"}
+
+
+@pytest.fixture(scope="module")
+def quota_region(stack: DevStack) -> Iterator[DevStack]:
+    stack.push(synthetic.relu().SerializeToString(), "t-limited")
+    tenant = (
+        f"apiVersion: shoal/v1\nkind: Tenant\nmetadata: {{name: {TENANT}}}\n"
+        f"spec: {{quota: {{rate: {RATE:g}/s, concurrency: 12}}, weight: 2}}\n"
+    )
+    where = policy("limited-at", on_nodes(["plain-cpu"]))
+    stack.apply(documents(tenant, where, workload("relu", "t-limited", "limited-at", TENANT)))
+    stack.wait_serving("relu")
+    yield stack
+    stack.delete_workloads("relu", tenant=TENANT)
+
+
+def quota(stack: DevStack) -> operator_pb2.TenantView:
+    with stack.api() as api:
+        (view,) = api.get("tenants", TENANT).documents
+    return view.tenant_quota
+
+
+async def test_the_region_holds_the_rate_and_gives_it_to_where_the_clients_are(quota_region: DevStack) -> None:
+    """All clients call the gateway. It gets its share and the others' too, and never more than the quota."""
+    shown = quota(quota_region)
+    assert (shown.rate, shown.concurrency, shown.weight) == (RATE, 12, 2.0)
+    assert {entry.node for entry in shown.entries} == ENTRIES
+    assert sum(entry.limit.rate for entry in shown.entries) == pytest.approx(RATE)
+    assert sum(entry.limit.concurrency for entry in shown.entries) == 12
+    files, _ = quota_region.tenant(TENANT)
+    client = GrpcClient(quota_region.port("gateway", "data"), files.authority.read_bytes(), files)
+    loop, codes = asyncio.get_running_loop(), list[tuple[float, str]]()
+    is_over = asyncio.Event()
+
+    async def ask() -> None:
+        while not is_over.is_set():
+            try:
+                await client.infer("relu", INPUTS["relu"], timeout=10)
+                codes.append((loop.time(), "answered"))
+            except InferenceError as error:
+                codes.append((loop.time(), error.code))
+                await asyncio.sleep(min(0.05, float(error.retry_after_ms) / 1e3))  # noqa: TID251 - a client's pace
+
+    def gateway_share() -> float:
+        return next(entry.limit.rate for entry in quota(quota_region).entries if entry.node == "gateway")
+
+    clients = [asyncio.create_task(ask()) for _ in range(4)]
+    try:
+        asked_at = loop.time()
+        await until(lambda: gateway_share() > 0.9 * RATE, 40, "the gateway's share follows demand", every_s=0.5)
+        begin = loop.time()
+        await until(lambda: loop.time() > begin + 5.0, 10, "five seconds of it")
+    finally:
+        is_over.set()
+        await asyncio.gather(*clients)
+        await client.close()
+    assert {code for _, code in codes} == {"answered", Code.TENANT_RATE}
+    since = [at for at, code in codes if code == "answered" and at >= begin]
+    took = max(since) - begin
+    figures = {"rate": RATE, "answered_per_s": round(len(since) / took, 1), "followed_s": round(begin - asked_at, 1)}
+    record("A52", "P", 1, **figures)
+    assert 0.7 * RATE * took <= len(since) <= RATE * took + RATE + len(ENTRIES)
+    listed = quota_region.shoal("get", "tenants", TENANT, "-o", "wide").stdout
+    assert "40/s" in listed
+    assert "gateway:" in listed
+    described = quota_region.shoal("describe", "tenant", TENANT).stdout
+    assert "over_rate" in described
+    assert any(entry.use.over_rate for entry in quota(quota_region).entries)
