@@ -1,13 +1,12 @@
 """The routing state of one front: its routes, the health of replicas, the requests inside, and what it suspects.
 
-Whoever drives it brings time and connections: `admit` and `hold_room` once for each request, then for each attempt
+Whoever drives it brings time and connections: `admit`, `enter` and `leave` once for each request, then for each attempt
 `begin_attempt` and one of `on_answer`, `on_failure` and `on_withdrawal`. Decisions are made by `routing` and `crashes`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
@@ -149,18 +148,17 @@ class RequestRouter:
             request.arrived_at,
         )
 
-    @contextmanager
-    def hold_room(self, request: RoutedRequest) -> Iterator[None]:
-        """Count an admitted request while it is inside."""
+    def enter(self, request: RoutedRequest) -> None:
+        """Count an admitted request, until it leaves."""
         self._by_workload[request.key] += 1
         self._by_payer[request.payer] += 1
         self._bytes += request.size
-        try:
-            yield
-        finally:
-            self._by_workload[request.key] -= 1
-            self._by_payer[request.payer] -= 1
-            self._bytes -= request.size
+
+    def leave(self, request: RoutedRequest) -> None:
+        """It ended, with whatever outcome."""
+        self._by_workload[request.key] -= 1
+        self._by_payer[request.payer] -= 1
+        self._bytes -= request.size
 
     # the choice of a replica
 

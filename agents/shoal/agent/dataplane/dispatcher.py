@@ -6,8 +6,6 @@ Steps of sessions are in `sessions`.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from shoal.agent.core import routing
@@ -66,13 +64,17 @@ class RequestDispatcher:
     async def answer(self, route: Route, flight: InFlightRequest) -> bytes:
         """Raises CallRefused where the request is not admitted; ShoalError(DEADLINE_EXCEEDED) where its turn does not
         come; ShoalError: the last attempt's, once no other replica is left."""
-        with self._hold_room(route, flight):
+        self._admit(route, flight)
+        self.router.enter(flight)
+        try:
             if not self.turns.enter(flight):
                 await self.turns.wait(flight)
             try:
                 return await self._answer(route, flight)
             finally:
                 self.turns.leave(flight)
+        finally:
+            self.router.leave(flight)
 
     # one request
 
@@ -228,9 +230,8 @@ class RequestDispatcher:
             raise reading.too_large(f"an answer of {len(answer)} bytes", MAX_MESSAGE)
         return answer
 
-    @contextmanager
-    def _hold_room(self, route: Route, flight: InFlightRequest) -> Iterator[None]:
-        """Count one request while it is inside. Raises CallRefused when it is not admitted."""
+    def _admit(self, route: Route, flight: InFlightRequest) -> None:
+        """Raises CallRefused."""
         continues = flight.step is not None and not flight.step.start
         refused = self.router.admit(
             flight,
@@ -240,5 +241,3 @@ class RequestDispatcher:
         )
         if refused is not None:
             raise CallRefused(refused.refusal, refused.retry_after_s)
-        with self.router.hold_room(flight):
-            yield

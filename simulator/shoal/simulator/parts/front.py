@@ -193,8 +193,11 @@ class SimFront:
         refused = self.router.admit(request, route)
         if refused is not None:
             return refused.refusal.code, ""
-        with self.router.hold_room(request):
+        self.router.enter(request)
+        try:
             return await self._answer(route, request)
+        finally:
+            self.router.leave(request)
 
     async def _answer(self, route: Route, request: SimRequest) -> Answer:
         attempts = RequestAttempts(self.router, route, request, next(self._seeds))

@@ -135,13 +135,17 @@ def test_a_draining_worker_gets_nothing_new() -> None:
 def test_room_is_held_while_a_request_is_inside() -> None:
     router = router_of(route(endpoint("a")))
     where = route(endpoint("a"))
-    with router.hold_room(Request()), router.hold_room(Request()):
-        assert router.in_flight == 2
-        refused = router.admit(Request(), where)
-        assert refused is not None
-        assert refused.refusal.code is Code.OVERLOADED
-        other = Request(key=WorkloadKey("acme", "writer"))
-        assert router.admit(other, where) is None, "room is counted by workload"
+    inside = Request(), Request()
+    for each in inside:
+        router.enter(each)
+    assert router.in_flight == 2
+    refused = router.admit(Request(), where)
+    assert refused is not None
+    assert refused.refusal.code is Code.OVERLOADED
+    other = Request(key=WorkloadKey("acme", "writer"))
+    assert router.admit(other, where) is None, "room is counted by workload"
+    for each in inside:
+        router.leave(each)
     assert router.in_flight == 0
     assert router.admit(Request(), where) is None
 
@@ -151,11 +155,12 @@ def test_bytes_and_shares_of_a_payer_are_counted_too() -> None:
     small = AdmissionLimits(per_replica=100, per_tenant=2, total_bytes=35)
     router = router_of(where, limits=small)
     other = Request(payer="other", key=WorkloadKey("other", "reader"))
-    with router.hold_room(Request()), router.hold_room(Request()):
-        assert router.admit(Request(), where) is not None
-        assert router.admit(other, where) is None
-        with router.hold_room(other):
-            assert router.admit(Request(payer="third"), where) is not None, "30 bytes inside, and 10 more"
+    for _ in range(2):
+        router.enter(Request())
+    assert router.admit(Request(), where) is not None
+    assert router.admit(other, where) is None
+    router.enter(other)
+    assert router.admit(Request(payer="third"), where) is not None, "30 bytes inside, and 10 more"
 
 
 def test_a_step_of_a_session_goes_wherever_that_may_be_kept() -> None:
