@@ -32,7 +32,8 @@ from typing import Any, Final
 
 import numpy as np
 from _machine import machine_line
-from dataplane import BenchModel, models, place
+from _serving.models import CLASSIFIER, MAGIKA, RECOGNISER, ServedModel, served_model
+from _serving.region import place
 
 from shoal.client import Contexts
 from shoal.devstack.control import Control, RunningStack
@@ -180,7 +181,7 @@ class LoadGenBench:
         return found
 
 
-def bench(up: RunningStack, model: BenchModel, scratch: Path, arguments: argparse.Namespace) -> list[LoadGenRun]:
+def bench(up: RunningStack, model: ServedModel, scratch: Path, arguments: argparse.Namespace) -> list[LoadGenRun]:
     chance = np.random.default_rng(11)
     inputs = scratch / "inputs.npz"
     np.savez(inputs, **{name: random_inputs(value, chance) for name, value in model.inputs.items()})
@@ -232,7 +233,7 @@ def log_line(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("magika", "cls", "rec"), default="magika")
+    parser.add_argument("--model", choices=(MAGIKA, CLASSIFIER, RECOGNISER), default=MAGIKA)
     parser.add_argument("--seconds", type=float, default=20.0, help="the least time of a run")
     parser.add_argument("--server-ms", type=float, default=100.0, help="the Server scenario's bound on p99")
     parser.add_argument("--at-once", type=int, default=64, help="requests that the client has in flight, at most")
@@ -243,7 +244,7 @@ def main() -> None:
         control = Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
         try:
             up = control.up(StackOptions(agents=1, relayed=False), log_line)
-            model = next(each for each in models() if each.name == arguments.model)
+            model = served_model(arguments.model, Path(scratch))
             place(up, [model])
             runs = bench(up, model, Path(scratch), arguments)
         finally:

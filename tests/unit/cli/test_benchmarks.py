@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from shoal.cli.commands.bench import bench
+from shoal.types.codes import Code, ShoalError
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 MIB = 2**20
@@ -48,7 +52,7 @@ def loadgen(monkeypatch: pytest.MonkeyPatch) -> Any:
 def benchmark(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """As `shoal bench` starts it: its own folder comes first. Nothing of it stays for other tests."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    for each in ("_machine", "dataplane", name):
+    for each in ("_machine", name):
         monkeypatch.delitem(sys.modules, each, raising=False)
         monkeypatch.setitem(sys.modules, each, importlib.import_module(each))
     return sys.modules[name]
@@ -112,3 +116,31 @@ def test_a_valid_run_with_a_failure_or_below_its_third_does_not_pass(loadgen: An
     assert not run(failed=1)
     assert not run(wrong=1)
     assert not run(value=200.0)
+
+
+@pytest.fixture
+def benchmarks(tmp_path: Path) -> Path:
+    """Two that write what they were given beside themselves."""
+    for name in ("one", "two"):
+        write = "import pathlib, sys; pathlib.Path(__file__).with_suffix('.txt').write_text(' '.join(sys.argv[1:]))"
+        (tmp_path / f"{name}.py").write_text(write)
+    return tmp_path
+
+
+def test_options_after_a_benchmark_s_name_are_its_own(benchmarks: Path) -> None:
+    done = CliRunner().invoke(bench, ["--folder", str(benchmarks), "one", "--quick", "--peers", "there"])
+    assert done.exit_code == 0, done.output
+    assert (benchmarks / "one.txt").read_text() == "--quick --peers there"
+    assert not (benchmarks / "two.txt").exists()
+
+
+def test_all_benchmarks_run_when_none_is_named(benchmarks: Path) -> None:
+    assert CliRunner().invoke(bench, ["--folder", str(benchmarks)]).exit_code == 0
+    assert [(benchmarks / f"{name}.txt").read_text() for name in ("one", "two")] == ["", ""]
+
+
+def test_options_need_one_benchmark_to_go_to(benchmarks: Path) -> None:
+    done = CliRunner().invoke(bench, ["--folder", str(benchmarks), "--quick"])
+    assert isinstance(done.exception, ShoalError)
+    assert done.exception.code is Code.FIELD_INVALID
+    assert not list(benchmarks.glob("*.txt"))

@@ -1,8 +1,7 @@
-"""A plain server to compare with: grpc.aio around one ONNX Runtime session per model, and nothing else.
+"""grpc.aio around one ONNX Runtime session for each model, and nothing else: what a team writes in an afternoon.
 
-`python benchmarks/_peer.py SPEC` (JSON: models by name to path, certificate, key, ca, threads) prints its port and
-serves Open Inference Protocol's ModelInfer until its stdin closes. No queue, no checks, no routing, no isolation: what
-a team writes in an afternoon.
+`plain.py SPEC PORT THREADS [CERTIFICATE KEY]` serves ModelInfer and ServerReady of the Open Inference Protocol, without
+queue, checks, routing or isolation.
 """
 
 import asyncio
@@ -26,11 +25,14 @@ NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
 
 
 class PlainServer(oip_grpc.GRPCInferenceServiceServicer):
-    """sessions: by model. pool: runs them, with one thread per core."""
+    """sessions: by model. pool: runs them."""
 
     def __init__(self, sessions: dict[str, Any], pool: ThreadPoolExecutor) -> None:
         self._sessions = sessions
         self._pool = pool
+
+    async def ServerReady(self, request: oip.ServerReadyRequest, context: Any) -> oip.ServerReadyResponse:
+        return oip.ServerReadyResponse(ready=True)
 
     async def ModelInfer(self, request: oip.ModelInferRequest, context: Any) -> oip.ModelInferResponse:
         session = self._sessions[request.model_name]
@@ -50,30 +52,30 @@ class PlainServer(oip_grpc.GRPCInferenceServiceServicer):
         )
 
 
-async def serve(spec: dict[str, Any], credentials: grpc.ServerCredentials) -> None:
+def _session(path: str) -> Any:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    sessions = {
-        name: onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        for name, path in spec["models"].items()
-    }
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+async def serve(spec: Path, port: int, threads: int, tls: list[str]) -> None:
+    sessions = {name: _session(each["path"]) for name, each in json.loads(spec.read_text()).items()}
     limits = (("grpc.max_receive_message_length", INFER_BYTES), ("grpc.max_send_message_length", INFER_BYTES))
     server = grpc.aio.server(options=limits)
-    oip_grpc.add_GRPCInferenceServiceServicer_to_server(_new_server(sessions, spec["threads"]), server)
-    print(server.add_secure_port("127.0.0.1:0", credentials), flush=True)
+    plain = PlainServer(sessions, ThreadPoolExecutor(threads))  # type: ignore[abstract]  # these two are all that it has
+    oip_grpc.add_GRPCInferenceServiceServicer_to_server(plain, server)
+    if tls:
+        certificate, key = (Path(each).read_bytes() for each in tls)
+        server.add_secure_port(f"127.0.0.1:{port}", grpc.ssl_server_credentials([(key, certificate)]))
+    else:
+        server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    await server.stop(0)
-
-
-def _new_server(sessions: dict[str, Any], threads: int) -> PlainServer:
-    return PlainServer(sessions, ThreadPoolExecutor(threads))  # type: ignore[abstract]  # ModelInfer is all that it has
+    await server.wait_for_termination()
 
 
 def main() -> None:
-    spec = json.loads(sys.argv[1])
-    key, certificate, ca = (Path(spec[name]).read_bytes() for name in ("key", "certificate", "ca"))
-    asyncio.run(serve(spec, grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)))
+    spec, port, threads, *tls = sys.argv[1:]
+    asyncio.run(serve(Path(spec), int(port), int(threads), tls))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,237 @@
+"""What a run measured, by case and server: medians of rounds, ratios, tables, and the last line. Pure."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from _serving.h2load import LoadSample
+from _serving.models import CLASSIFIER, MAGIKA, MB1, MB4, SMALL
+
+FRONT: Final = "shoal front, TLS"
+GATEWAY: Final = "shoal gateway, TLS"
+ENVOY: Final = "envoy to shoal front, TLS"
+TRITON: Final = "triton"
+TRITON_TLS: Final = "triton, TLS"
+FLOOR: Final = "in process"
+ROLES_OF_A_REQUEST: Final = ("front", "worker")
+
+Reading = Callable[[LoadSample], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is asked, and how."""
+
+    # In tables; unique.
+    name: str
+    # Served model; empty: ServerReady.
+    model: str
+    # Requests in flight.
+    in_flight: int
+    # Connections that carry them, over HTTP/2.
+    connections: int = 1
+    # True: tensors as JSON over HTTP/1.1.
+    is_json: bool = False
+    # Who is asked; empty: all who can answer.
+    only: frozenset[str] = frozenset()
+    # A round has at least so many requests, so that a p99 is one of several.
+    least: int = 64
+
+
+READY_16: Final = Case("ServerReady, 16 in flight", "", 16)
+SMALL_1: Final = Case("small, 1 in flight", SMALL, 1)
+SMALL_16: Final = Case("small, 16 in flight", SMALL, 16)
+CLASSIFIER_16: Final = Case("classifier, 16 in flight", CLASSIFIER, 16)
+MAGIKA_4: Final = Case("magika, 4 in flight", MAGIKA, 4)
+MB1_1: Final = Case("1 MB in and out, 1 in flight", MB1, 1)
+MB4_1: Final = Case("4 MB in and out, 1 in flight", MB4, 1)
+SMALL_JSON: Final = Case("small as JSON, 16 in flight", SMALL, 16, is_json=True)
+CLASSIFIER_JSON: Final = Case("classifier as JSON, 16 in flight", CLASSIFIER, 16, is_json=True)
+CONNECTIONS: Final = Case(
+    "small, 1000 connections", SMALL, 1000, 1000, only=frozenset((FRONT, TRITON_TLS)), least=10_000
+)
+ONE_CORE: Final = (
+    READY_16, SMALL_1, SMALL_16, CLASSIFIER_16, MAGIKA_4, MB1_1, MB4_1, SMALL_JSON, CLASSIFIER_JSON, CONNECTIONS,
+)  # fmt: skip
+"""Servers on one core, the client on the other."""
+SMALL_2: Final = Case("small, 16 in flight, two cores", SMALL, 16)
+CLASSIFIER_2: Final = Case("classifier, 16 in flight, two cores", CLASSIFIER, 16)
+MAGIKA_2: Final = Case("magika, 16 in flight, two cores", MAGIKA, 16)
+TWO_CORES: Final = (SMALL_2, CLASSIFIER_2, MAGIKA_2)
+"""Servers and client on both cores."""
+
+
+def per_s(sample: LoadSample) -> float:
+    return sample.per_s
+
+
+def p50_s(sample: LoadSample) -> float:
+    return sample.p50_s
+
+
+def p99_s(sample: LoadSample) -> float:
+    return sample.p99_s
+
+
+def cpu_us(*roles: str) -> Reading:
+    """CPU microseconds a request of processes in these roles. It raises MissingFigure where a role has none."""
+
+    def read(sample: LoadSample) -> float:
+        if absent := [role for role in roles if role not in sample.cpu_s]:
+            raise MissingFigure(f"no process is a {absent[0]}: {', '.join(sample.cpu_s)}")
+        return sum(sample.cpu_s[role] for role in roles) / sample.count * 1e6
+
+    return read
+
+
+class MissingFigure(Exception):
+    """Something that this run did not measure, in words."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """rounds: samples by case and server, then by number of the round."""
+
+    rounds: dict[tuple[str, str], dict[int, LoadSample]] = field(default_factory=dict)
+
+    def add(self, case: Case, server: str, number: int, sample: LoadSample) -> None:
+        self.rounds.setdefault((case.name, server), {})[number] = sample
+
+    def samples(self, case: Case, server: str) -> dict[int, LoadSample]:
+        """Raises MissingFigure."""
+        if not (found := self.rounds.get((case.name, server))):
+            raise MissingFigure(f"no figure of {server} in the case {case.name!r}")
+        return found
+
+    def median(self, case: Case, server: str, reading: Reading) -> float:
+        """Raises MissingFigure."""
+        return statistics.median(map(reading, self.samples(case, server).values()))
+
+    def compare(
+        self,
+        these: tuple[Case, str],
+        those: tuple[Case, str],
+        reading: Reading,
+        how: Callable[[float, float], float] = lambda this, that: this / that,
+    ) -> float:
+        """Median over the rounds that have both, each compared within its round. Raises MissingFigure."""
+        ours, others = self.samples(*these), self.samples(*those)
+        both = sorted(ours.keys() & others.keys())
+        if not both:
+            raise MissingFigure(f"no round has both {these[1]} and {those[1]} in the case {these[0].name!r}")
+        return statistics.median(how(reading(ours[each]), reading(others[each])) for each in both)
+
+
+Measure = Callable[[Figures], float]
+
+
+def _rate(case: Case, server: str, other: str) -> Measure:
+    return lambda figures: figures.compare((case, server), (case, other), per_s)
+
+
+def _not_joined(what: str) -> Measure:
+    def measure(_: Figures) -> float:
+        raise MissingFigure(what)
+
+    return measure
+
+
+KEYS: Final[Mapping[str, tuple[Measure, str]]] = {
+    "ready_vs_triton": (_rate(READY_16, FRONT, TRITON_TLS), "requests/s of ServerReady, both with TLS"),
+    "small_vs_triton": (_rate(SMALL_16, FRONT, TRITON_TLS), "requests/s, 64 floats back as they are, both with TLS"),
+    "classifier_vs_triton": (_rate(CLASSIFIER_16, FRONT, TRITON_TLS), "requests/s, both with TLS"),
+    "cpu_us_small": (
+        lambda figures: figures.median(SMALL_16, FRONT, cpu_us(*ROLES_OF_A_REQUEST)),
+        "CPU of a small request in front and worker",
+    ),
+    "floor_10ms": (_rate(MAGIKA_2, FRONT, FLOOR), "requests/s on two cores to ONNX Runtime's in process: magika"),
+    "floor_1ms": (
+        _rate(CLASSIFIER_2, FRONT, FLOOR),
+        "requests/s on two cores to ONNX Runtime's in process: classifier",
+    ),
+    "tensor_1mb_vs_triton": (_rate(MB1_1, FRONT, TRITON_TLS), "requests/s, both with TLS"),
+    "json_vs_triton": (
+        _rate(CLASSIFIER_JSON, FRONT, TRITON),
+        "requests/s of the classifier; Triton without TLS, which its HTTP port does not have",
+    ),
+    "connections_1000": (
+        lambda figures: figures.compare((CONNECTIONS, FRONT), (SMALL_16, FRONT), per_s),
+        "requests/s over 1,000 connections to those over one",
+    ),
+    "gateway_added_p50_ms": (
+        lambda figures: figures.compare(
+            (SMALL_1, GATEWAY), (SMALL_1, FRONT), p50_s, lambda through, direct: (through - direct) * 1e3
+        ),
+        "p50 through the gateway less the front's own, one small request in flight",
+    ),
+    "gateway_cpu_us": (
+        lambda figures: figures.median(SMALL_16, GATEWAY, cpu_us("gateway")),
+        "CPU of the gateway's own process, a small request",
+    ),
+    "gateway_vs_envoy": (
+        _rate(SMALL_16, GATEWAY, ENVOY),
+        "requests/s of a small model, each before the same front, TLS on both sides, all on one core",
+    ),
+    "batching_gain": (_not_joined("the batching benchmark is not joined to this one yet"), "requests/s, 32 in flight"),
+    "flood_p99": (
+        _not_joined("the benchmark of tenants is not joined to this one yet"),
+        "p99 beside a flood to p99 alone",
+    ),
+}
+"""The keys of the last line: how each is computed, and what it compares. Ratios unless the name has a unit."""
+
+
+def summary(figures: Figures) -> tuple[dict[str, float | None], list[str]]:
+    """Values by key, and why each that is None is missing."""
+    values, missing = dict[str, float | None](), list[str]()
+    for key, (measure, _) in KEYS.items():
+        try:
+            values[key] = significant(measure(figures))
+        except MissingFigure as error:
+            values[key] = None
+            missing.append(f"{key}: {error}")
+    return values, missing
+
+
+def significant(value: float, digits: int = 3) -> float:
+    if value == 0 or not math.isfinite(value):
+        return value
+    return round(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
+
+
+def table(figures: Figures) -> list[str]:
+    """A line for each case and server: medians of the rounds."""
+    lines = [f"{'':26} {'requests/s':>10} {'p50 ms':>8} {'p99 ms':>8} {'of triton':>9}  CPU us a request, by process"]
+    for case in (*ONE_CORE, *TWO_CORES):
+        rows = [server for name, server in figures.rounds if name == case.name]
+        lines += [case.name] if rows else []
+        lines += [_row(figures, case, server) for server in rows]
+    return lines
+
+
+def _row(figures: Figures, case: Case, server: str) -> str:
+    def median(reading: Reading) -> float:
+        return figures.median(case, server, reading)
+
+    roles = next(iter(figures.samples(case, server).values())).cpu_s
+    used = {role: median(_role_us(role)) for role in roles}
+    parts = ", ".join(f"{role} {us:,.0f}" for role, us in sorted(used.items(), key=lambda item: -item[1]) if us >= 0.5)
+    return (
+        f"  {server:24} {median(per_s):>10,.0f} {median(p50_s) * 1e3:>8.2f} {median(p99_s) * 1e3:>8.2f} "
+        f"{_of_triton(figures, case, server):>9}  {sum(used.values()):,.0f}: {parts}"
+    )
+
+
+def _role_us(role: str) -> Reading:
+    return lambda sample: sample.cpu_s.get(role, 0.0) / sample.count * 1e6
+
+
+def _of_triton(figures: Figures, case: Case, server: str) -> str:
+    """Triton's rate with TLS for servers with it where there is one, else without."""
+    with_tls = server.endswith("TLS") and (case.name, TRITON_TLS) in figures.rounds
+    try:
+        return f"{_rate(case, server, TRITON_TLS if with_tls else TRITON)(figures):.2f}"
+    except MissingFigure:
+        return "-"

@@ -1,0 +1,216 @@
+"""The pure parts of `shoal bench serving`: what the client's output says, medians and ratios, the last line, layers."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+FOLDER = Path(__file__).parents[3] / "benchmarks"
+SAID = """
+finished in 1.01s, {rate} req/s, 1.20MB/s
+requests: {total} total, {total} started, {total} done, {good} succeeded, 0 failed, 0 errored, 0 timeout
+status codes: {good} 2xx, 0 3xx, 0 4xx, 0 5xx
+traffic: 1.38MB (1448020) total, 62.53KB (64032) headers (space savings 90.91%), 1.17MB ({data}) data
+"""
+
+
+@pytest.fixture(scope="module")
+def serving() -> Any:
+    """Its own folder comes first, as when it is run. Nothing of it stays for other tests."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield importlib.import_module("serving")
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in set(sys.modules) - before:
+            if name in ("serving", "_machine") or name.startswith("_serving"):
+                del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def figures(serving: Any) -> Any:
+    return serving.f
+
+
+def sample(serving: Any, per_s: float = 100.0, p50_s: float = 0.01, **cpu_s: float) -> Any:
+    return serving.LoadSample(1000, per_s, p50_s, 2 * p50_s, cpu_s)
+
+
+# the client's output
+
+
+def test_every_request_must_be_answered(serving: Any) -> None:
+    serving.h2load.check(SAID.format(rate=99, total=100, good=100, data=26_100), 100, 261)
+    with pytest.raises(serving.LoadError, match="98 succeeded"):
+        serving.h2load.check(SAID.format(rate=99, total=100, good=98, data=26_100), 100, 261)
+
+
+def test_refusals_of_grpc_are_seen_by_the_bytes_that_they_lack(serving: Any) -> None:
+    with pytest.raises(serving.LoadError, match="refusals"):
+        serving.h2load.check(SAID.format(rate=99, total=100, good=100, data=26_099), 100, 261)
+
+
+def test_a_log_gives_rate_and_latencies(serving: Any) -> None:
+    lines = [f"{1_000_000 + number * 1000}\t200\t{1000 + number}" for number in range(100)]
+    found = serving.h2load.read_log(lines)
+    assert found.count == 100
+    assert found.per_s == pytest.approx(100 / 0.100099)  # from the first start to the last end
+    assert (found.p50_s, found.p99_s) == (pytest.approx(0.001049), pytest.approx(0.001098))
+
+
+def test_a_steady_rate_leaves_out_the_first_half_and_the_end(serving: Any) -> None:
+    slow = [f"{number * 100_000}\t200\t1000" for number in range(100)]
+    fast = [f"{10_000_000 + number * 1000}\t200\t1000" for number in range(100)]
+    assert serving.h2load.read_log([*slow, *fast], is_steady=True).per_s == pytest.approx(1000)
+
+
+def test_a_log_without_a_request_is_no_figure(serving: Any) -> None:
+    with pytest.raises(serving.LoadError):
+        serving.h2load.read_log([])
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1), st.floats(0.001, 1.0))
+def test_a_quantile_has_its_share_at_or_below_it(serving: Any, values: list[int], share: float) -> None:
+    ordered = sorted(values)
+    found = serving.h2load.quantile(ordered, share)
+    assert found in ordered
+    assert sum(value <= found for value in ordered) >= share * len(ordered) - 1e-6
+    assert sum(value < found for value in ordered) < share * len(ordered) + 1e-6
+
+
+# figures
+
+
+def test_ratios_are_medians_of_what_each_round_compares(serving: Any, figures: Any) -> None:
+    found = figures.Figures()
+    for number, (ours, others) in enumerate(((200, 100), (40, 10), (900, 300))):  # the machine slows in the second
+        found.add(figures.SMALL_16, figures.FRONT, number, sample(serving, ours))
+        found.add(figures.SMALL_16, figures.TRITON_TLS, number, sample(serving, others))
+    found.add(figures.SMALL_16, figures.FRONT, 3, sample(serving, 1))  # Triton has no fourth
+    values, _ = figures.summary(found)
+    assert values["small_vs_triton"] == 3.0
+
+
+def test_cpu_is_that_of_the_processes_named(serving: Any, figures: Any) -> None:
+    found = figures.Figures()
+    found.add(figures.SMALL_16, figures.FRONT, 1, sample(serving, front=0.1, worker=0.05, supervisor=1.0))
+    found.add(figures.SMALL_16, figures.GATEWAY, 1, sample(serving, front=0.1, gateway=0.08))
+    values, _ = figures.summary(found)
+    assert values["cpu_us_small"] == 150.0
+    assert values["gateway_cpu_us"] == 80.0
+
+
+def test_a_gateway_s_p50_is_compared_with_the_front_s_of_its_round(serving: Any, figures: Any) -> None:
+    found = figures.Figures()
+    for number, base in enumerate((0.001, 0.005, 0.002)):
+        found.add(figures.SMALL_1, figures.FRONT, number, sample(serving, p50_s=base))
+        found.add(figures.SMALL_1, figures.GATEWAY, number, sample(serving, p50_s=base + 0.0002))
+    assert figures.summary(found)[0]["gateway_added_p50_ms"] == 0.2
+
+
+def test_what_was_not_measured_is_null_with_its_reason(figures: Any) -> None:
+    values, missing = figures.summary(figures.Figures())
+    assert set(values.values()) == {None}
+    assert len(missing) == len(values)
+    assert any(line.startswith("small_vs_triton: no figure of shoal front, TLS") for line in missing)
+    assert json.loads(json.dumps(values)) == values
+
+
+def test_the_last_line_has_the_agreed_keys(figures: Any) -> None:
+    keys = (
+        "ready_vs_triton small_vs_triton classifier_vs_triton cpu_us_small floor_10ms floor_1ms tensor_1mb_vs_triton "
+        "json_vs_triton connections_1000 gateway_added_p50_ms gateway_cpu_us gateway_vs_envoy batching_gain flood_p99"
+    )
+    assert list(figures.KEYS) == keys.split()
+
+
+@pytest.mark.parametrize(
+    ("value", "rounded"), [(0.0, 0.0), (1.23456, 1.23), (123456.0, 123456.0), (0.0012345, 0.00123), (15.06, 15.1)]
+)
+def test_figures_have_three_digits(figures: Any, value: float, rounded: float) -> None:
+    assert figures.significant(value) == rounded
+
+
+def test_a_table_has_a_row_for_each_server_of_a_case(serving: Any, figures: Any) -> None:
+    found = figures.Figures()
+    found.add(figures.SMALL_16, figures.FRONT, 1, sample(serving, 1000, front=0.1, worker=0.05))
+    found.add(figures.SMALL_16, figures.TRITON_TLS, 1, sample(serving, 500, tritonserver=0.2))
+    head, case, *rows = figures.table(found)
+    assert "of triton" in head
+    assert case == "small, 16 in flight"
+    assert [row.split("  ")[1].strip() for row in rows] == [figures.FRONT, figures.TRITON_TLS]
+    assert "2.00  150: front 100, worker 50" in rows[0]
+
+
+# who is asked what
+
+
+def test_a_server_is_asked_by_a_protocol_that_it_has(serving: Any, figures: Any) -> None:
+    grpc, json_, own = serving.Protocol.GRPC, serving.Protocol.JSON, serving.Protocol.OWN_JSON
+
+    def protocol(case: Any, name: str, *protocols: Any) -> Any:
+        return serving.protocol_of(case, serving.Server(name, dict.fromkeys(protocols), dict))
+
+    assert protocol(figures.SMALL_16, "x", grpc, json_) is grpc
+    assert protocol(figures.SMALL_JSON, "x", grpc, json_) is json_
+    assert protocol(figures.SMALL_JSON, "x", own) is own
+    assert protocol(figures.SMALL_16, "x", own) is None
+    assert protocol(figures.CONNECTIONS, "x", grpc) is None
+    assert protocol(figures.CONNECTIONS, figures.FRONT, grpc) is grpc
+
+
+def test_cpu_counts_new_threads_and_no_new_processes(serving: Any) -> None:
+    before = {("front", 1, 1): 10**9, ("worker", 2, 2): 0}
+    after = {("front", 1, 1): 3 * 10**9, ("front", 1, 9): 10**9, ("worker", 3, 3): 10**9}
+    assert serving.cpu_between(before, after) == {"front": 3.0}
+
+
+# layers
+
+
+@pytest.mark.parametrize(
+    ("stack", "layer"),
+    [
+        (("_run_once (/lib/python3.11/asyncio/base_events.py:1)",), "event loop and sockets"),
+        (("run (/x/shoal/agent/dataplane/main.py:3)", "write (/lib/python3.11/asyncio/selector_events.py:1)"),
+         "route and retries"),
+        (("data_received (/v/site-packages/shoal/host/tls.py:9)", "read (/lib/python3.11/ssl.py:9)"), "TLS"),
+        (("receive (/x/shoal/http2/connection.py:9)", "on_data (/x/shoal/host/grpc_server.py:4)"), "gRPC"),
+        (("receive (/x/shoal/http2/connection.py:9)", "decode (/v/site-packages/hpack/hpack.py:4)"), "HTTP/2"),
+        (("call (/x/shoal/agent/dataplane/ingress_admission.py:9)", "enter (/lib/python3.11/contextlib.py:4)"),
+         "auth and admission"),
+        (("_execute (/x/shoal/agent/worker/model_runner.py:1)", "run (/v/site-packages/onnxruntime/capi/x.py:1)"),
+         "worker: run"),
+        (("_execute (/x/shoal/agent/worker/model_runner.py:1)",), "worker: queue and metering"),
+        (("main (/somewhere/else.py:1)",), "other"),
+    ],
+)  # fmt: skip
+def test_the_innermost_frame_of_a_layer_counts(serving: Any, stack: tuple[str, ...], layer: str) -> None:
+    assert serving.layers.layer_of(stack)[0] == layer
+
+
+def test_samples_are_counted_by_layer(serving: Any) -> None:
+    tls, loop = "write (/x/shoal/host/tls.py:1)", "g (/lib/python3.11/asyncio/events.py:1)"
+    other = "read (/x/shoal/host/tls.py:1)"
+    found = serving.layers.count_layers([f"{loop};{tls} 20", f"{loop};{other} 10", f"{loop} 10", ""])
+    assert found == {
+        "TLS": serving.layers.LayerSamples(30, "tls.write"),
+        "event loop and sockets": serving.layers.LayerSamples(10, "events.g"),
+    }
+    head, first, _ = serving.layers.table("front", found, 100.0)
+    assert head == "front: 100 us of CPU a request, 40 samples"
+    assert first.split() == ["TLS", "75.0", "us", "75.0%", "(+-6.8%)", "most:", "tls.write"]
+
+
+def test_every_module_of_the_data_plane_is_in_a_layer(serving: Any) -> None:
+    agents, protos = FOLDER.parent / "agents", FOLDER.parent / "protos"
+    modules = [*(agents / "shoal/agent").rglob("*.py"), *(protos / "shoal/http2").glob("*.py")]
+    assert modules
+    for module in modules:
+        assert serving.layers.layer_of((f"f ({module}:1)",))[0] not in ("other", "event loop and sockets"), module
