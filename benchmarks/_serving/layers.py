@@ -3,9 +3,9 @@
 py-spy reads the stacks of a running process from outside, some hundred times a second, and stops it for each. What
 that distorts: the process is slower while it is watched, so only shares are taken from the samples; the microseconds
 that they share are those of the rounds before, without py-spy. Time in C is its Python caller's: what OpenSSL takes is
-TLS, what the runtime takes is the run. A thread that waits for its core counts as running. A thread in `select` counts
-as idle, so the kernel's work there is in no layer. With n samples the error of a share p is the square root of
-p (1 - p) / n.
+TLS, what the runtime takes is the run. A thread that waits for its core counts as running. One that waits for work (in
+`select`, for a lock) is left out, though some of that time is the kernel's work for it. With n samples the error of a
+share p is the square root of p (1 - p) / n.
 """
 
 import re
@@ -55,22 +55,26 @@ LAYERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     ("event loop and sockets", ("asyncio/", "selectors.py", "uvloop/")),
 )  # fmt: skip
 """Layers by the beginning of a module's path; the first that fits. Of a stack the innermost frame that is in a layer
-counts, except that the event loop's frames count only where there is no other: a socket written by TLS is TLS's."""
+counts. The event loop's frames count only where there is no other within the loop: a socket written by TLS is TLS's,
+and whoever started the loop has no part in what it runs."""
 LOOP: Final = "event loop and sockets"
 OTHER: Final = "other"
+WAITING: Final = ("selectors.py", "threading.py", "queue.py", "concurrent/futures/thread.py")
+"""Modules whose innermost frame is a thread's that waits for work."""
 
 
-def layer_of(frames: Sequence[str]) -> tuple[str, str]:
-    """The layer, and the function that it is for. frames: of one stack, outermost first, as py-spy writes them:
-    `function (path:line)`."""
-    loop = None
+def layer_of(frames: Sequence[str]) -> tuple[str, str] | None:
+    """The layer, and the function that it is for; None: the thread waits. frames: of one stack, outermost first, as
+    py-spy writes them: `function (path:line)`."""
+    if _path_of(frames[-1]) in WAITING:
+        return None
     for frame in reversed(frames):
         found = _layer_of_path(_path_of(frame))
-        if found == LOOP:
-            loop = loop or frame
-        elif found is not None:
+        if found == LOOP and frame.startswith(("BaseEventLoop._run_once", "_run_once")):
+            return LOOP, _function_of(frames[-1])
+        if found not in (None, LOOP):
             return found, _function_of(frame)
-    return (LOOP, _function_of(loop)) if loop else (OTHER, _function_of(frames[-1]))
+    return OTHER, _function_of(frames[-1])
 
 
 def _function_of(frame: str) -> str:
@@ -100,12 +104,12 @@ class LayerSamples:
 
 
 def count_layers(folded: Iterable[str]) -> dict[str, LayerSamples]:
-    """folded: lines `frame;frame;.. count`."""
+    """folded: lines `frame;frame;.. count`. Threads that wait are left out."""
     counts = dict[str, Counter[str]]()
     for line in folded:
         stack, _, count = line.rpartition(" ")
-        if stack:
-            layer, function = layer_of(stack.split(";"))
+        if stack and (found := layer_of(stack.split(";"))) is not None:
+            layer, function = found
             counts.setdefault(layer, Counter())[function] += int(count)
     return {layer: LayerSamples(each.total(), each.most_common(1)[0][0]) for layer, each in counts.items()}
 

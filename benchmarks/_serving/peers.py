@@ -204,7 +204,8 @@ def _start_ray(settings: PeerSettings, spec: Path, stack: ExitStack) -> list[Ser
     grpc_port, http_port = free_port(), free_port()
     command = [str(python), str(SOURCES / "ray_serve.py"), str(spec), str(grpc_port), str(http_port)]
     command += [str(settings.parallel), str(settings.scratch / "ray")]
-    environment = {"PYTHONPATH": str(SOURCES), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    environment = {"PYTHONPATH": str(SOURCES), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment["RAY_worker_niceness"] = "0"  # 15 by default: it would lose to everything else on its core
     ports = {Protocol.GRPC: (grpc_port, False)}
     return [_started(settings, stack, _named("ray serve", False), command, ports, environment)]
 

@@ -1,6 +1,7 @@
 """CPU time and memory of servers' processes, by role."""
 
 import os
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,7 +32,7 @@ def tree(root: int, roles: Mapping[str, str] | None = None) -> dict[str, list[in
         process = psutil.Process(root)
         for each in (process, *process.children(recursive=True)):
             with suppress(psutil.Error):
-                name = each.name().partition(":oip")[0]
+                name = re.split(r"[.:]oip|\.", each.name())[0]  # Ray's name what they do at the moment
                 found[(roles or {}).get(name, name)].append(each.pid)
     return dict(found)
 

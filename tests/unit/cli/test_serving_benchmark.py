@@ -174,20 +174,26 @@ def test_cpu_counts_new_threads_and_no_new_processes(serving: Any) -> None:
 # layers
 
 
+LOOP = "BaseEventLoop._run_once (/lib/python3.11/asyncio/base_events.py:1)"
+
+
 @pytest.mark.parametrize(
     ("stack", "layer"),
     [
-        (("_run_once (/lib/python3.11/asyncio/base_events.py:1)",), "event loop and sockets"),
-        (("run (/x/shoal/agent/dataplane/main.py:3)", "write (/lib/python3.11/asyncio/selector_events.py:1)"),
+        ((LOOP,), "event loop and sockets"),
+        (("run (/x/shoal/agent/dataplane/main.py:3)", LOOP, "_run (/lib/python3.11/asyncio/events.py:1)"),
+         "event loop and sockets"),
+        ((LOOP, "infer (/x/shoal/agent/dataplane/front.py:3)", "sleep (/lib/python3.11/asyncio/tasks.py:1)"),
          "route and retries"),
-        (("data_received (/v/site-packages/shoal/host/tls.py:9)", "read (/lib/python3.11/ssl.py:9)"), "TLS"),
-        (("receive (/x/shoal/http2/connection.py:9)", "on_data (/x/shoal/host/grpc_server.py:4)"), "gRPC"),
-        (("receive (/x/shoal/http2/connection.py:9)", "decode (/v/site-packages/hpack/hpack.py:4)"), "HTTP/2"),
-        (("call (/x/shoal/agent/dataplane/ingress_admission.py:9)", "enter (/lib/python3.11/contextlib.py:4)"),
+        ((LOOP, "data_received (/v/site-packages/shoal/host/tls.py:9)", "read (/lib/python3.11/ssl.py:9)"), "TLS"),
+        ((LOOP, "receive (/x/shoal/http2/connection.py:9)", "on_data (/x/shoal/host/grpc_server.py:4)"), "gRPC"),
+        ((LOOP, "receive (/x/shoal/http2/connection.py:9)", "decode (/v/site-packages/hpack/hpack.py:4)"), "HTTP/2"),
+        ((LOOP, "call (/x/shoal/agent/dataplane/ingress_admission.py:9)", "enter (/lib/python3.11/contextlib.py:4)"),
          "auth and admission"),
-        (("_execute (/x/shoal/agent/worker/model_runner.py:1)", "run (/v/site-packages/onnxruntime/capi/x.py:1)"),
+        ((LOOP, "_execute (/x/shoal/agent/worker/model_runner.py:1)", "run (/v/site-packages/onnxruntime/capi/x.py:1)"),
          "worker: run"),
-        (("_execute (/x/shoal/agent/worker/model_runner.py:1)",), "worker: queue and metering"),
+        (("run (/lib/python3.11/threading.py:1)", "_execute (/x/shoal/agent/worker/model_runner.py:1)"),
+         "worker: queue and metering"),
         (("main (/somewhere/else.py:1)",), "other"),
     ],
 )  # fmt: skip
@@ -195,13 +201,24 @@ def test_the_innermost_frame_of_a_layer_counts(serving: Any, stack: tuple[str, .
     assert serving.layers.layer_of(stack)[0] == layer
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "EpollSelector.select (/lib/python3.11/selectors.py:468)",
+        "_worker (/lib/python3.11/concurrent/futures/thread.py:81)",
+    ],
+)
+def test_a_thread_that_waits_is_in_no_layer(serving: Any, frame: str) -> None:
+    assert serving.layers.layer_of((LOOP, frame)) is None
+    assert serving.layers.count_layers([f"{LOOP};{frame} 10"]) == {}
+
+
 def test_samples_are_counted_by_layer(serving: Any) -> None:
-    tls, loop = "write (/x/shoal/host/tls.py:1)", "g (/lib/python3.11/asyncio/events.py:1)"
-    other = "read (/x/shoal/host/tls.py:1)"
-    found = serving.layers.count_layers([f"{loop};{tls} 20", f"{loop};{other} 10", f"{loop} 10", ""])
+    tls, other = "write (/x/shoal/host/tls.py:1)", "read (/x/shoal/host/tls.py:1)"
+    found = serving.layers.count_layers([f"{LOOP};{tls} 20", f"{LOOP};{other} 10", f"{LOOP} 10", ""])
     assert found == {
         "TLS": serving.layers.LayerSamples(30, "tls.write"),
-        "event loop and sockets": serving.layers.LayerSamples(10, "events.g"),
+        "event loop and sockets": serving.layers.LayerSamples(10, "base_events.BaseEventLoop._run_once"),
     }
     head, first, _ = serving.layers.table("front", found, 100.0)
     assert head == "front: 100 us of CPU a request, 40 samples"
