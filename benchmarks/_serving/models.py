@@ -13,7 +13,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from shoal.client.inference import DTYPES
+from shoal.client.tensors import DTYPES
 from shoal.inference import open_inference_pb2 as oip
 
 SMALL: Final = "small"

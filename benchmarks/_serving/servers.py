@@ -17,7 +17,7 @@ from _serving.models import ServedModel
 from _serving.processes import Roles
 from numpy.typing import NDArray
 
-from shoal.client.inference import DTYPES
+from shoal.client.tensors import DTYPES
 from shoal.inference import open_inference_pb2 as oip
 from shoal.wire.limits import INFER_BYTES
 

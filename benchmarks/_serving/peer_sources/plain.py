@@ -16,7 +16,7 @@ import grpc.aio
 import numpy as np
 import onnxruntime
 
-from shoal.client.inference import DTYPES
+from shoal.client.tensors import DTYPES
 from shoal.inference import open_inference_pb2 as oip
 from shoal.inference import open_inference_pb2_grpc as oip_grpc
 from shoal.wire.limits import INFER_BYTES

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.client.inference import BF16, DTYPES
+from shoal.client.tensors import BF16, DTYPES
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import PACK_BYTES
 

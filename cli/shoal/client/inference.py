@@ -1,7 +1,8 @@
-"""Inference through a gateway: the Open Inference Protocol over REST with binary tensors.
+"""Inference through a gateway: the Open Inference Protocol over REST with binary tensors, for programs without asyncio.
 
 Any KServe or Triton client works as well; this one needs only the standard library and numpy. It does not import the
-protocol's gRPC stubs, so that a foreign client can live in the same process.
+protocol's gRPC stubs, so that a foreign client can live in the same process. `async_inference` is its counterpart over
+gRPC, with streams.
 """
 
 import http.client
@@ -9,7 +10,6 @@ import json
 import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -17,46 +17,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.client.contexts import Context
+from shoal.client.retries import FailedCall, retry_delay_s
+from shoal.client.tensors import (
+    DTYPES,
+    InferenceResult,
+    ModelMetadata,
+    Tensors,
+    TensorSpec,
+    datatype_of,
+    from_raw,
+    to_raw,
+)
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Wall
+from shoal.wire import status
 from shoal.wire.handshake import check_own, raise_fault
 
-DTYPES: Final = {
-    "BOOL": np.bool_,
-    "UINT8": np.uint8,
-    "UINT16": np.uint16,
-    "UINT32": np.uint32,
-    "UINT64": np.uint64,
-    "INT8": np.int8,
-    "INT16": np.int16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "FP16": np.float16,
-    "FP32": np.float32,
-    "FP64": np.float64,
-}
-BF16: Final = "BF16"
-_NAMES: Final = {np.dtype(kind): name for name, kind in DTYPES.items()}
-
-Tensors = Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class InferenceResult:
-    """outputs: by name. headers: as the gateway sent them, names in lower case."""
-
-    outputs: dict[str, NDArray[Any]]
-    headers: dict[str, str]
-    datatypes: dict[str, str] = field(default_factory=dict)
-    """By output, in the protocol's names. BF16 becomes float32, which holds each of its values exactly."""
+RETRIES: Final = 3
+SLACK_S: Final = 1.0
+"""Seconds beyond a deadline for the refusal that names it to arrive."""
 
 
 class InferenceClient:
-    """One keep-alive connection to a gateway; not safe for concurrent use by two threads."""
+    """One keep-alive connection to a gateway; not safe for concurrent use by two threads.
 
-    def __init__(self, context: Context, address: str = "", timeout_s: float = 30.0) -> None:
+    `retries`: how often a call is repeated that the server says may be repeated (it names a time, as with OVERLOADED),
+    or that never reached it.
+    """
+
+    def __init__(self, context: Context, address: str = "", timeout_s: float = 30.0, *, retries: int = RETRIES) -> None:
+        """address: host:port; by default the context's gateway. timeout_s: of calls without a deadline of their own.
+        Raises ShoalError(CONTEXT_UNKNOWN)."""
         self._context = context
+        self._timeout_s = timeout_s
+        self._retries = retries
         address = address or context.gateway
         if not address:
             raise refuse(Code.CONTEXT_UNKNOWN, "no gateway is known", "host:port of a gateway", "pass --gateway")
@@ -76,12 +71,11 @@ class InferenceClient:
     def close(self) -> None:
         self._connection.close()
 
-    def metadata(self, model: str) -> dict[str, Any]:
-        """Inputs and outputs as the protocol's model metadata. Raises ShoalError(MODEL_NOT_FOUND, ..)."""
-        status, headers, body = self._exchange("GET", f"/v2/models/{model}", b"", {})
-        if status != 200:
-            raise ShoalError(_refusal(status, headers, body))
-        return json.loads(body)  # type: ignore[no-any-return]
+    def metadata(self, model: str) -> ModelMetadata:
+        """Raises ShoalError(MODEL_NOT_FOUND, ..)."""
+        _, body = self._call("GET", f"/v2/models/{model}", b"", {}, None, is_step=False)
+        described = json.loads(body)
+        return ModelMetadata(_specs(described["inputs"]), _specs(described["outputs"]))
 
     def infer(
         self,
@@ -95,11 +89,12 @@ class InferenceClient:
     ) -> InferenceResult:
         """Send one request. Raises ShoalError with the gateway's code.
 
-        traceparent: of the trace that the request belongs to. datatypes: of inputs whose array does not determine it,
-        since numpy has no BF16 (see `bfloat16`). parameters: of the request, such as `sequence_id`.
+        deadline_s: for the whole, with all repetitions. traceparent: of the trace that the request belongs to.
+        datatypes: of inputs whose array does not determine it, since numpy has no BF16 (see `tensors.bfloat16`).
+        parameters: of the request, such as `sequence_id`.
         """
-        known = {name: _datatype(value, (datatypes or {}).get(name, "")) for name, value in inputs.items()}
-        raw = {name: _to_bytes(value, known[name], name) for name, value in inputs.items()}
+        known = {name: datatype_of(value, (datatypes or {}).get(name, "")) for name, value in inputs.items()}
+        raw = {name: to_raw(value, known[name], name) for name, value in inputs.items()}
         head = {
             "inputs": [
                 {
@@ -114,77 +109,80 @@ class InferenceClient:
         }
         text = json.dumps(head).encode()
         headers = {"Inference-Header-Content-Length": str(len(text)), "Content-Type": "application/octet-stream"}
-        if deadline_s is not None:
-            headers["shoal-deadline-ms"] = str(round(deadline_s * 1000))
         if traceparent:
             headers["traceparent"] = traceparent
-        path = f"/v2/models/{model}/infer"
-        status, reply_headers, body = self._exchange("POST", path, b"".join((text, *raw.values())), headers)
-        if status != 200:
-            raise ShoalError(_refusal(status, reply_headers, body))
-        outputs, told = _outputs(reply_headers, body)
-        return InferenceResult(outputs, reply_headers, told)
+        is_step = "sequence_id" in (parameters or {})
+        body = b"".join((text, *raw.values()))
+        said, answer = self._call("POST", f"/v2/models/{model}/infer", body, headers, deadline_s, is_step=is_step)
+        outputs, told = _outputs(said, answer)
+        return InferenceResult(outputs, said, told)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        deadline_s: float | None,
+        *,
+        is_step: bool,
+    ) -> tuple[dict[str, str], bytes]:
+        """Headers and body of the answer. Raises ShoalError."""
+        end = time.monotonic() + (self._timeout_s if deadline_s is None else deadline_s)  # noqa: TID251 - its deadline
+        attempt = 0
+        while True:
+            left_s = max(0.0, end - time.monotonic())  # noqa: TID251
+            asked = dict(headers)
+            if deadline_s is not None:
+                asked["shoal-deadline-ms"] = str(max(1, round(left_s * 1000)))
+            try:
+                code, said, answer = self._exchange(method, path, body, asked, left_s + SLACK_S)
+            except _NotSent as error:
+                failed, cause = FailedCall(error.refusal, was_sent=False), error.__cause__
+            else:
+                if code == 200:
+                    return said, answer
+                failed, cause = FailedCall(_refusal(code, said, answer), status.retry_after_of(said.items())), None
+            left_s = end - time.monotonic()  # noqa: TID251
+            wait_s = retry_delay_s(failed, attempt, self._retries, left_s, is_step=is_step)
+            if wait_s is None:
+                raise ShoalError(failed.refusal) from cause
+            attempt += 1
+            time.sleep(wait_s)  # noqa: TID251 - as long as the server says
 
     def _exchange(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float
     ) -> tuple[int, dict[str, str], bytes]:
+        """Raises ShoalError; _NotSent where no connection could be made."""
+        connection, is_open = self._connection, self._connection.sock is not None
         try:
-            self._connection.request(method, path, body, {**headers, "shoal-tenant": self._context.tenant})
-            reply = self._connection.getresponse()
+            connection.timeout = timeout_s
+            if connection.sock is None:
+                connection.connect()
+                is_open = True
+            else:
+                connection.sock.settimeout(timeout_s)
+            connection.request(method, path, body, {**headers, "shoal-tenant": self._context.tenant})
+            reply = connection.getresponse()
             content = reply.read()
         except (OSError, http.client.HTTPException) as cause:
-            self._connection.close()
-            address = str(HostPort(self._connection.host, self._connection.port))
+            connection.close()
+            address = str(HostPort(connection.host, connection.port))
             check_own(self._context, Wall(time.time()))  # noqa: TID251 - a command's own clock
             if isinstance(cause, ssl.SSLError):
                 raise_fault(cause, address)
-            raise refuse(
-                Code.REPLICA_UNREACHABLE, f"gateway {address}: {cause}", "an answer", "shoal dev status"
-            ) from cause
+            refusal = Refusal(Code.REPLICA_UNREACHABLE, f"gateway {address}: {cause}", "an answer", "shoal dev status")
+            raise (ShoalError(refusal) if is_open else _NotSent(refusal)) from cause
         return reply.status, {name.lower(): value for name, value in reply.getheaders()}, content
 
 
-def _datatype(value: NDArray[Any], declared: str) -> str:
-    if declared == BF16:
-        return declared
-    if value.dtype.kind in "OSU":
-        return "BYTES"
-    name = _NAMES.get(value.dtype)
-    if name is None:
-        asked = ", ".join((*DTYPES, "BYTES", BF16))
-        raise refuse(Code.INVALID_ARGUMENT, f"dtype {value.dtype}", asked, "convert the array")
-    return name
+class _NotSent(ShoalError):
+    """The call never reached its server."""
 
 
-def _to_bytes(value: NDArray[Any], datatype: str, name: str) -> bytes:
-    if datatype == BF16:
-        return bfloat16(value, name).tobytes()
-    if datatype != "BYTES":
-        return np.ascontiguousarray(value).tobytes()
-    items = (item if isinstance(item, bytes) else str(item).encode() for item in value.ravel())
-    return b"".join(len(item).to_bytes(4, "little") + item for item in items)
-
-
-def bfloat16(value: NDArray[Any], name: str) -> NDArray[np.uint16]:
-    """The bits of BF16 values. value: the bits themselves (uint16, or the two-byte values that numpy reads of what
-    ml_dtypes wrote), or floats that are exact in BF16. Raises ShoalError(INVALID_ARGUMENT)."""
-    plain = np.ascontiguousarray(value)
-    if plain.dtype == np.uint16 or (plain.dtype.kind == "V" and plain.dtype.itemsize == 2):
-        return plain.view(np.uint16).reshape(value.shape)
-    if plain.dtype.kind in "fiu":
-        with np.errstate(over="ignore"):
-            wide = plain.astype(np.float32)
-        bits = (wide.view(np.uint32) >> 16).astype(np.uint16)
-        if np.array_equal(float32(bits), plain, equal_nan=plain.dtype.kind == "f"):
-            return bits.reshape(value.shape)
-    found = f"input {name!r:.80}: {plain.dtype} that BF16 does not hold exactly"
-    remedy = "round it yourself: send the upper two bytes of each float32 as uint16, or what ml_dtypes' bfloat16 gives"
-    raise refuse(Code.INVALID_ARGUMENT, found, "BF16", remedy)
-
-
-def float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The values of BF16 bits."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+def _specs(tensors: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    """The part of the protocol's model metadata that describes inputs or outputs."""
+    return tuple(TensorSpec(each["name"], each["datatype"], tuple(map(int, each["shape"]))) for each in tensors)
 
 
 def _outputs(headers: Mapping[str, str], body: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
@@ -199,22 +197,8 @@ def _outputs(headers: Mapping[str, str], body: bytes) -> tuple[dict[str, NDArray
             found[tensor["name"]] = np.array(tensor["data"], kind).reshape(shape)
             continue
         part, rest = rest[:size], rest[size:]
-        if tensor["datatype"] == "BYTES":
-            found[tensor["name"]] = _strings(bytes(part)).reshape(shape)
-        elif tensor["datatype"] == BF16:
-            found[tensor["name"]] = float32(np.frombuffer(part, np.uint16)).reshape(shape)
-        else:
-            found[tensor["name"]] = np.frombuffer(part, DTYPES[tensor["datatype"]]).reshape(shape)
+        found[tensor["name"]] = from_raw(part, tensor["datatype"], shape)
     return found, {tensor["name"]: tensor["datatype"] for tensor in head["outputs"]}
-
-
-def _strings(data: bytes) -> NDArray[Any]:
-    items, at = [], 0
-    while at < len(data):
-        size = int.from_bytes(data[at : at + 4], "little")
-        items.append(data[at + 4 : at + 4 + size])
-        at += 4 + size
-    return np.array(items, dtype=object)
 
 
 def _refusal(status: int, headers: Mapping[str, str], body: bytes) -> Refusal:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.client import Context, InferenceClient
-from shoal.client.inference import Tensors
+from shoal.client.tensors import Tensors
 from shoal.types.codes import Code, ShoalError, is_lost
 
 OK: Final = "ok"
@@ -96,7 +96,7 @@ class ClosedLoopLoad:
         return found.shape == expected.shape and np.allclose(found, expected, rtol=0, atol=self.at_most)
 
     def _run(self) -> None:
-        with InferenceClient(self.context) as client:
+        with InferenceClient(self.context, retries=0) as client:  # each refusal counts
             while not self._stop.is_set():
                 at = self.elapsed_s()
                 outcome: str = OK

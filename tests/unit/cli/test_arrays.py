@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from shoal.cli.arrays import read_inputs, save_outputs, to_json_value
-from shoal.client.inference import _outputs, _refusal, bfloat16, float32
+from shoal.client.inference import _outputs, _refusal
+from shoal.client.tensors import bfloat16, float32
 from shoal.types.codes import Code, Refusal, ShoalError
 
 

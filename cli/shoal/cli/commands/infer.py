@@ -12,7 +12,7 @@ from shoal.cli.arrays import Array, RequestInputs, read_inputs, save_outputs, to
 from shoal.cli.options import connection, output, select_context, tenant
 from shoal.cli.render.output import emit, note, table
 from shoal.client import Context, InferenceClient, RegionClient
-from shoal.client.inference import BF16
+from shoal.client.tensors import BF16
 from shoal.types.codes import Code, refuse
 from shoal.types.trace import TraceParent
 
@@ -113,7 +113,7 @@ def _inputs(given: RequestInputs, client: InferenceClient, workload: str) -> tup
     """Arrays and datatypes by input. Asks for the model's metadata only if the file does not state everything."""
     if given.datatypes:
         return given.arrays, given.datatypes
-    declared = {each["name"]: str(each["datatype"]) for each in client.metadata(workload)["inputs"]}
+    declared = {each.name: each.datatype for each in client.metadata(workload).inputs}
     if "" not in given.arrays or "" in declared:
         return given.arrays, declared
     if len(declared) != 1:
