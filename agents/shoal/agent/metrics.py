@@ -105,7 +105,8 @@ LATENCY: Final = GaugeMetric(
 )
 BATCH_SIZE: Final = HistogramMetric(
     f"{PROGRAM}_batch_size",
-    "Inputs that an answered request brought: the length of its first axis, where the model leaves that open.",
+    "Inputs of an answered run, of one request or of a batch of several: the length of the first axis, where the model "
+    "leaves that open.",
     _REPLICA,
     buckets=BATCHES,
 )

@@ -236,7 +236,7 @@ class ReceiptSigner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A replica is loaded and warm, and accepts requests."""
+    """A replica is loaded and warm, and accepts requests. It comes again when there is more to know of it."""
 
     # Id of the assignment.
     assignment: str
@@ -246,7 +246,8 @@ class WorkerReady:
     inputs: tuple[TensorSpec, ...]
     # Outputs of the loaded graph; -1 for a dynamic axis.
     outputs: tuple[TensorSpec, ...]
-    # What people are to know of it: that it had no warm-up and why, or that part of it runs beside its device.
+    # What people are to know of it: that it had no warm-up and why, that part of it runs beside its device, whether it
+    # runs requests in batches.
     note: str = ""
     # Operators that the device's provider took. Empty for the processor's own.
     operators: tuple[str, ...] = ()
@@ -299,14 +300,14 @@ WorkerEvent = WorkerReady | WorkerPhase | WorkerFailed | WorkerExited | WorkerAd
 
 
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Upper bounds of the histogram buckets of batch sizes (inputs per request)."""
+"""Upper bounds of the histogram buckets of batch sizes (inputs per run)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Histogram of the batch sizes of answered requests, for one replica."""
+    """Histogram of the batch sizes of answered runs, for one replica."""
 
-    # Requests per bucket of `BATCHES`; the last entry counts larger batches.
+    # Runs per bucket of `BATCHES`; the last entry counts larger batches.
     counts: tuple[int, ...] = (0,) * (len(BATCHES) + 1)
     # Sum of all batch sizes.
     inputs: int = 0
@@ -325,7 +326,7 @@ class WorkerStats:
     in_flight: int
     # Totals since the replica became ready, one entry per origin of requests.
     served: tuple[Served, ...]
-    # Batch sizes of the answered requests.
+    # Batch sizes of the answered runs.
     batches: Batches = NO_BATCHES
     # Histogram of latencies (`types.latency`); () before the first answer.
     latencies: Counts = ()

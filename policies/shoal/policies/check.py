@@ -43,8 +43,6 @@ class ActiveField:
     consumer: str
     # Codes that it can cause, apart from those of the document language.
     codes: tuple[Code, ...] = ()
-    # Values that are acted on; empty: all.
-    only: tuple[object, ...] = ()
     # Remark for the reference.
     note: str = ""
     # Name by which the consumer reads it, which a test looks for there; empty: not checked.
@@ -124,8 +122,17 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.traffic.when": ActiveField(
             _WORKLOADS, (Code.EXPRESSION_INVALID,), note="looked at ahead of time", read_as="when"
         ),
-        "spec.batching.max": ActiveField(_PLACEMENT, only=(1,), read_as="max_batch"),
-        "spec.batching.delay": PlannedField("batching"),
+        "spec.batching.max": ActiveField(
+            "shoal.agent.worker.batch_trial",
+            note="most inputs of a batch of several requests; where the worker measures that it does not pay, each "
+            "runs alone",
+            read_as="max",
+        ),
+        "spec.batching.delay": ActiveField(
+            "shoal.agent.worker.job_queue",
+            note="how long a request waits for others while a runner is free; not at all where it is not given",
+            read_as="delay_s",
+        ),
         "spec.capture.consent": ActiveField(
             _WORKLOADS,
             (Code.CONSENT_MISSING,),
@@ -342,7 +349,6 @@ def _fields(
     under = [entry for field, entry in table.items() if field == name or not name or field.startswith(f"{name}.")]
     later = next((entry for entry in under if isinstance(entry, PlannedField)), None)
     live = next((entry for entry in under if isinstance(entry, ActiveField)), None)
-    exact = table.get(name)
     value = node.value if isinstance(node, ScalarNode) else None
     if path and isinstance(node, ScalarNode) and value is None:
         asked = "a value, or the field left out"
@@ -358,9 +364,6 @@ def _fields(
         )
     elif later is not None and live is None:
         yield key_position(root, path), _planned_refusal(name, later)
-    elif isinstance(exact, ActiveField) and isinstance(node, ScalarNode):
-        if exact.only and not any(value == one and type(value) is type(one) for one in exact.only):
-            yield node.at, _value_refusal(name, value, exact)
     elif isinstance(node, MappingNode):
         for key, inner in node.entries.items():
             yield from _fields(table, root, inner, (*path, key))
@@ -382,16 +385,6 @@ def _planned_refusal(name: str, later: PlannedField) -> Refusal:
         f"nothing acts on {name} in this release",
         f"comes with {later.comes_with}",
         "remove it",
-    )
-
-
-def _value_refusal(name: str, value: object, live: ActiveField) -> Refusal:
-    allowed = ", ".join(str(one).lower() if isinstance(one, bool) else str(one) for one in live.only)
-    return Refusal(
-        Code.NOT_SUPPORTED_YET,
-        f"nothing acts on {name}: {str(value).lower() if isinstance(value, bool) else value} in this release",
-        f"only {allowed} now{f' ({live.note})' if live.note else ''}",
-        f"write {allowed}, or remove it",
     )
 
 
@@ -753,6 +746,16 @@ def _workload(workload: Workload) -> Rule:
                 ("spec", "model", "variants", index, "source"),
                 _no_effect(f"{source!r:.80} again", "each model once", "remove the variant"),
             )
+    if spec.batching.max == 1 and spec.batching.delay is not None:
+        yield (
+            ("spec", "batching", "delay"),
+            _no_effect("delay without max: each request runs alone", "max above 1", "give max, or remove it"),
+        )
+    if spec.batching.max > 1 and isinstance(spec.session, StateTensors):
+        yield (
+            ("spec", "batching", "max"),
+            _no_effect("the steps of sessions run alone", "a workload without a session", "remove batching"),
+        )
     if spec.capture.max is not None and not spec.capture.consent:
         yield (
             ("spec", "capture", "max"),

@@ -342,7 +342,11 @@ class TrafficSource(DocumentPart):
 
 
 class Batching(DocumentPart):
+    """Several requests may run as one batch, where the worker measures that this pays."""
+
+    # Most inputs of a batch; 1: each request runs alone.
     max: Annotated[int, Field(ge=1, le=4096)] = 1
+    # Longest time that a request waits for others while a runner is free; None: it does not wait.
     delay: Duration | None = None
 
 

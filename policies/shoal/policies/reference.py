@@ -58,9 +58,7 @@ def _fields() -> Iterator[str]:
             name = ".".join(path)
             match CONSUMERS[kind][name]:
                 case ActiveField() as live:
-                    only = ", ".join(f"`{_format_default(value)}`" for value in live.only)
-                    note = "; ".join(part for part in (f"only {only} now" if only else "", live.note) if part)
-                    acted = f"`{live.consumer}`{f': {note}' if note else ''}"
+                    acted = f"`{live.consumer}`{f': {live.note}' if live.note else ''}"
                     codes = " ".join(f"`{code}`" for code in live.codes)
                 case PlannedField(comes_with):
                     acted, codes = f"not yet: comes with {comes_with}", "`NOT_SUPPORTED_YET`"

@@ -80,6 +80,21 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class Batching:
+    """What a workload's documents say of running several of its requests as one batch. Whether that pays, the worker
+    measures."""
+
+    # Most inputs of a batch.
+    max: int
+    # Longest time that a request waits for others while a runner is free.
+    delay_s: Seconds = Seconds(0.0)
+    # The policy's p95 latency. None: it has none.
+    latency_s: Seconds | None = None
+    # How far the answer of a request in a batch may be from its answer alone.
+    tolerances: tuple[Tolerance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """One replica that one node must keep. An id never changes meaning: another model or device gets another id."""
 
@@ -105,8 +120,6 @@ class Assignment:
     shared_worker: bool
     # Memory that the coordinator committed for it.
     memory_bytes: Bytes
-    # Largest batch that the workload's document allows.
-    max_batch: int
     # What the node does with it while the coordinator is out of contact.
     partition: PartitionRule
     # Cost of one inference, which the coordinator fills in from the ModelProfile.
@@ -146,6 +159,8 @@ class Assignment:
     preparation: Preparation | None = None
     # How its answers are judged when it is loaded, unless `verification` compares them; None: they are not.
     comparison: Comparison | None = None
+    # How its requests may run in batches; None: each runs alone.
+    batching: Batching | None = None
 
     @property
     def variant(self) -> str:

@@ -151,6 +151,8 @@ class Solicitation:
     to: tuple[str, ...] = ("*",)
     # Round-trip time to each bidder in seconds, by region. A bidder adds its own when it checks the latency bound.
     way_s: Mapping[str, float] = field(default_factory=dict)
+    # Longest time that a request waits for others of its batch.
+    batch_delay_s: Seconds = Seconds(0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,8 +241,10 @@ class Intent:
     priority: int
     # True: it may share a worker process with other models of its tenant.
     shared_worker: bool
-    # Largest batch; 1: no batching.
+    # Most inputs of a batch that is made of several requests; 1: each request runs alone.
     max_batch: int = 1
+    # Longest time that a request waits for others of its batch while a runner is free.
+    batch_delay_s: Seconds = Seconds(0.0)
     # When another region may run it.
     delegation: DelegationRule = DelegationRule()
     # How a replica of it is replaced.

@@ -499,6 +499,7 @@ class Solicitation(_message.Message):
     INDICATIVE_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
     WAY_S_FIELD_NUMBER: _builtins.int
+    BATCH_DELAY_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     round: _builtins.int
     origin: _builtins.str
@@ -506,6 +507,7 @@ class Solicitation(_message.Message):
     term_s: _builtins.float
     answer_s: _builtins.float
     indicative: _builtins.bool
+    batch_delay_s: _builtins.float
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -542,10 +544,11 @@ class Solicitation(_message.Message):
         indicative: _builtins.bool = ...,
         to: _abc.Iterable[_builtins.str] | None = ...,
         way_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        batch_delay_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "require", b"require", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_s", b"answer_s", "id", b"id", "indicative", b"indicative", "limits", b"limits", "max_batch", b"max_batch", "models", b"models", "origin", b"origin", "require", b"require", "round", b"round", "term_s", b"term_s", "to", b"to", "traffic", b"traffic", "way_s", b"way_s", "weights", b"weights", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_s", b"answer_s", "batch_delay_s", b"batch_delay_s", "id", b"id", "indicative", b"indicative", "limits", b"limits", "max_batch", b"max_batch", "models", b"models", "origin", b"origin", "require", b"require", "round", b"round", "term_s", b"term_s", "to", b"to", "traffic", b"traffic", "way_s", b"way_s", "weights", b"weights", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1126,7 +1126,6 @@ class Assignment(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     SHARED_WORKER_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
-    MAX_BATCH_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
     SIGNED_FIELD_NUMBER: _builtins.int
@@ -1146,6 +1145,7 @@ class Assignment(_message.Message):
     PREPARATION_FIELD_NUMBER: _builtins.int
     SAMPLES_COUNT_FIELD_NUMBER: _builtins.int
     COMPARISON_FIELD_NUMBER: _builtins.int
+    BATCHING_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -1156,7 +1156,6 @@ class Assignment(_message.Message):
     draining: _builtins.bool
     shared_worker: _builtins.bool
     memory_bytes: _builtins.int
-    max_batch: _builtins.int
     capture: _builtins.int
     standby: _builtins.bool
     staged: _builtins.bool
@@ -1192,6 +1191,8 @@ class Assignment(_message.Message):
     def preparation(self) -> Global___Preparation: ...
     @_builtins.property
     def comparison(self) -> Global___Comparison: ...
+    @_builtins.property
+    def batching(self) -> Global___Batching: ...
     def __init__(
         self,
         *,
@@ -1206,7 +1207,6 @@ class Assignment(_message.Message):
         draining: _builtins.bool = ...,
         shared_worker: _builtins.bool = ...,
         memory_bytes: _builtins.int = ...,
-        max_batch: _builtins.int = ...,
         partition: Global___PartitionRule | None = ...,
         work: Global___Work | None = ...,
         signed: Global___SignedModel | None = ...,
@@ -1226,16 +1226,50 @@ class Assignment(_message.Message):
         preparation: Global___Preparation | None = ...,
         samples_count: _builtins.int = ...,
         comparison: Global___Comparison | None = ...,
+        batching: Global___Batching | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "comparison", b"comparison", "handover", b"handover", "partial", b"partial", "partition", b"partition", "preparation", b"preparation", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "batching", b"batching", "comparison", b"comparison", "handover", b"handover", "partial", b"partial", "partition", b"partition", "preparation", b"preparation", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "capture", b"capture", "comparison", b"comparison", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partial", b"partial", "partition", b"partition", "precision", b"precision", "preparation", b"preparation", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "samples_count", b"samples_count", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "batching", b"batching", "capture", b"capture", "comparison", b"comparison", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partial", b"partial", "partition", b"partition", "precision", b"precision", "preparation", b"preparation", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "samples_count", b"samples_count", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__partial: _TypeAlias = _typing.Literal["partial"]  # noqa: Y015
     _WhichOneofArgType__partial: _TypeAlias = _typing.Literal["_partial", b"_partial"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__partial) -> _WhichOneofReturnType__partial | None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+
+@_typing.final
+class Batching(_message.Message):
+    """What a workload's documents say of running several of its requests as one batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_FIELD_NUMBER: _builtins.int
+    DELAY_S_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    TOLERANCES_FIELD_NUMBER: _builtins.int
+    max: _builtins.int
+    delay_s: _builtins.float
+    latency_s: _builtins.float
+    @_builtins.property
+    def tolerances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tolerance]: ...
+    def __init__(
+        self,
+        *,
+        max: _builtins.int = ...,
+        delay_s: _builtins.float = ...,
+        latency_s: _builtins.float | None = ...,
+        tolerances: _abc.Iterable[Global___Tolerance] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s", "latency_s", b"latency_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s", "delay_s", b"delay_s", "latency_s", b"latency_s", "max", b"max", "tolerances", b"tolerances"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__latency_s: _TypeAlias = _typing.Literal["latency_s"]  # noqa: Y015
+    _WhichOneofArgType__latency_s: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__latency_s) -> _WhichOneofReturnType__latency_s | None: ...
+
+Global___Batching: _TypeAlias = Batching  # noqa: Y015
 
 @_typing.final
 class Preparation(_message.Message):

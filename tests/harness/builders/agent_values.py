@@ -34,7 +34,6 @@ def assignment(name: str = "a-1", **changes: Any) -> Assignment:
         draining=False,
         shared_worker=False,
         memory_bytes=Bytes(10_000),
-        max_batch=1,
         partition=PartitionRule(),
     )
     return replace(base, **changes)

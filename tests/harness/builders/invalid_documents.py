@@ -270,7 +270,13 @@ MISTAKES: Final = [
         Code.FIELD_INVALID,
         "2027-12-31",
     ),
-    ("batching", workload("  batching: {max: §16}\n"), Code.NOT_SUPPORTED_YET, "write 1"),
+    ("delay without a batch", workload("  batching: {delay: §5ms}\n"), Code.FIELD_WITHOUT_EFFECT, "give max"),
+    (
+        "batches of sessions",
+        workload("  batching: {max: §16}\n  session: {state: {h: hn}}\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "remove batching",
+    ),
     ("no consent", workload("  capture: {consent: false, max: §16}\n"), Code.FIELD_WITHOUT_EFFECT, "consent: true"),
     ("state twice", workload("  session: {state: §{h: hn, c: hn}}\n"), Code.SESSION_INVALID, "name the pairs"),
     (

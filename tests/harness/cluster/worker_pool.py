@@ -24,7 +24,7 @@ from shoal.agent.worker.pool import ProcessWorkers
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.tensors import DATATYPES, to_raw
 from shoal.inference import open_inference_pb2 as oip
-from shoal.types.assignment import Assignment, Work
+from shoal.types.assignment import Assignment, Batching, Work
 from shoal.types.device import Device, DeviceKind
 from shoal.types.units import Bytes
 from shoal.types.workload import WorkloadKey
@@ -121,6 +121,7 @@ class WorkerPoolHarness:
         work: Work | None = None,
         tenant: str = "default",
         shared: bool = False,
+        batching: Batching | None = None,
     ) -> tuple[Assignment, Path]:
         path = self.folder / f"{name}.onnx"
         path.write_bytes(data)
@@ -134,15 +135,20 @@ class WorkerPoolHarness:
             shared_worker=shared,
             memory_bytes=Bytes(memory),
             work=work or Work(),
+            batching=batching,
         )
         return asked, path
 
-    async def start(self, name: str, data: bytes, *, memory: int = 0, work: Work | None = None) -> None:
-        assignment, path = self.assignment(name, data, memory=memory, work=work)
+    async def start(
+        self, name: str, data: bytes, *, memory: int = 0, work: Work | None = None, batching: Batching | None = None
+    ) -> None:
+        assignment, path = self.assignment(name, data, memory=memory, work=work, batching=batching)
         await self.workers.start(assignment, str(path))
 
-    async def serve(self, name: str, data: bytes, *, memory: int = 0, work: Work | None = None) -> WorkerReady:
-        await self.start(name, data, memory=memory, work=work)
+    async def serve(
+        self, name: str, data: bytes, *, memory: int = 0, work: Work | None = None, batching: Batching | None = None
+    ) -> WorkerReady:
+        await self.start(name, data, memory=memory, work=work, batching=batching)
         return await self.wait_event(name, WorkerReady)
 
     async def wait_event(self, name: str, kind: type[E], deadline_s: float = 30.0) -> E:

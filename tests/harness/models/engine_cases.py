@@ -61,6 +61,52 @@ def add_one() -> bytes:
     return model([node], [value("x", "FP32", ["n"])], [value("y", "FP32", ["n"])], [one])
 
 
+def layers(
+    count: int, side: int, before: Sequence[NodeProto] = (), source: ValueInfoProto | None = None,
+    tables: Sequence[TensorProto] = (), rows: str = "n",
+) -> bytes:  # fmt: skip
+    """`y`: `x` [n, side] after that many layers of side x side weights. A run of one row reads as many weights as a run
+    of several, so that batches pay. `before` makes `h` of `source` with `tables`, and `h` takes the place of `x`;
+    `rows` names the first axis of `y`."""
+    rng = np.random.default_rng(0)
+    names = ["h" if before else "x", *(f"h{index}" for index in range(1, count)), "y"]
+    nodes, constants = list(before), list(tables)
+    for index in range(count):
+        nodes.append(helper.make_node("MatMul", [names[index], f"w{index}"], [names[index + 1]]))
+        weights = rng.standard_normal((side, side), np.float32) / np.float32(np.sqrt(side))
+        constants.append(numpy_helper.from_array(weights, f"w{index}"))
+    taken = source or value("x", "FP32", ["n", side])
+    return model(nodes, [taken], [value("y", "FP32", [rows, side])], constants)
+
+
+def lookup(words: int, count: int, side: int) -> bytes:
+    """`layers` of the row of a table that `i` [n] says. The runtime refuses another row than the table has."""
+    table = numpy_helper.from_array(np.random.default_rng(1).random((words, side), np.float32), "table")
+    before = [helper.make_node("Gather", ["table", "i"], ["h"])]
+    return layers(count, side, before, value("i", "INT64", ["n"]), [table])
+
+
+def mixing(how: str, count: int, side: int) -> bytes:
+    """`layers` in which a row's answer depends on the other rows of its run: by their `mean`, or a `scale` that is
+    taken over all, as models of dynamic int8 have it. Or (`twice`) there are more rows than came."""
+    match how:
+        case "mean":
+            axes = numpy_helper.from_array(np.array([0], np.int64), "axes")
+            before = [
+                helper.make_node("ReduceMean", ["x", "axes"], ["m"], keepdims=1),
+                helper.make_node("Sub", ["x", "m"], ["h"]),
+            ]
+            return layers(count, side, before, tables=[axes])
+        case "scale":
+            before = [
+                helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+                helper.make_node("DequantizeLinear", ["q", "s", "z"], ["h"]),
+            ]
+            return layers(count, side, before)
+        case _:
+            return layers(count, side, [helper.make_node("Concat", ["x", "x"], ["h"], axis=0)], rows="m")
+
+
 def summing(noise: float = 0.0) -> bytes:
     """`y`: the sum of every `x` of its session so far, which goes in as `s` and comes out as `sn`. noise: added to each
     step's `y`, for a wrong one."""

@@ -42,7 +42,7 @@ class NodeSnapshot:
     readings: tuple[Reading, ...]
     # Counters from the last sample of the front.
     front: FrontStats
-    # Batch sizes of answered requests, by assignment; only of assignments whose worker reported.
+    # Batch sizes of answered runs, by assignment; only of assignments whose worker reported.
     batches: Mapping[str, Batches] = field(default_factory=dict)
     # Devices that do not answer, and since when.
     silent: tuple[SilentDevice, ...] = ()

@@ -1,14 +1,11 @@
 """One request in a worker, from its arrival to its answer."""
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-import onnxruntime as ort
-
 from shoal.agent.frames import Payload
-from shoal.agent.worker.engine import run_options
-from shoal.host.watchdog import Watchdog
+from shoal.agent.worker.engine_run import EngineRun
+from shoal.agent.worker.request_reader import InferRequest
 from shoal.types.codes import Refusal
 
 Parts = Sequence[bytes | memoryview]
@@ -36,11 +33,19 @@ class InferJob:
         self.is_metered = is_metered
         self.arrived_at = arrived_at
         self.deadline = deadline
-        self.options: ort.RunOptions = run_options()
         # True once the caller is gone, the deadline has passed, or it was answered. Nothing answers it any more.
         self.is_over = False
-        # (start of the run in the runtime, request size in elements). None outside a run. Written where it runs.
-        self.current_run: tuple[float, int] | None = None
+        # The request, where it was read before its turn.
+        self.request: InferRequest | None = None
+        # As in `job_queue.QueuedJob`.
+        self.group: Hashable | None = None
+        self.rows = 1
+        self.place: list[Any] | None = None
+        self.start_by = arrived_at
+        # The run that it is part of. None before.
+        self.run: EngineRun | None = None
+        # Seconds of its run, if it ran alone.
+        self.run_s = 0.0
         # It runs, or is to run, on the event loop.
         self.is_inline = False
         # `traceparent` if the request is traced; empty for nearly all.
@@ -48,14 +53,8 @@ class InferJob:
         # End time of each stage, and the batch size. None if the request is not traced.
         self.stages: dict[str, Any] | None = {"arrive": arrived_at} if trace else None
 
-        # Written by the thread that watches runs. Its watchdog is None until it sees the run.
-        self.watchdog: Watchdog | None = None
-        # The run exceeded its time limit and was told to terminate.
-        self.is_stuck = False
-
         self._on_answer = on_answer
         self._on_refusal = on_refusal
-        self._ended: threading.Event | None = None
 
     def answer(self, parts: Parts) -> None:
         if not self.is_over:
@@ -68,15 +67,7 @@ class InferJob:
             self._on_refusal(refusal)
 
     def cancel(self) -> None:
-        """Its caller is gone: end the run, or never begin it."""
+        """Its caller is gone: end its run, unless others are part of it."""
         self.is_over = True
-        self.options.terminate = True
-        if self._ended is not None:
-            self._ended.set()
-
-    def wait_cancelled(self, seconds: float) -> None:
-        """Returns after `seconds`, or when the job is cancelled."""
-        if seconds > 0:
-            self._ended = threading.Event()
-            if not self.is_over:
-                self._ended.wait(seconds)
+        if self.run is not None:
+            self.run.on_job_over()

@@ -69,6 +69,7 @@ class LoadOrders:
             prepared=prepared,
             comparison=comparison_at_load(assignment),
             arithmetic=device.arithmetic(assignment.precision),
+            batching=assignment.batching,
         )
 
     def process_memory_bytes(self, assignments: Collection[Assignment]) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 
 from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.ports import NO_BATCHES, Batches, PreparedModel
-from shoal.types.assignment import Comparison, Measured, Served, Work
+from shoal.types.assignment import Batching, Comparison, Measured, Served, Work
 from shoal.types.codes import Refusal
 from shoal.types.latency import Counts
 from shoal.types.profile import TensorSpec
@@ -77,6 +77,8 @@ class LoadOrder:
     comparison: Comparison | None = None
     # Precision in which the device computes a model of this one. Empty: in that one.
     arithmetic: str = ""
+    # How its requests may run in batches. None: each runs alone.
+    batching: Batching | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ class LoadResult:
     inputs: tuple[TensorSpec, ...]
     # Outputs of the graph; -1 for a dynamic axis.
     outputs: tuple[TensorSpec, ...]
-    # What people are to know of it: that it had no warm-up and why, or that part of it runs beside its device.
+    # What people are to know of it: that it had no warm-up and why, that part of it runs beside its device, whether it
+    # runs requests in batches.
     note: str = ""
     # Operators that the device's provider took. Empty for the processor's own.
     operators: tuple[str, ...] = ()
@@ -148,7 +151,7 @@ class WorkerStatus:
     loaded: LoadResult | None
     # Why loading failed. None if it did not.
     refusal: Refusal | None
-    # Batch sizes of the answered requests.
+    # Batch sizes of the answered runs.
     batches: Batches = NO_BATCHES
     # Histogram of latencies (`types.latency`); () before the first answer.
     latencies: Counts = ()

@@ -39,13 +39,14 @@ class Metering:
         self._lock = threading.Lock()
 
     def record_answer(
-        self, origin: str, latency_s: float, busy_s: float, *, pace_missed: bool = False, batch: int = 1
+        self, origin: str, latency_s: float, busy_s: float, *, pace_missed: bool = False, batch: int | None = 1
     ) -> None:
         """`latency_s`: from arrival to answer. `busy_s`: the device's part of it. Both in device time on an emulated
-        device. `batch`: inputs of the request."""
+        device. `batch`: inputs of its run; None: they were counted with another answer of that run."""
         with self._lock:
-            self._batches[bisect.bisect_left(BATCHES, batch)] += 1
-            self._inputs += batch
+            if batch is not None:
+                self._batches[bisect.bisect_left(BATCHES, batch)] += 1
+                self._inputs += batch
             account = self._account(origin)
             account.requests += 1
             account.busy_s += busy_s

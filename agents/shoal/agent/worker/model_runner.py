@@ -3,8 +3,7 @@
 import asyncio
 import math
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Final
@@ -15,7 +14,12 @@ from shoal.agent.frames import FrameMessage, InferCall, Payload
 from shoal.agent.frames.connection import TURN_S
 from shoal.agent.worker import isolation
 from shoal.agent.worker.answer_writer import AnswerWriter
+from shoal.agent.worker.batch_trial import BatchTrial
+from shoal.agent.worker.batches import group_of, join, row_bytes, rows_of, split
+from shoal.agent.worker.batching import BatchDecision, BatchPlan
+from shoal.agent.worker.deadline_heap import DeadlineHeap
 from shoal.agent.worker.engine import Engine, reference_shapes
+from shoal.agent.worker.engine_run import EngineRun
 from shoal.agent.worker.failures import memory_refusal
 from shoal.agent.worker.infer_job import InferJob, OnAnswer, Parts
 from shoal.agent.worker.messages import LoadOrder, LoadResult
@@ -28,9 +32,12 @@ from shoal.agent.worker.run_place import RunPlace
 from shoal.agent.worker.run_timeouts import RunTimeouts
 from shoal.agent.worker.run_watch import RunWatch
 from shoal.agent.worker.runner_threads import RunnerThreads
-from shoal.agent.worker.tensors import DATATYPES, Array, batch_size
+from shoal.agent.worker.tensors import DATATYPES, Array, batch_size, decode_response
 from shoal.host.event_wait import wait_or_timeout
+from shoal.inference.open_inference_pb2 import ModelInferResponse
+from shoal.types.assignment import Batching
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.units import Seconds
 
 _log = structlog.get_logger(__name__)
 
@@ -38,6 +45,11 @@ MAX_RUN_S: Final = 300.0
 """Upper limit on the time of any request, whatever its deadline."""
 IDLE_WAIT_S: Final = 0.25
 """A request for a comparison waits at most this long for a moment without other requests."""
+TRIAL_WAIT_S: Final = 5.0
+"""A run that measures batches begins within this time, however many requests wait: their deadlines come later."""
+_TRIAL_ATTEMPTS: Final = 10
+_NO_TURN: Final = frozenset({Code.OVERLOADED, Code.DEADLINE_EXCEEDED})
+"""Of a replica that is overloaded just now."""
 _HEAD_BYTES: Final = 24
 """Of a request for each input: tags and lengths, a datatype, a shape, and a part of the model's name."""
 _NO_SLOT: Final = nullcontext()
@@ -50,7 +62,7 @@ _DEADLINE_PASSED: Final = Refusal(
 
 
 class ModelRunner:
-    """A loaded model. Lives on the event loop; only `_execute` also runs in threads.
+    """A loaded model. Lives on the event loop; only what `_run_jobs` calls also runs in threads.
 
     `place` chooses where a request runs. `on_busy_change` is called when the model becomes busy or idle.
     """
@@ -78,9 +90,14 @@ class ModelRunner:
         self._timeouts = RunTimeouts(element_count(reference), loaded.run_s)
         # Those that wait or run. The watch looks at it from its thread.
         self._jobs: set[InferJob] = set()
-        self._threads = RunnerThreads(order.runners, "run")
+        self._threads: RunnerThreads[InferJob] = RunnerThreads(order.runners, "run", self._run_jobs)
         # Jobs for the event loop that came when its turn was over.
-        self._inline_queue: deque[InferJob] = deque()
+        self._inline_queue: DeadlineHeap[InferJob] = DeadlineHeap()
+        self._inline_count = 0
+        self._is_inline_turn_due = False
+        # How requests run in batches. None: each runs alone.
+        self._plan: BatchPlan | None = None
+        self._row_bytes = row_bytes(engine.inputs, order.work)
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop = asyncio.get_running_loop()
@@ -99,7 +116,11 @@ class ModelRunner:
         job = self._accept(
             call.payload, asked.origin, asked.trace, asked.deadline, call.answer, call.refuse, is_metered=True
         )
-        call.on_cancel = job.cancel
+        call.on_cancel = partial(self._cancel, job)
+        if self._plan is not None:
+            self._prepare_for_batch(job, self._plan)
+            self._run_in_thread(job)
+            return
         if not self._place.is_inline(len(job.payload)):
             self._run_in_thread(job)
             return
@@ -108,30 +129,33 @@ class ModelRunner:
             self._run_on_loop(job)
             return
         self._set_deadline(job.deadline)
-        self._inline_queue.append(job)
-        if len(self._inline_queue) == 1:
+        self._inline_count += 1
+        self._inline_queue.push(job, self._inline_count)
+        if not self._is_inline_turn_due:
+            self._is_inline_turn_due = True
             self._loop.call_soon(self._run_inline_queue)
 
     async def infer_when_idle(self, message: FrameMessage) -> FrameMessage:
-        """As `infer`, for a comparison with another replica: no client waits for it, and it is not counted."""
+        """As `infer`, for a comparison with another replica: no client waits for it, it is not counted, and it runs
+        alone."""
         await wait_or_timeout(self._idle, IDLE_WAIT_S)
         left = message.header.get("deadline_s")
         deadline = self._clock() + (float(left) if isinstance(left, int | float) else MAX_RUN_S)
-        answered: asyncio.Future[bytes] = self._loop.create_future()
-        job = self._accept(
-            message.payload,
-            "",
-            "",
-            deadline,
-            lambda parts, _: None if answered.done() else answered.set_result(b"".join(parts)),
-            lambda refusal: None if answered.done() else answered.set_exception(ShoalError(refusal)),
-            is_metered=False,
-        )
-        self._run_in_thread(job)
+        _, parts = await self._ask(message.payload, deadline)
+        return FrameMessage("answer", {}, b"".join(parts))
+
+    async def measure_batching(self, rule: Batching, hop_s: Seconds) -> BatchDecision:
+        """Measure whether requests are to run in batches, and do so from now on. It runs beside what clients send, and
+        takes a runner's time for a run now and then. `hop_s`: cost of a hop to a runner's thread."""
+        trial = BatchTrial(self._order, self._engine, self._run_trial)
         try:
-            return FrameMessage("answer", {}, await answered)
-        finally:
-            job.cancel()
+            decision = await trial.decide(rule, self.loaded, hop_s)
+        except ShoalError as error:
+            decision = BatchDecision(None, f"no batches: they could not be measured: {error.refusal.found}")
+        size = decision.plan.size if decision.plan is not None else 1
+        _log.info("batching_chosen", assignment=self._order.assignment, size=size, reason=decision.reason)
+        self._set_plan(decision.plan)
+        return decision
 
     def close(self) -> None:
         """End the requests in flight, and accept no new ones."""
@@ -140,11 +164,52 @@ class ModelRunner:
         )
         for job in tuple(self._jobs):
             job.refuse(gone)
-            job.cancel()
+            self._cancel(job)
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
         self._threads.close()
         self._watch.close()
+
+    async def _ask(
+        self, payload: Payload, deadline: float, request: InferRequest | None = None
+    ) -> tuple[InferJob, Parts]:
+        """A request of this process, and its answer. It runs alone. Raises ShoalError."""
+        answered: asyncio.Future[Parts] = self._loop.create_future()
+        job = self._accept(
+            payload,
+            "",
+            "",
+            deadline,
+            lambda parts, _: None if answered.done() else answered.set_result(parts),
+            lambda refusal: None if answered.done() else answered.set_exception(ShoalError(refusal)),
+            is_metered=False,
+        )
+        job.request = request
+        self._run_in_thread(job)
+        try:
+            return job, await answered
+        finally:
+            self._cancel(job)
+
+    async def _run_trial(self, request: InferRequest) -> tuple[dict[str, Array], float]:
+        """Outputs and seconds of a run: at a moment without others if there is one soon, else in its turn. Raises
+        ShoalError."""
+        job, parts = await self._ask_in_turn(request, _TRIAL_ATTEMPTS)
+
+        def read() -> dict[str, Array]:
+            answer = ModelInferResponse.FromString(b"".join(parts))
+            return decode_response(answer, self._engine.outputs, self._order.max_request_bytes)
+
+        return await asyncio.to_thread(read), job.run_s
+
+    async def _ask_in_turn(self, request: InferRequest, attempts: int) -> tuple[InferJob, Parts]:
+        await wait_or_timeout(self._idle, IDLE_WAIT_S)
+        try:
+            return await self._ask(b"", self._clock() + TRIAL_WAIT_S, request)
+        except ShoalError as error:
+            if error.code not in _NO_TURN or attempts == 1:
+                raise
+        return await self._ask_in_turn(request, attempts - 1)
 
     def _accept(
         self,
@@ -183,12 +248,15 @@ class ModelRunner:
 
     def _run_in_thread(self, job: InferJob) -> None:
         self._set_deadline(job.deadline)
-        self._threads.submit(partial(self._run_one, job))
+        self._threads.submit(job)
 
-    def _run_one(self, job: InferJob) -> Callable[[], object]:
-        outcome = self._execute(job)
+    def _run_jobs(self, jobs: Sequence[InferJob]) -> Callable[[], object]:
+        """In a runner's thread. What it returns is for the event loop."""
+        if len(jobs) > 1:
+            return partial(self._complete_batch, jobs, self._execute_batch(jobs))
+        outcome = self._execute(jobs[0])
         assert outcome is not None
-        return partial(self._complete, job, outcome)
+        return partial(self._complete, jobs[0], outcome)
 
     def _run_on_loop(self, job: InferJob) -> None:
         outcome = self._execute(job)
@@ -202,20 +270,41 @@ class ModelRunner:
         """Run what waits for the event loop, until its turn is over."""
         until = self._clock() + TURN_S
         while self._inline_queue:
-            self._run_on_loop(self._inline_queue.popleft())
+            self._run_on_loop(self._inline_queue.pop())
             if self._inline_queue and self._clock() >= until:
                 self._loop.call_soon(self._run_inline_queue)
                 return
+        self._is_inline_turn_due = False
+
+    def _complete_batch(self, jobs: Sequence[InferJob], outcomes: Sequence[Parts | Refusal]) -> None:
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            self._complete(job, outcome)
 
     def _complete(self, job: InferJob, outcome: Parts | Refusal) -> None:
-        self._jobs.discard(job)
-        if not self._jobs:
-            self._idle.set()
-            self._on_busy_change()
+        self._remove(job)
         if isinstance(outcome, Refusal):
             job.refuse(outcome)
         else:
             job.answer(outcome)
+
+    def _remove(self, job: InferJob) -> None:
+        self._jobs.discard(job)
+        if not self._jobs:
+            self._idle.set()
+            self._on_busy_change()
+
+    def _cancel(self, job: InferJob) -> None:
+        """Nobody waits for it any more. If it has not begun, it leaves at once."""
+        job.cancel()
+        if job.place is None:
+            return
+        if job.is_inline:
+            self._inline_queue.discard(job)
+        elif not self._threads.discard(job):
+            return  # its run has just begun
+        if job.is_metered:
+            self.metering.record_failure(job.origin, 0.0, own_fault=False, is_late=True)
+        self._remove(job)
 
     def _set_deadline(self, deadline: float) -> None:
         """One timer serves all jobs: nearly every job is answered before its deadline."""
@@ -231,61 +320,157 @@ class ModelRunner:
         for job in waiting:
             if job.deadline <= now:
                 job.refuse(_DEADLINE_PASSED)
-                job.cancel()
+                self._cancel(job)
         later = min((job.deadline for job in waiting if job.deadline > now), default=None)
         if later is not None:
             self._set_deadline(later)
 
+    def _set_plan(self, plan: BatchPlan | None) -> None:
+        self._plan = plan
+        self._threads.set_plan(plan)
+
+    def _prepare_for_batch(self, job: InferJob, plan: BatchPlan) -> None:
+        """Find out what the job may run together with: requests of about the size that was measured (the bytes of a row
+        have the same number of binary digits), in batches that hold no more than a request may."""
+        if len(job.payload) * plan.size > self._order.max_request_bytes:
+            return
+        job.request = request = self._reader.read_usual(job.payload)
+        if request is None:
+            return
+        rows = rows_of(request.feeds)
+        if not 0 < rows < plan.size:
+            return
+        size = sum(feed.nbytes for feed in request.feeds.values()) // rows
+        if size.bit_length() == self._row_bytes.bit_length():
+            job.rows, job.group = rows, group_of(request)
+
     def _execute(self, job: InferJob) -> Parts | Refusal | None:
         """Run the request and meter it whatever its outcome. None: it is for a thread."""
-        busy_s = 0.0
+        busy_s, run = 0.0, None
         self._mark_stage(job, "queue")
         try:
             if job.is_over or self._clock() >= job.deadline:
                 raise ShoalError(_DEADLINE_PASSED)
-            # what protobuf must parse may take long
-            request = self._reader.read_usual(job.payload) if job.is_inline else self._reader.read(job.payload)
+            request = job.request
+            if request is None:
+                # what protobuf must parse may take long
+                request = self._reader.read_usual(job.payload) if job.is_inline else self._reader.read(job.payload)
             if request is None:
                 return None
             shapes = {name: feed.shape for name, feed in request.feeds.items()}
             self._mark_stage(job, "decode")
-            with hold_slot(self._order.slots) if self._order.slots else _NO_SLOT:
-                self._mark_stage(job, "wait")
-                outputs, real_s = self._run(job, request, element_count(shapes))
-                busy_s, missed = self._keep_pace(job, real_s, shapes)
-                self._mark_stage(job, "run")
+            run = EngineRun((job,), element_count(shapes))
+            outputs, busy_s, missed = self._run(run, request, shapes)
             parts = self._writer.write(request.names, outputs)
             self._mark_stage(job, "encode")
         except ShoalError as error:
-            return self._on_refused(job, error.refusal, busy_s)
+            return self._on_refused(job, error.refusal, busy_s, is_stuck=run is not None and run.is_stuck)
         except Exception as error:
             if job.is_metered:
                 self.metering.record_failure(job.origin, busy_s, own_fault=True)
             _log.exception("run_failed", assignment=self._order.assignment)
             return memory_refusal(error) or Refusal(Code.INTERNAL, type(error).__name__, "an answer", "see the log")
-        batch = batch_size(self._engine.inputs, shapes)
+        finally:
+            if run is not None:
+                run.close()
+        self._record_answer(job, busy_s, batch_size(self._engine.inputs, shapes), pace_missed=missed)
+        return parts
+
+    def _execute_batch(self, jobs: Sequence[InferJob]) -> list[Parts | Refusal]:
+        """Run the requests as one, and those of a batch that fails in smaller ones, at last each alone: whatever is
+        wrong with one is its own."""
+        now = self._clock()
+        answers = self._answers([job for job in jobs if not job.is_over and now < job.deadline])
+        outcomes = [answers.get(job) or self._execute(job) for job in jobs]
+        return [outcome for outcome in outcomes if outcome is not None]  # only what is for the loop gives None
+
+    def _answers(self, jobs: Sequence[InferJob]) -> Mapping[InferJob, Parts]:
+        """Answers by job. Jobs without one are to run alone."""
+        if len(jobs) < 2:
+            return {}
+        found = self._answer_together(jobs)
+        if found is not None:
+            return found
+        middle = len(jobs) // 2
+        return {**self._answers(jobs[:middle]), **self._answers(jobs[middle:])}
+
+    def _answer_together(self, jobs: Sequence[InferJob]) -> Mapping[InferJob, Parts] | None:
+        """Answers by job. Empty: each is to run alone. None: the batch failed."""
+        requests = [job.request for job in jobs if job.request is not None]
+        rows = [job.rows for job in jobs]
+        run = None
+        for job in jobs:
+            self._mark_stage(job, "queue")
+        try:
+            joined = requests[0]._replace(feeds=join([request.feeds for request in requests]))
+            shapes = {name: feed.shape for name, feed in joined.feeds.items()}
+            for job in jobs:
+                self._mark_stage(job, "decode")
+            run = EngineRun(jobs, element_count(shapes))
+            outputs, busy_s, missed = self._run(run, joined, shapes)
+            parts = split(outputs, rows)
+            if parts is None:
+                _log.warning("batching_stopped", assignment=self._order.assignment)
+                self._loop.call_soon_threadsafe(self._set_plan, None)
+                return {}
+            answers = {
+                job: self._writer.write(request.names, part)
+                for job, request, part in zip(jobs, requests, parts, strict=True)
+            }
+        except Exception:  # smaller runs show whose fault it is
+            return {} if run is not None and run.is_stuck else None
+        finally:
+            if run is not None:
+                run.close()
+        total, is_counted = sum(rows), True
+        for job in jobs:
+            own_s = busy_s * job.rows / total
+            if job.is_over:  # its caller went while others of its batch waited
+                self.metering.record_failure(job.origin, own_s, own_fault=False, is_late=True)
+                continue
+            self._mark_stage(job, "encode")
+            self._record_answer(job, own_s, total, is_counted=is_counted, pace_missed=missed)
+            is_counted = False
+        return answers
+
+    def _run(
+        self, run: EngineRun, request: InferRequest, shapes: Mapping[str, tuple[int, ...]]
+    ) -> tuple[dict[str, Array], float, bool]:
+        """(outputs, seconds the device was busy in device time, whether the real run took longer than the pace)."""
+        with hold_slot(self._order.slots) if self._order.slots else _NO_SLOT:
+            for job in run.jobs:
+                self._mark_stage(job, "wait")
+            start, cpu_start = time.perf_counter(), time.thread_time()
+            run.since = self._clock()
+            try:
+                outputs = self._engine.run(request.feeds, request.outputs, run.options)
+            finally:
+                run.since = None
+            real_s = time.perf_counter() - start
+            busy_s, missed = self._keep_pace(run, real_s, shapes)
+            if len(run.jobs) == 1:  # what a batch takes says nothing of one alone
+                job = run.jobs[0]
+                job.run_s = time.perf_counter() - start
+                self._timeouts.record_run(run.size, real_s)
+                if job.payload:
+                    self._place.record(len(job.payload), time.thread_time() - cpu_start)
+            for job in run.jobs:
+                self._mark_stage(job, "run")
+        return outputs, busy_s, missed
+
+    def _record_answer(
+        self, job: InferJob, busy_s: float, batch: int, *, pace_missed: bool, is_counted: bool = True
+    ) -> None:
+        """`is_counted`: it is the one of its run that counts the batch."""
         if job.stages is not None:
             job.stages["batch"] = batch
         if job.is_metered:
             latency_s = busy_s if self._is_simulated else (self._clock() - job.arrived_at) / self._scale
-            self.metering.record_answer(job.origin, latency_s, busy_s, pace_missed=missed, batch=batch)
-        return parts
+            size = batch if is_counted else None
+            self.metering.record_answer(job.origin, latency_s, busy_s, pace_missed=pace_missed, batch=size)
 
-    def _run(self, job: InferJob, request: InferRequest, size: int) -> tuple[dict[str, Array], float]:
-        """(outputs, seconds of this machine)."""
-        start, cpu_start = time.perf_counter(), time.thread_time()
-        job.current_run = self._clock(), size
-        try:
-            outputs = self._engine.run(request.feeds, request.outputs, job.options)
-        finally:
-            job.current_run = None
-        real_s = time.perf_counter() - start
-        self._timeouts.record_run(size, real_s)
-        self._place.record(len(job.payload), time.thread_time() - cpu_start)
-        return outputs, real_s
-
-    def _on_refused(self, job: InferJob, refusal: Refusal, busy_s: float) -> Refusal:
-        if job.is_stuck:
+    def _on_refused(self, job: InferJob, refusal: Refusal, busy_s: float, *, is_stuck: bool) -> Refusal:
+        if is_stuck:
             refusal = Refusal(
                 Code.WORKER_STUCK,
                 f"a run of {self._order.assignment} went on for much longer than any before",
@@ -294,7 +479,7 @@ class ModelRunner:
             )
         code = Code.DEADLINE_EXCEEDED if job.is_over else refusal.code
         if job.is_metered:
-            late = code is Code.DEADLINE_EXCEEDED and not job.is_stuck
+            late = code is Code.DEADLINE_EXCEEDED and not is_stuck
             self.metering.record_failure(job.origin, busy_s, own_fault=code not in _CLIENT_FAULTS, is_late=late)
         return refusal
 
@@ -307,7 +492,7 @@ class ModelRunner:
     def _is_simulated(self) -> bool:
         return self._order.access.pace is not None and self._order.access.pace.simulated
 
-    def _keep_pace(self, job: InferJob, real_s: float, shapes: dict[str, tuple[int, ...]]) -> tuple[float, bool]:
+    def _keep_pace(self, run: EngineRun, real_s: float, shapes: Mapping[str, tuple[int, ...]]) -> tuple[float, bool]:
         """(seconds the device was busy, in device time; whether the real run took longer than the pace)."""
         pace = self._order.access.pace
         if pace is None or self._pace is None:
@@ -315,7 +500,7 @@ class ModelRunner:
         device_s = self._pace.seconds(scale_of(self._order, shapes))
         if pace.simulated:
             return device_s, False
-        job.wait_cancelled(device_s * pace.time_scale - real_s)
+        run.wait(device_s * pace.time_scale - real_s)
         return device_s, real_s > device_s * pace.time_scale
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from shoal.agent.worker.engine_run import EngineRun
 from shoal.agent.worker.infer_job import InferJob
 from shoal.agent.worker.process import EXIT_STUCK
 from shoal.agent.worker.run_timeouts import RunTimeouts
@@ -61,17 +62,16 @@ class RunWatch:
 
     def look(self, now: float) -> None:
         """`now`: on the event loop's clock."""
-        for job in self._jobs():
-            running = job.current_run
-            if running is None:
+        for run in {job.run for job in self._jobs()}:
+            since = run.since if run is not None else None
+            if run is None or since is None:
                 continue
-            since, size = running
-            limit_s = self._timeouts.limit_s(size)
-            watched = job.watchdog or Watchdog(Seconds(limit_s), WATCH_EVERY_S, since)
-            watched = job.watchdog = watched.on_tick(now)
-            if watched.silent_s >= limit_s and not job.is_stuck:
-                self._terminate(job, watched.silent_s)
-            elif watched.silent_s >= limit_s + self._timeouts.grace_s(size):
+            limit_s = self._timeouts.limit_s(run.size)
+            watched = run.watchdog or Watchdog(Seconds(limit_s), WATCH_EVERY_S, since)
+            watched = run.watchdog = watched.on_tick(now)
+            if watched.silent_s >= limit_s and not run.is_stuck:
+                self._terminate(run, watched.silent_s)
+            elif watched.silent_s >= limit_s + self._timeouts.grace_s(run.size):
                 _log.error("worker_stuck", assignment=self._assignment, duration_s=round(watched.silent_s, 3))
                 os._exit(EXIT_STUCK)
 
@@ -91,13 +91,13 @@ class RunWatch:
             threading.Event().wait(WATCH_EVERY_S)
             self.look(self._clock())
 
-    def _terminate(self, job: InferJob, silent_s: float) -> None:
-        parent = parse_traceparent(job.trace)
+    def _terminate(self, run: EngineRun, silent_s: float) -> None:
+        parent = parse_traceparent(next((job.trace for job in run.jobs if job.trace), ""))
         _log.warning(
             "run_overdue",
             assignment=self._assignment,
             duration_s=round(silent_s, 3),
             trace_id=parent.trace if parent is not None else None,
         )
-        job.is_stuck = True
-        job.options.terminate = True
+        run.is_stuck = True
+        run.options.terminate = True

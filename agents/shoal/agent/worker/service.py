@@ -28,6 +28,7 @@ from shoal.agent.worker.reference_samples import ReferenceSamples
 from shoal.agent.worker.run_place import RunPlace, inline_limit_s
 from shoal.agent.worker.runner_threads import measure_hop
 from shoal.agent.worker.support import runtime_support
+from shoal.types.assignment import Batching
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
 from shoal.v1 import witness_pb2
@@ -47,6 +48,8 @@ class _HostedAssignment:
         self.samples: ReferenceSamples | None = None
         self.refusal: Refusal | None = None
         self.loading: asyncio.Task[None] | None = None
+        # Measures whether requests are to run in batches, once it serves.
+        self.trial: asyncio.Task[None] | None = None
 
     def status(self) -> WorkerStatus:
         replica = self.replica
@@ -142,6 +145,8 @@ class WorkerService:
                 held.replica = ModelRunner(order, engine, loaded, place, self._note_busy)
                 held.samples = ReferenceSamples(order, engine)
             self._set_state(held, LoadState.READY)
+            if held.replica is not None and order.batching is not None:
+                held.trial = asyncio.create_task(self._measure_batching(held, held.replica, order.batching))
         except ShoalError as error:
             self._on_load_failed(held, error.refusal)
         except MemoryError as error:
@@ -149,6 +154,15 @@ class WorkerService:
         except Exception as error:  # without this the replica would stay `loading` until its deadline, and say nothing
             _log.exception("load_failed", assignment=held.order.assignment)
             self._on_load_failed(held, Refusal(Code.LOAD_FAILED, type(error).__name__, "a loaded model", "see the log"))
+
+    async def _measure_batching(self, held: _HostedAssignment, replica: ModelRunner, rule: Batching) -> None:
+        try:
+            decision = await replica.measure_batching(rule, self._hop_s or Seconds(0.0))
+        except Exception:  # it serves on without batches
+            _log.exception("batching_failed", assignment=held.order.assignment)
+            return
+        replica.loaded = _with_note(replica.loaded, decision.reason)
+        self._push(held)
 
     async def _open_provider(self, order: LoadOrder) -> None:
         """What a provider takes of the host for itself, whatever the model, is beside the models' limit: a device's
@@ -175,6 +189,8 @@ class WorkerService:
         held = self._assignments.pop(str(message.header.get("assignment", "")), None)
         if held is not None:
             self._limit_memory()
+            if held.trial is not None:
+                held.trial.cancel()
             if held.replica is not None:
                 held.replica.close()
         return FrameMessage("unloaded")
@@ -271,7 +287,7 @@ class WorkerService:
         if not is_inline:
             return loaded
         note = f"runs on its worker's event loop: {loaded.run_s * 1e6:.0f} us a run, at most {place.limit_s * 1e6:.0f}"
-        return replace(loaded, note="; ".join(filter(None, (loaded.note, note))))
+        return _with_note(loaded, note)
 
     def _busy_error(self, remedy: str) -> ShoalError:
         return refuse(Code.CONFLICT, f"holds {', '.join(self._assignments)}", "an idle worker", remedy)
@@ -294,8 +310,15 @@ class WorkerService:
         _log.info(
             "load_state_changed", assignment=held.order.assignment, state=state, error=str(held.refusal or "") or None
         )
-        if self._server is not None:
+        self._push(held)
+
+    def _push(self, held: _HostedAssignment) -> None:
+        if self._server is not None and self._assignments.get(held.order.assignment) is held:
             self._server.push("state", pack(held.status()))
+
+
+def _with_note(loaded: LoadResult, note: str) -> LoadResult:
+    return replace(loaded, note="; ".join(filter(None, (loaded.note, note))))
 
 
 def _assignment(message: FrameMessage) -> str:

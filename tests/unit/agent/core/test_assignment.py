@@ -159,6 +159,7 @@ def test_the_whole_way_up_and_down() -> None:
         (DRAINING, CRASH, Gone(ASKED, AssignmentRecord(), at(10)), ()),
         (READY, ModelFetched("late"), READY, ()),
         (READY, Warmed(SERVICE), READY, ()),
+        (READY, Warmed(replace(SERVICE, note="more")), replace(READY, loaded_model=replace(SERVICE, note="more")), ()),
         (GONE, CRASH, GONE, ()),
         (FETCHING, CRASH, FETCHING, ()),
     ],

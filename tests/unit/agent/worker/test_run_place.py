@@ -3,15 +3,16 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.agent.worker.queue_jobs import QueueJob
 
 from harness.wait import until
+from shoal.agent.worker.engine_run import EngineRun
 from shoal.agent.worker.infer_job import InferJob
 from shoal.agent.worker.process import EXIT_STUCK
 from shoal.agent.worker.run_place import HOLD_S, RunPlace, inline_limit_s
@@ -61,7 +62,7 @@ class Jobs:
             b"", "", "", 0.0, 1e9, lambda *each: self.outcomes.append(each), self.outcomes.append, is_metered=True
         )
         made.is_inline = is_inline
-        made.current_run = 0.0, 1
+        EngineRun([made], 1).since = 0.0
         return made
 
 
@@ -83,17 +84,19 @@ async def test_a_run_without_end_is_terminated_and_then_ends_the_process(
     while now < MIN_LIMIT_S - 2 * WATCH_EVERY_S:
         now += WATCH_EVERY_S
         watch.look(now)
-    assert not job.options.terminate
+    run = job.run
+    assert run is not None
+    assert not run.options.terminate
     watch.look(now + 100.0)
-    assert not job.options.terminate, "this process did not run meanwhile"
+    assert not run.options.terminate, "this process did not run meanwhile"
     now += 100.0
     for _ in range(3):
         now += WATCH_EVERY_S
         watch.look(now)
     with pytest.raises(Stuck, match=str(EXIT_STUCK)):
         watch.look(now + WATCH_EVERY_S)
-    assert job.is_stuck
-    assert job.options.terminate
+    assert run.is_stuck
+    assert run.options.terminate
 
 
 async def test_the_watch_sleeps_and_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +107,11 @@ async def test_the_watch_sleeps_and_wakes(monkeypatch: pytest.MonkeyPatch) -> No
     watch = RunWatch("a", RunTimeouts(1, 0.001), lambda: tuple(jobs), loop.time)
     for _ in range(2):
         job = Jobs().make(is_inline=False)
-        job.current_run = loop.time(), 1
+        run = EngineRun([job], 1)
+        run.since = loop.time()
         jobs.append(job)
         watch.on_job()
-        await until(lambda: job.watchdog is not None, 5, "seen")  # noqa: B023 - awaited here
+        await until(lambda: run.watchdog is not None, 5, "seen")  # noqa: B023 - awaited here
         jobs.clear()
         await until(lambda: watch._is_dozing, 15, "asleep")
     watch.close()
@@ -115,28 +119,55 @@ async def test_the_watch_sleeps_and_wakes(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_jobs_run_in_order_and_are_completed_on_the_loop() -> None:
-    threads = RunnerThreads(1, "run")
     here, got = threading.get_ident(), []
     ran: list[int] = []
 
-    def job(number: int) -> Callable[[], object]:
+    def run(jobs: Sequence[QueueJob]) -> Callable[[], object]:
         assert threading.get_ident() != here
-        ran.append(number)
+        (job,) = jobs
+        ran.append(job.number)
 
         def record() -> None:
             assert threading.get_ident() == here
-            got.append(number)
+            got.append(job.number)
 
         return record
 
+    threads = RunnerThreads(1, "run", run)
     for number in range(500):
-        threads.submit(partial(job, number))
+        threads.submit(QueueJob(number))
         if not number % 100:
             await until(lambda: bool(got), 5, "the first")
     await until(lambda: len(got) == 500, 5, "all")
     assert got == ran == list(range(500))
     threads.close()
     await until(lambda: not any(each.name.startswith("run_") for each in threading.enumerate()), 5, "over")
+
+
+async def test_what_left_the_queue_costs_no_run_and_others_keep_their_order() -> None:
+    held, ran = threading.Event(), list[int]()
+
+    def run(jobs: Sequence[QueueJob]) -> Callable[[], object]:
+        held.wait(30)
+        ran.extend(job.number for job in jobs)
+        return lambda: None
+
+    threads = RunnerThreads(1, "run", run)
+    jobs = [QueueJob(number, deadline=float(-(number % 7))) for number in range(100)]
+    first = QueueJob(-1)
+    threads.submit(first)
+    await until(lambda: first.place is None, 5, "it runs")
+    for job in jobs:
+        threads.submit(job)
+    for job in jobs[::3]:
+        assert threads.discard(job)
+        assert not threads.discard(job)
+    assert not threads.discard(first), "it runs"
+    held.set()
+    kept = sorted((job for job in jobs if job.number % 3), key=lambda job: (job.deadline, job.number))
+    await until(lambda: len(ran) == 1 + len(kept), 5, "all")
+    assert ran == [-1, *(job.number for job in kept)]
+    threads.close()
 
 
 async def test_a_hop_is_measured() -> None:
@@ -154,5 +185,6 @@ async def test_a_job_is_answered_once() -> None:
     gone.cancel()
     gone.answer([b"y"])
     assert jobs.outcomes == [([b"x"], None)]
-    assert gone.options.terminate
-    gone.wait_cancelled(60.0)
+    run = EngineRun([gone], 1)
+    assert run.options.terminate
+    run.wait(60.0)

@@ -55,7 +55,7 @@ def assignment(name: str = "a-1", memory: int = 100 * MIB, **changes: Any) -> As
     values: dict[str, Any] = {
         "id": name, "workload": one.key, "revision": 1, "model": "sha256:x", "model_bytes": Bytes(1), "device": "cpu0",
         "provider": "cpu-provider", "precision": "fp32", "draining": False, "shared_worker": False,
-        "memory_bytes": Bytes(memory), "max_batch": 1, "partition": one.partition,
+        "memory_bytes": Bytes(memory), "partition": one.partition,
     }  # fmt: skip
     return Assignment(**(values | changes))
 

@@ -228,6 +228,8 @@ def _when_verifying(state: Verifying, event: Event, now: Elapsed, limits: Assign
     match event:
         case VerdictReached(verdict) if verdict.migration == state.verification.migration:
             return _apply_verdict(state, verdict, now)
+        case Warmed(loaded_model):  # it has more to say of itself
+            return replace(state, loaded_model=loaded_model), ()
         case NoVerdict(refusal) if state.retry_at is None:
             wait = delay(
                 state.assignment.id,
@@ -262,7 +264,6 @@ def _when_verifying(state: Verifying, event: Event, now: Elapsed, limits: Assign
             | FetchFailed()
             | LoadFailed()
             | WarmupStarted()
-            | Warmed()
             | Idle()
             | TimerFired()
         ):
@@ -289,6 +290,8 @@ def _when_ready(state: Ready, event: Event, now: Elapsed, limits: AssignmentLimi
             return replace(state, assignment=asked, tries=0, retry_at=None), _verify_while_serving(asked, state.record)
         case ResumeRequested(asked):
             return replace(state, assignment=asked), ()
+        case Warmed(loaded_model):  # it has more to say of itself
+            return replace(state, loaded_model=loaded_model), ()
         case VerdictReached(verdict) if _should_verify_while_serving(state.assignment, verdict.migration):
             return replace(state, record=replace(state.record, verdict=verdict)), ()
         case NoVerdict() if _should_verify_while_serving(state.assignment) and state.retry_at is None:
@@ -307,7 +310,6 @@ def _when_ready(state: Ready, event: Event, now: Elapsed, limits: AssignmentLimi
             | FetchFailed()
             | LoadFailed()
             | WarmupStarted()
-            | Warmed()
             | VerdictReached()
             | NoVerdict()
             | Idle()

@@ -137,6 +137,7 @@ class Solicitor:
             weights=intent.weights,
             traffic=demand_of(intent.traffic),
             max_batch=intent.max_batch,
+            batch_delay_s=intent.batch_delay_s,
             term_s=intent.delegation.term_s,
             answer_s=trade_times.ANSWER_S,
             indicative=indicative,

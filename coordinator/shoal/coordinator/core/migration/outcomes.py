@@ -43,7 +43,7 @@ def expected_outcome(
 ) -> ExpectedOutcome:
     """Outcome of moving a replica from `source`, with its current figures, to `target`. baseline: the source's
     figures without the current load, by which the target is judged; None: `source`."""
-    there = calibrate(scope, intent, baseline or source, target)
+    there = calibrate(scope, baseline or source, target)
     replicas = intent.require.replicas
     new, old = predicted_values(scope, there, intent, replicas), predicted_values(scope, source, intent, replicas)
     return ExpectedOutcome(
@@ -157,14 +157,14 @@ def awake_w(rest: Rest, receipt: Receipt, working_w: float) -> Watts:
     return Watts(rest.idle_w + max(0.0, 1.0 - rest.idle_w / receipt.rates.active_w) * working_w)
 
 
-def calibrate(scope: Scope, intent: Intent, source: Option, target: Option) -> Option:
+def calibrate(scope: Scope, source: Option, target: Option) -> Option:
     """`target` made comparable with a measured `source`. If it never ran the model, its roofline is scaled by the
     error of the source's roofline, so that both places are compared on the same basis."""
     here, there = source.prediction, target.prediction
     if here is None or there is None or here.basis is Basis.ANALYTIC or there.basis is not Basis.ANALYTIC:
         return target
-    batch, demand = intent.max_batch, scope.demand(source.profile)
-    bound = predict(source.device, source.receipt, source.profile, source.precision, batch, demand=demand)
+    demand = scope.demand(source.profile)
+    bound = predict(source.device, source.receipt, source.profile, source.precision, demand=demand)
     if not isinstance(bound, Prediction):
         return target
     slower = _ratio(here.latency_p50_s.mid, bound.latency_p50_s.mid)

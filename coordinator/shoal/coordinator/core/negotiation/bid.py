@@ -143,6 +143,7 @@ def _intent_for_guest(asked: Solicitation, name: str, models: tuple[ModelRef, ..
         priority=GUEST_PRIORITY,
         shared_worker=False,
         max_batch=asked.max_batch,
+        batch_delay_s=asked.batch_delay_s,
     )
 
 
@@ -252,6 +253,7 @@ def _implausible_figures(asked: Solicitation) -> Refusal | None:
         *(rate for traffic in asked.traffic for rate in (traffic.rate, traffic.peak)),
         *asked.weights.values(),
         *asked.way_s.values(),
+        asked.batch_delay_s,
     ]
     sound = (
         1 <= require.replicas <= REPLICAS_MOST

@@ -1,9 +1,9 @@
-"""By what a replica's answers are judged before it serves, where its node makes another model of the pushed one, or its
-device computes in another precision."""
+"""By what a replica's answers are judged: before it serves, where its node makes another model of the pushed one or its
+device computes in another precision, and in batches."""
 
 from typing import Final
 
-from shoal.types.assignment import Comparison, Preparation
+from shoal.types.assignment import Batching, Comparison, Preparation
 from shoal.types.device import Device
 from shoal.types.migration import Against
 from shoal.types.tolerance import with_defaults
@@ -25,3 +25,11 @@ def comparison_of(intent: Intent, device: Device, precision: str) -> Comparison 
     if arithmetic == precision or rule.against is Against.NONE:
         return None
     return Comparison(with_defaults(rule.tolerances, precision, arithmetic), rule.samples, rule.advisory)
+
+
+def batching_of(intent: Intent, device: Device, precision: str) -> Batching | None:
+    """How a replica may run requests in batches; None: each runs alone."""
+    if intent.max_batch == 1 or intent.session:
+        return None
+    tolerances = with_defaults(intent.migration.tolerances, precision, device.arithmetic(precision))
+    return Batching(intent.max_batch, intent.batch_delay_s, intent.require.latency_p95_s, tolerances)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.types.agreement import GUEST_TENANT
-from shoal.types.assignment import Assignment, Comparison, Measured, Preparation
+from shoal.types.assignment import Assignment, Batching, Comparison, Measured, Preparation
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.device import Device
 from shoal.types.migration import DRAIN_S, Tolerance
@@ -328,6 +328,7 @@ def terms_of(intent: Intent) -> str:
         [(entry.when, sorted(entry.weights.items())) for entry in intent.schedule],
         intent.shared_worker,
         intent.max_batch,
+        *([intent.batch_delay_s] if intent.batch_delay_s else []),
         *([sorted(intent.shapes.items())] if intent.shapes else []),
     )
     return hashlib.blake2b(repr(asked).encode(), digest_size=8).hexdigest()
@@ -441,8 +442,6 @@ class ReplicaTarget:
     precision: str
     # Memory to commit: that of the current assignment, or the upper end of the prediction for a new one.
     memory_bytes: Bytes
-    # Largest batch of requests it may run.
-    max_batch: int
     # True where it may share a worker process with other models of its tenant.
     shared_worker: bool
     # What its node does while it is cut off from the coordinator.
@@ -483,6 +482,8 @@ class ReplicaTarget:
     preparation: Preparation | None = None
     # As in Assignment: how its answers are compared with the processor's when it is loaded.
     comparison: Comparison | None = None
+    # As in Assignment: how its requests may run in batches; None: each runs alone.
+    batching: Batching | None = None
 
     @property
     def variant(self) -> str:

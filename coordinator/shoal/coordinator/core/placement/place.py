@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from shoal.coordinator.core.fleet.commitments import memory_of
 from shoal.coordinator.core.placement import explain as why
-from shoal.coordinator.core.placement.accuracy import comparison_of, preparation_of
+from shoal.coordinator.core.placement.accuracy import batching_of, comparison_of, preparation_of
 from shoal.coordinator.core.placement.allocations import (
     Allocations,
     QuotaCaps,
@@ -272,7 +272,6 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
         model_bytes=option.profile.size_bytes,
         precision=option.precision,
         memory_bytes=kept.memory_bytes if kept is not None else memory_requirement(option),
-        max_batch=intent.max_batch,
         shared_worker=intent.shared_worker,
         partition=intent.partition,
         existing_assignment=kept.id if kept is not None else "",
@@ -292,6 +291,7 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
         partial=intent.require.partial,
         preparation=preparation_of(intent, option.precision) if option.model.prepared else None,
         comparison=comparison_of(intent, option.device, option.precision),
+        batching=batching_of(intent, option.device, option.precision),
     )
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.coordinator.core.fleet.state import Liveness
-from shoal.coordinator.core.placement.accuracy import comparison_of, preparation_of
+from shoal.coordinator.core.placement.accuracy import batching_of, comparison_of, preparation_of
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import Inputs, Judged, Move, Slot, Triple
-from shoal.types.assignment import Assignment, Phase
+from shoal.types.assignment import Assignment, Batching, Phase
 from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, Refusal
 from shoal.types.workload import Intent
 
@@ -119,6 +119,8 @@ def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -
         return Refusal(Code.CONFLICT, "the samples that it was prepared by changed", "those of the document")
     if assignment.shapes != intent.shapes:
         return Refusal(Code.CONFLICT, "its shapes changed", "the shapes that the document says")
+    if _batch_limits(assignment.batching) != _batch_limits(batching_of(intent, device, assignment.precision)):
+        return Refusal(Code.CONFLICT, "its batching changed", "batches as the document says")
     observed = state.observed.get(assignment.id)
     ready = observed is not None and observed.phase is Phase.READY
     if not ready and assignment.comparison is not None and has_other_samples:
@@ -130,3 +132,8 @@ def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -
         return shown
     measured, served = (observed.measured, observed.served) if observed is not None else (None, ())
     return CurrentReplica(node, assignment, scope.option(intent, model, state, device, served, measured), ready)
+
+
+def _batch_limits(batching: Batching | None) -> tuple[int, float]:
+    """What a loaded replica cannot change. Another latency bound or tolerance counts at its next load."""
+    return (1, 0.0) if batching is None else (batching.max, batching.delay_s)

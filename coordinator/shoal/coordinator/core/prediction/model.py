@@ -26,7 +26,7 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One model on one device at one batch size."""
+    """One model on one device."""
 
     # Median latency of one execution at the worker, without queueing or network.
     latency_p50_s: Interval

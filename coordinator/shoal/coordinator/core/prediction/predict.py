@@ -33,14 +33,16 @@ def predict(
     served: tuple[Served, ...] = (),
     demand: ModelDemand | None = None,
 ) -> Prediction | Refusal:
-    """One model on one device, with `batch` requests at once and one batch in flight.
+    """One model on one device, with one request at once.
 
+    batch: most requests that it runs as one, which its memory must hold. Whether that makes them faster, only a worker
+    measures, so latency and energy are of requests that run alone.
     measured: from the warm-up of this model on this device; it replaces the analytic figures. served: service since
     then, blended in by count. demand: `demand_of(profile)`, where the caller has it already. Refuses with
     CAPABILITY_UNMEASURED where neither a receipt nor a measurement says what the device can do.
     """
     demand = demand_of(profile) if demand is None else demand
-    seconds = math.nan if receipt is None else service_seconds(demand, receipt.rates, precision, batch)
+    seconds = math.nan if receipt is None else service_seconds(demand, receipt.rates, precision)
     if math.isnan(seconds) and measured is None:
         found = "no receipt" if receipt is None else f"no rate for {precision} in the receipt"
         remedy = "probe the device (`shoal-agent doctor` says why it was not)"
@@ -49,29 +51,18 @@ def predict(
     if measured is None:
         assert receipt is not None
         return _from_roofline(seconds, profile, receipt.rates, spread, batch, transfer_seconds(device, profile))
-    growth = 1.0
-    if batch > 1 and receipt is not None:
-        growth = seconds / service_seconds(demand, receipt.rates, precision, 1)
-    return _from_measurement(
-        measured,
-        served,
-        profile,
-        spread,
-        batch,
-        growth if math.isfinite(growth) else float(batch),
-        transfer_seconds(device, profile),
-    )
+    return _from_measurement(measured, served, profile, spread, batch, transfer_seconds(device, profile))
 
 
-def service_seconds(demand: ModelDemand, rates: Rates, precision: str, batch: int = 1) -> float:
+def service_seconds(demand: ModelDemand, rates: Rates, precision: str) -> float:
     """Equation 1: launch + sum over classes of max(flops / rate, bytes / bandwidth) + (nodes - 1) x time per node.
 
     Returns NaN where a rate that is needed was not measured.
     """
     seconds = rates.launch_s + max(0, demand.nodes - 1) * rates.node_s
     for row in demand.rows:
-        moved = (row.bytes * batch + row.weight_bytes) / _bandwidth(row.kind, rates)
-        computed = row.flops * batch / _flops(row.kind, rates, precision) if row.flops > 0 else 0.0
+        moved = (row.bytes + row.weight_bytes) / _bandwidth(row.kind, rates)
+        computed = row.flops / _flops(row.kind, rates, precision) if row.flops > 0 else 0.0
         if math.isnan(moved) or math.isnan(computed):
             return math.nan
         seconds += max(moved, computed)
@@ -111,7 +102,7 @@ def _bandwidth(kind: OperatorClass, rates: Rates) -> float:
 def _from_roofline(
     seconds: float, profile: ModelProfile, rates: Rates, spread: float, batch: int, transfer_s: float
 ) -> Prediction:
-    """A prediction from the receipt alone. `seconds` of one batch is the middle of the interval."""
+    """A prediction from the receipt alone. `seconds` is the middle of the interval."""
     factor = (ROOFLINE_FACTOR if profile.confident else UNCERTAIN_FACTOR) * (1 + spread)
     latency = _around(seconds, factor)
     return Prediction(
@@ -120,7 +111,7 @@ def _from_roofline(
         memory_bytes=_memory(profile, batch),
         load_s=_not_below(transfer_s, _around(profile.size_bytes / rates.load_bytes, UNCERTAIN_FACTOR * (1 + spread))),
         transfer_s=transfer_s,
-        joules=_scale(latency, rates.active_w / batch),
+        joules=_scale(latency, rates.active_w),
         energy_source=rates.energy_source,
         basis=Basis.ANALYTIC,
     )
@@ -138,11 +129,9 @@ def _from_measurement(
     profile: ModelProfile,
     spread: float,
     batch: int,
-    growth: float,
     transfer_s: float,
 ) -> Prediction:
-    """Equations 6 and 7: warm-up figures, blended with service by request counts, scaled to the batch by the
-    roofline."""
+    """Equation 6: warm-up figures, blended with service by request counts."""
     served = tuple(each for each in served if each.successes > 0 and not math.isnan(each.latency_p50_s))
     requests = sum(each.successes for each in served)
     samples = max(1, measured.samples)
@@ -161,13 +150,13 @@ def _from_measurement(
     memory = measured.memory_bytes + profile.activation_bytes * (batch - 1)
     sources = {measured.energy_source, *(each.energy_source for each in served)}
     return Prediction(
-        latency_p50_s=_within(p50 * growth, half),
-        latency_p95_s=_within(max(p95, p50) * growth, half),
+        latency_p50_s=_within(p50, half),
+        latency_p95_s=_within(max(p95, p50), half),
         memory_bytes=_within(memory, spread),
         load_s=_within(measured.load_s, max(spread, 0.5)),
         # Faster than its link: then the link is another than it says, or not all weights pass it.
         transfer_s=transfer_s if transfer_s <= measured.load_s else math.nan,
-        joules=_within(joules * growth / batch, half),
+        joules=_within(joules, half),
         energy_source=sources.pop() if len(sources) == 1 else EnergySource.ESTIMATED,
         basis=Basis.SERVICE if share >= 0.5 else Basis.WARMUP,
     )

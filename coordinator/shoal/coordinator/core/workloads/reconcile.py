@@ -167,7 +167,6 @@ class _Step:
             draining=False,
             shared_worker=target.shared_worker,
             memory_bytes=target.memory_bytes,
-            max_batch=target.max_batch,
             partition=target.partition,
             work=work_of(prepared_profile(served, target.precision) if target.preparation is not None else served),
             signed=target.signed,
@@ -183,6 +182,7 @@ class _Step:
             partial=target.partial,
             preparation=target.preparation,
             comparison=target.comparison,
+            batching=target.batching,
         )
         self.marks[name] = Mark(AssignmentStage.STARTING, self.now, target.terms)
         role = ", to stand by" if target.standby else ""
@@ -247,7 +247,7 @@ class _Step:
             return replace(
                 assignment,
                 revision=target.revision,
-                max_batch=target.max_batch,
+                batching=target.batching,
                 partition=target.partition,
                 signed=target.signed,
                 standby=standby,

@@ -176,7 +176,7 @@ class TriggerView:
         found = [
             (option, expected_outcome(scope, intent, replica.live_option, option, baseline))
             for option in self.places(replica, require, limits)
-            if not any(scope.figure_faults(calibrate(scope, intent, baseline, option), intent, require, limits))
+            if not any(scope.figure_faults(calibrate(scope, baseline, option), intent, require, limits))
         ]
         if not found:
             refusal = Refusal(Code.NO_CANDIDATE, "no other place that fits has room for it", "one")

@@ -1,0 +1,220 @@
+"""Measures whether a model's requests are to run in batches: are its rows independent, and what does a run take?
+
+It sends requests of one row and of several to the replica that serves, one at a time. A row's answer in a batch must be
+its answer alone, within the tolerances, whatever the other rows are: one of them is an outlier, which would change a
+scale that is taken over the whole batch.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from typing import Final
+
+import numpy as np
+import structlog
+
+from shoal.agent.worker import isolation
+from shoal.agent.worker.batches import has_batch_axis, join, row_bytes, split
+from shoal.agent.worker.batching import LEAST_TIMES, BatchDecision, choose, most_seconds, point_of
+from shoal.agent.worker.compare import compare
+from shoal.agent.worker.engine import Engine, read_and_verify
+from shoal.agent.worker.messages import LoadOrder, LoadResult
+from shoal.agent.worker.request_reader import InferRequest, RequestNames
+from shoal.agent.worker.sample_inputs import sample_input
+from shoal.agent.worker.tensors import Array
+from shoal.artifacts.samples import read_pack
+from shoal.types.assignment import Batching
+from shoal.types.codes import ShoalError
+from shoal.types.units import Seconds
+
+_log = structlog.get_logger(__name__)
+
+LONGEST_RUN_S: Final = 0.25
+"""A larger batch is not tried if its run may take longer: a client's request may have to wait for it."""
+BUDGET_S: Final = 1.0
+"""Seconds of runs after which a trial measures no more than it must. As long as a warm-up."""
+_MOST_TURNS: Final = 4 * LEAST_TIMES
+"""Turns in which the sizes are measured: the interval of 24 times is half as wide as that of 6."""
+_SAMPLES: Final = 4
+_SEED: Final = 0
+_OUTLIER: Final = 1000.0
+"""Times the magnitude of the other rows: three decimal digits, which is more than int8 resolves."""
+_NAMES: Final = RequestNames(b"", b"", b"")
+
+Ask = Callable[[InferRequest], Awaitable[tuple[dict[str, Array], float]]]
+"""Runs a request alone: its outputs, and the seconds of the run. Raises ShoalError."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One input and its answer alone."""
+
+    feeds: Mapping[str, Array]
+    # None for an outlier, which is only a neighbour to others.
+    answer: Mapping[str, Array] | None
+
+
+class BatchTrial:
+    """The trial of one loaded model."""
+
+    def __init__(self, order: LoadOrder, engine: Engine, ask: Ask) -> None:
+        self._order = order
+        self._engine = engine
+        self._ask = ask
+        self._outputs = tuple(spec.name for spec in engine.outputs)
+        # By rows: the least seconds of a run so far.
+        self._least: dict[int, float] = {}
+        # By rows: seconds that joining requests and splitting their answers take.
+        self._overhead: dict[int, float] = {}
+
+    async def decide(self, rule: Batching, loaded: LoadResult, hop_s: Seconds) -> BatchDecision:
+        """Measure the curve, and decide. `hop_s`: cost of a hop to a runner's thread."""
+        reason = self._reason_against(loaded, hop_s)
+        if reason:
+            return BatchDecision(None, f"no batches: {reason}")
+        rows = await self._answer_alone()
+        if sum(row.answer is not None for row in rows) < 2:
+            return BatchDecision(None, "no batches: fewer than two inputs were answered, so none can be compared")
+        mixed = await self._try_sizes(rule, rows)
+        if mixed:
+            return BatchDecision(None, f"no batches: {mixed}")
+        times = await self._measure(rows)
+        curve = [point_of(size, [each + self._overhead[size] for each in found]) for size, found in times.items()]
+        return choose(curve, rule.delay_s, rule.latency_s)
+
+    def _reason_against(self, loaded: LoadResult, hop_s: Seconds) -> str:
+        """Why nothing needs to be measured; empty: it does."""
+        pace = self._order.access.pace
+        if not has_batch_axis(self._engine.inputs, self._engine.outputs):
+            return "not every input and output has an open first axis of fixed-size values"
+        if pace is not None and pace.simulated:
+            return "its device is simulated, and takes no time"
+        if not loaded.measured.samples:
+            return "it had no warm-up"
+        if pace is None and loaded.run_s <= hop_s:
+            return f"a run takes {loaded.run_s * 1e6:.0f} us, less than to hand it to a thread ({hop_s * 1e6:.0f} us)"
+        if 2 * self._seconds_of_one(loaded) > LONGEST_RUN_S:
+            return f"a run takes {self._seconds_of_one(loaded):.3g} s, and one of two rows may hold others up too long"
+        return ""
+
+    def _seconds_of_one(self, loaded: LoadResult) -> float:
+        """Of this machine, that a run of the warm-up took."""
+        pace = self._order.access.pace
+        return loaded.run_s if pace is None else loaded.measured.latency_p50_s * pace.time_scale
+
+    async def _answer_alone(self) -> list[_Row]:
+        """Rows with their answers. Inputs that the model refuses are left out."""
+        rows: list[_Row] = []
+        for feeds, is_outlier in await asyncio.to_thread(self._inputs):
+            try:
+                answer, seconds = await self._ask(self._request(feeds))
+            except ShoalError:
+                continue
+            self._least[1] = min(seconds, self._least.get(1, seconds))
+            rows.append(_Row(feeds, None if is_outlier else answer))
+        return rows
+
+    async def _try_sizes(self, rule: Batching, rows: Sequence[_Row]) -> str:
+        """Compare batches of each size, and find those worth measuring. Why there must be none; empty: there may."""
+        within_s = most_seconds(rule.delay_s, rule.latency_s)
+        self._overhead[1] = 0.0
+        size = 1
+        while size < rule.max and self._may_double(size, within_s):
+            size = min(2 * size, rule.max)
+            before = isolation.data_bytes()
+            try:
+                _, first_s = await self._ask_batch(rows, size)  # it also gets its memory
+                answer, again_s = await self._ask_batch(rows, size)
+                self._least[size] = min(first_s, again_s)
+            except ShoalError as error:
+                _log.info("batch_refused", assignment=self._order.assignment, size=size, error=str(error))
+                return ""
+            start = time.perf_counter()
+            parts = split(answer, [1] * size)
+            self._overhead[size] += time.perf_counter() - start
+            if parts is None:
+                return f"an output of {size} rows has another number of rows"
+            if mixed := await asyncio.to_thread(self._difference, rule, rows, parts):
+                return f"a row's answer depends on the others: {mixed}"
+            left, grown = isolation.headroom_bytes(), isolation.data_bytes() - before
+            if left is not None and left < 2 * grown:
+                return ""
+        return ""
+
+    def _may_double(self, size: int, within_s: float) -> bool:
+        """Whether a batch of twice the size may be tried, and may be worth it."""
+        least = self._least
+        speeds = sorted(((rows / seconds, rows) for rows, seconds in least.items()), reverse=True)
+        is_past_best = size // 4 >= speeds[0][1]
+        fits = 2 * size * row_bytes(self._engine.inputs, self._order.work) <= self._order.max_request_bytes
+        return fits and not is_past_best and least[size] <= within_s and 2 * least[size] <= LONGEST_RUN_S
+
+    async def _measure(self, rows: Sequence[_Row]) -> dict[int, list[float]]:
+        """Seconds of runs by size, in turns: what changes on the machine meanwhile changes all of them."""
+        times: dict[int, list[float]] = {size: [] for size in sorted(self._least)}
+        spent = 0.0
+        for turn in range(_MOST_TURNS):
+            if turn >= LEAST_TIMES and spent >= BUDGET_S:
+                break
+            for size, found in times.items():
+                _, seconds = await self._ask_batch(rows, size)
+                found.append(seconds)
+                spent += seconds
+        return times
+
+    async def _ask_batch(self, rows: Sequence[_Row], size: int) -> tuple[dict[str, Array], float]:
+        def join_rows() -> dict[str, Array]:
+            return join([row.feeds for row in islice(cycle(rows), size)])
+
+        start = time.perf_counter()
+        feeds = await asyncio.to_thread(join_rows)
+        self._overhead.setdefault(size, time.perf_counter() - start)
+        return await self._ask(self._request(feeds))
+
+    def _difference(self, rule: Batching, rows: Sequence[_Row], parts: Sequence[Mapping[str, Array]]) -> str:
+        """How a row's answer in a batch differs from its answer alone; empty: it does not."""
+        for row, part in zip(cycle(rows), parts, strict=False):
+            if row.answer is None:
+                continue
+            found = compare(row.answer, part, rule.tolerances)
+            if found.fault:
+                return found.fault
+            if drift := next((each for each in found.drifts if not each.passed), None):
+                return f"{drift.output}: {drift.metric} {drift.worst:.3g}, bound {drift.bound:.3g}"
+        return ""
+
+    def _request(self, feeds: dict[str, Array]) -> InferRequest:
+        return InferRequest(_NAMES, feeds, self._outputs)
+
+    def _inputs(self) -> list[tuple[dict[str, Array], bool]]:
+        """Inputs of one row each, and whether it is an outlier. The second is one, if the model takes numbers."""
+        found = self._pack_inputs() or [self._generated_input(index) for index in range(_SAMPLES)]
+        with np.errstate(over="ignore"):
+            outlier = {
+                name: (array * array.dtype.type(_OUTLIER) if array.dtype.kind == "f" else array)
+                for name, array in found[-1].items()
+            }
+        if all(array.dtype.kind != "f" for array in outlier.values()):
+            return [(feeds, False) for feeds in found]
+        return [(found[0], False), (outlier, True), *((feeds, False) for feeds in found[1:])]
+
+    def _pack_inputs(self) -> list[dict[str, Array]]:
+        """The first rows of the samples that were given. Empty: there are too few."""
+        order = self._order
+        if not order.samples:
+            return []
+        try:
+            pack = read_pack(
+                read_and_verify(order.samples, order.samples_digest), self._engine.inputs, self._engine.outputs
+            )
+        except ShoalError:
+            return []  # the warm-up has logged it
+        found = [pack.sample(index)[0] for index in range(min(pack.count, _SAMPLES))]
+        return [{name: array[:1] for name, array in feeds.items()} for feeds in found] if len(found) > 1 else []
+
+    def _generated_input(self, index: int) -> dict[str, Array]:
+        work = self._order.work
+        shapes = {name: (1, *shape[1:]) if shape else shape for name, shape in work.shapes.items()}
+        return sample_input(self._engine.inputs, replace(work, shapes=shapes), _SEED, index)
