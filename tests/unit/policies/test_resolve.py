@@ -107,6 +107,15 @@ def test_policy_and_workload_become_an_intent() -> None:
     assert (intent.priority, intent.shared_worker, intent.max_batch) == (7, False, 1)
 
 
+@pytest.mark.parametrize(
+    ("said", "found"), [("", (1, 0.0)), ("{max: 8}", (8, 0.0)), ("{max: 8, delay: 5ms}", (8, 0.005))]
+)
+def test_batches_are_made_where_they_are_asked_for(said: str, found: tuple[int, float]) -> None:
+    asked = f"{WORKLOAD.rstrip()}\n  batching: {said}\n" if said else WORKLOAD
+    intent = resolve(only(asked), None, revision=1, digests=DIGESTS)
+    assert (intent.max_batch, intent.batch_delay_s) == found
+
+
 def test_a_peak_of_zero_is_a_peak() -> None:
     quiet = WORKLOAD.replace("rate: 120/s", "rate: 120/s, peak: 0/s, when: 'hour(now, \"UTC\") > 8'")
     (found, _) = resolve(only(quiet), None, revision=1, digests=DIGESTS).traffic

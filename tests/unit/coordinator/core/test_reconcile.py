@@ -2,17 +2,21 @@
 
 from dataclasses import replace
 
-from harness.builders.coordinator_core import DIGEST, SMALL, CoreRegion, device, inputs, intent, node
+from harness.builders.coordinator_core import DIGEST, SMALL, CoreRegion, device, inputs, intent, node, require
 from shoal.coordinator import codec
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.placement import replicas
+from shoal.coordinator.core.placement.accuracy import batching_of
 from shoal.coordinator.core.placement.allocations import QuotaCaps
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Triple
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads import failures
 from shoal.coordinator.core.workloads.model import ReconcilerMemory
+from shoal.types.assignment import Batching
 from shoal.types.codes import Code
+from shoal.types.tolerance import default
+from shoal.types.units import Seconds
 from shoal.types.workload import ModelRef, Quota, Spread, Standby, WorkloadKey
 
 
@@ -70,6 +74,44 @@ def test_a_new_model_takes_over_only_when_it_serves() -> None:
     assert old not in region.replicas()
     assert len(region.replicas()) == 1
     assert () not in seen
+
+
+def test_other_batches_come_with_another_replica_and_another_bound_with_the_next_load() -> None:
+    """Limits of batches hold from the load on, so the replica is replaced by one that serves before the old one
+    goes."""
+    region = CoreRegion(node("a"), node("b"))
+    region.intents = (intent(),)
+    region.run(10)
+    (old,) = region.replicas()
+
+    def rules() -> list[Batching | None]:
+        return [each.batching for desired in region.desired.values() for each in desired.assignments]
+
+    assert rules() == [None]
+    region.intents = (intent(max_batch=16, batch_delay_s=Seconds(0.005)),)
+    region.run(40)
+    (new,) = region.replicas()
+    assert new != old
+    assert rules() == [Batching(16, Seconds(0.005), None, default("fp32", "fp32"))]
+    bounded = intent(max_batch=16, batch_delay_s=Seconds(0.005), require=require(latency_p95_s=Seconds(5.0)))
+    region.intents = (bounded,)
+    region.run(10)
+    assert list(region.replicas()) == [new]
+    assert rules() == [Batching(16, Seconds(0.005), Seconds(5.0), default("fp32", "fp32"))]
+
+
+def test_the_steps_of_sessions_run_alone() -> None:
+    alone = Batching(16, tolerances=default("fp32", "fp32"))
+    assert batching_of(intent(max_batch=16), device(), "fp32") == alone
+    assert batching_of(intent(max_batch=16, session={"h": "hn"}), device(), "fp32") is None
+    assert batching_of(intent(), device(), "fp32") is None
+
+
+def test_a_device_that_computes_in_another_precision_may_be_as_far_from_itself() -> None:
+    """In a batch, too, as far as that precision rounds."""
+    found = batching_of(intent(max_batch=16), device(computes_fp32_in="fp16"), "fp32")
+    assert found is not None
+    assert found.tolerances == default("fp32", "fp16")
 
 
 def test_fewer_replicas_drain_and_a_busy_one_is_waited_for() -> None:
