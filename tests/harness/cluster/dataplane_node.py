@@ -74,6 +74,8 @@ class DataPlaneNode:
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     # Replicas that are ready: assignment id -> workload.
     models: dict[str, WorkloadKey] = field(default_factory=dict)
+    # By assignment id: what its worker says of it for people.
+    notes: dict[str, str] = field(default_factory=dict)
     # Every worker exit so far.
     exits: list[WorkerExited] = field(default_factory=list)
     # Assignment id -> completed once its worker is ready or has failed.
@@ -192,6 +194,8 @@ class DataPlaneNode:
 
     async def _listen(self, workers: ProcessWorkers) -> None:
         async for event in workers.events():
+            if isinstance(event, WorkerReady):
+                self.notes[event.assignment] = event.note
             match event:
                 case WorkerReady() if not self._ready[event.assignment].done():
                     self._ready[event.assignment].set_result(event)

@@ -109,7 +109,7 @@ async def test_a_bad_request_of_a_batch_fails_alone(pool: WorkerPoolHarness) -> 
 
 @pytest.mark.parametrize(
     ("how", "why"),
-    [("mean", "depends on the others"), ("scale", "depends on the others"), ("twice", "another number of rows")],
+    [("mean", "otherwise than alone"), ("scale", "otherwise than alone"), ("twice", "another number of rows")],
 )
 async def test_rows_that_are_not_independent_never_share_a_run(pool: WorkerPoolHarness, how: str, why: str) -> None:
     note = await serve_measured(pool, how, models.mixing(how, 4, SIDE), work())

@@ -137,7 +137,7 @@ class BatchTrial:
             if parts is None:
                 return f"an output of {size} rows has another number of rows"
             if mixed := await asyncio.to_thread(self._difference, rule, rows, parts):
-                return f"a row's answer depends on the others: {mixed}"
+                return f"a row is answered otherwise than alone: {mixed}"
             left, grown = isolation.headroom_bytes(), isolation.data_bytes() - before
             if left is not None and left < 2 * grown:
                 return ""

@@ -84,6 +84,8 @@ class WorkerService:
         # Keeps a plugin's context open: some close it with their last session.
         self._provider_session: Engine | None = None
         self._load_turn = asyncio.Lock()
+        # One model at a time measures batches, so that none measures another's runs.
+        self._trial_turn = asyncio.Lock()
         self._server: FrameServer | None = None
         # Cost of a hop to a runner's thread. None until the first load.
         self._hop_s: Seconds | None = None
@@ -141,12 +143,13 @@ class WorkerService:
                     giving_up.cancel()
                 place = run_place(order, engine, loaded, await self._inline_limit_s())
             if self._assignments.get(order.assignment) is held:
-                loaded = self._with_place(order, engine, loaded, place)
-                held.replica = ModelRunner(order, engine, loaded, place, self._note_busy)
+                placed = self._with_place(order, engine, loaded, place)
+                held.replica = ModelRunner(order, engine, placed, place, self._note_busy)
                 held.samples = ReferenceSamples(order, engine)
             self._set_state(held, LoadState.READY)
             if held.replica is not None and order.batching is not None:
-                held.trial = asyncio.create_task(self._measure_batching(held, held.replica, order.batching))
+                trial = self._measure_batching(held, held.replica, order.batching, loaded)
+                held.trial = asyncio.create_task(trial, name="batching")
         except ShoalError as error:
             self._on_load_failed(held, error.refusal)
         except MemoryError as error:
@@ -155,13 +158,17 @@ class WorkerService:
             _log.exception("load_failed", assignment=held.order.assignment)
             self._on_load_failed(held, Refusal(Code.LOAD_FAILED, type(error).__name__, "a loaded model", "see the log"))
 
-    async def _measure_batching(self, held: _HostedAssignment, replica: ModelRunner, rule: Batching) -> None:
+    async def _measure_batching(
+        self, held: _HostedAssignment, replica: ModelRunner, rule: Batching, loaded: LoadResult
+    ) -> None:
+        """`loaded`: the result without a word on where requests run, which batches change."""
         try:
-            decision = await replica.measure_batching(rule, self._hop_s or Seconds(0.0))
+            async with self._trial_turn:
+                decision = await replica.measure_batching(rule, self._hop_s or Seconds(0.0))
         except Exception:  # it serves on without batches
             _log.exception("batching_failed", assignment=held.order.assignment)
             return
-        replica.loaded = _with_note(replica.loaded, decision.reason)
+        replica.loaded = _with_note(loaded if decision.plan is not None else replica.loaded, decision.reason)
         self._push(held)
 
     async def _open_provider(self, order: LoadOrder) -> None:
