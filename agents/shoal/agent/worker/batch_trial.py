@@ -88,7 +88,7 @@ class BatchTrial:
         """Why nothing needs to be measured; empty: it does."""
         pace = self._order.access.pace
         if not has_batch_axis(self._engine.inputs, self._engine.outputs):
-            return "not every input and output has an open first axis of fixed-size values"
+            return "not every input and output has an open first axis, or an input holds strings or booleans"
         if pace is not None and pace.simulated:
             return "its device is simulated, and takes no time"
         if not loaded.measured.samples:

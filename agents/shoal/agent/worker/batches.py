@@ -16,10 +16,10 @@ NO_ROWS: Final = 0
 
 
 def has_batch_axis(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Whether the first axis of every input and output is open, and no input holds strings: those have no fixed
-    size."""
+    """Whether the first axis of every input and output is open, and no input holds what must be read item by item:
+    strings and booleans."""
     is_open = all(spec.shape and spec.shape[0] < 0 for spec in (*inputs, *outputs))
-    return bool(inputs) and is_open and all(spec.dtype != "BYTES" for spec in inputs)
+    return bool(inputs) and is_open and all(spec.dtype not in ("BYTES", "BOOL") for spec in inputs)
 
 
 def rows_of(feeds: Mapping[str, Array]) -> int:

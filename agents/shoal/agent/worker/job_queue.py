@@ -5,10 +5,13 @@ Not for several threads; `runner_threads` holds the lock.
 
 import math
 from collections.abc import Hashable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from shoal.agent.worker.batching import BatchPlan
 from shoal.agent.worker.deadline_heap import NUMBER, DeadlineHeap
+
+MOST_GROUPS: Final = 16
+"""Groups that wait at the same time; requests of others run alone. Every look at the queue looks at all of them."""
 
 
 class QueuedJob(Protocol):
@@ -22,7 +25,7 @@ class QueuedJob(Protocol):
     rows: int
     # As in `deadline_heap.Waiting`.
     place: list[Any] | None
-    # Its batch begins at this time at the latest, full or not. Only the queue writes it.
+    # Its batch begins at this time at the latest. Only the queue writes it.
     start_by: float
 
 
@@ -35,6 +38,8 @@ class _Lane(DeadlineHeap[J]):
     def __init__(self) -> None:
         super().__init__()
         self.rows = 0
+        # The batch begins at this time at the latest, full or not.
+        self.start_by = math.inf
 
 
 class JobQueue(Generic[J]):
@@ -66,9 +71,13 @@ class JobQueue(Generic[J]):
             self._put_alone(job, self._number)
             return
         lane = self._lanes.get(job.group)
+        if lane is None and len(self._lanes) >= MOST_GROUPS:
+            self._put_alone(job, self._number)
+            return
         if lane is None:
             lane = self._lanes[job.group] = _Lane()
         job.start_by = job.arrived_at if is_idle and not lane.rows else job.arrived_at + self.plan.delay_s
+        lane.start_by = min(lane.start_by, job.start_by)
         lane.rows += job.rows
         lane.push(job, self._number)
 
@@ -121,7 +130,9 @@ class JobQueue(Generic[J]):
             taken.append(job)
             lane.rows -= job.rows
             left -= job.rows
-        if not lane.rows:
+        if lane.rows:
+            lane.start_by = min(job.start_by for job in lane)
+        else:
             del self._lanes[group]
         return taken
 
@@ -130,4 +141,4 @@ class JobQueue(Generic[J]):
         assert first is not None
         if lane.rows >= plan.size:
             return -math.inf
-        return min(min(job.start_by for job in lane), first[0] - plan.seconds(lane.rows))
+        return min(lane.start_by, first[0] - plan.seconds(lane.rows))

@@ -27,7 +27,7 @@ from shoal.agent.worker.metering import Metering
 from shoal.agent.worker.model_loading import energy_of_order, pace_of, scale_of
 from shoal.agent.worker.pace import element_count, hold_slot
 from shoal.agent.worker.providers import CPU_PROVIDER
-from shoal.agent.worker.request_reader import InferRequest, RequestReader
+from shoal.agent.worker.request_reader import InferRequest, RequestReader, align
 from shoal.agent.worker.run_place import RunPlace
 from shoal.agent.worker.run_timeouts import RunTimeouts
 from shoal.agent.worker.run_watch import RunWatch
@@ -334,7 +334,7 @@ class ModelRunner:
         have the same number of binary digits), in batches that hold no more than a request may."""
         if len(job.payload) * plan.size > self._order.max_request_bytes:
             return
-        job.request = request = self._reader.read_usual(job.payload)
+        job.request = request = self._reader.read_views(job.payload)
         if request is None:
             return
         rows = rows_of(request.feeds)
@@ -352,7 +352,9 @@ class ModelRunner:
             if job.is_over or self._clock() >= job.deadline:
                 raise ShoalError(_DEADLINE_PASSED)
             request = job.request
-            if request is None:
+            if request is not None:
+                request = request._replace(feeds={name: align(feed) for name, feed in request.feeds.items()})
+            else:
                 # what protobuf must parse may take long
                 request = self._reader.read_usual(job.payload) if job.is_inline else self._reader.read(job.payload)
             if request is None:

@@ -91,8 +91,16 @@ class RequestReader:
     def read_usual(self, data: Payload) -> InferRequest | None:
         """None if the request is invalid or unusual. Takes time by the number of tensors, and one copy at most."""
         try:
-            return self._read_usual(data)
+            return self._read_usual(data, is_whole=True)
         except (IndexError, ValueError):  # the data ends in a field, a text is not UTF-8, a shape fits no array
+            return None
+
+    def read_views(self, data: Payload) -> InferRequest | None:
+        """As `read_usual`, in a time that does not grow with the contents: an array may lie at an odd address, and a
+        request with BOOL, whose every byte must be looked at, is None."""
+        try:
+            return self._read_usual(data, is_whole=False)
+        except (IndexError, ValueError):
             return None
 
     def _read_any(self, data: Payload) -> InferRequest:
@@ -101,7 +109,7 @@ class RequestReader:
         names = RequestNames(request.model_name.encode(), request.model_version.encode(), request.id.encode())
         return InferRequest(names, feeds, output_names(request, self._outputs))
 
-    def _read_usual(self, data: Payload) -> InferRequest | None:
+    def _read_usual(self, data: Payload, *, is_whole: bool) -> InferRequest | None:
         texts: dict[int, bytes] = {}
         left = self._max_fields
         heads: list[_TensorHead] = []
@@ -134,14 +142,14 @@ class RequestReader:
             else:
                 return None
             at = after
-        feeds = self._feeds(data, heads, raws)
+        feeds = self._feeds(data, heads, raws, is_whole=is_whole)
         if feeds is None or not self._output_names.issuperset(outputs) or len(set(outputs)) != len(outputs):
             return None
         names = RequestNames(texts.get(_MODEL, b""), texts.get(_VERSION, b""), texts.get(_ID, b""))
         return InferRequest(names, feeds, outputs or self._all_outputs)
 
     def _feeds(
-        self, data: Payload, heads: Sequence[_TensorHead], raws: Sequence[tuple[int, int]]
+        self, data: Payload, heads: Sequence[_TensorHead], raws: Sequence[tuple[int, int]], *, is_whole: bool
     ) -> dict[str, Array] | None:
         if not len(heads) == len(raws) == len(self._specs) or sum(size for _, size in raws) > self._max_bytes:
             return None
@@ -151,11 +159,9 @@ class RequestReader:
                 return None
             dtype = head.datatype.dtype
             flat = np.frombuffer(data, dtype, head.elements, at) if size else np.empty(0, dtype)
-            if head.datatype.name == "BOOL" and size and flat.view(np.uint8).max() > 1:
+            if head.datatype.name == "BOOL" and size and (not is_whole or flat.view(np.uint8).max() > 1):
                 return None
-            if not flat.flags.aligned:
-                flat = flat.copy()
-            feeds[head.name] = flat.reshape(head.shape)
+            feeds[head.name] = (align(flat) if is_whole else flat).reshape(head.shape)
         return feeds
 
     def _head(self, data: bytes) -> _TensorHead | None:
@@ -207,6 +213,11 @@ class RequestReader:
         if size > self._max_bytes:
             return None
         return _TensorHead(spec.name, datatype, tuple(shape), count, size)
+
+
+def align(array: Array) -> Array:
+    """The array; a copy if it does not lie at a multiple of its item's size."""
+    return array if array.flags.aligned else array.copy()
 
 
 def _only_name(data: bytes) -> str:

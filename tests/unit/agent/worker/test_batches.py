@@ -65,6 +65,7 @@ def test_inputs_of_unequal_or_no_rows_have_none(shapes: list[tuple[int, ...]]) -
         ([(1, -1), (-1,)], "FP32", False),
         ([(), (-1,)], "FP32", False),
         ([(-1, 3), (-1,)], "BYTES", False),
+        ([(-1, 3), (-1,)], "BOOL", False),
     ],
 )
 def test_the_first_axis_of_all_must_be_open(shapes: list[tuple[int, ...]], dtype: str, has: bool) -> None:

@@ -12,7 +12,7 @@ from unit.agent.worker.queue_jobs import QueueJob
 from harness.wait import until
 from shoal.agent.worker.batching import BatchPlan, BatchPoint
 from shoal.agent.worker.deadline_heap import DeadlineHeap
-from shoal.agent.worker.job_queue import JobQueue
+from shoal.agent.worker.job_queue import MOST_GROUPS, JobQueue
 from shoal.agent.worker.runner_threads import RunnerThreads
 
 RUN_S = 0.010
@@ -202,3 +202,16 @@ async def test_an_urgent_request_shortens_a_wait_that_has_begun() -> None:
     await until(lambda: ran == [[1, 0]], 5, "the batch")
     go.set()
     threads.close()
+
+
+def test_requests_of_too_many_groups_run_alone() -> None:
+    queue = queue_of(*(QueueJob(number, group=number) for number in range(MOST_GROUPS + 2)))
+    assert [numbers(queue.take(0.0)) for _ in range(3)] == [[MOST_GROUPS], [MOST_GROUPS + 1], []]
+    assert len(queue) == MOST_GROUPS
+
+
+def test_what_a_batch_leaves_waits_by_its_own_time() -> None:
+    early, late = QueueJob(0, group="a", rows=8), QueueJob(1, group="a", arrived_at=0.010)
+    queue = queue_of(early, late)
+    assert numbers(queue.take(0.010)) == [0]
+    assert queue.due_at(0.010) == pytest.approx(0.010 + DELAY_S)

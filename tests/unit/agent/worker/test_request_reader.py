@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal.agent.worker.answer_writer import AnswerWriter
-from shoal.agent.worker.request_reader import InferRequest, RequestNames, RequestReader
+from shoal.agent.worker.request_reader import InferRequest, RequestNames, RequestReader, align
 from shoal.agent.worker.tensors import DATATYPES, Array
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError
@@ -306,3 +306,26 @@ def test_a_large_output_is_not_copied() -> None:
     array = np.arange(5000, dtype=np.float32)
     parts = AnswerWriter().write(RequestNames(b"m", b"", b""), {"y": array})
     assert any(np.shares_memory(np.frombuffer(part, np.uint8), array) for part in parts if len(part) == array.nbytes)
+
+
+@pytest.mark.parametrize("before", range(8))
+def test_views_have_the_same_contents_wherever_they_lie(before: int) -> None:
+    """`before`: bytes of the request's id, which shift what follows."""
+    inputs = tuple(spec for spec in INPUTS if spec.dtype != "BOOL")
+    data = field(3, b"i" * (before + 1)) + b"".join(part for name in ("f", "h") for part in SOUND[name])
+    tested = reader(inputs)
+    whole, views = tested.read_usual(data), tested.read_views(data)
+    assert whole is not None
+    assert views is not None
+    assert views.names == whole.names
+    for name, array in views.feeds.items():
+        assert (array.dtype, array.shape) == (whole.feeds[name].dtype, whole.feeds[name].shape)
+        assert array.tobytes() == whole.feeds[name].tobytes()
+        assert np.shares_memory(array, np.frombuffer(data, np.uint8)), "no copy"
+        assert align(array).flags.aligned
+
+
+def test_booleans_have_no_views() -> None:
+    data = b"".join(part for parts in SOUND.values() for part in parts)
+    assert reader().read_usual(data) is not None
+    assert reader().read_views(data) is None
