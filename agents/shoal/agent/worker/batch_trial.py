@@ -66,8 +66,6 @@ class BatchTrial:
         self._outputs = tuple(spec.name for spec in engine.outputs)
         # By rows: the least seconds of a run so far.
         self._least: dict[int, float] = {}
-        # By rows: seconds that joining requests and splitting their answers take.
-        self._overhead: dict[int, float] = {}
 
     async def decide(self, rule: Batching, loaded: LoadResult, hop_s: Seconds) -> BatchDecision:
         """Measure the curve, and decide. `hop_s`: cost of a hop to a runner's thread."""
@@ -81,8 +79,7 @@ class BatchTrial:
         if mixed:
             return BatchDecision(None, f"no batches: {mixed}")
         times = await self._measure(rows)
-        curve = [point_of(size, [each + self._overhead[size] for each in found]) for size, found in times.items()]
-        return choose(curve, rule.delay_s, rule.latency_s)
+        return choose([point_of(size, found) for size, found in times.items()], rule.delay_s, rule.latency_s)
 
     def _reason_against(self, loaded: LoadResult, hop_s: Seconds) -> str:
         """Why nothing needs to be measured; empty: it does."""
@@ -119,21 +116,17 @@ class BatchTrial:
     async def _try_sizes(self, rule: Batching, rows: Sequence[_Row]) -> str:
         """Compare batches of each size, and find those worth measuring. Why there must be none; empty: there may."""
         within_s = most_seconds(rule.delay_s, rule.latency_s)
-        self._overhead[1] = 0.0
         size = 1
         while size < rule.max and self._may_double(size, within_s):
             size = min(2 * size, rule.max)
             before = isolation.data_bytes()
             try:
                 _, first_s = await self._ask_batch(rows, size)  # it also gets its memory
-                answer, again_s = await self._ask_batch(rows, size)
+                parts, again_s = await self._ask_batch(rows, size)
                 self._least[size] = min(first_s, again_s)
             except ShoalError as error:
                 _log.info("batch_refused", assignment=self._order.assignment, size=size, error=str(error))
                 return ""
-            start = time.perf_counter()
-            parts = split(answer, [1] * size)
-            self._overhead[size] += time.perf_counter() - start
             if parts is None:
                 return f"an output of {size} rows has another number of rows"
             if mixed := await asyncio.to_thread(self._difference, rule, rows, parts):
@@ -164,14 +157,22 @@ class BatchTrial:
                 spent += seconds
         return times
 
-    async def _ask_batch(self, rows: Sequence[_Row], size: int) -> tuple[dict[str, Array], float]:
-        def join_rows() -> dict[str, Array]:
-            return join([row.feeds for row in islice(cycle(rows), size)])
+    async def _ask_batch(self, rows: Sequence[_Row], size: int) -> tuple[list[dict[str, Array]] | None, float]:
+        """The rows' answers, as `split` gives them, and the seconds of the run, with those of joining and splitting
+        where there is more than one."""
 
-        start = time.perf_counter()
-        feeds = await asyncio.to_thread(join_rows)
-        self._overhead.setdefault(size, time.perf_counter() - start)
-        return await self._ask(self._request(feeds))
+        def join_rows() -> tuple[dict[str, Array], float]:
+            start = time.perf_counter()
+            return join([row.feeds for row in islice(cycle(rows), size)]), time.perf_counter() - start
+
+        def split_rows() -> tuple[list[dict[str, Array]] | None, float]:
+            start = time.perf_counter()
+            return split(outputs, [1] * size), time.perf_counter() - start
+
+        feeds, join_s = await asyncio.to_thread(join_rows)
+        outputs, run_s = await self._ask(self._request(feeds))
+        parts, split_s = await asyncio.to_thread(split_rows)
+        return parts, run_s + (join_s + split_s if size > 1 else 0.0)
 
     def _difference(self, rule: Batching, rows: Sequence[_Row], parts: Sequence[Mapping[str, Array]]) -> str:
         """How a row's answer in a batch differs from its answer alone; empty: it does not."""

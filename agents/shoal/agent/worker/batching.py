@@ -51,12 +51,13 @@ class BatchPlan:
         """Of a run with `rows` rows, at most: those of the next measured size, as more rows take no less."""
         return next((point.high_s for point in self.curve if point.rows >= rows), self.curve[-1].high_s)
 
-    def rows_to_take(self, waiting: int) -> int:
+    def rows_to_take(self, waiting: int, within_s: float = math.inf) -> int:
         """Rows of the next batch while `waiting` rows wait: all of them, or a measured size if that answers more rows
-        a second."""
+        a second, or if no larger one ends within `within_s`. If none does, that time does not count."""
         most = min(waiting, self.size)
         sizes = [most, *(point.rows for point in self.curve if point.rows < most)]
-        return max(sizes, key=lambda rows: (rows / self.seconds(rows), rows))
+        in_time = [rows for rows in sizes if self.seconds(rows) <= within_s]
+        return max(in_time or sizes, key=lambda rows: (rows / self.seconds(rows), rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,15 +115,15 @@ class JobQueue(Generic[J]):
                 chosen, earliest = group, first
         if chosen is None:
             return [self._alone.pop()] if self._alone else []
-        return self._take_batch(chosen, self.plan)
+        return self._take_batch(chosen, self.plan, now)
 
     def _put_alone(self, job: J, number: int) -> None:
         job.group = None
         self._alone.push(job, number)
 
-    def _take_batch(self, group: Hashable, plan: BatchPlan) -> list[J]:
+    def _take_batch(self, group: Hashable, plan: BatchPlan, now: float) -> list[J]:
         lane = self._lanes[group]
-        left = plan.rows_to_take(lane.rows)
+        left = plan.rows_to_take(lane.rows, lane.peek().deadline - now)
         taken: list[J] = []
         while lane.rows and (not taken or lane.peek().rows <= left):
             job = lane.pop()

@@ -45,8 +45,10 @@ MAX_RUN_S: Final = 300.0
 """Upper limit on the time of any request, whatever its deadline."""
 IDLE_WAIT_S: Final = 0.25
 """A request for a comparison waits at most this long for a moment without other requests."""
+TRIAL_IDLE_WAIT_S: Final = 0.05
+"""A run that measures batches waits at most this long for such a moment. There are some hundred of them."""
 TRIAL_WAIT_S: Final = 5.0
-"""A run that measures batches begins within this time, however many requests wait: their deadlines come later."""
+"""Then it begins within this time, however many requests wait: their deadlines come later."""
 _TRIAL_ATTEMPTS: Final = 10
 _NO_TURN: Final = frozenset({Code.OVERLOADED, Code.DEADLINE_EXCEEDED})
 """Of a replica that is overloaded just now."""
@@ -203,7 +205,7 @@ class ModelRunner:
         return await asyncio.to_thread(read), job.run_s
 
     async def _ask_in_turn(self, request: InferRequest, attempts: int) -> tuple[InferJob, Parts]:
-        await wait_or_timeout(self._idle, IDLE_WAIT_S)
+        await wait_or_timeout(self._idle, TRIAL_IDLE_WAIT_S)
         try:
             return await self._ask(b"", self._clock() + TRIAL_WAIT_S, request)
         except ShoalError as error:

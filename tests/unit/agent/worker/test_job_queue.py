@@ -215,3 +215,14 @@ def test_what_a_batch_leaves_waits_by_its_own_time() -> None:
     queue = queue_of(early, late)
     assert numbers(queue.take(0.010)) == [0]
     assert queue.due_at(0.010) == pytest.approx(0.010 + DELAY_S)
+
+
+def test_a_batch_is_no_larger_than_its_earliest_deadline_allows() -> None:
+    plan = BatchPlan(8, DELAY_S, tuple(BatchPoint(rows, rows / 1e3, rows / 1e3, rows / 1e3) for rows in (1, 2, 4, 8)))
+    for left_s, taken in ((1.0, 8), (0.005, 4), (0.0015, 1), (0.0005, 8)):
+        queue: JobQueue[QueueJob] = JobQueue()
+        queue.set_plan(plan)
+        for number in range(8):
+            queue.put(QueueJob(number, left_s if number == 5 else 2.0, group="a"), is_idle=False)
+        batch = numbers(queue.take(0.0))
+        assert (batch[0], len(batch)) == (5, taken), left_s
