@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from shoal.agent.worker.batching import BatchPlan
@@ -92,11 +91,11 @@ class RunnerThreads(Generic[J]):
         self._wake_ups.put(None)
 
     def _work(self) -> None:
-        while jobs := self._take():
+        ended = 0
+        while jobs := self._take(ended):
             self._done.append(self._run(jobs))
             del jobs  # they must not keep a payload alive until the next ones come
-            with self._lock:
-                self._running -= 1
+            ended = 1
             # The loop clears the flag before it looks: whatever was added before is found, or wakes it again.
             if not self._is_loop_woken:
                 self._is_loop_woken = True
@@ -105,10 +104,12 @@ class RunnerThreads(Generic[J]):
                 except RuntimeError:
                     return  # the loop is closed
 
-    def _take(self) -> list[J]:
-        """Waits for the next run. Empty: the threads are to end."""
+    def _take(self, ended: int) -> list[J]:
+        """Waits for the next run. Empty: the threads are to end. `ended`: runs of this thread that have ended since."""
         while True:
             with self._lock:
+                self._running -= ended
+                ended = 0
                 now = self._clock()
                 jobs = self._queue.take(now)
                 if jobs:
@@ -120,14 +121,19 @@ class RunnerThreads(Generic[J]):
                 if self._is_closed and due_at == math.inf:
                     return []
                 self._idle += 1
-                self._next_look = min(self._next_look, due_at)
+                if due_at < self._next_look:
+                    self._next_look = due_at
             self._wait(None if due_at == math.inf else max(0.0, due_at - now))
 
     def _wait(self, seconds: float | None) -> None:
-        with suppress(queue.Empty):
+        try:
             self._wake_ups.get(timeout=seconds)
+        except queue.Empty:
+            self._on_timeout()
+        else:
             self._next_look = math.inf
-            return
+
+    def _on_timeout(self) -> None:
         with self._lock:
             self._next_look = math.inf
             try:
