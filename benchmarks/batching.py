@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 from _machine import machine_line
-from dataplane import models
+from _serving.models import RECOGNISER, served_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from harness.clients.oip import Tensor, infer_request
@@ -76,7 +76,7 @@ async def bench(rounds: int, seconds: int, folder: Path) -> dict[str, Any]:
     node = DataPlaneNode("n1", Authority(folder / "ca", "west", now), folder / "n1")
     await node.start()
     try:
-        rec = next(each for each in models() if each.name == "rec")
+        rec = served_model(RECOGNISER, folder)
         (folder / "layers.onnx").write_bytes(layers(LAYERS, SIDE))
         x = np.random.default_rng(1).standard_normal((1, SIDE)).astype(np.float32)
         cases = {

@@ -43,13 +43,12 @@ class LocalRegion:
     gateway: Server
 
 
-def data_address(up: RunningStack, member: StackMember, protocol: Protocol) -> Address:
-    """Where clients with a bearer token call a front. The only place that knows which port that is."""
-    port = {Protocol.GRPC: "token", Protocol.JSON: "rest"}[protocol]
+def data_address(up: RunningStack, member: StackMember) -> Address:
+    """Where clients with a bearer token call a front."""
     bearer = ("authorization", f"Bearer {up.bearer.read_text()}")
     role = Role.AGENT if member.role == "agent" else Role.GATEWAY
     name = dns_of(up.stack.region, role, member.name)
-    return Address(f"https://{member.addresses[port]}", (bearer,), str(up.client.ca), name)
+    return Address(f"https://{member.addresses['data']}", (bearer,), str(up.client.ca), name)
 
 
 @contextmanager
@@ -78,7 +77,7 @@ def local_region(
 
 def _server(name: str, control: Control, up: RunningStack, *members: StackMember) -> Server:
     """The first member answers; processes of all of them are the server's, the others' under their own roles."""
-    addresses = {protocol: data_address(up, members[0], protocol) for protocol in (Protocol.GRPC, Protocol.JSON)}
+    addresses = {each: data_address(up, members[0]) for each in (Protocol.GRPC, Protocol.JSON)}
 
     def processes() -> dict[str, list[int]]:
         found = dict[str, list[int]]()

@@ -126,7 +126,7 @@ class HttpServer:
         self._limits = limits
         self._connections = Connections(limits.connections, limits.connections_per_address, replaces_own=True)
         self._streams = TlsStreams(self._connections, self._serve)
-        protocols = dict.fromkeys(("http/1.1", None), self._streams.protocol)
+        protocols = {"http/1.1": self._streams.protocol, None: self._streams.protocol}
         self._listener = TlsListener(self._connections, context, protocols, limits.handshake_s)
 
     async def start(self, host: str, port: int) -> int:
