@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import struct
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.agent.dataplane import json_tensors
 from shoal.agent.dataplane.request import parse_request
 from shoal.agent.dataplane.tensors import OutputFormat, convert_request, convert_response, load_json, run_steps
 from shoal.inference import open_inference_pb2 as oip
@@ -87,6 +89,57 @@ def test_json_carries_every_number_exactly(tensor: tuple[str, list[int], bytes],
     output = json.loads(text)["outputs"][0]
     again, _ = request_of("m", "", json.dumps({"inputs": [output]}).encode(), None)
     assert again.raw_input_contents[0] == raw
+
+
+@st.composite
+def nearly_arrays(draw: st.DrawFn) -> tuple[list[int], str]:
+    """A shape, and an array of it with up to three mistakes: characters too many or too few, or in the wrong order."""
+    shape = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    data: list[Any] = list(range(1, math.prod(shape) + 1))
+    for size in reversed(shape[1:] if draw(st.booleans()) else ()):
+        data = [data[i : i + size] for i in range(0, len(data), size)]
+    text = json.dumps(data)
+    for _ in range(draw(st.integers(0, 3))):
+        at, more = draw(st.integers(0, len(text))), draw(st.sampled_from(["", "[", "]", ",", "7", " ", "][", "],["]))
+        cut = draw(st.integers(0, 2))
+        text = text[:at] + (text[at : at + 2][::-1] if cut == 2 else more) + text[at + cut :]
+    return shape, text
+
+
+def shape_in(data: Any) -> list[int] | None:
+    """None where lists of one level are of different lengths, or hold numbers and lists."""
+    if not isinstance(data, list):
+        return []
+    first, *others = [shape_in(each) for each in data] or [None]
+    return None if first is None or any(each != first for each in others) else [len(data), *first]
+
+
+@given(nearly_arrays(), st.integers(4, 40))
+def test_arrays_of_numbers_are_those_that_json_and_the_shape_allow(case: tuple[list[int], str], step: int) -> None:
+    """However the text is cut."""
+    shape, text = case
+    try:
+        data = json.loads(text)
+        expected = isinstance(data, list) and shape_in(data) in (shape, [math.prod(shape)])
+    except ValueError:
+        expected = False
+    whole = b'{"inputs":[{"name":"x","shape":%b,"datatype":"FP32","data":%b}]}' % (
+        json.dumps(shape).encode(),
+        text.encode(),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_tensors, "STEP_BYTES", step)
+        refused: ShoalError | None = None
+        try:
+            message, _ = request_of("m", "", whole, None)
+        except ShoalError as error:
+            refused = error
+        else:
+            assert expected, (shape, text)
+            flat = [float(number) for number in re.findall(r"\d+", text)]
+            assert message.raw_input_contents[0] == struct.pack(f"<{len(flat)}f", *flat)
+    assert refused is None or refused.code is Code.INVALID_ARGUMENT
+    assert refused is None or not expected or step < len(text), (shape, text)
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=8), max_size=4))
