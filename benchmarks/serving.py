@@ -17,6 +17,7 @@ The last line is one JSON object; what its keys compare is printed above it.
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -53,6 +54,7 @@ WATCHED_S: Final = 8
 FIRST: Final = 4
 """Requests for each one in flight, in the round that finds how many a round needs."""
 MOST: Final = 200_000
+BATCHING_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,16 @@ class Bench:
             callers = server.callers if case.connections > 1 and server.callers else (address.headers,)
             model = self._models[case.model]
             requests = [infer_request(protocol, replace(address, headers=each), model) for each in callers]
-        before = cpu_times(server.processes())
         limit_s = 4 * self._plan.seconds
-        sample = h2load.run(
-            requests, count, case.in_flight, case.connections, self._client, limit_s, is_steady=case.connections > 1
-        )
+        with ExitStack() as beside:
+            if case.flood:
+                flood = replace(requests[0], headers=(*requests[0].headers[:2], *server.flooder))
+                most_s = int(limit_s + h2load.EXTRA_S)
+                beside.enter_context(h2load.background(flood, case.flood, most_s, self._client))
+            before = cpu_times(server.processes())
+            sample = h2load.run(
+                requests, count, case.in_flight, case.connections, self._client, limit_s, is_steady=case.connections > 1
+            )
         return replace(sample, cpu_s=cpu_between(before, cpu_times(server.processes())))
 
     def _measure_floor(self, number: int, case: f.Case, floor: Floor) -> None:
@@ -213,6 +220,21 @@ def measure(
         print(flush=True)
 
 
+def join_batching(figures: f.Figures, plan: Plan) -> None:
+    """The figure of `shoal bench batching`, which also judges it."""
+    program = str(Path(__file__).with_name("batching.py"))
+    command = [sys.executable, program, "--rounds", str(plan.rounds), "--seconds", str(math.ceil(plan.seconds))]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BATCHING_S)
+    except subprocess.TimeoutExpired:
+        print(f"# failed: {program}: no end within {BATCHING_S:g} s", flush=True)
+        return
+    try:
+        figures.others["batching_gain"] = json.loads(done.stdout.splitlines()[-1])["batching_gain"]
+    except (ValueError, KeyError, IndexError):
+        print(f"# failed: {program}: {' '.join(done.stderr.split())[-300:]}", flush=True)
+
+
 def _certificate(folder: Path) -> tuple[Path, Path]:
     """Certificate and key of the peers, made here."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
@@ -271,6 +293,7 @@ def main() -> None:
             folder = Path(scratch) / ("one" if is_pinned else "two")
             folder.mkdir()
             measure(plan, models, figures, folder, is_pinned=is_pinned)
+    join_batching(figures, plan)
     print("\n".join(f.table(figures)))
     values, missing = f.summary(figures)
     print()

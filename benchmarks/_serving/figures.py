@@ -36,6 +36,8 @@ class Case:
     is_json: bool = False
     # Who is asked; empty: all who can answer.
     only: frozenset[str] = frozenset()
+    # Requests that another tenant, far beyond its quota, keeps in flight meanwhile.
+    flood: int = 0
     # A round has at least so many requests, so that a p99 is one of several.
     least: int = 64
 
@@ -52,8 +54,10 @@ CLASSIFIER_JSON: Final = Case("classifier as JSON, 16 in flight", CLASSIFIER, 16
 CONNECTIONS: Final = Case(
     "small, 1000 connections", SMALL, 1000, 1000, only=frozenset((FRONT, TRITON_TLS)), least=10_000
 )
+SMALL_FLOOD: Final = Case("small, 1 in flight, beside a flood", SMALL, 1, only=frozenset((FRONT,)), flood=64, least=200)
 ONE_CORE: Final = (
     READY_16, SMALL_1, SMALL_16, CLASSIFIER_16, MAGIKA_4, MB1_1, MB4_1, SMALL_JSON, CLASSIFIER_JSON, CONNECTIONS,
+    SMALL_FLOOD,
 )  # fmt: skip
 """Servers on one core, the client on the other."""
 SMALL_2: Final = Case("small, 16 in flight, two cores", SMALL, 16)
@@ -92,9 +96,10 @@ class MissingFigure(Exception):
 
 @dataclass(slots=True)
 class Figures:
-    """rounds: samples by case and server, then by number of the round."""
+    """rounds: samples by case and server, then by number of the round. others: what other benchmarks gave, by key."""
 
     rounds: dict[tuple[str, str], dict[int, LoadSample]] = field(default_factory=dict)
+    others: dict[str, float] = field(default_factory=dict)
 
     def add(self, case: Case, server: str, number: int, sample: LoadSample) -> None:
         self.rounds.setdefault((case.name, server), {})[number] = sample
@@ -131,9 +136,11 @@ def _rate(case: Case, server: str, other: str) -> Measure:
     return lambda figures: figures.compare((case, server), (case, other), per_s)
 
 
-def _not_joined(what: str) -> Measure:
-    def measure(_: Figures) -> float:
-        raise MissingFigure(what)
+def _of_another_benchmark(key: str) -> Measure:
+    def measure(figures: Figures) -> float:
+        if key not in figures.others:
+            raise MissingFigure("the benchmark that measures it gave no figure")
+        return figures.others[key]
 
     return measure
 
@@ -174,10 +181,13 @@ KEYS: Final[Mapping[str, tuple[Measure, str]]] = {
         _rate(SMALL_16, GATEWAY, ENVOY),
         "requests/s of a small model, each before the same front, TLS on both sides, all on one core",
     ),
-    "batching_gain": (_not_joined("the batching benchmark is not joined to this one yet"), "requests/s, 32 in flight"),
+    "batching_gain": (
+        _of_another_benchmark("batching_gain"),
+        "requests/s with batches to those without, 32 in flight, of a model for which they pay: `shoal bench batching`",
+    ),
     "flood_p99": (
-        _not_joined("the benchmark of tenants is not joined to this one yet"),
-        "p99 beside a flood to p99 alone",
+        lambda figures: figures.compare((SMALL_FLOOD, FRONT), (SMALL_1, FRONT), p99_s),
+        "p99 of a small request, one in flight, beside 64 in flight of a tenant beyond its quota, to the p99 without",
     ),
 }
 """The keys of the last line: how each is computed, and what it compares. Ratios unless the name has a unit."""

@@ -51,6 +51,7 @@ LAYERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
             "shoal/agent/dataplane/outcomes", "shoal/agent/dataplane/tracing", "shoal/host/otlp",
         ),
     ),
+    ("clocks", ("shoal/agent/clock", "shoal/agent/main/timekeeper", "shoal/agent/timeouts")),
     ("route and retries", ("shoal/agent/",)),
     ("event loop and sockets", ("asyncio/", "selectors.py", "uvloop/")),
 )  # fmt: skip

@@ -23,10 +23,13 @@ SECOND_TENANT = "second"
 PLACED_S = 90.0
 TOKEN_S = 3600.0
 
+LOUD_TENANT = "loud"
+"""Floods the front, far beyond its quota."""
+
 TENANT = """apiVersion: shoal/v1
 kind: Tenant
 metadata: {{name: {tenant}}}
-spec: {{quota: {{replicas: 2}}}}
+spec: {{quota: {quota}}}
 """
 WORKLOAD = """apiVersion: shoal/v1
 kind: Workload
@@ -44,7 +47,7 @@ class LocalRegion:
 
 
 def data_address(up: RunningStack, member: StackMember) -> Address:
-    """Where clients with a bearer token call a front."""
+    """Where clients with a bearer token call a front, by whatever protocol."""
     bearer = ("authorization", f"Bearer {up.bearer.read_text()}")
     role = Role.AGENT if member.role == "agent" else Role.GATEWAY
     name = dns_of(up.stack.region, role, member.name)
@@ -60,16 +63,28 @@ def local_region(
     with own_cores(cores):
         up = control.up(StackOptions(agents=1, relayed=False), lambda text: print(f"# {text}", flush=True))
     try:
-        second = (TENANT.format(tenant=SECOND_TENANT), WORKLOAD.format(name=SMALL, tenant=SECOND_TENANT))
-        place(up, models.values(), second)
+        quotas = {SECOND_TENANT: "{replicas: 2}", LOUD_TENANT: "{replicas: 2, rate: 50/s, concurrency: 4}"}
+        others = [TENANT.format(tenant=tenant, quota=quota) for tenant, quota in quotas.items()]
+        place(up, models.values(), [*others, *(WORKLOAD.format(name=SMALL, tenant=tenant) for tenant in quotas)])
         with RegionClient(up.operator) as api:
-            tokens = up.bearer.read_text(), api.create_token("bearer", SECOND_TENANT, TOKEN_S).token
+            own, second, loud = (
+                (("authorization", f"Bearer {token}"),)
+                for token in (
+                    up.bearer.read_text(),
+                    *(api.create_token("bearer", tenant, TOKEN_S).token for tenant in quotas),
+                )
+            )
         agent, gateway = up.stack.agents[0], up.stack.gateways[0]
         front = _server("shoal front, TLS", control, up, agent)
-        front.callers = tuple((("authorization", f"Bearer {token}"),) for token in tokens)
+        front.callers, front.flooder = (own, second), loud
         through = _server("shoal gateway, TLS", control, up, gateway, agent)
+        epoch = _epoch(up, agent)
         front.start_s = _restart(control, agent, front, models[SMALL], folder)
-        wait_until(lambda: _is_placed(up), PLACED_S)
+        if wait_until(lambda: _epoch(up, agent) > epoch and _is_placed(up), PLACED_S) is None:
+            raise SystemExit(f"{agent.name} was not back within {PLACED_S:g} s")
+        for server in (front, through):
+            for model in models.values():
+                first_answer(server, model, time.monotonic(), None, folder / "dev" / "logs" / f"{agent.name}.log")
         yield LocalRegion(front, through)
     finally:
         control.down()
@@ -77,7 +92,8 @@ def local_region(
 
 def _server(name: str, control: Control, up: RunningStack, *members: StackMember) -> Server:
     """The first member answers; processes of all of them are the server's, the others' under their own roles."""
-    addresses = {each: data_address(up, members[0]) for each in (Protocol.GRPC, Protocol.JSON)}
+    address = data_address(up, members[0])
+    addresses = {Protocol.GRPC: address, Protocol.JSON: address}
 
     def processes() -> dict[str, list[int]]:
         found = dict[str, list[int]]()
@@ -103,6 +119,13 @@ def place(up: RunningStack, models: Iterable[ServedModel], documents: Iterable[s
         raise SystemExit(f"refused: {reply.problems}")
     if wait_until(lambda: _is_placed(up), PLACED_S) is None:
         raise SystemExit(f"the models were not ready within {PLACED_S:g} s")
+
+
+def _epoch(up: RunningStack, agent: StackMember) -> int:
+    """Number of the agent's start, once it serves; 0 before."""
+    with RegionClient(up.operator) as api:
+        views = [view for view in api.poll("nodes").nodes if view.node.name == agent.name]
+    return max((view.epoch for view in views if view.liveness == "ready" and view.front_ready), default=0)
 
 
 def _is_placed(up: RunningStack) -> bool:

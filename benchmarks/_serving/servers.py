@@ -65,6 +65,8 @@ class Server:
     start_s: float | None = None
     # More callers, each of a tenant of its own, that share a load of more calls than one may have.
     callers: tuple[tuple[tuple[str, str], ...], ...] = field(default=())
+    # Headers of a tenant that has a quota, with which the server is flooded.
+    flooder: tuple[tuple[str, str], ...] = ()
 
 
 def ready_request(address: Address) -> HttpRequest:

@@ -122,6 +122,14 @@ def test_what_was_not_measured_is_null_with_its_reason(figures: Any) -> None:
     assert json.loads(json.dumps(values)) == values
 
 
+def test_a_figure_of_another_benchmark_is_joined(serving: Any, figures: Any) -> None:
+    found = figures.Figures(others={"batching_gain": 2.5})
+    found.add(figures.SMALL_1, figures.FRONT, 1, sample(serving, p50_s=0.001))
+    found.add(figures.SMALL_FLOOD, figures.FRONT, 1, sample(serving, p50_s=0.0012))
+    values, _ = figures.summary(found)
+    assert (values["batching_gain"], values["flood_p99"]) == (2.5, 1.2)
+
+
 def test_the_last_line_has_the_agreed_keys(figures: Any) -> None:
     keys = (
         "ready_vs_triton small_vs_triton classifier_vs_triton cpu_us_small floor_10ms floor_1ms tensor_1mb_vs_triton "
