@@ -6,6 +6,7 @@ whether the replica may have begun to run the request.
 
 import asyncio
 import json
+import math
 import ssl
 from collections import deque
 from collections.abc import Collection, Coroutine, Iterable
@@ -71,6 +72,9 @@ RTT_SAMPLES: Final = 8
 """RTT is the minimum of this many probes: queueing at the peer must not count as distance, and an old minimum must age
 out."""
 RTT_PROBE_TIMEOUT_S: Final = 5.0
+FILES_CHECK_S: Final = 0.25
+"""A renewed certificate counts for connections from this long after it was written: looking at the files takes 6 us,
+which is a tenth of a forward."""
 LARGE_BYTES: Final = 64 * 2**10
 """Requests from this size on are large: a sender may have this many bytes in transit before the receiver grants more
 (RFC 9113, section 6.9.2: 65,535 bytes)."""
@@ -249,8 +253,7 @@ def _failed_attempt(error: ShoalError) -> AttemptFailed:
     return AttemptFailed(error.refusal, was_sent=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _PeerAddress:
+class _PeerAddress(NamedTuple):
     """Address and identity of a peer."""
 
     # Host and port.
@@ -372,9 +375,13 @@ class PeerClients:
         self._tls = tls
         self._authorities = authorities
         self._stamp: tuple[int, ...] = ()
+        self._checked_at = -math.inf
+        """When the files were last looked at, by the event loop's clock."""
         self._contexts: dict[bytes, ssl.SSLContext] | None = None
         """TLS of this node's files, by the CAs (PEM) that the peer must be of; empty for this region's own."""
         self._connections: dict[_PeerAddress, _PeerConnection] = {}
+        self._addresses: dict[int, tuple[Endpoint, _PeerAddress]] = {}
+        """Of the routes' endpoints, by `id` of the endpoint."""
         self._retiring: set[asyncio.Task[None]] = set()
 
     def configure(self, endpoints: Iterable[Endpoint]) -> None:
@@ -382,9 +389,9 @@ class PeerClients:
 
         Channels to other regions are opened now, because opening one takes too long for a request to wait.
         """
-        remote = {
-            self._address_of(endpoint): endpoint for endpoint in endpoints if endpoint.kind is not EndpointKind.LOCAL
-        }
+        listed = [(each, self._make_address(each)) for each in endpoints if each.kind is not EndpointKind.LOCAL]
+        self._addresses = {id(endpoint): (endpoint, address) for endpoint, address in listed}
+        remote = {address: endpoint for endpoint, address in listed}
         for key in [known for known in self._connections if known not in remote]:
             self._retire(self._connections.pop(key))
         for endpoint in remote.values():
@@ -490,10 +497,15 @@ class PeerClients:
         return connection
 
     def _load_files(self) -> dict[bytes, ssl.SSLContext]:
-        """TLS by this node's files. After they changed every connection is replaced; its calls end on the old one.
+        """TLS by this node's files. After they changed every connection is replaced; its calls end on the old one. They
+        are looked at every FILES_CHECK_S.
 
         Raises AttemptFailed.
         """
+        now = asyncio.get_running_loop().time()
+        if self._contexts is not None and now - self._checked_at < FILES_CHECK_S:
+            return self._contexts
+        self._checked_at = now
         try:
             stamp = self._tls.stamp()
             if self._contexts is None or stamp != self._stamp:
@@ -523,6 +535,10 @@ class PeerClients:
         return client_context(self._tls.authority, self._tls.certificate, self._tls.key, roots)
 
     def _address_of(self, endpoint: Endpoint) -> _PeerAddress:
+        known = self._addresses.get(id(endpoint))
+        return known[1] if known is not None and known[0] is endpoint else self._make_address(endpoint)
+
+    def _make_address(self, endpoint: Endpoint) -> _PeerAddress:
         role = Role.GATEWAY if endpoint.kind is EndpointKind.GATEWAY else Role.AGENT
         name = dns_of(endpoint.region or self._region, role, endpoint.node)
         roots = self._authorities.roots_of(endpoint.region, endpoint.node) if endpoint.region else None
@@ -577,6 +593,8 @@ async def _wait_until_connected(channel: GrpcChannel, within_s: float) -> None:
 
     A connection that fails at once is left to the call, which reports why.
     """
+    if (state := channel.connect()) is ChannelState.READY:
+        return
     try:
         async with asyncio.timeout(within_s):
             while (state := channel.connect()) in _CONNECTING:
