@@ -26,11 +26,18 @@ LAYERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
         "gRPC",
         (
             "shoal/host/grpc_", "shoal/http2/grpc_messages", "shoal/agent/dataplane/grpc",
+            "shoal/agent/dataplane/data_port",
             "shoal/agent/dataplane/exchange", "shoal/agent/dataplane/compression", "shoal/agent/dataplane/transport",
         ),
     ),
     ("HTTP/2", ("shoal/http2/", "shoal/host/http2_session", "hpack/")),
-    ("HTTP/1.1", ("shoal/agent/dataplane/rest", "shoal/host/http", "h11/")),
+    (
+        "REST",
+        (
+            "shoal/agent/dataplane/rest", "shoal/agent/dataplane/http", "shoal/agent/dataplane/json_tensors",
+            "shoal/agent/dataplane/tensors", "shoal/agent/dataplane/conversion", "shoal/host/tls_streams", "h11/",
+        ),
+    ),
     (
         "auth and admission",
         (
