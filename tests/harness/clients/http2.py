@@ -18,9 +18,9 @@ def declare_4_gib(address: str, path: str, context: ssl.SSLContext, server_name:
     ):
         secure.sendall(
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-            + _frame(4, 0, 0, b"")
-            + _frame(1, 4, 1, _headers(path))
-            + _frame(0, 0, 1, b"\x00" + struct.pack("!I", 2**32 - 1) + b"0123456789")
+            + frame(4, 0, 0, b"")
+            + frame(1, 4, 1, request_block(path))
+            + frame(0, 0, 1, b"\x00" + struct.pack("!I", 2**32 - 1) + b"0123456789")
         )
         seen = b""
         while b"grpc-status" not in seen or not any(each in seen for each in (b"larger than max", b"TOO_LARGE")):
@@ -31,7 +31,7 @@ def declare_4_gib(address: str, path: str, context: ssl.SSLContext, server_name:
         return seen
 
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 _INITIAL_WINDOW = 4
 
@@ -64,8 +64,7 @@ class Http2Connection:
         if hello:
             made._greeted = True
             made.send(
-                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-                + _frame(SETTINGS, 0, 0, struct.pack("!HI", _INITIAL_WINDOW, window))
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, struct.pack("!HI", _INITIAL_WINDOW, window))
             )
         return made
 
@@ -75,27 +74,33 @@ class Http2Connection:
 
     def open_stream(self, stream: int, path: str, **metadata: str) -> None:
         """Send the headers of a call; `_` in a metadata key stands for `-`."""
-        self.send(_frame(HEADERS, END_HEADERS, stream, _headers(path, **metadata)))
+        self.send(frame(HEADERS, END_HEADERS, stream, request_block(path, **metadata)))
 
     def send_message(self, stream: int, content: bytes, *, of: int | None = None, end: bool = False) -> None:
         """Send a message in frames of 16 KiB. of: the size that it declares."""
         data = b"\x00" + struct.pack("!I", len(content) if of is None else of) + content
         for at in range(0, len(data), 2**14):
             last = end and at + 2**14 >= len(data)
-            self.send(_frame(DATA, END_STREAM if last else 0, stream, data[at : at + 2**14]))
+            self.send(frame(DATA, END_STREAM if last else 0, stream, data[at : at + 2**14]))
 
     def send_data(self, stream: int, content: bytes) -> None:
-        self.send(_frame(DATA, 0, stream, content))
+        self.send(frame(DATA, 0, stream, content))
 
     def send_trailers(self, stream: int, **fields: str) -> None:
         block = b"".join(_literal(name.replace("_", "-").encode(), value.encode()) for name, value in fields.items())
-        self.send(_frame(HEADERS, END_HEADERS | END_STREAM, stream, block))
+        self.send(frame(HEADERS, END_HEADERS | END_STREAM, stream, block))
+
+    @property
+    def goaway_error(self) -> int | None:
+        """The code of the newest GOAWAY; None before one."""
+        codes = [int.from_bytes(payload[4:8]) for kind, _, _, payload in self.seen if kind == GOAWAY]
+        return codes[-1] if codes else None
 
     def reset(self, stream: int) -> None:
-        self.send(_frame(RST_STREAM, 0, stream, struct.pack("!I", 8)))
+        self.send(frame(RST_STREAM, 0, stream, struct.pack("!I", 8)))
 
     def grant_window(self, stream: int, size: int) -> None:
-        self.send(_frame(WINDOW_UPDATE, 0, stream, struct.pack("!I", size)))
+        self.send(frame(WINDOW_UPDATE, 0, stream, struct.pack("!I", size)))
 
     def header_blocks(self, stream: int) -> bytes:
         """Header blocks of that stream. gRPC's core compresses no literal: names and values can be found in it."""
@@ -122,19 +127,19 @@ class Http2Connection:
                 payload = await self._reader.readexactly(size)
                 self.seen.append((kind, flags, int.from_bytes(head[5:]) & 2**31 - 1, payload))
                 if kind == PING and not flags & ACK:
-                    self.send(_frame(PING, ACK, 0, payload))
+                    self.send(frame(PING, ACK, 0, payload))
                 if kind == SETTINGS and not flags & ACK and self._greeted:
-                    self.send(_frame(SETTINGS, ACK, 0, b""))
+                    self.send(frame(SETTINGS, ACK, 0, b""))
         except (OSError, EOFError):
             self.closed.set()
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack("!I", len(payload))[1:] + bytes([kind, flags]) + struct.pack("!I", stream) + payload
 
 
-def _headers(path: str, **metadata: str) -> bytes:
-    """HPACK literals without indexing."""
+def request_block(path: str, **metadata: str) -> bytes:
+    """The header block of a call: HPACK literals without indexing. `_` in a metadata key stands for `-`."""
 
     fields = {
         b":method": b"POST",

@@ -10,6 +10,7 @@ import h11
 import structlog
 
 from shoal.agent.dataplane.log_budget import LogBudget
+from shoal.agent.dataplane.request import invalid
 from shoal.agent.dataplane.rest import (
     ClientGone,
     ClientIdentity,
@@ -32,6 +33,10 @@ HEAD_TIMEOUT_S: Final = 10.0
 """Seconds to the first request's first byte, and for a request's head."""
 IDLE_TIMEOUT_S: Final = 75.0
 """Seconds from one request to the next."""
+FREE_PIECES: Final = 1024
+LEAST_PIECE: Final = 64
+"""Bytes of a body's pieces (chunks, or what arrives at once), on average, beyond the first ones: each takes as long as
+some hundred bytes."""
 SEND_TIMEOUT_S: Final = 60.0
 LINGER_S: Final = 2.0
 
@@ -159,7 +164,10 @@ class _Connection:
         self._http.receive_data(data)
 
     def _request(self, head: h11.Request) -> RestRequest:
+        """Raises ShoalError(INVALID_ARGUMENT)."""
         fields = [(name.decode("ascii"), value.decode("latin-1")) for name, value in head.headers]
+        if {"content-length", "transfer-encoding"} <= {name for name, _ in fields}:
+            raise invalid("content-length and transfer-encoding", "one of them (RFC 9112, section 6.1)")
         return make_request(head.method.decode("ascii"), head.target.decode("ascii"), fields, self._client, self)
 
     # RequestCarrier
@@ -168,7 +176,7 @@ class _Connection:
         if self._http.they_are_waiting_for_100_continue:
             self._writer.write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
         loop = asyncio.get_running_loop()
-        start, received = loop.time(), 0
+        start, received, pieces = loop.time(), 0, 0
         while True:
             try:
                 event = self._http.next_event()
@@ -178,6 +186,9 @@ class _Connection:
                 await self._receive(start + body_deadline_s(received) - loop.time())
             elif isinstance(event, h11.Data):
                 received += len(event.data)
+                pieces += 1
+                if pieces > FREE_PIECES and received < pieces * LEAST_PIECE:
+                    raise invalid(f"{pieces} pieces of {received} bytes", "larger chunks")
                 yield bytes(event.data)
             elif isinstance(event, h11.EndOfMessage):
                 return
@@ -196,13 +207,14 @@ class _Connection:
         self._server.connections.set_busy(self._place)
 
     async def _send(self, response: RestResponse, request: RestRequest | None) -> bool:
-        """Send the response. Returns whether the connection can continue: only if its request was read to the end."""
+        """Send the response. Returns whether the connection can continue: only if its request was read to the end, and
+        was one."""
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             raise ClientGone
         if self._http.their_state is h11.SEND_BODY:
             with suppress(h11.RemoteProtocolError):
                 self._http.next_event()  # the end of a request without a body is an event too
-        over = self._http.their_state is not h11.DONE or self._is_stopping
+        over = request is None or self._http.their_state is not h11.DONE or self._is_stopping
         headers = {"content-length": str(len(response.body)), **response.headers}
         if over:
             headers["connection"] = "close"
