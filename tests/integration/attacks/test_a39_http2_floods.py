@@ -57,7 +57,7 @@ def empty_data() -> Iterator[bytes]:
         yield frame(http2.DATA, 0, 1, b"")
 
 
-def repeated(kind: int, stream: int, payload: bytes) -> Callable[[], Iterator[bytes]]:
+def repeat_frame(kind: int, stream: int, payload: bytes) -> Callable[[], Iterator[bytes]]:
     def frames() -> Iterator[bytes]:
         while True:
             yield frame(kind, 0, stream, payload)
@@ -70,10 +70,10 @@ FLOODS: dict[str, tuple[str, Callable[[], Iterator[bytes]]]] = {
     "provoked resets": ("A39", provoked_resets),
     "CONTINUATION": ("A40", continuations),
     "empty DATA": ("A40", empty_data),
-    "PING": ("A40", repeated(http2.PING, 0, bytes(8))),
-    "SETTINGS": ("A40", repeated(http2.SETTINGS, 0, b"")),
-    "PRIORITY": ("A40", repeated(http2.PRIORITY, 1, bytes(5))),
-    "WINDOW_UPDATE": ("A40", repeated(http2.WINDOW_UPDATE, 0, struct.pack(">I", 1))),
+    "PING": ("A40", repeat_frame(http2.PING, 0, bytes(8))),
+    "SETTINGS": ("A40", repeat_frame(http2.SETTINGS, 0, b"")),
+    "PRIORITY": ("A40", repeat_frame(http2.PRIORITY, 1, bytes(5))),
+    "WINDOW_UPDATE": ("A40", repeat_frame(http2.WINDOW_UPDATE, 0, struct.pack(">I", 1))),
 }
 
 
