@@ -1,4 +1,4 @@
-"""A39 to A42: floods and smuggling in HTTP/2 and HTTP/1.1, at the data port of a real front, by a tenant of its own.
+"""A39: rapid resets; and A40 to A42: floods and smuggling in HTTP/2 and HTTP/1.1, at the data port of a real front.
 
 Each ends with the attacker's connection, and another client's calls go on meanwhile.
 """
