@@ -160,6 +160,10 @@ async def test_a_comparison_runs_alone(pool: WorkerPoolHarness) -> None:
     await plain.close()
 
 
+LONG = 100_000
+"""Trips of a run that takes longer than a message."""
+
+
 class _Blocked:
     """A replica whose one runner is taken by a request that runs until it is cancelled."""
 
@@ -206,6 +210,33 @@ async def test_what_waits_runs_earliest_deadline_first(pool: WorkerPoolHarness) 
     await blocked.release()
     await asyncio.gather(*tasks)
     assert ended == [20.0, 30.0, 40.0, 50.0]
+    await client.close()
+
+
+async def test_a_comparison_does_not_wait_for_all_that_end_earlier(pool: WorkerPoolHarness) -> None:
+    """A replica that is always busy would answer it never, and no move from it could be verified."""
+    blocked = _Blocked(pool)
+    client = await blocked.start()
+    ended: list[str] = []
+
+    async def ask(deadline_s: float) -> None:
+        await infer(client, trips(LONG), deadline_s=deadline_s)
+        ended.append("request")
+
+    async def compare() -> None:
+        await client.call("answer", request(trips(LONG)).SerializeToString(), header={"deadline_s": 60.0})
+        ended.append("comparison")
+
+    tasks = [asyncio.create_task(ask(10.0)) for _ in range(3)]
+    tasks.append(asyncio.create_task(compare()))
+
+    async def waits() -> bool:
+        return await blocked.in_flight() == 5
+
+    await until(waits, 5, "four that wait")
+    await blocked.release()
+    await asyncio.gather(*tasks)
+    assert ended[0] == "comparison"
     await client.close()
 
 

@@ -8,10 +8,14 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 class Waiting(Protocol):
     """What a heap needs of a job."""
 
-    # When it ends, answered or not.
-    deadline: float
     # Its place in the heap that it waits in; None where it waits in none. Only the heap writes it.
     place: list[Any] | None
+
+    @property
+    def due(self) -> float:
+        """The earliest runs first. When it ends, answered or not, unless it must not wait for those that end
+        earlier."""
+        ...
 
 
 J = TypeVar("J", bound=Waiting)
@@ -43,7 +47,7 @@ class DeadlineHeap(Generic[J]):
 
     def push(self, job: J, number: int) -> None:
         """`number`: greater than those before."""
-        job.place = place = [job.deadline, number, job]
+        job.place = place = [job.due, number, job]
         heapq.heappush(self._places, place)
 
     def first(self) -> tuple[float, int] | None:

@@ -33,6 +33,8 @@ class InferJob:
         self.is_metered = is_metered
         self.arrived_at = arrived_at
         self.deadline = deadline
+        # As in `deadline_heap.Waiting`.
+        self.due = deadline
         # True once the caller is gone, the deadline has passed, or it was answered. Nothing answers it any more.
         self.is_over = False
         # The request, where it was read before its turn.

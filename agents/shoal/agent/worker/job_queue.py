@@ -28,6 +28,11 @@ class QueuedJob(Protocol):
     # Its batch begins at this time at the latest. Only the queue writes it.
     start_by: float
 
+    @property
+    def due(self) -> float:
+        """As in `deadline_heap.Waiting`."""
+        ...
+
 
 J = TypeVar("J", bound=QueuedJob)
 

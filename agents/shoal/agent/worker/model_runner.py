@@ -139,11 +139,12 @@ class ModelRunner:
 
     async def infer_when_idle(self, message: FrameMessage) -> FrameMessage:
         """As `infer`, for a comparison with another replica: no client waits for it, it is not counted, and it runs
-        alone."""
+        alone. It waits for what runs, and not for all those whose deadlines come earlier: under load there would always
+        be others."""
         await wait_or_timeout(self._idle, IDLE_WAIT_S)
         left = message.header.get("deadline_s")
         deadline = self._clock() + (float(left) if isinstance(left, int | float) else MAX_RUN_S)
-        _, parts = await self._ask(message.payload, deadline)
+        _, parts = await self._ask(message.payload, deadline, due=self._clock())
         return FrameMessage("answer", {}, b"".join(parts))
 
     async def measure_batching(self, rule: Batching, hop_s: Seconds) -> BatchDecision:
@@ -173,9 +174,10 @@ class ModelRunner:
         self._watch.close()
 
     async def _ask(
-        self, payload: Payload, deadline: float, request: InferRequest | None = None
+        self, payload: Payload, deadline: float, request: InferRequest | None = None, due: float | None = None
     ) -> tuple[InferJob, Parts]:
-        """A request of this process, and its answer. It runs alone. Raises ShoalError."""
+        """A request of this process, and its answer. It runs alone. due: as in `InferJob`; by default its deadline.
+        Raises ShoalError."""
         answered: asyncio.Future[Parts] = self._loop.create_future()
         job = self._accept(
             payload,
@@ -187,6 +189,8 @@ class ModelRunner:
             is_metered=False,
         )
         job.request = request
+        if due is not None:
+            job.due = due
         self._run_in_thread(job)
         try:
             return job, await answered

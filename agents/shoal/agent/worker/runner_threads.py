@@ -153,7 +153,7 @@ class _Hop:
     def __init__(self, run: Callable[[], Callback]) -> None:
         self.run = run
         self.arrived_at = self.start_by = 0.0
-        self.deadline = math.inf
+        self.deadline = self.due = math.inf
         self.group: Hashable | None = None
         self.rows = 1
         self.place: list[Any] | None = None

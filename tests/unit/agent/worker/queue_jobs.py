@@ -17,3 +17,7 @@ class QueueJob:
     rows: int = 1
     place: list[Any] | None = None
     start_by: float = 0.0
+
+    @property
+    def due(self) -> float:
+        return self.deadline
