@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.client.tensors import BF16, DTYPES
+from shoal.client.tensors import BF16, DTYPES, ModelMetadata
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import PACK_BYTES
 
@@ -53,6 +53,20 @@ def read_inputs(path: Path) -> RequestInputs:
             "nothing is unpickled: write lists of strings as numpy.array(texts, dtype=str), each tensor as one array"
         )
         raise refuse(Code.INVALID_ARGUMENT, f"{path}: {type(cause).__name__}: {cause!s:.200}", asked, remedy) from cause
+
+
+def match_inputs(
+    given: RequestInputs, workload: str, metadata: ModelMetadata
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """Arrays and datatypes by input, of a file that does not state the datatypes. Raises
+    ShoalError(INVALID_ARGUMENT)."""
+    declared = {each.name: each.datatype for each in metadata.inputs}
+    if "" not in given.arrays or "" in declared:
+        return given.arrays, declared
+    if len(declared) != 1:
+        found = f"{workload} has {len(declared)} inputs: {', '.join(declared)!s:.200}"
+        raise refuse(Code.INVALID_ARGUMENT, found, "the one input that an .npy file is for", "write an .npz")
+    return {next(iter(declared)): given.arrays[""]}, declared
 
 
 def _parse_request(request: Any) -> RequestInputs:

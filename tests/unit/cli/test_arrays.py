@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shoal.cli.arrays import read_inputs, save_outputs, to_json_value
+from shoal.cli.arrays import RequestInputs, match_inputs, read_inputs, save_outputs, to_json_value
 from shoal.client.inference import _outputs, _refusal
-from shoal.client.tensors import bfloat16, float32
+from shoal.client.tensors import ModelMetadata, TensorSpec, bfloat16, float32
 from shoal.types.codes import Code, Refusal, ShoalError
 
 
@@ -77,6 +77,20 @@ def test_a_request_in_json_keeps_its_datatypes_and_parameters(tmp_path: Path) ->
     assert given.parameters == {"sequence_id": 7, "sequence_start": True}
     assert given.arrays["b"].tolist() == [1.5, -2.0]
     assert given.arrays["s"].shape == (1, 1)
+
+
+def test_an_unnamed_array_is_the_only_input_or_the_one_without_a_name() -> None:
+    array = np.zeros((1, 2), np.float32)
+    x, y, unnamed = (TensorSpec(name, "FP32", (1, 2)) for name in ("x", "y", ""))
+
+    def names(*inputs: TensorSpec) -> list[str]:
+        return list(match_inputs(RequestInputs({"": array}), "model", ModelMetadata(inputs, ()))[0])
+
+    assert names(x) == ["x"]
+    assert names(unnamed, x) == [""]
+    with pytest.raises(ShoalError, match="2 inputs: x, y") as refused:
+        names(x, y)
+    assert refused.value.code is Code.INVALID_ARGUMENT
 
 
 def test_bf16_goes_in_by_its_bits_or_exactly_and_comes_out_exactly() -> None:

@@ -11,7 +11,7 @@ from typing import Final
 import click
 import numpy as np
 
-from shoal.cli.arrays import Array, read_inputs
+from shoal.cli.arrays import Array, match_inputs, read_inputs
 from shoal.cli.commands.infer import gateway_of
 from shoal.cli.load_figures import LoadFigures, LoadRequest, figures_of
 from shoal.cli.options import connection, output, select_context, tenant
@@ -145,14 +145,7 @@ async def _inputs(
     given = read_inputs(source)
     if given.datatypes:
         return given.arrays, given.datatypes
-    metadata = await client.metadata(workload)
-    declared = {each.name: each.datatype for each in metadata.inputs}
-    if "" not in given.arrays:
-        return given.arrays, declared
-    if len(declared) != 1:
-        found = f"{workload} has {len(declared)} inputs"
-        raise refuse(Code.INVALID_ARGUMENT, found, "the one input that an .npy file is for", "write an .npz")
-    return {next(iter(declared)): given.arrays[""]}, declared
+    return match_inputs(given, workload, await client.metadata(workload))
 
 
 def random_inputs(metadata: ModelMetadata) -> tuple[dict[str, Array], dict[str, str]]:

@@ -8,7 +8,7 @@ from typing import Final
 import click
 import numpy as np
 
-from shoal.cli.arrays import Array, RequestInputs, read_inputs, save_outputs, to_json_value
+from shoal.cli.arrays import Array, RequestInputs, match_inputs, read_inputs, save_outputs, to_json_value
 from shoal.cli.options import connection, output, select_context, tenant
 from shoal.cli.render.output import emit, note, table
 from shoal.client import Context, InferenceClient, RegionClient
@@ -113,13 +113,7 @@ def _inputs(given: RequestInputs, client: InferenceClient, workload: str) -> tup
     """Arrays and datatypes by input. Asks for the model's metadata only if the file does not state everything."""
     if given.datatypes:
         return given.arrays, given.datatypes
-    declared = {each.name: each.datatype for each in client.metadata(workload).inputs}
-    if "" not in given.arrays or "" in declared:
-        return given.arrays, declared
-    if len(declared) != 1:
-        found = f"{workload} has {len(declared)} inputs: {', '.join(declared)!s:.200}"
-        raise refuse(Code.INVALID_ARGUMENT, found, "the one input that an .npy file is for", "write an .npz")
-    return {next(iter(declared)): given.arrays[""]}, declared
+    return match_inputs(given, workload, client.metadata(workload))
 
 
 def _parse_sequence_id(text: str) -> str | int:
