@@ -45,6 +45,11 @@ class Answering:
     def model_ready(self, call: InboundCall, name: str, version: str) -> bool:
         return True
 
+    def prepare_direct(
+        self, call: InboundCall, remaining_s: float | None, memo: dict[str, object], request: bytes
+    ) -> None:
+        return None
+
     async def model_metadata(self, call: InboundCall, name: str, version: str) -> oip.ModelMetadataResponse:
         return oip.ModelMetadataResponse(name=name)
 

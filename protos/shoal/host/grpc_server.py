@@ -18,6 +18,7 @@ from shoal.host.http2_session import Http2Session, wake
 from shoal.http2.connection import ConnectionFailed, Http2Limits, Side, Stream
 from shoal.http2.frames import DEFAULT_WINDOW, ErrorCode
 from shoal.http2.grpc_messages import (
+    PREFIX_BYTES,
     RESPONSE_HEAD,
     TRAILERS_OK,
     GrpcStatus,
@@ -103,8 +104,8 @@ class ServerCall:
     """One call, at the server."""
 
     __slots__ = (
-        "_deadline", "_done", "_on_done", "_reader", "_reading", "_session", "_stream", "_task", "_timer", "_writing",
-        "head", "is_ended", "is_long_lived", "is_started", "is_taken_up",
+        "_deadline", "_done", "_method", "_on_done", "_reader", "_reading", "_session", "_stream", "_task", "_timer",
+        "_writing", "head", "is_ended", "is_long_lived", "is_started", "is_taken_up",
     )  # fmt: skip
 
     def __init__(self, session: "GrpcSession", stream: Stream, head: CallHead) -> None:
@@ -124,7 +125,10 @@ class ServerCall:
         self._writing: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._deadline: float | None = None
+        timeout_s = head.timeout_s
+        self._deadline = None if timeout_s is None else session.loop.time() + timeout_s
+        self._method: ServerMethod | None = None
+        """The method to start, where it may answer at once and the request has not arrived yet."""
         self._done = False
         """Whether the status is given; it may still wait for a window."""
         self._on_done: list[Callable[[], None]] = []
@@ -229,6 +233,10 @@ class ServerCall:
         self._session.flush_soon()
         return True
 
+    def has_room(self, size: int) -> bool:
+        """Whether a message of `size` bytes can go at once."""
+        return self._session.connection.has_room(self._stream, PREFIX_BYTES + size)
+
     def complete(self, message: bytes | None = None) -> None:
         """End the call with OK, after `message` if it is one that answers the call alone."""
         if self.is_ended or self._done:
@@ -262,13 +270,40 @@ class ServerCall:
 
     # Called by the session
 
-    def start(self, method: "ServerMethod") -> None:
-        loop = self._session.loop
+    def accept(self, method: "ServerMethod") -> None:
+        """Start the method, now or once it is known whether the request came with its headers."""
         self.is_long_lived = method.is_long_lived
-        if self.head.timeout_s is not None:
-            self._deadline = loop.time() + self.head.timeout_s
+        if method.answer_now is None:
+            self._start(method)
+        else:
+            self._method = method
+            self._session.undecided.append(self)
+
+    def start_undecided(self) -> None:
+        """The request did not come whole with its headers."""
+        method, self._method = self._method, None
+        if method is not None and not self.is_ended:
+            self._start(method)
+
+    def _start(self, method: "ServerMethod") -> None:
+        loop = self._session.loop
+        if self._deadline is not None:
             self._timer = loop.call_at(self._deadline, self._on_deadline)
         self._task = loop.create_task(self._run(method.answer))
+
+    def _answer_now(self, method: "ServerMethod") -> bool:
+        """Have a request answered without a task if it is whole; return whether it is."""
+        message = self._reader.whole
+        if message is None or self._stream.is_remote_open or method.answer_now is None:
+            return False
+        try:
+            if not method.answer_now(self, message):
+                return False
+        except Exception as error:
+            self._on_error(error)
+        self._reader.take()
+        self.is_taken_up = True
+        return True
 
     async def _run(self, answer: "Answer") -> None:
         try:
@@ -281,10 +316,14 @@ class ServerCall:
             self.fail(CallFailure(GrpcStatus.CANCELLED, "cancelled"))
             raise
         except Exception as error:
-            _log.exception("call_failed", method=self.head.path)
-            self.fail(CallFailure(GrpcStatus.INTERNAL, type(error).__name__))
+            self._on_error(error)
         else:
             self.complete(message)
+
+    def _on_error(self, error: Exception) -> None:
+        """Inside its handler."""
+        _log.exception("call_failed", method=self.head.path)
+        self.fail(CallFailure(GrpcStatus.INTERNAL, type(error).__name__))
 
     def _on_deadline(self) -> None:
         self.fail(CallFailure(GrpcStatus.DEADLINE_EXCEEDED, "the caller's deadline has passed"))
@@ -296,6 +335,11 @@ class ServerCall:
             self._reader.receive(data)
         except MessageMalformed as error:
             self.fail(CallFailure(GrpcStatus.INTERNAL, str(error)))
+            return
+        if self._method is not None:
+            method, self._method = self._method, None
+            if not self._answer_now(method):
+                self._start(method)
             return
         wake(self._reading)
 
@@ -337,6 +381,9 @@ class StreamCall(Protocol):
 
 Answer = Callable[[ServerCall], Awaitable[bytes | None]]
 """Answers one call: returns its only message, or None after it has written all. Raises CallFailure, CallEnded."""
+AnswerNow = Callable[[ServerCall, bytes], bool]
+"""Takes a call whose request has arrived, and ends it now or later by `complete` or `fail`; a deadline of the caller is
+its to keep. False leaves the call to `Answer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +393,8 @@ class ServerMethod:
     answer: Answer
     # True if a server that stops does not wait for its calls.
     is_long_lived: bool = False
+    # Asked first where the request came whole with its headers, because a task costs more than most answers.
+    answer_now: AnswerNow | None = None
 
 
 class GrpcServer:
@@ -436,6 +485,8 @@ class GrpcSession(Http2Session):
         self._server = server
         self._place = place
         self._resets = ResetCount()
+        self.undecided: list[ServerCall] = []
+        """Calls whose headers were received last, and whose request may have come with them."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
@@ -452,6 +503,12 @@ class GrpcSession(Http2Session):
         self._server.connections.remove(self._place)
         super().connection_lost(exc)
         self._server.change.set()
+
+    def on_received(self) -> None:
+        if self.undecided:
+            undecided, self.undecided = self.undecided, []
+            for call in undecided:
+                call.start_undecided()
 
     def on_failure(self, failure: ConnectionFailed) -> None:
         _log.debug("client_connection_failed", peer=self.peer, reason=str(failure))
@@ -479,7 +536,7 @@ class GrpcSession(Http2Session):
         if head.failure is not None:
             call.fail(head.failure)
         else:
-            call.start(self._server.find(head.path))
+            call.accept(self._server.find(head.path))
 
     def on_data(self, stream: Stream, data: memoryview, *, is_end: bool) -> None:
         if stream.user is not None:

@@ -50,6 +50,7 @@ class Http2Session(asyncio.Protocol):
             self.on_failure(failure)
             self.close()
             return
+        self.on_received()
         self.flush()
 
     def pause_writing(self) -> None:
@@ -67,6 +68,9 @@ class Http2Session(asyncio.Protocol):
             self.connection.reset(stream, ErrorCode.CANCEL)
 
     # What a subclass may answer
+
+    def on_received(self) -> None:
+        """What arrived last is processed."""
 
     def on_failure(self, failure: ConnectionFailed) -> None:
         """The peer broke the protocol; the connection is being closed."""

@@ -9,9 +9,14 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
+from weakref import WeakKeyDictionary
 
 _READ_BYTES: Final = 2**16
 """Bytes read at once of what was decrypted; a record has at most 16 KiB."""
+_RECEIVE_BYTES: Final = 2**18
+_received: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview]] = WeakKeyDictionary()
+"""Where all connections of an event loop receive, because what is there is processed at once: asyncio would take as
+much for each read."""
 
 
 class TlsTransport(asyncio.Transport):
@@ -49,7 +54,7 @@ class TlsTransport(asyncio.Transport):
         self._connection.plain.resume_reading()
 
 
-class TlsConnection(asyncio.Protocol):
+class TlsConnection(asyncio.BufferedProtocol):
     """One connection: its handshake, then what a protocol above it sends and receives.
 
     make_protocol: called once the handshake is done; the protocol's `connection_made` follows. on_failure: called when
@@ -79,16 +84,24 @@ class TlsConnection(asyncio.Protocol):
         self._error: ssl.SSLError | None = None
         self.is_closing = False
         loop = asyncio.get_running_loop()
+        self._received = _received.get(loop) or _received.setdefault(loop, memoryview(bytearray(_RECEIVE_BYTES)))
         self._timer: asyncio.TimerHandle | None = loop.call_later(handshake_s, self._on_timeout)
 
-    # asyncio.Protocol
+    # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.plain = cast(asyncio.Transport, transport)
         if not self.secure.server_side:
             self._shake_hands()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.receive(self._received[:nbytes])
+
+    def receive(self, data: bytes | memoryview) -> None:
+        """Process what the peer has sent."""
         self._incoming.write(data)
         if self._protocol is not None or self._shake_hands():
             self._read()
@@ -168,7 +181,10 @@ class TlsConnection(asyncio.Protocol):
         try:
             while piece := self.secure.read(_READ_BYTES):
                 found.append(piece)
-            is_ended = True
+                if not self._incoming.pending and not self.secure.pending():
+                    break  # another read would raise
+            else:
+                is_ended = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:

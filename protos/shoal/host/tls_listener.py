@@ -104,7 +104,7 @@ class _Accepted(asyncio.Protocol):
         self._limit.cancel()
         self._plain.set_protocol(connection)
         connection.connection_made(self._plain)
-        connection.data_received(data)
+        connection.receive(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._limit is not None:

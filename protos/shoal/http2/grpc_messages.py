@@ -76,6 +76,11 @@ class MessageReader:
         """Whether the next message is compressed; known with its size."""
 
     @property
+    def whole(self) -> bytes | None:
+        """A message that arrived whole and alone; None where it did not. `take` takes it."""
+        return self._whole
+
+    @property
     def held_bytes(self) -> int:
         """Bytes that have arrived and were not taken."""
         return len(self._buffer) + (0 if self._whole is None else PREFIX_BYTES + len(self._whole))

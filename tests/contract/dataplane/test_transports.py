@@ -9,7 +9,7 @@ import struct
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,12 @@ from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.tenant import TenantLimit, TenantUse
-from shoal.types.units import PerSecond, Seconds
+from shoal.types.units import Elapsed, PerSecond, Seconds
 from shoal.wire import grpcio_status, status
 
 REGION = "west"
-GRPC = pytest.mark.parametrize("case", ["grpc", "grpc-token", "grpcio", "grpcio-token"], indirect=True)
-GRPC_WITH_CERTIFICATE = pytest.mark.parametrize("case", ["grpc", "grpcio"], indirect=True)
+GRPC = pytest.mark.parametrize("case", ["grpc", "grpc-token", "direct", "grpcio", "grpcio-token"], indirect=True)
+GRPC_WITH_CERTIFICATE = pytest.mark.parametrize("case", ["grpc", "direct", "grpcio"], indirect=True)
 
 
 class Echo:
@@ -60,6 +60,7 @@ class Echo:
         self.inside = 0
         self.cancelled = 0
         self.is_ready = True
+        self.is_direct = False
         self.change = asyncio.Event()
         self.tenants = TenantAdmission(SystemClock(), RequestMeter())
 
@@ -131,6 +132,15 @@ class Echo:
             stats.inference_stats.fail.count = 0
         return found
 
+    def prepare_direct(
+        self, call: InboundCall, remaining_s: float | None, memo: dict[str, object], request: bytes
+    ) -> "DirectEcho | None":
+        gate = self.tenants.gate("acme")
+        if not self.is_direct or self.deny is not None or (gate is not None and not gate.is_open(Elapsed(0.0))):
+            return None
+        left = None if remaining_s is None else Seconds(remaining_s)
+        return DirectEcho(self, replace(call, remaining_s=left), request)
+
     async def infer(self, call: InboundCall, request: bytes) -> bytes:
         self._see(call)
         gate = self.tenants.enter("acme")
@@ -161,6 +171,38 @@ class Echo:
             ],
             raw_output_contents=message.raw_input_contents,
         ).SerializeToString()
+
+
+class DirectEcho:
+    """A request of `Echo` that its transport does not wait for."""
+
+    payer = "acme"
+
+    def __init__(self, service: Echo, call: InboundCall, request: bytes) -> None:
+        self._service = service
+        self._call = call
+        self._request = request
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, on_end: Callable[[bytes | None, Exception | None], None]) -> bool:
+        self._service.admitted += 1
+        self._task = asyncio.create_task(self._run(on_end))
+        return True
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self, on_end: Callable[[bytes | None, Exception | None], None]) -> None:
+        try:
+            async with asyncio.timeout(self._call.remaining_s):
+                answer = await self._service.infer(self._call, self._request)
+        except TimeoutError:
+            on_end(None, refuse(Code.DEADLINE_EXCEEDED, "no answer by the deadline"))
+        except Exception as error:
+            on_end(None, error)
+        else:
+            on_end(answer, None)
 
 
 @dataclass
@@ -210,7 +252,18 @@ def no_peer_authorities(region: str, tls: TlsFiles) -> Authorities:
     return authorities
 
 
-WAYS = ("grpc", "grpc-token", "grpcio", "grpcio-token", "rest", "rest-token", "rest2", "rest2-token")
+WAYS = (
+    "grpc",
+    "grpc-token",
+    "direct",
+    "direct-token",
+    "grpcio",
+    "grpcio-token",
+    "rest",
+    "rest-token",
+    "rest2",
+    "rest2-token",
+)
 
 
 @pytest.fixture(params=WAYS)
@@ -220,6 +273,7 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     tls = TlsFiles(node.certificate, node.key, node.authority)
     service = Echo()
     name, _, kind = str(request.param).partition("-")
+    service.is_direct = name == "direct"
     transport: DataPort | GrpcioTransport
     memory = MessageMemory()
     authorities = no_peer_authorities(REGION, tls)

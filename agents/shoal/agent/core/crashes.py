@@ -111,6 +111,11 @@ class CrashForensics:
     def has_suspects(self) -> bool:
         return bool(self._suspects)
 
+    @property
+    def is_aware(self) -> bool:
+        """Whether some request is suspected or blocked."""
+        return bool(self._suspects) or bool(self._blocked)
+
     def on_attempt(self, replica: str, request: RequestInFlight) -> None:
         """The request goes to `replica`."""
         request.crash = None

@@ -160,6 +160,28 @@ class RequestRouter:
         self._by_payer[request.payer] -= 1
         self._bytes -= request.size
 
+    # requests that need no choice
+
+    def sole_replica(self, route: Route) -> Endpoint | None:
+        """The worker here that is the route's only replica which takes requests; None where there is a choice, or
+        where attempts count for another region too."""
+        if route.stateful or self._tables.agreements.get(route.workload) is not None:
+            return None
+        return routing.sole_replica(route, self.workers)
+
+    def takes_at_once(self, request: RoutedRequest, endpoint: Endpoint, remaining_s: Seconds) -> bool:
+        """Whether `admit` lets the request in, and `choose` sends it to its route's `sole_replica`, without asking
+        them: nothing is known against the request or the replica, and there is room."""
+        limits = self._limits
+        if (
+            self._crashes.is_aware
+            or self._bytes + request.size > limits.total_bytes
+            or self._by_payer[request.payer] >= limits.per_tenant
+        ):
+            return False
+        health = self._health.get(endpoint.assignment, HEALTHY)
+        return routing.takes_at_once(health, self._by_workload[request.key], remaining_s, limits)
+
     # the choice of a replica
 
     def choose(

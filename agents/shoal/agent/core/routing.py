@@ -389,6 +389,23 @@ def admit(
     return None
 
 
+def sole_replica(route: Route, here: AbstractSet[str]) -> Endpoint | None:
+    """The local worker that is the only endpoint which takes requests; None where there is another, or no worker."""
+    ready, _ = _open_endpoints(route, here)
+    return ready[0] if len(ready) == 1 and ready[0].kind is EndpointKind.LOCAL else None
+
+
+def takes_at_once(health: ReplicaHealth, waiting: int, remaining_s: Seconds, limits: AdmissionLimits) -> bool:
+    """Whether a `sole_replica` in this state takes a request as `admit` and `choose` would have it, as far as they do
+    not look at payers and bytes. `waiting`: requests of the workload inside."""
+    if health.ejected_until is not None or waiting >= limits.per_replica:
+        return False
+    outstanding, service_s = health.outstanding, health.service_s
+    if outstanding == 0 or service_s is None:
+        return remaining_s >= 0.0
+    return _expected_wait(health, max(0, waiting - outstanding)) <= remaining_s
+
+
 def _open_endpoints(route: Route, here: AbstractSet[str]) -> tuple[list[Endpoint], list[Endpoint]]:
     """(ready, standby): those that take requests."""
     ready: list[Endpoint] = []

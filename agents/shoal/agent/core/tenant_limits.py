@@ -45,6 +45,16 @@ class TenantGate:
         self._limit = limit
         return self
 
+    def is_open(self, now: Elapsed) -> bool:
+        """Whether a request may enter now. Takes and counts nothing."""
+        limit = self._limit
+        if limit.concurrency is not None and self.inside >= limit.concurrency:
+            return False
+        if limit.rate is None:
+            return True
+        self._fill(limit.rate, now)
+        return self._tokens >= 1.0
+
     def check(self, now: Elapsed) -> AdmissionRefusal | None:
         """None, or why a request may not enter now. Takes nothing; counts the refusal."""
         limit = self._limit
@@ -59,7 +69,7 @@ class TenantGate:
         return None
 
     def take(self) -> None:
-        """Let in a request that `check` accepts."""
+        """Let in a request that `check` accepts, or that the gate `is_open` for."""
         if self._limit.rate is not None:
             self._tokens -= 1.0
         self.inside += 1
@@ -121,6 +131,10 @@ class TenantLimits:
 
     def is_limited(self, tenant: str) -> bool:
         return tenant in self._gates
+
+    def gate(self, tenant: str) -> TenantGate | None:
+        """None: the tenant is unlimited."""
+        return self._gates.get(tenant)
 
     def check(self, tenant: str, now: Elapsed) -> AdmissionRefusal | None:
         """None, or why a request of the tenant may not enter now. Takes nothing."""

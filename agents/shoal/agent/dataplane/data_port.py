@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
-from shoal.agent.dataplane.grpc_methods import NO_EXTRA_METHODS, GrpcMethods, Method, MethodHandler
+from shoal.agent.dataplane.grpc_methods import NO_EXTRA_METHODS, GrpcMethods, Method, MethodHandler, call_failure
 from shoal.agent.dataplane.http1 import Http1Server
 from shoal.agent.dataplane.http2 import RestStreams
 from shoal.agent.dataplane.ingress_admission import IngressAdmission
 from shoal.agent.dataplane.memory import MessageMemory
 from shoal.agent.dataplane.rest import ClientIdentity, RestMethods, reason_of, refusal_response
 from shoal.agent.dataplane.tls_context import ServerTls
-from shoal.agent.dataplane.transport import MAX_MESSAGE, InferenceService, TlsFiles, retry_after_s
+from shoal.agent.dataplane.transport import MAX_MESSAGE, InferenceService, TlsFiles
 from shoal.agent.dataplane.trust import Authorities
 from shoal.host.connections import Connections
-from shoal.host.grpc_server import CallFailure, GrpcServer, GrpcServerLimits, ServerCall, ServerMethod
+from shoal.host.grpc_server import GrpcServer, GrpcServerLimits, ServerCall, ServerMethod
 from shoal.host.tls_listener import TlsListener
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import Seconds
-from shoal.wire import limits, status
+from shoal.wire import limits
 
 MAX_STREAMS: Final = 256
 """Open calls of one connection."""
@@ -108,11 +108,9 @@ def _server_method(handler: MethodHandler) -> ServerMethod:
         try:
             return await handler.answer(call)
         except ShoalError as error:
-            refusal = error.refusal
-            code = status.grpc_status(refusal.code)
-            raise CallFailure(code, str(refusal), status.trailers(refusal, retry_after_s(error))) from None
+            raise call_failure(error) from None
 
-    return ServerMethod(answer_call, handler.is_long_lived)
+    return ServerMethod(answer_call, handler.is_long_lived, handler.answer_now)
 
 
 def _plaintext_answer() -> bytes:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from shoal.agent.core import routing
 from shoal.agent.core.crashes import CRASH_REFUSAL, is_second_crash
 from shoal.agent.core.request_attempts import DEADLINE_REFUSAL, NO_REPLICA_RETRY_S, RequestAttempts
-from shoal.agent.core.request_router import RequestRouter
+from shoal.agent.core.request_router import BegunAttempt, RequestRouter
 from shoal.agent.core.routing import AdmissionRefusal, AttemptFault, RetryDecision
 from shoal.agent.core.sequences import SequenceKey, SessionStep
 from shoal.agent.dataplane import request as reading
@@ -82,8 +82,24 @@ class RequestDispatcher:
         """Raises ShoalError: the last attempt's, once no other replica is left."""
         if flight.step is not None:
             return await self._answer_step(route, flight, flight.step)
+        return await self._try_replicas(
+            RequestAttempts(self.router, route, flight, self._requests.next_number()), flight
+        )
+
+    async def answer_after(
+        self, failure: AttemptFailed, begun: BegunAttempt, route: Route, flight: InFlightRequest
+    ) -> bytes:
+        """Answer a request inside whose first attempt, which was sent directly, failed. Raises as `answer`."""
+        self._record_failure(begun, flight, failure)
+        self.router.suspect_after(failure.code, flight, self._clock.now())
         attempts = RequestAttempts(self.router, route, flight, self._requests.next_number())
-        failure: AttemptFailed | None = None
+        self._decide_retry(attempts, begun.endpoint, failure)
+        return await self._try_replicas(attempts, flight, failure)
+
+    async def _try_replicas(
+        self, attempts: RequestAttempts, flight: InFlightRequest, failure: AttemptFailed | None = None
+    ) -> bytes:
+        """`failure`: the newest attempt's. Raises as `_answer`."""
         while True:
             picked = attempts.next_endpoint(self._clock.now(), self._peers.is_connecting)
             if isinstance(picked, AdmissionRefusal):
@@ -93,13 +109,21 @@ class RequestDispatcher:
                 return await self._attempt_guarded(picked, flight, flight.request)
             except AttemptFailed as error:
                 failure = error
-                match attempts.on_failure(picked, error.code, self._clock.now(), was_sent=error.was_sent):
-                    case RetryDecision.RETURN_ERROR:
-                        raise
-                    case RetryDecision.BLOCK:
-                        raise ShoalError(CRASH_REFUSAL) from error
-                    case RetryDecision.RETRY:
-                        pass
+                self._decide_retry(attempts, picked, error)
+
+    def _decide_retry(self, attempts: RequestAttempts, picked: Endpoint, error: AttemptFailed) -> None:
+        """Return where another replica may be tried. Raises `error`, or ShoalError(REQUEST_CRASHED_WORKER)."""
+        match attempts.on_failure(picked, error.code, self._clock.now(), was_sent=error.was_sent):
+            case RetryDecision.RETURN_ERROR:
+                raise error
+            case RetryDecision.BLOCK:
+                raise ShoalError(CRASH_REFUSAL) from error
+            case RetryDecision.RETRY:
+                pass
+
+    def _record_failure(self, begun: BegunAttempt, flight: InFlightRequest, error: AttemptFailed) -> None:
+        fault = self.router.on_failure(begun, error.code, self._clock.now())
+        flight.is_too_early = fault is AttemptFault.CALLER
 
     async def _answer_step(self, route: Route, flight: InFlightRequest, step: SessionStep) -> bytes:
         """Answer at the replica that has the session, wherever it moved. Raises ShoalError soon after no replica is
@@ -210,8 +234,7 @@ class RequestDispatcher:
                 answer = await self._peers.infer(endpoint, request, context)
         except AttemptFailed as error:
             outcome = code = error.code
-            fault = self.router.on_failure(begun, error.code, self._clock.now())
-            flight.is_too_early = fault is AttemptFault.CALLER
+            self._record_failure(begun, flight, error)
             raise
         except BaseException:
             self.router.on_withdrawal(begun)

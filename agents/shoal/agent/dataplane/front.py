@@ -15,6 +15,7 @@ from shoal.agent.dataplane import model_messages
 from shoal.agent.dataplane import request as reading
 from shoal.agent.dataplane.auth import Caller
 from shoal.agent.dataplane.caller_auth import CallerAuth
+from shoal.agent.dataplane.direct_requests import DirectMemo, DirectRequest, DirectRequests
 from shoal.agent.dataplane.dispatcher import RequestDispatcher
 from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.in_flight import RequestFactory
@@ -39,6 +40,8 @@ from shoal.types.units import Seconds
 from shoal.types.workload import SERVED_VERSION as VERSION
 from shoal.types.workload import WorkloadKey
 
+_DIRECT: Final = "direct"
+"""Of a call's memo."""
 METADATA_TIMEOUT_S: Final = Seconds(10.0)
 
 
@@ -70,11 +73,16 @@ class DataPlane:
         self._requests = RequestFactory(settings, clock, tracer or Tracer(settings.region, settings.origin, clock))
         self._meter = RequestMeter()
         self._outcomes = RequestOutcomes(self._meter, clock)
+        captures = captures or RequestCaptures()
         self._dispatcher = RequestDispatcher(
-            settings, clock, workers, peers, sessions, captures or RequestCaptures(), self._meter, self._requests
+            settings, clock, workers, peers, sessions, captures, self._meter, self._requests
         )
         self._router = self._dispatcher.router
         self._tenants = TenantAdmission(clock, self._meter)
+        self._direct = DirectRequests(
+            *(clock, callers, self._tenants, self._requests, self._dispatcher, workers, captures),
+            *(self._meter, self._outcomes),
+        )
         self._configured = False
         self._draining = False
         self._change = asyncio.Event()
@@ -121,6 +129,7 @@ class DataPlane:
         self._peers.configure(endpoint for route in routes for endpoint in route.endpoints)
         counted = {agreement for peer in peers for agreement in peer.agreements}
         self._meter.keep_agreements(self._router.tables.traffic_keys | counted)
+        self._direct.configure()
         self._configured = True
         if self._readiness() != before:
             self._announce()
@@ -233,7 +242,16 @@ class DataPlane:
         else:
             routed = self._router.tables.entering
             keys = sorted(key for key in routed if key.tenant == caller.tenant and not caller.agreement)
-        return model_messages.statistics_of({key: self._meter.totals(key) for key in keys})
+        zero = self._clock.wall() - self._clock.now()
+        return model_messages.statistics_of({key: self._meter.totals(key) for key in keys}, zero)
+
+    def prepare_direct(
+        self, call: InboundCall, remaining_s: float | None, memo: dict[str, object], request: bytes
+    ) -> DirectRequest | None:
+        known = memo.get(_DIRECT)
+        if not isinstance(known, DirectMemo):
+            known = memo[_DIRECT] = DirectMemo()
+        return self._direct.prepare(call, remaining_s, known, request)
 
     async def infer(self, call: InboundCall, request: bytes) -> bytes:
         caller = self._authenticate(call)

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from shoal.host.grpc_server import CallFailure
+
 
 class GrpcCall(Protocol):
     """One call, as its transport has it. `read` and `write` raise CallEnded once the caller is gone."""
@@ -54,4 +56,20 @@ class GrpcCall(Protocol):
 
     async def write(self, message: bytes) -> None:
         """Send a message; return when it is on its way."""
+        ...
+
+
+class DirectCall(GrpcCall, Protocol):
+    """A call that can be ended without a task. `complete` and `fail` do nothing where it has ended."""
+
+    def has_room(self, size: int) -> bool:
+        """Whether an answer of `size` bytes can go at once."""
+        ...
+
+    def complete(self, message: bytes) -> None:
+        """End it with OK, and this only message."""
+        ...
+
+    def fail(self, failure: CallFailure) -> None:
+        """End it with a status."""
         ...

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from shoal.agent.dataplane import grpc_health, reflection
 from shoal.agent.dataplane.compression import expand, expanded_size
 from shoal.agent.dataplane.exchange import Exchange
-from shoal.agent.dataplane.grpc_call import GrpcCall
+from shoal.agent.dataplane.grpc_call import DirectCall, GrpcCall
 from shoal.agent.dataplane.ingress_admission import SMALL_BYTES, IngressAdmission
 from shoal.agent.dataplane.request import invalid, too_large
 from shoal.agent.dataplane.transport import (
@@ -31,15 +31,17 @@ from shoal.agent.dataplane.transport import (
     InferenceService,
     check_request_id,
     drop_tracebacks,
+    retry_after_s,
 )
 from shoal.agent.dataplane.trust import Authorities
-from shoal.host.grpc_server import CallEnded, MessageTooLarge
+from shoal.host.grpc_server import CallEnded, CallFailure, MessageTooLarge
 from shoal.inference import health_pb2, reflection_pb2
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.units import Seconds
+from shoal.wire import status
 from shoal.wire.field_limits import CountLimits, encode_field, parse
 
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -83,6 +85,8 @@ class MethodHandler:
     is_unary: bool = False
     # True if a front that leaves does not wait for its calls.
     is_long_lived: bool = False
+    # Takes a call whose request is here, and ends it; False leaves it to `answer`.
+    answer_now: Callable[[DirectCall, bytes], bool] | None = None
 
 
 class GrpcMethods:
@@ -149,7 +153,7 @@ class GrpcMethods:
             "ModelConfig": self._small(oip.ModelConfigRequest, self._model_config),
             "ModelStatistics": self._small(oip.ModelStatisticsRequest, self._statistics),
             "RepositoryIndex": self._small(oip.RepositoryIndexRequest, self._index),
-            "ModelInfer": self._whole(Method(service.admit, service.infer)),
+            "ModelInfer": replace(self._whole(Method(service.admit, service.infer)), answer_now=self._infer_now),
             "ModelStreamInfer": MethodHandler(self._answer_stream),
         }
         reflect = {reflection.METHOD: self._streaming(self._reflect)}
@@ -180,7 +184,21 @@ class GrpcMethods:
             with self.admission.call(call.caller) if known else self.admission.anonymous(address):
                 await exchange.send(answer(call))
 
-        return self._streaming(handle, authenticates=not anonymous)
+        def answer_now(carried: DirectCall, _: bytes) -> bool:
+            try:
+                call = self._claims_of(carried)
+                if call.identity is None and anonymous:
+                    return False
+                with self.admission.call(call.caller):
+                    content = answer(call).SerializeToString()
+            except ShoalError:
+                return False
+            if not carried.has_room(len(content)):
+                return False  # there is a limit to the time that the caller has for it
+            carried.complete(content)
+            return True
+
+        return replace(self._streaming(handle, authenticates=not anonymous), answer_now=answer_now)
 
     def _small(self, kind: type[_M], answer: Callable[[InboundCall, _M], Awaitable[Message]]) -> MethodHandler:
         """A method with small requests. `answer` authenticates; until then a call counts in the share of the claimed
@@ -271,6 +289,43 @@ class GrpcMethods:
 
         return MethodHandler(answer, is_unary=True)
 
+    def _infer_now(self, carried: DirectCall, request: bytes) -> bool:
+        """Have a request answered without a task; False: it is not so simple, or is to be refused."""
+        try:
+            call = self._claims_of(carried)
+            direct = self._service.prepare_direct(call, carried.remaining_s(), carried.memo, request)
+            if direct is None:
+                return False
+            caller, payer = call.caller, direct.payer
+            place = self.admission.call(caller)
+        except ShoalError:
+            return False
+        try:
+            charge = self.admission.hold_request(caller, len(request), payer)
+        except ShoalError:
+            place.leave()
+            return False
+
+        def on_end(answer: bytes | None, error: Exception | None) -> None:
+            charge.release()
+            if answer is not None:
+                try:
+                    place.hold_answer(len(answer), payer)
+                except ShoalError as refused:
+                    carried.fail(call_failure(refused))
+                else:
+                    carried.complete(answer)
+            elif error is not None:
+                carried.fail(call_failure(_refusal_of(error)))
+
+        if not direct.begin(on_end):
+            charge.release()
+            place.leave()
+            return False
+        carried.add_done_callback(place.leave)
+        carried.add_done_callback(direct.cancel)
+        return True
+
     async def _answer_whole(self, method: Method, carried: GrpcCall) -> bytes:
         """Raises MessageTooLarge, ShoalError."""
         call = self.inbound_call(carried)
@@ -342,12 +397,17 @@ class GrpcMethods:
 
         Raises ShoalError(CERT_NAME_INVALID | CERT_UNTRUSTED | REGION_MISMATCH | INVALID_ARGUMENT).
         """
+        known = self._claims_of(carried)
+        left = carried.remaining_s()
+        return known if left is None else replace(known, remaining_s=Seconds(left))
+
+    def _claims_of(self, carried: GrpcCall) -> InboundCall:
+        """As `inbound_call`, without the deadline."""
         identity = self._identity(carried.certificate)
         known = carried.memo.get(_CLAIMS)
         if not isinstance(known, InboundCall) or known.identity is not identity:
             known = carried.memo[_CLAIMS] = _claims(carried.metadata, identity)
-        left = carried.remaining_s()
-        return known if left is None else replace(known, remaining_s=Seconds(left))
+        return known
 
     def _identity(self, certificate: bytes | None) -> Identity | None:
         if self._authorities is None or not certificate:
@@ -396,6 +456,12 @@ def _refusal_of(error: Exception) -> ShoalError:
         return error
     asked, remedy = "an answer", "report this with the log of the node"
     return ShoalError(Refusal(Code.INTERNAL, type(error).__name__, asked, remedy))
+
+
+def call_failure(error: ShoalError) -> CallFailure:
+    """The refusal as a status of gRPC."""
+    refusal = error.refusal
+    return CallFailure(status.grpc_status(refusal.code), str(refusal), status.trailers(refusal, retry_after_s(error)))
 
 
 def _require_message(request: bytes | None) -> bytes:

@@ -19,7 +19,7 @@ from shoal.types.units import Bytes, Elapsed
 from shoal.types.workload import WorkloadKey
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class InFlightRequest:
     """One request inside the front."""
 
@@ -90,8 +90,7 @@ class RequestFactory:
         now = self._clock.now()
         wishes = [left for left in (call.remaining_s, asked.timeout_s) if left is not None]
         left = min(*wishes, self._settings.max_timeout_s) if wishes else self._settings.timeout_s
-        own_id = asked.id[:MAX_REQUEST_ID]  # it is sent in metadata and written to logs
-        name = own_id if not caller.hop and is_request_id(own_id) else self.name_of(call)
+        name = self.name_of(call) if caller.hop else self._name_of(call, asked.id)
         step = self._step(call, caller, asked, request) if route.stateful and asked.session else None
         trace = self._tracer.begin(caller, call.trace)
         return InFlightRequest(
@@ -100,9 +99,37 @@ class RequestFactory:
             has_crashed_elsewhere=call.suspect and caller.is_forwarded,
         )  # fmt: skip
 
+    def make_plain(
+        self,
+        call: InboundCall,
+        caller: Caller,
+        own_id: str,
+        route: Route,
+        request: bytes,
+        now: Elapsed,
+        remaining_s: float | None,
+    ) -> InFlightRequest:
+        """As `make`, of a client's request that has no parameters, and is not traced. `remaining_s`: until its caller's
+        deadline."""
+        most = self._settings.max_timeout_s
+        left = self._settings.timeout_s if remaining_s is None else min(remaining_s, most)
+        return InFlightRequest(
+            route.workload, caller, self._name_of(call, own_id), "", request, now, Elapsed(now + left),
+            has_caller_deadline=remaining_s is not None and left < most,
+        )  # fmt: skip
+
+    def may_trace(self, caller: Caller, call: InboundCall) -> bool:
+        """Whether the call's request may be traced."""
+        return self._tracer.may_trace(caller, call.trace)
+
     def name_of(self, call: InboundCall) -> str:
         """The id of a call that names no other: what its caller says, or a new one."""
         return call.request_id[:MAX_REQUEST_ID] or self._new_name()
+
+    def _name_of(self, call: InboundCall, own_id: str) -> str:
+        """The id of a client's request, which names itself `own_id`: it is sent in metadata and written to logs."""
+        own_id = own_id[:MAX_REQUEST_ID]
+        return own_id if own_id and is_request_id(own_id) else self.name_of(call)
 
     def next_number(self) -> int:
         """A number that no other request of this front has."""

@@ -157,7 +157,10 @@ class MessageMemory:
 
     def record_size(self, caller: str, size: int) -> None:
         """Record a message that arrived. The next is expected to be as large, less a tenth for each smaller one."""
-        self._sizes[caller] = max(DEFAULT_EXPECTED_BYTES, size, int(0.9 * self._sizes.get(caller, 0)))
+        known = self._sizes.get(caller, 0)
+        expected = max(DEFAULT_EXPECTED_BYTES, size, int(0.9 * known))
+        if expected != known:
+            self._sizes[caller] = expected
         self._sizes.move_to_end(caller)
         if len(self._sizes) > MAX_CALLERS:
             self._sizes.popitem(last=False)

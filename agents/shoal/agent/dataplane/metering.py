@@ -12,7 +12,7 @@ from shoal.host.metrics import Distribution, MetricReadings
 from shoal.types.assignment import AgreementCounts, Ingress
 from shoal.types.codes import Code, is_lost
 from shoal.types.metric import LabelValues
-from shoal.types.units import Seconds, Wall
+from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import WorkloadKey
 
 _CLIENT_FAULTS: Final = frozenset(
@@ -57,8 +57,8 @@ class Totals:
     failed: int
     # Sum of the seconds from arrival to answer, of those answered.
     seconds: float
-    # Wall time of the newest answer; None without one.
-    newest_at: Wall | None
+    # When the newest answer was given, elapsed clock; None without one.
+    newest_at: Elapsed | None
 
 
 @dataclass(slots=True)
@@ -67,8 +67,8 @@ class _Latency:
     buckets: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
     # Sum of the seconds of all answers.
     seconds: float = 0.0
-    # Wall time of the newest answer; None without one.
-    newest_at: Wall | None = None
+    # When the newest answer was given, elapsed clock; None without one.
+    newest_at: Elapsed | None = None
 
 
 class RequestMeter:
@@ -84,7 +84,7 @@ class RequestMeter:
     def record_entry(self, workload: WorkloadKey, origin: str) -> None:
         self._count(workload, origin).requests += 1
 
-    def record_answer(self, workload: WorkloadKey, origin: str, attempts: int, seconds: Seconds, at: Wall) -> None:
+    def record_answer(self, workload: WorkloadKey, origin: str, attempts: int, seconds: Seconds, at: Elapsed) -> None:
         count = self._count(workload, origin)
         count.answered += 1
         count.retried += attempts > 1

@@ -38,15 +38,16 @@ def config_of(name: str, metadata: oip.ModelMetadataResponse) -> oip.ModelConfig
     return oip.ModelConfigResponse(config=config)
 
 
-def statistics_of(totals: Mapping[WorkloadKey, Totals]) -> oip.ModelStatisticsResponse:
-    """In the order of `totals`. Times of the protocol are milliseconds for the last answer, else nanoseconds."""
+def statistics_of(totals: Mapping[WorkloadKey, Totals], zero: float) -> oip.ModelStatisticsResponse:
+    """In the order of `totals`. Times of the protocol are milliseconds for the last answer, else nanoseconds. `zero`:
+    the wall time, in seconds, at which the elapsed clock was 0."""
     found = oip.ModelStatisticsResponse()
     for key, each in totals.items():
         stats = found.model_stats.add(
             name=key.name, version=VERSION, inference_count=each.answered, execution_count=each.answered
         )
         if each.newest_at is not None:
-            stats.last_inference = int(each.newest_at * 1000)
+            stats.last_inference = int((zero + each.newest_at) * 1000)
         stats.inference_stats.success.count = each.answered
         stats.inference_stats.success.ns = round(each.seconds * 1e9)
         stats.inference_stats.fail.count = each.failed

@@ -30,16 +30,18 @@ class RequestOutcomes:
         self._meter.codes[error.code] += 1
         self.log_refusal(request, "", error)
 
-    def record(self, flight: InFlightRequest, code: Code | None) -> None:
-        """A request ended. `code` is of the refusal that it ended with; None when it was answered."""
+    def record(self, flight: InFlightRequest, code: Code | None) -> Seconds:
+        """A request ended. `code` is of the refusal that it ended with; None when it was answered. Returns the seconds
+        that it took."""
+        now = self._clock.now()
+        seconds = Seconds(now - flight.arrived_at)
         if code is not None:
             self._meter.codes[code] += 1
         caller = flight.caller
         if flight.trace is not None:
             flight.trace.end(caller, str(flight.key), flight.id, flight.attempts, code)
         if not caller.is_ingress:
-            return
-        seconds = Seconds(self._clock.now() - flight.arrived_at)
+            return seconds
         if code is not None:
             self._meter.record_failure(
                 *(flight.key, caller.origin, flight.attempts, code),
@@ -47,9 +49,10 @@ class RequestOutcomes:
                 is_too_early=flight.is_too_early,
             )
         else:
-            self._meter.record_answer(flight.key, caller.origin, flight.attempts, seconds, self._clock.wall())
+            self._meter.record_answer(flight.key, caller.origin, flight.attempts, seconds, now)
         if caller.region:
             self._meter.record_traffic(caller.agreement, caller.region, code or seconds)
+        return seconds
 
     def log_refusal(self, request: str, workload: str, error: ShoalError) -> None:
         """Log at most MAX_LOGGED_REFUSALS a second. `workload` is empty where none is known."""

@@ -30,6 +30,11 @@ MAX_HEAD: Final = 2**20
 """Bytes of a request without its tensors' contents."""
 INLINE_BYTES: Final = 64 * 2**10
 """Requests up to this size are parsed whole; of larger ones only the part without tensor contents."""
+_RAW_TAG: Final = oip.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | 2
+"""Before a raw tensor, as every library writes it."""
+_CONSTANT_FIELDS: Final = 64
+_CONSTANT_BYTES: Final = 1024
+"""Most that `constant_part` looks at, and returns: a request of one tensor has some ten fields and 100 bytes."""
 _CONTENTS: Final = "inference.InferTensorContents"
 _INPUT: Final = "inference.ModelInferRequest.InferInputTensor"
 LIMITS: Final = CountLimits(
@@ -111,6 +116,17 @@ def parse_request(request: bytes) -> InferRequestHead:
         step=_step(parameters),
         wants_final=_flag(parameters, "triton_enable_empty_final_response"),
     )
+
+
+def constant_part(request: bytes) -> bytes | None:
+    """All of a parsed request but the contents of its last raw tensor, where it ends with one. Another request of the
+    same length that begins so says the same in all else. None where it does not end so."""
+    view, at = memoryview(request), -1
+    for count, (_, start, content, _) in enumerate(fields_of(view, 0, len(view))):
+        if count == _CONSTANT_FIELDS:
+            return None
+        at = content if request[start] == _RAW_TAG else -1
+    return request[:at] if 0 <= at <= _CONSTANT_BYTES else None
 
 
 def _check_parameters(tensor: _Tensor) -> None:

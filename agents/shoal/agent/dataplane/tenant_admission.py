@@ -47,6 +47,10 @@ class TenantAdmission:
             raise self._refuse(tenant, entered)
         return entered
 
+    def gate(self, tenant: str) -> TenantGate | None:
+        """Of a tenant with limits: a request that it `is_open` for may `take` it. None: the tenant is unlimited."""
+        return self._limits.gate(tenant)
+
     def uses(self) -> tuple[TenantUse, ...]:
         return self._limits.uses()
 

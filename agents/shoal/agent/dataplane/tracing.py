@@ -63,9 +63,13 @@ class Tracer:
         self.left_out_count = 0
         """Requests that were to be traced and exceeded MAX_TRACES_PER_S."""
 
+    def may_trace(self, caller: Caller, traceparent: str) -> bool:
+        """Whether a request may be traced. `traceparent` is empty without one."""
+        return bool(self._sample_below or (traceparent and (caller.hop or caller.role is Role.OPERATOR)))
+
     def begin(self, caller: Caller, traceparent: str) -> "Trace | None":
         """Begin the trace of a request, or return None where it is not traced. `traceparent` is empty without one."""
-        if not self._sample_below and not (traceparent and (caller.hop or caller.role is Role.OPERATOR)):
+        if not self.may_trace(caller, traceparent):
             return None  # a `traceparent` without effect is not parsed
         parent = parse_traceparent(traceparent) if traceparent else None
         if not self._should_trace(caller, parent) or not self._has_room():

@@ -7,6 +7,7 @@ module.
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -112,6 +113,25 @@ def drop_tracebacks(error: BaseException) -> None:
             found += [other for other in (each.__cause__, each.__context__) if other is not None]
 
 
+class DirectInference(Protocol):
+    """A request that can be answered without a task."""
+
+    @property
+    def payer(self) -> str:
+        """As `InferenceService.admit` gives it."""
+        ...
+
+    def begin(self, on_end: Callable[[bytes | None, Exception | None], None]) -> bool:
+        """Count it, and have it answered: `on_end` gets the answer, or why there is none, once, unless it is cancelled
+        before. False, and nothing is counted, where it has to wait for its turn: then it is to be asked for with
+        `infer`."""
+        ...
+
+    def cancel(self) -> None:
+        """The caller is gone. Idempotent."""
+        ...
+
+
 class InferenceService(Protocol):
     """Answers the protocol. Every method but `live` authenticates the caller and raises ShoalError (or CallRefused)."""
 
@@ -147,6 +167,14 @@ class InferenceService(Protocol):
 
     def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
         """Counts of what this front answered the caller's tenant; for all its models where `name` is empty."""
+        ...
+
+    def prepare_direct(
+        self, call: InboundCall, remaining_s: float | None, memo: dict[str, object], request: bytes
+    ) -> DirectInference | None:
+        """The request, if it needs no task; None where only `infer` can tell what becomes of it, as of every request
+        that is refused. `memo` is kept for calls of this caller with the same headers; `remaining_s` counts and not the
+        call's."""
         ...
 
     async def infer(self, call: InboundCall, request: bytes) -> bytes:

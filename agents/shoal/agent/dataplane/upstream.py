@@ -134,7 +134,7 @@ class WorkerClients:
 
     def __init__(self) -> None:
         self._workers: dict[str, LocalWorker] = {}
-        self._connected: dict[str, _ConnectedWorker] = {}
+        self._connected: dict[str, ConnectedWorker] = {}
         """By assignment."""
         self._connecting: dict[LocalWorker, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,18 +152,21 @@ class WorkerClients:
                 del self._connected[name]
                 self._close_if_idle(known.client)
 
+    def connected(self, assignment: str) -> "ConnectedWorker | None":
+        """The open connection to the worker; None where there is none yet."""
+        at = self._connected.get(assignment)
+        return None if at is None or at.client.is_closed else at
+
     async def infer(self, assignment: str, request: bytes, context: CallContext) -> bytes:
         """Raises AttemptFailed."""
         trace = context.attempt.traceparent if context.attempt is not None else ""
-        at = self._connected.get(assignment)
-        if at is None or at.client.is_closed:
-            at = await self._connect(assignment)
+        at = self.connected(assignment) or await self._connect(assignment)
         try:
             answer = await at.client.infer(assignment, request, context.remaining_s, context.origin, trace)
         except ShoalError as error:
-            raise _failed_attempt(error) from error
+            raise failed_attempt(error) from error
         finally:
-            self._after_call(at)
+            self.after_call(at)
         if context.attempt is not None:
             context.attempt.add_worker_stages(answer.header)
         return bytes(answer.payload)  # a small one is no copy
@@ -194,15 +197,16 @@ class WorkerClients:
         try:
             return await at.client.call(kind, payload, header=named, timeout=timeout_s)
         except ShoalError as error:
-            raise _failed_attempt(error) from error
+            raise failed_attempt(error) from error
         finally:
-            self._after_call(at)
+            self.after_call(at)
 
-    def _after_call(self, at: "_ConnectedWorker") -> None:
+    def after_call(self, at: "ConnectedWorker") -> None:
+        """A call on the connection has ended."""
         if self._connected.get(at.worker.assignment) is not at:
             self._close_if_idle(at.client)
 
-    async def _connect(self, assignment: str) -> "_ConnectedWorker":
+    async def _connect(self, assignment: str) -> "ConnectedWorker":
         """The connection to the worker, opened if there is none. Raises AttemptFailed."""
         worker = self._workers.get(assignment)
         if worker is None:
@@ -221,7 +225,7 @@ class WorkerClients:
                 client = await FrameClient.connect(worker.socket, worker.nonce, timeout=CONNECT_TIMEOUT_S)
             except ShoalError as error:
                 raise AttemptFailed(error.refusal, was_sent=False) from error
-            connected = _ConnectedWorker(worker, client)
+            connected = ConnectedWorker(worker, client)
             if self._workers.get(assignment) is worker:
                 self._connected[assignment] = connected
             self._spawn(_watch(client))
@@ -238,14 +242,14 @@ class WorkerClients:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ConnectedWorker:
+class ConnectedWorker:
     """A connection to one worker process."""
 
     worker: LocalWorker
     client: FrameClient
 
 
-def _failed_attempt(error: ShoalError) -> AttemptFailed:
+def failed_attempt(error: ShoalError) -> AttemptFailed:
     """The attempt that ended in `error` of the worker, or of the connection to it."""
     if isinstance(error, ConnectionLost):
         refusal = Refusal(Code.WORKER_CRASHED, error.refusal.found, "an answer", "retry")

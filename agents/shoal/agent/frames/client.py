@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Protocol, Self
 
 from shoal.agent.frames.connection import FrameConnection
 from shoal.agent.frames.format import (
@@ -32,6 +32,7 @@ from shoal.host.unix_sockets import socket_address
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 Push = Callable[[FrameMessage], None]
+_NO_FACTS: Final[Header] = {}
 
 
 class ConnectionLost(ShoalError):
@@ -43,13 +44,25 @@ class ConnectionLost(ShoalError):
         )
 
 
+class PendingCall(Protocol):
+    """Takes the outcome of a call, once. An `asyncio.Future` is one."""
+
+    def done(self) -> bool:
+        """Whether it wants the outcome no more."""
+        ...
+
+    def set_result(self, result: Any, /) -> None: ...
+
+    def set_exception(self, exception: ShoalError, /) -> None: ...
+
+
 class FrameClient(FrameConnection):
     """A connection to one server, for any number of concurrent calls. Not for use from several event loops."""
 
     def __init__(self, on_push: Push | None) -> None:
         super().__init__()
         self._on_push = on_push
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._calls: dict[int, PendingCall] = {}
         self._deadlines: dict[int, float] = {}
         """Of inferences, by call, on the event loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
@@ -112,10 +125,10 @@ class FrameClient(FrameConnection):
         A call that times out, or whose caller is cancelled, is cancelled at the server too.
         """
         text = encode_json({**(header or {}), "kind": kind})
-        call, future = self._send_call(FrameType.CALL, text, payload)
+        future: asyncio.Future[FrameMessage] = self._loop.create_future()
+        call = self._send_call(FrameType.CALL, text, payload, future)
         del payload  # the caller may need it again; this function must not keep it alive longer than the send
-        reply: FrameMessage = await self._await_reply(call, future, kind, timeout)
-        return reply
+        return await self._await_reply(call, future, kind, timeout)
 
     async def infer(
         self,
@@ -129,18 +142,37 @@ class FrameClient(FrameConnection):
     ) -> InferAnswer:
         """As `call`, for a ModelInferRequest to one assignment, which must be answered within `remaining_s`. The answer
         is waited for `patience_s` longer."""
+        future: asyncio.Future[InferAnswer] = self._loop.create_future()
+        call = self.begin_infer(future, assignment, payload, remaining_s, origin, trace, patience_s=patience_s)
+        del payload
+        try:
+            return await future
+        finally:
+            self.end_infer(call)
+
+    def begin_infer(
+        self,
+        pending: PendingCall,
+        assignment: str,
+        payload: Payload | memoryview,
+        remaining_s: float,
+        origin: str = "",
+        trace: str = "",
+        *,
+        patience_s: float = 0.0,
+    ) -> int:
+        """As `infer`, without waiting: `pending` gets the outcome. Returns the call's number, for `end_infer`."""
         deadline = self._loop.time() + remaining_s
         header = encode_infer(InferHeader(assignment, origin, trace, deadline))
-        call, future = self._send_call(FrameType.INFER, header, payload)
-        del payload
+        call = self._send_call(FrameType.INFER, header, payload, pending)
         self._deadlines[call] = deadline + patience_s
         self._set_timer(deadline + patience_s)
-        try:
-            answer: InferAnswer = await future
-            return answer
-        finally:
-            del self._deadlines[call]
-            self._end_call(call)
+        return call
+
+    def end_infer(self, call: int) -> None:
+        """Nobody waits for the outcome any more. The call is cancelled at the server, if it has not ended."""
+        self._deadlines.pop(call, None)
+        self._end_call(call)
 
     async def wait_closed(self) -> None:
         """Returns when the connection is over, whichever side ended it."""
@@ -176,17 +208,18 @@ class FrameClient(FrameConnection):
             expected = FrameType.ANSWER if _is_infer(frame.call) else FrameType.REPLY
             if frame.frame_type is not expected:
                 raise FrameError(f"a server sent {frame.frame_type.name} where {expected.name} was due")
-        future = self._calls.pop(frame.call, None)
-        if future is None or future.done():
+        pending = self._calls.pop(frame.call, None)
+        self._deadlines.pop(frame.call, None)
+        if pending is None or pending.done():
             return
         match frame.frame_type:
             case FrameType.ANSWER:
-                header = decode_json(frame.header) if frame.header else {}
-                future.set_result(InferAnswer(frame.payload, header))
+                header = decode_json(frame.header) if frame.header else _NO_FACTS
+                pending.set_result(InferAnswer(frame.payload, header))
             case FrameType.REPLY:
-                future.set_result(read_message(frame))
+                pending.set_result(read_message(frame))
             case FrameType.REFUSAL:
-                future.set_exception(ShoalError(read_refusal(frame.header)))
+                pending.set_exception(ShoalError(read_refusal(frame.header)))
 
     def on_broken(self, why: str) -> None:
         self._end(why)
@@ -222,17 +255,19 @@ class FrameClient(FrameConnection):
         sock.close()
 
     def _send_call(
-        self, frame_type: FrameType, header: bytes, payload: Payload | memoryview
-    ) -> tuple[int, asyncio.Future[Any]]:
+        self, frame_type: FrameType, header: bytes, payload: Payload | memoryview, pending: PendingCall
+    ) -> int:
+        """The call's number. Raises ConnectionLost, ShoalError(TOO_LARGE)."""
         if self._end_reason is not None:
             raise ConnectionLost(self._end_reason)
         call = 2 * next(self._ids) + (frame_type is FrameType.INFER)
         self.send(frame_type, call, header, (payload,) if payload else ())
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._calls[call] = future
-        return call, future
+        self._calls[call] = pending
+        return call
 
-    async def _await_reply(self, call: int, future: asyncio.Future[Any], kind: str, timeout: float | None) -> Any:
+    async def _await_reply(
+        self, call: int, future: asyncio.Future[FrameMessage], kind: str, timeout: float | None
+    ) -> FrameMessage:
         timer = self._loop.call_later(timeout, _expire, future, kind, timeout) if timeout is not None else None
         try:
             return await future
@@ -256,11 +291,12 @@ class FrameClient(FrameConnection):
     def _on_deadline(self) -> None:
         self._timer = None
         now = self._loop.time()
-        for call, deadline in self._deadlines.items():
-            future = self._calls.get(call)
-            if deadline <= now and future is not None and not future.done():
+        late = [call for call, deadline in self._deadlines.items() if deadline <= now]
+        for call in late:
+            pending = self._calls.get(call)
+            if pending is not None and not pending.done():
                 found = "no answer by the deadline"
-                future.set_exception(refuse(Code.DEADLINE_EXCEEDED, found, "one in time", "allow more time or retry"))
+                pending.set_exception(refuse(Code.DEADLINE_EXCEEDED, found, "one in time", "allow more time or retry"))
         later = min((each for each in self._deadlines.values() if each > now), default=None)
         if later is not None:
             self._set_timer(later)
@@ -275,9 +311,10 @@ class FrameClient(FrameConnection):
 
     def _end_calls(self, error: ShoalError) -> None:
         calls, self._calls = self._calls, {}
-        for future in calls.values():
-            if not future.done():
-                future.set_exception(error)
+        self._deadlines.clear()
+        for pending in calls.values():
+            if not pending.done():
+                pending.set_exception(error)
 
 
 def _is_infer(call: int) -> bool:

@@ -43,8 +43,8 @@ class _QueuedFrame:
         self.size = size
         # A part of it is with the transport.
         self.is_begun = False
-        # What the transport has not got yet; used for a large frame only.
-        self.pieces = _pieces(parts)
+        # What the transport has not got yet, of a large frame that is begun.
+        self.pieces: Iterator[Part] | None = None
 
 
 class FrameConnection(asyncio.BufferedProtocol):
@@ -187,7 +187,8 @@ class FrameConnection(asyncio.BufferedProtocol):
         return b"".join(parts)
 
     def _write_piece(self, transport: asyncio.Transport, frame: _QueuedFrame) -> None:
-        frame.is_begun = True
+        if frame.pieces is None:
+            frame.is_begun, frame.pieces = True, _pieces(frame.parts)
         piece = next(frame.pieces, None)
         if piece is None:
             self._queue.popleft()

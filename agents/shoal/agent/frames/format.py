@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from shoal.types.codes import Code, Refusal, refuse
@@ -28,6 +29,7 @@ _MAGIC: Final = 0x5347
 _HEAD: Final = struct.Struct("!HBxIIQ")
 _INFER: Final = struct.Struct("!dHHH")
 """Deadline, and the sizes of the three texts that follow: assignment, origin, trace."""
+_MAX_TEXT: Final = 2**16 - 1
 
 Header = Mapping[str, Any]
 Payload = bytes | bytearray
@@ -232,12 +234,18 @@ def decode_json(header: bytes) -> dict[str, Any]:
 
 def encode_infer(header: InferHeader) -> bytes:
     """Raises ShoalError(TOO_LARGE) for a text of more than 65,535 bytes."""
-    texts = [text.encode() for text in header[:3]]
-    try:
-        return _INFER.pack(header.deadline, *map(len, texts)) + b"".join(texts)
-    except struct.error as error:
-        sizes = " + ".join(str(len(text)) for text in texts)
-        raise refuse(Code.TOO_LARGE, f"texts of {sizes} bytes", "at most 65535 each", "shorten them") from error
+    sizes, texts = _encode_texts(header.assignment, header.origin, header.trace)
+    return _INFER.pack(header.deadline, *sizes) + texts
+
+
+@lru_cache(maxsize=256)
+def _encode_texts(*texts: str) -> tuple[tuple[int, ...], bytes]:
+    """Their sizes and bytes: nearly all requests of a replica have the same texts."""
+    encoded = [text.encode() for text in texts]
+    if max(map(len, encoded)) > _MAX_TEXT:
+        sizes = " + ".join(str(len(text)) for text in encoded)
+        raise refuse(Code.TOO_LARGE, f"texts of {sizes} bytes", f"at most {_MAX_TEXT} each", "shorten them")
+    return tuple(map(len, encoded)), b"".join(encoded)
 
 
 def decode_infer(header: bytes) -> InferHeader:

@@ -3,11 +3,13 @@
 from dataclasses import dataclass, replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.agent.core import routing
 from shoal.agent.core.crashes import Crash
 from shoal.agent.core.request_attempts import NO_REPLICA_RETRY_S, RequestAttempts
-from shoal.agent.core.request_router import RequestRouter
+from shoal.agent.core.request_router import BegunAttempt, RequestRouter
 from shoal.agent.core.route_tables import RequestEntry
 from shoal.agent.core.routing import AdmissionLimits, AdmissionRefusal, AttemptFault, RetryDecision
 from shoal.types.codes import Code, Refusal
@@ -303,3 +305,62 @@ def test_a_deadline_that_a_client_chose_too_short_is_not_the_replicas_fault() ->
     begun = router.begin_attempt(endpoint("a"), Request(), NOW)
     late = Elapsed(NOW + FRONT_TIMEOUT_S)
     assert router.on_failure(begun, Code.DEADLINE_EXCEEDED, late) is AttemptFault.LATE
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(("begin", "answer", "crash", "late", "refuse", "withdraw", "enter", "leave", "wait")),
+        st.integers(0, 3),
+    ),
+    max_size=30,
+)
+
+
+@given(EVENTS, st.integers(0, 1200), st.floats(-1.0, 20.0), st.integers(0, 3))
+def test_what_is_sent_at_once_would_be_admitted_and_sent_to_the_same_replica(
+    events: list[tuple[str, int]], size: int, left_s: float, which: int
+) -> None:
+    """Of whatever is known of the replica, and of the requests before."""
+    only = route(endpoint("a"))
+    router = router_of(only, limits=replace(TIGHT, per_replica=4, per_tenant=5))
+    assert router.sole_replica(only) == endpoint("a")
+    requests = [Request(digest=bytes([number]), size=Bytes(300)) for number in range(4)]
+    now, begun, inside = NOW, list[BegunAttempt](), list[Request]()
+    for event, number in events:
+        match event:
+            case "begin":
+                begun.append(router.begin_attempt(endpoint("a"), requests[number], now))
+            case "answer" if begun:
+                router.on_answer(begun.pop(), now, Seconds(0.0))
+            case "withdraw" if begun:
+                router.on_withdrawal(begun.pop())
+            case "crash" | "late" | "refuse" if begun:
+                code = {"crash": Code.WORKER_CRASHED, "late": Code.DEADLINE_EXCEEDED, "refuse": Code.INVALID_ARGUMENT}
+                attempt = begun.pop()
+                router.on_failure(attempt, code[event], now)
+                router.suspect_after(code[event], attempt.request, now)
+            case "enter":
+                inside.append(requests[number])
+                router.enter(requests[number])
+            case "leave" if inside:
+                router.leave(inside.pop())
+            case "wait":
+                now = Elapsed(now + number)
+    asked = replace(requests[which], size=Bytes(size), arrived_at=now, expires_at=Elapsed(now + left_s))
+    if router.takes_at_once(asked, endpoint("a"), Seconds(asked.expires_at - now)):
+        assert router.admit(asked, only) is None
+        assert not router.is_suspect(asked, now)
+        assert router.choose(only, frozenset(), "", now, 0) == endpoint("a")
+
+
+def test_a_route_with_a_choice_has_no_sole_replica() -> None:
+    assert router_of().sole_replica(BOTH) is None
+    for only in (
+        route(endpoint("a", EndpointKind.AGENT)),
+        route(endpoint("a", weight=0.0)),
+        replace(route(endpoint("a")), stateful=True),
+        route(replace(endpoint("a"), state=EndpointState.DRAINING)),
+    ):
+        assert router_of(only).sole_replica(only) is None
+    standby = route(endpoint("a"), replace(endpoint("b"), state=EndpointState.STANDBY))
+    assert router_of(standby).sole_replica(standby) == endpoint("a")

@@ -5,7 +5,7 @@ import pytest
 from shoal.agent import metrics
 from shoal.agent.dataplane.metering import RequestMeter, readings
 from shoal.types.codes import Code
-from shoal.types.units import Seconds, Wall
+from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import WorkloadKey
 
 
@@ -77,7 +77,7 @@ def test_the_outcomes_of_requests_add_up_to_all_of_them() -> None:
 def test_a_retry_is_counted_beside_how_the_request_ended() -> None:
     meter, workload = RequestMeter(), WorkloadKey("shop", "ocr")
     meter.record_entry(workload, "gateway")
-    meter.record_answer(workload, "gateway", 2, Seconds(0.1), Wall(1.0))
+    meter.record_answer(workload, "gateway", 2, Seconds(0.1), Elapsed(1.0))
     shown, entry = readings(meter, in_flight=0, ejected=0), ("shop", "ocr", "gateway")
     assert shown[metrics.FRONT_RETRIED] == {entry: 1}
     assert sum(float(count) for count in shown[metrics.FRONT_REQUESTS].values() if isinstance(count, int)) == 1

@@ -1,0 +1,304 @@
+"""The common request, answered without a task: its model has one replica, a worker here, and nothing waits.
+
+What it counts and records is the same as everywhere. Whatever is not so (a choice between replicas, a session, a trace,
+a suspect, a limit that is reached, a caller who is refused) is left to `DataPlane.infer`, and so is what comes after a
+failed attempt. `GrpcMethods` asks for it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from shoal.agent.core.request_router import BegunAttempt
+from shoal.agent.core.tenant_limits import TenantGate
+from shoal.agent.dataplane import request as reading
+from shoal.agent.dataplane.auth import Caller
+from shoal.agent.dataplane.caller_auth import CallerAuth
+from shoal.agent.dataplane.dispatcher import RequestDispatcher
+from shoal.agent.dataplane.in_flight import InFlightRequest, RequestFactory
+from shoal.agent.dataplane.metering import RequestMeter
+from shoal.agent.dataplane.outcomes import RequestOutcomes
+from shoal.agent.dataplane.tenant_admission import TenantAdmission
+from shoal.agent.dataplane.transport import MAX_MESSAGE, InboundCall
+from shoal.agent.dataplane.upstream import ConnectedWorker, WorkerClients, failed_attempt
+from shoal.agent.dataplane.verification_source import RequestCaptures
+from shoal.agent.frames import InferAnswer
+from shoal.agent.ports import AgentClock
+from shoal.types.codes import Code, ShoalError
+from shoal.types.route import Endpoint, Route
+from shoal.types.units import Elapsed, Seconds
+from shoal.types.workload import WorkloadKey
+
+CALLER_CHECK_S: Final = Seconds(0.25)
+"""A caller's certificate or token that expires counts for this long after; one that is revoked counts no more at once.
+Clocks of fronts are as old (`clock.FollowerClock`)."""
+_KEPT_HEADS: Final = 16
+"""Requests by length that are remembered for callers with the same headers on one connection."""
+_KEPT_TARGETS: Final = 64
+"""Models that are remembered so."""
+
+OnEnd = Callable[[bytes | None, Exception | None], None]
+"""Takes the answer, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What requests of one length say that begin with the same bytes."""
+
+    # As `request.constant_part`.
+    constant: bytes
+    # Name of the workload.
+    model: str
+    # The client's request id; empty without one.
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where one caller's requests for one workload go."""
+
+    # Of the configuration that it was made under.
+    version: int
+    # Until when the caller's credentials count without another look, elapsed clock.
+    valid_until: Elapsed
+    caller: Caller
+    route: Route
+    # None: its requests are not direct.
+    endpoint: Endpoint | None
+
+
+@dataclass(slots=True)
+class DirectMemo:
+    """What is remembered of the calls of one connection with equal headers."""
+
+    heads: dict[int, _Head] = field(default_factory=dict)
+    """By the request's length."""
+    targets: dict[str, _Target] = field(default_factory=dict)
+    """By name of the workload."""
+
+
+class DirectRequests:
+    """The direct requests of one front."""
+
+    def __init__(
+        self,
+        clock: AgentClock,
+        callers: CallerAuth,
+        tenants: TenantAdmission,
+        requests: RequestFactory,
+        dispatcher: RequestDispatcher,
+        workers: WorkerClients,
+        captures: RequestCaptures,
+        meter: RequestMeter,
+        outcomes: RequestOutcomes,
+    ) -> None:
+        self.clock = clock
+        self.dispatcher = dispatcher
+        self.router = dispatcher.router
+        self.workers = workers
+        self.captures = captures
+        self.meter = meter
+        self.outcomes = outcomes
+        self._callers = callers
+        self._tenants = tenants
+        self._requests = requests
+        self._version = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Requests whose first attempt failed."""
+
+    def configure(self) -> None:
+        """The configuration changed: whatever is remembered is found anew."""
+        self._version += 1
+
+    def prepare(
+        self, call: InboundCall, remaining_s: float | None, memo: DirectMemo, request: bytes
+    ) -> "DirectRequest | None":
+        """The request, if it may be sent directly; nothing is counted yet. `remaining_s`: until its caller's
+        deadline."""
+        head = memo.heads.get(len(request))
+        if head is None or not request.startswith(head.constant):
+            head = self._read_head(memo, request)
+            if head is None:
+                return None
+        now = self.clock.now()
+        target = memo.targets.get(head.model)
+        if target is None or target.version != self._version or now >= target.valid_until:
+            target = self._find_target(call, head.model, memo, now)
+            if target is None:
+                return None
+        endpoint = target.endpoint
+        if endpoint is None or self._requests.may_trace(target.caller, call):
+            return None
+        at = self.workers.connected(endpoint.assignment)
+        flight = self._requests.make_plain(call, target.caller, head.id, target.route, request, now, remaining_s)
+        left = Seconds(flight.expires_at - now)
+        if at is None or left <= 0 or not self.router.takes_at_once(flight, endpoint, left):
+            return None
+        gate = self._tenants.gate(target.caller.tenant)
+        if gate is not None and not gate.is_open(now):
+            return None
+        return DirectRequest(self, flight, target.route, endpoint, at, gate)
+
+    def _read_head(self, memo: DirectMemo, request: bytes) -> _Head | None:
+        """None: the request is refused, or says something that is not usual."""
+        try:
+            asked = reading.parse_request(request)
+        except ShoalError:
+            return None
+        if asked != reading.InferRequestHead(asked.model, "", asked.id, "", None):
+            return None
+        constant = reading.constant_part(request)
+        head = _Head(constant or b"", asked.model, asked.id)
+        if constant is not None:
+            if len(memo.heads) >= _KEPT_HEADS:
+                memo.heads.clear()
+            memo.heads[len(request)] = head
+        return head
+
+    def _find_target(self, call: InboundCall, model: str, memo: DirectMemo, now: Elapsed) -> _Target | None:
+        """None: the caller, or the model, is to be refused."""
+        try:
+            caller = self._callers.authenticate(call)
+        except ShoalError:
+            return None
+        route = self.router.tables.entering.get(WorkloadKey(caller.tenant, model))
+        if route is None or caller.hop or caller.agreement:
+            return None
+        until = Elapsed(now + CALLER_CHECK_S)
+        target = _Target(self._version, until, caller, route, self.router.sole_replica(route))
+        if len(memo.targets) >= _KEPT_TARGETS:
+            memo.targets.clear()
+        memo.targets[model] = target
+        return target
+
+
+class DirectRequest:
+    """One request on its way to the worker. It is the `PendingCall` of its connection."""
+
+    __slots__ = (
+        "_at",
+        "_begun",
+        "_call",
+        "_endpoint",
+        "_flight",
+        "_gate",
+        "_is_over",
+        "_on_end",
+        "_owner",
+        "_route",
+        "_task",
+    )
+
+    def __init__(
+        self,
+        owner: DirectRequests,
+        flight: InFlightRequest,
+        route: Route,
+        endpoint: Endpoint,
+        at: ConnectedWorker,
+        gate: TenantGate | None,
+    ) -> None:
+        self._owner = owner
+        self._flight = flight
+        self._route = route
+        self._endpoint = endpoint
+        self._at = at
+        self._gate = gate
+        self._begun: BegunAttempt | None = None
+        self._call = 0
+        self._on_end: OnEnd | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_over = False
+
+    @property
+    def payer(self) -> str:
+        return self._flight.payer
+
+    def begin(self, on_end: OnEnd) -> bool:
+        """Send it, and call `on_end` once; False, and nothing is counted, where it has to wait for its turn."""
+        owner, flight = self._owner, self._flight
+        if not owner.dispatcher.turns.enter(flight):
+            return False
+        self._on_end = on_end
+        if self._gate is not None:
+            self._gate.take()
+        owner.meter.record_entry(flight.key, flight.caller.origin)
+        owner.router.enter(flight)
+        flight.attempts = 1
+        self._begun = owner.router.begin_attempt(self._endpoint, flight, flight.arrived_at)
+        left, origin = flight.expires_at - flight.arrived_at, flight.caller.origin
+        try:
+            self._call = self._at.client.begin_infer(self, self._endpoint.assignment, flight.request, left, origin)
+        except ShoalError as error:
+            self.set_exception(error)
+        return True
+
+    def cancel(self) -> None:
+        """The caller is gone. Idempotent."""
+        if self._is_over:
+            return
+        if self._task is not None:
+            self._task.cancel()
+            return
+        self._at.client.end_infer(self._call)
+        if self._begun is not None:
+            self._owner.router.on_withdrawal(self._begun)
+        self._end(Code.CANCELLED)
+
+    # PendingCall
+
+    def done(self) -> bool:
+        return self._is_over or self._task is not None
+
+    def set_result(self, answer: InferAnswer, /) -> None:
+        owner, flight, begun = self._owner, self._flight, self._begun
+        assert begun is not None
+        owner.router.on_answer(begun, owner.clock.now(), Seconds(0.0))
+        owner.router.clear_suspicion(flight)
+        owner.captures.note(self._endpoint.assignment, flight.request)
+        size = len(answer.payload)
+        if size > MAX_MESSAGE:
+            self._refuse(reading.too_large(f"an answer of {size} bytes", MAX_MESSAGE))
+        else:
+            self._end(None, bytes(answer.payload))  # a small one is no copy
+
+    def set_exception(self, exception: ShoalError, /) -> None:
+        """The attempt failed: another replica may be tried, and that takes a task."""
+        self._at.client.end_infer(self._call)
+        task = self._task = asyncio.get_running_loop().create_task(self._go_on(exception))
+        self._owner.tasks.add(task)
+        task.add_done_callback(self._owner.tasks.discard)
+
+    async def _go_on(self, cause: ShoalError) -> None:
+        begun = self._begun
+        assert begun is not None
+        try:
+            failure = failed_attempt(cause)
+            answer = await self._owner.dispatcher.answer_after(failure, begun, self._route, self._flight)
+        except ShoalError as error:
+            self._refuse(error)
+        except asyncio.CancelledError:
+            self._end(Code.CANCELLED)
+            raise
+        except Exception as error:
+            self._end(Code.CANCELLED, None, error)
+        else:
+            self._end(None, answer)
+
+    def _refuse(self, error: ShoalError) -> None:
+        self._owner.outcomes.log_refusal(self._flight.id, str(self._flight.key), error)
+        self._end(error.code, None, error)
+
+    def _end(self, code: Code | None, answer: bytes | None = None, error: Exception | None = None) -> None:
+        owner, flight, on_end = self._owner, self._flight, self._on_end
+        self._is_over = True
+        self._on_end = None  # it refers to the call, and the call to this
+        owner.workers.after_call(self._at)
+        owner.dispatcher.turns.leave(flight)
+        owner.router.leave(flight)
+        seconds = owner.outcomes.record(flight, code)
+        if self._gate is not None:
+            self._gate.leave(seconds)
+        if on_end is not None and (answer is not None or error is not None):
+            on_end(answer, error)

@@ -1,0 +1,292 @@
+"""Requests that are answered without a task: they end, count and fail over as all others do."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.wait import until
+from shoal.agent.clock import SystemClock
+from shoal.agent.dataplane import request as reading
+from shoal.agent.dataplane.caller_auth import CallerAuth
+from shoal.agent.dataplane.front import DataPlane
+from shoal.agent.dataplane.front_settings import FrontSettings
+from shoal.agent.dataplane.sessions import FrontSessions
+from shoal.agent.dataplane.transport import InboundCall
+from shoal.agent.dataplane.upstream import PeerClients, WorkerClients
+from shoal.agent.frames import FrameServer, InferCall
+from shoal.agent.ports import FrontStats, LocalWorker
+from shoal.inference import open_inference_pb2 as oip
+from shoal.types.assignment import Credential
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
+from shoal.types.tenant import TenantLimit
+from shoal.types.units import PerSecond, Seconds, Wall
+from shoal.types.workload import WorkloadKey
+
+KEY = WorkloadKey("acme", "reader")
+ENDPOINT = Endpoint("a-1", "n1", EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
+ROUTE = Route(KEY, 1, (ENDPOINT,))
+TOKEN = Credential("acme", hashlib.sha256(b"secret").hexdigest(), Wall(4e9))
+CALL = InboundCall(bearer="secret")
+ANSWER = oip.ModelInferResponse(model_name="reader").SerializeToString()
+
+
+def request(model: str = "reader", raw: bytes = b"1234", **parameters: int) -> bytes:
+    message = oip.ModelInferRequest(model_name=model, raw_input_contents=[raw])
+    message.inputs.add(name="x", datatype="UINT8", shape=[len(raw)])
+    for name, value in parameters.items():
+        message.parameters[name].int64_param = value
+    return message.SerializeToString()
+
+
+class Peers:
+    """No other front."""
+
+    def configure(self, _listed: object) -> None: ...
+
+    def is_connecting(self, _endpoint: Endpoint) -> bool:
+        return False
+
+    def rtt_s(self, _endpoint: Endpoint) -> Seconds:
+        return Seconds(0.0)
+
+
+class Front:
+    """A front and a worker, whose answers the test decides."""
+
+    def __init__(self, folder: Path) -> None:
+        clock = SystemClock()
+        self.calls: list[InferCall] = []
+        self.answers: Callable[[InferCall], None] | None = None
+        self.cancelled = 0
+        self.memo: dict[str, object] = {}
+        self.ended: list[tuple[bytes | None, Exception | None]] = []
+        self.server = FrameServer(folder / "w", "nonce", {}, on_infer=self._on_infer)
+        self.worker = LocalWorker("a-1", KEY, str(folder / "w"), "nonce")
+        self.workers, peers = WorkerClients(), cast("PeerClients", Peers())
+        sessions = FrontSessions("west", "n1", clock, self.workers, peers, clock.wall)
+        callers = CallerAuth("west", "n1", clock.wall)
+        self.plane = DataPlane(FrontSettings("west", "n1"), clock, self.workers, peers, callers, sessions)
+        self.configure()
+
+    def configure(
+        self,
+        where: Route = ROUTE,
+        credentials: tuple[Credential, ...] = (TOKEN,),
+        tenants: tuple[TenantLimit, ...] = (),
+    ) -> None:
+        self.plane.configure((where,), credentials, (self.worker,), tenants=tenants)
+
+    def begin(self, asked: bytes | None = None, remaining_s: float | None = None) -> Callable[[], None] | None:
+        """Begin a direct request: how to cancel it; None where it is none."""
+        direct = self.plane.prepare_direct(CALL, remaining_s, self.memo, request() if asked is None else asked)
+        if direct is None or not direct.begin(lambda answer, error: self.ended.append((answer, error))):
+            return None
+        return direct.cancel
+
+    async def ask(self) -> bytes:
+        """By the way of all other requests."""
+        return await self.plane.infer(CALL, request())
+
+    def _on_infer(self, call: InferCall) -> None:
+        self.calls.append(call)
+        call.on_cancel = self._on_cancel
+        if self.answers is not None:
+            self.answers(call)
+
+    def _on_cancel(self) -> None:
+        self.cancelled += 1
+
+
+def answer(call: InferCall) -> None:
+    call.answer((ANSWER,))
+
+
+def refuse_input(call: InferCall) -> None:
+    call.refuse(Refusal(Code.INVALID_ARGUMENT, "a shape", "another one"))
+
+
+@pytest.fixture
+async def front(tmp_path: Path) -> AsyncIterator[Front]:
+    found = Front(tmp_path)
+    await found.server.start()
+    found.answers = answer
+    await found.ask()  # the first request opens the connection to the worker
+    yield found
+    await found.workers.close()
+    await found.server.close()
+
+
+async def ended(front: Front, count: int = 1) -> None:
+    await until(lambda: len(front.ended) >= count, 5.0, f"{count} requests to end")
+
+
+async def test_an_answer_comes_without_a_task_and_is_counted_as_any_other(front: Front) -> None:
+    before, tasks = front.plane.stats(), len(asyncio.all_tasks())
+    assert front.begin() is not None
+    assert len(asyncio.all_tasks()) == tasks
+    assert front.plane.in_flight == 1
+    await ended(front)
+    assert front.ended == [(ANSWER, None)]
+    assert front.plane.in_flight == 0
+    directly = front.plane.stats()
+    await front.ask()
+    by_task = front.plane.stats()
+    assert counted(directly) - counted(before) == counted(by_task) - counted(directly) == 1
+    assert directly.in_flight == by_task.in_flight == (("a-1", 0),)
+
+
+def counted(stats: FrontStats) -> int:
+    (ingress,) = stats.ingress
+    assert ingress.requests == ingress.answered + ingress.refused + ingress.lost
+    return ingress.answered
+
+
+async def test_a_refusal_of_the_worker_is_passed_on_and_counted(front: Front) -> None:
+    front.answers = refuse_input
+    assert front.begin() is not None
+    await ended(front)
+    (_, error) = front.ended[0]
+    assert isinstance(error, ShoalError)
+    assert error.code is Code.INVALID_ARGUMENT
+    (ingress,) = front.plane.stats().ingress
+    assert (ingress.refused, ingress.client_faults) == (1, 1)
+    assert front.plane.in_flight == 0
+
+
+async def test_a_request_whose_worker_ends_is_tried_elsewhere(front: Front, tmp_path: Path) -> None:
+    """Along the route that it found when it came in."""
+    front.answers = None
+    assert front.begin() is not None
+    await until(lambda: len(front.calls) == 2, 5.0, "the request at the worker")
+    second = replace(ENDPOINT, assignment="a-2")
+    (tmp_path / "other").mkdir()
+    other = Front(tmp_path / "other")
+    other.answers = answer
+    await other.server.start()
+    front.plane.configure(
+        (replace(ROUTE, endpoints=(ENDPOINT, second)),),
+        (TOKEN,),
+        (front.worker, replace(other.worker, assignment="a-2")),
+    )
+    await front.server.close()
+    await ended(front)
+    (_, error) = front.ended[0]
+    assert isinstance(error, ShoalError), "its route had one replica"
+    assert error.code is Code.WORKER_CRASHED
+    assert front.begin() is None, "there is a choice now"
+    assert await front.ask() == ANSWER
+    await other.server.close()
+
+
+async def test_whose_caller_is_gone_is_withdrawn(front: Front) -> None:
+    front.answers = None
+    cancel = front.begin()
+    assert cancel is not None
+    await until(lambda: len(front.calls) == 2, 5.0, "the request at the worker")
+    cancel()
+    cancel()
+    await until(lambda: front.cancelled == 1, 5.0, "the worker to hear of it")
+    assert front.plane.in_flight == 0
+    (ingress,) = front.plane.stats().ingress
+    assert (ingress.requests, ingress.answered, ingress.refused) == (2, 1, 1)
+    front.calls[-1].answer((ANSWER,))
+    front.answers = answer
+    assert front.begin() is not None
+    await ended(front)
+    assert front.ended == [(ANSWER, None)], "nobody hears of the first"
+
+
+async def test_a_deadline_ends_it_here_and_at_the_worker(front: Front) -> None:
+    front.answers = None
+    assert front.begin(remaining_s=0.05) is not None
+    await ended(front)
+    (_, error) = front.ended[0]
+    assert isinstance(error, ShoalError)
+    assert error.code is Code.DEADLINE_EXCEEDED
+    await until(lambda: front.cancelled == 1, 5.0, "the worker to hear of it")
+    assert front.begin(remaining_s=0.0) is None
+
+
+async def test_what_is_not_so_simple_is_left_to_the_other_way(front: Front) -> None:
+    assert front.begin(request("unknown")) is None
+    assert front.begin(request(timeout=5)) is None
+    assert front.begin(request(sequence_id=5)) is None
+    assert front.begin(b"\xff") is None
+    assert front.plane.prepare_direct(InboundCall(bearer="other"), None, {}, request()) is None
+    assert front.begin() is not None
+
+
+async def test_a_change_of_the_configuration_counts_at_once(front: Front) -> None:
+    assert front.begin() is not None
+    front.configure(credentials=())
+    assert front.begin() is None
+    front.configure()
+    assert front.begin() is not None
+    front.configure(where=replace(ROUTE, endpoints=()))
+    assert front.begin() is None
+    await ended(front, 2)
+
+
+async def test_a_token_that_expired_counts_no_more(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = front.plane._clock.now()
+    assert front.begin() is not None
+    front.configure(credentials=(replace(TOKEN, expires_at=Wall(1.0)),))
+    assert front.begin() is None
+    front.configure()
+    assert front.begin() is not None
+    monkeypatch.setattr(front.plane._callers, "authenticate", _deny)
+    monkeypatch.setattr(front.plane._clock, "now", lambda: now + 10.0)
+    assert front.begin() is None, "the caller is looked at again"
+
+
+def _deny(call: InboundCall) -> None:
+    raise ShoalError(Refusal(Code.UNAUTHENTICATED, "a token", "another one"))
+
+
+async def test_a_tenants_limits_count(front: Front) -> None:
+    front.answers = None
+    front.configure(tenants=(TenantLimit("acme", concurrency=2),))
+    assert front.begin() is not None
+    assert front.begin() is not None
+    assert front.begin() is None
+    with pytest.raises(ShoalError) as refused:
+        await front.ask()
+    assert refused.value.code is Code.TENANT_CONCURRENCY
+    (use,) = front.plane.stats().tenants
+    assert (use.inside, use.admitted, use.over_concurrency) == (2, 2, 1)
+    await until(lambda: len(front.calls) == 3, 5.0, "both at the worker")
+    for call in front.calls[1:]:
+        answer(call)
+    await ended(front, 2)
+    front.configure(tenants=(TenantLimit("acme", rate=PerSecond(0.001)),))
+    assert front.begin() is None
+
+
+TENSORS = st.lists(st.binary(max_size=6), max_size=3)
+
+
+@given(TENSORS, st.data())
+def test_requests_with_the_same_constant_part_and_length_say_the_same(
+    tensors: list[bytes], data: st.DataObject
+) -> None:
+    """Whatever stands in the contents of the last tensor."""
+    message = oip.ModelInferRequest(model_name="reader", id="7", raw_input_contents=tensors)
+    for each in tensors:
+        message.inputs.add(name="x", datatype="UINT8", shape=[len(each)])
+    asked = message.SerializeToString()
+    constant = reading.constant_part(asked)
+    assert (constant is None) == (not tensors)
+    if constant is not None:
+        rest = data.draw(st.binary(min_size=len(asked) - len(constant), max_size=len(asked) - len(constant)))
+        other = oip.ModelInferRequest.FromString(constant + rest)
+        assert other.raw_input_contents[-1] == rest
+        other.raw_input_contents[-1] = tensors[-1]
+        assert other == message
