@@ -33,6 +33,9 @@ class Answering:
     def admit(self, call: InboundCall) -> str:
         return "acme"
 
+    def payer_of(self, call: InboundCall) -> str | None:
+        return None
+
     def server_ready(self, call: InboundCall) -> bool:
         return True
 

@@ -159,6 +159,7 @@ class ClientCall:
                 if reader.held_bytes:
                     raise CallError(GrpcStatus.INTERNAL, "the server ended the call within a message")
                 return None
+            reader.expect()
             self._widen(max(reader.missing_bytes, DEFAULT_WINDOW - reader.held_bytes))
             self._waiter = self._session.loop.create_future()
             try:
@@ -532,7 +533,7 @@ class GrpcChannel:
             if not failed.done():
                 failed.set_exception(error)
 
-        lowest: asyncio.Protocol = session
+        lowest: asyncio.BaseProtocol = session
         if self._context is not None:
             timeout_s = self._keepalive.connect_timeout_s
             lowest = TlsConnection(

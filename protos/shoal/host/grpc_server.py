@@ -104,8 +104,8 @@ class ServerCall:
     """One call, at the server."""
 
     __slots__ = (
-        "_deadline", "_done", "_method", "_on_done", "_reader", "_reading", "_session", "_stream", "_task", "_timer",
-        "_writing", "head", "is_ended", "is_long_lived", "is_started", "is_taken_up",
+        "_deadline", "_done", "_method", "_on_done", "_place", "_reader", "_reading", "_session", "_stream", "_task",
+        "_timer", "_writing", "head", "is_ended", "is_long_lived", "is_started", "is_taken_up",
     )  # fmt: skip
 
     def __init__(self, session: "GrpcSession", stream: Stream, head: CallHead) -> None:
@@ -128,7 +128,9 @@ class ServerCall:
         timeout_s = head.timeout_s
         self._deadline = None if timeout_s is None else session.loop.time() + timeout_s
         self._method: ServerMethod | None = None
-        """The method to start, where it may answer at once and the request has not arrived yet."""
+        """The method to start, where it may answer without a task and the request has not arrived yet."""
+        self._place: ReadPlace | None = None
+        """Of a request that is read without a task."""
         self._done = False
         """Whether the status is given; it may still wait for a window."""
         self._on_done: list[Callable[[], None]] = []
@@ -197,6 +199,7 @@ class ServerCall:
                 if reader.held_bytes:
                     raise CallFailure(GrpcStatus.INTERNAL, "the call ended within a message")
                 return None
+            reader.expect()
             self._session.widen(stream, reader, max(reader.missing_bytes, DEFAULT_WINDOW - reader.held_bytes))
             self._reading = self._session.loop.create_future()
             try:
@@ -280,22 +283,59 @@ class ServerCall:
             self._session.undecided.append(self)
 
     def start_undecided(self) -> None:
-        """The request did not come whole with its headers."""
-        method, self._method = self._method, None
-        if method is not None and not self.is_ended:
+        """Nothing of the request came with its headers, unless it is being read."""
+        method = self._method
+        if method is not None and self._place is None and not self.is_ended:
             self._start(method)
 
     def _start(self, method: "ServerMethod") -> None:
-        loop = self._session.loop
-        if self._deadline is not None:
-            self._timer = loop.call_at(self._deadline, self._on_deadline)
-        self._task = loop.create_task(self._run(method.answer))
+        self._method = None
+        self._leave_place()
+        self._set_timer()
+        self._task = self._session.loop.create_task(self._run(method.answer))
+
+    def _set_timer(self) -> None:
+        if self._deadline is not None and self._timer is None:
+            self._timer = self._session.loop.call_at(self._deadline, self._on_deadline)
+
+    def _leave_place(self) -> None:
+        if self._place is not None:
+            self._place.leave()
+            self._place = None
+
+    def _go_on_without_task(self, method: "ServerMethod") -> None:
+        """Read on, or have the request answered if it is whole; or leave it to a task after all, which also expands
+        one that is compressed."""
+        if self._reader.is_compressed:
+            pass
+        elif self._reader.missing_bytes and self._stream.is_remote_open:
+            is_read = self._place is not None or self._begin_read(method)
+            if is_read:
+                self._session.widen(self._stream, self._reader, self._reader.missing_bytes)
+                return
+        elif self._answer_now(method):
+            self._method = None
+            return
+        self._start(method)
+
+    def _begin_read(self, method: "ServerMethod") -> bool:
+        """Take a place for a request of which a part has arrived; whether there is one."""
+        size = self._reader.size
+        if method.begin_read is None or size is None or size > self._session.limits.message_bytes:
+            return False
+        self._place = method.begin_read(self, size)
+        if self._place is None:
+            return False
+        self._set_timer()
+        self._reader.expect()
+        return True
 
     def _answer_now(self, method: "ServerMethod") -> bool:
         """Have a request answered without a task if it is whole; return whether it is."""
         message = self._reader.whole
         if message is None or self._stream.is_remote_open or method.answer_now is None:
             return False
+        self._leave_place()
         try:
             if not method.answer_now(self, message):
                 return False
@@ -337,11 +377,9 @@ class ServerCall:
             self.fail(CallFailure(GrpcStatus.INTERNAL, str(error)))
             return
         if self._method is not None:
-            method, self._method = self._method, None
-            if not self._answer_now(method):
-                self._start(method)
-            return
-        wake(self._reading)
+            self._go_on_without_task(self._method)
+        else:
+            wake(self._reading)
 
     def on_sent(self) -> None:
         wake(self._writing)
@@ -350,6 +388,8 @@ class ServerCall:
         self.is_ended = True
         if self._timer is not None:
             self._timer.cancel()
+        self._method = None
+        self._leave_place()
         wake(self._reading)
         wake(self._writing)
         if self._task is not None and not self._done:
@@ -386,6 +426,18 @@ AnswerNow = Callable[[ServerCall, bytes], bool]
 its to keep. False leaves the call to `Answer`."""
 
 
+class ReadPlace(Protocol):
+    """The place of a request that is being read. Whoever gave it may `fail` the call meanwhile."""
+
+    def leave(self) -> None:
+        """The request has arrived, or will not. Called once."""
+        ...
+
+
+BeginRead = Callable[[ServerCall, int], ReadPlace | None]
+"""Gives a place to a request of so many bytes, of which a part has arrived; None leaves the call to `Answer`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerMethod:
     """A method of a server."""
@@ -393,8 +445,10 @@ class ServerMethod:
     answer: Answer
     # True if a server that stops does not wait for its calls.
     is_long_lived: bool = False
-    # Asked first where the request came whole with its headers, because a task costs more than most answers.
+    # Asked first once the request is there, because a task costs more than most answers.
     answer_now: AnswerNow | None = None
+    # Asked where the request does not come with its headers; None: a task reads it then.
+    begin_read: BeginRead | None = None
 
 
 class GrpcServer:

@@ -146,7 +146,12 @@ class Http2Connection:
         """Whether a peer's GOAWAY has arrived."""
         self.peer_max_streams = 2**31 - 1
         self._rest = bytearray()
-        """A frame that has not arrived whole."""
+        """A frame that has not arrived whole, unless it is one of data."""
+        self._data_left = 0
+        """Bytes of a DATA frame that are still to come."""
+        self._data_stream: Stream | None = None
+        """Its stream; None: nobody wants them."""
+        self._data_is_end = False
         self._is_prefaced = side is Side.CLIENT
         self._decoder = HeaderDecoder()
         self._block: bytearray | None = None
@@ -195,7 +200,9 @@ class Http2Connection:
             start = self._take_preface(data)
             if start < 0:
                 return
-        if self._rest:
+        if self._data_left:
+            start = self._continue_data(data, start)
+        elif self._rest:
             start = self._complete_rest(data, start)
             if start < 0:
                 return
@@ -245,15 +252,18 @@ class Http2Connection:
                 raise self._fail(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
             begin = start + frames.HEAD_BYTES
             end = begin + length
-            if end > size:
-                break
             kind, flags = data[start + 3], data[start + 4]
+            if end > size and (kind != frames.DATA or flags & frames.PADDED):
+                break
             number = (data[start + 5] & 0x7F) << 24 | data[start + 6] << 16 | data[start + 7] << 8 | data[start + 8]
             start = end
             if self._block is not None and kind != frames.CONTINUATION:
                 raise self._fail(ErrorCode.PROTOCOL_ERROR, "another frame within a header block")
             if not self.is_greeted and (kind != frames.SETTINGS or flags & frames.ACK):
                 raise self._fail(ErrorCode.PROTOCOL_ERROR, "a first frame that is no SETTINGS")
+            if end > size:
+                self._begin_data(view[begin:], length, flags, number)
+                return size
             if kind == frames.DATA:
                 self._on_data(view[begin:end], flags, number)
             elif kind == frames.HEADERS:
@@ -265,7 +275,34 @@ class Http2Connection:
         return start
 
     def _on_data(self, payload: memoryview, flags: int, number: int) -> None:
-        length = len(payload)
+        stream = self._open_data(len(payload), flags, number)
+        if flags & frames.PADDED:
+            payload = self._without_padding(payload)
+        if stream is not None:
+            self._pass_data(stream, payload, is_end=bool(flags & frames.END_STREAM))
+
+    def _begin_data(self, payload: memoryview, length: int, flags: int, number: int) -> None:
+        """A frame of `length` bytes, of which the first have arrived: data need not wait for the rest."""
+        self._data_stream = stream = self._open_data(length, flags, number)
+        self._data_left = length - len(payload)
+        self._data_is_end = bool(flags & frames.END_STREAM)
+        if stream is not None and payload:
+            self._pass_data(stream, payload, is_end=False)
+
+    def _continue_data(self, data: bytes, start: int) -> int:
+        """Pass on what arrived of a frame that has begun; return where it ends in `data`."""
+        end = min(len(data), start + self._data_left)
+        self._data_left -= end - start
+        stream, is_last = self._data_stream, not self._data_left
+        if is_last:
+            self._data_stream = None
+        if stream is not None and stream.is_remote_open:
+            self._pass_data(stream, memoryview(data)[start:end], is_end=is_last and self._data_is_end)
+        return end
+
+    def _open_data(self, length: int, flags: int, number: int) -> Stream | None:
+        """The stream of a DATA frame, whose bytes are charged to the windows; None: nobody wants them. Raises
+        ConnectionFailed."""
         stream = self.streams.get(number)
         if number == 0 or (stream is None and self._is_idle(number)):
             raise self._fail(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {number}")
@@ -275,18 +312,18 @@ class Http2Connection:
         if self._receive_window < CONNECTION_WINDOW // 2:
             self.out.append(frames.window_update(0, CONNECTION_WINDOW - self._receive_window))
             self._receive_window = CONNECTION_WINDOW
-        is_end = bool(flags & frames.END_STREAM)
-        if length == 0 and not is_end:
+        if length == 0 and not flags & frames.END_STREAM:
             self._charge_overhead()
-        if flags & frames.PADDED:
-            payload = self._without_padding(payload)
         if stream is None or not stream.is_remote_open:
             self._on_frame_after_end(number)
-            return
+            return None
         stream.receive_window -= length
         if stream.receive_window < 0:
             self.reset(stream, ErrorCode.FLOW_CONTROL_ERROR)
-            return
+            return None
+        return stream
+
+    def _pass_data(self, stream: Stream, payload: memoryview, *, is_end: bool) -> None:
         stream.received_bytes += len(payload)
         if is_end and stream.declared_bytes >= 0 and stream.declared_bytes != stream.received_bytes:
             self.reset(stream, ErrorCode.PROTOCOL_ERROR)

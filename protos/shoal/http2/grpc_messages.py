@@ -5,6 +5,7 @@ Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 
 import base64
 import binascii
+import io
 import struct
 from collections.abc import Iterable
 from enum import IntEnum
@@ -61,13 +62,18 @@ def frame_message(message: bytes) -> bytes:
 class MessageReader:
     """Splits the data of one direction of a stream into messages.
 
-    A message's length is known before the message, so a caller can check it and only then let the peer send the rest.
+    A message's length is known before the message, so a caller can check it and only then let the peer send the rest:
+    `expect` gives the message the place where it is put together, of which the system holds no page before something
+    arrives.
     """
 
-    __slots__ = ("_buffer", "_whole", "is_compressed", "size")
+    __slots__ = ("_buffer", "_target", "_whole", "is_compressed", "size")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        """What arrived and has no place yet."""
+        self._target: io.BytesIO | None = None
+        """Place of the next message, filled up to its position."""
         self._whole: bytes | None = None
         """A message that arrived whole and alone, which is what most calls send."""
         self.size: int | None = None
@@ -77,21 +83,45 @@ class MessageReader:
 
     @property
     def whole(self) -> bytes | None:
-        """A message that arrived whole and alone; None where it did not. `take` takes it."""
-        return self._whole
+        """The next message, if it has arrived whole, and nothing after it. `take` takes it."""
+        if self._whole is not None:
+            return self._whole
+        target = self._target
+        if target is None or self._buffer or target.tell() != self.size:
+            return None
+        return target.getvalue()
 
     @property
     def held_bytes(self) -> int:
         """Bytes that have arrived and were not taken."""
-        return len(self._buffer) + (0 if self._whole is None else PREFIX_BYTES + len(self._whole))
+        if self._whole is not None:
+            return PREFIX_BYTES + len(self._whole)
+        return len(self._buffer) + (0 if self._target is None else PREFIX_BYTES + self._target.tell())
 
     @property
     def missing_bytes(self) -> int:
         """Bytes of the next message, and of its prefix, that have not arrived yet."""
         return max(0, (self.size or 0) + PREFIX_BYTES - self.held_bytes)
 
+    def expect(self) -> None:
+        """Make room for the next message, whose size is known and accepted. Nothing where it has arrived."""
+        size = self.size
+        if size is None or self._whole is not None or self._target is not None or not self.missing_bytes:
+            return
+        target = self._target = io.BytesIO(bytes(size))  # it is the only one to refer to these: they are no copy
+        target.write(memoryview(self._buffer)[PREFIX_BYTES:])
+        self._buffer = bytearray()
+
     def receive(self, data: bytes | memoryview) -> None:
         """Keep a copy of the data. Raises MessageMalformed."""
+        target = self._target
+        if target is not None:
+            room = (self.size or 0) - target.tell()
+            if len(data) > room:
+                self._buffer += data[room:]
+                data = data[:room]
+            target.write(data)
+            return
         if self._whole is not None:
             self._buffer += frame_message(self._whole)
             self._whole = None
@@ -109,14 +139,20 @@ class MessageReader:
         if self._whole is not None:
             message, self._whole, self.size = self._whole, None, None
             return message
-        if self.size is None or len(self._buffer) < PREFIX_BYTES + self.size:
+        size, target = self.size, self._target
+        if size is None:
             return None
-        end = PREFIX_BYTES + self.size
-        with memoryview(self._buffer) as view:
-            message = bytes(view[PREFIX_BYTES:end])
-        if end == len(self._buffer):
-            self._buffer = bytearray()  # frees what a large message took
+        if target is not None:
+            if target.tell() < size:
+                return None
+            self._target = None
+            message = target.getvalue()  # no copy: all of it was written
         else:
+            end = PREFIX_BYTES + size
+            if len(self._buffer) < end:
+                return None
+            with memoryview(self._buffer) as view:
+                message = bytes(view[PREFIX_BYTES:end])
             del self._buffer[:end]
         self.size = None
         self._read_prefix()

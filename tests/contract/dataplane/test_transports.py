@@ -86,6 +86,11 @@ class Echo:
         self.tenants.check("acme")
         return "acme"
 
+    def payer_of(self, call: InboundCall) -> str | None:
+        gate = self.tenants.gate("acme")
+        is_open = self.is_direct and self.deny is None and (gate is None or gate.is_open(Elapsed(0.0)))
+        return "acme" if is_open else None
+
     def server_ready(self, call: InboundCall) -> bool:
         self._see(call)
         return self.is_ready

@@ -110,7 +110,7 @@ def _server_method(handler: MethodHandler) -> ServerMethod:
         except ShoalError as error:
             raise call_failure(error) from None
 
-    return ServerMethod(answer_call, handler.is_long_lived, handler.answer_now)
+    return ServerMethod(answer_call, handler.is_long_lived, handler.answer_now, handler.begin_read)
 
 
 def _plaintext_answer() -> bytes:

@@ -62,9 +62,11 @@ class _Target:
     version: int
     # Until when the caller's credentials count without another look, elapsed clock.
     valid_until: Elapsed
+    # Who asks.
     caller: Caller
+    # Of the workload.
     route: Route
-    # None: its requests are not direct.
+    # The route's only replica. None: its requests are not direct.
     endpoint: Endpoint | None
 
 
@@ -130,7 +132,7 @@ class DirectRequests:
         endpoint = target.endpoint
         if endpoint is None or self._requests.may_trace(target.caller, call):
             return None
-        at = self.workers.connected(endpoint.assignment)
+        at = self.workers.connection_to(endpoint.assignment)
         flight = self._requests.make_plain(call, target.caller, head.id, target.route, request, now, remaining_s)
         left = Seconds(flight.expires_at - now)
         if at is None or left <= 0 or not self.router.takes_at_once(flight, endpoint, left):

@@ -181,6 +181,17 @@ class DataPlane:
             self._tenants.check(caller.tenant)
         return f"{caller.tenant}/{caller.origin}" if caller.tenant == GUEST_TENANT else caller.tenant
 
+    def payer_of(self, call: InboundCall) -> str | None:
+        if call.hop:
+            return None
+        try:
+            caller = self._callers.authenticate(call)
+        except ShoalError:
+            return None
+        gate = self._tenants.gate(caller.tenant)
+        is_open = caller.tenant != GUEST_TENANT and (gate is None or gate.is_open(self._clock.now()))
+        return caller.tenant if is_open else None
+
     def server_ready(self, call: InboundCall) -> bool:
         self._callers.authenticate_reader(call)
         return self._is_serving()

@@ -14,7 +14,7 @@ from shoal.agent.dataplane import grpc_health, reflection
 from shoal.agent.dataplane.compression import expand, expanded_size
 from shoal.agent.dataplane.exchange import Exchange
 from shoal.agent.dataplane.grpc_call import DirectCall, GrpcCall
-from shoal.agent.dataplane.ingress_admission import SMALL_BYTES, IngressAdmission
+from shoal.agent.dataplane.ingress_admission import SMALL_BYTES, IngressAdmission, MessagePlace
 from shoal.agent.dataplane.request import invalid, too_large
 from shoal.agent.dataplane.transport import (
     AGREEMENT_KEY,
@@ -87,6 +87,8 @@ class MethodHandler:
     is_long_lived: bool = False
     # Takes a call whose request is here, and ends it; False leaves it to `answer`.
     answer_now: Callable[[DirectCall, bytes], bool] | None = None
+    # Gives a place to a request of so many bytes that is arriving; None leaves it to `answer`.
+    begin_read: Callable[[DirectCall, int], MessagePlace | None] | None = None
 
 
 class GrpcMethods:
@@ -153,7 +155,11 @@ class GrpcMethods:
             "ModelConfig": self._small(oip.ModelConfigRequest, self._model_config),
             "ModelStatistics": self._small(oip.ModelStatisticsRequest, self._statistics),
             "RepositoryIndex": self._small(oip.RepositoryIndexRequest, self._index),
-            "ModelInfer": replace(self._whole(Method(service.admit, service.infer)), answer_now=self._infer_now),
+            "ModelInfer": replace(
+                self._whole(Method(service.admit, service.infer)),
+                answer_now=self._infer_now,
+                begin_read=self._begin_read,
+            ),
             "ModelStreamInfer": MethodHandler(self._answer_stream),
         }
         reflect = {reflection.METHOD: self._streaming(self._reflect)}
@@ -288,6 +294,21 @@ class GrpcMethods:
                 raise _refusal_of(error) from None
 
         return MethodHandler(answer, is_unary=True)
+
+    def _begin_read(self, carried: DirectCall, size: int) -> MessagePlace | None:
+        """Read an inference request without a task; None: it has to wait, or is to be refused."""
+        try:
+            call = self._claims_of(carried)
+        except ShoalError:
+            return None
+        payer = self._service.payer_of(call)
+        if payer is None or size > MAX_MESSAGE:
+            return None
+
+        def on_expired(error: ShoalError) -> None:
+            carried.fail(call_failure(error))
+
+        return self.admission.begin_read(call.caller, size, payer, on_expired)
 
     def _infer_now(self, carried: DirectCall, request: bytes) -> bool:
         """Have a request answered without a task; False: it is not so simple, or is to be refused."""

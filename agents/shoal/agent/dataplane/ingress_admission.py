@@ -13,10 +13,10 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.agent.dataplane.memory import MemoryCharge, MessageMemory, shed_refusal
+from shoal.agent.dataplane.memory import Limit, MemoryCharge, MessageMemory, MessageRead, shed_refusal
 from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused
 from shoal.host.event_wait import wait_or_timeout
-from shoal.types.codes import Code, Refusal, refuse
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
 
 READ_SLOTS: Final = 32
@@ -59,7 +59,7 @@ class _ReadSlots:
         self._free = count
         self._used: Counter[str] = Counter()
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
-        self._inside: dict[asyncio.Timeout, float] = {}
+        self._inside: dict[Limit, float] = {}
 
     @asynccontextmanager
     async def hold(self, caller: str) -> AsyncIterator[bool]:
@@ -75,6 +75,19 @@ class _ReadSlots:
             yield is_full
         finally:
             self._release(caller)
+
+    def take_free(self, caller: str, limit: "ReadLimit") -> bool:
+        """As `hold` and `track`, until `give_back`; False, and nothing is held, where it would have to wait."""
+        if not self._free:
+            return False
+        self._free -= 1
+        self._used[caller] += 1
+        self._inside[limit] = asyncio.get_running_loop().time()
+        return True
+
+    def give_back(self, caller: str, limit: "ReadLimit") -> None:
+        del self._inside[limit]
+        self._release(caller)
 
     @contextmanager
     def track(self, limit: asyncio.Timeout) -> Iterator[None]:
@@ -120,6 +133,34 @@ class _ReadSlots:
         self._waiting.remove((other, turn))
         self._used[other] += 1
         turn.set_result(None)
+
+
+class ReadLimit:
+    """The time for one message that no task reads. As of an `asyncio.Timeout`, whoever needs its place may end it
+    earlier."""
+
+    def __init__(self, when: float, on_expired: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_expired = on_expired
+        self._is_expired = False
+        self._timer = self._loop.call_at(when, self._expire)
+
+    def when(self) -> float:
+        return self._timer.when()
+
+    def expired(self) -> bool:
+        return self._is_expired
+
+    def reschedule(self, when: float) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._expire)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _expire(self) -> None:
+        self._is_expired = True
+        self._on_expired()
 
 
 class _FirstReads:
@@ -301,6 +342,24 @@ class IngressAdmission:
                 async with self._read_limit(caller, limit_s, (own.slots, self._slots)):
                     yield
 
+    def begin_read(
+        self, caller: str, size: int, payer: str, on_expired: Callable[[ShoalError], None]
+    ) -> "MessagePlace | None":
+        """As `call` and `read_slot`, for one message of `size` bytes that no task reads; None where it would have to
+        wait, or is to be refused. `on_expired` gets why the read is to end, at most once."""
+        if not self._memory.has_room(payer, size):
+            return None
+        try:
+            place = self.call(caller)
+        except CallRefused:
+            return None
+        slots = self._usage[caller].reads.slots, self._slots
+        found = MessagePlace(self._memory, place, slots, caller, on_expired)
+        if not found.take(size, payer):
+            place.leave()
+            return None
+        return found
+
     @asynccontextmanager
     async def small_read_slot(self, caller: str) -> AsyncIterator[None]:
         """As `read_slot`, for a method with small requests. Its slots are separate, so that these do not delay
@@ -328,7 +387,7 @@ class IngressAdmission:
         except TimeoutError as error:
             if reading is not None and reading.is_shed:
                 raise shed_refusal() from error
-            raise refuse(Code.TOO_SLOW, "a message that does not arrive", "bytes in time", "send it faster") from error
+            raise _too_slow() from error
 
     def hold_request(self, caller: str, size: int, payer: str = "") -> MemoryCharge:
         """Charge a request of `size` bytes, inside `call`, until it is answered. Raises CallRefused(OVERLOADED)."""
@@ -343,6 +402,53 @@ class IngressAdmission:
         charge = self._memory.hold(payer, size)
         held.unread_bytes += size
         return charge
+
+
+class MessagePlace:
+    """The place of one message that is being read, until `leave`."""
+
+    def __init__(
+        self,
+        memory: MessageMemory,
+        call: "CallPlace",
+        slots: tuple[_ReadSlots, _ReadSlots],
+        caller: str,
+        on_expired: Callable[[ShoalError], None],
+    ) -> None:
+        self._memory = memory
+        self._call = call
+        self._slots = slots
+        self._caller = caller
+        self._on_expired = on_expired
+        self._limit = ReadLimit(asyncio.get_running_loop().time() + MAX_READ_S, self._expire)
+        self._charge: MemoryCharge | None = None
+        self._reading: MessageRead | None = None
+
+    def take(self, size: int, payer: str) -> bool:
+        """Whether there is a place; otherwise nothing is held."""
+        own, shared = self._slots
+        if own.take_free(self._caller, self._limit):
+            if shared.take_free(self._caller, self._limit):
+                self._charge = self._memory.hold(payer, size)
+                self._reading = self._memory.begin_read(self._caller, self._limit)
+                return True
+            own.give_back(self._caller, self._limit)
+        self._limit.cancel()
+        return False
+
+    def leave(self) -> None:
+        self._limit.cancel()
+        if self._reading is not None:
+            self._memory.end_read(self._reading)
+        if self._charge is not None:
+            self._charge.release()
+        for each in self._slots:
+            each.give_back(self._caller, self._limit)
+        self._call.leave()
+
+    def _expire(self) -> None:
+        is_shed = self._reading is not None and self._reading.is_shed
+        self._on_expired(shed_refusal() if is_shed else _too_slow())
 
 
 class CallPlace:
@@ -386,6 +492,10 @@ class CallPlace:
 
     def __exit__(self, *_: object) -> None:
         self.leave()
+
+
+def _too_slow() -> ShoalError:
+    return refuse(Code.TOO_SLOW, "a message that does not arrive", "bytes in time", "send it faster")
 
 
 def _overload(found: str, asked: str) -> CallRefused:

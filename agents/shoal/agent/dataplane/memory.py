@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -56,14 +56,24 @@ def budget_bytes(limit: int | None = None) -> int:
     return max(MIN_BUDGET_BYTES, min(MAX_BUDGET_BYTES, int(limit * SHARE_OF_LIMIT) - BASELINE_BYTES))
 
 
+class Limit(Protocol):
+    """Ends a read at a time of the event loop's clock. An `asyncio.Timeout` is one."""
+
+    def when(self) -> float | None: ...
+
+    def expired(self) -> bool: ...
+
+    def reschedule(self, when: float, /) -> None: ...
+
+
 @dataclass(eq=False)
 class MessageRead:
     """One message being read."""
 
     # Verified name of its caller.
     caller: str
-    # Timeout that ends the read.
-    limit: asyncio.Timeout
+    # What ends the read.
+    limit: Limit
     # When the read began, by the event loop's clock.
     since: float
     # True if it was ended because reads took too much memory.
@@ -165,16 +175,24 @@ class MessageMemory:
         if len(self._sizes) > MAX_CALLERS:
             self._sizes.popitem(last=False)
 
-    @contextmanager
-    def track_read(self, caller: str, limit: asyncio.Timeout) -> Iterator[MessageRead]:
-        """Track a read while a message of unknown size arrives."""
+    def begin_read(self, caller: str, limit: Limit) -> MessageRead:
+        """Track a read while a message arrives, until `end_read`."""
         reading = MessageRead(caller, limit, asyncio.get_running_loop().time())
         self._readings.append(reading)
         self._opened.set()
+        return reading
+
+    def end_read(self, reading: MessageRead) -> None:
+        self._readings.remove(reading)
+
+    @contextmanager
+    def track_read(self, caller: str, limit: Limit) -> Iterator[MessageRead]:
+        """As `begin_read`, until the end of its context."""
+        reading = self.begin_read(caller, limit)
         try:
             yield reading
         finally:
-            self._readings.remove(reading)
+            self.end_read(reading)
 
     async def watch(self) -> None:
         """End reads while the process exceeds the budget. Runs until cancelled."""

@@ -152,7 +152,7 @@ class WorkerClients:
                 del self._connected[name]
                 self._close_if_idle(known.client)
 
-    def connected(self, assignment: str) -> "ConnectedWorker | None":
+    def connection_to(self, assignment: str) -> "ConnectedWorker | None":
         """The open connection to the worker; None where there is none yet."""
         at = self._connected.get(assignment)
         return None if at is None or at.client.is_closed else at
@@ -160,7 +160,7 @@ class WorkerClients:
     async def infer(self, assignment: str, request: bytes, context: CallContext) -> bytes:
         """Raises AttemptFailed."""
         trace = context.attempt.traceparent if context.attempt is not None else ""
-        at = self.connected(assignment) or await self._connect(assignment)
+        at = self.connection_to(assignment) or await self._connect(assignment)
         try:
             answer = await at.client.infer(assignment, request, context.remaining_s, context.origin, trace)
         except ShoalError as error:

@@ -124,7 +124,7 @@ async def front(tmp_path: Path) -> AsyncIterator[Front]:
     await found.server.close()
 
 
-async def ended(front: Front, count: int = 1) -> None:
+async def until_ended(front: Front, count: int = 1) -> None:
     await until(lambda: len(front.ended) >= count, 5.0, f"{count} requests to end")
 
 
@@ -133,17 +133,17 @@ async def test_an_answer_comes_without_a_task_and_is_counted_as_any_other(front:
     assert front.begin() is not None
     assert len(asyncio.all_tasks()) == tasks
     assert front.plane.in_flight == 1
-    await ended(front)
+    await until_ended(front)
     assert front.ended == [(ANSWER, None)]
     assert front.plane.in_flight == 0
     directly = front.plane.stats()
     await front.ask()
     by_task = front.plane.stats()
-    assert counted(directly) - counted(before) == counted(by_task) - counted(directly) == 1
+    assert answers_in(directly) - answers_in(before) == answers_in(by_task) - answers_in(directly) == 1
     assert directly.in_flight == by_task.in_flight == (("a-1", 0),)
 
 
-def counted(stats: FrontStats) -> int:
+def answers_in(stats: FrontStats) -> int:
     (ingress,) = stats.ingress
     assert ingress.requests == ingress.answered + ingress.refused + ingress.lost
     return ingress.answered
@@ -152,7 +152,7 @@ def counted(stats: FrontStats) -> int:
 async def test_a_refusal_of_the_worker_is_passed_on_and_counted(front: Front) -> None:
     front.answers = refuse_input
     assert front.begin() is not None
-    await ended(front)
+    await until_ended(front)
     (_, error) = front.ended[0]
     assert isinstance(error, ShoalError)
     assert error.code is Code.INVALID_ARGUMENT
@@ -177,7 +177,7 @@ async def test_a_request_whose_worker_ends_is_tried_elsewhere(front: Front, tmp_
         (front.worker, replace(other.worker, assignment="a-2")),
     )
     await front.server.close()
-    await ended(front)
+    await until_ended(front)
     (_, error) = front.ended[0]
     assert isinstance(error, ShoalError), "its route had one replica"
     assert error.code is Code.WORKER_CRASHED
@@ -200,14 +200,14 @@ async def test_whose_caller_is_gone_is_withdrawn(front: Front) -> None:
     front.calls[-1].answer((ANSWER,))
     front.answers = answer
     assert front.begin() is not None
-    await ended(front)
+    await until_ended(front)
     assert front.ended == [(ANSWER, None)], "nobody hears of the first"
 
 
 async def test_a_deadline_ends_it_here_and_at_the_worker(front: Front) -> None:
     front.answers = None
     assert front.begin(remaining_s=0.05) is not None
-    await ended(front)
+    await until_ended(front)
     (_, error) = front.ended[0]
     assert isinstance(error, ShoalError)
     assert error.code is Code.DEADLINE_EXCEEDED
@@ -232,7 +232,7 @@ async def test_a_change_of_the_configuration_counts_at_once(front: Front) -> Non
     assert front.begin() is not None
     front.configure(where=replace(ROUTE, endpoints=()))
     assert front.begin() is None
-    await ended(front, 2)
+    await until_ended(front, 2)
 
 
 async def test_a_token_that_expired_counts_no_more(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ async def test_a_tenants_limits_count(front: Front) -> None:
     await until(lambda: len(front.calls) == 3, 5.0, "both at the worker")
     for call in front.calls[1:]:
         answer(call)
-    await ended(front, 2)
+    await until_ended(front, 2)
     front.configure(tenants=(TenantLimit("acme", rate=PerSecond(0.001)),))
     assert front.begin() is None
 
