@@ -62,6 +62,15 @@ class Answering:
     def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
         return oip.ModelStatisticsResponse()
 
+    def shared_memory_status(self, call: InboundCall, name: str) -> oip.SystemSharedMemoryStatusResponse:
+        return oip.SystemSharedMemoryStatusResponse()
+
+    def register_shared_memory(self, call: InboundCall, asked: oip.SystemSharedMemoryRegisterRequest) -> None:
+        pass
+
+    def unregister_shared_memory(self, call: InboundCall, name: str) -> None:
+        pass
+
     async def infer(self, call: InboundCall, request: bytes) -> bytes:
         asked = oip.ModelInferRequest.FromString(request)
         outputs = [

@@ -40,7 +40,7 @@ DEMANDED: Mapping[str, str] = {
     **dict.fromkeys(("F13", "F15", "F18", "F24", "F31", "F33", "F37", "F38", "F39", "F40"), "P"),
     **dict.fromkeys(("A10", "A11", "A17", "A18", "A19", "A20"), "P"),
     **dict.fromkeys(("A01", "A02", "A06", "A07", "A14", "A29", "A30", "A31", "A32", "A33", "A34", "A36", "A43"), "P"),
-    **dict.fromkeys(("A58", "A61", "A62"), IN_PROCESS + "P"),
+    **dict.fromkeys(("A44", "A58", "A61", "A62"), IN_PROCESS + "P"),
     **dict.fromkeys(("A13", "A21", "A24", "A25", "A26", "A27", "A37", "A38", "A50"), IN_PROCESS + "P"),
     **dict.fromkeys(("A39", "A40", "A41", "A42", "A52"), "P"),
     "A56": "SP",

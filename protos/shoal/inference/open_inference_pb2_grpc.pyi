@@ -45,6 +45,12 @@ class GRPCInferenceServiceStub:
     RepositoryIndex: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryIndexRequest, _open_inference_pb2.RepositoryIndexResponse]
     RepositoryModelLoad: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelLoadRequest, _open_inference_pb2.RepositoryModelLoadResponse]
     RepositoryModelUnload: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelUnloadRequest, _open_inference_pb2.RepositoryModelUnloadResponse]
+    SystemSharedMemoryStatus: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.SystemSharedMemoryStatusRequest, _open_inference_pb2.SystemSharedMemoryStatusResponse]
+    SystemSharedMemoryRegister: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.SystemSharedMemoryRegisterRequest, _open_inference_pb2.SystemSharedMemoryRegisterResponse]
+    SystemSharedMemoryUnregister: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.SystemSharedMemoryUnregisterRequest, _open_inference_pb2.SystemSharedMemoryUnregisterResponse]
+    CudaSharedMemoryStatus: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.CudaSharedMemoryStatusRequest, _open_inference_pb2.CudaSharedMemoryStatusResponse]
+    CudaSharedMemoryRegister: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.CudaSharedMemoryRegisterRequest, _open_inference_pb2.CudaSharedMemoryRegisterResponse]
+    CudaSharedMemoryUnregister: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.CudaSharedMemoryUnregisterRequest, _open_inference_pb2.CudaSharedMemoryUnregisterResponse]
 
 @_typing.type_check_only
 class GRPCInferenceServiceAsyncStub(GRPCInferenceServiceStub):
@@ -61,6 +67,12 @@ class GRPCInferenceServiceAsyncStub(GRPCInferenceServiceStub):
     RepositoryIndex: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryIndexRequest, _open_inference_pb2.RepositoryIndexResponse]  # type: ignore[assignment]
     RepositoryModelLoad: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelLoadRequest, _open_inference_pb2.RepositoryModelLoadResponse]  # type: ignore[assignment]
     RepositoryModelUnload: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelUnloadRequest, _open_inference_pb2.RepositoryModelUnloadResponse]  # type: ignore[assignment]
+    SystemSharedMemoryStatus: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.SystemSharedMemoryStatusRequest, _open_inference_pb2.SystemSharedMemoryStatusResponse]  # type: ignore[assignment]
+    SystemSharedMemoryRegister: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.SystemSharedMemoryRegisterRequest, _open_inference_pb2.SystemSharedMemoryRegisterResponse]  # type: ignore[assignment]
+    SystemSharedMemoryUnregister: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.SystemSharedMemoryUnregisterRequest, _open_inference_pb2.SystemSharedMemoryUnregisterResponse]  # type: ignore[assignment]
+    CudaSharedMemoryStatus: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.CudaSharedMemoryStatusRequest, _open_inference_pb2.CudaSharedMemoryStatusResponse]  # type: ignore[assignment]
+    CudaSharedMemoryRegister: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.CudaSharedMemoryRegisterRequest, _open_inference_pb2.CudaSharedMemoryRegisterResponse]  # type: ignore[assignment]
+    CudaSharedMemoryUnregister: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.CudaSharedMemoryUnregisterRequest, _open_inference_pb2.CudaSharedMemoryUnregisterResponse]  # type: ignore[assignment]
 
 class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -146,5 +158,47 @@ class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _open_inference_pb2.RepositoryModelUnloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_open_inference_pb2.RepositoryModelUnloadResponse, _abc.Awaitable[_open_inference_pb2.RepositoryModelUnloadResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SystemSharedMemoryStatus(
+        self,
+        request: _open_inference_pb2.SystemSharedMemoryStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_open_inference_pb2.SystemSharedMemoryStatusResponse, _abc.Awaitable[_open_inference_pb2.SystemSharedMemoryStatusResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SystemSharedMemoryRegister(
+        self,
+        request: _open_inference_pb2.SystemSharedMemoryRegisterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_open_inference_pb2.SystemSharedMemoryRegisterResponse, _abc.Awaitable[_open_inference_pb2.SystemSharedMemoryRegisterResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SystemSharedMemoryUnregister(
+        self,
+        request: _open_inference_pb2.SystemSharedMemoryUnregisterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_open_inference_pb2.SystemSharedMemoryUnregisterResponse, _abc.Awaitable[_open_inference_pb2.SystemSharedMemoryUnregisterResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CudaSharedMemoryStatus(
+        self,
+        request: _open_inference_pb2.CudaSharedMemoryStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_open_inference_pb2.CudaSharedMemoryStatusResponse, _abc.Awaitable[_open_inference_pb2.CudaSharedMemoryStatusResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CudaSharedMemoryRegister(
+        self,
+        request: _open_inference_pb2.CudaSharedMemoryRegisterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_open_inference_pb2.CudaSharedMemoryRegisterResponse, _abc.Awaitable[_open_inference_pb2.CudaSharedMemoryRegisterResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CudaSharedMemoryUnregister(
+        self,
+        request: _open_inference_pb2.CudaSharedMemoryUnregisterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_open_inference_pb2.CudaSharedMemoryUnregisterResponse, _abc.Awaitable[_open_inference_pb2.CudaSharedMemoryUnregisterResponse]]: ...
 
 def add_GRPCInferenceServiceServicer_to_server(servicer: GRPCInferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

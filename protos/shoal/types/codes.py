@@ -138,6 +138,8 @@ class Code(StrEnum):
     MODEL_NOT_READY = "MODEL_NOT_READY"
     REPLICA_UNREACHABLE = "REPLICA_UNREACHABLE"
     REQUEST_CRASHED_WORKER = "REQUEST_CRASHED_WORKER"
+    # shared memory that this tenant may not use here, or that does not hold what the request says
+    SHM_DENIED = "SHM_DENIED"
     UNIMPLEMENTED = "UNIMPLEMENTED"
     # identity
     UNAUTHENTICATED = "UNAUTHENTICATED"

@@ -163,8 +163,12 @@ def fields_of(data: memoryview, at: int, end: int) -> Iterator[tuple[int, int, i
 
 def encode_field(number: int, parts: Sequence[bytes | memoryview]) -> bytes:
     """A length-delimited field whose value is the concatenation of `parts`."""
-    size = sum(map(len, parts))
-    return b"".join((_as_varint(number << 3 | _BYTES), _as_varint(size), *parts))
+    return b"".join((encode_head(number, sum(map(len, parts))), *parts))
+
+
+def encode_head(number: int, size: int) -> bytes:
+    """What comes before the `size` bytes of a length-delimited field."""
+    return _as_varint(number << 3 | _BYTES) + _as_varint(size)
 
 
 @lru_cache(maxsize=1024)

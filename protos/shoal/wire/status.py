@@ -88,6 +88,7 @@ _GRPC: Final[dict[GrpcStatus, tuple[Code, ...]]] = {
         Code.REGION_MISMATCH,
         Code.DUPLICATE_IDENTITY,
         Code.TOPIC_DENIED,
+        Code.SHM_DENIED,
     ),
     GrpcStatus.ABORTED: (
         Code.PLAN_STALE,

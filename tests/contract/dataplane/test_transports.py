@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
@@ -54,6 +55,7 @@ class Echo:
     def __init__(self) -> None:
         self.calls: list[InboundCall] = []
         self.requests: list[oip.ModelInferRequest] = []
+        self.regions: dict[str, oip.SystemSharedMemoryRegisterRequest] = {}
         self.admitted = 0
         self.deny: Exception | None = None
         self.hold: asyncio.Event | None = None
@@ -145,6 +147,24 @@ class Echo:
             return None
         left = None if remaining_s is None else Seconds(remaining_s)
         return DirectEcho(self, replace(call, remaining_s=left), request)
+
+    def shared_memory_status(self, call: InboundCall, name: str) -> oip.SystemSharedMemoryStatusResponse:
+        self._see(call)
+        found = oip.SystemSharedMemoryStatusResponse()
+        for each in [name] if name else self.regions:
+            said = self.regions[each]
+            shown = found.regions[each]
+            shown.name, shown.key, shown.offset, shown.byte_size = said.name, said.key, said.offset, said.byte_size
+        return found
+
+    def register_shared_memory(self, call: InboundCall, asked: oip.SystemSharedMemoryRegisterRequest) -> None:
+        self._see(call)
+        self.regions[asked.name] = asked
+
+    def unregister_shared_memory(self, call: InboundCall, name: str) -> None:
+        self._see(call)
+        for each in [name] if name else list(self.regions):
+            self.regions.pop(each, None)
 
     async def infer(self, call: InboundCall, request: bytes) -> bytes:
         self._see(call)
@@ -340,7 +360,6 @@ CONTROLS = (
     ("TraceSetting", "POST", "trace/setting"),
     ("TraceSetting", "GET", "models/up/trace/setting"),
     ("LogSettings", "POST", "logging"),
-    ("SystemSharedMemoryRegister", "POST", "systemsharedmemory/region/x/register"),
     ("CudaSharedMemoryRegister", "POST", "cudasharedmemory/region/x/register"),
 )
 """What Triton lets its clients do to a server: method, and the same over REST. What it lets them read of their own
@@ -360,10 +379,92 @@ async def test_a45_nothing_but_inference_is_on_the_data_port(
         asked = client.call(method, b"")
     with pytest.raises(InferenceError) as refused:
         await asked
-    assert refused.value.status in (404, "UNIMPLEMENTED"), refused.value
+    assert refused.value.status in (404, 501, "UNIMPLEMENTED"), refused.value
     assert refused.value.code in (Code.NOT_FOUND, Code.UNIMPLEMENTED)
     assert not case.service.requests
     assert await client.ready()
+
+
+Region = oip.SystemSharedMemoryRegisterRequest
+REGIONS = (Region(name="a b", key="/k", offset=2**40, byte_size=7), Region(name="z/\u00e9", key="k2", byte_size=1))
+
+
+async def register(client: OipClient, region: oip.SystemSharedMemoryRegisterRequest) -> None:
+    if isinstance(client, RestClient):
+        body = json.dumps({"key": region.key, "offset": region.offset, "byte_size": region.byte_size}).encode()
+        path = f"/v2/systemsharedmemory/region/{quote(region.name, safe='')}/register"
+        assert (await client.checked_request("POST", path, body)).body == b""
+    else:
+        assert isinstance(client, GrpcClient)
+        assert await client.call("SystemSharedMemoryRegister", region.SerializeToString()) == b""
+
+
+async def regions_of(client: OipClient, name: str = "") -> dict[str, tuple[str, int, int]]:
+    if isinstance(client, RestClient):
+        path = f"region/{quote(name, safe='')}/status" if name else "status"
+        rows = (await client.checked_request("GET", f"/v2/systemsharedmemory/{path}")).json()
+        return {row["name"]: (row["key"], row["offset"], row["byte_size"]) for row in rows}
+    assert isinstance(client, GrpcClient)
+    request = oip.SystemSharedMemoryStatusRequest(name=name).SerializeToString()
+    said = oip.SystemSharedMemoryStatusResponse.FromString(await client.call("SystemSharedMemoryStatus", request))
+    return {name: (each.key, each.offset, each.byte_size) for name, each in said.regions.items()}
+
+
+async def unregister(client: OipClient, name: str = "") -> None:
+    if isinstance(client, RestClient):
+        path = f"region/{quote(name, safe='')}/unregister" if name else "unregister"
+        await client.checked_request("POST", f"/v2/systemsharedmemory/{path}")
+    else:
+        assert isinstance(client, GrpcClient)
+        request = oip.SystemSharedMemoryUnregisterRequest(name=name).SerializeToString()
+        await client.call("SystemSharedMemoryUnregister", request)
+
+
+async def test_regions_of_shared_memory_are_registered_and_shown(case: TransportCase) -> None:
+    client = case.client()
+    for each in REGIONS:
+        await register(client, each)
+    assert list(case.service.regions.values()) == list(REGIONS)
+    shown = {each.name: (each.key, each.offset, each.byte_size) for each in REGIONS}
+    assert await regions_of(client) == shown
+    assert await regions_of(client, "a b") == {"a b": shown["a b"]}
+    await unregister(client, "a b")
+    assert await regions_of(client) == {"z/\u00e9": ("k2", 0, 1)}
+    await unregister(client)
+    assert await regions_of(client) == {}
+    case.service.deny = refuse(Code.SHM_DENIED, "not here")
+    for refused in (register(client, REGIONS[0]), regions_of(client), unregister(client)):
+        with pytest.raises(InferenceError) as denied:
+            await refused
+        assert (denied.value.status, denied.value.code) == (case.status_of(Code.SHM_DENIED), Code.SHM_DENIED)
+
+
+async def test_there_is_no_shared_memory_of_cuda_and_its_absence_is_told(case: TransportCase) -> None:
+    """Triton's own clients first unregister all regions of both kinds."""
+    client = case.client()
+    if isinstance(client, RestClient):
+        assert (await client.checked_request("GET", "/v2/cudasharedmemory/status")).json() == []
+        await client.checked_request("POST", "/v2/cudasharedmemory/unregister")
+        return
+    assert isinstance(client, GrpcClient)
+    assert await client.call("CudaSharedMemoryStatus", b"") == await client.call("CudaSharedMemoryUnregister", b"")
+
+
+@pytest.mark.parametrize("case", ["rest", "rest2"], indirect=True)
+@pytest.mark.parametrize(
+    "document",
+    [
+        {}, {"key": 7}, {"key": "k", "byte_size": -1}, {"key": "k", "offset": True}, {"key": "k", "offset": 0.5},
+        {"key": "k", "byte_size": 2**64}, {"key": "\ud800"}, [], "k",
+    ],
+)  # fmt: skip
+async def test_a_region_in_json_is_checked(case: TransportCase, document: object) -> None:
+    client = case.client()
+    assert isinstance(client, RestClient)
+    with pytest.raises(InferenceError) as refused:
+        await client.checked_request("POST", "/v2/systemsharedmemory/region/x/register", json.dumps(document).encode())
+    assert (refused.value.status, refused.value.code) == (400, Code.INVALID_ARGUMENT)
+    assert not case.service.regions
 
 
 CONFIG = {

@@ -17,6 +17,7 @@ from harness.crypto.pki import Authority, CertificateFiles
 from harness.models.synthetic import digest_of
 from shoal.agent.clock import SystemClock
 from shoal.agent.core.routing import AdmissionLimits
+from shoal.agent.core.shared_memory import SharedMemoryGrant
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
 from shoal.agent.driver_port import DeviceAccess
@@ -72,6 +73,8 @@ class DataPlaneNode:
     command_prefix: tuple[str, ...] = ()
     # Of the front's admission.
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)
+    # Who may register shared memory at the front.
+    shared_memory: tuple[SharedMemoryGrant, ...] = ()
     # Replicas that are ready: assignment id -> workload.
     models: dict[str, WorkloadKey] = field(default_factory=dict)
     # By assignment id: what its worker says of it for people.
@@ -100,6 +103,7 @@ class DataPlaneNode:
             run_dir=str(self.folder),
             limits=self.limits,
             forward_key=str(forward_key),
+            shared_memory=self.shared_memory,
         )
         self.front = FrontProcess(self.config, (*self.command_prefix, *FRONT), SystemClock())
 

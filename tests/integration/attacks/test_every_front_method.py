@@ -56,8 +56,11 @@ STREAM: Final = OIP + "ModelStreamInfer"
 WATCH: Final = "/grpc.health.v1.Health/Watch"
 UNREAD: Final = {
     OIP + name
-    for name in ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryModelLoad", "RepositoryModelUnload")
-}
+    for name in (
+        "ServerLive", "ServerReady", "ServerMetadata", "RepositoryModelLoad", "RepositoryModelUnload",
+        "CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister",
+    )
+}  # fmt: skip
 """Their requests say nothing: they are answered by a call's head, and no byte of a message is taken."""
 WHOLE: Final = {
     OIP + "ModelInfer", STREAM, "/shoal.v1.Witness/Captured", "/shoal.v1.Witness/Answer", "/shoal.v1.Sessions/Offer",
@@ -75,8 +78,16 @@ REST: Final = {
     "RepositoryIndex": ("POST", "/v2/repository/index"),
     "RepositoryModelLoad": ("POST", "/v2/repository/models/relu/load"),
     "RepositoryModelUnload": ("POST", "/v2/repository/models/relu/unload"),
+    "SystemSharedMemoryStatus": ("GET", "/v2/systemsharedmemory/status"),
+    "SystemSharedMemoryRegister": ("POST", "/v2/systemsharedmemory/region/x/register"),
+    "SystemSharedMemoryUnregister": ("POST", "/v2/systemsharedmemory/unregister"),
+    "CudaSharedMemoryStatus": ("GET", "/v2/cudasharedmemory/status"),
+    "CudaSharedMemoryRegister": ("POST", "/v2/cudasharedmemory/region/x/register"),
+    "CudaSharedMemoryUnregister": ("POST", "/v2/cudasharedmemory/unregister"),
 }
-REST_READ: Final = {"ModelInfer": MAX_MESSAGE, "RepositoryIndex": SMALL_BYTES}
+REST_READ: Final = {
+    "ModelInfer": MAX_MESSAGE, "RepositoryIndex": SMALL_BYTES, "SystemSharedMemoryRegister": SMALL_BYTES
+}  # fmt: skip
 """Of those, which read a body, and how much."""
 X: Final = (Tensor("x", "FP32", (1, 4), bytes(16)),)
 BEARER: Final = "correct horse battery staple"
@@ -283,9 +294,9 @@ async def test_a14_four_gigabytes_declared_on_every_method(
 async def test_a15_a_message_that_never_ends_on_every_method(
     serving_node: DataPlaneNode, callers: tuple[Caller, ...]
 ) -> None:
-    """All at once. Twice as many for a method that brings tensors as one caller has places: alone it would have a
-    minute. A stream may wait for its next message for minutes, and nobody can tell whether that has begun: there are
-    few of a caller, and they take nobody's place."""
+    """As many small ones at once as one caller has places. Twice as many for a method that brings tensors: alone it
+    would have a minute. A stream may wait for its next message for minutes, and nobody can tell whether that has begun:
+    there are few of a caller, and they take nobody's place."""
     loop = asyncio.get_running_loop()
     took: dict[str, float] = {}
     streams_refused = 0
@@ -307,8 +318,13 @@ async def test_a15_a_message_that_never_ends_on_every_method(
         for stream, method in streams.items():
             told = connection.header_blocks(stream)
             assert method in UNREAD or b"TOO_SLOW" in told or b"OVERLOADED" in told, (caller.name, method, told)
-        took[f"{caller.name} {'whole' if crowded[0] in WHOLE else 'small'}"] = loop.time() - began
+        name = f"{caller.name} {'whole' if crowded[0] in WHOLE else 'small'}"
+        took[name] = max(took.get(name, 0.0), loop.time() - began)
         await connection.close()
+
+    async def drip_in_turn(caller: Caller, small: tuple[str, ...]) -> None:
+        for start in range(0, len(small), READ_SLOTS_PER_CALLER):
+            await drip(caller, small[start : start + READ_SLOTS_PER_CALLER])
 
     async def hold(caller: Caller) -> None:
         nonlocal streams_refused
@@ -334,7 +350,7 @@ async def test_a15_a_message_that_never_ends_on_every_method(
             for caller in callers:
                 small = tuple(each for each in caller.methods if each not in WHOLE)
                 whole = tuple(each for each in caller.methods if each in WHOLE and each != STREAM)
-                group.create_task(drip(caller, small))
+                group.create_task(drip_in_turn(caller, small))
                 group.create_task(drip(caller, whole))
     assert max(value for name, value in took.items() if name.endswith("small")) < IN_TIME_S, took
     figures = {f"{name.replace(' ', '_')}_s": round(value, 1) for name, value in took.items()}

@@ -42,6 +42,7 @@ REQUESTS = 5000
 """At each of the two front ends."""
 ALLOWED = frozenset(
     {Code.INVALID_ARGUMENT, Code.FIELD_TOO_MANY, Code.TOO_LARGE, Code.MODEL_NOT_FOUND, Code.UNIMPLEMENTED}
+    | {Code.SHM_DENIED}
 )
 MEMORY_GROWTH = 256 * 2**20
 Make = oip.ModelInferRequest

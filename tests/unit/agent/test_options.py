@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.agent.core.shared_memory import SharedMemoryGrant
 from shoal.agent.dataplane import memory
+from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.main import options
 from shoal.agent.main.options import MIN_FRONT_MEMORY, default_state_dir, parser
 
@@ -49,3 +51,25 @@ def test_a_front_gets_at_least_what_one_request_takes(size: str, capsys: pytest.
     assert "--front-memory" in capsys.readouterr().err
     assert front_memory("--front-memory", "256MiB") == MIN_FRONT_MEMORY
     assert memory.MIN_BUDGET_BYTES + memory.BASELINE_BYTES <= MIN_FRONT_MEMORY
+
+
+def shared_memory(*flags: str) -> tuple[SharedMemoryGrant, ...]:
+    return options.make_config(parser().parse_args(["run", *flags])).shared_memory
+
+
+def test_nobody_has_shared_memory_unless_an_operator_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHOAL_SHARED_MEMORY", raising=False)
+    assert shared_memory() == ()
+    monkeypatch.setenv("SHOAL_SHARED_MEMORY", "acme=acme-")
+    assert shared_memory() == (SharedMemoryGrant("acme", "acme-"),)
+    found = shared_memory("--shared-memory", "acme=acme-,acme=other.,shop=shop-")
+    assert [(each.tenant, each.prefix) for each in found] == [("acme", "acme-"), ("acme", "other."), ("shop", "shop-")]
+    config = FrontConfig("n", "r", "h", 1, "c", "k", "a", "d", shared_memory=found)
+    assert FrontConfig.load(config.dump()) == config
+
+
+@pytest.mark.parametrize("grants", ["acme", "acme=", "=x", "Acme=x", "acme=/x", "acme=../x", "acme=a,shop=ab", "a=x y"])
+def test_a_prefix_is_plain_and_no_other_tenants(grants: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        shared_memory(f"--shared-memory={grants}")
+    assert "--shared-memory" in capsys.readouterr().err

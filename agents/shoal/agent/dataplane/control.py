@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.agent.core.routing import AdmissionLimits
+from shoal.agent.core.shared_memory import SharedMemoryGrant
 from shoal.agent.frames import FrameMessage
 from shoal.agent.ports import FrontStats, LocalWorker, ReferenceRecording, StatefulReplica, VerificationSource
 from shoal.types.assignment import AgreementCounts, Credential, Forwarding, Ingress, PeerTrust
@@ -72,6 +73,8 @@ class FrontConfig:
     # Memory limit of this process in bytes, where it is below the limits of machine and control groups; 0 for those
     # alone.
     memory_bytes: int = 0
+    # Which tenants may register system shared memory here.
+    shared_memory: tuple[SharedMemoryGrant, ...] = ()
 
     def socket_path(self) -> Path:
         return Path(self.run_dir) / SOCKET
@@ -87,7 +90,8 @@ class FrontConfig:
         """Raises ShoalError(STATE_CORRUPT)."""
         try:
             fields = json.loads(text)
-            return FrontConfig(**{**fields, "limits": AdmissionLimits(**fields["limits"])})
+            grants = tuple(SharedMemoryGrant(**each) for each in fields.get("shared_memory", ()))
+            return FrontConfig(**{**fields, "limits": AdmissionLimits(**fields["limits"]), "shared_memory": grants})
         except (ValueError, TypeError, KeyError) as error:
             raise refuse(Code.STATE_CORRUPT, f"a front's configuration: {error}", "", "restart the agent") from error
 

@@ -23,6 +23,8 @@ from shoal.agent.dataplane.metering import RequestMeter
 from shoal.agent.dataplane.outcomes import RequestOutcomes
 from shoal.agent.dataplane.session_state import hide_state
 from shoal.agent.dataplane.sessions import FrontSessions
+from shoal.agent.dataplane.shared_memory import SharedMemory
+from shoal.agent.dataplane.shared_tensors import SharedTensors
 from shoal.agent.dataplane.tenant_admission import TenantAdmission
 from shoal.agent.dataplane.tracing import Tracer
 from shoal.agent.dataplane.transport import InboundCall
@@ -58,11 +60,13 @@ class DataPlane:
         sessions: FrontSessions,
         captures: RequestCaptures | None = None,
         tracer: Tracer | None = None,
+        shared_memory: SharedMemory | None = None,
     ) -> None:
         """Optional parts have defaults.
 
         - `captures`: keeps requests that workers here answered, where the workload consents.
         - `tracer`: by default one that traces what operators ask for, and exports nothing.
+        - `shared_memory`: by default nobody may use any.
         """
         self._settings = settings
         self._clock = clock
@@ -83,6 +87,7 @@ class DataPlane:
             *(clock, callers, self._tenants, self._requests, self._dispatcher, workers, captures),
             *(self._meter, self._outcomes),
         )
+        self._shared_memory = shared_memory or SharedMemory()
         self._configured = False
         self._draining = False
         self._change = asyncio.Event()
@@ -197,8 +202,8 @@ class DataPlane:
         return self._is_serving()
 
     def server_metadata(self, call: InboundCall) -> oip.ServerMetadataResponse:
-        self._callers.authenticate_reader(call)
-        return model_messages.server_metadata()
+        caller = self._callers.authenticate_reader(call)
+        return model_messages.server_metadata(has_shared_memory=self._shared_memory.is_allowed(caller))
 
     def index(self, call: InboundCall, *, ready_only: bool) -> oip.RepositoryIndexResponse:
         caller = self._callers.authenticate_reader(call)
@@ -264,6 +269,21 @@ class DataPlane:
             known = memo[_DIRECT] = DirectMemo()
         return self._direct.prepare(call, remaining_s, known, request)
 
+    def shared_memory_status(self, call: InboundCall, name: str) -> oip.SystemSharedMemoryStatusResponse:
+        caller = self._authenticate(call)
+        with self._outcomes.recording(self._requests.name_of(call)):
+            return self._shared_memory.status(caller, name)
+
+    def register_shared_memory(self, call: InboundCall, asked: oip.SystemSharedMemoryRegisterRequest) -> None:
+        caller = self._authenticate(call)
+        with self._outcomes.recording(self._requests.name_of(call)):
+            self._shared_memory.register(caller, asked)
+
+    def unregister_shared_memory(self, call: InboundCall, name: str) -> None:
+        caller = self._authenticate(call)
+        with self._outcomes.recording(self._requests.name_of(call)):
+            self._shared_memory.unregister(caller, name)
+
     async def infer(self, call: InboundCall, request: bytes) -> bytes:
         caller = self._authenticate(call)
         if caller.hop:  # it was charged where it entered
@@ -284,7 +304,10 @@ class DataPlane:
             self._outcomes.record_refused_call(self._requests.name_of(call), error)
             raise
 
-    async def _infer(self, call: InboundCall, caller: Caller, request: bytes) -> bytes:
+    async def _infer(
+        self, call: InboundCall, caller: Caller, request: bytes, shared: SharedTensors | None = None
+    ) -> bytes:
+        """`shared`: where outputs go, if the request came with references to shared memory; it holds bytes now."""
         try:
             asked = reading.parse_request(request)
             self._callers.consume_forward(call, caller)
@@ -294,6 +317,8 @@ class DataPlane:
         except ShoalError as error:
             self._outcomes.record_refused_call(self._requests.name_of(call), error)
             raise
+        if asked.uses_shared_memory:
+            return await self._infer_shared(call, caller, request)
         flight = self._requests.make(call, caller, asked, route, request)
         if caller.is_ingress:
             self._meter.record_entry(flight.key, caller.origin)
@@ -301,6 +326,8 @@ class DataPlane:
         logged = bind_contextvars(trace_id=flight.trace.id) if flight.trace is not None else None
         try:
             answer = await self._dispatcher.answer(route, flight)
+            if shared is not None:
+                answer = await shared.write(answer)
             code = None
             return answer + _FINAL if asked.wants_final else answer
         except ShoalError as error:
@@ -311,6 +338,14 @@ class DataPlane:
             self._outcomes.record(flight, code)
             if logged is not None:
                 reset_contextvars(**logged)
+
+    async def _infer_shared(self, call: InboundCall, caller: Caller, request: bytes) -> bytes:
+        """As `_infer`, for a request that refers to shared memory."""
+        with self._shared_memory.tensors(caller.tenant) as shared:
+            with self._outcomes.recording(self._requests.name_of(call)):
+                self._shared_memory.check(caller)
+                whole = await shared.read(request)
+            return await self._infer(call, caller, whole, shared)
 
     # authentication and routing
 

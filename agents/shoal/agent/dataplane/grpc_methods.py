@@ -55,6 +55,9 @@ NO_REPOSITORY_CONTROL: Final = Refusal(
     "a policy: the coordinator decides what runs where",
     "shoal apply -f WORKLOAD.yaml",
 )
+NO_CUDA_SHARED_MEMORY: Final = Refusal(
+    Code.UNIMPLEMENTED, "shared memory of CUDA devices", "system shared memory, or tensors in the request", "use those"
+)
 
 _log = structlog.get_logger(__name__)
 _M = TypeVar("_M", bound=Message)
@@ -155,6 +158,12 @@ class GrpcMethods:
             "ModelConfig": self._small(oip.ModelConfigRequest, self._model_config),
             "ModelStatistics": self._small(oip.ModelStatisticsRequest, self._statistics),
             "RepositoryIndex": self._small(oip.RepositoryIndexRequest, self._index),
+            "SystemSharedMemoryStatus": self._small(oip.SystemSharedMemoryStatusRequest, self._shared_memory_status),
+            "SystemSharedMemoryRegister": self._small(oip.SystemSharedMemoryRegisterRequest, self._register),
+            "SystemSharedMemoryUnregister": self._small(oip.SystemSharedMemoryUnregisterRequest, self._unregister),
+            "CudaSharedMemoryStatus": self._header_only(self._cuda_status),
+            "CudaSharedMemoryRegister": self._header_only(self._refuse_cuda),
+            "CudaSharedMemoryUnregister": self._header_only(self._cuda_unregister),
             "ModelInfer": replace(
                 self._whole(Method(service.admit, service.infer)),
                 answer_now=self._infer_now,
@@ -460,6 +469,37 @@ class GrpcMethods:
 
     async def _index(self, call: InboundCall, request: oip.RepositoryIndexRequest) -> oip.RepositoryIndexResponse:
         return self._service.index(call, ready_only=request.ready)
+
+    async def _shared_memory_status(
+        self, call: InboundCall, request: oip.SystemSharedMemoryStatusRequest
+    ) -> oip.SystemSharedMemoryStatusResponse:
+        return self._service.shared_memory_status(call, request.name)
+
+    async def _register(
+        self, call: InboundCall, request: oip.SystemSharedMemoryRegisterRequest
+    ) -> oip.SystemSharedMemoryRegisterResponse:
+        self._service.register_shared_memory(call, request)
+        return oip.SystemSharedMemoryRegisterResponse()
+
+    async def _unregister(
+        self, call: InboundCall, request: oip.SystemSharedMemoryUnregisterRequest
+    ) -> oip.SystemSharedMemoryUnregisterResponse:
+        self._service.unregister_shared_memory(call, request.name)
+        return oip.SystemSharedMemoryUnregisterResponse()
+
+    def _cuda_status(self, call: InboundCall) -> Message:
+        """There is none, as in a Triton without GPUs."""
+        self._service.server_ready(call)
+        return oip.CudaSharedMemoryStatusResponse()
+
+    def _cuda_unregister(self, call: InboundCall) -> Message:
+        """As in a Triton without GPUs: its clients do this first, to begin without regions."""
+        self._service.server_ready(call)
+        return oip.CudaSharedMemoryUnregisterResponse()
+
+    def _refuse_cuda(self, call: InboundCall) -> Message:
+        self._service.server_ready(call)
+        raise ShoalError(NO_CUDA_SHARED_MEMORY)
 
     def _refuse_load(self, call: InboundCall) -> Message:
         self._service.server_ready(call)

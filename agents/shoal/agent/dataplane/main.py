@@ -30,6 +30,8 @@ from shoal.agent.dataplane.health import HealthPort
 from shoal.agent.dataplane.memory import COPIES, MessageMemory, budget_bytes
 from shoal.agent.dataplane.session_handover import HandoverReceiver
 from shoal.agent.dataplane.sessions import FrontSessions
+from shoal.agent.dataplane.shared_memory import SharedMemory
+from shoal.agent.dataplane.shared_regions import SharedRegions
 from shoal.agent.dataplane.tracing import Tracer
 from shoal.agent.dataplane.transport import TlsFiles
 from shoal.agent.dataplane.trust import Authorities
@@ -95,7 +97,8 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
     exporter = Exporter.from_endpoint(config.otlp)
     tracer = Tracer(config.region, config.node, clock, config.trace_ratio, exporter.offer)
     callers = CallerAuth(config.region, config.node, dates_at, forwards)
-    plane = DataPlane(settings, clock, workers, peers, callers, sessions, witnesses.captures, tracer)
+    shared_memory = SharedMemory(SharedRegions(config.shared_memory), memory)
+    plane = DataPlane(settings, clock, workers, peers, callers, sessions, witnesses.captures, tracer, shared_memory)
     beside = {WITNESS_SERVICE: _verification_methods(witnesses), SESSIONS_SERVICE: _session_methods(sessions.receiver)}
     health = None
     if config.health_port is not None:

@@ -20,6 +20,7 @@ _CLIENT_FAULTS: Final = frozenset(
         Code.INVALID_ARGUMENT,
         Code.TOO_LARGE,
         Code.FIELD_TOO_MANY,
+        Code.SHM_DENIED,
         Code.UNIMPLEMENTED,
         Code.SESSION_INVALID,
         Code.CANCELLED,

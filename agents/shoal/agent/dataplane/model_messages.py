@@ -8,14 +8,11 @@ from shoal.types.workload import SERVED_VERSION as VERSION
 from shoal.types.workload import WorkloadKey
 
 
-def server_metadata() -> oip.ServerMetadataResponse:
-    return oip.ServerMetadataResponse(
-        name="shoal",
-        version="2",
-        extensions=[
-            "binary_tensor_data", "model_configuration", "model_repository", "parameters", "sequence", "statistics"
-        ],
-    )  # fmt: skip
+def server_metadata(*, has_shared_memory: bool) -> oip.ServerMetadataResponse:
+    """has_shared_memory: whether the caller may use any."""
+    extensions = ["binary_tensor_data", "model_configuration", "model_repository", "parameters", "sequence"]
+    extensions += ["statistics", "system_shared_memory"] if has_shared_memory else ["statistics"]
+    return oip.ServerMetadataResponse(name="shoal", version="2", extensions=extensions)
 
 
 def metadata_as_served(name: str, metadata: oip.ModelMetadataResponse) -> oip.ModelMetadataResponse:

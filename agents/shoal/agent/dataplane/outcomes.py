@@ -1,5 +1,7 @@
 """How calls and requests end: what is counted, traced and logged of it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
@@ -29,6 +31,15 @@ class RequestOutcomes:
         """A call was refused before it became a request. `request` is its id."""
         self._meter.codes[error.code] += 1
         self.log_refusal(request, "", error)
+
+    @contextmanager
+    def recording(self, request: str) -> Iterator[None]:
+        """Record what is refused inside, before it became a request. `request` is its id."""
+        try:
+            yield
+        except ShoalError as error:
+            self.record_refused_call(request, error)
+            raise
 
     def record(self, flight: InFlightRequest, code: Code | None) -> Seconds:
         """A request ended. `code` is of the refusal that it ended with; None when it was answered. Returns the seconds

@@ -1,7 +1,7 @@
 """What the front reads of an inference request before it forwards it, and what it refuses to forward.
 
 Names, shapes and datatypes are checked where the model runs. Here only what no model may get is refused: bytes that are
-not the protocol, tensors beyond the size limit, references to shared memory.
+not the protocol, tensors beyond the size limit.
 """
 
 import hashlib
@@ -76,10 +76,12 @@ class InferRequestHead(NamedTuple):
     step: int | None = None
     # Whether the answer must say that it is the last of its request: Triton's `triton_enable_empty_final_response`.
     wants_final: bool = False
+    # Whether a tensor lies in shared memory (`shared_tensors`).
+    uses_shared_memory: bool = False
 
 
 def parse_request(request: bytes) -> InferRequestHead:
-    """Raises ShoalError(INVALID_ARGUMENT | FIELD_TOO_MANY | TOO_LARGE | UNIMPLEMENTED)."""
+    """Raises ShoalError(INVALID_ARGUMENT | FIELD_TOO_MANY | TOO_LARGE)."""
     if len(request) > MAX_TENSORS:  # else it cannot have more of anything than the smallest limit
         refusal = check_counts(_REQUEST, request, LIMITS)
         if refusal is not None:
@@ -94,17 +96,19 @@ def parse_request(request: bytes) -> InferRequestHead:
     model = message.model_name
     if not model:
         raise invalid("no model name", "the name of a workload")
-    expanded = 0
+    expanded, is_shared = 0, False
     for tensor in message.inputs:
         expanded += elements(tensor.shape, tensor.name) * item_bytes(tensor.datatype, tensor.name)
         if expanded > INFER_BYTES:
             raise too_large(f"inputs of at least {expanded} bytes")
-        _check_parameters(tensor)
+        if tensor.parameters:
+            is_shared |= _refers_to_shared_memory(tensor)
     for output in message.outputs:
-        _check_parameters(output)
+        if output.parameters:
+            is_shared |= _refers_to_shared_memory(output)
     parameters = message.parameters
     if not parameters:
-        return InferRequestHead(model, message.model_version, message.id, "", None)
+        return InferRequestHead(model, message.model_version, message.id, "", None, uses_shared_memory=is_shared)
     return InferRequestHead(
         model=model,
         version=message.model_version,
@@ -115,6 +119,7 @@ def parse_request(request: bytes) -> InferRequestHead:
         end=_flag(parameters, "sequence_end"),
         step=_step(parameters),
         wants_final=_flag(parameters, "triton_enable_empty_final_response"),
+        uses_shared_memory=is_shared,
     )
 
 
@@ -129,11 +134,8 @@ def constant_part(request: bytes) -> bytes | None:
     return request[:at] if 0 <= at <= _CONSTANT_BYTES else None
 
 
-def _check_parameters(tensor: _Tensor) -> None:
-    """Raises ShoalError(UNIMPLEMENTED) for a reference to shared memory."""
-    parameters = tensor.parameters
-    if parameters and any(name.startswith("shared_memory") for name in parameters):
-        raise refuse(Code.UNIMPLEMENTED, "shared memory", "tensors in the request", "send the bytes themselves")
+def _refers_to_shared_memory(tensor: _Tensor) -> bool:
+    return any(name.startswith("shared_memory") for name in tensor.parameters)
 
 
 def fingerprint(request: bytes, of: str = "") -> bytes:

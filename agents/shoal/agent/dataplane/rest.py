@@ -19,11 +19,17 @@ import structlog
 
 from shoal.agent.dataplane import tensors
 from shoal.agent.dataplane.conversion import Conversions
-from shoal.agent.dataplane.grpc_methods import NO_REPOSITORY_CONTROL
+from shoal.agent.dataplane.grpc_methods import NO_CUDA_SHARED_MEMORY, NO_REPOSITORY_CONTROL
 from shoal.agent.dataplane.ingress_admission import IngressAdmission
 from shoal.agent.dataplane.log_budget import LogBudget
 from shoal.agent.dataplane.request import invalid, too_large
-from shoal.agent.dataplane.rest_documents import config_document, model_document, statistics_document
+from shoal.agent.dataplane.rest_documents import (
+    config_document,
+    model_document,
+    region_of,
+    regions_document,
+    statistics_document,
+)
 from shoal.agent.dataplane.transport import (
     HOP_KEY,
     MAX_MESSAGE,
@@ -212,6 +218,11 @@ class RestMethods:
             case "POST", ("v2", "repository", "models", _, "load" | "unload"):
                 self._service.server_ready(request.call)
                 raise ShoalError(NO_REPOSITORY_CONTROL)
+            case method, ("v2", "systemsharedmemory", *path):
+                return await self._shared_memory(request, method, tuple(path))
+            case method, ("v2", "cudasharedmemory", *path):
+                self._service.server_ready(request.call)
+                return _cuda_shared_memory(method, tuple(path))
             case method, path:
                 self._service.server_ready(request.call)
                 raise _no_such_path(method, path)
@@ -247,16 +258,42 @@ class RestMethods:
         headers = {"content-type": "application/octet-stream", _LENGTH_HEADER: str(json_length)}
         return RestResponse(200, content, headers)
 
+    async def _shared_memory(self, request: RestRequest, method: str, path: tuple[str, ...]) -> RestResponse:
+        match method, path:
+            case "GET", ("status",) | ("region", _, "status"):
+                name = path[1] if len(path) > 1 else ""
+                return _response(regions_document(self._service.shared_memory_status(request.call, name)))
+            case "POST", ("region", name, "register"):
+                self._service.server_ready(request.call)
+                asked = region_of(name, await _read_document(request))
+                self._service.register_shared_memory(request.call, asked)
+                return RestResponse(200, b"")
+            case "POST", ("unregister",) | ("region", _, "unregister"):
+                self._service.unregister_shared_memory(request.call, path[1] if len(path) > 1 else "")
+                return RestResponse(200, b"")
+            case _:
+                self._service.server_ready(request.call)
+                raise _no_such_path(method, request.path)
+
     async def _index(self, request: RestRequest) -> RestResponse:
         self._service.server_ready(request.call)
-        _declared_bytes(request, SMALL_BYTES)
-        body = bytes(await _read_body(request, SMALL_BYTES))
-        ready = tensors.load_json(body).get("ready", False) if body.strip() else False
+        ready = (await _read_document(request)).get("ready", False)
         if not isinstance(ready, bool):
             raise invalid(f"ready {ready!r:.80}", "true or false")
         listed = self._service.index(request.call, ready_only=ready)
         rows = [{"name": m.name, "version": m.version, "state": m.state, "reason": m.reason} for m in listed.models]
         return _response(rows)
+
+
+def _cuda_shared_memory(method: str, path: tuple[str, ...]) -> RestResponse:
+    """There is none, as in a Triton without GPUs. Its clients unregister all first, to begin without regions."""
+    match method, path:
+        case "GET", ("status",):
+            return _response([])
+        case "POST", ("unregister",) | ("region", _, "unregister"):
+            return RestResponse(200, b"")
+        case _:
+            raise ShoalError(NO_CUDA_SHARED_MEMORY)
 
 
 async def _cancel_on_disconnect(carrier: RequestCarrier, work: Coroutine[Any, Any, bytes]) -> bytes:
@@ -294,6 +331,13 @@ async def _read_body(request: RestRequest, most: int) -> bytearray:
             if part is not data:
                 await asyncio.sleep(0)  # let other tasks run: a small body may expand to a large one
     return body
+
+
+async def _read_document(request: RestRequest) -> Mapping[str, Any]:
+    """The body of a request that carries no tensors; {} where it is empty. Raises ShoalError."""
+    _declared_bytes(request, SMALL_BYTES)
+    body = bytes(await _read_body(request, SMALL_BYTES))
+    return tensors.load_json(body) if body.strip() else {}
 
 
 _SINGLE_HEADERS: Final = frozenset(
@@ -358,7 +402,11 @@ def _options(path: tuple[str, ...]) -> RestResponse:
     match path:
         case ("*",):
             allowed = "GET, HEAD, POST, OPTIONS"
-        case ("v2", "models", *_, "infer") | ("v2", "repository", *_):
+        case (
+            ("v2", "models", *_, "infer")
+            | ("v2", "repository", *_)
+            | ("v2", "systemsharedmemory" | "cudasharedmemory", *_, "register" | "unregister")
+        ):
             allowed = "POST, OPTIONS"
         case ("v2", *_):
             allowed = "GET, HEAD, OPTIONS"

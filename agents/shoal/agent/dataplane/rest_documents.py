@@ -1,7 +1,9 @@
-"""Answers of the Open Inference Protocol as documents of its REST form."""
+"""Messages of the Open Inference Protocol as documents of its REST form."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from shoal.agent.dataplane.request import invalid
 from shoal.inference import open_inference_pb2 as oip
 
 
@@ -50,3 +52,29 @@ def statistics_document(said: oip.ModelStatisticsResponse) -> dict[str, Any]:
             }
         )
     return {"model_stats": rows}
+
+
+def regions_document(said: oip.SystemSharedMemoryStatusResponse) -> list[dict[str, Any]]:
+    return [
+        {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size}
+        for each in said.regions.values()
+    ]
+
+
+def region_of(name: str, document: Mapping[str, Any]) -> oip.SystemSharedMemoryRegisterRequest:
+    """Raises ShoalError(INVALID_ARGUMENT)."""
+    offset, size = (_unsigned(document, field) for field in ("offset", "byte_size"))
+    key = document.get("key")
+    if not isinstance(key, str):
+        raise invalid(f"key {key!r:.80}", "the region's name for shm_open")
+    try:
+        return oip.SystemSharedMemoryRegisterRequest(name=name, key=key, offset=offset, byte_size=size)
+    except UnicodeEncodeError as error:
+        raise invalid("a key with half a surrogate pair", "Unicode text") from error
+
+
+def _unsigned(document: Mapping[str, Any], field: str) -> int:
+    value = document.get(field, 0)
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise invalid(f"{field} {value!r:.80}", "a whole number of bytes")
+    return value

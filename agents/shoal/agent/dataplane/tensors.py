@@ -94,7 +94,10 @@ def convert_request(
     used, offset = 0, end
     for asked, tensor, shape in zip(asked_inputs, message.inputs, shapes, strict=True):
         sent = _object(asked, "parameters").get("binary_data_size")
-        if sent is not None:
+        if is_shared(tensor.parameters):
+            if sent is not None or "data" in asked:
+                raise invalid(f"input {tensor.name!r:.80} in shared memory and in the body", "one of them")
+        elif sent is not None:
             if "data" in asked:
                 raise invalid(f"input {tensor.name!r:.80} both in JSON and binary", "one of them")
             if type(sent) is not int or not 0 <= sent <= size - offset:
@@ -144,6 +147,11 @@ def _put_inputs(message: oip.ModelInferRequest, asked: list[Mapping[str, Any]]) 
     return shapes
 
 
+def is_shared(parameters: Mapping[str, oip.InferParameter]) -> bool:
+    """Whether the tensor with these parameters lies in shared memory."""
+    return "shared_memory_region" in parameters
+
+
 def _put_outputs(message: oip.ModelInferRequest, asked: list[Mapping[str, Any]], default: bool) -> OutputFormat:
     named: dict[str, bool] = {}
     for each in asked:
@@ -177,7 +185,7 @@ def convert_response(response: bytes, output_format: OutputFormat) -> Steps[tupl
     Raises ShoalError(INVALID_ARGUMENT) for a tensor that JSON cannot carry, ShoalError(TOO_LARGE) for one that takes
     too much, ShoalError(INTERNAL) for a malformed response.
     """
-    message, raws = _split_response(response)
+    message, raws = split_response(response)
     if len(raws) != len(message.outputs):
         raise refuse(Code.INTERNAL, "an answer without raw contents", "", "report this with the log")
     yield
@@ -193,14 +201,15 @@ def convert_response(response: bytes, output_format: OutputFormat) -> Steps[tupl
         shown: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         parameters = _get_parameters(tensor.parameters)
         raw = raws[number]
-        is_binary = output_format.is_binary(tensor.name)
+        is_elsewhere = is_shared(tensor.parameters)
+        is_binary = not is_elsewhere and output_format.is_binary(tensor.name)
         if is_binary:
             parameters["binary_data_size"] = len(raw)
             binary.append(number)
         if parameters:
             shown["parameters"] = parameters
         made.write((b"," if number else b"") + _json(shown)[:-1])
-        if not is_binary:
+        if not is_binary and not is_elsewhere:
             made.write(b',"data":[')
             yield from json_tensors.write_json(tensor.name, tensor.datatype, raw, made, MAX_JSON_BYTES)
             made.write(b"]")
@@ -214,7 +223,7 @@ def convert_response(response: bytes, output_format: OutputFormat) -> Steps[tupl
     return made.getvalue(), length if binary else None
 
 
-def _split_response(response: bytes) -> tuple[oip.ModelInferResponse, list[memoryview]]:
+def split_response(response: bytes) -> tuple[oip.ModelInferResponse, list[memoryview]]:
     """(answer without its raw contents, these contents without a copy). Raises ShoalError(INTERNAL)."""
     view = memoryview(response)
     head: list[memoryview] = []

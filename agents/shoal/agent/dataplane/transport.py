@@ -181,6 +181,16 @@ class InferenceService(Protocol):
         call's."""
         ...
 
+    def shared_memory_status(self, call: InboundCall, name: str) -> oip.SystemSharedMemoryStatusResponse:
+        """The region of that name, or all of the caller's tenant where `name` is empty."""
+        ...
+
+    def register_shared_memory(self, call: InboundCall, asked: oip.SystemSharedMemoryRegisterRequest) -> None: ...
+
+    def unregister_shared_memory(self, call: InboundCall, name: str) -> None:
+        """Remove a region, or all of the caller's tenant where `name` is empty."""
+        ...
+
     async def infer(self, call: InboundCall, request: bytes) -> bytes:
         """Answer a serialized ModelInferRequest with a serialized ModelInferResponse. Cancelled when the caller
         disconnects."""

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.agent.core.shared_memory import SharedMemoryGrant, check_grants
 from shoal.agent.driver_port import DriverOptions
 from shoal.host import otlp
 from shoal.types.address import HostPort, parse_host
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.identity import check_name
 from shoal.types.units import SIZE, Bytes, parse_quantity, show_bytes
 
 ROLES = {"node": Role.AGENT, "gateway": Role.GATEWAY}
@@ -74,6 +76,8 @@ class AgentConfig:
     health: HostPort | None = None
     # Memory limit of the front process in bytes. 0: the limit of the machine and its cgroups.
     front_memory: Bytes = Bytes(0)
+    # Which tenants may register system shared memory at the front.
+    shared_memory: tuple[SharedMemoryGrant, ...] = ()
 
     def __post_init__(self) -> None:
         hosts = {self.listen.host, self.front_metrics.host}
@@ -223,6 +227,15 @@ def parser() -> argparse.ArgumentParser:
     )
     _option(
         run,
+        "--shared-memory",
+        type=_grants,
+        default="",
+        metavar="TENANT=PREFIX[,..]",
+        help="let a tenant pass tensors in system shared memory of this machine: files in /dev/shm whose names begin "
+        "with PREFIX; default: nobody",
+    )
+    _option(
+        run,
         "--publisher-keys",
         type=_path,
         metavar="DIR",
@@ -357,6 +370,21 @@ def _front_memory(text: str) -> Bytes:
     return size
 
 
+def _grants(text: str) -> tuple[SharedMemoryGrant, ...]:
+    found = []
+    for each in filter(None, text.split(",")):
+        tenant, equals, prefix = each.partition("=")
+        if not equals:
+            raise argparse.ArgumentTypeError(f"{each!r:.80} is not TENANT=PREFIX")
+        try:
+            found.append(SharedMemoryGrant(check_name(tenant, "tenant"), prefix))
+        except ShoalError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    if (refusal := check_grants(found)) is not None:
+        raise argparse.ArgumentTypeError(str(refusal))
+    return tuple(found)
+
+
 def _label(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
@@ -395,4 +423,5 @@ def make_config(parsed: argparse.Namespace) -> AgentConfig:
         trace_ratio=otlp.ratio_of(parsed.trace_ratio, parsed.otlp),
         health=parsed.health,
         front_memory=parsed.front_memory,
+        shared_memory=parsed.shared_memory,
     )

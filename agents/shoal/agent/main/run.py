@@ -305,6 +305,7 @@ def _front_config(config: AgentConfig, files: CredentialFiles, identity: Identit
         health_port=config.health.port if config.health is not None else None,
         forward_key=str(config.identity / FORWARD_KEY),
         memory_bytes=config.front_memory,
+        shared_memory=config.shared_memory,
     )
 
 

@@ -355,23 +355,26 @@ def test_brackets_in_text_do_not_count_against_it_until_there_are_millions() -> 
             ).SerializeToString(),
             Code.INVALID_ARGUMENT,
         ),
-        (
-            oip.ModelInferRequest(
-                model_name="m",
-                outputs=[
-                    oip.ModelInferRequest.InferRequestedOutputTensor(
-                        name="y", parameters={"shared_memory_region": oip.InferParameter(string_param="r")}
-                    )
-                ],
-            ).SerializeToString(),
-            Code.UNIMPLEMENTED,
-        ),
     ],
 )
 def test_what_no_model_may_get(request_: bytes, code: Code) -> None:
     with pytest.raises(ShoalError) as refused:
         parse_request(request_)
     assert refused.value.code is code
+
+
+@pytest.mark.parametrize("parameter", ["shared_memory_region", "shared_memory_offset", "shared_memory_of_tomorrow"])
+def test_shared_memory_is_seen(parameter: str) -> None:
+    parameters = {parameter: oip.InferParameter(string_param="r")}
+    of_input = oip.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1], parameters=parameters)
+    of_output = oip.ModelInferRequest.InferRequestedOutputTensor(name="y", parameters=parameters)
+    sequence = {"sequence_id": oip.InferParameter(int64_param=7)}
+    for extra in ({}, sequence):
+        plain = oip.ModelInferRequest(model_name="m", parameters=extra)
+        assert not parse_request(plain.SerializeToString()).uses_shared_memory
+        for inputs, outputs in (([of_input], []), ([], [of_output])):
+            message = oip.ModelInferRequest(model_name="m", parameters=extra, inputs=inputs, outputs=outputs)
+            assert parse_request(message.SerializeToString()).uses_shared_memory
 
 
 def test_what_the_front_reads() -> None:

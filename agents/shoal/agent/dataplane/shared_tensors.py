@@ -1,0 +1,199 @@
+"""Tensors of one request that lie in shared memory: inputs are read before the request goes on, outputs are taken out
+of its answer.
+
+What goes on, to a worker or another front, holds bytes: a retry, a session's step and a captured request know nothing
+of shared memory.
+"""
+
+import asyncio
+import io
+from collections import deque
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from shoal.agent.core.shared_memory import shm_refusal
+from shoal.agent.dataplane.memory import MemoryCharge, MessageMemory
+from shoal.agent.dataplane.request import LIMITS, invalid, too_large
+from shoal.agent.dataplane.shared_regions import PIECE, OpenRegion, SharedRegions
+from shoal.agent.dataplane.tensors import split_response
+from shoal.agent.dataplane.transport import MAX_MESSAGE
+from shoal.inference import open_inference_pb2 as oip
+from shoal.types.codes import Refusal, ShoalError
+from shoal.wire.field_limits import check_counts, encode_field, encode_head, fields_of
+
+_REGION: Final = "shared_memory_region"
+_SIZE: Final = "shared_memory_byte_size"
+_OFFSET: Final = "shared_memory_offset"
+_INPUTS: Final = oip.ModelInferRequest.INPUTS_FIELD_NUMBER
+_CONTENTS: Final = oip.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER
+_RAW_INPUTS: Final = oip.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+_RAW_OUTPUTS: Final = oip.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+_SCRATCH: Final = memoryview(bytearray(PIECE))
+"""Through which pieces go on their way from a file: one copy stays in the cache of the core. Used without a pause."""
+Parameters = MutableMapping[str, oip.InferParameter]
+
+
+class _Reference(NamedTuple):
+    """Where one tensor lies."""
+
+    region: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A reference that was checked."""
+
+    region: OpenRegion
+    # Where in the region's file it begins.
+    position: int
+    reference: _Reference
+
+
+class SharedTensors:
+    """What a request holds of shared memory, and of the front's memory for it, until the end of its context."""
+
+    def __init__(self, regions: SharedRegions, memory: MessageMemory, tenant: str) -> None:
+        self._regions = regions
+        self._memory = memory
+        self._tenant = tenant
+        self._held: list[OpenRegion | MemoryCharge] = []
+        self._outputs: dict[str, _Place] = {}
+        """By the output's name."""
+
+    def __enter__(self) -> "SharedTensors":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._held:
+            self._held.pop().release()
+
+    async def read(self, request: bytes) -> bytes:
+        """The request with bytes in place of its references. They are charged to the tenant.
+
+        Raises ShoalError(SHM_DENIED | NOT_FOUND | INVALID_ARGUMENT | TOO_LARGE), CallRefused(OVERLOADED).
+        """
+        message, given = _split_request(request)
+        places = [self._place(tensor.parameters) for tensor in message.inputs]
+        if places.count(None) != len(given):
+            raise invalid(f"{len(given)} raw contents", "one for each input that is not in shared memory")
+        for output in message.outputs:
+            place = self._place(output.parameters)
+            if place is not None:
+                self._outputs[output.name] = place
+        head = message.SerializeToString()
+        total = len(head) + sum(map(len, given)) + sum(each.reference.size for each in places if each is not None)
+        if total > MAX_MESSAGE:
+            raise too_large(f"a request of {total} bytes with what lies in shared memory", MAX_MESSAGE)
+        self._held.append(self._memory.hold(self._tenant, total))
+        made = io.BytesIO()
+        made.write(head)
+        for each in places:
+            if each is None:
+                made.write(encode_field(_RAW_INPUTS, (given.popleft(),)))
+            else:
+                made.write(encode_head(_RAW_INPUTS, each.reference.size))
+                await _copy(each, made)
+        return made.getvalue()
+
+    async def write(self, answer: bytes) -> bytes:
+        """The answer without the contents of the outputs that were asked for in shared memory: they are there.
+
+        As in Triton, such an output has empty raw contents. Its parameters say where it lies, and its size.
+
+        Raises ShoalError(SHM_DENIED).
+        """
+        if not self._outputs:
+            return answer
+        message, raws = split_response(answer)
+        for number, tensor in enumerate(message.outputs):
+            place = self._outputs.get(tensor.name)
+            if place is None:
+                continue
+            raw, reference = raws[number], place.reference
+            if len(raw) > reference.size:
+                found = f"{reference.size} bytes of shared memory for output {tensor.name!r:.80}"
+                raise ShoalError(shm_refusal(found, f"{len(raw)} or more", f"raise {_SIZE} of the output"))
+            await place.region.write(raw, place.position)
+            tensor.parameters[_REGION].string_param = reference.region
+            tensor.parameters[_SIZE].int64_param = len(raw)
+            if reference.offset:
+                tensor.parameters[_OFFSET].int64_param = reference.offset
+            raws[number] = memoryview(b"")
+        return b"".join((message.SerializeToString(), *(encode_field(_RAW_OUTPUTS, (raw,)) for raw in raws)))
+
+    def _place(self, parameters: Parameters) -> _Place | None:
+        """Where the tensor of these parameters lies, which are taken from it; None if it is not in shared memory.
+
+        Raises ShoalError(SHM_DENIED | NOT_FOUND | INVALID_ARGUMENT).
+        """
+        reference = _take_reference(parameters)
+        if reference is None:
+            return None
+        region = self._regions.find(self._tenant, reference.region)
+        position = region.region.locate(reference.offset, reference.size)
+        if isinstance(position, Refusal):
+            raise ShoalError(position)
+        region.hold()
+        self._held.append(region)
+        return _Place(region, position, reference)
+
+
+async def _copy(place: _Place, made: io.BytesIO) -> None:
+    """Raises ShoalError(SHM_DENIED)."""
+    position, left = place.position, place.reference.size
+    while left:
+        piece = _SCRATCH[: min(left, PIECE)]
+        place.region.read(piece, position)
+        made.write(piece)
+        position += len(piece)
+        left -= len(piece)
+        if left:
+            await asyncio.sleep(0)
+
+
+def _split_request(request: bytes) -> tuple[oip.ModelInferRequest, deque[memoryview]]:
+    """(the request without raw contents, these contents without a copy). Raises ShoalError(INVALID_ARGUMENT)."""
+    view = memoryview(request)
+    head: list[memoryview] = []
+    raws: deque[memoryview] = deque()
+    if check_counts(oip.ModelInferRequest.DESCRIPTOR, request, LIMITS) is not None:
+        raise invalid("bytes that are no ModelInferRequest", "a request of the Open Inference Protocol")
+    for number, start, content, end in fields_of(view, 0, len(view)):
+        if number == _RAW_INPUTS:
+            raws.append(view[content:end])
+            continue
+        if number == _INPUTS and any(field == _CONTENTS for field, *_ in fields_of(view, content, end)):
+            raise invalid("typed contents beside shared memory", "raw contents, or shared memory, for every input")
+        head.append(view[start:end])
+    return oip.ModelInferRequest.FromString(b"".join(head)), raws
+
+
+def _take_reference(parameters: Parameters) -> _Reference | None:
+    """The reference that these parameters are, which are removed; None without one. Raises
+    ShoalError(INVALID_ARGUMENT)."""
+    names = [name for name in parameters if name.startswith("shared_memory")]
+    if not names:
+        return None
+    if not {_REGION, _SIZE} <= set(names) <= {_REGION, _SIZE, _OFFSET}:
+        raise invalid(
+            f"parameters {', '.join(sorted(names))!s:.200}", f"{_REGION}, {_SIZE}, and {_OFFSET} where it is not 0"
+        )
+    region = parameters[_REGION]
+    if region.WhichOneof("parameter_choice") != "string_param":
+        raise invalid(f"{_REGION} that is no string", "the name of a region")
+    offset = _whole_number(parameters[_OFFSET], _OFFSET) if _OFFSET in names else 0
+    found = _Reference(region.string_param, offset, _whole_number(parameters[_SIZE], _SIZE))
+    for name in names:
+        del parameters[name]
+    return found
+
+
+def _whole_number(parameter: oip.InferParameter, name: str) -> int:
+    """Raises ShoalError(INVALID_ARGUMENT)."""
+    which = parameter.WhichOneof("parameter_choice")
+    if which not in ("int64_param", "uint64_param"):
+        raise invalid(f"{name} that is no whole number", "bytes")
+    return int(getattr(parameter, which))
