@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from harness.crypto.pki import Authority
+from shoal.agent.core import shared_memory
 from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.dataplane import (
     data_port,
@@ -17,6 +18,7 @@ from shoal.agent.dataplane import (
     session_handover,
     tensors,
     tracing,
+    transport,
     verification_source,
 )
 from shoal.agent.dataplane import ingress_admission as ingress
@@ -113,6 +115,15 @@ def test_the_reference_of_limits_is_true() -> None:
         "silence of a coordinator's event loop": f"{watchdog.LIMIT_S:g} s",
         "calls of all callers at a port of a front; without credentials, and of one address": (
             f"{ingress.CALLS:,}; {ingress.ANONYMOUS_CALLS}, {ingress.ANONYMOUS_PER_ADDRESS}"
+        ),
+        "regions of shared memory at a front, of one tenant and of all, those that requests still use included": (
+            f"{shared_memory.REGIONS_PER_TENANT}, {shared_memory.MAX_REGIONS}"
+        ),
+        "name of such a region, and of its file": (
+            f"{shared_memory.MAX_REGION_NAME}, {shared_memory.MAX_KEY} characters"
+        ),
+        "a request with what it brings from shared memory": (
+            f"{transport.MAX_MESSAGE // MIB} MiB, charged as its bytes are"
         ),
         "calls of one HTTP/2 connection at a front, at once": f"{data_port.MAX_STREAMS}",
         "calls of one client connection that it resets before their messages arrive": (

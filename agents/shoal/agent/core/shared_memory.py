@@ -17,9 +17,11 @@ MAX_REGIONS: Final = 256
 REGIONS_PER_TENANT: Final = 64
 MAX_REGION_NAME: Final = 256
 """Characters of a region's name."""
+MAX_KEY: Final = 255
+"""Characters of a file's name: Linux' NAME_MAX."""
 PREFIX: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-_KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
-"""One component of a path, of at most the 255 bytes of Linux' NAME_MAX, that does not begin with a dot."""
+_KEY: Final = re.compile(f"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_KEY - 1}}}")
+"""One component of a path that does not begin with a dot."""
 _SEMAPHORE: Final = "sem."
 """What the files of POSIX semaphores in the same folder begin with (glibc)."""
 _OPTION: Final = "--shared-memory TENANT=PREFIX of shoal-agent run"

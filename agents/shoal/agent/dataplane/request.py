@@ -107,8 +107,8 @@ def parse_request(request: bytes) -> InferRequestHead:
         if output.parameters:
             is_shared |= _refers_to_shared_memory(output)
     parameters = message.parameters
-    if not parameters:
-        return InferRequestHead(model, message.model_version, message.id, "", None, uses_shared_memory=is_shared)
+    if not parameters and not is_shared:
+        return InferRequestHead(model, message.model_version, message.id, "", None)
     return InferRequestHead(
         model=model,
         version=message.model_version,

@@ -15,13 +15,15 @@ from typing import Final, NamedTuple
 from shoal.agent.core.shared_memory import shm_refusal
 from shoal.agent.dataplane.memory import MemoryCharge, MessageMemory
 from shoal.agent.dataplane.request import LIMITS, invalid, too_large
-from shoal.agent.dataplane.shared_regions import PIECE, OpenRegion, SharedRegions
+from shoal.agent.dataplane.shared_regions import OpenRegion, SharedRegions
 from shoal.agent.dataplane.tensors import split_response
 from shoal.agent.dataplane.transport import MAX_MESSAGE
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Refusal, ShoalError
-from shoal.wire.field_limits import check_counts, encode_field, encode_head, fields_of
+from shoal.wire.field_limits import check_counts, encode_head, fields_of
 
+PIECE: Final = 2**20
+"""Bytes copied before other tasks have their turn: 0.07 ms, in and out (decision 30)."""
 _REGION: Final = "shared_memory_region"
 _SIZE: Final = "shared_memory_byte_size"
 _OFFSET: Final = "shared_memory_offset"
@@ -30,7 +32,8 @@ _CONTENTS: Final = oip.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER
 _RAW_INPUTS: Final = oip.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _RAW_OUTPUTS: Final = oip.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 _SCRATCH: Final = memoryview(bytearray(PIECE))
-"""Through which pieces go on their way from a file: one copy stays in the cache of the core. Used without a pause."""
+"""Through which pieces go on their way from a file, used without a pause. Reading 4 MiB so takes 0.27 ms; in one read
+into memory that was zeroed for it 0.24, of which other tasks wait for all."""
 Parameters = MutableMapping[str, oip.InferParameter]
 
 
@@ -50,6 +53,15 @@ class _Place:
     # Where in the region's file it begins.
     position: int
     reference: _Reference
+
+    def __len__(self) -> int:
+        return self.reference.size
+
+    def read(self, start: int) -> memoryview:
+        """At most PIECE bytes from `start` on, valid until the next read of any. Raises ShoalError(SHM_DENIED)."""
+        piece = _SCRATCH[: min(PIECE, self.reference.size - start)]
+        self.region.read(piece, self.position + start)
+        return piece
 
 
 class SharedTensors:
@@ -84,18 +96,19 @@ class SharedTensors:
             if place is not None:
                 self._outputs[output.name] = place
         head = message.SerializeToString()
-        total = len(head) + sum(map(len, given)) + sum(each.reference.size for each in places if each is not None)
+        total = len(head) + sum(map(len, given)) + sum(len(each) for each in places if each is not None)
         if total > MAX_MESSAGE:
             raise too_large(f"a request of {total} bytes with what lies in shared memory", MAX_MESSAGE)
         self._held.append(self._memory.hold(self._tenant, total))
-        made = io.BytesIO()
+        made, pace = io.BytesIO(), _Pace()
         made.write(head)
         for each in places:
-            if each is None:
-                made.write(encode_field(_RAW_INPUTS, (given.popleft(),)))
-            else:
-                made.write(encode_head(_RAW_INPUTS, each.reference.size))
-                await _copy(each, made)
+            source = given.popleft() if each is None else each
+            made.write(encode_head(_RAW_INPUTS, len(source)))
+            for start in range(0, len(source), PIECE):
+                piece = source[start : start + PIECE] if isinstance(source, memoryview) else source.read(start)
+                made.write(piece)
+                await pace.on_copied(len(piece))
         return made.getvalue()
 
     async def write(self, answer: bytes) -> bytes:
@@ -107,7 +120,7 @@ class SharedTensors:
         """
         if not self._outputs:
             return answer
-        message, raws = split_response(answer)
+        (message, raws), pace = split_response(answer), _Pace()
         for number, tensor in enumerate(message.outputs):
             place = self._outputs.get(tensor.name)
             if place is None:
@@ -116,13 +129,16 @@ class SharedTensors:
             if len(raw) > reference.size:
                 found = f"{reference.size} bytes of shared memory for output {tensor.name!r:.80}"
                 raise ShoalError(shm_refusal(found, f"{len(raw)} or more", f"raise {_SIZE} of the output"))
-            await place.region.write(raw, place.position)
+            for start in range(0, len(raw), PIECE):
+                place.region.write(raw[start : start + PIECE], place.position + start)
+                await pace.on_copied(min(PIECE, len(raw) - start))
             tensor.parameters[_REGION].string_param = reference.region
             tensor.parameters[_SIZE].int64_param = len(raw)
             if reference.offset:
                 tensor.parameters[_OFFSET].int64_param = reference.offset
             raws[number] = memoryview(b"")
-        return b"".join((message.SerializeToString(), *(encode_field(_RAW_OUTPUTS, (raw,)) for raw in raws)))
+        contents = (part for raw in raws for part in (encode_head(_RAW_OUTPUTS, len(raw)), raw))
+        return b"".join((message.SerializeToString(), *contents))
 
     def _place(self, parameters: Parameters) -> _Place | None:
         """Where the tensor of these parameters lies, which are taken from it; None if it is not in shared memory.
@@ -141,16 +157,16 @@ class SharedTensors:
         return _Place(region, position, reference)
 
 
-async def _copy(place: _Place, made: io.BytesIO) -> None:
-    """Raises ShoalError(SHM_DENIED)."""
-    position, left = place.position, place.reference.size
-    while left:
-        piece = _SCRATCH[: min(left, PIECE)]
-        place.region.read(piece, position)
-        made.write(piece)
-        position += len(piece)
-        left -= len(piece)
-        if left:
+class _Pace:
+    """Gives other tasks their turn."""
+
+    def __init__(self) -> None:
+        self._copied = 0
+
+    async def on_copied(self, size: int) -> None:
+        self._copied += size
+        if self._copied >= PIECE:
+            self._copied = 0
             await asyncio.sleep(0)
 
 

@@ -1,6 +1,7 @@
 """Shared memory against real files: what is opened, what a request reads and writes, and what becomes of both when the
 owner of a file changes it meanwhile."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,8 @@ from shoal.agent.core.shared_memory import REGIONS_PER_TENANT, SharedMemoryGrant
 from shoal.agent.dataplane.auth import Caller
 from shoal.agent.dataplane.memory import COPIES, MessageMemory
 from shoal.agent.dataplane.shared_memory import SharedMemory
-from shoal.agent.dataplane.shared_regions import PIECE, SharedRegions
-from shoal.agent.dataplane.shared_tensors import SharedTensors
+from shoal.agent.dataplane.shared_regions import SharedRegions
+from shoal.agent.dataplane.shared_tensors import PIECE, SharedTensors
 from shoal.agent.dataplane.transport import MAX_MESSAGE
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError
@@ -351,6 +352,33 @@ async def test_what_a_request_brings_is_charged_and_bounded(regions: SharedRegio
     half = MAX_MESSAGE // 2 + 1
     twice = Request(model_name="m", inputs=[shared_input("x", half), shared_input("y", half)])
     assert await code_of_read(regions, twice) is Code.TOO_LARGE
+
+
+@pytest.mark.parametrize("count", [1, 40])
+async def test_other_tasks_have_their_turn_after_each_piece(regions: SharedRegions, count: int) -> None:
+    """Whether few tensors are large or many are small."""
+    regions.register("acme", region())
+    size = SIZE // count
+    asked = Request(
+        model_name="m",
+        inputs=[shared_input(f"x{number}", size) for number in range(count)],
+        outputs=[shared_output(f"y{number}", size) for number in range(count)],
+    )
+    loop, turns, is_counting = asyncio.get_running_loop(), 0, True
+
+    def count_turn() -> None:
+        nonlocal turns
+        turns += 1
+        if is_counting:
+            loop.call_soon(count_turn)
+
+    loop.call_soon(count_turn)
+    with SharedTensors(regions, MessageMemory(), "acme") as tensors:
+        await tensors.read(asked.SerializeToString())
+        read_turns = turns
+        await tensors.write(answer(**{f"y{number}": bytes(size) for number in range(count)}))
+    is_counting = False
+    assert min(read_turns, turns - read_turns) >= 2
 
 
 async def test_a_refused_request_holds_nothing(regions: SharedRegions, file: Path) -> None:
