@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from shoal.agent.core.shared_memory import shm_refusal
+from shoal.agent.dataplane.ingress_admission import SLOT_WAIT_S
 from shoal.agent.dataplane.memory import MemoryCharge, MessageMemory
 from shoal.agent.dataplane.request import LIMITS, invalid, too_large
 from shoal.agent.dataplane.shared_regions import OpenRegion, SharedRegions
@@ -20,10 +21,13 @@ from shoal.agent.dataplane.tensors import split_response
 from shoal.agent.dataplane.transport import MAX_MESSAGE
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Refusal, ShoalError
+from shoal.types.units import Seconds
 from shoal.wire.field_limits import check_counts, encode_head, fields_of
 
 PIECE: Final = 2**20
 """Bytes copied before other tasks have their turn: 0.07 ms, in and out (decision 30)."""
+ROOM_WAIT_S: Final = Seconds(SLOT_WAIT_S)
+"""Longest wait for memory: as long as for a message."""
 _REGION: Final = "shared_memory_region"
 _SIZE: Final = "shared_memory_byte_size"
 _OFFSET: Final = "shared_memory_offset"
@@ -99,6 +103,7 @@ class SharedTensors:
         total = len(head) + sum(map(len, given)) + sum(len(each) for each in places if each is not None)
         if total > MAX_MESSAGE:
             raise too_large(f"a request of {total} bytes with what lies in shared memory", MAX_MESSAGE)
+        await self._memory.wait_for_room(self._tenant, total, ROOM_WAIT_S)
         self._held.append(self._memory.hold(self._tenant, total))
         made, pace = io.BytesIO(), _Pace()
         made.write(head)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.core.shared_memory import REGIONS_PER_TENANT, SharedMemoryGrant, SharedRegion
+from shoal.agent.dataplane import shared_tensors
 from shoal.agent.dataplane.auth import Caller
 from shoal.agent.dataplane.memory import COPIES, MessageMemory
 from shoal.agent.dataplane.shared_memory import SharedMemory
@@ -335,7 +336,9 @@ async def test_contents_belong_to_the_inputs_that_are_not_shared(regions: Shared
         assert await code_of_read(regions, message) is Code.INVALID_ARGUMENT
 
 
-async def test_what_a_request_brings_is_charged_and_bounded(regions: SharedRegions, file: Path) -> None:
+async def test_what_a_request_brings_is_charged_and_bounded(
+    regions: SharedRegions, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.truncate(file, MAX_MESSAGE)
     regions.register("acme", region(size=MAX_MESSAGE))
     memory = MessageMemory(budget=COPIES * MAX_MESSAGE)
@@ -344,10 +347,19 @@ async def test_what_a_request_brings_is_charged_and_bounded(regions: SharedRegio
         whole = await tensors.read(message)
         assert memory.held_bytes >= COPIES * 5 * PIECE
         assert len(whole) * COPIES <= memory.held_bytes + 32
-        other = SharedTensors(regions, memory, "acme")
-        with pytest.raises(ShoalError) as full, other:
-            await other.read(Request(model_name="m", inputs=[shared_input("x", 40 * PIECE)]).SerializeToString())
+        large = Request(model_name="m", inputs=[shared_input("x", 40 * PIECE)]).SerializeToString()
+        monkeypatch.setattr(shared_tensors, "ROOM_WAIT_S", 0.01)
+        with pytest.raises(ShoalError) as full, SharedTensors(regions, memory, "acme") as other:
+            await other.read(large)
         assert full.value.code is Code.OVERLOADED
+        monkeypatch.setattr(shared_tensors, "ROOM_WAIT_S", 20.0)
+        later = SharedTensors(regions, memory, "acme")
+        waiting = asyncio.create_task(later.read(large))
+        done, _ = await asyncio.wait((waiting,), timeout=0.05)
+        assert not done
+        tensors.__exit__()
+        with later:
+            assert len(await waiting) > 40 * PIECE
     assert memory.held_bytes == 0
     half = MAX_MESSAGE // 2 + 1
     twice = Request(model_name="m", inputs=[shared_input("x", half), shared_input("y", half)])
