@@ -3,17 +3,21 @@ owner of a file changes it meanwhile."""
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.attacks.frame_fuzzer import mutate
 from shoal.agent.core.shared_memory import REGIONS_PER_TENANT, SharedMemoryGrant, SharedRegion
 from shoal.agent.dataplane import shared_tensors
 from shoal.agent.dataplane.auth import Caller
 from shoal.agent.dataplane.memory import COPIES, MessageMemory
+from shoal.agent.dataplane.request import parse_request
 from shoal.agent.dataplane.shared_memory import SharedMemory
 from shoal.agent.dataplane.shared_regions import SharedRegions
 from shoal.agent.dataplane.shared_tensors import PIECE, SharedTensors
@@ -401,6 +405,34 @@ async def test_a_refused_request_holds_nothing(regions: SharedRegions, file: Pat
         await tensors.read(Request(model_name="m", inputs=[shared_input("x", SIZE)]).SerializeToString())
     regions.unregister("acme")
     assert (memory.held_bytes, descriptors()) == (0, before)
+
+
+async def test_a44_a_scrambled_request_is_refused_or_holds_bytes(regions: SharedRegions) -> None:
+    regions.register("acme", region("r", size=64))
+    sound = Request(
+        model_name="m",
+        id="7",
+        inputs=[shared_input("a", 16, 8), plain_input("b", 3), shared_input("c", 2)],
+        outputs=[shared_output("y", 8, 4)],
+        raw_input_contents=[b"xyz"],
+    ).SerializeToString(deterministic=True)
+    rng, outcomes = np.random.default_rng(44), Counter[str]()
+    for _ in range(20_000):
+        scrambled = mutate(sound, rng)
+        if rng.random() < 0.75:  # that is hardly ever a message; with one byte changed it often is
+            at = int(rng.integers(len(sound)))
+            scrambled = sound[:at] + rng.bytes(1) + sound[at + 1 :]
+        try:
+            if not parse_request(scrambled).uses_shared_memory:
+                continue
+            with SharedTensors(regions, MessageMemory(), "acme") as tensors:
+                whole = await tensors.read(scrambled)
+        except ShoalError as error:
+            outcomes[error.code] += 1
+            continue
+        assert not parse_request(whole).uses_shared_memory
+        outcomes["read"] += 1
+    assert {"read", Code.SHM_DENIED, Code.NOT_FOUND, Code.INVALID_ARGUMENT} <= outcomes.keys(), outcomes
 
 
 # who calls
