@@ -11,7 +11,7 @@ from shoal.agent.dataplane.rest import ClientIdentity, RestMethods
 from shoal.agent.dataplane.transport import InboundCall
 from shoal.host.connections import Connections
 from shoal.inference import open_inference_pb2 as oip
-from shoal.types.codes import Code
+from shoal.types.codes import Code, ShoalError
 
 OK = "OK"
 HUNG_UP = "closed"
@@ -32,6 +32,9 @@ class Answering:
 
     def admit(self, call: InboundCall) -> str:
         return "acme"
+
+    async def pace(self, call: InboundCall, error: ShoalError) -> None:
+        pass
 
     def payer_of(self, call: InboundCall) -> str | None:
         return None

@@ -104,8 +104,8 @@ class ServerCall:
     """One call, at the server."""
 
     __slots__ = (
-        "_deadline", "_done", "_method", "_on_done", "_place", "_reader", "_reading", "_session", "_stream", "_task",
-        "_timer", "_writing", "head", "is_ended", "is_long_lived", "is_started", "is_taken_up",
+        "_deadline", "_done", "_is_discarding", "_method", "_on_done", "_place", "_reader", "_reading", "_session",
+        "_stream", "_task", "_timer", "_writing", "head", "is_ended", "is_long_lived", "is_started", "is_taken_up",
     )  # fmt: skip
 
     def __init__(self, session: "GrpcSession", stream: Stream, head: CallHead) -> None:
@@ -127,6 +127,7 @@ class ServerCall:
         self._timer: asyncio.TimerHandle | None = None
         timeout_s = head.timeout_s
         self._deadline = None if timeout_s is None else session.loop.time() + timeout_s
+        self._is_discarding = False
         self._method: ServerMethod | None = None
         """The method to start, where it may answer without a task and the request has not arrived yet."""
         self._place: ReadPlace | None = None
@@ -206,6 +207,11 @@ class ServerCall:
                 await self._reading
             finally:
                 self._reading = None
+
+    def discard(self) -> None:
+        """Hold nothing of what the caller sends, now or later: nobody reads on."""
+        self._is_discarding = True
+        self._reader = MessageReader()
 
     async def write(self, message: bytes) -> None:
         """Send one message; return when all of it is on its way. One writer at a time. Raises CallEnded."""
@@ -371,6 +377,8 @@ class ServerCall:
             self._task.cancel()
 
     def on_data(self, data: memoryview) -> None:
+        if self._is_discarding:
+            return
         try:
             self._reader.receive(data)
         except MessageMalformed as error:

@@ -63,6 +63,7 @@ class Echo:
         self.cancelled = 0
         self.is_ready = True
         self.is_direct = False
+        self.paced: list[Code] = []
         self.change = asyncio.Event()
         self.tenants = TenantAdmission(SystemClock(), RequestMeter())
 
@@ -87,6 +88,9 @@ class Echo:
         self._see(call)
         self.tenants.check("acme")
         return "acme"
+
+    async def pace(self, call: InboundCall, error: ShoalError) -> None:
+        self.paced.append(error.code)
 
     def payer_of(self, call: InboundCall) -> str | None:
         gate = self.tenants.gate("acme")
@@ -591,6 +595,7 @@ async def test_a_tenant_over_its_rate_is_told_when_to_retry_and_nothing_of_its_b
     assert not case.service.requests
     assert await case.client().ready(), "only requests are limited"
     assert case.service.tenants.uses() == (TenantUse("acme", over_rate=1),)
+    assert case.service.paced == [Code.TENANT_RATE]
 
 
 async def test_a_tenant_with_too_many_inside_is_refused_until_one_ends(case: TransportCase) -> None:

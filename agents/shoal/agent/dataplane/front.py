@@ -21,6 +21,7 @@ from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.in_flight import RequestFactory
 from shoal.agent.dataplane.metering import RequestMeter
 from shoal.agent.dataplane.outcomes import RequestOutcomes
+from shoal.agent.dataplane.paced_refusals import PacedRefusals
 from shoal.agent.dataplane.session_state import hide_state
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.shared_memory import SharedMemory
@@ -44,6 +45,7 @@ from shoal.types.workload import WorkloadKey
 
 _DIRECT: Final = "direct"
 """Of a call's memo."""
+_PACED: Final = frozenset({Code.TENANT_RATE, Code.TENANT_CONCURRENCY})
 METADATA_TIMEOUT_S: Final = Seconds(10.0)
 
 
@@ -83,6 +85,7 @@ class DataPlane:
         )
         self._router = self._dispatcher.router
         self._tenants = TenantAdmission(clock, self._meter)
+        self._refusals = PacedRefusals(clock)
         self._direct = DirectRequests(
             *(clock, callers, self._tenants, self._requests, self._dispatcher, workers, captures),
             *(self._meter, self._outcomes),
@@ -185,6 +188,10 @@ class DataPlane:
         if not caller.hop:
             self._tenants.check(caller.tenant)
         return f"{caller.tenant}/{caller.origin}" if caller.tenant == GUEST_TENANT else caller.tenant
+
+    async def pace(self, call: InboundCall, error: ShoalError) -> None:
+        if error.code in _PACED:
+            await self._refusals.wait(call.caller)
 
     def payer_of(self, call: InboundCall) -> str | None:
         if call.hop:

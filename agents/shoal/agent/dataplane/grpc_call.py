@@ -46,6 +46,10 @@ class GrpcCall(Protocol):
         """Call `callback` when the caller has got the answer, or is gone."""
         ...
 
+    def discard(self) -> None:
+        """Hold nothing of what the caller sends, now or later: nobody reads on."""
+        ...
+
     async def read(self, max_bytes: int) -> bytes | None:
         """The next message, None at the end of the call. Raises MessageTooLarge."""
         ...

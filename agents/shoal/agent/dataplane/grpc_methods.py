@@ -300,7 +300,10 @@ class GrpcMethods:
             except CallEnded:
                 raise
             except Exception as error:
-                raise _refusal_of(error) from None
+                refusal = _refusal_of(error)
+            carried.discard()
+            await self._service.pace(self._claims_of(carried), refusal)
+            raise refusal
 
         return MethodHandler(answer, is_unary=True)
 

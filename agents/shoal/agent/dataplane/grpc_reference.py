@@ -71,6 +71,9 @@ class _Call:
     def remaining_s(self) -> float | None:
         return self._context.time_remaining()
 
+    def discard(self) -> None:
+        """The library reads no message that nobody asks for."""
+
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         cast(Any, self._context).add_done_callback(lambda _: callback())
 

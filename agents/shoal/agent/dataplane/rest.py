@@ -172,6 +172,7 @@ class RestMethods:
             return await self._answer(request, held)
         except ShoalError as error:
             drop_tracebacks(error)
+            await self._service.pace(request.call, error)
             return refusal_response(error.refusal, retry_after_s(error))
         except (ClientGone, OSError):
             raise

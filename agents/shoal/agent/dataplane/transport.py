@@ -151,6 +151,11 @@ class InferenceService(Protocol):
         CallRefused too where the tenant is over its limits."""
         ...
 
+    async def pace(self, call: InboundCall, error: ShoalError) -> None:
+        """Return when the caller may hear of `error`: those over their tenant's limits do not hear as fast as they
+        ask."""
+        ...
+
     def payer_of(self, call: InboundCall) -> str | None:
         """As `admit`, without a refusal: None where only `admit` can tell."""
         ...
