@@ -5,6 +5,7 @@ import socket
 from contextlib import suppress
 from typing import Final, cast
 
+from shoal.host.flush_queue import flush_queue
 from shoal.http2.connection import ConnectionFailed, ConnectionUser, Http2Connection, Http2Limits, Side, Stream
 from shoal.http2.frames import DEFAULT_WINDOW, ErrorCode
 from shoal.http2.grpc_messages import MessageReader
@@ -26,6 +27,7 @@ class Http2Session(asyncio.Protocol):
         self._user_timeout_s = user_timeout_s
         self._transport: asyncio.Transport | None = None
         self._is_flush_due = False
+        self._flushes = flush_queue()
         self._opened_at = self.loop.time()
         self._heard_at = self._opened_at
         self._pinged_at: float | None = None
@@ -43,15 +45,18 @@ class Http2Session(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._heard_at = now = self.loop.time()
         self._pinged_at = None
+        is_outermost = self._flushes.begin_event()
         try:
             self.connection.receive(data, now)
+            self.on_received()
+            self.flush()
         except ConnectionFailed as failure:
             self.flush()
             self.on_failure(failure)
             self.close()
-            return
-        self.on_received()
-        self.flush()
+        finally:
+            if is_outermost:
+                self._flushes.end_event()
 
     def pause_writing(self) -> None:
         self.connection.can_send = False
@@ -93,7 +98,7 @@ class Http2Session(asyncio.Protocol):
         """Send the output after what runs now."""
         if not self._is_flush_due:
             self._is_flush_due = True
-            self.loop.call_soon(self.flush)
+            self._flushes.add(self.flush)
 
     def flush(self) -> None:
         """Send the output."""

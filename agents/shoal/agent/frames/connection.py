@@ -19,6 +19,7 @@ from shoal.agent.frames.format import (
     encode_head,
     encode_json,
 )
+from shoal.host.flush_queue import flush_queue
 
 Part = bytes | bytearray | memoryview
 
@@ -58,6 +59,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._queued_bytes = 0
         self._is_blocked = False
         self._is_flush_due = False
+        self._flushes = flush_queue()
         self._is_handling = False
         self._is_reading_paused = False
         self._turn_ends_at = 0.0
@@ -127,7 +129,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._queued_bytes += len(head) + size
         if not (self._is_handling or self._is_flush_due or self._is_blocked):
             self._is_flush_due = True
-            self._loop.call_soon(self.flush)
+            self._flushes.add(self.flush)
 
     def send_json(self, frame_type: FrameType, call: int, header: Header, payload: Sequence[Part] = ()) -> None:
         """As `send`."""
@@ -200,6 +202,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         if self._is_reading_paused or self._is_handling:
             return
         self._is_handling = True
+        is_outermost = self._flushes.begin_event()
         self._turn_ends_at = self._loop.time() + TURN_S
         try:
             while self._transport is not None:
@@ -218,6 +221,8 @@ class FrameConnection(asyncio.BufferedProtocol):
         finally:
             self._is_handling = False
             self.flush()
+            if is_outermost:
+                self._flushes.end_event()
 
     def on_broken(self, why: str) -> None:
         """The peer broke the format, and the connection is being closed. `on_lost` follows."""

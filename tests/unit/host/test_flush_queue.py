@@ -1,0 +1,43 @@
+"""What is to be sent leaves once after the event, and in the same turn of the loop where nothing else is due."""
+
+import asyncio
+
+from shoal.host.flush_queue import flush_queue
+
+
+async def run_callbacks() -> None:
+    """Return when what is due now has run."""
+    turn = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(turn.set_result, None)
+    await turn
+
+
+async def test_outside_of_an_event_it_leaves_in_the_next_turn() -> None:
+    queue, sent = flush_queue(), list[str]()
+    queue.add(lambda: sent.append("a"))
+    queue.add(lambda: sent.append("b"))
+    assert sent == []
+    await run_callbacks()
+    assert sent == ["a", "b"]
+
+
+async def test_after_an_event_it_leaves_at_once_if_nothing_else_is_due() -> None:
+    queue, sent = flush_queue(), list[str]()
+    assert queue.begin_event()
+    assert not queue.begin_event(), "an event within an event"
+    queue.add(lambda: sent.append("a"))
+    assert sent == []
+    queue.end_event()
+    assert sent == ["a"]
+
+
+async def test_after_an_event_among_others_it_leaves_with_what_they_send() -> None:
+    queue, sent = flush_queue(), list[str]()
+    for name in ("a", "b"):
+        asyncio.get_running_loop().call_soon(sent.append, f"another callback {name}")
+        assert queue.begin_event()
+        queue.add(lambda name=name: sent.append(name))  # type: ignore[misc]
+        queue.end_event()
+    assert sent == []
+    await run_callbacks()
+    assert sent == ["another callback a", "a", "b", "another callback b"]
