@@ -53,7 +53,16 @@ SMALL = {
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
 } | {
     f"/{SERVICE}/{name}"
-    for name in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex")
+    for name in (
+        "ModelReady",
+        "ModelMetadata",
+        "ModelConfig",
+        "ModelStatistics",
+        "RepositoryIndex",
+        "SystemSharedMemoryStatus",
+        "SystemSharedMemoryRegister",
+        "SystemSharedMemoryUnregister",
+    )
 }
 """Methods of requests of at most 16 KiB."""
 UNREAD = {
@@ -64,6 +73,9 @@ UNREAD = {
         "ServerMetadata": None,
         "RepositoryModelLoad": Code.UNIMPLEMENTED,
         "RepositoryModelUnload": Code.UNIMPLEMENTED,
+        "CudaSharedMemoryStatus": None,
+        "CudaSharedMemoryRegister": Code.UNIMPLEMENTED,
+        "CudaSharedMemoryUnregister": None,
     }.items()
 }
 """Methods whose requests are not read, and what they answer."""
