@@ -160,7 +160,7 @@ MUTATIONS = (
         "quota-read-once",
         "quota read then written",
         contention.ContentionCheck.capacity_faults,
-        (("usage = allocations.quota_usage", "usage = self._allocations.quota_usage"),),
+        (("usage = allocations.usage(", "usage = self._allocations.usage("),),
     ),
     Mutation(
         "hang-up-cuts-a-commit-from-its-memory",
@@ -213,7 +213,7 @@ MUTATIONS = (
     Mutation(
         "award-sent-before-persisting",
         "persist after acting",
-        origin.OriginController.handle,
+        origin.OriginController._handle,
         (
             (
                 "        try:\n            effects = await self._runner.run(",

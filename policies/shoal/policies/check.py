@@ -279,6 +279,12 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         **_HEAD,
         "spec.quota.replicas": ActiveField(_PLACEMENT, (Code.QUOTA,), read_as="quotas"),
         "spec.quota.memory": ActiveField(_PLACEMENT, (Code.QUOTA,), read_as="quotas"),
+        "spec.quota.cost": ActiveField(
+            _PLACEMENT,
+            (Code.QUOTA,),
+            note="of its replicas, each its whole device, and of what other regions run; ends nothing that runs",
+            read_as="quotas",
+        ),
         "spec.quota.rate": ActiveField(
             "shoal.agent.core.tenant_limits",
             (Code.TENANT_RATE,),
@@ -291,7 +297,6 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
             note="requests of its clients inside the region at once",
             read_as="concurrency",
         ),
-        "spec.quota.cost": PlannedField("tenant budgets"),
         "spec.weight": ActiveField(
             "shoal.agent.core.fair_queue",
             note="of its requests that wait at a front, beside others'",
@@ -800,7 +805,7 @@ def _workload(workload: Workload) -> Rule:
 
 
 def _tenant(tenant: Tenant) -> Rule:
-    names = ("replicas", "memory", "rate", "concurrency")
+    names = ("replicas", "memory", "cost", "rate", "concurrency")
     yield from _zero_values(tenant, tuple(("spec", "quota", name) for name in names))
 
 

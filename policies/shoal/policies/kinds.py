@@ -397,10 +397,10 @@ class Workload(DocumentPart):
 class TenantQuota(DocumentPart):
     replicas: Annotated[int, Field(ge=0)] | None = None
     memory: Size | None = None
+    cost: Cost | None = None
     # Of the requests of its clients, where they enter the region.
     rate: Rate | None = None
     concurrency: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    cost: Cost | None = None
 
 
 class TenantSpec(DocumentPart):

@@ -99,9 +99,16 @@ def _capture(capture: Capture) -> int:
 
 
 def quota(tenant: Tenant) -> Quota:
-    spec = tenant.spec
-    quota = spec.quota
-    return Quota(tenant.metadata.name, quota.replicas, quota.memory, quota.rate, quota.concurrency, spec.weight)
+    quota = tenant.spec.quota
+    return Quota(
+        tenant.metadata.name,
+        replicas=quota.replicas,
+        memory=quota.memory,
+        cost=quota.cost,
+        rate=quota.rate,
+        concurrency=quota.concurrency,
+        weight=tenant.spec.weight,
+    )
 
 
 def trades(region: Region) -> tuple[TradeRule, ...]:

@@ -283,6 +283,8 @@ class Quota:
     replicas: int | None = None
     # Memory of these replicas.
     memory: Bytes | None = None
+    # What its replicas may cost, each its whole device, and what other regions run for it.
+    cost: UsdPerHour | None = None
     # Requests of its clients a second.
     rate: PerSecond | None = None
     # Requests of its clients inside the region at once.

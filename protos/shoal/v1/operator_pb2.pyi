@@ -671,6 +671,7 @@ class PlanReply(_message.Message):
     CHANGES_FIELD_NUMBER: _builtins.int
     COMPUTED_AT_FIELD_NUMBER: _builtins.int
     SIGNALS_FIELD_NUMBER: _builtins.int
+    BUDGETS_FIELD_NUMBER: _builtins.int
     hash: _builtins.str
     changes: _builtins.bool
     computed_at: _builtins.float
@@ -684,6 +685,10 @@ class PlanReply(_message.Message):
     def signals(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignalView]:
         """What costs and carbon were computed with."""
 
+    @_builtins.property
+    def budgets(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantBudgetView]:
+        """As they would be."""
+
     def __init__(
         self,
         *,
@@ -694,10 +699,11 @@ class PlanReply(_message.Message):
         changes: _builtins.bool = ...,
         computed_at: _builtins.float = ...,
         signals: _abc.Iterable[Global___SignalView] | None = ...,
+        budgets: _abc.Iterable[Global___TenantBudgetView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "computed_at", b"computed_at", "documents", b"documents", "hash", b"hash", "problems", b"problems", "signals", b"signals", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "changes", b"changes", "computed_at", b"computed_at", "documents", b"documents", "hash", b"hash", "problems", b"problems", "signals", b"signals", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1248,14 +1254,27 @@ class TenantView(_message.Message):
     CONCURRENCY_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    BUDGET_FIELD_NUMBER: _builtins.int
     rate: _builtins.float
     """Requests a second."""
     concurrency: _builtins.int
     """Requests inside at once."""
     weight: _builtins.float
+    replicas: _builtins.int
+    """Replicas that it may have, and bytes of memory of these."""
+    memory: _builtins.int
+    cost: _builtins.float
+    """USD/h that it may cost."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantEntryView]:
         """Where its clients may call, if it has limits."""
+
+    @_builtins.property
+    def budget(self) -> Global___TenantBudgetView:
+        """What of that is used, by the last step; absent without a budget, and on a coordinator that does not lead."""
 
     def __init__(
         self,
@@ -1264,21 +1283,74 @@ class TenantView(_message.Message):
         concurrency: _builtins.int | None = ...,
         weight: _builtins.float = ...,
         entries: _abc.Iterable[Global___TenantEntryView] | None = ...,
+        replicas: _builtins.int | None = ...,
+        memory: _builtins.int | None = ...,
+        cost: _builtins.float | None = ...,
+        budget: Global___TenantBudgetView | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency", "_rate", b"_rate", "concurrency", b"concurrency", "rate", b"rate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency", "_cost", b"_cost", "_memory", b"_memory", "_rate", b"_rate", "_replicas", b"_replicas", "budget", b"budget", "concurrency", b"concurrency", "cost", b"cost", "memory", b"memory", "rate", b"rate", "replicas", b"replicas"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency", "_rate", b"_rate", "concurrency", b"concurrency", "entries", b"entries", "rate", b"rate", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency", "_cost", b"_cost", "_memory", b"_memory", "_rate", b"_rate", "_replicas", b"_replicas", "budget", b"budget", "concurrency", b"concurrency", "cost", b"cost", "entries", b"entries", "memory", b"memory", "rate", b"rate", "replicas", b"replicas", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__concurrency: _TypeAlias = _typing.Literal["concurrency"]  # noqa: Y015
     _WhichOneofArgType__concurrency: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency"]  # noqa: Y015
+    _WhichOneofReturnType__cost: _TypeAlias = _typing.Literal["cost"]  # noqa: Y015
+    _WhichOneofArgType__cost: _TypeAlias = _typing.Literal["_cost", b"_cost"]  # noqa: Y015
+    _WhichOneofReturnType__memory: _TypeAlias = _typing.Literal["memory"]  # noqa: Y015
+    _WhichOneofArgType__memory: _TypeAlias = _typing.Literal["_memory", b"_memory"]  # noqa: Y015
     _WhichOneofReturnType__rate: _TypeAlias = _typing.Literal["rate"]  # noqa: Y015
     _WhichOneofArgType__rate: _TypeAlias = _typing.Literal["_rate", b"_rate"]  # noqa: Y015
+    _WhichOneofReturnType__replicas: _TypeAlias = _typing.Literal["replicas"]  # noqa: Y015
+    _WhichOneofArgType__replicas: _TypeAlias = _typing.Literal["_replicas", b"_replicas"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__concurrency) -> _WhichOneofReturnType__concurrency | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost) -> _WhichOneofReturnType__cost | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory) -> _WhichOneofReturnType__memory | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rate) -> _WhichOneofReturnType__rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replicas) -> _WhichOneofReturnType__replicas | None: ...
 
 Global___TenantView: _TypeAlias = TenantView  # noqa: Y015
+
+@_typing.final
+class TenantBudgetView(_message.Message):
+    """A tenant's budget, and what of it is used."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    UNPRICED_FIELD_NUMBER: _builtins.int
+    EXCEEDED_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    limit: _builtins.float
+    """USD/h."""
+    used: _builtins.float
+    """USD/h of its replicas, each its whole device, and of what other regions run or are to run for it."""
+    unpriced: _builtins.int
+    """How many of these have no known price."""
+    exceeded: _builtins.bool
+    """What runs stays; nothing new is placed."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        limit: _builtins.float = ...,
+        used: _builtins.float = ...,
+        unpriced: _builtins.int = ...,
+        exceeded: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exceeded", b"exceeded", "limit", b"limit", "tenant", b"tenant", "unpriced", b"unpriced", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantBudgetView: _TypeAlias = TenantBudgetView  # noqa: Y015
 
 @_typing.final
 class TenantEntryView(_message.Message):

@@ -294,10 +294,10 @@ MISTAKES: Final = [
     ),
     ("carbon of no unit", region("  carbon: {source: ./c.csv, fallback: §350}\n"), Code.UNIT_MISSING, "gCO2/kWh"),
     (
-        "tenant budget",
-        "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: t}\nspec: {quota: {§cost: 5 USD/h}}\n",
-        Code.NOT_SUPPORTED_YET,
-        "remove",
+        "tenant budget of nothing",
+        "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: t}\nspec: {quota: {cost: §0 USD/h}}\n",
+        Code.POLICY_UNREACHABLE,
+        "raise",
     ),
     (
         "tenant weight of nothing",

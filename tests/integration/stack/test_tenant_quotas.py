@@ -1,4 +1,5 @@
-"""A tenant's quota of rate and concurrency over a whole region: entries share it, and follow where its clients call."""
+"""A tenant's quota over a whole region: entries share rate and concurrency and follow where its clients call, and a
+budget bounds what is placed."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,13 +11,14 @@ from harness.clients.oip import GrpcClient, InferenceError
 from harness.cluster.stack import DevStack, documents, on_nodes, policy, workload
 from harness.models import synthetic
 from harness.report import record
-from harness.wait import until
+from harness.wait import until, wait_until
 from shoal.types.codes import Code
 from shoal.v1 import operator_pb2
 
 TENANT = "limited"
 RATE = 40.0
 ENTRIES = {"gateway", "plain-cpu", "edge-npu"}
+THRIFTY = "thrifty"
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +87,42 @@ async def test_the_region_holds_the_rate_and_gives_it_to_where_the_clients_are(q
     described = quota_region.shoal("describe", "tenant", TENANT).stdout
     assert "over_rate" in described
     assert any(entry.use.over_rate for entry in quota(quota_region).entries)
+
+
+def test_a51_a_budget_bounds_what_is_placed_and_a_killed_coordinator_knows_it(stack: DevStack) -> None:
+    """Three names at once, on a device of 0.08 USD/h; the budget covers two of them."""
+    stack.push(synthetic.relu().SerializeToString(), "t-thrifty")
+    budget = (
+        f"apiVersion: shoal/v1\nkind: Tenant\nmetadata: {{name: {THRIFTY}}}\nspec: {{quota: {{cost: 0.2 USD/h}}}}\n"
+    )
+    where = policy("thrifty-at", on_nodes(["plain-cpu"]))
+    names = ["thrifty-1", "thrifty-2", "thrifty-3"]
+    stack.apply(documents(budget, where, *(workload(name, "t-thrifty", "thrifty-at", THRIFTY) for name in names)))
+
+    def serving() -> set[str]:
+        """Workloads of the tenant that serve; nothing of it is beyond the budget."""
+        views = [stack.workload(name, THRIFTY) for name in names]
+        refused = [view for view in views if view.reason.code == Code.QUOTA]
+        assert len(refused) >= len(names) - 2 or not any(view.ready for view in views)
+        return {view.workload.name for view in views if view.ready}
+
+    wait_until(lambda: len(serving()) == 2, 60, "two of them to serve")
+    before = serving()
+    (refused,) = (view for view in (stack.workload(name, THRIFTY) for name in names) if not view.ready)
+    assert "thrifty would cost 0.24 USD/h" in refused.reason.found
+    stack.kill("coordinator")
+    names.append("thrifty-4")
+    stack.control.break_member("coordinator", "resume")
+    wait_until(stack.are_nodes_current, 60, "the coordinator to be back")
+    stack.apply(workload(names[-1], "t-thrifty", "thrifty-at", THRIFTY))
+    wait_until(
+        lambda: stack.workload(names[-1], THRIFTY).reason.code == Code.QUOTA,
+        60,
+        "the fourth to be refused with figures",
+    )
+    assert serving() == before
+    assert "0.16 of 0.2 USD/h" in stack.shoal("get", "tenants", THRIFTY).stdout
+    described = stack.shoal("describe", "tenant", THRIFTY).stdout
+    assert "used: 0.16" in described
+    assert "QUOTA" in stack.shoal("explain", refused.workload.name, "--tenant", THRIFTY).stdout
+    stack.delete_workloads(*names, tenant=THRIFTY)

@@ -85,6 +85,16 @@ def test_plan(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
     agrees("plan.txt", capsys.readouterr().out, request)
 
 
+def test_a_plan_and_a_list_show_what_of_a_budget_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+    budget = operator_pb2.TenantBudgetView(tenant="shop", limit=5.0, used=3.5)
+    plans.show_plan(operator_pb2.PlanReply(budgets=[budget]), wide=False)
+    assert "budget of shop: 3.5 of 5 USD/h\n" in capsys.readouterr().out
+    budget.used, budget.unpriced, budget.exceeded = 6.25, 1, True
+    row = operator_pb2.DocumentView(name="shop", tenant_quota=operator_pb2.TenantView(cost=5.0, budget=budget))
+    resources.show("tenants", [row], wide=False)
+    assert "6.25 and 1 unpriced of 5 USD/h, exceeded" in capsys.readouterr().out
+
+
 def test_plan_wide(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
     plans.show_plan(example_plan(), wide=True)
     agrees("plan-wide.txt", capsys.readouterr().out, request)

@@ -243,6 +243,7 @@ def test_quota() -> None:
     text = "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: shop}\nspec: {quota: {replicas: 20, memory: 16GiB}}\n"
     assert quota(only(text)) == Quota("shop", 20, units.Bytes(16 << 30))
     assert quota(only(text.replace(", memory: 16GiB", ""))) == Quota("shop", 20)
+    assert quota(only(text.replace("memory: 16GiB", "cost: 12 USD/d"))) == Quota("shop", 20, cost=units.UsdPerHour(0.5))
     text = text.replace("replicas: 20, memory: 16GiB}", "rate: 500/s, concurrency: 64}, weight: 2")
     limited = Quota("shop", rate=units.PerSecond(500.0), concurrency=64, weight=2.0)
     assert quota(only(text)) == limited

@@ -17,6 +17,7 @@ from shoal.cli.render.resources import (
     region_name,
     requested_target,
     show,
+    show_budget,
     show_signals,
     when,
 )
@@ -65,6 +66,8 @@ def show_plan(plan: operator_pb2.PlanReply, *, wide: bool) -> None:
     for workload in plan.workloads:
         show_workload(workload, wide=wide)
     show_signals(plan.signals)
+    for budget in plan.budgets:
+        line(f"budget of {budget.tenant}: {show_budget(budget)}", "yellow" if budget.exceeded else "")
     if not plan.changes:
         line("nothing to do")
     line(summary(plan), "bold")

@@ -465,6 +465,7 @@ _DOCUMENT: Final[tuple[Column, ...]] = (
 _COLUMNS["policies"] = _DOCUMENT
 _COLUMNS["tenants"] = (
     ("NAME", lambda row: row.name),
+    ("COST", lambda row: show_budget(row.tenant_quota.budget) if row.tenant_quota.HasField("budget") else "-"),
     ("RATE", lambda row: _limit_text(row.tenant_quota, "rate", "/s")),
     ("CONCURRENCY", lambda row: _limit_text(row.tenant_quota, "concurrency")),
     ("WEIGHT", lambda row: f"{row.tenant_quota.weight:g}"),
@@ -483,6 +484,12 @@ _COLUMNS["regions"] = (
     ("+COORDINATORS", lambda row: ", ".join(row.coordinators) or "-"),
     *((f"+{name}", _of_document(cell)) for name, cell in _DOCUMENT[1:]),
 )
+
+
+def show_budget(budget: operator_pb2.TenantBudgetView) -> str:
+    """What of a tenant's budget is used, such as `3.5 of 5 USD/h`."""
+    used = f"{budget.used:.4g}" + (f" and {budget.unpriced} unpriced" if budget.unpriced else "")
+    return f"{used} of {show_usd_per_hour(budget.limit)}" + (", exceeded" if budget.exceeded else "")
 
 
 def _limit_text(quota: Any, name: str, unit: str = "") -> str:

@@ -113,7 +113,7 @@ class RegionViews:
             case "tenants":
                 documents, desired = controller.catalog.documents, controller.desired
                 reply.documents.extend(
-                    views.tenant_view(stored, controller.catalog.quotas[key.name], desired, fleet)
+                    views.tenant_view(stored, controller.catalog.quotas[key.name], desired, fleet, controller.last_plan)
                     for key, stored in sorted(documents.items())
                     if key.kind == LISTS[kind]
                 )

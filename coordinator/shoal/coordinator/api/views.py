@@ -26,6 +26,7 @@ from shoal.coordinator.core.negotiation.hold import BidState, ClosedBid, Granted
 from shoal.coordinator.core.negotiation.model import Active, Awarding, IdleTrade, Soliciting, Withdrawing, WorkloadTrade
 from shoal.coordinator.core.placement.explain import STAYS_WITHOUT_TRIGGER
 from shoal.coordinator.core.placement.model import Candidate, PlacementPlan, Slot, WorkloadPlan
+from shoal.coordinator.core.placement.tenant_cost import TenantBudget
 from shoal.coordinator.core.prediction.model import Interval, Prediction
 from shoal.coordinator.core.signals.decide import describe_source
 from shoal.coordinator.core.signals.model import Signal, SignalName
@@ -84,17 +85,35 @@ def document_view(stored: StoredDocument) -> operator_pb2.DocumentView:
 
 
 def tenant_view(
-    stored: StoredDocument, quota: Quota, desired: Mapping[str, DesiredSet], fleet: Fleet
+    stored: StoredDocument,
+    quota: Quota,
+    desired: Mapping[str, DesiredSet],
+    fleet: Fleet,
+    plan: PlacementPlan | None,
 ) -> operator_pb2.DocumentView:
-    """A tenant's document, with its limits and what its clients did at each entry."""
+    """A tenant's document, with its limits, what it costs, and what its clients did at each entry. plan: of the last
+    step; None: there was none here."""
     view = document_view(stored)
     fill_view(view.tenant_quota, quota)
+    for budget in plan.budgets if plan is not None else ():
+        if budget.tenant == quota.tenant:
+            view.tenant_quota.budget.CopyFrom(budget_view(budget))
     shares = {node: each for node, told in desired.items() for each in told.tenants if each.tenant == quota.tenant}
     for node, share in sorted(shares.items()):
         uses = fleet.nodes[node].tenants if node in fleet.nodes else ()
         use = next((each for each in uses if each.tenant == quota.tenant), TenantUse(quota.tenant))
         view.tenant_quota.entries.add(node=node, limit=to_wire(share), use=to_wire(use))
     return view
+
+
+def budget_view(budget: TenantBudget) -> operator_pb2.TenantBudgetView:
+    return operator_pb2.TenantBudgetView(
+        tenant=budget.tenant,
+        limit=budget.limit,
+        used=budget.cost.usd_per_h,
+        unpriced=budget.cost.unpriced,
+        exceeded=budget.is_exceeded,
+    )
 
 
 def revision_view(revision: Revision) -> operator_pb2.RevisionView:
@@ -280,6 +299,7 @@ def plan_view(
         )
         reply.hash = planned.plan.hash
         reply.signals.extend(signal_views(planned.signals, refusals, wall))
+        reply.budgets.extend(budget_view(budget) for budget in planned.plan.budgets)
         reply.changes = planned.plan.has_changes or bool(planned.documents)
     return reply
 

@@ -198,6 +198,12 @@ class RegionEngine:
     def figures(self, key: WorkloadKey) -> TermValues | None:
         return own_values(self._what_if(key, explain=True))
 
+    def has_budget(self, key: WorkloadKey) -> bool:
+        return False
+
+    def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
+        return None
+
     def gateways(self) -> tuple[GatewayRef, ...]:
         return gateways(self.fleet)
 

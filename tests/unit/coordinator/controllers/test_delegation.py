@@ -10,6 +10,7 @@ import pytest
 from harness.fakes.peers import FakePeers, FakeRegion
 from harness.fakes.region import FakeAgent, RegionFixture
 from shoal.coordinator.core.negotiation.trade_times import LOCAL_STABLE_S
+from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.offer import Directory, Member
 from shoal.types.route import EndpointKind
@@ -156,3 +157,35 @@ async def test_without_a_federation_nothing_is_asked(tmp_path: Path) -> None:
     assert world.region.origin is None
     assert world.region.workloads.delegations == {}
     await world.store.close()
+
+
+async def test_a51_many_names_at_once_share_the_budget_through_a_delegate(trading: Trading) -> None:
+    """Six workloads without a place here, 1 USD/h each elsewhere: as many go as the budget covers, and a place here
+    comes out of the same budget."""
+    tenant = "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: default}\nspec: {quota: {cost: 3 USD/h}}\n"
+    (_, text), *_ = documents("when-infeasible")
+    policy, workload = text.split("---\n")
+    many = "---\n".join(workload.replace("reader", f"reader-{number}") for number in range(6))
+    await trading.apply([("t.yaml", tenant), ("w.yaml", f"{policy}---\n{many}")])
+    origin, most = trading.world.region.origin, 0
+    assert origin is not None
+    for _ in range(40):
+        await trading.run(0.5)
+        running = trading.wire.regions["a"].running_agreements
+        most = max(most, len(running))
+        assert len(running) <= len(origin.awarded_prices) <= 3
+        plan = trading.world.region.workloads.last_plan
+        assert plan is not None
+        (budget,) = plan.budgets
+        assert not budget.is_exceeded
+    assert most == 3
+    assert budget.cost.usd_per_h == 3.0, "what runs there is counted here"
+    assert len([each for each in origin.last_refusals.values() if "QUOTA" in str(each)]) == 3
+    edge = FakeAgent(trading.world, "edge-1")
+    await edge.connect()
+    trading.agents.append(edge)
+    await trading.run(5.0)
+    plan = trading.world.region.workloads.last_plan
+    assert plan is not None
+    refused = [each.refusal.code for each in plan.workloads if each.refusal is not None]
+    assert refused == [Code.QUOTA] * 3, "its price is not known, and there is no budget left"

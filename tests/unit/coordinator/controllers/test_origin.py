@@ -87,6 +87,9 @@ class FakeLocalRegion:
     cross_region: CrossRegionState | None = None
     stays: bool = False
     wrong: frozenset[tuple[str, str]] = frozenset()
+    # What is left of the tenant's budget; None: it has none.
+    budget: UsdPerHour | None = None
+    step_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def intents(self) -> tuple[Intent, ...]:
         return self.wanted
@@ -112,6 +115,12 @@ class FakeLocalRegion:
 
     def figures(self, key: WorkloadKey) -> TermValues | None:
         return self.own
+
+    def has_budget(self, key: WorkloadKey) -> bool:
+        return self.budget is not None
+
+    def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
+        return self.budget
 
     def gateway_revocations(self) -> tuple[str, ...]:
         return ()
@@ -683,3 +692,33 @@ async def test_what_is_to_come_home_after_a_notice_waits_for_no_answer_that_cann
     assert origin.trades.delegations[KEY].is_broken
     assert origin.trades.delegations[KEY].is_ready, "who cannot be served at home is sent there all the same"
     assert (await origin.log()).count("BREACHED") == 1
+
+
+@pytest.mark.parametrize(("left", "region"), [(0.9, ""), (1.0, "a"), (2.0, "a")])
+async def test_a51_an_offer_beyond_what_is_left_of_the_budget_is_no_offer(
+    tmp_path: Path, left: float, region: str
+) -> None:
+    origin = await Origin.open(tmp_path)
+    origin.local_region.budget = UsdPerHour(left)
+    origin.wire.regions["b"].cost = 3.0
+    await origin.run(1.0)
+    delegated = origin.trades.delegations.get(KEY)
+    assert (delegated.region if delegated is not None else "") == region
+    assert origin.trades.awarded_prices == ({KEY: 1.0} if region else {})
+    if not region:
+        refused = str(origin.trades.last_refusals[KEY])
+        assert "a: found: 1 USD/h; wanted: 0.9 USD/h, which is left of the tenant's budget (QUOTA)" in refused
+        assert all(not each.active_holds for each in origin.wire.regions.values()), "released"
+    await origin.store.close()
+
+
+async def test_a51_what_was_awarded_counts_after_a_restart_until_it_is_over(origin: Origin, tmp_path: Path) -> None:
+    await origin.run(0.5)
+    assert origin.trades.awarded_prices == {KEY: 1.0}
+    origin = await origin.reboot(tmp_path, away_s=1.0)
+    assert origin.trades.awarded_prices == {KEY: 1.0}
+    origin.local_region.wanted = ()
+    await origin.run(200.0, step=5.0)
+    assert origin.trades.awarded_prices == {}
+    origin.trades.stop()
+    await origin.store.close()

@@ -1,4 +1,4 @@
-"""Which workloads other regions run for this one, as its step and its gateways need to know them."""
+"""Which workloads other regions run for this one and what they cost, as its step and its gateways need to know."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,12 +12,12 @@ from shoal.coordinator.ports import Clock
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code
 from shoal.types.offer import Offer
-from shoal.types.units import Elapsed, Seconds
+from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
 
 
 class DelegationPublisher:
-    """Derives both from the trades, and says when they have changed."""
+    """Derives them from the trades, and says when they have changed."""
 
     def __init__(
         self,
@@ -29,6 +29,8 @@ class DelegationPublisher:
     ) -> None:
         """trades: of all workloads, as they are at any time."""
         self.delegations: Mapping[WorkloadKey, DelegatedWorkload] = {}
+        self.awarded_prices: Mapping[WorkloadKey, UsdPerHour | None] = {}
+        """USD/h of every workload with an award or agreement that is not over; None: the offer named no price."""
         self.peers: tuple[PeerTrust, ...] = ()
         """Regions whose gateways this region's gateways may connect to, because they run its workloads."""
         self._trades = trades
@@ -45,7 +47,8 @@ class DelegationPublisher:
             for key, state in self._trades.items()
             if (each := delegation_of(state, now, self._intents.get(key), self._access.rtt())) is not None
         }
-        self._replace(delegated, self._peer_trust())
+        awarded = {key: trade.price_of(state) for key, state in self._trades.items() if trade.is_awarded(state)}
+        self._replace(delegated, awarded, self._peer_trust())
 
     def publish_one(self, key: WorkloadKey, before: WorkloadTrade) -> None:
         """Publishes after a change of this one trade only, because there may be very many trades."""
@@ -55,11 +58,21 @@ class DelegationPublisher:
         if each != delegated.get(key):
             delegated = {other: one for other, one in delegated.items() if other != key}
             delegated |= {key: each} if each is not None else {}
-        self._replace(delegated, self.peers if _peers_of(state) == _peers_of(before) else self._peer_trust())
+        awarded = self.awarded_prices
+        if trade.is_awarded(state) != (key in awarded) or trade.price_of(state) != awarded.get(key):
+            awarded = {other: price for other, price in awarded.items() if other != key}
+            awarded |= {key: trade.price_of(state)} if trade.is_awarded(state) else {}
+        peers = self.peers if _peers_of(state) == _peers_of(before) else self._peer_trust()
+        self._replace(delegated, awarded, peers)
 
-    def _replace(self, delegated: Mapping[WorkloadKey, DelegatedWorkload], peers: tuple[PeerTrust, ...]) -> None:
-        if (delegated, peers) != (self.delegations, self.peers):
-            self.delegations, self.peers = delegated, peers
+    def _replace(
+        self,
+        delegated: Mapping[WorkloadKey, DelegatedWorkload],
+        awarded: Mapping[WorkloadKey, UsdPerHour | None],
+        peers: tuple[PeerTrust, ...],
+    ) -> None:
+        if (delegated, awarded, peers) != (self.delegations, self.awarded_prices, self.peers):
+            self.delegations, self.awarded_prices, self.peers = delegated, awarded, peers
             self._on_change()
 
     def _peer_trust(self) -> tuple[PeerTrust, ...]:

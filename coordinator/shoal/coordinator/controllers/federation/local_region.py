@@ -2,6 +2,7 @@
 them.
 """
 
+import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from shoal.coordinator.core.workloads.service_reports import service_report
 from shoal.coordinator.ports import Clock
 from shoal.types.agreement import GUEST_TENANT, GatewayRef, ServiceReport
 from shoal.types.profile import ModelProfile
-from shoal.types.units import Elapsed, Seconds
+from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
 
 PLACE_CHECK_S: Final = Seconds(5.0)
@@ -66,6 +67,19 @@ class LocalRegion(Protocol):
 
     def figures(self, key: WorkloadKey) -> TermValues | None:
         """Figures of the best placement here (`offer_selection.own_values`); None: it has no place here."""
+        ...
+
+    @property
+    def step_lock(self) -> asyncio.Lock:
+        """Held while the region decides and stores where workloads run."""
+        ...
+
+    def has_budget(self, key: WorkloadKey) -> bool:
+        """Whether the workload's tenant has a budget."""
+        ...
+
+    def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
+        """What other workloads of its tenant, here and in other regions, leave of the budget; None: it has none."""
         ...
 
     def gateways(self) -> tuple[GatewayRef, ...]: ...
@@ -132,6 +146,19 @@ class LocalRegionAdapter:
     def figures(self, key: WorkloadKey) -> TermValues | None:
         plan = place(self._workloads.inputs(), explain=(key,), as_if_local=(key,)).of(key)
         return own_values(plan) if plan is not None else None
+
+    @property
+    def step_lock(self) -> asyncio.Lock:
+        return self._workloads.step_lock
+
+    def has_budget(self, key: WorkloadKey) -> bool:
+        quota = self._workloads.catalog.quotas.get(key.tenant)
+        return quota is not None and quota.cost is not None
+
+    def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
+        if not self.has_budget(key):
+            return None
+        return place(self._workloads.inputs(), explain=False).budget_left(key)
 
     def gateways(self) -> tuple[GatewayRef, ...]:
         return gateways(self._fleet.fleet)

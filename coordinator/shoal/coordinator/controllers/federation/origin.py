@@ -7,7 +7,7 @@ call that a crash left unsent is retried by the trade machine, or given up by `t
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from shoal.coordinator import codec, metrics
@@ -30,6 +30,7 @@ from shoal.coordinator.core.negotiation.model import (
     DelegationDemand,
     DelegationNeed,
     IdleTrade,
+    RoundAnswered,
     Soliciting,
     TradeEffect,
     TradeEvent,
@@ -44,7 +45,7 @@ from shoal.types.agreement import Notice
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.profile import ModelProfile
-from shoal.types.units import Elapsed
+from shoal.types.units import Elapsed, UsdPerHour
 from shoal.types.workload import DelegationMode, Intent, WorkloadKey
 
 TRADES: Final = "trading/"
@@ -93,6 +94,7 @@ class OriginController:
         self._stepping = asyncio.Lock()
         """Held while trades and the reputation are computed and committed, and never during a call."""
         self._runner = TransitionRunner[WorkloadKey, LedgerWrites](ledger.commit, self._read_again)
+        self._local_region = local_region
         self._intents = IntentIndex(local_region)
         self._observations = ServiceObservations(local_region.service_report, clock)
         self._demands = DelegationDemands(local_region, self._intents, self._observations, clock)
@@ -153,6 +155,28 @@ class OriginController:
         """Applies one event to one workload's trade. If the store takes no write, nothing changes, and it is tried
         again.
         """
+        if isinstance(event, RoundAnswered) and event.terms is not None and self._local_region.has_budget(key):
+            # The region's step and other awards wait, so that what is left of the budget is given out once.
+            async with self._local_region.step_lock:
+                if await self._read_uncertain():
+                    terms = replace(event.terms, budget=self._local_region.budget_left(key))
+                    await self._handle(key, replace(event, terms=terms))
+        else:
+            await self._handle(key, event)
+
+    async def _read_uncertain(self) -> bool:
+        """Reads trades again whose last write may have taken effect: an award among them counts. Returns whether that
+        worked."""
+        async with self._stepping:
+            try:
+                await self._runner.reload_all()
+            except ShoalError:
+                self._meter.count(metrics.TRADE_WRITES_FAILED)
+                return False
+        self._publisher.publish()
+        return True
+
+    async def _handle(self, key: WorkloadKey, event: TradeEvent) -> None:
         async with self._stepping:
             before = self._trade_of(key)
             try:
@@ -215,6 +239,11 @@ class OriginController:
     def delegations(self) -> Mapping[WorkloadKey, DelegatedWorkload]:
         """Workloads that other regions run, or are to run."""
         return self._publisher.delegations
+
+    @property
+    def awarded_prices(self) -> Mapping[WorkloadKey, UsdPerHour | None]:
+        """What each workload with an open award or agreement costs, in USD/h; None: unknown."""
+        return self._publisher.awarded_prices
 
     @property
     def peers(self) -> tuple[PeerTrust, ...]:

@@ -107,8 +107,8 @@ class Solicitor:
         return self._terms(intent, self._local_region.figures(key))
 
     def _terms(self, intent: Intent, own: TermValues | None) -> DelegationTerms:
-        exclusions = self._local_region.exclusions(intent.key)
-        return terms_for(intent, own, self._access.rtt(), self._reputation.trust, exclusions)
+        exclusions, budget = self._local_region.exclusions(intent.key), self._local_region.budget_left(intent.key)
+        return terms_for(intent, own, self._access.rtt(), self._reputation.trust, exclusions, budget)
 
     async def _choose_indicative(self, asked: Solicitation, terms: DelegationTerms) -> OfferSelection:
         return choose([each.content for each in await self._ask(asked)], terms, indicative=True)

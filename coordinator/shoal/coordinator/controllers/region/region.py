@@ -349,7 +349,9 @@ class RegionalCoordinator:
     def _adopt_delegations(self) -> None:
         if self.origin is not None and self.delegate is not None:
             peers = merge_peers(self.origin.peers, self.delegate.peers)
-            self.workloads.adopt_delegations(delegations=self.origin.delegations, peers=peers)
+            self.workloads.adopt_delegations(
+                delegations=self.origin.delegations, awarded=self.origin.awarded_prices, peers=peers
+            )
 
     async def _step(self) -> None:
         if self.origin is not None:

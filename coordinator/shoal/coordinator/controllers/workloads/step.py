@@ -96,6 +96,8 @@ class WorkloadsController:
         self.revoked_gateways: tuple[str, ...] = ()
         """Revoked serials of this region's gateways, which other regions must refuse too."""
         self.delegations: Mapping[WorkloadKey, DelegatedWorkload] = {}
+        self.awarded: Mapping[WorkloadKey, UsdPerHour | None] = {}
+        """As in Inputs."""
         self.last_refusals: Mapping[WorkloadKey, Refusal] = {}
         """Why the last delegation attempt of each workload failed."""
         self.reservations: tuple[Reservation, ...] = ()
@@ -176,19 +178,21 @@ class WorkloadsController:
         self,
         *,
         delegations: Mapping[WorkloadKey, DelegatedWorkload] | None = None,
+        awarded: Mapping[WorkloadKey, UsdPerHour | None] | None = None,
         reservations: tuple[Reservation, ...] | None = None,
         peers: tuple[PeerTrust, ...] | None = None,
     ) -> None:
-        """From the next step on: workloads that other regions run, capacity held for bids, and peers of the gateways.
-        None: unchanged.
+        """From the next step on: workloads that other regions run, what these cost from their award on, capacity held
+        for bids, and peers of the gateways. None: unchanged.
         """
         news = (
             self.delegations if delegations is None else dict(delegations),
+            self.awarded if awarded is None else dict(awarded),
             self.reservations if reservations is None else reservations,
             self.peers if peers is None else peers,
         )
-        if news != (self.delegations, self.reservations, self.peers):
-            self.delegations, self.reservations, self.peers = news
+        if news != (self.delegations, self.awarded, self.reservations, self.peers):
+            self.delegations, self.awarded, self.reservations, self.peers = news
             self._on_change()
 
     def adopt_guests(
@@ -430,6 +434,7 @@ class WorkloadsController:
             seed=self._seed,
             signatures=self.signatures if catalog is self.catalog else catalog.signatures(self._region, verify_bundle),
             delegations=self.delegations,
+            awarded=self.awarded,
             reserved=self.open_reservations,
             rtt_s=catalog.rtt_s,
             peers=self.peers,

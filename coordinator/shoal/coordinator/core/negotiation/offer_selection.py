@@ -10,12 +10,14 @@ from shoal.coordinator.core.negotiation.trust import may_delegate
 from shoal.coordinator.core.placement import score
 from shoal.coordinator.core.placement.model import WorkloadPlan, terms_of
 from shoal.coordinator.core.placement.rank import TermValues, gain, served_values
+from shoal.coordinator.core.placement.tenant_cost import TenantCost
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer
 from shoal.types.stable_hash import digest
 from shoal.types.units import (
     DURATION,
     Seconds,
+    UsdPerHour,
     show_carbon,
     show_joules,
     show_quantity,
@@ -47,6 +49,8 @@ class DelegationTerms:
     rtt_s: Mapping[str, float] = field(default_factory=dict)
     # Trust in each region, in (0, 1]; 1 if absent.
     trust: Mapping[str, float] = field(default_factory=dict)
+    # What is left of the tenant's budget; None: it has none.
+    budget: UsdPerHour | None = None
     # (region, model digest) pairs that gave wrong answers and get no award.
     exclusions: frozenset[tuple[str, str]] = frozenset()
 
@@ -93,8 +97,9 @@ def terms_for(
     rtt_s: Mapping[str, float],
     trust: Mapping[str, float],
     exclusions: frozenset[tuple[str, str]] = frozenset(),
+    budget: UsdPerHour | None = None,
 ) -> DelegationTerms:
-    """Terms by the workload's current documents."""
+    """Terms by the workload's current documents. budget: what is left of its tenant's."""
     return DelegationTerms(
         request_hash=request_hash(intent),
         require=intent.require,
@@ -105,6 +110,7 @@ def terms_for(
         own=own,
         rtt_s=rtt_s,
         trust=trust,
+        budget=budget,
         exclusions=exclusions,
     )
 
@@ -209,6 +215,9 @@ def unmet_requirement(offer: Offer, require: Requirements, limits: Limits, terms
         if limit is not None and not value <= limit:
             found = "unknown there" if math.isnan(value) else show(value)
             return Refusal(code, found, f"at most {show(limit)}")
+    if terms.budget is not None and TenantCost.of(offer.cost).exceeds(terms.budget):
+        found = show_usd_per_hour(offer.cost) if math.isfinite(offer.cost) else "unknown there"
+        return Refusal(Code.QUOTA, found, f"{show_usd_per_hour(terms.budget)}, which is left of the tenant's budget")
     return None
 
 

@@ -60,6 +60,7 @@ from shoal.types.offer import Offer
 from shoal.types.units import (
     Elapsed,
     Seconds,
+    UsdPerHour,
     show_seconds,
 )
 
@@ -202,6 +203,24 @@ def offer_of(trade: WorkloadTrade, agreement: str) -> Offer | None:
         return trade.phase.offer
     found = agreement_of(trade, agreement)
     return found.offer if found is not None else None
+
+
+def is_awarded(trade: WorkloadTrade) -> bool:
+    """True from an award until it and every agreement are over, also while the outcome of the award is unknown."""
+    return bool(_awarded_offers(trade))
+
+
+def price_of(trade: WorkloadTrade) -> UsdPerHour | None:
+    """USD/h of what is awarded. Of an agreement and its successor the dearer one counts. None: an offer named no price,
+    or nothing is awarded."""
+    prices = [offer.cost for offer in _awarded_offers(trade)]
+    return max(prices, default=None) if all(math.isfinite(price) for price in prices) else None
+
+
+def _awarded_offers(trade: WorkloadTrade) -> tuple[Offer, ...]:
+    phase = trade.phase
+    pending = (phase.offer,) if isinstance(phase, Awarding | Withdrawing) else ()
+    return (*pending, *(agreement.offer for agreement in trade.agreements))
 
 
 def live_agreements(trade: WorkloadTrade) -> tuple[OriginAgreement, ...]:

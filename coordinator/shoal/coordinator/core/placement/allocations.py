@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, MemoryCommitment, commitments, memory_of
 from shoal.coordinator.core.placement.feasible import Option, Scope
-from shoal.coordinator.core.placement.model import Reservation, Slot
+from shoal.coordinator.core.placement.model import Inputs, Reservation, Slot
 from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas
+from shoal.coordinator.core.placement.tenant_cost import NO_COST, TenantCost
 from shoal.types.codes import Code
 from shoal.types.units import Bytes
 from shoal.types.workload import Intent, Quota, Spread, Standby, WorkloadKey
@@ -22,9 +23,12 @@ class QuotaUsage(NamedTuple):
     replicas: int = 0
     # Bytes committed to them.
     memory: int = 0
+    # Cost of them, and of what other regions are to run.
+    cost: TenantCost = NO_COST
 
-    def plus(self, replicas: int, memory: int) -> "QuotaUsage":
-        return QuotaUsage(self.replicas + replicas, self.memory + memory)
+    def with_replica(self, memory: int, cost: TenantCost, sign: int = 1) -> "QuotaUsage":
+        """Adds (sign 1) or removes (sign -1) one replica. memory: bytes committed to it."""
+        return QuotaUsage(self.replicas + sign, self.memory + sign * memory, self.cost.plus(cost, sign))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +57,16 @@ class Allocations:
         find it spent when it returns. Replicas that are lost or do not start have no share. Memory counts until they
         are gone.
         """
-        allocations = self
+        allocations, tenant = self, intent.key.tenant
         for replica in current.healthy:
             allocations = allocations._with_replica(scope, intent, replica, sign)
         for failed in current.failed:
             if failed.refusal.code in QUOTA_FREED_CODES or failed.assignment.id in scope.inputs.broken_assignments:
                 continue
-            usage = _add_usage(allocations.quota_usage, intent.key.tenant, sign, sign * failed.assignment.memory_bytes)
-            allocations = replace(allocations, quota_usage=usage)
-        return allocations
+            cost = TenantCost.of(scope.inputs.costs.get(Slot(failed.node, failed.assignment.device), math.nan))
+            allocations = allocations._with_usage(tenant, failed.assignment.memory_bytes, cost, sign)
+        here = allocations.usage(tenant).cost.plus(self.usage(tenant).cost, -1).times(sign)
+        return allocations._with_cost(tenant, awarded_cost(scope.inputs, intent.key).beyond(here), sign)
 
     def without_workload(self, scope: Scope, intent: Intent, current: WorkloadReplicas) -> "Allocations":
         """As if this workload had no replica, and never had one."""
@@ -76,12 +81,36 @@ class Allocations:
 
     def _with_replica(self, scope: Scope, intent: Intent, replica: CurrentReplica, sign: int) -> "Allocations":
         busy = sign * busy_share(scope, intent, replica.option, intent.require.replicas)
-        taken = sign * replica.assignment.memory_bytes
-        return replace(
-            self,
-            busy={**self.busy, replica.slot: self.busy.get(replica.slot, 0.0) + busy},
-            quota_usage=_add_usage(self.quota_usage, intent.key.tenant, sign, taken),
-        )
+        cost = TenantCost.of(replica.option.cost)
+        used = self._with_usage(intent.key.tenant, replica.assignment.memory_bytes, cost, sign)
+        return replace(used, busy={**self.busy, replica.slot: self.busy.get(replica.slot, 0.0) + busy})
+
+    def _with_usage(self, tenant: str, memory: int, cost: TenantCost, sign: int) -> "Allocations":
+        usage = self.usage(tenant).with_replica(memory, cost, sign)
+        return replace(self, quota_usage={**self.quota_usage, tenant: usage})
+
+    def usage(self, tenant: str) -> QuotaUsage:
+        """What the tenant uses of its quota."""
+        return self.quota_usage.get(tenant, QuotaUsage())
+
+    def with_usage_of(self, tenant: str, replicas: Iterable[CurrentReplica]) -> "Allocations":
+        """Adds these replicas to what the tenant uses of its quota, and to nothing else."""
+        allocations = self
+        for each in replicas:
+            allocations = allocations._with_usage(
+                tenant, each.assignment.memory_bytes, TenantCost.of(each.option.cost), 1
+            )
+        return allocations
+
+    def with_awarded(self, scope: Scope, workload: WorkloadKey, here: TenantCost) -> "Allocations":
+        """Adds what another region's service for a workload that was decided costs beyond its replicas here."""
+        return self._with_cost(workload.tenant, awarded_cost(scope.inputs, workload).beyond(here), 1)
+
+    def _with_cost(self, tenant: str, cost: TenantCost, sign: int) -> "Allocations":
+        if cost == NO_COST:
+            return self
+        usage = self.usage(tenant)
+        return replace(self, quota_usage={**self.quota_usage, tenant: usage._replace(cost=usage.cost.plus(cost, sign))})
 
     def with_kept_replica(self, scope: Scope, intent: Intent, replica: CurrentReplica) -> "Allocations":
         """Adds a current replica that was decided to stay."""
@@ -101,17 +130,14 @@ class Allocations:
             busy[each.slot] = busy.get(each.slot, 0.0) + sign * each.busy
         return replace(self, memory=memory, busy=busy)
 
-    def with_new_replica(self, tenant: str, slot: Slot, memory: Bytes, busy: float) -> "Allocations":
+    def with_new_replica(self, tenant: str, option: Option, busy: float) -> "Allocations":
         """Adds a new replica that was decided."""
-        return Allocations(
+        slot, memory = option.slot, memory_requirement(option)
+        return replace(
+            self._with_usage(tenant, memory, TenantCost.of(option.cost), 1),
             memory={**self.memory, slot: self.memory.get(slot, NO_COMMITMENT).plus(memory, loaded=False)},
             busy={**self.busy, slot: self.busy.get(slot, 0.0) + busy},
-            quota_usage=_add_usage(self.quota_usage, tenant, 1, memory),
         )
-
-
-def _add_usage(usage: Mapping[str, QuotaUsage], tenant: str, replicas: int, memory: int) -> Mapping[str, QuotaUsage]:
-    return {**usage, tenant: usage.get(tenant, QuotaUsage()).plus(replicas, memory)}
 
 
 def initial_allocations(scope: Scope, workloads: Iterable[tuple[Intent, WorkloadReplicas]]) -> Allocations:
@@ -122,9 +148,25 @@ def initial_allocations(scope: Scope, workloads: Iterable[tuple[Intent, Workload
     allocations = Allocations(memory, {}, {}).with_reservations(inputs.reserved)
     for slot, shared in _shared_memory(scope):
         allocations = allocations.with_freed_memory(slot, shared)
+    asked = set[WorkloadKey]()
     for intent, current in workloads:
+        asked.add(intent.key)
         allocations = allocations.with_undecided(scope, intent, current, 1)
+    for workload in sorted(inputs.awarded.keys() - asked):  # deleted, and its agreement is not over yet
+        allocations = allocations.with_awarded(scope, workload, NO_COST)
     return allocations
+
+
+def awarded_cost(inputs: Inputs, workload: WorkloadKey) -> TenantCost:
+    """Cost of a workload in the region that is to run it; nothing where none is.
+
+    A workload that moves between regions runs in both for a while. As in a move between nodes one of the two counts:
+    the dearer one.
+    """
+    if workload not in inputs.awarded:
+        return NO_COST
+    price = inputs.awarded[workload]
+    return TenantCost.of(math.nan if price is None else price)
 
 
 def _shared_memory(scope: Scope) -> Iterator[tuple[Slot, Bytes]]:

@@ -1,10 +1,17 @@
 """Whether a place still has room beside what else is placed: capacity of the device, quota of the tenant, spread."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.coordinator.core.fleet.commitments import admissible_bytes
-from shoal.coordinator.core.placement.allocations import Allocations, QuotaUsage, busy_share, memory_requirement
+from shoal.coordinator.core.placement.allocations import (
+    Allocations,
+    QuotaUsage,
+    awarded_cost,
+    busy_share,
+    memory_requirement,
+)
 from shoal.coordinator.core.placement.feasible import (
     Constraint,
     Option,
@@ -14,10 +21,11 @@ from shoal.coordinator.core.placement.feasible import (
     utilisation_fault,
 )
 from shoal.coordinator.core.placement.model import Move
-from shoal.coordinator.core.placement.relax import CATEGORY_SIZE, RequiredRelaxation, manual_remedy
+from shoal.coordinator.core.placement.relax import CATEGORY_SIZE, RequiredRelaxation, manual_remedy, round_up
 from shoal.coordinator.core.placement.replicas import CurrentReplica
+from shoal.coordinator.core.placement.tenant_cost import TenantCost
 from shoal.types.codes import Code, Refusal
-from shoal.types.units import show_bytes
+from shoal.types.units import COST, UsdPerHour, show_bytes, show_quantity, show_usd_per_hour
 from shoal.types.workload import Intent, Requirements, Spread
 
 UTILISATION_MOST = 0.7
@@ -58,8 +66,8 @@ class ContentionCheck:
         self, option: Option, require: Requirements, allocations: Allocations
     ) -> tuple[PlacementFault, ...]:
         """Violations of device capacity and quota."""
-        usage = allocations.quota_usage.get(self._intent.key.tenant, QuotaUsage())
-        quota = self._quota_fault(usage.plus(1, memory_requirement(option)))
+        usage = allocations.usage(self._intent.key.tenant)
+        quota = self._quota_fault(option, usage.with_replica(memory_requirement(option), TenantCost.of(option.cost)))
         return (*self._device_faults(option, require, allocations), *((quota,) if quota is not None else ()))
 
     def _device_faults(
@@ -96,8 +104,9 @@ class ContentionCheck:
         )
         return tuple(fault for fault in found if fault is not None)
 
-    def _quota_fault(self, would_hold: QuotaUsage) -> PlacementFault | None:
-        """The limit of the tenant's quota that would be exceeded; None where none would be."""
+    def _quota_fault(self, option: Option, would_hold: QuotaUsage) -> PlacementFault | None:
+        """The limit of the tenant's quota that would be exceeded; None where none would be. would_hold: with a new
+        replica there."""
         tenant = self._intent.key.tenant
         quota = self._scope.inputs.quotas.get(tenant)
         if quota is None:
@@ -113,7 +122,27 @@ class ContentionCheck:
             remedy = f"quota: {{memory: {show_bytes(would_hold.memory)}}} of tenant {tenant}"
             refusal = Refusal(Code.QUOTA, found, f"at most {show_bytes(quota.memory)}")
             return PlacementFault(Constraint.QUOTA, refusal, manual_remedy(remedy))
+        if quota.cost is not None:
+            here = would_hold.cost.plus(self._allocations.usage(tenant).cost, -1)
+            elsewhere = awarded_cost(self._scope.inputs, self._intent.key).beyond(here)
+            if (cost := would_hold.cost.plus(elsewhere)).exceeds(quota.cost):
+                return _cost_fault(tenant, quota.cost, option, cost)
         return None
+
+
+def _cost_fault(tenant: str, budget: UsdPerHour, option: Option, would_cost: TenantCost) -> PlacementFault:
+    """The fault of a replica that the tenant's budget does not cover."""
+    if math.isnan(option.cost):
+        found, remedy = f"{option.where} has no known price", f"set the label `price` of node {option.slot.node}"
+    elif would_cost.unpriced:
+        found = f"{tenant} has {would_cost.unpriced} replicas without a known price"
+        remedy = "set the label `price` of their nodes, or the region's price"
+    else:
+        found = f"{tenant} would cost {show_usd_per_hour(would_cost.usd_per_h)}"
+        more = show_quantity(round_up(would_cost.usd_per_h, COST, budget), COST)
+        remedy = f"quota: {{cost: {more}}} of tenant {tenant}"
+    refusal = Refusal(Code.QUOTA, found, f"at most {show_quantity(budget, COST)}")
+    return PlacementFault(Constraint.QUOTA, refusal, manual_remedy(remedy))
 
 
 def spread_allows(option: Option, picks: Sequence[Pick], require: Requirements) -> bool:

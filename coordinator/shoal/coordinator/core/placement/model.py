@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from shoal.coordinator.core.fleet.state import Fleet
+from shoal.coordinator.core.placement.tenant_cost import NO_COST, TenantBudget, TenantCost
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Batching, Comparison, Measured, Preparation
@@ -299,6 +300,9 @@ class Inputs:
     signatures: Signatures = field(default_factory=Signatures)
     # Workloads that another region runs under an agreement. They need no replica here, except a standby.
     elsewhere: frozenset[WorkloadKey] = frozenset()
+    # USD/h of the offer of the region that runs or is to run a workload, from its award until that is over; None: it
+    # named no price. It counts toward the tenant's budget.
+    awarded: Mapping[WorkloadKey, UsdPerHour | None] = field(default_factory=dict)
     # Capacity kept for guest workloads; it counts as taken.
     reserved: tuple[Reservation, ...] = ()
     # Live migrations. Only one of the two replicas of each counts.
@@ -528,6 +532,8 @@ class WorkloadPlan:
     is_final: bool = False
     # Digests of other models whose answers the new replicas must reproduce before they take a request.
     compared_with: tuple[str, ...] = ()
+    # What counts toward its tenant's budget: its replicas here, or its service elsewhere where that costs more.
+    cost: TenantCost = NO_COST
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,10 +544,20 @@ class PlacementPlan:
     workloads: tuple[WorkloadPlan, ...]
     # Covers the decisions alone, not telemetry or predictions.
     hash: str
+    # Of each tenant that has a budget, by name.
+    budgets: tuple[TenantBudget, ...] = ()
 
     @property
     def has_changes(self) -> bool:
         return any(change.sign != "=" for workload in self.workloads for change in workload.changes)
+
+    def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
+        """What all other workloads of its tenant leave a workload of the budget; None: the tenant has none."""
+        budget = next((each for each in self.budgets if each.tenant == key.tenant), None)
+        if budget is None:
+            return None
+        own = self.of(key)
+        return budget.cost.plus(own.cost if own is not None else NO_COST, -1).remainder_of(budget.limit)
 
     def of(self, key: WorkloadKey) -> WorkloadPlan | None:
         return next((plan for plan in self.workloads if plan.workload == key), None)

@@ -31,6 +31,7 @@ from shoal.coordinator.core.placement.model import (
 from shoal.coordinator.core.placement.replicas import replicas_of
 from shoal.coordinator.core.placement.signatures import make_signed_model
 from shoal.coordinator.core.placement.solve import Level, Occupancy, Solver
+from shoal.coordinator.core.placement.tenant_cost import TenantBudget, TenantCost
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal
@@ -57,29 +58,45 @@ def place(
     allocations = baseline
     plans = list[WorkloadPlan]()
     for intent in intents:
-        replicas = current[intent.key]
+        replicas, tenant = current[intent.key], intent.key.tenant
         away = intent.key in inputs.elsewhere
         if away and intent.key not in as_if_local:
             spare = Solver(scope, intent, replicas, caps.of(intent.key), allocations, baseline, elsewhere=True)
             plan, allocations = _plan_elsewhere(spare, allocations)
-            plans.append(plan)
+            plans.append(_with_cost(plan, spare, allocations))
             continue
         # A guest workload may use the capacity that is reserved for it.
-        is_guest = intent.key.tenant == GUEST_TENANT
+        is_guest = tenant == GUEST_TENANT
         own = [each for each in inputs.reserved if each.bid == intent.key.name] if is_guest else []
         free, free_at_first = allocations.with_reservations(own, -1), baseline.with_reservations(own, -1)
         solver = Solver(scope, intent, replicas, caps.of(intent.key), free, free_at_first)
         asked = explain if isinstance(explain, bool) else intent.key in explain
         plan, after = _place_moves(solver, *_plan_workload(solver, explain=asked), explain=asked)
         plan, after = _replace_in_place(solver, plan, after, explain=asked)
-        plans.append(plan)
+        after = after.with_awarded(scope, intent.key, _cost_beside(solver, after))
+        plans.append(_with_cost(plan, solver, after))
         if not away:
             caps.decide(intent.key, {target.existing_assignment for target in plan.targets})
             # The reservation stays while the guest has no place. The baseline loses this workload, so that later ones
             # can tell OUTRANKED from a real shortage.
             allocations = after if plan.targets else after.with_reservations(own)
             baseline = free_at_first.without_workload(scope, intent, replicas)
-    return PlacementPlan(tuple(plans), _hash(inputs, plans))
+    budgets = tuple(
+        TenantBudget(tenant, quota.cost, allocations.usage(tenant).cost)
+        for tenant, quota in sorted(inputs.quotas.items())
+        if quota.cost is not None
+    )
+    return PlacementPlan(tuple(plans), _hash(inputs, plans), budgets)
+
+
+def _cost_beside(solver: Solver, after: Allocations) -> TenantCost:
+    """What the solver's workload costs. after: the allocations with it."""
+    tenant = solver.intent.key.tenant
+    return after.usage(tenant).cost.plus(solver.allocations.usage(tenant).cost, -1)
+
+
+def _with_cost(plan: WorkloadPlan, solver: Solver, after: Allocations) -> WorkloadPlan:
+    return replace(plan, cost=_cost_beside(solver, after))
 
 
 def _place_moves(
@@ -247,7 +264,9 @@ def _plan_elsewhere(solver: Solver, allocations: Allocations) -> tuple[WorkloadP
         elsewhere=True,
         no_standby=level.no_standby if level is not None else None,
     )
-    return plan, level.allocations if level is not None else allocations
+    if level is None:
+        return plan, allocations
+    return plan, level.allocations.with_awarded(solver.scope, intent.key, _cost_beside(solver, level.allocations))
 
 
 def _targets(solver: Solver, level: Level) -> tuple[ReplicaTarget, ...]:

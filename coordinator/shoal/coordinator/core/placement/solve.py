@@ -1,17 +1,18 @@
 """Chooses a workload's replicas for one set of requirements and limits."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from shoal.coordinator.core.placement.allocations import Allocations, busy_share, memory_requirement, wants_standby
+from shoal.coordinator.core.placement.allocations import Allocations, busy_share, wants_standby
 from shoal.coordinator.core.placement.contention import ContentionCheck, Pick, is_on_other_node, spread_allows
 from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault, Scope
 from shoal.coordinator.core.placement.model import Move, Slot, terms_of
 from shoal.coordinator.core.placement.rank import gain, predicted_values, scores_of, tie_break
 from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas, may_retry
+from shoal.coordinator.core.placement.tenant_cost import TenantCost
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import Bytes
 from shoal.types.workload import Intent, Limits, Requirements
@@ -281,9 +282,7 @@ class Solver:
         if pick.existing is not None:
             return allocations.with_kept_replica(self.scope, self.intent, pick.existing)
         busy = busy_share(self.scope, self.intent, pick.option, require.replicas)
-        return allocations.with_new_replica(
-            self.intent.key.tenant, pick.option.slot, memory_requirement(pick.option), busy
-        )
+        return allocations.with_new_replica(self.intent.key.tenant, pick.option, busy)
 
     # -- standby -----------------------------------------------------------------------------------------------------
 
@@ -405,6 +404,7 @@ class Solver:
         left = {(each.node, each.assignment.device, each.assignment.model) for each in self.failed if move is not None}
         kept = {pick.existing.assignment.id for pick in picks if pick.existing is not None}
         waiting = {each.option.key for each in self.healthy if each.assignment.id not in kept}
+        allocations = allocations.with_usage_of(self.intent.key.tenant, self._may_follow(picks, kept, require))
         for index in order:
             option = self.options[index]
             if move is not None and (option.key in left or not move.aim.allows(*option.key)):
@@ -412,6 +412,16 @@ class Solver:
             if option.key not in waiting and not self._contention.faults(option, picks, require, allocations):
                 return option
         return None
+
+    def _may_follow(
+        self, picks: Sequence[Pick], kept: Collection[str], require: Requirements
+    ) -> tuple[CurrentReplica, ...]:
+        """Current replicas that may still be picked after the next one, the dearest: they are then kept whatever the
+        quota says, so a new one must leave it to them."""
+        most = self._replica_count(require) - len(picks) - 1 + wants_standby(self.intent)
+        left = [each for each in self.healthy if each.assignment.id not in kept]
+        left.sort(key=lambda each: (-TenantCost.of(each.option.cost).usd_per_h, -each.assignment.memory_bytes))
+        return tuple(left[: max(0, min(most, self.cap - len(kept)))])
 
     def _exclusion_faults(
         self, option: Option, picks: list[Pick], require: Requirements, allocations: Allocations

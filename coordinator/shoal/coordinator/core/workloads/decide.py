@@ -7,6 +7,7 @@ from shoal.coordinator.core.fleet.state import Fleet, LivenessTiming
 from shoal.coordinator.core.placement.model import Inputs, PlacementPlan, Trial
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads import sleep
+from shoal.coordinator.core.workloads.budgets import budget_events, over_budget
 from shoal.coordinator.core.workloads.cross_region_state import (
     CrossRegionState,
     DrainingHere,
@@ -119,6 +120,7 @@ def decide(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall:
         ),
         back=_since(memory.back, _returned_workloads(plan, tables_now, world.delegations), now),
         idle=sleep.idle_since(world.fleet, outcome.desired, world.reserved, memory.idle, now),
+        over_budget=over_budget(memory.over_budget, plan.budgets, now),
     )
     heartbeat_s = timing(world.intents).heartbeat_s
     sleeping = sleep.devices_to_sleep(after.idle, world.region.sleep_after_s, now)
@@ -140,6 +142,7 @@ def decide(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall:
     waits = tuple(_with_start(wait, short, now, wall) for wait in outcome.waits)
     slept = sleep.sleep_events(world.fleet, world.desired, contents)
     events = outcome.events + _poisonings(world.memory, memory) + slept
+    events += budget_events(memory.over_budget, plan.budgets)
     return Decision(plan, contents, after, waits, events, outcome.replacements)
 
 
@@ -180,6 +183,7 @@ def inputs_of(world: RegionState, migrations: MigrationEffects, now: Elapsed, wa
             and key not in awaited
             and not ((state := _cross_region_state(world, migrations, key)) is not None and is_wanted_here(state))
         ),
+        awarded=world.awarded,
         reserved=world.reserved,
         moves=migrations.moves,
         blocked=migrations.blocked,

@@ -165,6 +165,8 @@ class ReconcilerMemory:
     idle: Mapping[str, Elapsed] = field(default_factory=dict)
     # Load failures that no retry changes, sorted by triple.
     unloadable: tuple[Unloadable, ...] = ()
+    # Since when tenants have cost more than their budget, by name.
+    over_budget: Mapping[str, Elapsed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +341,8 @@ class RegionState:
     signatures: Signatures = field(default_factory=Signatures)
     # Own workloads that other regions run.
     delegations: Mapping[WorkloadKey, DelegatedWorkload] = field(default_factory=dict)
+    # USD/h of what other regions run or are to run, as in Inputs.
+    awarded: Mapping[WorkloadKey, UsdPerHour | None] = field(default_factory=dict)
     # Room kept for bids, and for agreements without a replica yet.
     reserved: tuple[Reservation, ...] = ()
     # Other regions' gateways that this region's gateways may meet.
