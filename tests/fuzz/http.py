@@ -57,7 +57,11 @@ class Answering:
         return None
 
     async def model_metadata(self, call: InboundCall, name: str, version: str) -> oip.ModelMetadataResponse:
-        return oip.ModelMetadataResponse(name=name)
+        shown = [
+            oip.ModelMetadataResponse.TensorMetadata(name="x", datatype="FP32", shape=[-1, 2]),
+            oip.ModelMetadataResponse.TensorMetadata(name="s", datatype="BYTES", shape=[-1]),
+        ]
+        return oip.ModelMetadataResponse(name=name, inputs=shown)
 
     async def model_config(self, call: InboundCall, name: str, version: str) -> oip.ModelConfigResponse:
         return oip.ModelConfigResponse(config=oip.ModelConfig(name=name))

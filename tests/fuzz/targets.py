@@ -234,7 +234,16 @@ def _http_seeds() -> list[bytes]:
     chunked = b"POST /v2/models/m/versions/1/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     index = b"POST /v2/repository/index HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n" + b'{"ready":true}'
     ready = b"GET /v2/models/m/ready HTTP/1.1\r\nhost: x\r\nshoal-hop: 0\r\nauthorization: Bearer t\r\n\r\n"
-    return [infer, chunked + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), index + ready, ready + infer]
+    values = b'{"id":"i","x":[0.5,-1],"parameters":{"s":"a","top_k":5}}'
+    generate = b"POST /v2/models/m/generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(values), values)
+    return [
+        infer,
+        chunked + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body),
+        index + ready,
+        ready + infer,
+        generate,
+        generate.replace(b"generate", b"generate_stream") + ready,
+    ]
 
 
 TRADED: Final = (

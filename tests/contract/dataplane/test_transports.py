@@ -266,6 +266,10 @@ class TransportCase:
     def admission(self) -> IngressAdmission:
         return self.transport.admission
 
+    def unread_bytes(self) -> int:
+        """Bytes of answers that all callers have not read yet."""
+        return sum(each.unread_bytes for each in self.admission()._usage.values())
+
     def is_inside(self) -> bool:
         """Whether a call is inside."""
         return self.transport.is_busy
@@ -1117,6 +1121,133 @@ async def test_curl_is_answered_over_either_version(
         said, _ = await process.communicate()
     assert (said.decode(), process.returncode) == ("2 200" if version == "--http2" else "1.1 200", 0)
     assert back.read_bytes()[-size:] == raw
+
+
+REST = pytest.mark.parametrize("case", ["rest", "rest-token", "rest2", "rest2-token"], indirect=True)
+VALUES = json.dumps({"id": "r-1", "x": [1, 2, 3, 4, 5, 6], "parameters": {"top_k": 5}}).encode()
+GENERATED = {"model_name": "up", "model_version": "", "id": "r-1", "x": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
+
+
+@REST
+@pytest.mark.parametrize("path", ["/v2/models/up/{}", "/v2/models/up/versions/1/{}"])
+async def test_rest_generate_takes_values_by_name(case: TransportCase, path: str) -> None:
+    client = case.client()
+    assert isinstance(client, RestClient)
+    whole = await client.checked_request("POST", path.format("generate"), VALUES)
+    assert whole.headers["content-type"] == "application/json"
+    assert whole.json() == GENERATED
+    stream = await client.checked_request("POST", path.format("generate_stream"), VALUES, {"shoal-request-id": "q7"})
+    assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert stream.headers["shoal-request-id"] == "q7"
+    assert stream.body.startswith(b"data: ")
+    assert stream.body.endswith(b"\n\n")
+    assert json.loads(stream.body.removeprefix(b"data: ")) == GENERATED
+    (first, second) = case.service.requests
+    assert first == second
+    assert (list(first.inputs[0].shape), first.parameters["top_k"].int64_param) == ([2, 3], 5)
+    assert case.service.admitted == 2
+    options = await client.request("OPTIONS", path.format("generate_stream"))
+    assert options.headers["allow"] == "POST, OPTIONS"
+    await until(lambda: not case.is_inside(), 5, "nothing is held")
+
+
+@REST
+async def test_rest_generate_refuses_before_it_runs_and_tells_a_failure_in_the_stream(case: TransportCase) -> None:
+    client = case.client()
+    assert isinstance(client, RestClient)
+    for method in ("generate", "generate_stream"):
+        wrong = await client.request("POST", f"/v2/models/up/{method}", b'{"x": [1, 2]}')
+        assert (wrong.status, wrong.json()["code"]) == (400, Code.INVALID_ARGUMENT)
+        large = await client.request("POST", f"/v2/models/up/{method}", bytes(2**20 + 1))
+        assert (large.status, large.json()["code"]) == (413, Code.TOO_LARGE)
+        case.service.deny = refuse(Code.UNAUTHENTICATED)
+        assert (await client.request("POST", f"/v2/models/up/{method}", VALUES)).status == 401
+        case.service.deny = None
+
+    async def fail(request: bytes) -> bytes:
+        raise refuse(Code.OVERLOADED, "a queue of 9", "room", "come back")
+
+    case.service._answer = fail  # type: ignore[method-assign]
+    assert (await client.request("POST", "/v2/models/up/generate", VALUES)).status == 503
+    failed = await client.request("POST", "/v2/models/up/generate_stream", VALUES)
+    assert failed.status == 200
+    shown = json.loads(failed.body.removeprefix(b"data: "))
+    assert (shown["code"], shown["found"], shown["wanted"], shown["try"]) == (
+        Code.OVERLOADED,
+        "a queue of 9",
+        "room",
+        "come back",
+    )
+    await until(lambda: not case.is_inside(), 5, "nothing is held")
+
+
+@pytest.mark.parametrize("case", ["rest"], indirect=True)
+async def test_rest_generate_stream_opens_before_its_answer_and_ends_with_its_client(case: TransportCase) -> None:
+    client = case.client()
+    assert isinstance(client, RestClient)
+    case.service.hold = asyncio.Event()
+    reader, writer = await client.connect()
+    writer.write(client.request_bytes("POST", "/v2/models/up/generate_stream", VALUES))
+    async with asyncio.timeout(5):
+        head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"transfer-encoding: chunked" in head.lower()
+    case.service.hold.set()
+    async with asyncio.timeout(5):
+        rest_ = await reader.readuntil(b"0\r\n\r\n")
+    assert b"data: {" in rest_
+    case.service.hold.clear()
+    writer.write(client.request_bytes("POST", "/v2/models/up/generate_stream", VALUES))
+    async with asyncio.timeout(5):
+        await reader.readuntil(b"\r\n\r\n")
+    await until(lambda: case.service.inside == 1, 5, "it is inside")
+    writer.close()
+    await until(lambda: case.service.cancelled == 1 and not case.is_inside(), 5, "it is cancelled, and nothing is held")
+
+
+@pytest.mark.parametrize("case", ["rest2"], indirect=True)
+async def test_http2_generate_stream_waits_for_its_readers_window_and_ends_with_it(case: TransportCase) -> None:
+    """What a client does not read is charged to it while its stream is open, and is free when that is reset."""
+    client = case.client()
+    assert isinstance(client, Http2RestClient)
+    values = json.dumps({"x": [0.1] * 12_000}, separators=(",", ":")).encode()
+    assert len(values) < 65_535, "the server's first window"
+    connection = await Http2Connection.connect(f"127.0.0.1:{case.port}", client.context(), "localhost")
+    connection.open_stream(1, "/v2/models/up/generate_stream", content_type="application/json")
+    for start in range(0, len(values), 16_384):
+        connection.send_data(1, values[start : start + 16_384])
+    connection.send_trailers(1, checksum="none")
+    await until(lambda: case.unread_bytes() > 65_535, 5, "an answer beyond the client's window")
+    assert not connection.is_ended(1)
+    connection.reset(1)
+    await until(lambda: not case.is_inside(), 5, "nothing is held")
+    assert case.unread_bytes() == 0
+    case.service.hold = asyncio.Event()
+    connection.open_stream(3, "/v2/models/up/generate_stream", content_type="application/json")
+    connection.send_data(3, VALUES)
+    connection.send_trailers(3, checksum="none")
+    await until(lambda: connection.header_blocks(3).startswith(b"\x88"), 5, "its head, before its answer")
+    connection.reset(3)
+    await until(lambda: case.service.cancelled == 1 and not case.is_inside(), 5, "it is cancelled, and nothing is held")
+    await connection.close()
+
+
+@pytest.mark.parametrize("case", ["rest", "rest2-token"], indirect=True)
+@pytest.mark.parametrize("version", ["--http1.1", "--http2"])
+async def test_curl_reads_a_generated_stream_over_either_version(case: TransportCase, version: str) -> None:
+    command = ["curl", "-sN", version, "--cacert", str(case.authority.certificate)]
+    command += ["-w", "%{http_version} %{http_code}", "--data-binary", VALUES.decode()]
+    if case.has_client_certificate:
+        command += ["--cert", str(case.own.certificate), "--key", str(case.own.key)]
+    else:
+        command += ["-H", "authorization: Bearer secret"]
+    command += [f"https://localhost:{case.port}/v2/models/up/generate_stream"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(30):
+        said, _ = await process.communicate()
+    shown, _, status_ = said.decode().partition("\n\n")
+    assert (status_, process.returncode) == ("2 200" if version == "--http2" else "1.1 200", 0)
+    assert json.loads(shown.removeprefix("data: ")) == GENERATED
 
 
 @pytest.mark.parametrize("case", ["rest"], indirect=True)

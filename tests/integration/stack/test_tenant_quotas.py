@@ -2,12 +2,15 @@
 budget bounds what is placed."""
 
 import asyncio
+import json
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from harness.attacks.tenant_flood import INPUTS
-from harness.clients.oip import GrpcClient, InferenceError
+from harness.clients.http2_rest import Http2RestClient
+from harness.clients.oip import GrpcClient, InferenceError, RestClient
 from harness.cluster.stack import DevStack, documents, on_nodes, policy, workload
 from harness.models import synthetic
 from harness.report import record
@@ -39,6 +42,31 @@ def quota(stack: DevStack) -> operator_pb2.TenantView:
     with stack.api() as api:
         (view,) = api.get("tenants", TENANT).documents
     return view.tenant_quota
+
+
+@pytest.mark.parametrize("way", ["gateway", "plain-cpu", "edge-npu"])
+async def test_values_by_name_run_as_an_infer_request_does_and_are_charged_alike(
+    quota_region: DevStack, way: str
+) -> None:
+    """Triton's generate extension at a gateway, at the front of the replica, and at one that forwards to it."""
+    files, _ = quota_region.tenant(TENANT)
+
+    def admitted_count() -> int:
+        return next(entry.use.admitted for entry in quota(quota_region).entries if entry.node == way)
+
+    before = admitted_count()
+    body = b'{"id": "r-1", "x": [-1, 2, -3, 4, 5, -6, 7, -8]}'
+    expected = {"model_name": "relu", "model_version": "1", "id": "r-1", "y": [0, 2, 0, 4, 5, 0, 7, 0]}
+    for client_of in (RestClient, Http2RestClient):
+        client = client_of(quota_region.port(way, "data"), files.authority.read_bytes(), files)
+        await until(partial(client.model_ready, "relu"), 60.0, f"{way} to know the tenant's model")
+        assert (await client.checked_request("POST", "/v2/models/relu/generate", body)).json() == expected
+        stream = await client.checked_request("POST", "/v2/models/relu/generate_stream", body)
+        assert json.loads(stream.body.removeprefix(b"data: ")) == expected
+        late = await client.request("POST", "/v2/models/relu/generate_stream", body, {"shoal-deadline-ms": "0"})
+        assert Code.DEADLINE_EXCEEDED.encode() in late.body
+        await client.close()
+    await until(lambda: admitted_count() >= before + 4, 20, "each of them to be charged")
 
 
 async def test_the_region_holds_the_rate_and_gives_it_to_where_the_clients_are(quota_region: DevStack) -> None:

@@ -9,6 +9,7 @@ from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.dataplane import (
     data_port,
     forward_auth,
+    generate,
     health,
     http1,
     json_tensors,
@@ -93,6 +94,9 @@ def test_the_reference_of_limits_is_true() -> None:
         "`shoal-request-id`": f"{MAX_REQUEST_ID} characters of printable ASCII",
         "JSON of a REST request beside `data` of its tensors, and strings or values in it": (
             f"{json_tensors.MAX_HEAD_BYTES // MIB} MiB, {json_tensors.MAX_HEAD_VALUES:,}"
+        ),
+        "body of a `generate` or `generate_stream` request, and values in it": (
+            f"{generate.MAX_BODY_BYTES // MIB} MiB, {json_tensors.MAX_HEAD_VALUES:,}"
         ),
         "one string in JSON": f"{json_tensors.MAX_STRING_BYTES // MIB} MiB",
         "a request at its worker, before it is parsed: tensors beyond the model's signature, parameters, strings": (

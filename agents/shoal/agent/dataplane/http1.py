@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, aclosing, suppress
 from typing import Final
 
 import h11
@@ -215,7 +215,9 @@ class _Connection:
             with suppress(h11.RemoteProtocolError):
                 self._http.next_event()  # the end of a request without a body is an event too
         over = request is None or self._http.their_state is not h11.DONE or self._is_stopping
-        headers = {"content-length": str(len(response.body)), **response.headers}
+        headers = {**response.headers}
+        if response.events is None:  # else in chunks
+            headers["content-length"] = str(len(response.body))
         if over:
             headers["connection"] = "close"
         if request is not None and request.call.request_id:
@@ -224,6 +226,20 @@ class _Connection:
         head = h11.Response(status_code=response.status, reason=reason, headers=list(headers.items()))
         start = self._http.send(head) or b""
         body = memoryview(b"" if request is not None and request.method == "HEAD" else response.body)
+        if response.events is None:
+            await self._write(start, body, is_last=True)
+        else:
+            async with aclosing(response.events) as events:
+                await self._write(start, memoryview(b""))
+                async for event in events:
+                    await self._write(b"", memoryview(event))
+            await self._write(b"", memoryview(b""), is_last=True)
+        if over and not self._is_stopping:
+            await self._linger()
+        return not over
+
+    async def _write(self, start: bytes, body: memoryview, *, is_last: bool = False) -> None:
+        """Write a part of the response after `start`, within SEND_TIMEOUT_S. Raises ClientGone."""
         try:
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 # In chunks, because TLS copies what it is given.
@@ -232,13 +248,10 @@ class _Connection:
                     self._writer.write(start + part if start else part)
                     start = b""
                     await self._writer.drain()
-                self._writer.write(start + (self._http.send(h11.EndOfMessage()) or b""))
+                self._writer.write(start + ((self._http.send(h11.EndOfMessage()) or b"") if is_last else b""))
                 await self._writer.drain()
         except TimeoutError as error:
             raise ClientGone from error
-        if over and not self._is_stopping:
-            await self._linger()
-        return not over
 
     async def _linger(self) -> None:
         """Read and discard bytes for a moment, so that closing does not reset what the client has yet to read."""

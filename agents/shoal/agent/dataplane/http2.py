@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, aclosing, suppress
 from typing import Final
 
 from shoal.agent.dataplane.rest import (
@@ -67,7 +67,16 @@ class RestStream:
             response = refusal_response(error.refusal)
         except ClientGone:
             return
-        self._respond(response, request)
+        if response.events is None:
+            self._respond(response, request)
+            return
+        async with aclosing(response.events) as events:
+            self._send_head(response, request, {})
+            with suppress(ClientGone):
+                async for event in events:
+                    self._session.connection.send_data(self._stream, event)
+                    self._session.flush_soon()
+        self._end()
 
     def _request(self, headers: HeaderList) -> RestRequest:
         """Raises ShoalError(INVALID_ARGUMENT)."""
@@ -78,16 +87,23 @@ class RestStream:
         return make_request(head[":method"], head[":path"], plain, client, self)
 
     def _respond(self, response: RestResponse, request: RestRequest | None) -> None:
-        self.is_taken_up = self._is_answered = True
-        headers = {":status": str(response.status), "content-length": str(len(response.body)), **response.headers}
+        self._send_head(response, request, {"content-length": str(len(response.body))})
+        if request is None or request.method != "HEAD":
+            self._session.connection.send_data(self._stream, response.body)
+        self._end()
+
+    def _send_head(self, response: RestResponse, request: RestRequest | None, length: Mapping[str, str]) -> None:
+        self.is_taken_up = True
+        headers = {":status": str(response.status), **length, **response.headers}
         if request is not None and request.call.request_id:
             headers[REQUEST_KEY] = request.call.request_id
-        connection = self._session.connection
         block = encode((name.encode(), value.encode("latin-1")) for name, value in headers.items())
-        connection.send_headers(self._stream, block)
-        if request is None or request.method != "HEAD":
-            connection.send_data(self._stream, response.body)
-        connection.end(self._stream)
+        self._session.connection.send_headers(self._stream, block)
+        self._session.flush_soon()
+
+    def _end(self) -> None:
+        self._is_answered = True
+        self._session.connection.end(self._stream)
         self._session.flush_soon()
 
     # RequestCarrier

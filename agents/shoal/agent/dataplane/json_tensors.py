@@ -206,7 +206,7 @@ def pack(
             raise _shape_mismatch(name, shape, count, nested)
         items = _parse(piece, name)
         found += len(items)
-        into.write(_pack_items(items, name, datatype))
+        into.write(pack_items(items, name, datatype))
         yield
     if found != count or not outline.is_complete():
         raise _shape_mismatch(name, shape, count, nested)
@@ -347,7 +347,8 @@ def _parse_leniently(text: bytes, name: str) -> list[Any]:
     return items
 
 
-def _pack_items(items: list[Any], name: str, datatype: str) -> bytes:
+def pack_items(items: list[Any], name: str, datatype: str) -> bytes:
+    """The little-endian bytes of parsed elements. Raises ShoalError(INVALID_ARGUMENT)."""
     allowed = frozenset({str}) if datatype == "BYTES" else _ITEM_TYPES[datatype]
     wrong = set(map(type, items)) - allowed
     if wrong:

@@ -10,8 +10,8 @@ from shoal.types.workload import WorkloadKey
 
 def server_metadata(*, has_shared_memory: bool) -> oip.ServerMetadataResponse:
     """has_shared_memory: whether the caller may use any."""
-    extensions = ["binary_tensor_data", "model_configuration", "model_repository", "parameters", "sequence"]
-    extensions += ["statistics", "system_shared_memory"] if has_shared_memory else ["statistics"]
+    extensions = ["binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters"]
+    extensions += ["sequence", "statistics", *(["system_shared_memory"] if has_shared_memory else [])]
     return oip.ServerMetadataResponse(name="shoal", version="2", extensions=extensions)
 
 

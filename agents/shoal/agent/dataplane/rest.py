@@ -8,19 +8,19 @@ import asyncio
 import json
 import math
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import unquote
 
 import structlog
 
-from shoal.agent.dataplane import tensors
+from shoal.agent.dataplane import generate, tensors
 from shoal.agent.dataplane.conversion import Conversions
 from shoal.agent.dataplane.grpc_methods import NO_CUDA_SHARED_MEMORY, NO_REPOSITORY_CONTROL
-from shoal.agent.dataplane.ingress_admission import IngressAdmission
+from shoal.agent.dataplane.ingress_admission import CallPlace, IngressAdmission
 from shoal.agent.dataplane.log_budget import LogBudget
 from shoal.agent.dataplane.request import invalid, too_large
 from shoal.agent.dataplane.rest_documents import (
@@ -55,6 +55,8 @@ BODY_RATE: Final = 128 * 2**10
 """Bytes per second below which a body counts as too slow, once the grace is over."""
 _LENGTH_HEADER: Final = "inference-header-content-length"
 _DEADLINE_HEADER: Final = "shoal-deadline-ms"
+
+T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 _failures = LogBudget()
@@ -104,6 +106,8 @@ class RestResponse:
     body: bytes
     # Without those of the connection and the body's length.
     headers: Mapping[str, str] = field(default_factory=dict)
+    # Events of a stream as they come, in place of `body`; None: it is no stream. They raise ClientGone.
+    events: AsyncGenerator[bytes, None] | None = None
 
 
 def body_deadline_s(received: int) -> Seconds:
@@ -177,11 +181,7 @@ class RestMethods:
         except (ClientGone, OSError):
             raise
         except Exception as error:
-            if (left_out := _failures.take(asyncio.get_running_loop().time())) is not None:
-                _log.exception("call_failed", suppressed=left_out)
-            drop_tracebacks(error)
-            refusal = Refusal(Code.INTERNAL, type(error).__name__, "an answer", "report this with the log of the node")
-            return refusal_response(refusal)
+            return refusal_response(_record_failure(error))
 
     async def _answer(self, request: RestRequest, held: ExitStack) -> RestResponse:
         """Raises ShoalError."""
@@ -214,6 +214,13 @@ class RestMethods:
                 return _response(statistics_document(self._service.statistics(request.call, name, _version(request))))
             case "POST", ("v2", "models", name, "infer") | ("v2", "models", name, "versions", _, "infer"):
                 return await self._infer(request, name, held)
+            case "POST", ("v2", "models", name, "generate") | ("v2", "models", name, "versions", _, "generate"):
+                return await self._generate(request, name, held)
+            case (
+                "POST",
+                ("v2", "models", name, "generate_stream") | ("v2", "models", name, "versions", _, "generate_stream"),
+            ):
+                return await self._generate_stream(request, name, held)
             case "POST", ("v2", "repository", "index"):
                 return await self._index(request)
             case "POST", ("v2", "repository", "models", _, "load" | "unload"):
@@ -276,6 +283,56 @@ class RestMethods:
                 self._service.server_ready(request.call)
                 raise _no_such_path(method, request.path)
 
+    async def _generate(self, request: RestRequest, name: str, held: ExitStack) -> RestResponse:
+        message, place, payer = await self._generate_request(request, name, held)
+        text = await self._generated_answer(request, message, place, payer)
+        return RestResponse(200, text, {"content-type": "application/json"})
+
+    async def _generate_stream(self, request: RestRequest, name: str, held: ExitStack) -> RestResponse:
+        """A request that cannot be run is refused as any other; a failure of its run is an event."""
+        message, place, payer = await self._generate_request(request, name, held)
+        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        return RestResponse(200, b"", headers, self._events(request, message, place, payer))
+
+    async def _generate_request(self, request: RestRequest, name: str, held: ExitStack) -> tuple[bytes, CallPlace, str]:
+        """(serialized ModelInferRequest, the call's place, its payer). The place and the request's memory are held
+        until the response is sent."""
+        payer = self._service.admit(request.call)
+        caller = request.call.caller
+        place = held.enter_context(self._admission.call(caller))
+        request.carrier.on_admitted()
+        most = generate.MAX_BODY_BYTES
+        size = _declared_bytes(request, most)
+        async with self._admission.read_slot(caller, body_deadline_s(most), size, payer):
+            body = await _read_body(request, most)
+        held.enter_context(self._admission.hold_request(caller, len(body), payer))
+        described = await _cancel_on_disconnect(
+            request.carrier, self._service.model_metadata(request.call, name, _version(request))
+        )
+        steps = generate.convert_request(described, _version(request), body)
+        return await self._conversions.run(caller, len(body), steps), place, payer
+
+    async def _generated_answer(self, request: RestRequest, message: bytes, place: CallPlace, payer: str) -> bytes:
+        answer = await _cancel_on_disconnect(request.carrier, self._service.infer(request.call, message))
+        steps = generate.convert_response(answer)
+        text = await self._conversions.run(request.call.caller, len(answer), steps)
+        place.hold_answer(len(text), payer)
+        return text
+
+    async def _events(
+        self, request: RestRequest, message: bytes, place: CallPlace, payer: str
+    ) -> AsyncGenerator[bytes, None]:
+        """One event for each answer; a failure is the last one."""
+        try:
+            yield generate.event(await self._generated_answer(request, message, place, payer))
+        except ShoalError as error:
+            drop_tracebacks(error)
+            yield generate.error_event(error.refusal, retry_after_s(error))
+        except (ClientGone, OSError):
+            raise
+        except Exception as error:
+            yield generate.error_event(_record_failure(error), None)
+
     async def _index(self, request: RestRequest) -> RestResponse:
         self._service.server_ready(request.call)
         ready = (await _read_document(request)).get("ready", False)
@@ -297,7 +354,15 @@ def _cuda_shared_memory(method: str, path: tuple[str, ...]) -> RestResponse:
             raise ShoalError(NO_CUDA_SHARED_MEMORY)
 
 
-async def _cancel_on_disconnect(carrier: RequestCarrier, work: Coroutine[Any, Any, bytes]) -> bytes:
+def _record_failure(error: Exception) -> Refusal:
+    """Logs a failure of our own, unless there were many; returns what the client hears of it."""
+    if (left_out := _failures.take(asyncio.get_running_loop().time())) is not None:
+        _log.error("call_failed", suppressed=left_out, exc_info=error)
+    drop_tracebacks(error)
+    return Refusal(Code.INTERNAL, type(error).__name__, "an answer", "report this with the log of the node")
+
+
+async def _cancel_on_disconnect(carrier: RequestCarrier, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled if the client disconnects meanwhile."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(carrier.wait_until_gone())
@@ -404,7 +469,7 @@ def _options(path: tuple[str, ...]) -> RestResponse:
         case ("*",):
             allowed = "GET, HEAD, POST, OPTIONS"
         case (
-            ("v2", "models", *_, "infer")
+            ("v2", "models", *_, "infer" | "generate" | "generate_stream")
             | ("v2", "repository", *_)
             | ("v2", "systemsharedmemory" | "cudasharedmemory", *_, "register" | "unregister")
         ):

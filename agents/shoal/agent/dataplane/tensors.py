@@ -81,7 +81,7 @@ def convert_request(
     document = load_json(split.head)
     message = oip.ModelInferRequest(model_name=model, model_version=version, id=_text(document, "id"))
     whole = _object(document, "parameters")
-    _put_parameters(message.parameters, whole, leave_out="binary_data_output")
+    put_parameters(message.parameters, whole, leave_out="binary_data_output")
     asked_inputs = _objects(document, "inputs")
     shapes = _put_inputs(message, asked_inputs)
     named = _put_outputs(
@@ -139,7 +139,7 @@ def _put_inputs(message: oip.ModelInferRequest, asked: list[Mapping[str, Any]]) 
         tensor = message.inputs.add(name=_text(each, "name"), datatype=_text(each, "datatype"))
         shape = _shape(each, tensor.name)
         tensor.shape.extend(shape)
-        _put_parameters(tensor.parameters, _object(each, "parameters"), leave_out="binary_data_size")
+        put_parameters(tensor.parameters, _object(each, "parameters"), leave_out="binary_data_size")
         expanded += elements(shape, tensor.name) * item_bytes(tensor.datatype, tensor.name)
         if expanded > INFER_BYTES:
             raise too_large(f"inputs of at least {expanded} bytes")
@@ -158,7 +158,7 @@ def _put_outputs(message: oip.ModelInferRequest, asked: list[Mapping[str, Any]],
         output = message.outputs.add(name=_text(each, "name"))
         parameters = _object(each, "parameters")
         named[output.name] = _flag(parameters, "binary_data", default)
-        _put_parameters(output.parameters, parameters, leave_out="binary_data")
+        put_parameters(output.parameters, parameters, leave_out="binary_data")
     return OutputFormat(default, named)
 
 
@@ -195,7 +195,7 @@ def convert_response(response: bytes, output_format: OutputFormat) -> Steps[tupl
     if message.parameters:
         document["parameters"] = _get_parameters(message.parameters)
     made = io.BytesIO()
-    made.write(_json(document)[:-1] + b',"outputs":[')
+    made.write(to_json(document)[:-1] + b',"outputs":[')
     binary: list[int] = []
     for number, tensor in enumerate(message.outputs):
         shown: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
@@ -208,7 +208,7 @@ def convert_response(response: bytes, output_format: OutputFormat) -> Steps[tupl
             binary.append(number)
         if parameters:
             shown["parameters"] = parameters
-        made.write((b"," if number else b"") + _json(shown)[:-1])
+        made.write((b"," if number else b"") + to_json(shown)[:-1])
         if not is_binary and not is_elsewhere:
             made.write(b',"data":[')
             yield from json_tensors.write_json(tensor.name, tensor.datatype, raw, made, MAX_JSON_BYTES)
@@ -249,7 +249,8 @@ MAX_JSON_BYTES: Final = INFER_BYTES + 2**20
 """Bytes of an answer in JSON."""
 
 
-def _json(document: Mapping[str, Any]) -> bytes:
+def to_json(document: Mapping[str, Any] | str) -> bytes:
+    """As one line of JSON."""
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -321,7 +322,8 @@ def _flag(parameters: Mapping[str, Any], key: str, default: bool) -> bool:
     return value
 
 
-def _put_parameters(into: Any, parameters: Mapping[str, Any], *, leave_out: str) -> None:
+def put_parameters(into: Any, parameters: Mapping[str, Any], *, leave_out: str) -> None:
+    """Adds parameters to a message, but the one named `leave_out`. Raises ShoalError(INVALID_ARGUMENT)."""
     for name, value in parameters.items():
         if name == leave_out:
             continue

@@ -179,7 +179,9 @@ async def test_a51_many_names_at_once_share_the_budget_through_a_delegate(tradin
         (budget,) = plan.budgets
         assert not budget.is_exceeded
     assert most == 3
-    assert budget.cost.usd_per_h == 3.0, "what runs there is counted here"
+    plan = trading.world.region.workloads.last_plan
+    assert plan is not None
+    assert plan.budgets[0].cost.usd_per_h == 3.0, "what runs there is counted here"
     assert len([each for each in origin.last_refusals.values() if "QUOTA" in str(each)]) == 3
     edge = FakeAgent(trading.world, "edge-1")
     await edge.connect()
