@@ -10,6 +10,7 @@ from typing import Final
 
 from shoal.client.tensors import InferenceResult, ModelMetadata, Tensors, TensorSpec, datatype_of, from_raw, to_raw
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.wire.varint import varint
 
 Parameters = Mapping[str, str | int | bool | float]
 
@@ -30,7 +31,7 @@ def encode_request(
     parts += [_bytes(4, _text(1, name) + _bytes(2, _parameter(value))) for name, value in (parameters or {}).items()]
     known = {name: datatype_of(value, (datatypes or {}).get(name, "")) for name, value in inputs.items()}
     for name, value in inputs.items():
-        shape = b"".join(map(_varint, value.shape))
+        shape = b"".join(map(varint, value.shape))
         parts.append(_bytes(5, _text(1, name) + _text(2, known[name]) + (_bytes(3, shape) if shape else b"")))
     parts += [_bytes(7, to_raw(value, known[name], name)) for name, value in inputs.items()]
     return b"".join(parts)
@@ -144,12 +145,12 @@ def _signed(value: int) -> int:
 def _parameter(value: str | int | bool | float) -> bytes:
     """InferParameter."""
     if isinstance(value, bool):
-        return bytes((1 << 3 | _VARINT,)) + _varint(value)
+        return bytes((1 << 3 | _VARINT,)) + varint(value)
     if isinstance(value, int):
-        return bytes((2 << 3 | _VARINT,)) + _varint(value)
+        return bytes((2 << 3 | _VARINT,)) + varint(value)
     if isinstance(value, float):
         return bytes((4 << 3 | _64_BIT,)) + struct.pack("<d", value)
-    return bytes((3 << 3 | _BYTES,)) + _varint(len(encoded := value.encode())) + encoded
+    return bytes((3 << 3 | _BYTES,)) + varint(len(encoded := value.encode())) + encoded
 
 
 def _text(number: int, value: str) -> bytes:
@@ -157,17 +158,7 @@ def _text(number: int, value: str) -> bytes:
 
 
 def _bytes(number: int, value: bytes) -> bytes:
-    return bytes((number << 3 | _BYTES,)) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    value &= 2**64 - 1  # negative numbers take ten bytes
-    content = bytearray()
-    while value > 0x7F:
-        content.append(value & 0x7F | 0x80)
-        value >>= 7
-    content.append(value)
-    return bytes(content)
+    return bytes((number << 3 | _BYTES,)) + varint(len(value)) + value
 
 
 def _invalid(found: str) -> ShoalError:

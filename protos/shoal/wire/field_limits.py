@@ -15,6 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.wire.varint import varint
 
 MAX_DEPTH: Final = 32
 """Limit of nesting; protobuf's own limit is 100."""
@@ -168,7 +169,7 @@ def encode_field(number: int, parts: Sequence[bytes | memoryview]) -> bytes:
 
 def encode_head(number: int, size: int) -> bytes:
     """What comes before the `size` bytes of a length-delimited field."""
-    return _as_varint(number << 3 | _BYTES) + _as_varint(size)
+    return varint(number << 3 | _BYTES) + varint(size)
 
 
 @lru_cache(maxsize=1024)
@@ -201,15 +202,6 @@ def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
         if byte <= 0x7F:
             return value, at
     raise ValueError("a varint of more than five bytes")
-
-
-def _as_varint(value: int) -> bytes:
-    content = bytearray()
-    while value > 0x7F:
-        content.append(value & 0x7F | 0x80)
-        value >>= 7
-    content.append(value)
-    return bytes(content)
 
 
 def _elements(data: bytes | memoryview, at: int, size: int, item: int) -> int:

@@ -30,6 +30,7 @@ from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, refuse
 from shoal.wire.field_limits import CountLimits, check_counts, fields_of
 from shoal.wire.limits import INFER_BYTES
+from shoal.wire.varint import varint
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
@@ -102,7 +103,7 @@ def convert_request(
                 raise invalid(f"input {tensor.name!r:.80} both in JSON and binary", "one of them")
             if type(sent) is not int or not 0 <= sent <= size - offset:
                 raise invalid(f"binary_data_size {sent!r:.80} of input {tensor.name!r:.80}", "bytes that were sent")
-            made.write(_RAW + _varint(sent))
+            made.write(_RAW + varint(sent))
             for start in range(offset, offset + sent, _PIECE):
                 made.write(text.read(start, min(start + _PIECE, offset + sent)))
                 yield
@@ -112,12 +113,12 @@ def convert_request(
             if span is None:
                 raise invalid(f"input {tensor.name!r:.80} without data", "`data`, or `binary_data_size` and its bytes")
             used += 1
-            made.write(_RAW + _varint(0, _LENGTH_BYTES))
+            made.write(_RAW + varint(0, _LENGTH_BYTES))
             start = made.tell()
             yield from json_tensors.pack(text, span, tensor.name, tensor.datatype, shape, math.prod(shape), made)
             length = made.tell() - start
             made.seek(start - _LENGTH_BYTES)
-            made.write(_varint(length, _LENGTH_BYTES))
+            made.write(varint(length, _LENGTH_BYTES))
             made.seek(0, io.SEEK_END)
     if used != len(split.data):
         raise invalid("`data` that is no input's", "`data` in the inputs alone")
@@ -167,16 +168,6 @@ def _check_parameters(message: oip.ModelInferRequest) -> None:
     count = sum(len(tensor.parameters) for tensor in tensors)
     if count > MAX_PARAMETERS:
         raise json_tensors.too_many(f"{count} parameters", MAX_PARAMETERS)
-
-
-def _varint(value: int, size: int = 1) -> bytes:
-    """The value in protobuf's encoding of a length, in at least `size` bytes."""
-    found = bytearray()
-    while value > 0x7F or len(found) + 1 < size:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
 
 
 def convert_response(response: bytes, output_format: OutputFormat) -> Steps[tuple[bytes, int | None]]:

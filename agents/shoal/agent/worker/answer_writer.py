@@ -8,6 +8,7 @@ import numpy as np
 from shoal.agent.worker.request_reader import RequestNames
 from shoal.agent.worker.tensors import Array, datatype_of, to_raw
 from shoal.types.workload import SERVED_VERSION
+from shoal.wire.varint import varint
 
 _MODEL, _VERSION, _ID, _OUTPUT, _RAW = (bytes([number << 3 | 2]) for number in (1, 2, 3, 5, 6))
 """Tags of ModelInferResponse's fields."""
@@ -35,7 +36,7 @@ class AnswerWriter:
             if array.dtype == np.object_ or array.nbytes <= _SMALL_BYTES:
                 small.append(_raw_field(to_raw(array)))
                 continue
-            small.append(_RAW + _varint(array.nbytes))
+            small.append(_RAW + varint(array.nbytes))
             parts += (b"".join(small), _bytes_of(array))
             small = []
         return [*parts, b"".join(small)]
@@ -52,9 +53,9 @@ class AnswerWriter:
 
 
 def _head_of(name: str, array: Array) -> bytes:
-    shape = b"".join(map(_varint, array.shape))
+    shape = b"".join(map(varint, array.shape))
     named = _field(_NAME, name.encode()) + _field(_DATATYPE, datatype_of(array).encode()) + _field(_SHAPE, shape)
-    return _OUTPUT + _varint(len(named)) + named
+    return _OUTPUT + varint(len(named)) + named
 
 
 def _bytes_of(array: Array) -> memoryview:
@@ -64,20 +65,9 @@ def _bytes_of(array: Array) -> memoryview:
 
 def _field(tag: bytes, value: bytes) -> bytes:
     """A field that is left out if it is empty, as proto3 has it."""
-    return tag + _varint(len(value)) + value if value else b""
+    return tag + varint(len(value)) + value if value else b""
 
 
 def _raw_field(value: bytes) -> bytes:
     """An element of a repeated field, which may be empty."""
-    return _RAW + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    if value <= 0x7F:
-        return bytes((value,))
-    content = bytearray()
-    while value > 0x7F:
-        content.append(value & 0x7F | 0x80)
-        value >>= 7
-    content.append(value)
-    return bytes(content)
+    return _RAW + varint(len(value)) + value

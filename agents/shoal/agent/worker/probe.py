@@ -22,6 +22,7 @@ from shoal.agent.worker.providers import CPU_PROVIDER, Provider
 from shoal.types.codes import Code, refuse
 from shoal.types.receipt import Rates
 from shoal.types.units import Seconds, Watts
+from shoal.wire.varint import varint
 
 _WIDTH: Final = 768
 _CHANNELS: Final = 64
@@ -195,15 +196,6 @@ def with_weights(model: bytes, count: int) -> bytes:
     tensor = b"\x08" + varint(count) + b"\x10\x01" + b"\x42\x01w" + b"\x4a" + varint(len(raw)) + raw
     graph = b"\x2a" + varint(len(tensor)) + tensor
     return model + b"\x3a" + varint(len(graph)) + graph
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def read_graph(name: str) -> bytes:

@@ -8,9 +8,10 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime  # pyright: ignore
 
 from shoal.agent.worker.engine import session_options
-from shoal.agent.worker.probe import read_graph, varint
+from shoal.agent.worker.probe import read_graph
 from shoal.types.receipt import Kernel, RuntimeSupport
 from shoal.types.workload import PREPARABLE
+from shoal.wire.varint import varint
 
 _DOMAINS: Final = {"": "ai.onnx", "ai.onnx.ml": "ai.onnx.ml", "com.microsoft": "com.microsoft"}
 """Operator domains: the name in a model, and the name in a profile."""
