@@ -13,7 +13,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from shoal.client.tensors import DTYPES
+from shoal.client.tensors import datatype_of
 from shoal.inference import open_inference_pb2 as oip
 
 SMALL: Final = "small"
@@ -26,7 +26,6 @@ SERVED: Final = (SMALL, CLASSIFIER, MAGIKA, MB1, MB4)
 """What `serving` measures."""
 FLOATS: Final = {SMALL: 64, MB1: 2**18, MB4: 2**20}
 """Elements (float32) of the models that answer their input."""
-DATATYPES: Final = {np.dtype(kind): name for name, kind in DTYPES.items()}
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -53,7 +52,7 @@ class ServedModel:
         message = oip.ModelInferRequest(
             model_name=self.name,
             inputs=[
-                oip.ModelInferRequest.InferInputTensor(name=name, datatype=DATATYPES[value.dtype], shape=value.shape)
+                oip.ModelInferRequest.InferInputTensor(name=name, datatype=datatype_of(value), shape=value.shape)
                 for name, value in self.inputs.items()
             ],
             raw_input_contents=[value.tobytes() for value in self.inputs.values()],
@@ -66,7 +65,7 @@ class ServedModel:
             {
                 "name": name,
                 "shape": list(value.shape),
-                "datatype": DATATYPES[value.dtype],
+                "datatype": datatype_of(value),
                 "data": value.ravel().tolist(),
             }
             for name, value in self.inputs.items()
