@@ -8,22 +8,20 @@ from typing import Final, Self
 
 from shoal.client.contexts import Context
 from shoal.client.grpc_messages import (
-    Parameters,
     decode_metadata,
     decode_response,
     decode_stream_response,
     encode_metadata_request,
     encode_request,
 )
-from shoal.client.retries import FailedCall, retry_delay_s
-from shoal.client.tensors import InferenceResult, ModelMetadata, Tensors
+from shoal.client.retries import RETRIES, FailedCall, retry_delay_s
+from shoal.client.tensors import InferenceResult, ModelMetadata, Parameters, Tensors
 from shoal.host.grpc_client import CallError, ChannelClosed, ClientCall, GrpcChannel
 from shoal.host.tls import client_context
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.wire import limits, status
 
-RETRIES: Final = 3
 AHEAD: Final = 8
 """Requests of a stream that are sent before their turn: enough to hide a round trip behind them."""
 _SERVICE: Final = "/inference.GRPCInferenceService"
@@ -83,12 +81,7 @@ class AsyncInferenceClient:
         datatypes: Mapping[str, str] | None = None,
         parameters: Parameters | None = None,
     ) -> InferenceResult:
-        """One request. Raises ShoalError with the gateway's code.
-
-        deadline_s: for the whole, with all repetitions. traceparent: of the trace that the request belongs to.
-        datatypes: of inputs whose array does not determine it, since numpy has no BF16. parameters: of the request,
-        such as `sequence_id`.
-        """
+        """As `InferenceClient.infer`."""
         message = encode_request(model, inputs, datatypes, parameters)
         metadata = (("traceparent", traceparent),) if traceparent else ()
         is_step = "sequence_id" in (parameters or {})

@@ -8,11 +8,18 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from shoal.client.tensors import InferenceResult, ModelMetadata, Tensors, TensorSpec, datatype_of, from_raw, to_raw
+from shoal.client.tensors import (
+    InferenceResult,
+    ModelMetadata,
+    Parameters,
+    Tensors,
+    TensorSpec,
+    datatype_of,
+    from_raw,
+    to_raw,
+)
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.wire.varint import varint
-
-Parameters = Mapping[str, str | int | bool | float]
 
 _VARINT, _64_BIT, _BYTES, _32_BIT = 0, 1, 2, 5
 """Wire types. Source: https://protobuf.dev/programming-guides/encoding/"""

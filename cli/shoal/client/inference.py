@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.client.contexts import Context
-from shoal.client.retries import FailedCall, retry_delay_s
+from shoal.client.retries import RETRIES, FailedCall, retry_delay_s
 from shoal.client.tensors import (
     DTYPES,
     InferenceResult,
     ModelMetadata,
+    Parameters,
     Tensors,
     TensorSpec,
     datatype_of,
@@ -34,7 +35,6 @@ from shoal.types.units import Wall
 from shoal.wire import status
 from shoal.wire.handshake import check_own, raise_fault
 
-RETRIES: Final = 3
 SLACK_S: Final = 1.0
 """Seconds beyond a deadline for the refusal that names it to arrive."""
 
@@ -46,7 +46,7 @@ class InferenceClient:
     or that never reached it.
     """
 
-    def __init__(self, context: Context, address: str = "", timeout_s: float = 30.0, *, retries: int = RETRIES) -> None:
+    def __init__(self, context: Context, address: str = "", *, timeout_s: float = 30.0, retries: int = RETRIES) -> None:
         """address: host:port; by default the context's gateway. timeout_s: of calls without a deadline of their own.
         Raises ShoalError(CONTEXT_UNKNOWN)."""
         self._context = context
@@ -85,9 +85,9 @@ class InferenceClient:
         deadline_s: float | None = None,
         traceparent: str = "",
         datatypes: Mapping[str, str] | None = None,
-        parameters: Mapping[str, str | int | bool] | None = None,
+        parameters: Parameters | None = None,
     ) -> InferenceResult:
-        """Send one request. Raises ShoalError with the gateway's code.
+        """One request. Raises ShoalError with the gateway's code. `AsyncInferenceClient.infer` takes the same.
 
         deadline_s: for the whole, with all repetitions. traceparent: of the trace that the request belongs to.
         datatypes: of inputs whose array does not determine it, since numpy has no BF16 (see `tensors.bfloat16`).

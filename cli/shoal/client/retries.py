@@ -7,6 +7,8 @@ from shoal.types.backoff import delay
 from shoal.types.codes import Refusal
 from shoal.types.units import Seconds
 
+RETRIES: Final = 3
+"""How often a call is repeated, where the program does not say."""
 BASE_S: Final = 0.05
 CAP_S: Final = 1.0
 """Seconds before a call is repeated that never arrived: from the first to the second value, doubled each time."""

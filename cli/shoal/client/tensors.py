@@ -28,6 +28,8 @@ BYTES: Final = "BYTES"
 _NAMES: Final = {np.dtype(kind): name for name, kind in DTYPES.items()}
 
 Tensors = Mapping[str, NDArray[Any]]
+Parameters = Mapping[str, str | int | bool | float]
+"""Parameters of a request, by name, such as `sequence_id`."""
 
 
 @dataclass(frozen=True, slots=True)
