@@ -1,4 +1,4 @@
-"""Shared memory as an attacker's way in (A44), over gRPC and REST at a real front: what is not the tenant's is refused,
+"""A44: shared memory as an attacker's way in, over gRPC and REST at a real front. What is not the tenant's is refused,
 the front lives, and nobody learns another tenant's names."""
 
 import asyncio
