@@ -1,30 +1,31 @@
-"""Runs the conversion of JSON bodies beside the event loop, in slices, one body of a caller at a time."""
+"""Runs the conversion of JSON bodies on the event loop, in short turns, one body of a caller at a time."""
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
 from shoal.agent.dataplane.tensors import Steps, run_steps
 
 INLINE_BYTES: Final = 16 * 2**10
-"""Bodies of at most one step are converted on the loop: a thread would take longer to answer."""
-STEPS_A_SLICE: Final = 8
-"""Steps after which the loop gets a turn: some 10 ms, which costs the loop 0.1 ms. A thread that converts without a
-pause would take the interpreter's lock from the loop for 5 ms at each of its turns."""
+"""Bodies of at most one step are converted at once."""
+TURN_S: Final = 0.0005
+"""A turn ends with the step that reaches this time. So much later is whatever else the loop has to do, at each of its
+rounds while something is converted: some five rounds for a request."""
 _T = TypeVar("_T")
 
 
 class Conversions:
     """Conversions of one transport.
 
-    All share one thread: a conversion holds the interpreter's lock, so more threads would not finish sooner.
+    All share one turn at each round of the loop. Threads would not finish sooner, because a conversion holds the
+    interpreter's lock. A loop that waits for this lock gets it after 5 ms (`sys.getswitchinterval`), again in each of
+    its rounds: with turns it waits for TURN_S.
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "json")
+        self._turn = asyncio.Lock()
         self._locks: dict[str, asyncio.Lock] = {}
         self._inside: Counter[str] = Counter()
 
@@ -33,17 +34,22 @@ class Conversions:
         if size <= INLINE_BYTES:
             return run_steps(steps)
         loop = asyncio.get_running_loop()
-        async with self._turn(caller):
-            while not (done := await loop.run_in_executor(self._thread, _run_slice, steps)):
-                pass
-            return done[0]
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        async with self._body(caller):
+            while True:
+                await self._turn.acquire()
+                loop.call_soon(self._turn.release)  # in the loop's next round
+                until = loop.time() + TURN_S
+                try:
+                    next(steps)
+                    while loop.time() < until:
+                        next(steps)
+                except StopIteration as over:
+                    result: _T = over.value
+                    return result
 
     @asynccontextmanager
-    async def _turn(self, caller: str) -> AsyncIterator[None]:
-        """Slices of different callers alternate, so that a caller with many bodies gets no more than one with a single
+    async def _body(self, caller: str) -> AsyncIterator[None]:
+        """Turns of different callers alternate, so that a caller with many bodies gets no more than one with a single
         body."""
         self._inside[caller] += 1
         try:
@@ -53,12 +59,3 @@ class Conversions:
             self._inside[caller] -= 1
             if not self._inside[caller]:
                 del self._inside[caller], self._locks[caller]
-
-
-def _run_slice(steps: Steps[_T]) -> tuple[_T] | None:
-    try:
-        for _ in range(STEPS_A_SLICE):
-            next(steps)
-    except StopIteration as over:
-        return (over.value,)
-    return None

@@ -62,12 +62,12 @@ class DataPort:
         self.admission = IngressAdmission(memory)
         self._grpc_methods = GrpcMethods(service, self.admission, authorities, extra_methods)
         self._by_path = {path: _server_method(handler) for path, handler in self._grpc_methods.handlers.items()}
-        self._rest_methods = RestMethods(service, self.admission)
+        rest_methods = RestMethods(service, self.admission)
         self.connections = connections = Connections(limits.DATA_CONNECTIONS, CONNECTIONS_PER_ADDRESS)
-        rest_streams = RestStreams(self._rest_methods, self._identify)
+        rest_streams = RestStreams(rest_methods, self._identify)
         is_front = self._grpc_methods.is_front
         self._http2 = GrpcServer(self._find, _GRPC_LIMITS, connections, is_front, rest_streams.serve)
-        self._http1 = Http1Server(self._rest_methods, connections, self._identify)
+        self._http1 = Http1Server(rest_methods, connections, self._identify)
         rest = self._http1.streams.protocol
         protocols = {"http/1.1": rest, None: rest, "h2": self._http2.session}
         self._tls = ServerTls(tls, ("h2", "http/1.1"), authorities)
@@ -87,7 +87,6 @@ class DataPort:
         """Accept nothing new, and return when the calls inside have ended, or after `grace_s`."""
         self.listener.close()
         await asyncio.gather(self._http2.stop(grace_s), self._http1.stop(grace_s))
-        self._rest_methods.close()
 
     def _find(self, path: str) -> ServerMethod:
         return self._by_path.get(path) or _server_method(self._grpc_methods.find(path))

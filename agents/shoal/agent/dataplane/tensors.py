@@ -113,13 +113,7 @@ def convert_request(
             if span is None:
                 raise invalid(f"input {tensor.name!r:.80} without data", "`data`, or `binary_data_size` and its bytes")
             used += 1
-            made.write(_RAW + varint(0, _LENGTH_BYTES))
-            start = made.tell()
-            yield from json_tensors.pack(text, span, tensor.name, tensor.datatype, shape, math.prod(shape), made)
-            length = made.tell() - start
-            made.seek(start - _LENGTH_BYTES)
-            made.write(varint(length, _LENGTH_BYTES))
-            made.seek(0, io.SEEK_END)
+            yield from _pack(text, span, tensor, shape, made)
     if used != len(split.data):
         raise invalid("`data` that is no input's", "`data` in the inputs alone")
     if offset != size:
@@ -130,6 +124,25 @@ def convert_request(
 
 _PIECE: Final = 2**20
 """Bytes copied in one step."""
+
+
+def _pack(
+    text: json_tensors.Body, span: tuple[int, int], tensor: Any, shape: list[int], made: io.BytesIO
+) -> Steps[None]:
+    """Append a tensor of JSON as raw contents. Their length is in its shortest form where it is known beforehand: that
+    is the form which workers read without protobuf."""
+    count = math.prod(shape)
+    length = varint(0, _LENGTH_BYTES)
+    if tensor.datatype in json_tensors.FORMATS:
+        length = varint(count * item_bytes(tensor.datatype, tensor.name))
+    made.write(_RAW + length)
+    start = made.tell()
+    yield from json_tensors.pack(text, span, tensor.name, tensor.datatype, shape, count, made)
+    if tensor.datatype not in json_tensors.FORMATS:
+        size = made.tell() - start
+        made.seek(start - _LENGTH_BYTES)
+        made.write(varint(size, _LENGTH_BYTES))
+        made.seek(0, io.SEEK_END)
 
 
 def _put_inputs(message: oip.ModelInferRequest, asked: list[Mapping[str, Any]]) -> list[list[int]]:
