@@ -5,6 +5,7 @@ from typing import Any
 
 import h11
 
+from shoal.agent.dataplane.byte_stream import ByteStream
 from shoal.agent.dataplane.http1 import Http1Server
 from shoal.agent.dataplane.ingress_admission import IngressAdmission
 from shoal.agent.dataplane.rest import ClientIdentity, RestMethods
@@ -88,32 +89,32 @@ class Answering:
         return made.SerializeToString()
 
 
-class _Writer:
-    """As much of a StreamWriter as the transport uses."""
+class _Transport(asyncio.Transport):
+    """As much of a TLS transport as the server uses."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.sent = bytearray()
-        self.transport = self
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         self.sent += data
 
-    def get_extra_info(self, _name: str) -> "_Writer":
+    def get_extra_info(self, name: str, default: Any = None) -> "_Transport":
         return self
 
     def getpeercert(self, *, binary_form: bool) -> None:
         return None
 
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
     def abort(self) -> None:
-        pass
-
-    async def drain(self) -> None:
-        pass
-
-    async def wait_closed(self) -> None:
         pass
 
 
@@ -128,18 +129,28 @@ class Rest:
         return self._loop.run_until_complete(self._take(data))
 
     async def _take(self, data: bytes) -> str:
-        reader, writer = asyncio.StreamReader(), _Writer()
-        reader.feed_data(data)
-        reader.feed_eof()
-        intake, connections = IngressAdmission(), Connections(1, 1)
-        place = connections.add("", writer.abort)
+        intake, connections, transport = IngressAdmission(), Connections(1, 1), _Transport()
+        place = connections.add("", transport.abort)
         assert place is not None
-        stream: Any = writer
         server = Http1Server(RestMethods(Answering(), intake), connections, lambda _: ClientIdentity())
-        await server.serve(reader, stream, place)
+        connection = server.protocol(place)
+        connection.connection_made(transport)
+        connection.data_received(data)
+        (task,) = server.tasks
+        await _settled(task, connection)
+        connection.connection_lost(None)
+        await asyncio.wait((task,))
+        if not task.cancelled():
+            task.result()
         assert not intake._usage, "what a connection held is free when it has ended"
         # what follows the answer to a HEAD cannot be told from its body by who has not sent the request
-        return HUNG_UP if b"HEAD" in data else _last_answer(bytes(writer.sent))
+        return HUNG_UP if b"HEAD" in data else _last_answer(bytes(transport.sent))
+
+
+async def _settled(task: asyncio.Task[None], connection: ByteStream) -> None:
+    """Return when the task has ended, or waits for bytes."""
+    while not (task.done() or connection.is_waiting):
+        await asyncio.wait((task,), timeout=0)  # a round of the loop
 
 
 def _last_answer(sent: bytes) -> str:

@@ -9,11 +9,11 @@ from http import HTTPStatus
 from typing import Final
 
 from shoal.agent.dataplane.grpc_methods import NO_EXTRA_METHODS, GrpcMethods, Method, MethodHandler, call_failure
-from shoal.agent.dataplane.http1 import Http1Server
+from shoal.agent.dataplane.http1 import Http1Server, head_of
 from shoal.agent.dataplane.http2 import RestStreams
 from shoal.agent.dataplane.ingress_admission import IngressAdmission
 from shoal.agent.dataplane.memory import MessageMemory
-from shoal.agent.dataplane.rest import ClientIdentity, RestMethods, reason_of, refusal_response
+from shoal.agent.dataplane.rest import ClientIdentity, RestMethods, refusal_response
 from shoal.agent.dataplane.tls_context import ServerTls
 from shoal.agent.dataplane.transport import MAX_MESSAGE, InferenceService, TlsFiles
 from shoal.agent.dataplane.trust import Authorities
@@ -68,7 +68,7 @@ class DataPort:
         is_front = self._grpc_methods.is_front
         self._http2 = GrpcServer(self._find, _GRPC_LIMITS, connections, is_front, rest_streams.serve)
         self._http1 = Http1Server(rest_methods, connections, self._identify)
-        rest = self._http1.streams.protocol
+        rest = self._http1.protocol
         protocols = {"http/1.1": rest, None: rest, "h2": self._http2.session}
         self._tls = ServerTls(tls, ("h2", "http/1.1"), authorities)
         self.listener = TlsListener(connections, self._tls.context, protocols, limits.HANDSHAKE_S, _plaintext_answer())
@@ -76,7 +76,7 @@ class DataPort:
     @property
     def is_busy(self) -> bool:
         """Whether a call is inside that `stop` waits for."""
-        return self._http2.is_busy or bool(self._http1.streams.tasks)
+        return self._http2.is_busy or bool(self._http1.tasks)
 
     async def start(self) -> int:
         """Listen; return the port. Raises OSError."""
@@ -116,5 +116,4 @@ def _plaintext_answer() -> bytes:
     """What an HTTP client without TLS is told."""
     response = refusal_response(_NO_TLS, at=HTTPStatus.BAD_REQUEST)
     headers = {"content-length": str(len(response.body)), **response.headers, "connection": "close"}
-    lines = (f"HTTP/1.1 {response.status} {reason_of(response.status)}", *(f"{k}: {v}" for k, v in headers.items()))
-    return "\r\n".join((*lines, "", "")).encode() + response.body
+    return head_of(response.status, headers) + response.body

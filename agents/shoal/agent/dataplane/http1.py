@@ -2,13 +2,15 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, aclosing, suppress
 from typing import Final
 
 import h11
 import structlog
 
+from shoal.agent.dataplane.byte_stream import ByteStream
+from shoal.agent.dataplane.http1_heads import read_usual_head
 from shoal.agent.dataplane.log_budget import LogBudget
 from shoal.agent.dataplane.request import invalid
 from shoal.agent.dataplane.rest import (
@@ -24,29 +26,31 @@ from shoal.agent.dataplane.rest import (
 )
 from shoal.agent.dataplane.transport import MAX_MESSAGE, REQUEST_KEY, retry_after_s
 from shoal.host.connections import Connection, Connections
-from shoal.host.tls_streams import CHUNK_BYTES, HEAD_READ_BYTES, TlsStreams
+from shoal.host.event_wait import wait_or_timeout
+from shoal.host.tls_streams import CHUNK_BYTES, HEAD_READ_BYTES
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
 
 MAX_HEAD: Final = 32 * 2**10
-HEAD_TIMEOUT_S: Final = 10.0
+HEAD_TIMEOUT_S: Final = Seconds(10.0)
 """Seconds to the first request's first byte, and for a request's head."""
-IDLE_TIMEOUT_S: Final = 75.0
+IDLE_TIMEOUT_S: Final = Seconds(75.0)
 """Seconds from one request to the next."""
 FREE_PIECES: Final = 1024
 LEAST_PIECE: Final = 64
 """Bytes of a body's pieces (chunks, or what arrives at once), on average, beyond the first ones: each takes as long as
 some hundred bytes."""
-SEND_TIMEOUT_S: Final = 60.0
-LINGER_S: Final = 2.0
+SEND_TIMEOUT_S: Final = Seconds(60.0)
+LINGER_S: Final = Seconds(2.0)
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _log = structlog.get_logger(__name__)
 _failures = LogBudget()
 
 
 class Http1Server:
-    """Serves the connections of a port whose handshake agreed on HTTP/1.1, or on nothing (`streams.protocol` is a
-    protocol of a `TlsListener`).
+    """Serves the connections of a port whose handshake agreed on HTTP/1.1, or on nothing (`protocol` is a protocol of a
+    `TlsListener`).
 
     connections: the port's. identify: whom a client's certificate (PEM) names.
     """
@@ -57,48 +61,77 @@ class Http1Server:
         self.methods = methods
         self.connections = connections
         self.identify = identify
-        self.streams = TlsStreams(connections, self.serve)
         self.stopping = asyncio.Event()
         """Set when the port stops: connections close after their current request."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def tasks(self) -> tuple[asyncio.Task[None], ...]:
+        """Of the open connections."""
+        return tuple(self._tasks)
+
+    def protocol(self, place: Connection) -> ByteStream:
+        """The protocol of a new connection."""
+        return _Connection(self, place)
+
+    def begin(self, connection: "_Connection", place: Connection) -> asyncio.Task[None]:
+        """Serve a connection until it ends, then give its place back."""
+        task = asyncio.create_task(connection.serve())
+        self._tasks.add(task)
+
+        def on_done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self.connections.remove(place)
+
+        task.add_done_callback(on_done)
+        return task
 
     async def stop(self, grace_s: Seconds) -> None:
         """Answer the requests inside, for `grace_s` at most, and close. The port accepts no more by then."""
         self.stopping.set()
-        if tasks := self.streams.tasks:
+        if tasks := self.tasks:
             await asyncio.wait(tasks, timeout=grace_s)
-        for task in self.streams.tasks:
+        for task in self.tasks:
             task.cancel()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Connection) -> None:
-        """Serve one connection until it ends."""
-        await _Connection(self, reader, writer, place).serve()
 
-
-class _Connection:
+class _Connection(ByteStream):
     """One client's connection. It is the `RequestCarrier` of its current request."""
 
-    def __init__(
-        self, server: Http1Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Connection
-    ) -> None:
+    def __init__(self, server: Http1Server, place: Connection) -> None:
+        super().__init__()
         self._server = server
         self._place = place
-        self._reader = reader
-        self._writer = writer
         self._idle_s = HEAD_TIMEOUT_S
         self._is_admitted = False
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
-        certificate: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        self._client = server.identify(ssl.DER_cert_to_PEM_cert(certificate).encode() if certificate else None)
+        self._client = ClientIdentity()
+        self._task: asyncio.Task[None] | None = None
+        self._is_answering = False
+        """Whether its request is with the methods, which the end of the connection cancels."""
+        self._unread = 0
+        """Bytes of a usual request's body that are not read yet."""
+        self._http: h11.Connection | None = None
+        """Reads the current request, unless that is usual."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        certificate: bytes | None = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        self._client = self._server.identify(ssl.DER_cert_to_PEM_cert(certificate).encode() if certificate else None)
+        self._task = self._server.begin(self, self._place)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._is_answering and self._task is not None:
+            self._task.cancel()
 
     async def serve(self) -> None:
         try:
             while await self._answer_next() and not self._is_stopping:
-                self._http.start_next_cycle()
                 self._idle_s = IDLE_TIMEOUT_S
-        except (ClientGone, OSError, asyncio.IncompleteReadError):
+        except ClientGone:
             pass
         except Exception:
-            if (left_out := _failures.take(asyncio.get_running_loop().time())) is not None:
+            if (left_out := _failures.take(self._loop.time())) is not None:
                 _log.exception("client_connection_failed", suppressed=left_out)
         finally:
             await self._close()
@@ -109,27 +142,22 @@ class _Connection:
 
     async def _close(self) -> None:
         """Close the connection, within LINGER_S even if the peer takes nothing any more."""
-        self._writer.close()
-        try:
-            async with asyncio.timeout(LINGER_S):
-                await self._writer.wait_closed()
-        except TimeoutError:
-            self._writer.transport.abort()
-        except OSError:
-            pass  # the peer disconnected
+        self.transport.close()
+        if not await wait_or_timeout(self.lost, LINGER_S):
+            self.transport.abort()
 
     async def _answer_next(self) -> bool:
         """Answer one request; return whether another may follow on this connection."""
         with ExitStack() as held:
             request: RestRequest | None = None
             try:
-                request = self._request(await self._head())
+                request = await self._next_request()
             except ShoalError as error:
                 response = refusal_response(error.refusal, retry_after_s(error))
             except h11.RemoteProtocolError as error:
                 response = refusal_response(_malformed(error), at=error.error_status_hint)
             else:
-                response = await self._server.methods.answer(request, held)
+                response = await self._answer(request, held)
             try:
                 return await self._send(response, request)
             finally:
@@ -137,129 +165,194 @@ class _Connection:
                     self._is_admitted = False
                     self._server.connections.set_idle(self._place)
 
-    async def _head(self) -> h11.Request:
-        """The next request's head. Its first byte may take the idle time, the rest HEAD_TIMEOUT_S."""
-        event = self._http.next_event()
-        if event is h11.NEED_DATA:
-            await self._receive(self._idle_s, HEAD_READ_BYTES, idle=True)
-            event = self._http.next_event()
-        deadline = asyncio.get_running_loop().time() + HEAD_TIMEOUT_S
-        while event is h11.NEED_DATA:
-            await self._receive(deadline - asyncio.get_running_loop().time(), HEAD_READ_BYTES)
-            event = self._http.next_event()
+    async def _answer(self, request: RestRequest, held: ExitStack) -> RestResponse:
+        self._is_answering = True
+        try:
+            return await self._server.methods.answer(request, held)
+        finally:
+            self._is_answering = False
+
+    async def _next_request(self) -> RestRequest:
+        """The next request, once its head is there. Its first byte may take the idle time, the rest HEAD_TIMEOUT_S.
+
+        Raises ShoalError(INVALID_ARGUMENT | TOO_SLOW), h11.RemoteProtocolError, ClientGone.
+        """
+        try:
+            if not await self.more(self._idle_s):
+                raise ClientGone
+        except TimeoutError as error:
+            raise ClientGone from error
+        head = read_usual_head(self.content, MAX_HEAD)
+        if head is None:
+            return await self._unusual_request()
+        self._http = None
+        self._unread = head.body_bytes
+        self.take(head.size)
+        return make_request(head.method, head.target, head.fields, self._client, self)
+
+    async def _unusual_request(self) -> RestRequest:
+        self._unread = 0
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        deadline = self._loop.time() + HEAD_TIMEOUT_S
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            await self._feed(self._http, deadline, HEAD_READ_BYTES)
         if not isinstance(event, h11.Request):
             raise ClientGone
-        return event
-
-    async def _receive(self, timeout: float, size: int = CHUNK_BYTES, *, idle: bool = False) -> None:
-        try:
-            async with asyncio.timeout(timeout):
-                data = await self._reader.read(size)
-        except TimeoutError as error:
-            if idle:
-                raise ClientGone from error
-            raise refuse(Code.TOO_SLOW, "a request that does not arrive", "bytes in time", "send it faster") from error
-        if idle and not data:
-            raise ClientGone
-        self._http.receive_data(data)
-
-    def _request(self, head: h11.Request) -> RestRequest:
-        """Raises ShoalError(INVALID_ARGUMENT)."""
-        fields = [(name.decode("ascii"), value.decode("latin-1")) for name, value in head.headers]
+        fields = [(name.decode("ascii"), value.decode("latin-1")) for name, value in event.headers]
         if {"content-length", "transfer-encoding"} <= {name for name, _ in fields}:
             raise invalid("content-length and transfer-encoding", "one of them (RFC 9112, section 6.1)")
-        return make_request(head.method.decode("ascii"), head.target.decode("ascii"), fields, self._client, self)
+        return make_request(event.method.decode("ascii"), event.target.decode("ascii"), fields, self._client, self)
+
+    async def _wait(self, deadline: float) -> bool:
+        """Wait for bytes; False at the end of the connection. Raises ShoalError(TOO_SLOW)."""
+        try:
+            return await self.more(Seconds(deadline - self._loop.time()))
+        except TimeoutError as error:
+            raise refuse(Code.TOO_SLOW, "a request that does not arrive", "bytes in time", "send it faster") from error
+
+    async def _feed(self, http: h11.Connection, deadline: float, most: int) -> None:
+        """Pass bytes on, few of a head, so that it is found too large before much of it is held."""
+        http.receive_data(bytes(self.take(most)) if await self._wait(deadline) else b"")
 
     # RequestCarrier
 
-    async def body(self) -> AsyncIterator[bytes]:
-        if self._http.they_are_waiting_for_100_continue:
-            self._writer.write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
-        loop = asyncio.get_running_loop()
-        start, received, pieces = loop.time(), 0, 0
+    def whole_body(self) -> bytearray | None:
+        if self._http is not None or len(self.content) < self._unread:
+            return None
+        size, self._unread = self._unread, 0
+        return self.take(size) if size else bytearray()
+
+    async def body(self) -> AsyncIterator[bytes | bytearray]:
+        start, received, pieces = self._loop.time(), 0, 0
+        async for data in self._plain_body(start) if self._http is None else self._unusual_body(self._http, start):
+            received += len(data)
+            pieces += 1
+            if pieces > FREE_PIECES and received < pieces * LEAST_PIECE:
+                raise invalid(f"{pieces} pieces of {received} bytes", "larger chunks")
+            yield data
+
+    async def _plain_body(self, start: float) -> AsyncIterator[bytearray]:
+        received = 0
+        while self._unread:
+            if not await self._wait(start + body_deadline_s(received)):
+                raise ClientGone
+            data = self.take(self._unread)
+            self._unread -= len(data)
+            received += len(data)
+            yield data
+
+    async def _unusual_body(self, http: h11.Connection, start: float) -> AsyncIterator[bytes]:
+        if http.they_are_waiting_for_100_continue:
+            self.transport.write(_CONTINUE)
+        received = 0
         while True:
             try:
-                event = self._http.next_event()
+                event = http.next_event()
             except h11.RemoteProtocolError as error:
                 raise ShoalError(_malformed(error)) from error
             if event is h11.NEED_DATA:
-                await self._receive(start + body_deadline_s(received) - loop.time())
+                await self._feed(http, start + body_deadline_s(received), CHUNK_BYTES)
             elif isinstance(event, h11.Data):
                 received += len(event.data)
-                pieces += 1
-                if pieces > FREE_PIECES and received < pieces * LEAST_PIECE:
-                    raise invalid(f"{pieces} pieces of {received} bytes", "larger chunks")
                 yield bytes(event.data)
             elif isinstance(event, h11.EndOfMessage):
                 return
             else:
                 raise ClientGone
 
-    async def wait_until_gone(self) -> None:
-        """Bytes that a pipelining client sent early are kept for their turn; after them its end is not noticed."""
-        data = await self._reader.read(CHUNK_BYTES)
-        self._http.receive_data(data)
-        if data:
-            await asyncio.Event().wait()
-
     def on_admitted(self) -> None:
         self._is_admitted = True
         self._server.connections.set_busy(self._place)
 
+    def _end_request(self) -> bool:
+        """Whether the request was read to its end, so that another may follow."""
+        http = self._http
+        if http is None:
+            return not self._unread
+        if http.their_state is h11.SEND_BODY:
+            with suppress(h11.RemoteProtocolError):
+                http.next_event()  # the end of a request without a body is an event too
+        early, _ = http.trailing_data
+        self.content[:0] = early
+        return http.their_state is h11.DONE
+
     async def _send(self, response: RestResponse, request: RestRequest | None) -> bool:
         """Send the response. Returns whether the connection can continue: only if its request was read to the end, and
         was one."""
-        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            raise ClientGone
-        if self._http.their_state is h11.SEND_BODY:
-            with suppress(h11.RemoteProtocolError):
-                self._http.next_event()  # the end of a request without a body is an event too
-        over = request is None or self._http.their_state is not h11.DONE or self._is_stopping
-        headers = {**response.headers}
-        if response.events is None:  # else in chunks
-            headers["content-length"] = str(len(response.body))
+        over = request is None or not self._end_request() or self._is_stopping
+        headers = {"content-length": str(len(response.body)), **response.headers}
+        is_chunked = response.events is not None and self._takes_chunks
+        if response.events is not None:
+            del headers["content-length"]
+            over = over or not is_chunked
+        if is_chunked:
+            headers["transfer-encoding"] = "chunked"
         if over:
             headers["connection"] = "close"
         if request is not None and request.call.request_id:
             headers[REQUEST_KEY] = request.call.request_id
-        reason = reason_of(response.status)
-        head = h11.Response(status_code=response.status, reason=reason, headers=list(headers.items()))
-        start = self._http.send(head) or b""
-        body = memoryview(b"" if request is not None and request.method == "HEAD" else response.body)
-        if response.events is None:
-            await self._write(start, body, is_last=True)
+        head = head_of(response.status, headers)
+        body = b"" if request is not None and request.method == "HEAD" else response.body
+        if response.events is not None:
+            await self._send_events(head, response.events, is_chunked=is_chunked)
+        elif len(body) <= CHUNK_BYTES:
+            self.transport.write(head + body)
         else:
-            async with aclosing(response.events) as events:
-                await self._write(start, memoryview(b""))
-                async for event in events:
-                    await self._write(b"", memoryview(event))
-            await self._write(b"", memoryview(b""), is_last=True)
+            await self._send_large(head, memoryview(body))
+        await self._drain()
         if over and not self._is_stopping:
             await self._linger()
         return not over
 
-    async def _write(self, start: bytes, body: memoryview, *, is_last: bool = False) -> None:
-        """Write a part of the response after `start`, within SEND_TIMEOUT_S. Raises ClientGone."""
+    @property
+    def _takes_chunks(self) -> bool:
+        """Not over HTTP/1.0: there a body of unknown length ends with the connection."""
+        return self._http is None or self._http.their_http_version != b"1.0"
+
+    async def _send_events(self, head: bytes, events: AsyncGenerator[bytes, None], *, is_chunked: bool) -> None:
+        self.transport.write(head)
+        await self._drain()
+        self._is_answering = True
         try:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                # In chunks, because TLS copies what it is given.
-                for offset in range(0, len(body), CHUNK_BYTES):
-                    part = self._http.send(h11.Data(data=bytes(body[offset : offset + CHUNK_BYTES]))) or b""
-                    self._writer.write(start + part if start else part)
-                    start = b""
-                    await self._writer.drain()
-                self._writer.write(start + ((self._http.send(h11.EndOfMessage()) or b"") if is_last else b""))
-                await self._writer.drain()
+            async with aclosing(events):
+                async for event in events:
+                    self.transport.write(b"%x\r\n%b\r\n" % (len(event), event) if is_chunked else event)
+                    await self._drain()
+        finally:
+            self._is_answering = False
+        if is_chunked:
+            self.transport.write(b"0\r\n\r\n")
+
+    async def _send_large(self, head: bytes, body: memoryview) -> None:
+        """In chunks, because TLS copies what it is given."""
+        self.transport.write(head)
+        for offset in range(0, len(body), CHUNK_BYTES):
+            self.transport.write(body[offset : offset + CHUNK_BYTES])
+            await self._drain()
+
+    async def _drain(self) -> None:
+        try:
+            if not await self.drain(SEND_TIMEOUT_S):
+                raise ClientGone
         except TimeoutError as error:
             raise ClientGone from error
 
     async def _linger(self) -> None:
         """Read and discard bytes for a moment, so that closing does not reset what the client has yet to read."""
         left = 2 * MAX_MESSAGE
-        with suppress(TimeoutError, OSError):
-            async with asyncio.timeout(LINGER_S):
-                while left > 0 and (data := await self._reader.read(CHUNK_BYTES)):
-                    left -= len(data)
+        deadline = self._loop.time() + LINGER_S
+        with suppress(TimeoutError):
+            while left > 0 and await self.more(Seconds(deadline - self._loop.time())):
+                left -= len(self.take(CHUNK_BYTES))
+
+
+def head_of(at: int, headers: Mapping[str, str]) -> bytes:
+    """A response's head. Raises ValueError where a header would be more than one line."""
+    lines = (f"HTTP/1.1 {at} {reason_of(at)}", *(f"{name}: {value}" for name, value in headers.items()), "", "")
+    head = "\r\n".join(lines).encode("latin-1")
+    if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
+        raise ValueError(f"a line's end in a header of {headers!r:.200}")
+    return head
 
 
 def _malformed(error: h11.RemoteProtocolError) -> Refusal:

@@ -108,6 +108,14 @@ class RestStream:
 
     # RequestCarrier
 
+    def whole_body(self) -> bytearray | None:
+        if self._stream.is_remote_open:
+            return None
+        self.is_taken_up = True
+        body = bytearray().join(self._chunks)
+        self._chunks.clear()
+        return body
+
     async def body(self) -> AsyncIterator[bytes]:
         loop = self._session.loop
         start, received = loop.time(), 0
@@ -129,10 +137,6 @@ class RestStream:
     def _widen(self, size: int) -> None:
         self._session.connection.widen(self._stream, size)
         self._session.flush_soon()
-
-    async def wait_until_gone(self) -> None:
-        """The end of the stream cancels the whole request."""
-        await asyncio.Event().wait()
 
     def on_admitted(self) -> None:
         """A connection with an open stream is busy."""

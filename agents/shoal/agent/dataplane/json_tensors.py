@@ -48,7 +48,7 @@ FORMATS: Final[Mapping[str, str]] = {
 }
 _INTEGERS: Final = frozenset({int})
 _NUMBERS: Final = frozenset({int, float})
-_ITEM_TYPES: Final[Mapping[str, frozenset[type]]] = {
+ITEM_TYPES: Final[Mapping[str, frozenset[type]]] = {
     **{name: _NUMBERS if name.startswith("FP") else _INTEGERS for name in FORMATS},
     "BOOL": frozenset({bool}),
     "BYTES": frozenset({str}),
@@ -104,7 +104,8 @@ class Body:
         return -1 if found is None else found.end() + self._released
 
     def read(self, start: int, end: int) -> bytes:
-        return bytes(self.content[start - self._released : end - self._released])
+        with memoryview(self.content) as content:
+            return bytes(content[start - self._released : end - self._released])
 
     def release(self, until: int) -> None:
         """Declare that nothing before `until` is read again. Bytes are freed in large pieces, because each time costs a
@@ -402,7 +403,7 @@ def _pack_texts(items: Sequence[str], name: str) -> bytes:
 
 
 def _check_types(items: Sequence[Any], name: str, datatype: str) -> None:
-    wrong = set(map(type, items)) - _ITEM_TYPES[datatype]
+    wrong = set(map(type, items)) - ITEM_TYPES[datatype]
     if wrong:
         kinds = ", ".join(sorted(kind.__name__ for kind in wrong))
         raise invalid(f"{kinds} in input {name!r:.80}", f"what {datatype} holds")

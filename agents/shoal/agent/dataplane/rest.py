@@ -8,7 +8,7 @@ import asyncio
 import json
 import math
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -67,14 +67,14 @@ class ClientGone(Exception):
 
 
 class RequestCarrier(Protocol):
-    """What carries one request: its connection, or its stream."""
+    """What carries one request: its connection, or its stream. It cancels the request when its client is gone."""
 
-    def body(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises ShoalError(TOO_SLOW) once it is behind `body_deadline_s`, ClientGone."""
+    def whole_body(self) -> bytearray | None:
+        """The body, if all of it has arrived; else None."""
         ...
 
-    async def wait_until_gone(self) -> None:
-        """Return when the client is gone."""
+    def body(self) -> AsyncIterator[bytes | bytearray]:
+        """The body as it arrives. Raises ShoalError(TOO_SLOW) once it is behind `body_deadline_s`, ClientGone."""
         ...
 
     def on_admitted(self) -> None:
@@ -247,13 +247,15 @@ class RestMethods:
         place = held.enter_context(self._admission.call(caller))
         request.carrier.on_admitted()
         size = _declared_bytes(request, MAX_MESSAGE)
-        async with self._admission.read_slot(caller, body_deadline_s(MAX_MESSAGE), size, payer):
-            body = await _read_body(request, MAX_MESSAGE)
+        body = request.carrier.whole_body() if _is_plain(request) else None
+        if body is None:
+            async with self._admission.read_slot(caller, body_deadline_s(MAX_MESSAGE), size, payer):
+                body = await _read_body(request, MAX_MESSAGE)
         with self._admission.hold_request(caller, len(body), payer):
             header_length = _whole_number(request.headers, _LENGTH_HEADER)
             steps = tensors.convert_request(name, _version(request), body, header_length)
             message, wanted = await self._conversions.run(caller, len(body), steps)
-            answer = await _cancel_on_disconnect(request.carrier, self._service.infer(request.call, message))
+            answer = await self._service.infer(request.call, message)
             del message, steps, body
         shown = tensors.convert_response(answer, wanted)
         content, json_length = await self._conversions.run(caller, len(answer), shown)
@@ -303,14 +305,12 @@ class RestMethods:
         async with self._admission.read_slot(caller, body_deadline_s(most), size, payer):
             body = await _read_body(request, most)
         held.enter_context(self._admission.hold_request(caller, len(body), payer))
-        described = await _cancel_on_disconnect(
-            request.carrier, self._service.model_metadata(request.call, name, _version(request))
-        )
+        described = await self._service.model_metadata(request.call, name, _version(request))
         steps = generate.convert_request(described, _version(request), body)
         return await self._conversions.run(caller, len(body), steps), place, payer
 
     async def _generated_answer(self, request: RestRequest, message: bytes, place: CallPlace, payer: str) -> bytes:
-        answer = await _cancel_on_disconnect(request.carrier, self._service.infer(request.call, message))
+        answer = await self._service.infer(request.call, message)
         steps = generate.convert_response(answer)
         text = await self._conversions.run(request.call.caller, len(answer), steps)
         place.hold_answer(len(text), payer)
@@ -359,27 +359,17 @@ def _record_failure(error: Exception) -> Refusal:
     return Refusal(Code.INTERNAL, type(error).__name__, "an answer", "report this with the log of the node")
 
 
-async def _cancel_on_disconnect(carrier: RequestCarrier, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client disconnects meanwhile."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(carrier.wait_until_gone())
-    try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return await task
-    finally:
-        task.cancel()
-        watch.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
-
-
 def _declared_bytes(request: RestRequest, most: int) -> int | None:
     """The length that the request's head gives its body, None where it gives none. Raises ShoalError(TOO_LARGE)."""
     declared = _whole_number(request.headers, "content-length")
     if declared is not None and declared > most:
         raise too_large(f"a body of {declared} bytes", most)
     return declared
+
+
+def _is_plain(request: RestRequest) -> bool:
+    """Whether its body is sent as it is, not compressed."""
+    return request.headers.get("content-encoding", "identity").strip().lower() in _PLAIN
 
 
 async def _read_body(request: RestRequest, most: int) -> bytearray:
@@ -406,7 +396,8 @@ async def _read_document(request: RestRequest) -> Mapping[str, Any]:
 _SINGLE_HEADERS: Final = frozenset(
     {"authorization", "content-length", "content-encoding", TENANT_KEY, HOP_KEY, _LENGTH_HEADER, _DEADLINE_HEADER}
 )
-_Expander = Callable[[bytes], Iterator[bytes]]
+_PLAIN: Final = frozenset({"identity", ""})
+_Expander = Callable[[bytes | bytearray], Iterator[bytes | bytearray]]
 _EXPANDED_AT_ONCE: Final = 2**20
 
 
@@ -414,12 +405,12 @@ def _expander(encoding: str) -> _Expander:
     """A function that expands the next bytes of a body. Pieces of a compressed body have at most `_EXPANDED_AT_ONCE`
     bytes."""
     match encoding.strip().lower():
-        case "identity" | "":
+        case plain if plain in _PLAIN:
             return lambda data: iter((data,))
         case "gzip" | "deflate":
             stream = zlib.decompressobj(wbits=47)
 
-            def expand(data: bytes) -> Iterator[bytes]:
+            def expand(data: bytes | bytearray) -> Iterator[bytes | bytearray]:
                 try:
                     while data and not stream.eof:
                         yield stream.decompress(data, _EXPANDED_AT_ONCE)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+import orjson
 from google.protobuf.message import DecodeError
 
 from shoal.agent.dataplane import json_tensors
@@ -26,6 +27,7 @@ from shoal.agent.dataplane.request import (
     item_bytes,
     too_large,
 )
+from shoal.agent.dataplane.usual_bodies import convert_usual
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, refuse
 from shoal.wire.field_limits import CountLimits, check_counts, fields_of
@@ -73,6 +75,10 @@ def convert_request(
 
     Raises ShoalError(INVALID_ARGUMENT | TOO_LARGE | FIELD_TOO_MANY).
     """
+    usual = convert_usual(model, version, body) if header_length is None else None
+    if usual is not None:
+        body.clear()
+        return usual, OutputFormat(False, {})
     size = len(body)
     end = size if header_length is None else header_length
     if not 0 <= end <= size:
@@ -229,6 +235,10 @@ def convert_response(response: bytes, output_format: OutputFormat) -> Steps[tupl
 
 def split_response(response: bytes) -> tuple[oip.ModelInferResponse, list[memoryview]]:
     """(answer without its raw contents, these contents without a copy). Raises ShoalError(INTERNAL)."""
+    if len(response) <= MAX_TENSORS:  # it cannot have more of anything than the smallest limit
+        with suppress(DecodeError):
+            whole = oip.ModelInferResponse.FromString(response)
+            return whole, [memoryview(raw) for raw in whole.raw_output_contents]
     view = memoryview(response)
     head: list[memoryview] = []
     raws: list[memoryview] = []
@@ -255,6 +265,9 @@ MAX_JSON_BYTES: Final = INFER_BYTES + 2**20
 
 def to_json(document: Mapping[str, Any] | str) -> bytes:
     """As one line of JSON."""
+    if "parameters" not in document:
+        return orjson.dumps(document)
+    # it writes numbers that JSON does not have too, as Triton does
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
