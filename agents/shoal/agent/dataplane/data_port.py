@@ -62,7 +62,7 @@ class DataPort:
         self.admission = IngressAdmission(memory)
         self._grpc_methods = GrpcMethods(service, self.admission, authorities, extra_methods)
         self._by_path = {path: _server_method(handler) for path, handler in self._grpc_methods.handlers.items()}
-        rest_methods = RestMethods(service, self.admission)
+        self._rest_methods = rest_methods = RestMethods(service, self.admission)
         self.connections = connections = Connections(limits.DATA_CONNECTIONS, CONNECTIONS_PER_ADDRESS)
         rest_streams = RestStreams(rest_methods, self._identify)
         is_front = self._grpc_methods.is_front
@@ -87,6 +87,7 @@ class DataPort:
         """Accept nothing new, and return when the calls inside have ended, or after `grace_s`."""
         self.listener.close()
         await asyncio.gather(self._http2.stop(grace_s), self._http1.stop(grace_s))
+        self._rest_methods.close()
 
     def _find(self, path: str) -> ServerMethod:
         return self._by_path.get(path) or _server_method(self._grpc_methods.find(path))

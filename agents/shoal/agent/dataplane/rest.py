@@ -164,6 +164,9 @@ class RestMethods:
         self._admission = admission
         self._conversions = Conversions()
 
+    def close(self) -> None:
+        self._conversions.close()
+
     async def answer(self, request: RestRequest, held: ExitStack) -> RestResponse:
         """The answer, or a refusal. `held` is what the caller holds of the admission until its response is sent.
 

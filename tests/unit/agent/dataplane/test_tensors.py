@@ -91,6 +91,46 @@ def test_json_carries_every_number_exactly(tensor: tuple[str, list[int], bytes],
     assert again.raw_input_contents[0] == raw
 
 
+USUAL = st.lists(
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(["x", "y", "\u00e9"]),
+            "datatype": st.sampled_from(["FP32", "FP16", "INT8", "UINT64", "BOOL", "BYTES", "BF16"]),
+            "shape": st.sampled_from([[1], [2], [1, 2], [], [1.0], [True], [-1], "2"]),
+            "data": st.lists(st.sampled_from([0, 1, -1, 0.5, 300, 2**64, 1e300, True, None, "a", [1]]), max_size=2),
+        },
+        optional={"parameters": st.sampled_from([{}, {"a": 1.0}, {"binary_data_size": 0}])},
+    ),
+    max_size=2,
+)
+
+
+def outcome_of(text: bytes) -> tuple[bytes, bool] | Code:
+    try:
+        request, wanted = run_steps(convert_request("m", "1", bytearray(text), None))
+    except ShoalError as error:
+        return error.code
+    return request, wanted.is_binary("y")
+
+
+@given(
+    USUAL,
+    st.sampled_from([{}, {"id": "i"}, {"id": "a:b"}, {"id": 7}, {"outputs": [{"name": "y"}]}, {"outputs": {}}]),
+    st.sampled_from(["", ',"inputs":[]', ',"id":"twice"', ',"data":[1]', "}"]),
+)
+def test_small_bodies_are_taken_as_large_ones_are(inputs: list[Any], more: dict[str, Any], end: str) -> None:
+    """Those of the usual form are converted at once; spaces make them too large for that."""
+    text = json.dumps({"inputs": inputs, **more})[:-1] + end + "}"
+    assert outcome_of(text.encode()) == outcome_of((text + " " * json_tensors.STEP_BYTES).encode())
+
+
+def test_contents_have_the_length_that_workers_read_at_once() -> None:
+    """Large bodies too; not the longer forms of the same length."""
+    whole = body(shape=[100], data=[0.5] * 100) + b" " * json_tensors.STEP_BYTES
+    request, _ = run_steps(convert_request("m", "", bytearray(whole), None))
+    assert request == oip.ModelInferRequest.FromString(request).SerializeToString()
+
+
 @st.composite
 def nearly_arrays(draw: st.DrawFn) -> tuple[list[int], str]:
     """A shape, and an array of it with up to three mistakes: characters too many or too few, or in the wrong order."""
