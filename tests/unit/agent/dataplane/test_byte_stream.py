@@ -23,14 +23,14 @@ class Transport(asyncio.Transport):
         self.is_reading_ = True
 
 
-def connected() -> tuple[ByteStream, Transport]:
+def open_stream() -> tuple[ByteStream, Transport]:
     stream, transport = ByteStream(), Transport()
     stream.connection_made(transport)
     return stream, transport
 
 
 async def test_bytes_come_as_they_were_sent_and_reading_pauses_while_they_wait() -> None:
-    stream, transport = connected()
+    stream, transport = open_stream()
     stream.data_received(b"a" * MAX_UNREAD)
     assert transport.is_reading_
     stream.data_received(b"b")
@@ -42,7 +42,7 @@ async def test_bytes_come_as_they_were_sent_and_reading_pauses_while_they_wait()
 
 
 async def test_who_waits_is_woken_by_bytes_by_the_end_and_by_the_time() -> None:
-    stream, _ = connected()
+    stream, _ = open_stream()
     with pytest.raises(TimeoutError):
         await stream.more(SOON)
     waiting = asyncio.create_task(stream.more(LONG))
@@ -59,7 +59,7 @@ async def test_who_waits_is_woken_by_bytes_by_the_end_and_by_the_time() -> None:
 
 
 async def test_who_writes_waits_while_the_peer_takes_nothing() -> None:
-    stream, _ = connected()
+    stream, _ = open_stream()
     assert await stream.drain(LONG)
     stream.pause_writing()
     with pytest.raises(TimeoutError):
