@@ -9,7 +9,10 @@ from typing import Final, cast
 from shoal.types.units import Seconds
 
 MAX_UNREAD: Final = 256 * 2**10
-"""Bytes that wait for their reader before the connection's reading pauses. What arrives at once comes on top."""
+"""Bytes that wait for their reader before the connection's reading pauses, unless it wants more. What arrives at once
+comes on top."""
+ARRIVALS: Final = 512
+"""Times that something arrives before who waits is woken though it is less than what it wants."""
 
 
 class ByteStream(asyncio.Protocol):
@@ -22,6 +25,9 @@ class ByteStream(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
+        self.arrivals = 0
+        """Times that something has arrived."""
+        self._wanted = 1
         self._is_full = False
         self._can_write = True
 
@@ -32,10 +38,12 @@ class ByteStream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.content += data
-        if len(self.content) > MAX_UNREAD and not self._is_full:
+        self.arrivals += 1
+        if len(self.content) > max(MAX_UNREAD, self._wanted) and not self._is_full:
             self._is_full = True
             self.transport.pause_reading()
-        _wake(self._reading)
+        if len(self.content) >= self._wanted or self.arrivals % ARRIVALS == 0:
+            _wake(self._reading)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set()
@@ -63,17 +71,27 @@ class ByteStream(asyncio.Protocol):
         else:
             taken = self.content[:most]
             del self.content[:most]
-        if self._is_full and len(self.content) <= MAX_UNREAD and not self.lost.is_set():
-            self._is_full = False
-            self.transport.resume_reading()
+        self._go_on()
         return taken
 
-    async def more(self, timeout: Seconds) -> bool:
-        """Wait until there is something to take; False at the end of the connection. Raises TimeoutError."""
-        if not self.content and not self.lost.is_set():
+    async def more(self, timeout: Seconds, wanted: int = 1) -> bool:
+        """Wait until `wanted` bytes are there to take, or something has arrived many times; False at the end of the
+        connection. Raises TimeoutError."""
+        if len(self.content) < wanted and not self.lost.is_set():
+            self._wanted = wanted
+            self._go_on()
             self._reading = self._loop.create_future()
-            await _wait(self._reading, timeout)
-        return bool(self.content)
+            try:
+                await _wait(self._reading, timeout)
+            finally:
+                self._wanted = 1
+        return len(self.content) >= wanted or not self.lost.is_set()
+
+    def _go_on(self) -> None:
+        """Read on, if that paused and there is room again."""
+        if self._is_full and len(self.content) <= max(MAX_UNREAD, self._wanted) and not self.lost.is_set():
+            self._is_full = False
+            self.transport.resume_reading()
 
     async def drain(self, timeout: Seconds) -> bool:
         """Wait until more can be written; False at the end of the connection. Raises TimeoutError."""

@@ -40,6 +40,8 @@ FREE_PIECES: Final = 1024
 LEAST_PIECE: Final = 64
 """Bytes of a body's pieces (chunks, or what arrives at once), on average, beyond the first ones: each takes as long as
 some hundred bytes."""
+TAKEN_AT_ONCE: Final = 2**20
+"""Bytes of a body that its reader waits for, where so many are to come. A body that is no larger is not copied."""
 SEND_TIMEOUT_S: Final = Seconds(60.0)
 LINGER_S: Final = Seconds(2.0)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -203,16 +205,16 @@ class _Connection(ByteStream):
             raise invalid("content-length and transfer-encoding", "one of them (RFC 9112, section 6.1)")
         return make_request(event.method.decode("ascii"), event.target.decode("ascii"), fields, self._client, self)
 
-    async def _wait(self, deadline: float) -> bool:
-        """Wait for bytes; False at the end of the connection. Raises ShoalError(TOO_SLOW)."""
-        try:
-            return await self.more(Seconds(deadline - self._loop.time()))
-        except TimeoutError as error:
-            raise refuse(Code.TOO_SLOW, "a request that does not arrive", "bytes in time", "send it faster") from error
-
     async def _feed(self, http: h11.Connection, deadline: float, most: int) -> None:
-        """Pass bytes on, few of a head, so that it is found too large before much of it is held."""
-        http.receive_data(bytes(self.take(most)) if await self._wait(deadline) else b"")
+        """Pass bytes on, few of a head, so that it is found too large before much of it is held.
+
+        Raises ShoalError(TOO_SLOW).
+        """
+        try:
+            is_open = await self.more(Seconds(deadline - self._loop.time()))
+        except TimeoutError as error:
+            raise _too_slow() from error
+        http.receive_data(bytes(self.take(most)) if is_open else b"")
 
     # RequestCarrier
 
@@ -222,29 +224,33 @@ class _Connection(ByteStream):
         size, self._unread = self._unread, 0
         return self.take(size) if size else bytearray()
 
-    async def body(self) -> AsyncIterator[bytes | bytearray]:
-        start, received, pieces = self._loop.time(), 0, 0
-        async for data in self._plain_body(start) if self._http is None else self._unusual_body(self._http, start):
-            received += len(data)
-            pieces += 1
-            if pieces > FREE_PIECES and received < pieces * LEAST_PIECE:
-                raise invalid(f"{pieces} pieces of {received} bytes", "larger chunks")
-            yield data
+    def body(self) -> AsyncIterator[bytes | bytearray]:
+        return self._usual_body() if self._http is None else self._unusual_body(self._http)
 
-    async def _plain_body(self, start: float) -> AsyncIterator[bytearray]:
-        received = 0
+    async def _usual_body(self) -> AsyncIterator[bytearray]:
+        start, before, received = self._loop.time(), self.arrivals, 0
         while self._unread:
-            if not await self._wait(start + body_deadline_s(received)):
-                raise ClientGone
-            data = self.take(self._unread)
+            wanted = min(self._unread, TAKEN_AT_ONCE)
+            while len(self.content) < wanted:
+                have = received + len(self.content)
+                _check_pieces(self.arrivals - before, have)
+                try:
+                    is_open = await self.more(Seconds(start + body_deadline_s(have) - self._loop.time()), wanted)
+                except TimeoutError as error:
+                    if received + len(self.content) == have:
+                        raise _too_slow() from error
+                else:
+                    if not is_open:
+                        raise ClientGone
+            data = self.take(wanted)
             self._unread -= len(data)
             received += len(data)
             yield data
 
-    async def _unusual_body(self, http: h11.Connection, start: float) -> AsyncIterator[bytes]:
+    async def _unusual_body(self, http: h11.Connection) -> AsyncIterator[bytes]:
         if http.they_are_waiting_for_100_continue:
             self.transport.write(_CONTINUE)
-        received = 0
+        start, received, pieces = self._loop.time(), 0, 0
         while True:
             try:
                 event = http.next_event()
@@ -254,6 +260,8 @@ class _Connection(ByteStream):
                 await self._feed(http, start + body_deadline_s(received), CHUNK_BYTES)
             elif isinstance(event, h11.Data):
                 received += len(event.data)
+                pieces += 1
+                _check_pieces(pieces, received)
                 yield bytes(event.data)
             elif isinstance(event, h11.EndOfMessage):
                 return
@@ -353,6 +361,16 @@ def head_of(at: int, headers: Mapping[str, str]) -> bytes:
     if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
         raise ValueError(f"a line's end in a header of {headers!r:.200}")
     return head
+
+
+def _check_pieces(pieces: int, received: int) -> None:
+    """Raises ShoalError(INVALID_ARGUMENT)."""
+    if pieces > FREE_PIECES and received < pieces * LEAST_PIECE:
+        raise invalid(f"{pieces} pieces of {received} bytes", "larger chunks")
+
+
+def _too_slow() -> ShoalError:
+    return refuse(Code.TOO_SLOW, "a request that does not arrive", "bytes in time", "send it faster")
 
 
 def _malformed(error: h11.RemoteProtocolError) -> Refusal:

@@ -383,7 +383,10 @@ async def _read_body(request: RestRequest, most: int) -> bytearray:
         for part in expand(data):
             if len(body) + len(part) > most:
                 raise too_large(f"a body of over {most} bytes once expanded", most)
-            body += part
+            if not body and isinstance(part, bytearray):
+                body = part  # it is nobody else's
+            else:
+                body += part
             if part is not data:
                 await asyncio.sleep(0)  # let other tasks run: a small body may expand to a large one
     return body
