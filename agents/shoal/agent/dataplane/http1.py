@@ -24,7 +24,7 @@ from shoal.agent.dataplane.rest import (
     reason_of,
     refusal_response,
 )
-from shoal.agent.dataplane.transport import MAX_MESSAGE, REQUEST_KEY, retry_after_s
+from shoal.agent.dataplane.transport import MAX_MESSAGE, REQUEST_KEY, InboundCall, retry_after_s
 from shoal.host.connections import Connection, Connections
 from shoal.host.event_wait import wait_or_timeout
 from shoal.host.tls_streams import CHUNK_BYTES, HEAD_READ_BYTES
@@ -110,6 +110,7 @@ class _Connection(ByteStream):
         self._task: asyncio.Task[None] | None = None
         self._is_answering = False
         """Whether its request is with the methods, which the end of the connection cancels."""
+        self._memo: tuple[InboundCall, dict[str, object]] | None = None
         self._unread = 0
         """Bytes of a usual request's body that are not read yet."""
         self._http: h11.Connection | None = None
@@ -217,6 +218,11 @@ class _Connection(ByteStream):
         http.receive_data(bytes(self.take(most)) if is_open else b"")
 
     # RequestCarrier
+
+    def memo(self, call: InboundCall) -> dict[str, object]:
+        if self._memo is None or self._memo[0] != call:
+            self._memo = (call, {})
+        return self._memo[1]
 
     def whole_body(self) -> bytearray | None:
         if self._http is not None or len(self.content) < self._unread:

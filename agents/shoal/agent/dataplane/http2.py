@@ -16,7 +16,7 @@ from shoal.agent.dataplane.rest import (
     make_request,
     refusal_response,
 )
-from shoal.agent.dataplane.transport import REQUEST_KEY
+from shoal.agent.dataplane.transport import REQUEST_KEY, InboundCall
 from shoal.host.event_wait import wait_or_timeout
 from shoal.host.grpc_server import GrpcSession
 from shoal.http2.connection import Stream
@@ -107,6 +107,10 @@ class RestStream:
         self._session.flush_soon()
 
     # RequestCarrier
+
+    def memo(self, call: InboundCall) -> dict[str, object]:
+        """Nothing is kept from stream to stream."""
+        return {}
 
     def whole_body(self) -> bytearray | None:
         if self._stream.is_remote_open:

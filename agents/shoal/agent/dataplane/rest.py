@@ -11,6 +11,7 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import unquote
@@ -68,6 +69,10 @@ class ClientGone(Exception):
 
 class RequestCarrier(Protocol):
     """What carries one request: its connection, or its stream. It cancels the request when its client is gone."""
+
+    def memo(self, call: InboundCall) -> dict[str, object]:
+        """What the service keeps for requests of this client that say the same of themselves."""
+        ...
 
     def whole_body(self) -> bytearray | None:
         """The body, if all of it has arrived; else None."""
@@ -258,7 +263,7 @@ class RestMethods:
             header_length = _whole_number(request.headers, _LENGTH_HEADER)
             steps = tensors.convert_request(name, _version(request), body, header_length)
             message, wanted = await self._conversions.run(caller, len(body), steps)
-            answer = await self._service.infer(request.call, message)
+            answer = await self._answer_message(request, message)
             del message, steps, body
         shown = tensors.convert_response(answer, wanted)
         content, json_length = await self._conversions.run(caller, len(answer), shown)
@@ -267,6 +272,22 @@ class RestMethods:
             return RestResponse(200, content, {"content-type": "application/json"})
         headers = {"content-type": "application/octet-stream", _LENGTH_HEADER: str(json_length)}
         return RestResponse(200, content, headers)
+
+    async def _answer_message(self, request: RestRequest, message: bytes) -> bytes:
+        """The model's answer. Raises ShoalError."""
+        call = request.call
+        try:
+            direct = self._service.prepare_direct(call, call.remaining_s, request.carrier.memo(call), message)
+        except ShoalError:
+            direct = None  # `infer` refuses
+        if direct is not None:
+            answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            if direct.begin(partial(_complete, answered)):
+                try:
+                    return await answered
+                finally:
+                    direct.cancel()
+        return await self._service.infer(call, message)
 
     async def _shared_memory(self, request: RestRequest, method: str, path: tuple[str, ...]) -> RestResponse:
         match method, path:
@@ -368,6 +389,15 @@ def _declared_bytes(request: RestRequest, most: int) -> int | None:
     if declared is not None and declared > most:
         raise too_large(f"a body of {declared} bytes", most)
     return declared
+
+
+def _complete(answered: asyncio.Future[bytes], answer: bytes | None, error: Exception | None) -> None:
+    if answered.done():
+        return
+    if answer is not None:
+        answered.set_result(answer)
+    elif error is not None:
+        answered.set_exception(error)
 
 
 def _is_plain(request: RestRequest) -> bool:
