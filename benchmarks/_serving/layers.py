@@ -35,7 +35,8 @@ LAYERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
         "REST",
         (
             "shoal/agent/dataplane/rest", "shoal/agent/dataplane/http", "shoal/agent/dataplane/json_tensors",
-            "shoal/agent/dataplane/tensors", "shoal/agent/dataplane/conversion", "shoal/host/tls_streams", "h11/",
+            "shoal/agent/dataplane/tensors", "shoal/agent/dataplane/conversion", "shoal/agent/dataplane/usual_bodies",
+            "shoal/agent/dataplane/byte_stream", "shoal/host/tls_streams", "h11/",
         ),
     ),
     (

@@ -238,7 +238,9 @@ def split_response(response: bytes) -> tuple[oip.ModelInferResponse, list[memory
     if len(response) <= MAX_TENSORS:  # it cannot have more of anything than the smallest limit
         with suppress(DecodeError):
             whole = oip.ModelInferResponse.FromString(response)
-            return whole, [memoryview(raw) for raw in whole.raw_output_contents]
+            contents = [memoryview(raw) for raw in whole.raw_output_contents]
+            whole.ClearField("raw_output_contents")
+            return whole, contents
     view = memoryview(response)
     head: list[memoryview] = []
     raws: list[memoryview] = []
