@@ -1,5 +1,5 @@
-"""A44: shared memory against real files: what is opened, what a request reads and writes, and what becomes of both when the
-owner of a file changes it meanwhile."""
+"""A44: shared memory against real files: what is opened, what a request reads and writes, and what becomes of both
+when the owner of a file changes it meanwhile."""
 
 import asyncio
 import os
