@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from harness.crypto.pki import Authority
-from shoal.agent.core import shared_memory
+from shoal.agent.core import refusal_pace, shared_memory
 from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.dataplane import (
     data_port,
@@ -71,6 +71,10 @@ def test_the_reference_of_limits_is_true() -> None:
     assert "status 27" in rows()["silence of a coordinator's event loop"][1]
     assert int(watchdog.END_SIGNAL) == 27
     assert said == {
+        "refusals of callers over their tenant's quota": (
+            f"{refusal_pace.AT_ONCE} at once, then one each {refusal_pace.SPACING_S * 1000:.0f} ms; "
+            f"{refusal_pace.MAX_WAITING_OF_CALLER} of a caller and {refusal_pace.MAX_WAITING:,} wait"
+        ),
         "inference request or answer, expanded": f"{limits.INFER_BYTES // MIB} MiB",
         "message on a link or of an operator": f"{limits.LINK_BYTES // MIB} MiB",
         "model, samples, as one file": f"2 GiB less {2**31 - limits.MODEL_BYTES} byte, {PACK_BYTES // MIB} MiB",
