@@ -673,6 +673,7 @@ async def test_a_caller_that_hangs_up_cancels_its_call(case: TransportCase) -> N
     await until(lambda: case.service.inside == 1, 5, "inside")
     task.cancel()
     await until(lambda: case.service.cancelled == 1, 5, "cancelled at the service")
+    await until(lambda: not case.memory.held_bytes, 5, "nothing is charged for it any more")
 
 
 async def test_stopping_lets_calls_end_and_takes_no_new(case: TransportCase) -> None:

@@ -357,6 +357,7 @@ class GrpcMethods:
             return False
         carried.add_done_callback(place.leave)
         carried.add_done_callback(direct.cancel)
+        carried.add_done_callback(charge.release)  # of one that its caller gave up
         return True
 
     async def _answer_whole(self, method: Method, carried: GrpcCall) -> bytes:

@@ -136,8 +136,9 @@ class MessageMemory:
             found = f"{size} bytes beside {own} of this tenant and {total} of all"
             raise _no_room(found, f"at most {self.payer_share // COPIES} and {self.budget // COPIES}")
         charge = COPIES * size
-        self._by_payer[payer] += charge
-        self.held_bytes += charge
+        if charge:
+            self._by_payer[payer] += charge
+            self.held_bytes += charge
         return MemoryCharge(self, payer, charge)
 
     def hold_expected(self, caller: str, payer: str, size: int | None = None) -> "MemoryCharge":
@@ -260,13 +261,16 @@ class MemoryCharge:
         self._charge = charge
 
     def release(self) -> None:
-        self._memory.release(self._payer, self._charge)
+        """Idempotent."""
+        if self._charge:
+            self._memory.release(self._payer, self._charge)
+            self._charge = 0
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        self._memory.release(self._payer, self._charge)
+        self.release()
 
 
 def shed_refusal() -> CallRefused:

@@ -204,6 +204,15 @@ async def test_whose_caller_is_gone_is_withdrawn(front: Front) -> None:
     assert front.ended == [(ANSWER, None)], "nobody hears of the first"
 
 
+async def test_an_answer_that_waits_to_be_read_does_not_hold_its_request(front: Front) -> None:
+    direct = front.plane.prepare_direct(CALL, None, front.memo, request())
+    assert direct is not None
+    assert direct.begin(lambda answer, error: front.ended.append((answer, error)))
+    assert direct._flight.request == request()
+    await until_ended(front)
+    assert direct._flight.request == b""
+
+
 async def test_a_deadline_ends_it_here_and_at_the_worker(front: Front) -> None:
     front.answers = None
     assert front.begin(remaining_s=0.05) is not None
