@@ -100,6 +100,12 @@ INFER: Mapping[str, set[Role]] = {
     "RepositoryModelUnload": LOOKERS,
     "ModelInfer": TENANTS,
     "ModelStreamInfer": TENANTS,
+    "SystemSharedMemoryStatus": TENANTS,
+    "SystemSharedMemoryRegister": TENANTS,
+    "SystemSharedMemoryUnregister": TENANTS,
+    "CudaSharedMemoryStatus": LOOKERS,
+    "CudaSharedMemoryRegister": LOOKERS,
+    "CudaSharedMemoryUnregister": LOOKERS,
 }
 """Who may ask for itself. Load and unload are answered with NOT_SUPPORTED."""
 FORWARDED = {"shoal-hop": "1", "shoal-tenant": "default", "shoal-origin": "edge-9"}
@@ -117,6 +123,12 @@ REST = {
     "RepositoryModelLoad": ("POST", "/v2/repository/models/m/load"),
     "RepositoryModelUnload": ("POST", "/v2/repository/models/m/unload"),
     "ModelInfer": ("POST", "/v2/models/m/infer"),
+    "SystemSharedMemoryStatus": ("GET", "/v2/systemsharedmemory/status"),
+    "SystemSharedMemoryRegister": ("POST", "/v2/systemsharedmemory/region/r/register"),
+    "SystemSharedMemoryUnregister": ("POST", "/v2/systemsharedmemory/unregister"),
+    "CudaSharedMemoryStatus": ("GET", "/v2/cudasharedmemory/status"),
+    "CudaSharedMemoryRegister": ("POST", "/v2/cudasharedmemory/region/r/register"),
+    "CudaSharedMemoryUnregister": ("POST", "/v2/cudasharedmemory/unregister"),
 }
 NO_REST_FORM = {"ModelStreamInfer"}
 CLEARED = (Channel.ONLINE, Channel.CAPABILITY)

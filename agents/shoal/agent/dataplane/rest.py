@@ -295,7 +295,7 @@ class RestMethods:
                 name = path[1] if len(path) > 1 else ""
                 return _response(regions_document(self._service.shared_memory_status(request.call, name)))
             case "POST", ("region", name, "register"):
-                self._service.server_ready(request.call)
+                self._service.authenticate(request.call)
                 asked = region_of(name, await _read_document(request))
                 self._service.register_shared_memory(request.call, asked)
                 return RestResponse(200, b"")
