@@ -30,7 +30,7 @@ LAYERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
             "shoal/agent/dataplane/exchange", "shoal/agent/dataplane/compression", "shoal/agent/dataplane/transport",
         ),
     ),
-    ("HTTP/2", ("shoal/http2/", "shoal/host/http2_session", "hpack/")),
+    ("HTTP/2", ("shoal/http2/", "shoal/host/http2_session", "shoal/host/flush_queue", "hpack/")),
     (
         "REST",
         (

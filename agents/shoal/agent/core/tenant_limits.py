@@ -35,15 +35,14 @@ class TenantGate:
         self.over_rate = 0
         self.over_concurrency = 0
 
-    def with_limit(self, limit: TenantLimit, now: Elapsed) -> "TenantGate":
-        """This gate under another limit. Tokens beyond the new burst are lost."""
+    def change_limit(self, limit: TenantLimit, now: Elapsed) -> None:
+        """From now on. Tokens beyond the new burst are lost."""
         if limit.rate is None or self._limit.rate is None:
             self._tokens, self._at = 0.0, now
         else:
             self._fill(self._limit.rate, now)
             self._tokens = min(self._tokens, _burst(limit.rate))
         self._limit = limit
-        return self
 
     def is_open(self, now: Elapsed) -> bool:
         """Whether a request may enter now. Takes and counts nothing."""
@@ -122,12 +121,10 @@ class TenantLimits:
 
     def configure(self, limits: Iterable[TenantLimit], now: Elapsed) -> None:
         """Apply a complete list. A tenant that is not listed is unlimited; its counts go."""
-        known = self._gates
-        self._gates = {
-            each.tenant: known[each.tenant].with_limit(each, now) if each.tenant in known else TenantGate(each, now)
-            for each in limits
-            if each.rate is not None or each.concurrency is not None
-        }
+        limited = [each for each in limits if each.rate is not None or each.concurrency is not None]
+        self._gates = {each.tenant: self._gates.get(each.tenant) or TenantGate(each, now) for each in limited}
+        for each in limited:
+            self._gates[each.tenant].change_limit(each, now)
 
     def is_limited(self, tenant: str) -> bool:
         return tenant in self._gates
