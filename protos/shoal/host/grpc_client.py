@@ -533,13 +533,18 @@ class GrpcChannel:
             if not failed.done():
                 failed.set_exception(error)
 
-        lowest: asyncio.BaseProtocol = session
-        if self._context is not None:
-            timeout_s = self._keepalive.connect_timeout_s
-            lowest = TlsConnection(
-                self._context(), lambda _: session, on_failure, handshake_s=timeout_s, server_name=self._server_name
+        context = None if self._context is None else self._context()
+
+        def make_lowest() -> asyncio.BaseProtocol:
+            """Called once the server accepts: the time of a handshake counts from then."""
+            if context is None:
+                return session
+            within_s = self._keepalive.connect_timeout_s
+            return TlsConnection(
+                context, lambda _: session, on_failure, handshake_s=within_s, server_name=self._server_name
             )
-        transport, _ = await loop.create_connection(lambda: lowest, target.host, target.port)
+
+        transport, _ = await loop.create_connection(make_lowest, target.host, target.port)
         greeting = asyncio.ensure_future(session.greeted.wait())
         try:
             await asyncio.wait((failed, greeting), return_when=asyncio.FIRST_COMPLETED)

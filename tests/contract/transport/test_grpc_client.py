@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import math
 import ssl
 from collections.abc import AsyncIterator
@@ -300,6 +301,25 @@ async def test_what_cannot_be_reached_is_tried_again(case: ServerCase) -> None:
     assert failed.value.details.startswith("failed to connect to 127.0.0.1:1")
     assert (failed.value.was_processed, channel.state) == (False, ChannelState.FAILED)
     await until(lambda: channel.state is ChannelState.IDLE, 5, "the end of the back-off")
+
+
+async def test_an_attempt_that_was_refused_leaves_nothing_behind(case: ServerCase) -> None:
+    """No timer of a handshake that never began, whose failure nobody would await."""
+    loop, said = asyncio.get_running_loop(), list[str]()
+    loop.set_exception_handler(lambda _, context: said.append(str(context["message"])))
+    channel = case.channel(replace(PEER, connect_timeout_s=0.1), port=1)
+
+    async def fail() -> None:
+        with pytest.raises(CallError):
+            await channel.unary("/x/Echo", b"", 5.0)
+        over = loop.time() + 0.3
+        await until(lambda: loop.time() > over, 5, "the time of a handshake to be over")
+        await until(lambda: channel.state is ChannelState.IDLE, 5, "the end of the back-off")
+
+    await fail()
+    await fail()  # the channel keeps its last failure, and what that refers to
+    gc.collect()
+    assert said == []
 
 
 @pytest.mark.parametrize("fault", ["name", "stranger"])
