@@ -62,6 +62,11 @@ class FakeCoordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.Artifa
         self.readings: dict[str, Reading] = {}
         self.silent: dict[str, SilentDevice] = {}
         """Of the last status: by device, those that answer."""
+        self.unannounced: set[str] = set()
+        """Devices that a status told of, and the hello of its session did not: a coordinator quarantines for that."""
+        self.may_welcome = asyncio.Event()
+        """Cleared: hellos wait for their welcome."""
+        self.may_welcome.set()
         self.version: Version | None = None
         self.events: list[NodeEvent] = []
         self.receipts: tuple[SignedReceipt, ...] = ()
@@ -125,6 +130,7 @@ class FakeCoordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.Artifa
         assert isinstance(hello, Hello)
         self.observed, self.version = {}, None
         self.hellos.append(hello)
+        await self.may_welcome.wait()
         outbox: asyncio.Queue[ToAgent] = asyncio.Queue()
         self._outbox = outbox
         wall = hello.sent_at
@@ -161,6 +167,7 @@ class FakeCoordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.Artifa
             self.observed.pop(name, None)
         self.readings = {each.device: each for each in status.readings}
         self.silent = {each.device: each for each in status.silent}
+        self.unannounced |= self.readings.keys() - {each.name for each in self.hellos[-1].node.devices}
         self.version = status.version
         self.stamps.append(status.taken_at)
         self.front_ready = status.front_ready

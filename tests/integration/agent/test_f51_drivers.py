@@ -195,3 +195,22 @@ async def test_a_driver_that_hangs_at_the_start_keeps_no_other_device_from_servi
     assert {each.name for each in node.coordinator.hellos[-1].node.devices} == {"cpu0", DEVICE}
     assert {each.receipt.device for each in node.coordinator.receipts} == {"cpu0", DEVICE}
     assert node.machine.log_lines("device_probed", before) == []
+
+
+async def test_a_device_found_while_a_session_opens_is_announced_before_any_status_tells_of_it(node: Node) -> None:
+    """On a busy machine its driver starts late, and the coordinator may answer late too."""
+    coordinator = node.coordinator
+    faulty_driver.command(node.faults, "discover", DriverFault.RAISE)
+    await asyncio.to_thread(node.machine.lose_power)
+    coordinator.may_welcome.clear()
+    sessions = len(coordinator.hellos)
+    await asyncio.to_thread(node.machine.start)
+    await until(lambda: len(coordinator.hellos) > sessions, LIMIT_S, "a hello")
+    assert {each.name for each in coordinator.hellos[-1].node.devices} == {"cpu0"}
+    before = len(node.machine.log())
+    faulty_driver.command(node.faults)
+    await until(lambda: node.machine.log_lines("driver_started", before), LIMIT_S, "its driver to find the device")
+    coordinator.readings = {}
+    coordinator.may_welcome.set()
+    await until(lambda: DEVICE in coordinator.readings, LIMIT_S, "its device to be told of")
+    assert coordinator.unannounced == set()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from shoal.types.assignment import AgreementCounts, DesiredSet, Ingress, Observed, Status, Version
 from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal
-from shoal.types.device import Reading, SilentDevice
+from shoal.types.device import Node, Reading, SilentDevice
 from shoal.types.link import OLDEST_PROTOCOL, Hello, Welcome
 from shoal.types.tenant import TenantUse
 from shoal.types.units import Seconds, Wall
@@ -32,6 +32,19 @@ def check_welcome(hello: Hello, welcome: Welcome) -> Refusal | None:
             Code.TERM_STALE, f"term {welcome.term}", f"at least {held.term}", "connect to the current leader"
         )
     return None
+
+
+def check_hello(hello: Hello, node: Node) -> Refusal | None:
+    """Return why to end the session that this hello opened, or None.
+
+    A driver may have found devices while the coordinator answered. Statuses would tell of devices that the region does
+    not know, for which it quarantines a node.
+    """
+    told = {device.name for device in hello.node.devices}
+    untold = ", ".join(device.name for device in node.devices if device.name not in told)
+    if not untold:
+        return None
+    return Refusal(Code.MESSAGE_INVALID, f"a hello without {untold}", "all devices of this node", "connect again")
 
 
 def clock_skew(welcome: Welcome, wall: Wall) -> Seconds | None:

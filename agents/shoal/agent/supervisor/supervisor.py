@@ -355,7 +355,7 @@ class Supervisor:
     async def _run_session(self, session: LinkSession, hello: Hello) -> Refused:
         """Run one session from its welcome to its end. Returns why it ended."""
         link = OpenSession(session, session.welcome, session.welcome.heartbeat_s)
-        refusal = link_session.check_welcome(hello, link.welcome)
+        refusal = link_session.check_welcome(hello, link.welcome) or link_session.check_hello(hello, self._node)
         if refusal is not None:
             await session.close()
             return Refused(refusal, fatal=False)

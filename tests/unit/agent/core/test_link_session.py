@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.builders.agent_values import assignment, at, desired_set
+from harness.builders.coordinator_core import device
 from shoal.agent.core.assignment import machine, report, states
 from shoal.agent.core.link_session import (
     AcceptSet,
     NodeReport,
     ReportCursor,
     SetUnchanged,
+    check_hello,
     check_welcome,
     clock_skew,
     evaluate,
@@ -35,6 +37,16 @@ WELCOME = Welcome(7, "nonce-1", "h-1", 3, Seconds(1.0), Wall(1000.0))
 def verdict(held: DesiredSet | None, offered: DesiredSet, history: str = "h-1") -> object:
     found = evaluate(held, offered, node="edge-1", history=history)
     return found.code if isinstance(found, Refusal) else found
+
+
+def test_a_session_tells_of_no_device_that_its_hello_did_not() -> None:
+    known, found = device("cpu0"), device("gpu0")
+    hello = replace(HELLO, node=replace(NODE, devices=(known,)))
+    assert check_hello(hello, hello.node) is None
+    assert check_hello(hello, NODE) is None, "what is gone is told of as silent"
+    outdated = check_hello(hello, replace(NODE, devices=(known, found)))
+    assert outdated is not None
+    assert (outdated.code, outdated.found) == (Code.MESSAGE_INVALID, "a hello without gpu0")
 
 
 def test_a_welcome_answers_this_hello_by_no_replaced_leader() -> None:
