@@ -123,6 +123,20 @@ def test_placements_say_what_is_emulated(request: pytest.FixtureRequest, capsys:
     agrees("placements.txt", capsys.readouterr().out, request)
 
 
+def test_a_placement_whose_requests_were_all_refused_shows_what_was_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = operator_pb2.PlacementView(
+        observed=nouns_pb2.Observed(
+            phase="ready",
+            measured=nouns_pb2.Measured(latency_p95_s=0.0011, samples=8),
+            served=[nouns_pb2.Served(origin="gateway", requests=7, latency_p95_s=float("nan"))],
+        )
+    )
+    resources.show("placements", [row], wide=False)
+    assert " 1.1ms " in capsys.readouterr().out
+
+
 def test_a_placement_says_why_it_stays_although_another_place_is_better(capsys: pytest.CaptureFixture[str]) -> None:
     row = operator_pb2.PlacementView(
         assignment=nouns_pb2.Assignment(workload=nouns_pb2.WorkloadKey(tenant="default", name="reader"), device="npu0"),

@@ -222,8 +222,8 @@ def _placement_latency(row: operator_pb2.PlacementView) -> str:
     measured = row.observed.measured
     if not measured.samples:
         return "-"
-    served = [one for one in row.observed.served if one.requests]
-    p95 = max((one.latency_p95_s for one in served), default=measured.latency_p95_s)
+    answered = [one for one in row.observed.served if one.requests and math.isfinite(one.latency_p95_s)]
+    p95 = max((one.latency_p95_s for one in answered), default=measured.latency_p95_s)
     return show_seconds(p95) + (f" (x{row.time_scale:g} in real time)" if row.stand_in == "emulated" else "")
 
 
