@@ -53,7 +53,11 @@ class FlushQueue:
         self._is_scheduled = False
         due, self._due = self._due, []
         for flush in due:
-            flush()
+            try:
+                flush()
+            except Exception as error:  # another connection's writes must not wait for this one's
+                context = {"message": "a connection's writes failed", "exception": error}
+                self._loop.call_exception_handler(context)
 
 
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, FlushQueue] = WeakKeyDictionary()

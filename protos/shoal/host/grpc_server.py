@@ -349,6 +349,8 @@ class ServerCall:
             self._on_error(error)
         self._reader.take()
         self.is_taken_up = True
+        if self._timer is not None:
+            self._timer.cancel()  # the method keeps the deadline
         return True
 
     async def _run(self, answer: "Answer") -> None:

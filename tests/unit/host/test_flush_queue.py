@@ -21,6 +21,19 @@ async def test_outside_of_an_event_it_leaves_in_the_next_turn() -> None:
     assert sent == ["a", "b"]
 
 
+async def test_one_that_fails_does_not_keep_others_from_leaving() -> None:
+    queue, sent, errors = flush_queue(), list[str](), list[str]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(str(context["exception"])))
+    queue.begin_event()
+    queue.add(lambda: [][0])
+    queue.add(lambda: sent.append("b"))
+    queue.end_event()
+    assert sent == ["b"]
+    assert len(errors) == 1
+    assert queue.begin_event(), "the next event is one of its own"
+    queue.end_event()
+
+
 async def test_after_an_event_it_leaves_at_once_if_nothing_else_is_due() -> None:
     queue, sent = flush_queue(), list[str]()
     assert queue.begin_event()

@@ -32,6 +32,11 @@ class _DigestCache(Generic[_T]):
     def __len__(self) -> int:
         return len(self._known)
 
+    def drop_expired(self, now: Elapsed) -> None:
+        """Entries expire in the order in which they were put."""
+        while self._known and now >= next(iter(self._known.values()))[0]:
+            del self._known[next(iter(self._known))]
+
     def _put(self, digest: bytes, what: _T, now: Elapsed) -> None:
         self._known.pop(digest, None)
         self._known[digest] = Elapsed(now + self._keep_s), what
@@ -111,9 +116,12 @@ class CrashForensics:
     def has_suspects(self) -> bool:
         return bool(self._suspects)
 
-    @property
-    def is_aware(self) -> bool:
+    def is_aware(self, now: Elapsed) -> bool:
         """Whether some request is suspected or blocked."""
+        if not self._suspects and not self._blocked:
+            return False
+        self._suspects.drop_expired(now)
+        self._blocked.drop_expired(now)
         return bool(self._suspects) or bool(self._blocked)
 
     def on_attempt(self, replica: str, request: RequestInFlight) -> None:

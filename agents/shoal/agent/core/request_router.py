@@ -174,7 +174,7 @@ class RequestRouter:
         them: nothing is known against the request or the replica, and there is room."""
         limits = self._limits
         if (
-            self._crashes.is_aware
+            self._crashes.is_aware(request.arrived_at)
             or self._bytes + request.size > limits.total_bytes
             or self._by_payer[request.payer] >= limits.per_tenant
         ):

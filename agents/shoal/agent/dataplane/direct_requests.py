@@ -270,7 +270,13 @@ class DirectRequest:
         self._at.client.end_infer(self._call)
         task = self._task = asyncio.get_running_loop().create_task(self._go_on(exception))
         self._owner.tasks.add(task)
-        task.add_done_callback(self._owner.tasks.discard)
+        task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        self._owner.tasks.discard(task)
+        if not self._is_over and self._begun is not None:  # the task was cancelled before it began
+            self._owner.router.on_withdrawal(self._begun)
+            self._end(Code.CANCELLED)
 
     async def _go_on(self, cause: ShoalError) -> None:
         begun = self._begun

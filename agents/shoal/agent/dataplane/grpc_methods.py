@@ -396,7 +396,12 @@ class GrpcMethods:
         except CallEnded:
             raise
         except Exception as error:
-            raise _refusal_of(error) from None
+            refusal = _refusal_of(error)
+        else:
+            return
+        carried.discard()
+        await self._service.pace(self._claims_of(carried), refusal)
+        raise refusal
 
     async def _stream(self, carried: GrpcCall) -> None:
         """Answer each request of the stream in order. A refused request is answered as an error, and the stream
@@ -424,7 +429,9 @@ class GrpcMethods:
             request = await expand(request, size)
             return _stream_response(2, await self._service.infer(call, request))
         except Exception as error:
-            return _stream_response(1, str(_refusal_of(error).refusal).encode())
+            refusal = _refusal_of(error)
+        await self._service.pace(call, refusal)
+        return _stream_response(1, str(refusal.refusal).encode())
 
     def inbound_call(self, carried: GrpcCall) -> InboundCall:
         """What the service is told of a call.

@@ -131,6 +131,8 @@ class _Connection(ByteStream):
         try:
             while await self._answer_next() and not self._is_stopping:
                 self._idle_s = IDLE_TIMEOUT_S
+                if self.content:
+                    await asyncio.sleep(0)  # who pipelines thousands of requests has them answered between others
         except ClientGone:
             pass
         except Exception:
@@ -312,7 +314,7 @@ class _Connection(ByteStream):
         elif len(body) <= CHUNK_BYTES:
             self.transport.write(head + body)
         else:
-            await self._send_large(head, memoryview(body))
+            await self._send_large(head, memoryview(body), self._loop.time() + SEND_TIMEOUT_S)
         await self._drain()
         if over and not self._is_stopping:
             await self._linger()
@@ -337,16 +339,17 @@ class _Connection(ByteStream):
         if is_chunked:
             self.transport.write(b"0\r\n\r\n")
 
-    async def _send_large(self, head: bytes, body: memoryview) -> None:
+    async def _send_large(self, head: bytes, body: memoryview, deadline: float) -> None:
         """In chunks, because TLS copies what it is given."""
         self.transport.write(head)
         for offset in range(0, len(body), CHUNK_BYTES):
             self.transport.write(body[offset : offset + CHUNK_BYTES])
-            await self._drain()
+            await self._drain(Seconds(deadline - self._loop.time()))
 
-    async def _drain(self) -> None:
+    async def _drain(self, within_s: Seconds = SEND_TIMEOUT_S) -> None:
+        """Raises ClientGone."""
         try:
-            if not await self.drain(SEND_TIMEOUT_S):
+            if not await self.drain(within_s):
                 raise ClientGone
         except TimeoutError as error:
             raise ClientGone from error

@@ -59,7 +59,7 @@ def _convert(model: str, version: str, document: dict[str, Any], colons: int) ->
             return None
         heads.append(head)
         raws.append(encode_field(_RAW, (struct.pack(f"<{count}{FORMATS[datatype]}", *items),)))
-    if any(each.keys() != _OUTPUT for each in outputs):
+    if any(each.keys() != _OUTPUT or type(each["name"]) is not str for each in outputs):
         return None
     begin = oip.ModelInferRequest(model_name=model, model_version=version, id=name)
     named = oip.ModelInferRequest(outputs=outputs)

@@ -220,9 +220,11 @@ class FrameConnection(asyncio.BufferedProtocol):
             self.on_broken(f"FrameError: {error}")
         finally:
             self._is_handling = False
-            self.flush()
-            if is_outermost:
-                self._flushes.end_event()
+            try:
+                self.flush()
+            finally:
+                if is_outermost:
+                    self._flushes.end_event()
 
     def on_broken(self, why: str) -> None:
         """The peer broke the format, and the connection is being closed. `on_lost` follows."""

@@ -353,6 +353,18 @@ def test_what_is_sent_at_once_would_be_admitted_and_sent_to_the_same_replica(
         assert router.choose(only, frozenset(), "", now, 0) == endpoint("a")
 
 
+def test_a_suspect_that_nobody_asks_for_again_is_forgotten_in_time() -> None:
+    only = route(endpoint("a"))
+    router, suspect = router_of(only), Request(digest=b"poison")
+    fail(router, "a", Code.WORKER_CRASHED, suspect)
+    router.suspect_after(Code.WORKER_CRASHED, suspect, NOW)
+    router.on_answer(router.begin_attempt(endpoint("a"), Request(), NOW), NOW, Seconds(0.0))
+    ten_s = Seconds(10.0)
+    assert not router.takes_at_once(Request(), endpoint("a"), ten_s)
+    later = Elapsed(NOW + 3600.0)
+    assert router.takes_at_once(Request(arrived_at=later), endpoint("a"), ten_s)
+
+
 def test_a_route_with_a_choice_has_no_sole_replica() -> None:
     assert router_of().sole_replica(BOTH) is None
     for only in (

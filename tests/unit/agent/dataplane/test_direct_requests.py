@@ -213,6 +213,26 @@ async def test_an_answer_that_waits_to_be_read_does_not_hold_its_request(front: 
     assert direct._flight.request == b""
 
 
+async def test_whose_caller_goes_as_its_worker_refuses_is_counted_out_too(front: Front) -> None:
+    """In one turn of the loop, in either order."""
+    for refused_first in (True, False):
+        front.answers = None
+        before = len(front.calls)
+        direct = front.plane.prepare_direct(CALL, None, front.memo, request())
+        assert direct is not None
+        assert direct.begin(lambda answer, error: front.ended.append((answer, error)))
+        await until(lambda: len(front.calls) > before, 5.0, "the request at the worker")  # noqa: B023
+        if refused_first:
+            direct.set_exception(ShoalError(Refusal(Code.INVALID_ARGUMENT, "a shape", "another one")))
+        direct.cancel()
+        if not refused_first and not direct.done():
+            direct.set_exception(ShoalError(Refusal(Code.INVALID_ARGUMENT, "a shape", "another one")))
+        await until(lambda: front.plane.in_flight == 0, 5.0, "it is inside no more")
+        assert front.plane.stats().in_flight == (("a-1", 0),)
+        assert front.plane._dispatcher.turns._queue.inside == 0
+    assert front.ended == []
+
+
 async def test_a_deadline_ends_it_here_and_at_the_worker(front: Front) -> None:
     front.answers = None
     assert front.begin(remaining_s=0.05) is not None

@@ -115,7 +115,12 @@ def outcome_of(text: bytes) -> tuple[bytes, bool] | Code:
 
 @given(
     USUAL,
-    st.sampled_from([{}, {"id": "i"}, {"id": "a:b"}, {"id": 7}, {"outputs": [{"name": "y"}]}, {"outputs": {}}]),
+    st.sampled_from(
+        [
+            *({}, {"id": "i"}, {"id": "a:b"}, {"id": 7}, {"outputs": {}}),
+            *({"outputs": [{"name": name}]} for name in ("y", "", None, 7)),
+        ]
+    ),
     st.sampled_from(["", ',"inputs":[]', ',"id":"twice"', ',"data":[1]', "}"]),
 )
 def test_small_bodies_are_taken_as_large_ones_are(inputs: list[Any], more: dict[str, Any], end: str) -> None:
