@@ -1,8 +1,9 @@
 """What is to be sent after the current event of an event loop.
 
 Who answers an event often writes to another connection than the one that it came on, several times. Those writes leave
-together once the event is handled: at once, if the loop has nothing else to do, for another turn of the loop takes as
-long as a small answer; else after all that is due now, so that more of it leaves together.
+together once the event is handled: at once, if the loop has nothing else to do and nothing else is under way on those
+connections, for another turn of the loop takes as long as a small answer; else in the next turn, so that what comes
+meanwhile leaves with them.
 """
 
 import asyncio
@@ -20,14 +21,17 @@ class FlushQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._due: list[Flush] = []
+        self._may_wait = False
+        """Whether one of those that are due is to leave with what comes soon."""
         self._is_scheduled = False
         self._is_handling = False
         # Callbacks that are due now. It is asyncio's own; another loop may lack it.
         self._ready: deque[Any] | None = getattr(loop, "_ready", None)
 
-    def add(self, flush: Flush) -> None:
-        """Call `flush` soon."""
+    def add(self, flush: Flush, *, may_wait: bool) -> None:
+        """Call `flush` soon. `may_wait`: more is likely to be written to its connection."""
         self._due.append(flush)
+        self._may_wait |= may_wait
         if not self._is_handling and not self._is_scheduled:
             self._schedule()
 
@@ -40,7 +44,7 @@ class FlushQueue:
         self._is_handling = False
         if not self._due or self._is_scheduled:
             return
-        if self._ready is None or self._ready:
+        if self._may_wait or self._ready is None or self._ready:
             self._schedule()
         else:
             self._run()
@@ -50,7 +54,7 @@ class FlushQueue:
         self._loop.call_soon(self._run)
 
     def _run(self) -> None:
-        self._is_scheduled = False
+        self._is_scheduled = self._may_wait = False
         due, self._due = self._due, []
         for flush in due:
             try:

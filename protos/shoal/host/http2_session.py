@@ -98,7 +98,7 @@ class Http2Session(asyncio.Protocol):
         """Send the output after what runs now."""
         if not self._is_flush_due:
             self._is_flush_due = True
-            self._flushes.add(self.flush)
+            self._flushes.add(self.flush, may_wait=len(self.connection.streams) > 1)
 
     def flush(self) -> None:
         """Send the output."""

@@ -112,6 +112,10 @@ class FrameClient(FrameConnection):
     def in_flight(self) -> int:
         return len(self._calls)
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._calls)
+
     async def call(
         self,
         kind: str,

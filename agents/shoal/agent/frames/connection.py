@@ -81,6 +81,11 @@ class FrameConnection(asyncio.BufferedProtocol):
         return True
 
     @property
+    def is_busy(self) -> bool:
+        """Whether more frames are likely to be sent soon."""
+        return False
+
+    @property
     def is_turn_over(self) -> bool:
         """Whether the frames handled in this turn of the event loop have taken TURN_S or more."""
         return self._loop.time() >= self._turn_ends_at
@@ -129,7 +134,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._queued_bytes += len(head) + size
         if not (self._is_handling or self._is_flush_due or self._is_blocked):
             self._is_flush_due = True
-            self._flushes.add(self.flush)
+            self._flushes.add(self.flush, may_wait=self.is_busy)
 
     def send_json(self, frame_type: FrameType, call: int, header: Header, payload: Sequence[Part] = ()) -> None:
         """As `send`."""
