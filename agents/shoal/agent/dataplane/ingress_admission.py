@@ -6,7 +6,6 @@ every transport passes through here. Unauthenticated callers have separate limit
 """
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
@@ -76,7 +75,7 @@ class _ReadSlots:
         finally:
             self._release(caller)
 
-    def take_free(self, caller: str, limit: "ReadLimit") -> bool:
+    def take_free(self, caller: str, limit: Limit) -> bool:
         """As `hold` and `track`, until `give_back`; False, and nothing is held, where it would have to wait."""
         if not self._free:
             return False
@@ -85,16 +84,16 @@ class _ReadSlots:
         self._inside[limit] = asyncio.get_running_loop().time()
         return True
 
-    def give_back(self, caller: str, limit: "ReadLimit") -> None:
+    def give_back(self, caller: str, limit: Limit) -> None:
         del self._inside[limit]
         self._release(caller)
 
     @contextmanager
-    def track(self, limit: asyncio.Timeout) -> Iterator[None]:
+    def track(self, limit: Limit) -> Iterator[None]:
         now = self._inside[limit] = asyncio.get_running_loop().time()
         # Callers may have begun to wait after this one got its slot and before it was tracked.
         if any(not turn.done() for _, turn in self._waiting):
-            limit.reschedule(min(now + GRACE_S, limit.when() or math.inf))
+            limit.end_by(now + GRACE_S)
         try:
             yield
         finally:
@@ -105,8 +104,7 @@ class _ReadSlots:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for limit, since in self._inside.items():
-            if not limit.expired():
-                limit.reschedule(max(now, since + GRACE_S))
+            limit.end_by(max(now, since + GRACE_S))
         turn = loop.create_future()
         self._waiting.append((caller, turn))
         try:
@@ -136,8 +134,7 @@ class _ReadSlots:
 
 
 class ReadLimit:
-    """The time for one message that no task reads. As of an `asyncio.Timeout`, whoever needs its place may end it
-    earlier."""
+    """The time for one message that no task reads. It is a `memory.Limit`."""
 
     def __init__(self, when: float, on_expired: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -145,15 +142,10 @@ class ReadLimit:
         self._is_expired = False
         self._timer = self._loop.call_at(when, self._expire)
 
-    def when(self) -> float:
-        return self._timer.when()
-
-    def expired(self) -> bool:
-        return self._is_expired
-
-    def reschedule(self, when: float) -> None:
-        self._timer.cancel()
-        self._timer = self._loop.call_at(when, self._expire)
+    def end_by(self, when: float) -> None:
+        if not self._is_expired and when < self._timer.when():
+            self._timer.cancel()
+            self._timer = self._loop.call_at(when, self._expire)
 
     def cancel(self) -> None:
         self._timer.cancel()
@@ -161,6 +153,18 @@ class ReadLimit:
     def _expire(self) -> None:
         self._is_expired = True
         self._on_expired()
+
+
+class _TaskLimit:
+    """The same of a message that a task reads."""
+
+    def __init__(self, timeout: asyncio.Timeout) -> None:
+        self._timeout = timeout
+
+    def end_by(self, when: float) -> None:
+        at = self._timeout.when()
+        if not self._timeout.expired() and (at is None or when < at):
+            self._timeout.reschedule(when)
 
 
 class _FirstReads:
@@ -378,7 +382,8 @@ class IngressAdmission:
     async def _read_limit(self, caller: str, limit_s: float, slots: tuple[_ReadSlots, ...]) -> AsyncIterator[None]:
         reading = None
         try:
-            async with asyncio.timeout(limit_s) as limit:
+            async with asyncio.timeout(limit_s) as timeout:
+                limit = _TaskLimit(timeout)
                 with ExitStack() as noted:
                     for each in slots:
                         noted.enter_context(each.track(limit))

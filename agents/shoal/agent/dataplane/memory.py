@@ -57,13 +57,11 @@ def budget_bytes(limit: int | None = None) -> int:
 
 
 class Limit(Protocol):
-    """Ends a read at a time of the event loop's clock. An `asyncio.Timeout` is one."""
+    """Ends a read at its time."""
 
-    def when(self) -> float | None: ...
-
-    def expired(self) -> bool: ...
-
-    def reschedule(self, when: float, /) -> None: ...
+    def end_by(self, when: float) -> None:
+        """End it at `when` (the event loop's clock) at the latest; nothing where it has ended."""
+        ...
 
 
 @dataclass(eq=False)
@@ -243,8 +241,7 @@ class MessageMemory:
         old.sort(key=lambda each: (-of[each.caller], each.since))
         for each in old[: math.ceil((taken - self.budget) * len(self._readings) / unknown)]:
             each.is_shed = True
-            if not each.limit.expired():
-                each.limit.reschedule(now)
+            each.limit.end_by(now)
             self.shed_count += 1
             _log.warning("read_aborted", reads=len(self._readings), taken_bytes=taken, held_bytes=self.held_bytes)
 
