@@ -287,7 +287,7 @@ class ClientSession(Http2Session):
         self.flush_soon()
         return call
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | memoryview) -> None:
         super().data_received(data)
         if self.connection.is_greeted:
             self.greeted.set()
@@ -316,14 +316,17 @@ class ClientSession(Http2Session):
     # ConnectionUser
 
     def on_headers(self, stream: Stream, headers: HeaderList, *, is_end: bool) -> None:
-        cast(ClientCall, stream.user).on_headers(headers, is_end=is_end)
+        call: ClientCall = stream.user
+        call.on_headers(headers, is_end=is_end)
 
     def on_data(self, stream: Stream, data: memoryview, *, is_end: bool) -> None:
-        cast(ClientCall, stream.user).on_data(data)
+        call: ClientCall = stream.user
+        call.on_data(data)
 
     def on_closed(self, stream: Stream, error: ErrorCode | None) -> None:
-        if stream.user is not None:
-            cast(ClientCall, stream.user).on_closed(error, is_lost=self._is_lost)
+        call: ClientCall | None = stream.user
+        if call is not None:
+            call.on_closed(error, is_lost=self._is_lost)
             stream.user = None
         self._free_slot()
         self._ended.set()
@@ -331,7 +334,8 @@ class ClientSession(Http2Session):
             self.close_when_idle()
 
     def on_sent(self, stream: Stream) -> None:
-        cast(ClientCall, stream.user).on_sent()
+        call: ClientCall = stream.user
+        call.on_sent()
 
     def on_pong(self, payload: bytes) -> None:
         pass  # whatever arrives shows that the server lives

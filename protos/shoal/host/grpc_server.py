@@ -22,6 +22,7 @@ from shoal.http2.grpc_messages import (
     RESPONSE_HEAD,
     TRAILERS_OK,
     GrpcStatus,
+    MessageBytes,
     MessageMalformed,
     MessageReader,
     decode_binary,
@@ -246,7 +247,7 @@ class ServerCall:
         """Whether a message of `size` bytes can go at once."""
         return self._session.connection.has_room(self._stream, PREFIX_BYTES + size)
 
-    def complete(self, message: bytes | None = None) -> None:
+    def complete(self, message: MessageBytes | None = None) -> None:
         """End the call with OK, after `message` if it is one that answers the call alone."""
         if self.is_ended or self._done:
             return
@@ -380,6 +381,8 @@ class ServerCall:
 
     def on_data(self, data: memoryview) -> None:
         if self._is_discarding:
+            return
+        if self._place is not None and data and self._stream.is_remote_open and self._reader.has_taken(data):
             return
         try:
             self._reader.receive(data)
@@ -580,8 +583,9 @@ class GrpcSession(Http2Session):
     # ConnectionUser
 
     def on_headers(self, stream: Stream, headers: HeaderList, *, is_end: bool) -> None:
-        if stream.user is not None:  # trailers, which say nothing but that the request is whole
-            cast(StreamCall, stream.user).on_data(memoryview(b""))
+        call: StreamCall | None = stream.user
+        if call is not None:  # trailers, which say nothing but that the request is whole
+            call.on_data(memoryview(b""))
             return
         head = headers.parsed
         if head is None:
@@ -596,19 +600,20 @@ class GrpcSession(Http2Session):
             assert self._server.serve_other is not None
             stream.user = self._server.serve_other(self, stream, headers)
             return
-        call = stream.user = ServerCall(self, stream, head)
+        begun = stream.user = ServerCall(self, stream, head)
         if head.failure is not None:
-            call.fail(head.failure)
+            begun.fail(head.failure)
         else:
-            call.accept(self._server.find(head.path))
+            begun.accept(self._server.find(head.path))
 
     def on_data(self, stream: Stream, data: memoryview, *, is_end: bool) -> None:
-        if stream.user is not None:
-            cast(StreamCall, stream.user).on_data(data)
+        call: StreamCall | None = stream.user
+        if call is not None:
+            call.on_data(data)
 
     def on_closed(self, stream: Stream, error: ErrorCode | None) -> None:
-        if stream.user is not None:
-            call = cast(StreamCall, stream.user)
+        call: StreamCall | None = stream.user
+        if call is not None:
             call.on_closed()
             stream.user = None
             was_reset = error is not None and error is not ErrorCode.NO_ERROR and not call.is_taken_up
@@ -624,8 +629,9 @@ class GrpcSession(Http2Session):
         self._server.change.set()
 
     def on_sent(self, stream: Stream) -> None:
-        if stream.user is not None:
-            cast(StreamCall, stream.user).on_sent()
+        call: StreamCall | None = stream.user
+        if call is not None:
+            call.on_sent()
 
     def on_pong(self, payload: bytes) -> None:
         if payload == _GOAWAY_PING:

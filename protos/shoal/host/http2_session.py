@@ -42,7 +42,7 @@ class Http2Session(asyncio.Protocol):
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._user_timeout_s * 1000))
         self.flush()
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | memoryview) -> None:
         self._heard_at = now = self.loop.time()
         self._pinged_at = None
         is_outermost = self._flushes.begin_event()

@@ -50,6 +50,11 @@ class _Mallinfo2(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO2]
 
 
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+"""Names of `mallopt` (malloc.h of glibc)."""
+
+
 def heap_bytes() -> int | None:
     """Memory that this process has allocated and not freed, from its C library. Unlike resident memory, it falls at
     once when something is freed. None where the library does not report it (other than glibc 2.33 or later)."""
@@ -60,6 +65,16 @@ def heap_bytes() -> int | None:
     ask.restype = _Mallinfo2
     found = ask()
     return int(found.uordblks) + int(found.hblkhd)
+
+
+def keep_freed(kept_bytes: int) -> None:
+    """Has the C library keep memory that was freed for what is allocated next, up to `kept_bytes` (32 MiB at most) at
+    the end of the heap, until `trim` (glibc). By itself it returns blocks of 128 KiB and more to the system at once,
+    and a message of 1 MiB then costs 256 page faults for each of its copies."""
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_TRIM_THRESHOLD, kept_bytes)
+        libc.mallopt(_M_MMAP_THRESHOLD, kept_bytes)
 
 
 def trim() -> None:

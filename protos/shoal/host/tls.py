@@ -8,15 +8,35 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
-_READ_BYTES: Final = 2**16
-"""Bytes read at once of what was decrypted; a record has at most 16 KiB."""
+_RECORD_BYTES: Final = 2**14
+"""Most bytes of a record once it is decrypted (RFC 8446, section 5.1)."""
 _RECEIVE_BYTES: Final = 2**18
-_received: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview]] = WeakKeyDictionary()
-"""Where all connections of an event loop receive, because what is there is processed at once: asyncio would take as
-much for each read."""
+
+
+class ReceiveBuffers(NamedTuple):
+    """Where all connections of an event loop receive, because what is there is processed at once: asyncio would take
+    as much for each read."""
+
+    # What arrived.
+    secret: memoryview
+    # The same, decrypted: never more.
+    plain: memoryview
+
+
+_buffers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, ReceiveBuffers]] = WeakKeyDictionary()
+
+
+def receive_buffers() -> ReceiveBuffers:
+    """Of the running loop."""
+    loop = asyncio.get_running_loop()
+    found = _buffers.get(loop)
+    if found is None:
+        views = (memoryview(bytearray(_RECEIVE_BYTES)), memoryview(bytearray(_RECEIVE_BYTES)))
+        found = _buffers[loop] = ReceiveBuffers(*views)
+    return found
 
 
 class TlsTransport(asyncio.Transport):
@@ -55,7 +75,8 @@ class TlsTransport(asyncio.Transport):
 
 
 class TlsConnection(asyncio.BufferedProtocol):
-    """One connection: its handshake, then what a protocol above it sends and receives.
+    """One connection: its handshake, then what a protocol above it sends and receives. The `data_received` of that
+    protocol gets a view which is valid during the call only.
 
     make_protocol: called once the handshake is done; the protocol's `connection_made` follows. on_failure: called when
     the connection ends before that, with the reason.
@@ -80,11 +101,12 @@ class TlsConnection(asyncio.BufferedProtocol):
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
         self._protocol: asyncio.Protocol | None = None
+        self._on_data: Callable[[memoryview], None] = _refuse_data
         self._is_failed = False
         self._error: ssl.SSLError | None = None
         self.is_closing = False
+        self._buffers = receive_buffers()
         loop = asyncio.get_running_loop()
-        self._received = _received.get(loop) or _received.setdefault(loop, memoryview(bytearray(_RECEIVE_BYTES)))
         self._timer: asyncio.TimerHandle | None = loop.call_later(handshake_s, self._on_timeout)
 
     # asyncio.BufferedProtocol
@@ -95,10 +117,10 @@ class TlsConnection(asyncio.BufferedProtocol):
             self._shake_hands()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._received
+        return self._buffers.secret
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.receive(self._received[:nbytes])
+        self.receive(self._buffers.secret[:nbytes])
 
     def receive(self, data: bytes | memoryview) -> None:
         """Process what the peer has sent."""
@@ -171,17 +193,25 @@ class TlsConnection(asyncio.BufferedProtocol):
             self.plain.abort()
             return False
         self._protocol = protocol
+        self._on_data = cast(Callable[[memoryview], None], protocol.data_received)
         protocol.connection_made(TlsTransport(self))
         return True
 
     def _read(self) -> None:
-        """Pass on what was decrypted."""
-        found: list[bytes] = []
+        """Decrypt what arrived, and pass it on."""
+        plain, incoming = self._buffers.plain, self._incoming
+        read = cast(Callable[[int, memoryview], int], self.secure.read)  # into a buffer, which its stub leaves out
+        size = 0
         is_ended = False
         try:
-            while piece := self.secure.read(_READ_BYTES):
-                found.append(piece)
-                if not self._incoming.pending and not self.secure.pending():
+            while count := read(_RECEIVE_BYTES, plain[size:]):
+                size += count
+                if _RECEIVE_BYTES - size < _RECORD_BYTES:
+                    self._on_data(plain[:size])
+                    size = 0
+                    if self.is_closing:
+                        return
+                if not incoming.pending and not self.secure.pending():
                     break  # another read would raise
             else:
                 is_ended = True
@@ -194,8 +224,8 @@ class TlsConnection(asyncio.BufferedProtocol):
             return
         if self._outgoing.pending:
             self._flush()  # a key update, or a ticket
-        if found and self._protocol is not None:
-            self._protocol.data_received(found[0] if len(found) == 1 else b"".join(found))
+        if size and self._protocol is not None:
+            self._on_data(plain[:size])
         if is_ended:
             self.close()
 
@@ -226,6 +256,10 @@ class TlsConnection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _refuse_data(_: memoryview) -> None:
+    raise AssertionError("data before the handshake")
 
 
 def client_context(authority: Path, certificate: Path, key: Path, roots: bytes = b"") -> ssl.SSLContext:

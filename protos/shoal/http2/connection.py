@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from shoal.http2 import frames
 from shoal.http2.frames import DEFAULT_WINDOW, MAX_WINDOW, ErrorCode
@@ -84,7 +84,7 @@ class Stream:
 
     def __init__(self, stream_id: int, send_window: int) -> None:
         self.id = stream_id
-        self.user: object = None
+        self.user: Any = None
         """For the user of the connection."""
         self.is_remote_open = True
         """Whether the peer may still send."""
@@ -135,7 +135,7 @@ class Http2Connection:
         self._limits = limits or Http2Limits()
         self.streams: dict[int, Stream] = {}
         """Open streams by id."""
-        self.out: list[bytes | memoryview] = []
+        self.out: list[bytes | bytearray | memoryview] = []
         self._moved_bytes = 0
         """Data of streams in the output."""
         self.can_send = True
@@ -188,10 +188,11 @@ class Http2Connection:
 
     # Receiving
 
-    def receive(self, data: bytes, now: float) -> None:
+    def receive(self, data: bytes | memoryview, now: float) -> None:
         """Process what arrived at `now` (seconds of any monotonic clock). Raises ConnectionFailed."""
         if self._is_over:
             return
+        data = memoryview(data)
         self._now = now
         if not self.is_greeted:
             self._overhead_at = now
@@ -208,12 +209,12 @@ class Http2Connection:
                 return
         start = self._receive_frames(data, start)
         if start < len(data) and not self._is_over:
-            self._rest += memoryview(data)[start:]
+            self._rest += data[start:]
 
-    def _take_preface(self, data: bytes) -> int:
+    def _take_preface(self, data: memoryview) -> int:
         """Where the frames begin in `data`; -1 while the preface is not whole."""
         missing = len(frames.PREFACE) - len(self._rest)
-        self._rest += memoryview(data)[:missing]
+        self._rest += data[:missing]
         if not frames.PREFACE.startswith(self._rest):
             raise self._fail(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 preface")
         if len(self._rest) < len(frames.PREFACE):
@@ -222,12 +223,11 @@ class Http2Connection:
         self._is_prefaced = True
         return missing
 
-    def _complete_rest(self, data: bytes, start: int) -> int:
+    def _complete_rest(self, data: memoryview, start: int) -> int:
         """Where the next frame begins in `data`, once the one in `_rest` is whole and processed; -1 before."""
-        view = memoryview(data)
         if len(self._rest) < frames.HEAD_BYTES:
             more = frames.HEAD_BYTES - len(self._rest)
-            self._rest += view[start : start + more]
+            self._rest += data[start : start + more]
             start += more
             if len(self._rest) < frames.HEAD_BYTES:
                 return -1
@@ -235,47 +235,58 @@ class Http2Connection:
         if length > self._limits.frame_bytes:
             raise self._fail(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
         more = frames.HEAD_BYTES + length - len(self._rest)
-        self._rest += view[start : start + more]
+        self._rest += data[start : start + more]
         if len(self._rest) < frames.HEAD_BYTES + length:
             return -1
-        whole, self._rest = bytes(self._rest), bytearray()
+        whole, self._rest = memoryview(self._rest), bytearray()
         self._receive_frames(whole, 0)
         return start + more
 
-    def _receive_frames(self, data: bytes, start: int) -> int:
+    def _receive_frames(self, data: memoryview, start: int) -> int:
         """Process the whole frames from `start` on; return where the first that is not whole begins."""
-        view = memoryview(data)
         size, most = len(data), self._limits.frame_bytes
         while size - start >= frames.HEAD_BYTES:
-            length = data[start] << 16 | data[start + 1] << 8 | data[start + 2]
+            high, low, kind, flags, number = frames.HEAD.unpack_from(data, start)
+            length, number = high << 16 | low, number & frames.MAX_STREAM_ID
             if length > most:
                 raise self._fail(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
             begin = start + frames.HEAD_BYTES
             end = begin + length
-            kind, flags = data[start + 3], data[start + 4]
             if end > size and (kind != frames.DATA or flags & frames.PADDED):
                 break
-            number = (data[start + 5] & 0x7F) << 24 | data[start + 6] << 16 | data[start + 7] << 8 | data[start + 8]
             start = end
             if self._block is not None and kind != frames.CONTINUATION:
                 raise self._fail(ErrorCode.PROTOCOL_ERROR, "another frame within a header block")
             if not self.is_greeted and (kind != frames.SETTINGS or flags & frames.ACK):
                 raise self._fail(ErrorCode.PROTOCOL_ERROR, "a first frame that is no SETTINGS")
             if end > size:
-                self._begin_data(view[begin:], length, flags, number)
+                self._begin_data(data[begin:], length, flags, number)
                 return size
             if kind == frames.DATA:
-                self._on_data(view[begin:end], flags, number)
+                self._on_data(data[begin:end], flags, number)
             elif kind == frames.HEADERS:
-                self._on_headers(data[begin:end], flags, number)
+                self._on_headers(bytes(data[begin:end]), flags, number)
             else:
-                self._on_control(kind, flags, number, data[begin:end])
+                self._on_control(kind, flags, number, bytes(data[begin:end]))
             if self._is_over:
                 return size
         return start
 
     def _on_data(self, payload: memoryview, flags: int, number: int) -> None:
-        stream = self._open_data(len(payload), flags, number)
+        size, stream = len(payload), self.streams.get(number)
+        if (
+            not flags
+            and stream is not None
+            and stream.is_remote_open
+            and 0 < size <= stream.receive_window
+            and self._receive_window - size >= CONNECTION_WINDOW // 2
+        ):  # most frames of a large message: nothing to do but to count them
+            self._receive_window -= size
+            stream.receive_window -= size
+            stream.received_bytes += size
+            self._user.on_data(stream, payload, is_end=False)
+            return
+        stream = self._open_data(size, flags, number)
         if flags & frames.PADDED:
             payload = self._without_padding(payload)
         if stream is not None:
@@ -289,7 +300,7 @@ class Http2Connection:
         if stream is not None and payload:
             self._pass_data(stream, payload, is_end=False)
 
-    def _continue_data(self, data: bytes, start: int) -> int:
+    def _continue_data(self, data: memoryview, start: int) -> int:
         """Pass on what arrived of a frame that has begun; return where it ends in `data`."""
         end = min(len(data), start + self._data_left)
         self._data_left -= end - start
@@ -297,7 +308,7 @@ class Http2Connection:
         if is_last:
             self._data_stream = None
         if stream is not None and stream.is_remote_open:
-            self._pass_data(stream, memoryview(data)[start:end], is_end=is_last and self._data_is_end)
+            self._pass_data(stream, data[start:end], is_end=is_last and self._data_is_end)
         return end
 
     def _open_data(self, length: int, flags: int, number: int) -> Stream | None:
@@ -605,7 +616,7 @@ class Http2Connection:
         """A response's head, or a request's."""
         self.out.append(frames.headers(stream.id, block, self._peer_frame_bytes, end_stream=False))
 
-    def send_data(self, stream: Stream, data: bytes | memoryview) -> None:
+    def send_data(self, stream: Stream, data: bytes | bytearray | memoryview) -> None:
         """Send data, or queue what no window allows now."""
         if not stream.is_local_open or not data:
             return
@@ -628,7 +639,9 @@ class Http2Connection:
         """Whether `size` bytes would be sent at once, without waiting for a window or for other streams."""
         return self.can_send and not self._waiting and size <= stream.send_window and size <= self._send_window
 
-    def respond(self, stream: Stream, head: bytes, parts: Sequence[bytes | memoryview], trailers: bytes) -> None:
+    def respond(
+        self, stream: Stream, head: bytes, parts: Sequence[bytes | bytearray | memoryview], trailers: bytes
+    ) -> None:
         """Send a whole response: two header blocks, and the parts of its data between."""
         size = sum(map(len, parts))
         if (

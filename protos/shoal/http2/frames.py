@@ -9,6 +9,8 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """First bytes of a client."""
 HEAD_BYTES: Final = 9
 """Length, type, flags and stream of a frame."""
+HEAD: Final = struct.Struct(">BHBBI")
+"""The same; the length in two parts."""
 
 DATA: Final = 0
 HEADERS: Final = 1
@@ -43,7 +45,6 @@ MIN_FRAME_BYTES: Final = 2**14
 MAX_FRAME_BYTES: Final = 2**24 - 1
 MAX_STREAM_ID: Final = 2**31 - 1
 
-_HEAD = struct.Struct(">BHBBI")
 _SETTING = struct.Struct(">HI")
 _UINT32 = struct.Struct(">I")
 _GOAWAY = struct.Struct(">II")
@@ -70,7 +71,7 @@ class ErrorCode(IntEnum):
 
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:
     """The nine bytes before a frame's payload of `length` bytes."""
-    return _HEAD.pack(length >> 16, length & 0xFFFF, kind, flags, stream)
+    return HEAD.pack(length >> 16, length & 0xFFFF, kind, flags, stream)
 
 
 def settings(values: Iterable[tuple[int, int]]) -> bytes:

@@ -14,6 +14,8 @@ from urllib.parse import quote_from_bytes, unquote
 
 from shoal.http2.header_blocks import encode
 
+MessageBytes = bytes | bytearray
+"""What is sent; one that was received in place need not be copied for that."""
 PREFIX_BYTES: Final = 5
 """Bytes before each message: a flag for compression, and the message's length."""
 MAX_TIMEOUT_DIGITS: Final = 8
@@ -49,12 +51,12 @@ class MessageMalformed(Exception):
     """What a stream carries is no sequence of messages."""
 
 
-def prefix_of(message: bytes) -> bytes:
+def prefix_of(message: MessageBytes) -> bytes:
     """What goes before a message."""
     return _PREFIX.pack(0, len(message))
 
 
-def frame_message(message: bytes) -> bytes:
+def frame_message(message: MessageBytes) -> bytes:
     """The message with its prefix, in one piece."""
     return prefix_of(message) + message
 
@@ -111,6 +113,15 @@ class MessageReader:
         target = self._target = io.BytesIO(bytes(size))  # it is the only one to refer to these: they are no copy
         target.write(memoryview(self._buffer)[PREFIX_BYTES:])
         self._buffer = bytearray()
+
+    def has_taken(self, data: bytes | memoryview) -> bool:
+        """Keep a copy of the data, if it is a part of the next message that has its place, and not its end: then there
+        is nothing else to do."""
+        target = self._target
+        if target is None or target.tell() + len(data) >= (self.size or 0):
+            return False
+        target.write(data)
+        return True
 
     def receive(self, data: bytes | memoryview) -> None:
         """Keep a copy of the data. Raises MessageMalformed."""

@@ -47,6 +47,24 @@ def test_a_messages_size_is_known_before_the_message() -> None:
     assert (reader.missing_bytes, reader.take()) == (0, b"ab" + bytes(254))
 
 
+@given(st.binary(min_size=1, max_size=300), st.lists(st.integers(1, 60), min_size=1))
+def test_parts_in_the_middle_of_a_message_go_to_its_place(message: bytes, cuts: list[int]) -> None:
+    data, at, turn = frame_message(message), PREFIX_BYTES, 0
+    reader = MessageReader()
+    reader.receive(data[:at])
+    assert not reader.has_taken(data[at:])  # there is no place yet
+    reader.expect()
+    while at < len(data):
+        assert reader.whole is None
+        piece = data[at : at + cuts[turn % len(cuts)]]
+        at, turn = at + len(piece), turn + 1
+        is_last = at == len(data)
+        assert reader.has_taken(piece) is not is_last
+        if is_last:
+            reader.receive(piece)
+    assert reader.whole == reader.take() == message
+
+
 @pytest.mark.parametrize("cut", [0, 1, 4])
 def test_a_flag_that_there_is_not(cut: int) -> None:
     reader = MessageReader()

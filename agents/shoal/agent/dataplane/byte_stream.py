@@ -36,7 +36,7 @@ class ByteStream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | memoryview) -> None:
         self.content += data
         self.arrivals += 1
         if len(self.content) > max(MAX_UNREAD, self._wanted) and not self._is_full:

@@ -25,6 +25,7 @@ from shoal.agent.dataplane.upstream import ConnectedWorker, WorkerClients, faile
 from shoal.agent.dataplane.verification_source import RequestCaptures
 from shoal.agent.frames import InferAnswer
 from shoal.agent.ports import AgentClock
+from shoal.http2.grpc_messages import MessageBytes
 from shoal.types.codes import Code, ShoalError
 from shoal.types.route import Endpoint, Route
 from shoal.types.units import Elapsed, Seconds
@@ -38,7 +39,7 @@ _KEPT_HEADS: Final = 16
 _KEPT_TARGETS: Final = 64
 """Models that are remembered so."""
 
-OnEnd = Callable[[bytes | None, Exception | None], None]
+OnEnd = Callable[[MessageBytes | None, Exception | None], None]
 """Takes the answer, or why there is none."""
 
 
@@ -263,7 +264,7 @@ class DirectRequest:
         if size > MAX_MESSAGE:
             self._refuse(reading.too_large(f"an answer of {size} bytes", MAX_MESSAGE))
         else:
-            self._end(None, bytes(answer.payload))  # a small one is no copy
+            self._end(None, answer.payload)
 
     def set_exception(self, exception: ShoalError, /) -> None:
         """The attempt failed: another replica may be tried, and that takes a task."""
@@ -298,7 +299,7 @@ class DirectRequest:
         self._owner.outcomes.log_refusal(self._flight.id, str(self._flight.key), error)
         self._end(error.code, None, error)
 
-    def _end(self, code: Code | None, answer: bytes | None = None, error: Exception | None = None) -> None:
+    def _end(self, code: Code | None, answer: MessageBytes | None = None, error: Exception | None = None) -> None:
         owner, flight, on_end = self._owner, self._flight, self._on_end
         self._is_over = True
         self._on_end = None  # it refers to the call, and the call to this

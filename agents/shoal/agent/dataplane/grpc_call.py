@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from shoal.host.grpc_server import CallFailure
+from shoal.http2.grpc_messages import MessageBytes
 
 
 class GrpcCall(Protocol):
@@ -70,7 +71,7 @@ class DirectCall(GrpcCall, Protocol):
         """Whether an answer of `size` bytes can go at once."""
         ...
 
-    def complete(self, message: bytes) -> None:
+    def complete(self, message: MessageBytes) -> None:
         """End it with OK, and this only message."""
         ...
 

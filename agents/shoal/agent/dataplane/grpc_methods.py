@@ -35,6 +35,7 @@ from shoal.agent.dataplane.transport import (
 )
 from shoal.agent.dataplane.trust import Authorities
 from shoal.host.grpc_server import CallEnded, CallFailure, MessageTooLarge
+from shoal.http2.grpc_messages import MessageBytes
 from shoal.inference import health_pb2, reflection_pb2
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -339,7 +340,7 @@ class GrpcMethods:
             place.leave()
             return False
 
-        def on_end(answer: bytes | None, error: Exception | None) -> None:
+        def on_end(answer: MessageBytes | None, error: Exception | None) -> None:
             charge.release()
             if answer is not None:
                 try:

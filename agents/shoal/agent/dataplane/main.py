@@ -27,7 +27,7 @@ from shoal.agent.dataplane.front import DataPlane
 from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.grpc_methods import Method
 from shoal.agent.dataplane.health import HealthPort
-from shoal.agent.dataplane.memory import COPIES, MessageMemory, budget_bytes
+from shoal.agent.dataplane.memory import COPIES, KEPT_BYTES, MessageMemory, budget_bytes
 from shoal.agent.dataplane.session_handover import HandoverReceiver
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.shared_memory import SharedMemory
@@ -67,6 +67,7 @@ def run(config_path: Path, nonce: str, clock: AgentClock, dates_at: Callable[[],
     config = FrontConfig.load(config_path.read_text())
     file_descriptors.raise_limit()
     disable_core_dumps()
+    machine.keep_freed(KEPT_BYTES)
     with (Path(config.run_dir) / control.LOCK).open("w") as lock:
         if not _try_lock(lock):
             _log.warning("front_already_running", folder=config.run_dir)

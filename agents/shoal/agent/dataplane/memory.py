@@ -18,6 +18,7 @@ import structlog
 
 from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused
 from shoal.host import memory as machine
+from shoal.host.event_wait import wait_or_timeout
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import Seconds
 
@@ -37,6 +38,11 @@ for routes and connections."""
 CHECK_EVERY_S: Final = 0.025
 """Seconds between two samples while reads are open."""
 TRIM_S: Final = 0.25
+KEPT_BYTES: Final = 32 * 2**20
+"""Freed memory that a front keeps while requests arrive: four requests of 1 MiB, with all their copies. 1 MiB in and
+out took 3.2 ms of its CPU without, and 2.1 with it."""
+IDLE_S: Final = 1.0
+"""Seconds without a read until it is given back."""
 UNEXPLAINED_BYTES: Final = 16 * 2**20
 """Bytes not explained by held messages below which no read is ended."""
 MIN_READ_AGE_S: Final = 0.05
@@ -203,7 +209,9 @@ class MessageMemory:
                 self._opened.clear()
                 if not self.held_bytes:
                     self._note_idle()
-                await self._opened.wait()
+                if not await wait_or_timeout(self._opened, IDLE_S):
+                    machine.trim()
+                    await self._opened.wait()
             await asyncio.sleep(CHECK_EVERY_S)
             if self.resident_bytes() - self._idle_resident > self.budget and loop.time() - trimmed >= TRIM_S:
                 machine.trim()

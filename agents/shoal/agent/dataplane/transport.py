@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from shoal.http2.grpc_messages import MessageBytes
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import Identity
@@ -121,7 +122,7 @@ class DirectInference(Protocol):
         """As `InferenceService.admit` gives it."""
         ...
 
-    def begin(self, on_end: Callable[[bytes | None, Exception | None], None]) -> bool:
+    def begin(self, on_end: Callable[[MessageBytes | None, Exception | None], None]) -> bool:
         """Count it, and have it answered: `on_end` gets the answer, or why there is none, once, unless it is cancelled
         before. False, and nothing is counted, where it has to wait for its turn: then it is to be asked for with
         `infer`."""

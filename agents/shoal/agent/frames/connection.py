@@ -5,8 +5,10 @@ handed to the transport piece by piece, as the peer reads, because a transport c
 """
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 from shoal.agent.frames.format import (
@@ -24,8 +26,13 @@ from shoal.host.flush_queue import flush_queue
 Part = bytes | bytearray | memoryview
 
 _PIECE: Final = 2**17
-"""Bytes of a large payload handed to the transport at a time. A Unix socket has room for some 200 KiB
-(`net.core.wmem_default`), and is ready again when three quarters of that are read (`unix_writable` in Linux)."""
+"""Bytes of a large payload handed to the transport at a time. A Unix socket is ready again when three quarters of what
+it holds are read (`unix_writable` in Linux)."""
+_FIRST_PIECE: Final = 2**14
+"""Bytes of a large payload that leave with its head: the peer wakes up for more than a head."""
+_SEND_BUFFER: Final = 2**18
+"""Room in the kernel for what the peer has not read; Linux doubles it, and allows `net.core.wmem_max` (208 KiB or
+more). By default one tensor of 100 KiB leaves none for the next."""
 TURN_S: Final = 0.0002
 """Handlers of one turn of the event loop should take no longer together: what they wrote leaves only then. A send and a
 turn take about a twentieth of it (decision 0024)."""
@@ -99,6 +106,10 @@ class FrameConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.set_write_buffer_limits(high=0)
+        connected: socket.socket | None = transport.get_extra_info("socket")
+        if connected is not None:
+            with suppress(OSError):
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -236,10 +247,9 @@ class FrameConnection(asyncio.BufferedProtocol):
 
 
 def _pieces(parts: Sequence[Part]) -> Iterator[Part]:
-    for part in parts:
-        if len(part) <= _PIECE:
-            yield part
-            continue
-        whole = memoryview(part)
-        for at in range(0, len(whole), _PIECE):
-            yield whole[at : at + _PIECE]
+    """Of a large frame's head and its payload's parts."""
+    head, first, *others = (memoryview(part) for part in (*parts, b""))
+    yield b"".join((head, first[:_FIRST_PIECE]))
+    for part in (first[_FIRST_PIECE:], *others):
+        for at in range(0, len(part), _PIECE):
+            yield part[at : at + _PIECE]

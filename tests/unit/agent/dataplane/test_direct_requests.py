@@ -22,6 +22,7 @@ from shoal.agent.dataplane.transport import InboundCall
 from shoal.agent.dataplane.upstream import PeerClients, WorkerClients
 from shoal.agent.frames import FrameServer, InferCall
 from shoal.agent.ports import FrontStats, LocalWorker
+from shoal.http2.grpc_messages import MessageBytes
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -67,7 +68,7 @@ class Front:
         self.answers: Callable[[InferCall], None] | None = None
         self.cancelled = 0
         self.memo: dict[str, object] = {}
-        self.ended: list[tuple[bytes | None, Exception | None]] = []
+        self.ended: list[tuple[MessageBytes | None, Exception | None]] = []
         self.server = FrameServer(folder / "w", "nonce", {}, on_infer=self._on_infer)
         self.worker = LocalWorker("a-1", KEY, str(folder / "w"), "nonce")
         self.workers, peers = WorkerClients(), cast("PeerClients", Peers())

@@ -1,0 +1,128 @@
+"""A TLS connection over memory: what arrives at once reaches the protocol whole and in order."""
+
+import asyncio
+import hashlib
+import ssl
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from harness.crypto.pki import Authority
+from shoal.agent.clock import SystemClock
+from shoal.host.tls import TlsConnection, client_context
+from shoal.types.device import Role
+
+
+class Taker(asyncio.Protocol):
+    """Notes what it gets."""
+
+    def __init__(self) -> None:
+        self.taken: list[bytes] = []
+        self.is_lost = False
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        self.taken.append(bytes(data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written until it is carried to the other side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = bytearray()
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+
+class Side:
+    """One end of the connection."""
+
+    def __init__(self, context: ssl.SSLContext, server_name: str | None) -> None:
+        self.taker, self.wire, self.failures = Taker(), Wire(), list[OSError]()
+        self.connection = TlsConnection(
+            context, lambda _: self.taker, self.failures.append, handshake_s=5.0, server_name=server_name
+        )
+
+    def carry_to(self, other: "Side") -> None:
+        """All that was sent, as the loop would bring it: in the connection's buffer."""
+        sent, self.wire.sent = self.wire.sent, bytearray()
+        while sent:
+            place = cast(memoryview, other.connection.get_buffer(-1))
+            size = min(len(place), len(sent))
+            place[:size] = sent[:size]
+            del sent[:size]
+            other.connection.buffer_updated(size)
+
+
+@pytest.fixture
+async def sides(tmp_path: Path) -> tuple[Side, Side]:
+    """Client and server, after the handshake."""
+    authority = Authority(tmp_path, "eu", SystemClock().wall())
+    files = authority.issue(Role.AGENT, "edge-1")
+    listening = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    listening.load_cert_chain(files.certificate, files.key)
+    calling = client_context(files.authority, files.certificate, files.key)
+    calling.check_hostname = False
+    client, server = Side(calling, "edge-1"), Side(listening, None)
+    server.connection.connection_made(server.wire)
+    client.connection.connection_made(client.wire)
+    for _ in range(4):
+        client.carry_to(server)
+        server.carry_to(client)
+    assert (client.failures, server.failures) == ([], [])
+    return client, server
+
+
+@pytest.mark.parametrize("size", [1, 2**14, 2**14 + 1, 2**18 - 1, 2**18, 2**20 + 17])
+async def test_what_arrives_reaches_the_protocol_whole(sides: tuple[Side, Side], size: int) -> None:
+    client, server = sides
+    sent = np.random.default_rng(size).bytes(size)
+    client.connection.write(sent)
+    client.carry_to(server)
+    received = b"".join(server.taker.taken)
+    assert hashlib.sha256(received).digest() == hashlib.sha256(sent).digest()
+
+
+async def test_what_arrives_byte_by_byte(sides: tuple[Side, Side]) -> None:
+    client, server = sides
+    client.connection.write(b"a" * 300)
+    for each in bytes(client.wire.sent):
+        server.connection.receive(bytes((each,)))
+    assert b"".join(server.taker.taken) == b"a" * 300
+
+
+async def test_data_before_a_broken_record_is_not_passed_on(sides: tuple[Side, Side]) -> None:
+    """It came with what shows that somebody writes to the connection who is not the client."""
+    client, server = sides
+    client.connection.write(b"good")
+    client.wire.sent += b"\x17\x03\x03\x00\x20" + bytes(32)
+    client.carry_to(server)
+    assert server.taker.taken == []
+    assert server.wire.is_closed
+
+
+async def test_a_protocol_that_ends_within_a_large_arrival_gets_no_more(sides: tuple[Side, Side]) -> None:
+    client, server = sides
+    taken: list[int] = []
+
+    def end(data: memoryview) -> None:
+        taken.append(len(data))
+        server.connection.close()
+
+    server.connection._on_data = end
+    client.connection.write(bytes(2**20))
+    server.connection.receive(bytes(client.wire.sent))
+    assert len(taken) == 1
