@@ -24,7 +24,7 @@ class Echo:
 
     def on_headers(self, stream: Stream, headers: HeaderList, *, is_end: bool) -> None:
         if stream.user is None:
-            call_head(headers)
+            call_head(headers, lambda _path, _metadata: {})
             stream.user = MessageReader()
 
     def on_data(self, stream: Stream, data: memoryview, *, is_end: bool) -> None:

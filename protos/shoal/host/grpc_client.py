@@ -25,6 +25,7 @@ from shoal.http2.grpc_messages import (
     encode_metadata,
     format_timeout,
     frame_message,
+    prefix_of,
 )
 from shoal.http2.header_blocks import HeaderList, encode
 from shoal.http2.keepalive import Keepalive
@@ -40,6 +41,8 @@ REFUSAL_BASE_S: Final = 0.01
 REFUSAL_CAP_S: Final = 0.1
 """Seconds before it is: from the first to the second value, doubled each time."""
 USER_AGENT: Final = b"shoal"
+_JOINED_BYTES: Final = 2**14
+"""A smaller request leaves in one frame; a larger one is not copied for that."""
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -246,6 +249,63 @@ class ClientCall:
         self._error = self._error or CallError(GrpcStatus.UNAVAILABLE, "the server goes away", was_refused=True)
 
 
+OnAnswer = Callable[[bytes | None, CallError | None], None]
+"""Takes the only message of an answer, or why there is none."""
+
+
+class UnaryCall(ClientCall):
+    """A call of one message each way, whose outcome `on_answer` gets, without a task. It is called once, not after
+    `withdraw`, and must not raise."""
+
+    def __init__(self, session: "ClientSession", max_bytes: int, on_answer: OnAnswer) -> None:
+        super().__init__(session, max_bytes)
+        self._on_answer: OnAnswer | None = on_answer
+        self._timer: asyncio.TimerHandle | None = None
+
+    def end_at(self, deadline: float) -> None:
+        """Its time is over at `deadline`, by the event loop's clock."""
+        self._timer = self._session.loop.call_at(deadline, self.expire)
+
+    def withdraw(self) -> None:
+        """Nobody waits for the answer any more. Idempotent."""
+        self._on_answer = None
+        self.cancel()
+
+    def on_data(self, data: memoryview) -> None:
+        reader = self._reader
+        if reader.has_taken(data):
+            return
+        super().on_data(data)
+        if reader.size is not None and reader.size > self._max_bytes:
+            found = f"message of {reader.size} bytes is larger than max {self._max_bytes}"
+            self._fail(GrpcStatus.RESOURCE_EXHAUSTED, found)
+        elif reader.missing_bytes:
+            reader.expect()
+            self._widen(reader.missing_bytes)
+
+    def on_closed(self, error: ErrorCode | None, *, is_lost: bool) -> None:
+        super().on_closed(error, is_lost=is_lost)
+        if self._timer is not None:
+            self._timer.cancel()
+        on_answer, self._on_answer = self._on_answer, None
+        if on_answer is not None:
+            answer = self._answer()
+            on_answer(*((None, answer) if isinstance(answer, CallError) else (answer, None)))
+
+    def _answer(self) -> bytes | CallError:
+        if self._error is not None:
+            return self._error
+        try:
+            answer = self._reader.take()
+        except MessageMalformed as error:
+            return CallError(GrpcStatus.INTERNAL, str(error))
+        if answer is None:
+            return CallError(GrpcStatus.INTERNAL, "an answer without a whole message")
+        if self._reader.held_bytes:
+            return CallError(GrpcStatus.INTERNAL, "more than one message in an answer")
+        return answer
+
+
 class ClientSession(Http2Session):
     """One connection of a channel."""
 
@@ -275,17 +335,34 @@ class ClientSession(Http2Session):
                 raise
         if not self.is_open:
             raise CallError(GrpcStatus.UNAVAILABLE, "the connection was lost", was_processed=False)
+        call = ClientCall(self, max_bytes)
         try:
-            stream = connection.open_stream(block)
+            self.begin(call, block, request)
         except GoAwayReceived:
             raise CallError(GrpcStatus.UNAVAILABLE, "the server goes away", was_refused=True) from None
-        call = stream.user = ClientCall(self, max_bytes)
-        call.on_open(stream)
-        if request is not None:
-            connection.send_data(stream, frame_message(request))
-            connection.end(stream)
-        self.flush_soon()
         return call
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether a call may begin now, and none waits for that."""
+        connection = self.connection
+        is_open = self.is_open and not connection.is_going_away
+        return is_open and not self._slots and len(connection.streams) < connection.peer_max_streams
+
+    def begin(self, call: ClientCall, block: bytes, request: bytes | None) -> None:
+        """Send a call's header block, and a `request` that is its only message. Raises GoAwayReceived."""
+        connection = self.connection
+        stream = connection.open_stream(block)
+        if connection.is_going_away:  # that was the last number for a stream
+            self._channel.on_session_leaving(self)
+        stream.user = call
+        call.on_open(stream)
+        if request is not None and len(request) < _JOINED_BYTES:
+            connection.send_last(stream, frame_message(request))
+        elif request is not None:
+            connection.send_data(stream, prefix_of(request))
+            connection.send_last(stream, request)
+        self.flush_soon()
 
     def data_received(self, data: bytes | memoryview) -> None:
         super().data_received(data)
@@ -441,6 +518,23 @@ class GrpcChannel:
             if not call.is_over:
                 call.cancel()
 
+    @property
+    def can_begin(self) -> bool:
+        """Whether `begin_unary` would begin a call. False begins to connect."""
+        return self.connect() is ChannelState.READY and self._session is not None and self._session.has_stream
+
+    def begin_unary(
+        self, path: str, request: bytes, timeout_s: float, metadata: Metadata, on_answer: OnAnswer
+    ) -> UnaryCall | None:
+        """As `unary`, without a task, and sent once; None where it would have to wait for a connection or a stream."""
+        session = self._session
+        if session is None or not self.can_begin:
+            return None
+        call = UnaryCall(session, self._max_bytes, on_answer)
+        session.begin(call, self._call_block(path, timeout_s, metadata), request)
+        call.end_at(session.loop.time() + timeout_s)
+        return call
+
     async def stream(self, path: str, metadata: Metadata = (), request: bytes | None = None) -> ClientCall:
         """Open a call whose messages are sent and read one by one; a `request` is the only one that is sent. The caller
         ends it. Raises CallError, ChannelClosed."""
@@ -470,18 +564,23 @@ class GrpcChannel:
             self._watching.cancel()
 
     async def _open(self, path: str, timeout_s: float | None, metadata: Metadata, request: bytes | None) -> ClientCall:
-        block = self._blocks.get(path) or self._block_of(path)
-        if timeout_s is not None or metadata:
-            extra = [encode_metadata(key, value) for key, value in metadata]
-            if timeout_s is not None:
-                extra.append((b"grpc-timeout", format_timeout(timeout_s).encode()))
-            block += encode(extra)
+        block = self._call_block(path, timeout_s, metadata)
         try:
             async with asyncio.timeout(timeout_s):
                 session = await self._ready_session()
                 return await session.open(block, request, self._max_bytes)
         except TimeoutError:
             raise CallError(GrpcStatus.DEADLINE_EXCEEDED, "Deadline Exceeded", was_processed=False) from None
+
+    def _call_block(self, path: str, timeout_s: float | None, metadata: Metadata) -> bytes:
+        """A call's header block."""
+        block = self._blocks.get(path) or self._block_of(path)
+        if timeout_s is None and not metadata:
+            return block
+        extra = [encode_metadata(key, value) for key, value in metadata]
+        if timeout_s is not None:
+            extra.append((b"grpc-timeout", format_timeout(timeout_s).encode()))
+        return block + encode(extra)
 
     def _block_of(self, path: str) -> bytes:
         scheme = b"http" if self._context is None else b"https"

@@ -6,7 +6,7 @@ no more than one window (64 KiB), and from then on as much as the next message s
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
@@ -40,6 +40,10 @@ GOAWAY_S: Final = 1.0
 """Seconds for clients to learn that the server stops: a few round trips of a slow link."""
 LAST_ANSWER_S: Final = 0.05
 """Seconds for clients to close their connections after the last GOAWAY."""
+_KEPT_MEMOS: Final = 16
+"""Memos of one connection that are kept."""
+_KEPT_MEMO_BYTES: Final = 2048
+"""No memo is kept for metadata that is larger."""
 _GOAWAY_PING: Final = b"goaway\0\0"
 _NOT_GRPC: Final = encode(((b":status", b"415"), (b"content-length", b"0")))
 
@@ -99,6 +103,9 @@ class CallHead:
     failure: CallFailure | None
     # What was made of the metadata. Calls of one connection with equal headers share it.
     memo: dict[str, object] = field(default_factory=dict)
+    # What was made of its fields `GrpcServer.shared_fields`. Calls of one connection share it whose path and whose
+    # fields of those are equal.
+    shared_memo: dict[str, object] = field(default_factory=dict)
 
 
 class ServerCall:
@@ -155,6 +162,12 @@ class ServerCall:
     def memo(self) -> dict[str, object]:
         """What was made of the metadata, by whatever made it. Calls of one connection with equal headers share it."""
         return self.head.memo
+
+    @property
+    def shared_memo(self) -> dict[str, object]:
+        """The same, of the fields that the server was told: ids, deadlines and traces, which differ from call to call,
+        need not be among them."""
+        return self.head.shared_memo
 
     @property
     def message_bytes(self) -> int | None:
@@ -470,7 +483,7 @@ class GrpcServer:
     find: the method of a path (`/SERVICE/METHOD`); it answers unknown ones too. connections: the port's, with their
     limits. may_reset: whether the client with this certificate (PEM) may reset most of its calls before they arrive;
     any other that does so loses its connection. serve_other: answers a request that is none of gRPC; None: it is told
-    so.
+    so. shared_fields: the metadata that `ServerCall.shared_memo` depends on.
     """
 
     def __init__(
@@ -480,10 +493,12 @@ class GrpcServer:
         connections: Connections,
         may_reset: Callable[[bytes | None], bool] = lambda _: False,
         serve_other: "Callable[[GrpcSession, Stream, HeaderList], StreamCall] | None" = None,
+        shared_fields: Collection[str] = (),
     ) -> None:
         self.find = find
         self.may_reset = may_reset
         self.serve_other = serve_other
+        self.shared_fields = tuple(shared_fields)
         self.limits = limits
         self.connections = connections
         self.sessions: set[GrpcSession] = set()
@@ -554,6 +569,8 @@ class GrpcSession(Http2Session):
         self._resets = ResetCount()
         self.undecided: list[ServerCall] = []
         """Calls whose headers were received last, and whose request may have come with them."""
+        self._shared_memos: dict[tuple[str | None, ...], dict[str, object]] = {}
+        """By path and `shared_fields`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
@@ -589,7 +606,7 @@ class GrpcSession(Http2Session):
             return
         head = headers.parsed
         if head is None:
-            head = headers.parsed = call_head(headers)
+            head = headers.parsed = call_head(headers, self._shared_memo)
         if not isinstance(head, CallHead) and self._server.serve_other is None:
             self.connection.send_headers(stream, _NOT_GRPC)
             self.connection.end(stream)
@@ -641,6 +658,17 @@ class GrpcSession(Http2Session):
     def on_goaway(self, last_stream: int, error: int) -> None:
         pass  # the client opens no more streams, and closes the connection
 
+    def _shared_memo(self, path: str, metadata: Mapping[str, str]) -> dict[str, object]:
+        key = (path, *[metadata.get(name) for name in self._server.shared_fields])
+        found = self._shared_memos.get(key)
+        if found is None and sum(len(text or "") for text in key) > _KEPT_MEMO_BYTES:
+            return {}
+        if found is None:
+            if len(self._shared_memos) >= _KEPT_MEMOS:
+                self._shared_memos.clear()
+            found = self._shared_memos[key] = {}
+        return found
+
     # Called by calls and by the server
 
     @property
@@ -669,8 +697,11 @@ _PROTOCOL_FIELDS: Final = frozenset(
 )
 
 
-def call_head(headers: HeaderList) -> CallHead | str:
-    """The call's head; a text says why the request is none of gRPC."""
+def call_head(
+    headers: HeaderList, shared_memo: Callable[[str, Mapping[str, str]], dict[str, object]]
+) -> CallHead | str:
+    """The call's head; a text says why the request is none of gRPC. shared_memo: gives the one of a path and
+    metadata."""
     path, method, kind, timeout, encoding = "", "", "", None, "identity"
     metadata: dict[str, str] = {}
     failure: CallFailure | None = None
@@ -700,4 +731,4 @@ def call_head(headers: HeaderList) -> CallHead | str:
     if encoding not in ("identity", "gzip"):
         accept = (("grpc-accept-encoding", "identity,gzip"),)
         failure = CallFailure(GrpcStatus.UNIMPLEMENTED, f"compression {encoding!r:.40}", accept)
-    return CallHead(path, metadata, timeout, failure)
+    return CallHead(path, metadata, timeout, failure, shared_memo=shared_memo(path, metadata))

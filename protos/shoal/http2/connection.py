@@ -143,7 +143,7 @@ class Http2Connection:
         self.is_greeted = False
         """Whether the peer's first SETTINGS have arrived."""
         self.is_going_away = False
-        """Whether a peer's GOAWAY has arrived."""
+        """Whether no more streams can be opened: a peer's GOAWAY has arrived, or there are no more numbers for them."""
         self.peer_max_streams = 2**31 - 1
         self._rest = bytearray()
         """A frame that has not arrived whole, unless it is one of data."""
@@ -602,10 +602,11 @@ class Http2Connection:
 
     def open_stream(self, block: bytes, *, is_end: bool = False) -> Stream:
         """Open a stream as a client, by a request's header block. Raises GoAwayReceived."""
-        if self.is_going_away or self._next_stream > frames.MAX_STREAM_ID:
+        if self.is_going_away:
             raise GoAwayReceived
         stream = Stream(self._next_stream, self._peer_window)
         self._next_stream += 2
+        self.is_going_away = self._next_stream > frames.MAX_STREAM_ID
         self.streams[stream.id] = stream
         self.send_headers(stream, block)
         if is_end:
@@ -625,6 +626,19 @@ class Http2Connection:
         if len(stream.queue) == 1:
             self._waiting.append(stream)
         self.pump()
+
+    def send_last(self, stream: Stream, data: bytes) -> None:
+        """Send data, and end this side of the stream with it."""
+        size = len(data)
+        if 0 < size <= self._peer_frame_bytes and self.has_room(stream, size):
+            self._send_window -= size
+            stream.send_window -= size
+            self.out += (frames.head(size, frames.DATA, frames.END_STREAM, stream.id), data)
+            stream.is_local_open = False
+            self._end_local(stream)
+        else:
+            self.send_data(stream, data)
+            self.end(stream)
 
     def end(self, stream: Stream, trailers: bytes = b"") -> None:
         """End this side of the stream, after its data; `trailers` is a header block."""

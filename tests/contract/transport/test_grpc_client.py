@@ -343,6 +343,102 @@ async def test_an_answer_that_is_too_large_is_not_read(case: ServerCase) -> None
     assert "larger than max" in failed.value.details
 
 
+class Outcomes:
+    """Of calls without a task."""
+
+    def __init__(self) -> None:
+        self.answers: list[bytes] = []
+        self.errors: list[CallError] = []
+
+    def __call__(self, answer: bytes | None, error: CallError | None) -> None:
+        if error is not None:
+            self.errors.append(error)
+        else:
+            assert answer is not None
+            self.answers.append(answer)
+
+    async def until(self, count: int) -> None:
+        await until(lambda: len(self.answers) + len(self.errors) >= count, 10.0, f"{count} outcomes")
+
+
+async def ready(case: ServerCase) -> GrpcChannel:
+    channel = case.channel()
+    assert not channel.can_begin
+    assert await channel.unary("/x/Echo", b"x") == b"x"
+    return channel
+
+
+@pytest.mark.parametrize("size", [0, 1, 16_000, 16_384, 70_000, 2**20 + 1, 2**22])
+async def test_a_call_without_a_task_is_answered(case: ServerCase, size: int) -> None:
+    channel, found, message = await ready(case), Outcomes(), b"\x5a" * size
+    tasks = len(asyncio.all_tasks())
+    assert channel.begin_unary("/x/Echo", message, 10.0, (("who", "acme"),), found) is not None
+    assert len(asyncio.all_tasks()) == tasks
+    await found.until(1)
+    assert found.answers == [message]
+    assert case.calls.seen["who"] == "acme"
+    assert case.calls.remaining_s is not None
+    assert 5.0 < case.calls.remaining_s < 10.1  # each side has its own clock
+
+
+async def test_calls_without_a_task_end_with_what_the_server_says(case: ServerCase) -> None:
+    channel, found = await ready(case), Outcomes()
+    channel.begin_unary("/x/Fail", b"", 10.0, (), found)
+    await found.until(1)
+    (error,) = found.errors
+    assert (error.status, error.details) == (GrpcStatus.FAILED_PRECONDITION, "not now: 5 % são")
+    channel.begin_unary("/x/Hang", b"", 0.2, (), found)
+    await found.until(2)
+    assert found.errors[1].status is GrpcStatus.DEADLINE_EXCEEDED
+    await until(lambda: case.calls.cancelled == 1, 10.0, "the server to end it")
+
+
+async def test_a_call_without_a_task_that_is_withdrawn_says_nothing(case: ServerCase) -> None:
+    channel, found = await ready(case), Outcomes()
+    call = channel.begin_unary("/x/Hang", b"", 10.0, (), found)
+    assert call is not None
+    await until(lambda: case.calls.inside == 1, 10.0, "the call to arrive")
+    call.withdraw()
+    call.withdraw()
+    await until(lambda: case.calls.cancelled == 1, 10.0, "the server to end it")
+    assert (found.answers, found.errors) == ([], [])
+
+
+async def test_no_call_begins_without_a_task_where_it_would_wait(case: ServerCase) -> None:
+    channel, found = await ready(case), Outcomes()
+    for _ in range(STREAMS):
+        assert channel.begin_unary("/x/Hold", b"h", 10.0, (), found) is not None
+    assert not channel.can_begin
+    assert channel.begin_unary("/x/Hold", b"h", 10.0, (), found) is None
+    case.calls.go.set()
+    await found.until(STREAMS)
+    assert found.answers == STREAMS * [b"h"]
+    await case.stop(0.1)
+    await until(lambda: not channel.can_begin, 10.0, "the channel to notice")
+
+
+async def test_a_call_without_a_task_whose_answer_is_too_large(case: ServerCase) -> None:
+    channel, found = await ready(case), Outcomes()
+    channel.begin_unary("/x/Echo", bytes(MAX_BYTES - 1), 10.0, (), found)
+    await found.until(1)
+    assert len(found.answers) == 1
+    channel._max_bytes = 1000
+    channel.begin_unary("/x/Echo", bytes(1001), 10.0, (), found)
+    await found.until(2)
+    assert found.errors[0].status is GrpcStatus.RESOURCE_EXHAUSTED
+
+
+async def test_a_connection_whose_streams_are_used_up_is_followed_by_another(case: ServerCase) -> None:
+    channel = await ready(case)
+    session = channel._session
+    assert session is not None
+    session.connection._next_stream = 2**31 - 1
+    assert await channel.unary("/x/Echo", b"last") == b"last"
+    assert await channel.unary("/x/Echo", b"first") == b"first"
+    assert channel._session is not session
+    await until(lambda: not session.is_open, 10.0, "the old connection to close")
+
+
 async def test_a_closed_channel_lets_calls_end_and_takes_no_more(case: ServerCase) -> None:
     channel = case.channel()
     ending = asyncio.create_task(channel.unary("/x/Hold", b"kept"))

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import ssl
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from shoal.host.tls import TlsConnection, client_context
 from shoal.types.device import Role
 
 
-class Taker(asyncio.Protocol):
+class Recorder(asyncio.Protocol):
     """Notes what it gets."""
 
     def __init__(self) -> None:
@@ -51,16 +50,16 @@ class Side:
     """One end of the connection."""
 
     def __init__(self, context: ssl.SSLContext, server_name: str | None) -> None:
-        self.taker, self.wire, self.failures = Taker(), Wire(), list[OSError]()
+        self.recorder, self.wire, self.failures = Recorder(), Wire(), list[OSError]()
         self.connection = TlsConnection(
-            context, lambda _: self.taker, self.failures.append, handshake_s=5.0, server_name=server_name
+            context, lambda _: self.recorder, self.failures.append, handshake_s=5.0, server_name=server_name
         )
 
     def carry_to(self, other: "Side") -> None:
         """All that was sent, as the loop would bring it: in the connection's buffer."""
         sent, self.wire.sent = self.wire.sent, bytearray()
         while sent:
-            place = cast(memoryview, other.connection.get_buffer(-1))
+            place = other.connection.get_buffer(-1)
             size = min(len(place), len(sent))
             place[:size] = sent[:size]
             del sent[:size]
@@ -92,7 +91,7 @@ async def test_what_arrives_reaches_the_protocol_whole(sides: tuple[Side, Side],
     sent = np.random.default_rng(size).bytes(size)
     client.connection.write(sent)
     client.carry_to(server)
-    received = b"".join(server.taker.taken)
+    received = b"".join(server.recorder.taken)
     assert hashlib.sha256(received).digest() == hashlib.sha256(sent).digest()
 
 
@@ -101,7 +100,7 @@ async def test_what_arrives_byte_by_byte(sides: tuple[Side, Side]) -> None:
     client.connection.write(b"a" * 300)
     for each in bytes(client.wire.sent):
         server.connection.receive(bytes((each,)))
-    assert b"".join(server.taker.taken) == b"a" * 300
+    assert b"".join(server.recorder.taken) == b"a" * 300
 
 
 async def test_data_before_a_broken_record_is_not_passed_on(sides: tuple[Side, Side]) -> None:
@@ -110,7 +109,7 @@ async def test_data_before_a_broken_record_is_not_passed_on(sides: tuple[Side, S
     client.connection.write(b"good")
     client.wire.sent += b"\x17\x03\x03\x00\x20" + bytes(32)
     client.carry_to(server)
-    assert server.taker.taken == []
+    assert server.recorder.taken == []
     assert server.wire.is_closed
 
 

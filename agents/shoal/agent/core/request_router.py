@@ -163,8 +163,8 @@ class RequestRouter:
     # requests that need no choice
 
     def sole_replica(self, route: Route) -> Endpoint | None:
-        """The worker here that is the route's only replica which takes requests; None where there is a choice, or
-        where attempts count for another region too."""
+        """The replica in this region that is the route's only one which takes requests; None where there is a choice,
+        or where attempts count for another region too."""
         if route.stateful or self._tables.agreements.get(route.workload) is not None:
             return None
         return routing.sole_replica(route, self.workers)

@@ -390,9 +390,9 @@ def admit(
 
 
 def sole_replica(route: Route, here: AbstractSet[str]) -> Endpoint | None:
-    """The local worker that is the only endpoint which takes requests; None where there is another, or no worker."""
+    """The only endpoint which takes requests, inside the region; None where there is another, or none."""
     ready, _ = _open_endpoints(route, here)
-    return ready[0] if len(ready) == 1 and ready[0].kind is EndpointKind.LOCAL else None
+    return ready[0] if len(ready) == 1 and ready[0].kind is not EndpointKind.GATEWAY else None
 
 
 def takes_at_once(health: ReplicaHealth, waiting: int, remaining_s: Seconds, limits: AdmissionLimits) -> bool:

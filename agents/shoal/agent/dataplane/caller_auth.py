@@ -100,6 +100,25 @@ class CallerAuth:
     def authenticate(self, call: InboundCall, roles: frozenset[Role] = INFER_ROLES) -> Caller:
         """The caller. A forward is accepted by `consume_forward`. Raises ShoalError, as `auth.caller_of`, and
         ShoalError(FORWARD_DENIED)."""
+        caller = self._identify(call, roles)
+        if not caller.is_forwarded:
+            return caller
+        try:
+            return self._with_signed_workload(call, caller)
+        except ShoalError:
+            self._denied[caller.name] += 1
+            raise
+
+    def find_caller(self, call: InboundCall) -> Caller | None:
+        """As `authenticate`; None where that refuses the call, which nothing counts yet."""
+        try:
+            caller = self._identify(call, INFER_ROLES)
+            return self._with_signed_workload(call, caller) if caller.is_forwarded else caller
+        except ShoalError:
+            return None
+
+    def _identify(self, call: InboundCall, roles: frozenset[Role]) -> Caller:
+        """The caller, as far as its certificate or token says. Raises as `auth.caller_of`."""
         rules, wall, key = self.rules, self._dates_at(), (id(call.identity), call.bearer, call.tenant, roles)
         known = self._known.get(key)
         if known is not None and not call.hop and known.not_before <= wall <= known.not_after:
@@ -107,14 +126,12 @@ class CallerAuth:
         caller = caller_of(call, rules.credentials, self._region, self._origin, wall, roles, rules.revoked, rules.peers)
         if not call.hop:
             self._keep(key, call, caller)
-        if not caller.is_forwarded:
-            return caller
-        try:
-            workload = self._forward_auth.check(call, caller.name, extras_of(call.agreement, call.step))
-        except ShoalError:
-            self._denied[caller.name] += 1
-            raise
-        return replace(caller, workload=workload)
+        return caller
+
+    def _with_signed_workload(self, call: InboundCall, caller: Caller) -> Caller:
+        """Raises ShoalError(FORWARD_DENIED)."""
+        signed = self._forward_auth.check(call, caller.name, extras_of(call.agreement, call.step))
+        return replace(caller, workload=signed)
 
     def _keep(self, key: tuple[int, str, str, frozenset[Role]], call: InboundCall, caller: Caller) -> None:
         if call.identity is not None:
@@ -141,14 +158,28 @@ class CallerAuth:
     def check_forward(self, caller: Caller, key: WorkloadKey) -> None:
         """Raises ShoalError(FORWARD_DENIED) if the front may not forward a request for that workload here."""
         try:
-            if caller.workload and caller.workload != key.name:
-                raise refuse(
-                    Code.FORWARD_DENIED,
-                    f"a request for {key} that {caller.name} signed for {caller.workload!r:.80}",
-                    "the workload that was signed",
-                    "sign what is sent",
-                )
-            self._forward_auth.check_workload(caller.name, key)
+            self._check_signed(caller.name, caller.workload, key)
         except ShoalError:
             self._denied[caller.name] += 1
             raise
+
+    def may_forward(self, call: InboundCall, front: str, key: WorkloadKey) -> bool:
+        """Whether `front`, which is authenticated, signed this forward of a request for that workload, and may. Nothing
+        is counted or accepted yet."""
+        try:
+            signed = self._forward_auth.check(call, front, extras_of(call.agreement, call.step))
+            self._check_signed(front, signed, key)
+        except ShoalError:
+            return False
+        return True
+
+    def _check_signed(self, front: str, signed: str, key: WorkloadKey) -> None:
+        """Raises ShoalError(FORWARD_DENIED)."""
+        if signed and signed != key.name:
+            raise refuse(
+                Code.FORWARD_DENIED,
+                f"a request for {key} that {front} signed for {signed!r:.80}",
+                "the workload that was signed",
+                "sign what is sent",
+            )
+        self._forward_auth.check_workload(front, key)

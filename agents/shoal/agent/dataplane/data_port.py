@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
-from shoal.agent.dataplane.grpc_methods import NO_EXTRA_METHODS, GrpcMethods, Method, MethodHandler, call_failure
+from shoal.agent.dataplane.grpc_methods import (
+    NO_EXTRA_METHODS,
+    SHARED_FIELDS,
+    GrpcMethods,
+    Method,
+    MethodHandler,
+    call_failure,
+)
 from shoal.agent.dataplane.http1 import Http1Server, head_of
 from shoal.agent.dataplane.http2 import RestStreams
 from shoal.agent.dataplane.ingress_admission import IngressAdmission
@@ -66,7 +73,7 @@ class DataPort:
         self.connections = connections = Connections(limits.DATA_CONNECTIONS, CONNECTIONS_PER_ADDRESS)
         rest_streams = RestStreams(rest_methods, self._identify)
         is_front = self._grpc_methods.is_front
-        self._http2 = GrpcServer(self._find, _GRPC_LIMITS, connections, is_front, rest_streams.serve)
+        self._http2 = GrpcServer(self._find, _GRPC_LIMITS, connections, is_front, rest_streams.serve, SHARED_FIELDS)
         self._http1 = Http1Server(rest_methods, connections, self._identify)
         rest = self._http1.protocol
         protocols = {"http/1.1": rest, None: rest, "h2": self._http2.session}

@@ -1,4 +1,5 @@
-"""The common request, answered without a task: its model has one replica, a worker here, and nothing waits.
+"""The common request, answered without a task: its model has one replica, here or at another front of the region, and
+nothing waits. It comes from a client, or from another front.
 
 What it counts and records is the same as everywhere. Whatever is not so (a choice between replicas, a session, a trace,
 a suspect, a limit that is reached, a caller who is refused) is left to `DataPlane.infer`, and so is what comes after a
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from shoal.agent.core.request_router import BegunAttempt
+from shoal.agent.core.route_tables import RequestEntry
 from shoal.agent.core.tenant_limits import TenantGate
 from shoal.agent.dataplane import request as reading
 from shoal.agent.dataplane.auth import Caller
@@ -21,13 +23,13 @@ from shoal.agent.dataplane.metering import RequestMeter
 from shoal.agent.dataplane.outcomes import RequestOutcomes
 from shoal.agent.dataplane.tenant_admission import TenantAdmission
 from shoal.agent.dataplane.transport import MAX_MESSAGE, InboundCall
-from shoal.agent.dataplane.upstream import ConnectedWorker, WorkerClients, failed_attempt
+from shoal.agent.dataplane.upstream import CallContext, OpenReplica, PeerClients, WorkerClients, failed_attempt
 from shoal.agent.dataplane.verification_source import RequestCaptures
 from shoal.agent.frames import InferAnswer
 from shoal.agent.ports import AgentClock
 from shoal.http2.grpc_messages import MessageBytes
 from shoal.types.codes import Code, ShoalError
-from shoal.types.route import Endpoint, Route
+from shoal.types.route import Endpoint, EndpointKind, Route
 from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import WorkloadKey
 
@@ -92,6 +94,7 @@ class DirectRequests:
         requests: RequestFactory,
         dispatcher: RequestDispatcher,
         workers: WorkerClients,
+        peers: PeerClients,
         captures: RequestCaptures,
         meter: RequestMeter,
         outcomes: RequestOutcomes,
@@ -103,7 +106,8 @@ class DirectRequests:
         self.captures = captures
         self.meter = meter
         self.outcomes = outcomes
-        self._callers = callers
+        self.callers = callers
+        self._peers = peers
         self._tenants = tenants
         self._requests = requests
         self._version = 0
@@ -130,18 +134,26 @@ class DirectRequests:
             target = self._find_target(call, head.model, memo, now)
             if target is None:
                 return None
-        endpoint = target.endpoint
-        if endpoint is None or self._requests.may_trace(target.caller, call):
+        endpoint, caller = target.endpoint, target.caller
+        if endpoint is None or self._requests.may_trace(caller, call):
             return None
-        at = self.workers.connection_to(endpoint.assignment)
-        flight = self._requests.make_plain(call, target.caller, head.id, target.route, request, now, remaining_s)
+        if caller.hop and not self.callers.may_forward(call, caller.name, target.route.workload):
+            return None
+        at = self._connection_to(endpoint, request)
+        flight = self._requests.make_plain(call, caller, head.id, target.route, request, now, remaining_s)
         left = Seconds(flight.expires_at - now)
         if at is None or left <= 0 or not self.router.takes_at_once(flight, endpoint, left):
             return None
-        gate = self._tenants.gate(target.caller.tenant)
+        gate = None if caller.hop else self._tenants.gate(caller.tenant)  # a forward was charged where it entered
         if gate is not None and not gate.is_open(now):
             return None
-        return DirectRequest(self, flight, target.route, endpoint, at, gate)
+        return DirectRequest(self, call, flight, target.route, endpoint, at, gate)
+
+    def _connection_to(self, endpoint: Endpoint, request: bytes) -> OpenReplica | None:
+        """None where there is none yet."""
+        if endpoint.kind is EndpointKind.LOCAL:
+            return self.workers.connection_to(endpoint.assignment)
+        return self._peers.connection_to(endpoint, request)
 
     def _read_head(self, memo: DirectMemo, request: bytes) -> _Head | None:
         """None: the request is refused, or says something that is not usual."""
@@ -160,13 +172,13 @@ class DirectRequests:
         return head
 
     def _find_target(self, call: InboundCall, model: str, memo: DirectMemo, now: Elapsed) -> _Target | None:
-        """None: the caller, or the model, is to be refused."""
-        try:
-            caller = self._callers.authenticate(call)
-        except ShoalError:
+        """None: the caller, or the model, is to be refused, or the request is not common."""
+        caller = self.callers.find_caller(call)
+        if caller is None or caller.region or caller.agreement or call.step or call.suspect:
             return None
-        route = self.router.tables.entering.get(WorkloadKey(caller.tenant, model))
-        if route is None or caller.hop or caller.agreement:
+        entry = RequestEntry.FORWARD if caller.hop else RequestEntry.CLIENT
+        route = self.router.tables.find(WorkloadKey(caller.tenant, model), entry)
+        if route is None:
             return None
         until = Elapsed(now + CALLER_CHECK_S)
         target = _Target(self._version, until, caller, route, self.router.sole_replica(route))
@@ -177,7 +189,7 @@ class DirectRequests:
 
 
 class DirectRequest:
-    """One request on its way to the worker. It is the `PendingCall` of its connection."""
+    """One request on its way to the replica. It is the `PendingCall` of its connection."""
 
     __slots__ = (
         "_at",
@@ -185,6 +197,7 @@ class DirectRequest:
         "_call",
         "_endpoint",
         "_flight",
+        "_forward",
         "_gate",
         "_is_over",
         "_on_end",
@@ -196,20 +209,23 @@ class DirectRequest:
     def __init__(
         self,
         owner: DirectRequests,
+        call: InboundCall,
         flight: InFlightRequest,
         route: Route,
         endpoint: Endpoint,
-        at: ConnectedWorker,
+        at: OpenReplica,
         gate: TenantGate | None,
     ) -> None:
         self._owner = owner
+        self._forward = call if flight.caller.hop else None
+        """The call, whose proof is accepted once, if another front forwards the request."""
         self._flight = flight
         self._route = route
         self._endpoint = endpoint
         self._at = at
         self._gate = gate
         self._begun: BegunAttempt | None = None
-        self._call = 0
+        self._call: object = None
         self._on_end: OnEnd | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
@@ -223,18 +239,31 @@ class DirectRequest:
         owner, flight = self._owner, self._flight
         if not owner.dispatcher.turns.enter(flight):
             return False
+        if self._forward is not None and not self._accept_forward(self._forward):
+            owner.dispatcher.turns.leave(flight)
+            return False
         self._on_end = on_end
         if self._gate is not None:
             self._gate.take()
-        owner.meter.record_entry(flight.key, flight.caller.origin)
+        if flight.caller.is_ingress:
+            owner.meter.record_entry(flight.key, flight.caller.origin)
         owner.router.enter(flight)
         flight.attempts = 1
         self._begun = owner.router.begin_attempt(self._endpoint, flight, flight.arrived_at)
-        left, origin = flight.expires_at - flight.arrived_at, flight.caller.origin
+        left = Seconds(flight.expires_at - flight.arrived_at)
+        context = CallContext(flight.key.tenant, flight.caller.origin, flight.id, left, workload=flight.key.name)
         try:
-            self._call = self._at.client.begin_infer(self, self._endpoint.assignment, flight.request, left, origin)
+            self._call = self._at.begin_infer(self, self._endpoint, flight.request, context)
         except ShoalError as error:
             self.set_exception(error)
+        return True
+
+    def _accept_forward(self, call: InboundCall) -> bool:
+        """False: it was accepted before, and is to be refused."""
+        try:
+            self._owner.callers.consume_forward(call, self._flight.caller)
+        except ShoalError:
+            return False
         return True
 
     def cancel(self) -> None:
@@ -244,7 +273,7 @@ class DirectRequest:
         if self._task is not None:
             self._task.cancel()
             return
-        self._at.client.end_infer(self._call)
+        self._at.end_infer(self._call)
         if self._begun is not None:
             self._owner.router.on_withdrawal(self._begun)
         self._end(Code.CANCELLED)
@@ -257,9 +286,10 @@ class DirectRequest:
     def set_result(self, answer: InferAnswer, /) -> None:
         owner, flight, begun = self._owner, self._flight, self._begun
         assert begun is not None
-        owner.router.on_answer(begun, owner.clock.now(), Seconds(0.0))
+        owner.router.on_answer(begun, owner.clock.now(), self._at.rtt_s)
         owner.router.clear_suspicion(flight)
-        owner.captures.note(self._endpoint.assignment, flight.request)
+        if self._endpoint.kind is EndpointKind.LOCAL:
+            owner.captures.note(self._endpoint.assignment, flight.request)
         size = len(answer.payload)
         if size > MAX_MESSAGE:
             self._refuse(reading.too_large(f"an answer of {size} bytes", MAX_MESSAGE))
@@ -268,7 +298,7 @@ class DirectRequest:
 
     def set_exception(self, exception: ShoalError, /) -> None:
         """The attempt failed: another replica may be tried, and that takes a task."""
-        self._at.client.end_infer(self._call)
+        self._at.end_infer(self._call)
         task = self._task = asyncio.get_running_loop().create_task(self._go_on(exception))
         self._owner.tasks.add(task)
         task.add_done_callback(self._on_task_end)
@@ -303,7 +333,7 @@ class DirectRequest:
         owner, flight, on_end = self._owner, self._flight, self._on_end
         self._is_over = True
         self._on_end = None  # it refers to the call, and the call to this
-        owner.workers.after_call(self._at)
+        self._at.after_call()
         owner.dispatcher.turns.leave(flight)
         owner.router.leave(flight)
         seconds = owner.outcomes.record(flight, code)

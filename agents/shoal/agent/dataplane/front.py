@@ -87,7 +87,7 @@ class DataPlane:
         self._tenants = TenantAdmission(clock, self._meter)
         self._refusals = PacedRefusals(clock)
         self._direct = DirectRequests(
-            *(clock, callers, self._tenants, self._requests, self._dispatcher, workers, captures),
+            *(clock, callers, self._tenants, self._requests, self._dispatcher, workers, peers, captures),
             *(self._meter, self._outcomes),
         )
         self._shared_memory = shared_memory or SharedMemory()
@@ -194,15 +194,11 @@ class DataPlane:
             await self._refusals.wait(call.caller)
 
     def payer_of(self, call: InboundCall) -> str | None:
-        if call.hop:
+        caller = self._callers.find_caller(call)
+        if caller is None or caller.tenant == GUEST_TENANT:
             return None
-        try:
-            caller = self._callers.authenticate(call)
-        except ShoalError:
-            return None
-        gate = self._tenants.gate(caller.tenant)
-        is_open = caller.tenant != GUEST_TENANT and (gate is None or gate.is_open(self._clock.now()))
-        return caller.tenant if is_open else None
+        gate = None if caller.hop else self._tenants.gate(caller.tenant)  # it was charged where it entered
+        return caller.tenant if gate is None or gate.is_open(self._clock.now()) else None
 
     def server_ready(self, call: InboundCall) -> bool:
         self._callers.authenticate_reader(call)

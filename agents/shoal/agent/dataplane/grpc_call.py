@@ -67,6 +67,12 @@ class GrpcCall(Protocol):
 class DirectCall(GrpcCall, Protocol):
     """A call that can be ended without a task. `complete` and `fail` do nothing where it has ended."""
 
+    @property
+    def shared_memo(self) -> dict[str, object]:
+        """What was made of the metadata, but for what differs from call to call (`SHARED_FIELDS`). Calls of one
+        connection share it."""
+        ...
+
     def has_room(self, size: int) -> bool:
         """Whether an answer of `size` bytes can go at once."""
         ...

@@ -327,7 +327,7 @@ class GrpcMethods:
         """Have a request answered without a task; False: it is not so simple, or is to be refused."""
         try:
             call = self._claims_of(carried)
-            direct = self._service.prepare_direct(call, carried.remaining_s(), carried.memo, request)
+            direct = self._service.prepare_direct(call, carried.remaining_s(), carried.shared_memo, request)
             if direct is None:
                 return False
             caller, payer = call.caller, direct.payer
@@ -562,6 +562,11 @@ def _claims(said: Mapping[str, str], identity: Identity | None) -> InboundCall:
         forward=said.get(FORWARD_KEY, "")[:512],
         suspect=said.get(SUSPECT_KEY) == "1",
     )
+
+
+SHARED_FIELDS: Final = ("authorization", TENANT_KEY, ORIGIN_KEY, HOP_KEY, AGREEMENT_KEY, STEP_KEY, SUSPECT_KEY)
+"""Metadata of a call that says who asks for what. The rest of its claims (an id, a trace, a forward's proof) may differ
+in each call."""
 
 
 def bearer_of(metadata: Mapping[str, str]) -> str:

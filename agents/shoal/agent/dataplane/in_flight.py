@@ -109,12 +109,13 @@ class RequestFactory:
         now: Elapsed,
         remaining_s: float | None,
     ) -> InFlightRequest:
-        """As `make`, of a client's request that has no parameters, and is not traced. `remaining_s`: until its caller's
-        deadline."""
+        """As `make`, of a request that has no parameters, is not traced, and met no crash. `remaining_s`: until its
+        caller's deadline."""
+        name = self.name_of(call) if caller.hop else self._name_of(call, own_id)
         most = self._settings.max_timeout_s
         left = self._settings.timeout_s if remaining_s is None else min(remaining_s, most)
         return InFlightRequest(
-            route.workload, caller, self._name_of(call, own_id), "", request, now, Elapsed(now + left),
+            route.workload, caller, name, "", request, now, Elapsed(now + left),
             has_caller_deadline=remaining_s is not None and left < most,
         )  # fmt: skip
 

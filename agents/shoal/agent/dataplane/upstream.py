@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from shoal.agent.dataplane.forward_auth import ForwardAuth, extras_of
 from shoal.agent.dataplane.grpc_methods import SERVICE
@@ -32,12 +33,12 @@ from shoal.agent.dataplane.transport import (
     TlsFiles,
 )
 from shoal.agent.dataplane.trust import Authorities
-from shoal.agent.frames import ConnectionLost, FrameClient, FrameMessage
+from shoal.agent.frames import ConnectionLost, FrameClient, FrameMessage, InferAnswer, PendingCall
 from shoal.agent.ports import LocalWorker
 from shoal.agent.timeouts import within
 from shoal.host import file_descriptors
 from shoal.host.egress_guard import refusal_of_peer
-from shoal.host.grpc_client import CallError, ChannelClosed, ChannelState, GrpcChannel
+from shoal.host.grpc_client import CallError, ChannelClosed, ChannelState, GrpcChannel, UnaryCall
 from shoal.host.tls import client_context
 from shoal.http2.grpc_messages import GrpcStatus
 from shoal.inference import open_inference_pb2 as oip
@@ -53,6 +54,7 @@ T = TypeVar("T")
 
 WITNESS_SERVICE: Final = "shoal.v1.Witness"
 SESSIONS_SERVICE: Final = "shoal.v1.Sessions"
+_INFER: Final = f"/{SERVICE}/ModelInfer"
 CONNECT_TIMEOUT_S: Final = 1.2
 PING_EVERY_S: Final = 0.4
 SILENT_S: Final = 1.2
@@ -127,6 +129,30 @@ class AttemptFailed(ShoalError):
         super().__init__(refusal)
         self.was_sent = was_sent
         self.retry_after_s = retry_after_s
+
+
+class OpenReplica(Protocol):
+    """A replica with an open connection, for requests without a task."""
+
+    @property
+    def rtt_s(self) -> Seconds:
+        """RTT to it; 0 where it is unknown, and for a local worker."""
+        ...
+
+    def begin_infer(self, pending: PendingCall, endpoint: Endpoint, request: bytes, context: CallContext) -> object:
+        """Send a request; `pending` gets an InferAnswer, or why there is none. Returns what `end_infer` takes.
+
+        Raises ShoalError.
+        """
+        ...
+
+    def end_infer(self, call: object) -> None:
+        """Nobody waits for the outcome any more. Idempotent; None is no call."""
+        ...
+
+    def after_call(self) -> None:
+        """A call has ended."""
+        ...
 
 
 class WorkerClients:
@@ -225,7 +251,7 @@ class WorkerClients:
                 client = await FrameClient.connect(worker.socket, worker.nonce, timeout=CONNECT_TIMEOUT_S)
             except ShoalError as error:
                 raise AttemptFailed(error.refusal, was_sent=False) from error
-            connected = ConnectedWorker(worker, client)
+            connected = ConnectedWorker(self, worker, client)
             if self._workers.get(assignment) is worker:
                 self._connected[assignment] = connected
             self._spawn(_watch(client))
@@ -243,14 +269,31 @@ class WorkerClients:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConnectedWorker:
-    """A connection to one worker process."""
+    """A connection to one worker process. It is an `OpenReplica`."""
 
+    owner: WorkerClients
     worker: LocalWorker
     client: FrameClient
 
+    @property
+    def rtt_s(self) -> Seconds:
+        return Seconds(0.0)
+
+    def begin_infer(self, pending: PendingCall, endpoint: Endpoint, request: bytes, context: CallContext) -> int:
+        return self.client.begin_infer(pending, endpoint.assignment, request, context.remaining_s, context.origin)
+
+    def end_infer(self, call: object) -> None:
+        if isinstance(call, int):
+            self.client.end_infer(call)
+
+    def after_call(self) -> None:
+        self.owner.after_call(self)
+
 
 def failed_attempt(error: ShoalError) -> AttemptFailed:
-    """The attempt that ended in `error` of the worker, or of the connection to it."""
+    """The attempt that ended in `error` of the replica, or of the connection to it."""
+    if isinstance(error, AttemptFailed):
+        return error
     if isinstance(error, ConnectionLost):
         refusal = Refusal(Code.WORKER_CRASHED, error.refusal.found, "an answer", "retry")
         return AttemptFailed(refusal, was_sent=True)
@@ -308,13 +351,38 @@ class _PeerConnection:
         try:
             return await channel.unary(path, request, timeout_s, metadata)
         except (CallError, ChannelClosed) as error:
-            if isinstance(error, CallError) and channel.state is not ChannelState.CLOSED:
-                raise _failure(error, channel.failure) from error
-            found = "a front that answers no ping" if self.is_silent else "a way that another one has followed"
-            refusal = Refusal(Code.REPLICA_UNREACHABLE, found, "an answer", "retry")
-            raise AttemptFailed(refusal, was_sent=True) from error
+            raise self.failed(channel, error) from error
         finally:
             self._large_since.pop(call, None)
+
+    def begin_call(
+        self,
+        pending: PendingCall,
+        path: str,
+        request: bytes,
+        timeout_s: Seconds,
+        metadata: tuple[tuple[str, str], ...],
+    ) -> "_BegunForward | None":
+        """As `call`, without a task: `pending` gets an InferAnswer. None where it would have to wait."""
+        channel = self.channel(request)
+        call = _BegunForward(self, pending, path, request, asyncio.get_running_loop().time() + timeout_s, metadata)
+        sent = channel.begin_unary(path, request, timeout_s, metadata, partial(call.on_answer, channel))
+        if sent is None:
+            return None
+        call.sent = sent
+        if channel is self.large:
+            self._large_since[call] = asyncio.get_running_loop().time()
+        return call
+
+    def on_call_end(self, call: object) -> None:
+        """A begun call has ended."""
+        self._large_since.pop(call, None)
+
+    def failed(self, channel: GrpcChannel, error: CallError | ChannelClosed) -> AttemptFailed:
+        if isinstance(error, CallError) and channel.state is not ChannelState.CLOSED:
+            return _failure(error, channel.failure)
+        found = "a front that answers no ping" if self.is_silent else "a way that another one has followed"
+        return AttemptFailed(Refusal(Code.REPLICA_UNREACHABLE, found, "an answer", "retry"), was_sent=True)
 
     async def close(self, grace_s: float | None) -> None:
         """Close the channels; calls in flight have `grace_s` to end."""
@@ -362,6 +430,93 @@ class _PeerConnection:
             if state is ChannelState.CLOSED:
                 raise ChannelClosed
             await self._ping.wait_for_change(state)
+
+
+class _BegunForward:
+    """A request on its way to another front, without a task unless that refuses it unread."""
+
+    def __init__(
+        self,
+        connection: _PeerConnection,
+        pending: PendingCall,
+        path: str,
+        request: bytes,
+        deadline: float,
+        metadata: tuple[tuple[str, str], ...],
+    ) -> None:
+        """`deadline`: by the event loop's clock."""
+        self._connection = connection
+        self._pending: PendingCall | None = pending
+        self._path = path
+        self._request = request
+        self._deadline = deadline
+        self._metadata = metadata
+        self.sent: UnaryCall | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def withdraw(self) -> None:
+        """Nobody waits for the answer any more. Idempotent."""
+        self._pending = None
+        self._connection.on_call_end(self)
+        if self._task is not None:
+            self._task.cancel()
+        elif self.sent is not None:
+            self.sent.withdraw()
+
+    def on_answer(self, channel: GrpcChannel, answer: bytes | None, error: CallError | None) -> None:
+        self._connection.on_call_end(self)
+        if error is not None and error.was_refused:  # it is sent again, as often as `call` does
+            self._task = asyncio.get_running_loop().create_task(self._send_again())
+        elif error is not None:
+            self._end(self._connection.failed(channel, error))
+        else:
+            self._end(answer or b"")
+
+    async def _send_again(self) -> None:
+        left = Seconds(self._deadline - asyncio.get_running_loop().time())
+        try:
+            answer = await self._connection.call(self._path, self._request, left, self._metadata)
+        except AttemptFailed as error:
+            self._end(error)
+        else:
+            self._end(answer)
+
+    def _end(self, outcome: bytes | AttemptFailed) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None or pending.done():
+            return
+        if isinstance(outcome, AttemptFailed):
+            pending.set_exception(outcome)
+        else:
+            pending.set_result(InferAnswer(outcome, {}))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConnectedPeer:
+    """An open connection to another front. It is an `OpenReplica`."""
+
+    owner: "PeerClients"
+    connection: _PeerConnection
+
+    @property
+    def rtt_s(self) -> Seconds:
+        return self.connection.rtt_s
+
+    def begin_infer(
+        self, pending: PendingCall, endpoint: Endpoint, request: bytes, context: CallContext
+    ) -> _BegunForward:
+        metadata = self.owner.metadata_of(endpoint, context)
+        begun = self.connection.begin_call(pending, _INFER, request, context.remaining_s, metadata)
+        if begun is None:
+            raise _connect_failure("no connection", 0.0)
+        return begun
+
+    def end_infer(self, call: object) -> None:
+        if isinstance(call, _BegunForward):
+            call.withdraw()
+
+    def after_call(self) -> None:
+        pass
 
 
 class PeerClients:
@@ -416,6 +571,14 @@ class PeerClients:
             return self._connection(endpoint).data.connect() in _CONNECTING
         return False
 
+    def connection_to(self, endpoint: Endpoint, request: bytes) -> ConnectedPeer | None:
+        """The connection for a request, if that can be sent at once. None begins to open one."""
+        with suppress(AttemptFailed):
+            connection = self._connection(endpoint)
+            if connection.channel(request).can_begin:
+                return ConnectedPeer(self, connection)
+        return None
+
     def rtt_s(self, endpoint: Endpoint) -> Seconds:
         """RTT to the endpoint; 0 where it is unknown, and for a local worker."""
         connection = None if endpoint.kind is EndpointKind.LOCAL else self._connections.get(self._address_of(endpoint))
@@ -423,14 +586,12 @@ class PeerClients:
 
     async def infer(self, endpoint: Endpoint, request: bytes, context: CallContext) -> bytes:
         """Raises AttemptFailed."""
-        return await self._call(
-            endpoint, f"/{SERVICE}/ModelInfer", request, context.remaining_s, self._metadata_of(endpoint, context)
-        )
+        return await self._call(endpoint, _INFER, request, context.remaining_s, self.metadata_of(endpoint, context))
 
     async def metadata(self, endpoint: Endpoint, name: str, context: CallContext) -> oip.ModelMetadataResponse:
         """Raises AttemptFailed."""
         request = oip.ModelMetadataRequest(name=name).SerializeToString()
-        path, said = f"/{SERVICE}/ModelMetadata", self._metadata_of(endpoint, context)
+        path, said = f"/{SERVICE}/ModelMetadata", self.metadata_of(endpoint, context)
         answer = await self._call(endpoint, path, request, context.remaining_s, said)
         try:
             return parse(oip.ModelMetadataResponse, answer, METADATA_LIMITS)
@@ -548,8 +709,8 @@ class PeerClients:
         roots = self._authorities.roots_of(endpoint.region, endpoint.node) if endpoint.region else None
         return _PeerAddress(endpoint.address, name, roots or b"")
 
-    def _metadata_of(self, endpoint: Endpoint, context: CallContext) -> tuple[tuple[str, str], ...]:
-        """Metadata of a forwarded request.
+    def metadata_of(self, endpoint: Endpoint, context: CallContext) -> tuple[tuple[str, str], ...]:
+        """Metadata of a forwarded request, signed anew.
 
         Another region learns neither tenants nor nodes of this one. A trace id reveals nothing: it is random or the
         client's.

@@ -11,7 +11,7 @@ header and an answer without one (docs/decisions/0024-frames-and-runs.md).
 `format` is the format without a socket, `connection` a socket's bytes in and out; `client` and `server` are its ends.
 """
 
-from shoal.agent.frames.client import ConnectionLost, FrameClient, Push
+from shoal.agent.frames.client import ConnectionLost, FrameClient, PendingCall, Push
 from shoal.agent.frames.format import (
     MAX_HEADER,
     MAX_PAYLOAD,
@@ -48,6 +48,7 @@ __all__ = [
     "InferCall",
     "OnInfer",
     "Payload",
+    "PendingCall",
     "Push",
     "start_time",
 ]

@@ -368,7 +368,7 @@ def test_a_suspect_that_nobody_asks_for_again_is_forgotten_in_time() -> None:
 def test_a_route_with_a_choice_has_no_sole_replica() -> None:
     assert router_of().sole_replica(BOTH) is None
     for only in (
-        route(endpoint("a", EndpointKind.AGENT)),
+        route(endpoint("a", EndpointKind.GATEWAY)),
         route(endpoint("a", weight=0.0)),
         replace(route(endpoint("a")), stateful=True),
         route(replace(endpoint("a"), state=EndpointState.DRAINING)),
@@ -376,3 +376,5 @@ def test_a_route_with_a_choice_has_no_sole_replica() -> None:
         assert router_of(only).sole_replica(only) is None
     standby = route(endpoint("a"), replace(endpoint("b"), state=EndpointState.STANDBY))
     assert router_of(standby).sole_replica(standby) == endpoint("a")
+    elsewhere = route(endpoint("a", EndpointKind.AGENT))
+    assert router_of(elsewhere).sole_replica(elsewhere) == endpoint("a", EndpointKind.AGENT)

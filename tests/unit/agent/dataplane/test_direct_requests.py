@@ -272,13 +272,9 @@ async def test_a_token_that_expired_counts_no_more(front: Front, monkeypatch: py
     assert front.begin() is None
     front.configure()
     assert front.begin() is not None
-    monkeypatch.setattr(front.plane._callers, "authenticate", _deny)
+    monkeypatch.setattr(front.plane._callers, "find_caller", lambda _: None)
     monkeypatch.setattr(front.plane._clock, "now", lambda: now + 10.0)
     assert front.begin() is None, "the caller is looked at again"
-
-
-def _deny(call: InboundCall) -> None:
-    raise ShoalError(Refusal(Code.UNAUTHENTICATED, "a token", "another one"))
 
 
 async def test_a_tenants_limits_count(front: Front) -> None:

@@ -1,0 +1,251 @@
+"""Forwards without a task: at the front that sends them, and at the one that they come to."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from harness.wait import until
+from shoal.agent.clock import SystemClock
+from shoal.agent.dataplane.caller_auth import CallerAuth
+from shoal.agent.dataplane.forward_auth import ForwardAuth, extras_of
+from shoal.agent.dataplane.front import DataPlane
+from shoal.agent.dataplane.front_settings import FrontSettings
+from shoal.agent.dataplane.sessions import FrontSessions
+from shoal.agent.dataplane.transport import InboundCall
+from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
+from shoal.agent.frames import FrameServer, InferAnswer, InferCall, PendingCall
+from shoal.agent.ports import LocalWorker
+from shoal.http2.grpc_messages import MessageBytes
+from shoal.inference import open_inference_pb2 as oip
+from shoal.types.assignment import Credential, Forwarding, Front
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.device import Role
+from shoal.types.identity import Identity
+from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
+from shoal.types.units import Seconds, Wall
+from shoal.types.workload import WorkloadKey
+
+KEY, OTHER = WorkloadKey("acme", "reader"), WorkloadKey("acme", "other")
+TOKEN = Credential("acme", "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b", Wall(4e9))
+"""Of the bearer token `secret`."""
+ANSWER = oip.ModelInferResponse(model_name="reader").SerializeToString()
+HERE = Endpoint("a-1", "keeper", EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
+THERE = replace(HERE, kind=EndpointKind.AGENT, address="127.0.0.1:1")
+
+
+def request(model: str = "reader") -> bytes:
+    message = oip.ModelInferRequest(model_name=model, raw_input_contents=[b"1234"])
+    message.inputs.add(name="x", datatype="UINT8", shape=[4])
+    return message.SerializeToString()
+
+
+def agent(name: str) -> Identity:
+    return Identity("west", Role.AGENT, name, Wall(0.0), Wall(4e9), "1")
+
+
+class Entry:
+    """Its forwards to `keeper`, which it signs."""
+
+    def __init__(self) -> None:
+        self.private, keeper = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        self.keeper = keeper.private_bytes_raw()
+        self.auth = ForwardAuth("west", "entry", self.private.private_bytes_raw(), SystemClock().wall)
+        self.auth.configure(Forwarding((Front("keeper", keeper.public_key().public_bytes_raw().hex()),)))
+        self.key = self.private.public_key().public_bytes_raw().hex()
+        self.identity = agent("entry")
+
+    def call(self, workload: str = "reader", identity: Identity | None = None, **claims: str) -> InboundCall:
+        said = {"tenant": "acme", "origin": "entry", "request_id": "r-1", **claims}
+        proof = self.auth.sign("keeper", "acme", workload, "entry", "r-1", extras_of("", ""))
+        return InboundCall(identity=identity or self.identity, hop=1, forward=proof, **said)  # type: ignore[arg-type]
+
+
+class Keeper:
+    """A front with a worker, to which `entry` may forward requests for KEY."""
+
+    def __init__(self, folder: Path, entry: Entry) -> None:
+        clock = SystemClock()
+        self.calls: list[InferCall] = []
+        self.ended: list[tuple[MessageBytes | None, Exception | None]] = []
+        self.memo: dict[str, object] = {}
+        self.server = FrameServer(folder / "w", "nonce", {}, on_infer=self._on_infer)
+        self.workers, peers = WorkerClients(), cast("PeerClients", Peers())
+        sessions = FrontSessions("west", "keeper", clock, self.workers, peers, clock.wall)
+        callers = CallerAuth("west", "keeper", clock.wall, ForwardAuth("west", "keeper", entry.keeper, clock.wall))
+        self.plane = DataPlane(FrontSettings("west", "keeper"), clock, self.workers, peers, callers, sessions)
+        worker = LocalWorker("a-1", KEY, str(folder / "w"), "nonce")
+        listed = Forwarding((Front("entry", entry.key, (KEY,)),))
+        self.plane.configure((Route(KEY, 1, (HERE,)),), (), (worker,), forwarding=listed)
+
+    def begin(self, call: InboundCall, asked: bytes | None = None) -> bool:
+        direct = self.plane.prepare_direct(call, None, self.memo, asked or request())
+        return direct is not None and direct.begin(lambda answer, error: self.ended.append((answer, error)))
+
+    def _on_infer(self, call: InferCall) -> None:
+        self.calls.append(call)
+        call.answer((ANSWER,))
+
+
+class OpenPeer:
+    """The replica at another front, as the test wants it."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[PendingCall, CallContext]] = []
+        self.withdrawn = 0
+        self.refusal: ShoalError | None = None
+        self.rtt_s = Seconds(0.0)
+
+    def begin_infer(self, pending: PendingCall, endpoint: Endpoint, asked: bytes, context: CallContext) -> object:
+        if self.refusal is not None:
+            raise self.refusal
+        self.sent.append((pending, context))
+        return len(self.sent)
+
+    def end_infer(self, call: object) -> None:
+        self.withdrawn += call is not None
+
+    def after_call(self) -> None: ...
+
+
+class Peers:
+    """Clients of other fronts: one that is open, or none."""
+
+    def __init__(self, peer: OpenPeer | None = None) -> None:
+        self.peer = peer
+        self.asked = 0
+
+    def configure(self, _listed: object) -> None: ...
+
+    def is_connecting(self, _endpoint: Endpoint) -> bool:
+        return False
+
+    def rtt_s(self, _endpoint: Endpoint) -> Seconds:
+        return Seconds(0.0)
+
+    def connection_to(self, _endpoint: Endpoint, _asked: bytes) -> OpenPeer | None:
+        return self.peer
+
+    async def infer(self, _endpoint: Endpoint, _asked: bytes, _context: CallContext) -> bytes:
+        self.asked += 1
+        return ANSWER
+
+
+@pytest.fixture
+async def ends(tmp_path: Path) -> AsyncIterator[tuple[Entry, Keeper]]:
+    entry = Entry()
+    keeper = Keeper(tmp_path, entry)
+    await keeper.server.start()
+    assert await keeper.plane.infer(entry.call(), request()) == ANSWER  # it opens the connection to the worker
+    yield entry, keeper
+    await keeper.workers.close()
+    await keeper.server.close()
+
+
+async def test_a_forward_is_answered_and_counts_where_it_entered(ends: tuple[Entry, Keeper]) -> None:
+    entry, keeper = ends
+    assert keeper.begin(entry.call())
+    await until(lambda: keeper.ended, 5.0, "the answer")
+    assert keeper.ended == [(ANSWER, None)]
+    assert keeper.plane.stats().ingress == ()
+    assert keeper.plane.in_flight == 0
+
+
+async def test_a58_a_forward_is_taken_once_whichever_way_it_goes(ends: tuple[Entry, Keeper]) -> None:
+    entry, keeper = ends
+    call = entry.call()
+    assert keeper.begin(call)
+    assert not keeper.begin(call)
+    assert keeper.plane.in_flight == 1
+    with pytest.raises(ShoalError) as refused:
+        await keeper.plane.infer(call, request())
+    assert refused.value.code is Code.MESSAGE_REPLAYED
+    await until(lambda: keeper.ended, 5.0, "the answer")
+    assert len(keeper.calls) == 2
+
+
+async def test_a58_what_is_not_signed_so_is_left_to_be_refused(ends: tuple[Entry, Keeper]) -> None:
+    """Also after requests of the same front that were in order: what is remembered of them allows nothing."""
+    entry, keeper = ends
+    assert keeper.begin(entry.call())
+    await until(lambda: keeper.ended, 5.0, "the answer")
+    tried = (
+        (entry.call("other"), request()),  # signed for another workload
+        (entry.call(), request("other")),  # for which nothing may be forwarded
+        (entry.call(origin="other"), request()),
+        (entry.call(request_id="r-2"), request()),
+        (replace(entry.call(), tenant="umbrella"), request()),
+        (replace(entry.call(), forward=""), request()),
+        (replace(entry.call(), identity=agent("stranger")), request()),
+        (replace(entry.call(), step="x"), request()),
+    )
+    for call, asked in tried:
+        keeper.memo = {} if call.identity != entry.identity or call.tenant != "acme" else keeper.memo
+        assert not keeper.begin(call, asked), call
+        assert keeper.plane.stats().denied == (), "it is counted where it is refused"
+    assert len(keeper.calls) == 2
+
+
+def forwarding_front(peer: OpenPeer | None) -> tuple[DataPlane, Peers]:
+    clock, peers = SystemClock(), Peers(peer)
+    workers, clients = WorkerClients(), cast("PeerClients", peers)
+    sessions = FrontSessions("west", "entry", clock, workers, clients, clock.wall)
+    callers = CallerAuth("west", "entry", clock.wall)
+    plane = DataPlane(FrontSettings("west", "entry"), clock, workers, clients, callers, sessions)
+    plane.configure((Route(KEY, 1, (THERE,)),), (TOKEN,), ())
+    return plane, peers
+
+
+CLIENT = InboundCall(bearer="secret", request_id="c-7")
+
+
+async def test_a_request_goes_to_the_only_replica_elsewhere() -> None:
+    peer, ended = OpenPeer(), list[tuple[MessageBytes | None, Exception | None]]()
+    plane, _ = forwarding_front(peer)
+    direct = plane.prepare_direct(CLIENT, 5.0, {}, request())
+    assert direct is not None
+    assert direct.begin(lambda answer, error: ended.append((answer, error)))
+    ((pending, context),) = peer.sent
+    assert (context.tenant, context.origin, context.request_id, context.workload) == ("acme", "entry", "c-7", "reader")
+    assert 4.0 < context.remaining_s <= 5.0
+    pending.set_result(InferAnswer(ANSWER, {}))
+    assert ended == [(ANSWER, None)]
+    ((origin, counted),) = ((each.origin, each.answered) for each in plane.stats().ingress)
+    assert (origin, counted, plane.in_flight) == ("entry", 1, 0)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_failed_forward_goes_on_as_any_other(at_once: bool) -> None:
+    peer, ended = OpenPeer(), list[tuple[MessageBytes | None, Exception | None]]()
+    plane, peers = forwarding_front(peer)
+    lost = AttemptFailed(Refusal(Code.REPLICA_UNREACHABLE, "no connection", "one", "retry"), was_sent=False)
+    peer.refusal = lost if at_once else None
+    direct = plane.prepare_direct(CLIENT, 5.0, {}, request())
+    assert direct is not None
+    assert direct.begin(lambda answer, error: ended.append((answer, error)))
+    if not at_once:
+        peer.sent[0][0].set_exception(lost)
+    await until(lambda: ended, 10.0, "the outcome")
+    ((answer, error),) = ended
+    assert (answer == ANSWER, peers.asked) in ((True, 1), (False, 0))
+    assert (answer is None) is isinstance(error, ShoalError)
+    assert plane.in_flight == 0
+
+
+async def test_whose_client_goes_is_withdrawn() -> None:
+    peer = OpenPeer()
+    plane, _ = forwarding_front(peer)
+    direct = plane.prepare_direct(CLIENT, 5.0, {}, request())
+    assert direct is not None
+    assert direct.begin(lambda *_: pytest.fail("nobody is there"))
+    direct.cancel()
+    direct.cancel()
+    assert (peer.withdrawn, plane.in_flight) == (1, 0)
+
+
+async def test_without_an_open_connection_no_request_is_direct() -> None:
+    plane, _ = forwarding_front(None)
+    assert plane.prepare_direct(CLIENT, 5.0, {}, request()) is None
