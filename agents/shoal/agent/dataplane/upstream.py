@@ -351,7 +351,7 @@ class _PeerConnection:
         try:
             return await channel.unary(path, request, timeout_s, metadata)
         except (CallError, ChannelClosed) as error:
-            raise self.failed(channel, error) from error
+            raise self.failure_of(channel, error) from error
         finally:
             self._large_since.pop(call, None)
 
@@ -378,7 +378,7 @@ class _PeerConnection:
         """A begun call has ended."""
         self._large_since.pop(call, None)
 
-    def failed(self, channel: GrpcChannel, error: CallError | ChannelClosed) -> AttemptFailed:
+    def failure_of(self, channel: GrpcChannel, error: CallError | ChannelClosed) -> AttemptFailed:
         if isinstance(error, CallError) and channel.state is not ChannelState.CLOSED:
             return _failure(error, channel.failure)
         found = "a front that answers no ping" if self.is_silent else "a way that another one has followed"
@@ -468,7 +468,7 @@ class _BegunForward:
         if error is not None and error.was_refused:  # it is sent again, as often as `call` does
             self._task = asyncio.get_running_loop().create_task(self._send_again())
         elif error is not None:
-            self._end(self._connection.failed(channel, error))
+            self._end(self._connection.failure_of(channel, error))
         else:
             self._end(answer or b"")
 

@@ -33,7 +33,7 @@ KEY, OTHER = WorkloadKey("acme", "reader"), WorkloadKey("acme", "other")
 TOKEN = Credential("acme", "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b", Wall(4e9))
 """Of the bearer token `secret`."""
 ANSWER = oip.ModelInferResponse(model_name="reader").SerializeToString()
-HERE = Endpoint("a-1", "keeper", EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
+HERE = Endpoint("a-1", "receiver", EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
 THERE = replace(HERE, kind=EndpointKind.AGENT, address="127.0.0.1:1")
 
 
@@ -48,23 +48,23 @@ def agent(name: str) -> Identity:
 
 
 class Entry:
-    """Its forwards to `keeper`, which it signs."""
+    """Its forwards to `receiver`, which it signs."""
 
     def __init__(self) -> None:
-        self.private, keeper = X25519PrivateKey.generate(), X25519PrivateKey.generate()
-        self.keeper = keeper.private_bytes_raw()
+        self.private, receiver = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        self.receiver = receiver.private_bytes_raw()
         self.auth = ForwardAuth("west", "entry", self.private.private_bytes_raw(), SystemClock().wall)
-        self.auth.configure(Forwarding((Front("keeper", keeper.public_key().public_bytes_raw().hex()),)))
+        self.auth.configure(Forwarding((Front("receiver", receiver.public_key().public_bytes_raw().hex()),)))
         self.key = self.private.public_key().public_bytes_raw().hex()
         self.identity = agent("entry")
 
     def call(self, workload: str = "reader", identity: Identity | None = None, **claims: str) -> InboundCall:
         said = {"tenant": "acme", "origin": "entry", "request_id": "r-1", **claims}
-        proof = self.auth.sign("keeper", "acme", workload, "entry", "r-1", extras_of("", ""))
+        proof = self.auth.sign("receiver", "acme", workload, "entry", "r-1", extras_of("", ""))
         return InboundCall(identity=identity or self.identity, hop=1, forward=proof, **said)  # type: ignore[arg-type]
 
 
-class Keeper:
+class Receiver:
     """A front with a worker, to which `entry` may forward requests for KEY."""
 
     def __init__(self, folder: Path, entry: Entry) -> None:
@@ -74,9 +74,9 @@ class Keeper:
         self.memo: dict[str, object] = {}
         self.server = FrameServer(folder / "w", "nonce", {}, on_infer=self._on_infer)
         self.workers, peers = WorkerClients(), cast("PeerClients", Peers())
-        sessions = FrontSessions("west", "keeper", clock, self.workers, peers, clock.wall)
-        callers = CallerAuth("west", "keeper", clock.wall, ForwardAuth("west", "keeper", entry.keeper, clock.wall))
-        self.plane = DataPlane(FrontSettings("west", "keeper"), clock, self.workers, peers, callers, sessions)
+        sessions = FrontSessions("west", "receiver", clock, self.workers, peers, clock.wall)
+        callers = CallerAuth("west", "receiver", clock.wall, ForwardAuth("west", "receiver", entry.receiver, clock.wall))
+        self.plane = DataPlane(FrontSettings("west", "receiver"), clock, self.workers, peers, callers, sessions)
         worker = LocalWorker("a-1", KEY, str(folder / "w"), "nonce")
         listed = Forwarding((Front("entry", entry.key, (KEY,)),))
         self.plane.configure((Route(KEY, 1, (HERE,)),), (), (worker,), forwarding=listed)
@@ -135,43 +135,43 @@ class Peers:
 
 
 @pytest.fixture
-async def ends(tmp_path: Path) -> AsyncIterator[tuple[Entry, Keeper]]:
+async def ends(tmp_path: Path) -> AsyncIterator[tuple[Entry, Receiver]]:
     entry = Entry()
-    keeper = Keeper(tmp_path, entry)
-    await keeper.server.start()
-    assert await keeper.plane.infer(entry.call(), request()) == ANSWER  # it opens the connection to the worker
-    yield entry, keeper
-    await keeper.workers.close()
-    await keeper.server.close()
+    receiver = Receiver(tmp_path, entry)
+    await receiver.server.start()
+    assert await receiver.plane.infer(entry.call(), request()) == ANSWER  # it opens the connection to the worker
+    yield entry, receiver
+    await receiver.workers.close()
+    await receiver.server.close()
 
 
-async def test_a_forward_is_answered_and_counts_where_it_entered(ends: tuple[Entry, Keeper]) -> None:
-    entry, keeper = ends
-    assert keeper.begin(entry.call())
-    await until(lambda: keeper.ended, 5.0, "the answer")
-    assert keeper.ended == [(ANSWER, None)]
-    assert keeper.plane.stats().ingress == ()
-    assert keeper.plane.in_flight == 0
+async def test_a_forward_is_answered_and_counts_where_it_entered(ends: tuple[Entry, Receiver]) -> None:
+    entry, receiver = ends
+    assert receiver.begin(entry.call())
+    await until(lambda: receiver.ended, 5.0, "the answer")
+    assert receiver.ended == [(ANSWER, None)]
+    assert receiver.plane.stats().ingress == ()
+    assert receiver.plane.in_flight == 0
 
 
-async def test_a58_a_forward_is_taken_once_whichever_way_it_goes(ends: tuple[Entry, Keeper]) -> None:
-    entry, keeper = ends
+async def test_a58_a_forward_is_taken_once_whichever_way_it_goes(ends: tuple[Entry, Receiver]) -> None:
+    entry, receiver = ends
     call = entry.call()
-    assert keeper.begin(call)
-    assert not keeper.begin(call)
-    assert keeper.plane.in_flight == 1
+    assert receiver.begin(call)
+    assert not receiver.begin(call)
+    assert receiver.plane.in_flight == 1
     with pytest.raises(ShoalError) as refused:
-        await keeper.plane.infer(call, request())
+        await receiver.plane.infer(call, request())
     assert refused.value.code is Code.MESSAGE_REPLAYED
-    await until(lambda: keeper.ended, 5.0, "the answer")
-    assert len(keeper.calls) == 2
+    await until(lambda: receiver.ended, 5.0, "the answer")
+    assert len(receiver.calls) == 2
 
 
-async def test_a58_what_is_not_signed_so_is_left_to_be_refused(ends: tuple[Entry, Keeper]) -> None:
+async def test_a58_what_is_not_signed_so_is_left_to_be_refused(ends: tuple[Entry, Receiver]) -> None:
     """Also after requests of the same front that were in order: what is remembered of them allows nothing."""
-    entry, keeper = ends
-    assert keeper.begin(entry.call())
-    await until(lambda: keeper.ended, 5.0, "the answer")
+    entry, receiver = ends
+    assert receiver.begin(entry.call())
+    await until(lambda: receiver.ended, 5.0, "the answer")
     tried = (
         (entry.call("other"), request()),  # signed for another workload
         (entry.call(), request("other")),  # for which nothing may be forwarded
@@ -183,10 +183,10 @@ async def test_a58_what_is_not_signed_so_is_left_to_be_refused(ends: tuple[Entry
         (replace(entry.call(), step="x"), request()),
     )
     for call, asked in tried:
-        keeper.memo = {} if call.identity != entry.identity or call.tenant != "acme" else keeper.memo
-        assert not keeper.begin(call, asked), call
-        assert keeper.plane.stats().denied == (), "it is counted where it is refused"
-    assert len(keeper.calls) == 2
+        receiver.memo = {} if call.identity != entry.identity or call.tenant != "acme" else receiver.memo
+        assert not receiver.begin(call, asked), call
+        assert receiver.plane.stats().denied == (), "it is counted where it is refused"
+    assert len(receiver.calls) == 2
 
 
 def forwarding_front(peer: OpenPeer | None) -> tuple[DataPlane, Peers]:
