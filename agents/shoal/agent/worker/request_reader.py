@@ -29,6 +29,10 @@ _MAX_KNOWN_BYTES: Final = 1024
 """A worker keeps what it made of this many tensor heads of at most this size: clients repeat theirs."""
 
 
+_MAX_LAYOUTS: Final = 32
+"""The same, of whole requests."""
+
+
 class RequestNames(NamedTuple):
     """What an answer repeats of its request, in UTF-8."""
 
@@ -60,6 +64,25 @@ class _TensorHead(NamedTuple):
     size: int
 
 
+class _Layout(NamedTuple):
+    """What requests of one length say that differ in the contents of their tensors alone."""
+
+    # (start, end, bytes) of all that is not contents.
+    fixed: tuple[tuple[int, int, bytes], ...]
+    names: RequestNames
+    heads: tuple[_TensorHead, ...]
+    # Offset and size of each head's contents.
+    raws: tuple[tuple[int, int], ...]
+    outputs: Sequence[str]
+
+    def is_of(self, data: Payload) -> bool:
+        """Whether a request of its length says the same."""
+        for start, end, said in self.fixed:  # noqa: SIM110 (a generator takes longer than what it compares)
+            if data[start:end] != said:
+                return False
+        return True
+
+
 class RequestReader:
     """Reads requests for one model. Callable from any thread.
 
@@ -83,6 +106,8 @@ class RequestReader:
         # Of a usual request: its texts, a head and contents of each input, and the outputs that it names.
         self._max_fields = 3 + 2 * len(inputs) + len(outputs)
         self._known: dict[bytes, _TensorHead] = {}
+        self._layouts: dict[int, _Layout] = {}
+        """Of the latest requests, by their length."""
 
     def read(self, data: Payload) -> InferRequest:
         """Raises ShoalError(INVALID_ARGUMENT | FIELD_TOO_MANY | TOO_LARGE | UNIMPLEMENTED)."""
@@ -110,6 +135,23 @@ class RequestReader:
         return InferRequest(names, feeds, output_names(request, self._outputs))
 
     def _read_usual(self, data: Payload, *, is_whole: bool) -> InferRequest | None:
+        layout = self._layouts.get(len(data))
+        if layout is None or not layout.is_of(data):
+            layout = self._read_layout(data)
+            if layout is None:
+                return None
+            self._keep(layout, len(data))
+        feeds = self._feeds(data, layout.heads, layout.raws, is_whole=is_whole)
+        return None if feeds is None else InferRequest(layout.names, feeds, layout.outputs)
+
+    def _keep(self, layout: _Layout, size: int) -> None:
+        if sum(len(said) for _, _, said in layout.fixed) <= _MAX_KNOWN_BYTES:
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[size] = layout
+
+    def _read_layout(self, data: Payload) -> _Layout | None:
+        """Raises IndexError, ValueError as `read_usual` catches them."""
         texts: dict[int, bytes] = {}
         left = self._max_fields
         heads: list[_TensorHead] = []
@@ -142,11 +184,13 @@ class RequestReader:
             else:
                 return None
             at = after
-        feeds = self._feeds(data, heads, raws, is_whole=is_whole)
-        if feeds is None or not self._output_names.issuperset(outputs) or len(set(outputs)) != len(outputs):
+        if not self._output_names.issuperset(outputs) or len(set(outputs)) != len(outputs):
             return None
+        starts = (0, *(at + size for at, size in raws))
+        ends = (*(at for at, _ in raws), end)
+        fixed = tuple((start, stop, bytes(data[start:stop])) for start, stop in zip(starts, ends, strict=True))
         names = RequestNames(texts.get(_MODEL, b""), texts.get(_VERSION, b""), texts.get(_ID, b""))
-        return InferRequest(names, feeds, outputs or self._all_outputs)
+        return _Layout(fixed, names, tuple(heads), tuple(raws), outputs or self._all_outputs)
 
     def _feeds(
         self, data: Payload, heads: Sequence[_TensorHead], raws: Sequence[tuple[int, int]], *, is_whole: bool

@@ -75,7 +75,9 @@ class Receiver:
         self.server = FrameServer(folder / "w", "nonce", {}, on_infer=self._on_infer)
         self.workers, peers = WorkerClients(), cast("PeerClients", Peers())
         sessions = FrontSessions("west", "receiver", clock, self.workers, peers, clock.wall)
-        callers = CallerAuth("west", "receiver", clock.wall, ForwardAuth("west", "receiver", entry.receiver, clock.wall))
+        callers = CallerAuth(
+            "west", "receiver", clock.wall, ForwardAuth("west", "receiver", entry.receiver, clock.wall)
+        )
         self.plane = DataPlane(FrontSettings("west", "receiver"), clock, self.workers, peers, callers, sessions)
         worker = LocalWorker("a-1", KEY, str(folder / "w"), "nonce")
         listed = Forwarding((Front("entry", entry.key, (KEY,)),))

@@ -40,10 +40,15 @@ def assert_equal(found: InferRequest, expected: InferRequest) -> None:
 
 
 def assert_agrees(data: bytes) -> bool:
-    """Whether the reader took it; then protobuf takes it too, and means the same."""
-    tested = reader()
+    """Whether the reader took it; then protobuf takes it too, and means the same. What it read before changes
+    nothing."""
+    tested, other = reader(), reader()
     found = tested.read_usual(data)
-    if found is not None:
+    other.read_usual(USUAL)
+    again = other.read_usual(data)
+    assert (again is None) is (found is None)
+    if found is not None and again is not None:
+        assert_equal(again, found)
         assert_equal(found, tested._read_any(data))
         assert_equal(tested.read_usual(bytearray(data)) or found, found)
         assert_equal(tested.read(data), found)
@@ -253,6 +258,20 @@ def test_heads_that_are_kept_are_bounded() -> None:
         request.raw_input_contents.append(bytes(4 * n))
         tested.read_usual(request.SerializeToString())
     assert len(tested._known) <= 256
+    assert len(tested._layouts) <= 32
+
+
+def test_requests_that_differ_in_their_contents_alone_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested = reader()
+    first = tested.read_usual(USUAL)
+    assert first is not None
+    contents = field(7, bytes(range(24)))
+    monkeypatch.setattr(tested, "_read_layout", lambda _: pytest.fail("read again"))
+    second = tested.read_usual(USUAL.replace(contents, field(7, bytes(24))))
+    assert second is not None
+    assert not second.feeds["f"].any()
+    assert first.feeds["f"].any()
+    assert (second.names, second.outputs) == (first.names, first.outputs)
 
 
 def strings(texts: list[bytes]) -> Array:
