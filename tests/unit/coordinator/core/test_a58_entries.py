@@ -55,7 +55,7 @@ def fronts(name: str) -> dict[str, set[WorkloadKey]]:
 
 
 def test_a58_a_node_is_told_of_what_may_enter_there_and_no_more() -> None:
-    entering = {name: {key for key in (OCR, ASR, GUEST, AWAY) if ENTRIES.may_enter(name, key)} for name in FLEET.nodes}
+    entering = {name: set(ENTRIES.entering(name)) for name in FLEET.nodes}
     assert entering == {
         "gw": {OCR, ASR, GUEST, AWAY},
         "till": {OCR, AWAY},

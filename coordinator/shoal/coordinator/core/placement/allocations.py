@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from immutables import Map
+
 from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, MemoryCommitment, commitments, memory_of
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import Inputs, Reservation, Slot
@@ -36,11 +38,11 @@ class Allocations:
     """Capacity that is taken."""
 
     # Committed memory by device, of all assignments, whatever is decided about them.
-    memory: Mapping[Slot, MemoryCommitment]
+    memory: Map[Slot, MemoryCommitment]
     # Share of each device's time that declared traffic takes. It may exceed 1.
-    busy: Mapping[Slot, float]
+    busy: Map[Slot, float]
     # Usage by tenant. Replicas of workloads that are not decided yet are included.
-    quota_usage: Mapping[str, QuotaUsage]
+    quota_usage: Map[str, QuotaUsage]
 
     def of_hardware(self, option: Option) -> tuple[MemoryCommitment, float]:
         """Memory that is taken by all devices that work in the option's, and time by all that run on its hardware."""
@@ -70,24 +72,25 @@ class Allocations:
 
     def without_workload(self, scope: Scope, intent: Intent, current: WorkloadReplicas) -> "Allocations":
         """As if this workload had no replica, and never had one."""
-        memory = dict(self.memory)
+        memory = self.memory
         replicas: tuple[CurrentReplica | FailedReplica, ...] = (*current.healthy, *current.failed)
         for each in replicas:
             slot = Slot(each.node, each.assignment.device)
             state = scope.inputs.fleet.nodes.get(each.node)
             observed = None if state is None else state.observed.get(each.assignment.id)
-            memory[slot] = memory.get(slot, NO_COMMITMENT).minus(memory_of(each.assignment, observed))
+            left = memory.get(slot, NO_COMMITMENT).minus(memory_of(each.assignment, observed))
+            memory = memory.set(slot, left)
         return replace(self.with_undecided(scope, intent, current, -1), memory=memory)
 
     def _with_replica(self, scope: Scope, intent: Intent, replica: CurrentReplica, sign: int) -> "Allocations":
         busy = sign * busy_share(scope, intent, replica.option, intent.require.replicas)
         cost = TenantCost.of(replica.option.cost)
         used = self._with_usage(intent.key.tenant, replica.assignment.memory_bytes, cost, sign)
-        return replace(used, busy={**self.busy, replica.slot: self.busy.get(replica.slot, 0.0) + busy})
+        return replace(used, busy=self.busy.set(replica.slot, self.busy.get(replica.slot, 0.0) + busy))
 
     def _with_usage(self, tenant: str, memory: int, cost: TenantCost, sign: int) -> "Allocations":
         usage = self.usage(tenant).with_replica(memory, cost, sign)
-        return replace(self, quota_usage={**self.quota_usage, tenant: usage})
+        return replace(self, quota_usage=self.quota_usage.set(tenant, usage))
 
     def usage(self, tenant: str) -> QuotaUsage:
         """What the tenant uses of its quota."""
@@ -110,7 +113,8 @@ class Allocations:
         if cost == NO_COST:
             return self
         usage = self.usage(tenant)
-        return replace(self, quota_usage={**self.quota_usage, tenant: usage._replace(cost=usage.cost.plus(cost, sign))})
+        after = usage._replace(cost=usage.cost.plus(cost, sign))
+        return replace(self, quota_usage=self.quota_usage.set(tenant, after))
 
     def with_kept_replica(self, scope: Scope, intent: Intent, replica: CurrentReplica) -> "Allocations":
         """Adds a current replica that was decided to stay."""
@@ -118,16 +122,17 @@ class Allocations:
 
     def with_freed_memory(self, slot: Slot, memory: Bytes) -> "Allocations":
         """Frees `memory` bytes that are loaded on a device; a negative number takes them."""
-        return replace(self, memory={**self.memory, slot: self.memory.get(slot, NO_COMMITMENT).minus(memory)})
+        return replace(self, memory=self.memory.set(slot, self.memory.get(slot, NO_COMMITMENT).minus(memory)))
 
     def with_reservations(self, reservations: Sequence[Reservation], sign: int = 1) -> "Allocations":
         """Adds (sign 1) or removes (sign -1) capacity that is kept for a guest workload. It counts toward no quota."""
         if not reservations:
             return self
-        memory, busy = dict(self.memory), dict(self.busy)
+        memory, busy = self.memory, self.busy
         for each in reservations:
-            memory[each.slot] = memory.get(each.slot, NO_COMMITMENT).plus(Bytes(sign * each.memory_bytes), loaded=False)
-            busy[each.slot] = busy.get(each.slot, 0.0) + sign * each.busy
+            kept = memory.get(each.slot, NO_COMMITMENT).plus(Bytes(sign * each.memory_bytes), loaded=False)
+            memory = memory.set(each.slot, kept)
+            busy = busy.set(each.slot, busy.get(each.slot, 0.0) + sign * each.busy)
         return replace(self, memory=memory, busy=busy)
 
     def with_new_replica(self, tenant: str, option: Option, busy: float) -> "Allocations":
@@ -135,8 +140,8 @@ class Allocations:
         slot, memory = option.slot, memory_requirement(option)
         return replace(
             self._with_usage(tenant, memory, TenantCost.of(option.cost), 1),
-            memory={**self.memory, slot: self.memory.get(slot, NO_COMMITMENT).plus(memory, loaded=False)},
-            busy={**self.busy, slot: self.busy.get(slot, 0.0) + busy},
+            memory=self.memory.set(slot, self.memory.get(slot, NO_COMMITMENT).plus(memory, loaded=False)),
+            busy=self.busy.set(slot, self.busy.get(slot, 0.0) + busy),
         )
 
 
@@ -144,8 +149,9 @@ def initial_allocations(scope: Scope, workloads: Iterable[tuple[Intent, Workload
     """The allocations of the current desired sets. What runs or is promised keeps its place whatever its priority,
     because nothing is preempted."""
     inputs = scope.inputs
-    memory = {Slot(*slot): committed for slot, committed in commitments(inputs.fleet, inputs.desired).items()}
-    allocations = Allocations(memory, {}, {}).with_reservations(inputs.reserved)
+    taken = {Slot(*slot): committed for slot, committed in commitments(inputs.fleet, inputs.desired).items()}
+    memory: Map[Slot, MemoryCommitment] = Map(taken.items())
+    allocations = Allocations(memory, Map(), Map()).with_reservations(inputs.reserved)
     for slot, shared in _shared_memory(scope):
         allocations = allocations.with_freed_memory(slot, shared)
     asked = set[WorkloadKey]()

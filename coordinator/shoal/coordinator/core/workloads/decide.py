@@ -129,7 +129,7 @@ def decide(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall:
     contents = {
         node: DesiredContent(
             assignments=assignments,
-            routes=routes(*(node, plan, tables_now, assignments, world.fleet.nodes.get(node), shares), entries=entries),
+            routes=routes(*(node, tables_now, assignments, world.fleet.nodes.get(node), shares), entries=entries),
             pins=tuple(sorted({assignment.model for assignment in assignments})),
             heartbeat_s=heartbeat_s,
             peers=world.peers if is_gateway(world.fleet.nodes.get(node)) else (),

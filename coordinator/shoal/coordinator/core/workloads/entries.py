@@ -43,18 +43,27 @@ class EntryPoints:
             for key in held:
                 self._holders[key].add(name)
         self._delegated = frozenset(delegated)
+        self._all = tuple(sorted(self._workloads))
+        self._own = tuple(key for key in self._all if key.tenant != GUEST_TENANT)
+        self._of_tenant = defaultdict[str, list[WorkloadKey]](list)
+        for key in self._own:
+            self._of_tenant[key.tenant].append(key)
         self._open = frozenset(name for name, tenants in self._enters.items() if EVERY_TENANT in tenants)
         self._by_tenant = defaultdict[str, set[str]](set)
         for name, tenants in self._enters.items():
             for tenant in tenants - ALL:
                 self._by_tenant[tenant].add(name)
 
-    def may_enter(self, node: str, key: WorkloadKey) -> bool:
-        """True if requests for this workload may enter the region at this node."""
+    def entering(self, node: str) -> Sequence[WorkloadKey]:
+        """Workloads for which requests may enter the region at this node, in order."""
+        if node in self._gateways:
+            return self._all
+        held = self._assigned.get(node, frozenset()) & self._workloads
         tenants = self._enters.get(node, frozenset())
-        if key in self._assigned.get(node, ()) or node in self._gateways:
-            return True
-        return key.tenant != GUEST_TENANT and (EVERY_TENANT in tenants or key.tenant in tenants)
+        if EVERY_TENANT in tenants:
+            guests = sorted(key for key in held if key.tenant == GUEST_TENANT)
+            return sorted((*self._own, *guests)) if guests else self._own
+        return sorted(held.union(*(self._of_tenant.get(tenant, ()) for tenant in tenants)))
 
     def of_tenant(self, tenant: str) -> frozenset[str]:
         """Nodes where the tenant's clients may call for any workload, or for some."""
@@ -84,7 +93,7 @@ class EntryPoints:
         held = self._assigned.get(node, frozenset())
         if not (node in self._gateways or self._enters.get(node)):
             return held
-        return held | frozenset(key for key in self._workloads if self.may_enter(node, key))
+        return held.union(self.entering(node))
 
     def _entrances(self, key: WorkloadKey) -> Collection[str]:
         known = self._gateways | self._holders.get(key, set())

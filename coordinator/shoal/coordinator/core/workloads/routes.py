@@ -119,7 +119,6 @@ def _split_traffic(
 
 def routes(
     node: str,
-    plan: PlacementPlan,
     tables: Mapping[str, RouteTable],
     held: Sequence[Assignment],
     state: NodeState | None,
@@ -138,12 +137,11 @@ def routes(
         _route_for_node(
             node,
             is_gateway(state),
-            tables[str(each.workload)],
-            each.workload,
-            [one for one in own if one.workload == each.workload],
+            tables[str(key)],
+            key,
+            [one for one in own if one.workload == key],
         )
-        for each in sorted(plan.workloads, key=lambda each: each.workload)
-        if entries.may_enter(node, each.workload)
+        for key in entries.entering(node)
     )
 
 
