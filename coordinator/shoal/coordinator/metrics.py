@@ -156,6 +156,9 @@ COST: Final = CounterMetric(
     ),
     "usd",
 )
+DECISIONS: Final = CounterMetric(
+    f"{PROGRAM}_decisions_total", "Steps of the region that had something to decide. In a region at rest none has."
+)
 STEPS_FAILED: Final = CounterMetric(
     f"{PROGRAM}_steps_failed_total", "Steps of the region or of its membership that could not be stored."
 )
@@ -345,6 +348,7 @@ REGION: Final[tuple[DeclaredMetric, ...]] = (
     PLACEMENTS,
     LATENCY_BOUND,
     COST,
+    DECISIONS,
     STEPS_FAILED,
     MIGRATIONS,
     MIGRATIONS_ENDED,

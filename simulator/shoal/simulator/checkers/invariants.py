@@ -45,6 +45,8 @@ class InvariantMonitor:
         if self._steps > MAX_STEPS_PER_S:
             raise StepLivelock(f"{self._steps} steps in one second")
         await self._step()
+        if differing := self._region.workloads.audit():
+            self._world.fail(f"I8 a region at rest would change {', '.join(differing)}")
         self.check_now()
 
     def check_now(self) -> None:

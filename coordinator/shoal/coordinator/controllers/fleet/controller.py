@@ -44,6 +44,7 @@ from shoal.coordinator.core.fleet.updates import (
     with_duplicate,
     with_labels,
 )
+from shoal.coordinator.core.placement.changes import is_material
 from shoal.coordinator.ports import AgentLinks, StaleRevision
 from shoal.types.assignment import Status
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -87,6 +88,12 @@ class FleetController:
         """States of nodes heard since `fleet` was last read; newer than those in `_fleet`."""
         self._pending_events: list[LogEvent] = []
         """Events that heartbeats caused; the next tick writes them."""
+        self.changes = 0
+        """Number of changes so far that decisions may depend on."""
+        self._noted: dict[str, NodeState] = {}
+        """Each node as of its last such change."""
+        self.unconfirmed: set[str] = set()
+        """Nodes that reported since the last call of `DesiredSetSender.send`, and may hold another set than theirs."""
         self.unsent: set[str] = set()
         """Nodes that must be sent their desired set: their session is new, or their set has changed."""
         self._links = links
@@ -115,7 +122,25 @@ class FleetController:
     @fleet.setter
     def fleet(self, fleet: Fleet) -> None:
         """The new value must derive from `self.fleet` without an await in between."""
-        self._fleet = fleet
+        before, self._fleet = self._fleet, fleet
+        if (before.timing, before.mass_silence) != (fleet.timing, fleet.mass_silence):
+            self.changes += 1
+        if fleet.nodes is before.nodes:
+            return
+        for name, state in fleet.nodes.items():
+            if before.nodes.get(name) is not state:
+                self._note_change(name, state)
+        for name in self._noted.keys() - fleet.nodes.keys():
+            del self._noted[name]
+            self.changes += 1
+
+    def _note_change(self, node: str, state: NodeState) -> None:
+        """Counts a node's new state, if it differs from the one that counted last."""
+        known = self._noted.get(node)
+        if known is None or is_material(known, state):
+            self._noted[node] = state
+            self.changes += 1
+            self.unconfirmed.add(node)
 
     async def start(self) -> None:
         states = await self._nodes.load()
@@ -199,6 +224,7 @@ class FleetController:
         after = fleet.nodes.get(node)
         if before is not None and after is not None and after is not before:
             self._fresh_states[node] = after
+            self._note_change(node, after)
             if node in self._duplicates.suspected:
                 self._duplicates.on_status(node, self._fleet.timing.heartbeat_s)
             events = status_events(before, after)

@@ -26,24 +26,27 @@ class DesiredSetSender:
         self._proofs = proofs
         self._clock = clock
         self._sent_at: dict[str, Elapsed] = {}
+        self._behind: set[str] = set()
+        """Nodes that did not hold their set when they were looked at last."""
 
     async def send(self, stored: Mapping[str, DesiredSet]) -> None:
-        """stored: the desired set of every node."""
-        for node in self._nodes_to_send(stored):
-            self._sent_at[node] = self._clock.now()
-            self._fleet.unsent.discard(node)
-            await self._links.send(node, replace(stored[node], proof=self._proofs.sign(stored[node])))
+        """stored: the desired set of every node. Looks at nodes that reported something new, at those whose set is new,
+        and at those that have not confirmed theirs.
+        """
+        looked_at, self._fleet.unconfirmed = self._fleet.unconfirmed | self._fleet.unsent | self._behind, set()
+        self._behind = set()
+        for node in sorted(looked_at):
+            state, desired = self._fleet.fleet.nodes.get(node), stored.get(node)
+            if state is None or desired is None or not (state.connected and state.sequence > 0):
+                continue
+            if state.version != desired.version:
+                self._behind.add(node)
+            if node in self._fleet.unsent or self._is_overdue(state, desired):
+                self._sent_at[node] = self._clock.now()
+                self._fleet.unsent.discard(node)
+                await self._links.send(node, replace(desired, proof=self._proofs.sign(desired)))
 
-    def _nodes_to_send(self, stored: Mapping[str, DesiredSet]) -> list[str]:
-        """Connected nodes that have reported."""
-        return [
-            name
-            for name, state in sorted(self._fleet.fleet.nodes.items())
-            if name in stored and state.connected and state.sequence > 0
-            if name in self._fleet.unsent or self._is_behind(state, stored[name])
-        ]
-
-    def _is_behind(self, state: NodeState, desired: DesiredSet) -> bool:
+    def _is_overdue(self, state: NodeState, desired: DesiredSet) -> bool:
         resend_s = RESEND_HEARTBEATS * self._fleet.fleet.timing.heartbeat_s
         sent_at = self._sent_at.get(state.name)
         return state.version != desired.version and (sent_at is None or self._clock.now() - sent_at >= resend_s)

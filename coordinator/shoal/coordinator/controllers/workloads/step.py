@@ -48,6 +48,7 @@ from shoal.coordinator.core.workloads.model import (
     RegionState,
     WorkloadWait,
 )
+from shoal.coordinator.core.workloads.rest import Rest, rest_after
 from shoal.coordinator.core.workloads.routes import is_remote, local_replica_count
 from shoal.coordinator.core.workloads.sleep import next_due
 from shoal.coordinator.core.workloads.spending import rates
@@ -57,7 +58,7 @@ from shoal.policies import node_price
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
 from shoal.types.codes import Code, Refusal, refuse
-from shoal.types.units import Elapsed, Seconds, UsdPerHour
+from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, WorkloadKey
 
 DESIRED: Final = "desired/"
@@ -132,6 +133,10 @@ class WorkloadsController:
         self._memory = ReconcilerMemory()
         self._saved = ReconcilerMemory()
         self._written_at: dict[str, Elapsed] = {}
+        self._rest: Rest | None = None
+        """Since the last step; None: there is something to do."""
+        self._rest_inputs: tuple[object, ...] = ()
+        """What that step read."""
         self.transitions = RegionTransitions(context)
         self.step_lock = self.transitions.lock
 
@@ -269,7 +274,8 @@ class WorkloadsController:
         """
         async with self.step_lock:
             if not self._awaits_nodes():
-                await self.transitions.run(self._step)
+                if not self._is_at_rest():
+                    await self.transitions.run(self._step)
                 await self._sender.send(self.desired)
 
     def await_nodes(self) -> None:
@@ -287,6 +293,7 @@ class WorkloadsController:
             each for each in desired.assignments if each.workload in asked and each.model in self.catalog.profiles
         )
         self.desired[desired.node] = replace(desired, assignments=kept)
+        self._rest = None
 
     def _awaits_nodes(self) -> bool:
         return self._is_first_of_history and self._clock.now() < self._awaited_until and not self._all_have_reported()
@@ -296,12 +303,58 @@ class WorkloadsController:
         """Whether the next step is the first one of its history, and there was an earlier history."""
         return any(desired.version.history != self._fence.history for desired in self.desired.values())
 
+    def _is_at_rest(self) -> bool:
+        """Whether a step would decide what the last one did: nothing that it reads has changed, and nothing in it waits
+        for this moment. So the loop of a region in which nothing happens does nothing that grows with it.
+        """
+        now, wall = self._clock.now(), self._clock.wall()
+        self._demand = self._demand.observe(self._fleet.fleet, now)
+        self._spending.count_now_and_then(now)
+        return (
+            self._rest is not None
+            and self._rest.lasts(now, wall)
+            and self._rest_inputs == self._inputs_of_step()
+            and not self.transitions.is_uncertain
+        )
+
+    def audit(self) -> tuple[str, ...]:
+        """What a decision from everything that is known would change in a region that is taken to be at rest: the nodes
+        and what is remembered. Empty: nothing, as it must be, or there is no rest."""
+        if self._awaits_nodes() or not self._is_at_rest():
+            return ()
+        world, now, wall = self.region_state(), self._clock.now(), self._clock.wall()
+        decision = advance(world, self.migrations.all, now, wall, run_triggers=False).decision
+        differing = [node for node, content in decision.desired.items() if world.desired.get(node) != content]
+        differing += world.desired.keys() - decision.desired.keys()
+        return (*sorted(differing), *(["memory"] if decision.memory != self._memory else []))
+
+    def _inputs_of_step(self) -> tuple[object, ...]:
+        """Equal to an earlier one where nothing has changed that a step reads, apart from the time. Compared by
+        identity first: what was not replaced costs nothing."""
+        return (
+            self._fleet.changes,
+            self.catalog,
+            self.signatures,
+            self.credentials,
+            self.trust,
+            self.delegations,
+            self.awarded,
+            self.reservations,
+            self.peers,
+            self._memory,
+            self.migrations.all,
+            self._demand.demands,
+            self._signals(self.catalog),
+            self._fence.history,
+        )
+
     def _all_have_reported(self) -> bool:
         states = self._fleet.fleet.nodes.values()
         return all(state.revoked or (state.connected and state.sequence > 0) for state in states)
 
     def _step(self) -> Transition[RegionWrites, None]:
         wall = self._clock.wall()
+        self._meter.count(metrics.DECISIONS)
         # A restored store may lack assignments that exist: skip their ids, or else an id would name two assignments.
         if self._is_first_of_history:
             self._memory = replace(self._memory, issued=self._memory.issued + FORGOTTEN_IDS)
@@ -326,7 +379,23 @@ class WorkloadsController:
             events = [_event(happened) for happened in decision.events]
             deletes = (*(DESIRED + node for node in gone), *written.deletes)
             writes = RegionWrites(puts, deletes, events, self.migrations.new_verdicts(advanced.changed))
-        return Transition(None, writes, lambda _: self._adopt_step(world, advanced, written, changed, gone))
+        rest = self._rest_after(world, advanced, credentials, now, wall) if writes is None else None
+        return Transition(None, writes, lambda _: self._adopt_step(world, advanced, written, changed, gone, rest))
+
+    def _rest_after(
+        self,
+        world: RegionState,
+        advanced: AdvanceResult,
+        credentials: tuple[Credential, ...],
+        now: Elapsed,
+        wall: Wall,
+    ) -> Rest | None:
+        """The rest after a step that wrote nothing."""
+        if advanced.changed or self.migrations.live:
+            return None
+        found = rest_after(world, advanced.decision, credentials, self._evaluate_at, now, wall)
+        due = self.migrations.next_deadline(now)
+        return found if found is None or due is None else found.at_most(Elapsed(now + due))
 
     def _adopt_step(
         self,
@@ -335,6 +404,7 @@ class WorkloadsController:
         written: MigrationWrites,
         changed: Mapping[str, DesiredSet],
         gone: tuple[str, ...],
+        rest: Rest | None,
     ) -> None:
         decision = advanced.decision
         self._adopt_memory(decision.memory)
@@ -357,6 +427,7 @@ class WorkloadsController:
             self._written_at.pop(node, None)
         runs = {node: each.assignments for node, each in self.desired.items()}
         self._spending.rates = rates(runs, world.costs, self.delegations)
+        self._rest, self._rest_inputs = rest, self._inputs_of_step()
 
     def _should_evaluate_moves(self, world: RegionState, now: Elapsed) -> bool:
         """Whether to evaluate the triggers of moves that nobody requested: every SCAN_S, and at once when documents,

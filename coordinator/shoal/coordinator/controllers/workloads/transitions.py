@@ -45,6 +45,11 @@ class RegionTransitions:
         self._fence = context.fence
         self._runner = TransitionRunner[str, RegionWrites](self._commit, self._read_outcome)
 
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether the last commit failed, so that memory and store may differ."""
+        return bool(self._runner.uncertain)
+
     async def run(self, step: Callable[[], Transition[RegionWrites, T]]) -> T:
         """As `TransitionRunner.run`; call it under `lock`."""
         return await self._runner.run(REGION, step)

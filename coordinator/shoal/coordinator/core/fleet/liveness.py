@@ -22,15 +22,18 @@ def update_liveness(fleet: Fleet, now: Elapsed) -> tuple[Fleet, tuple[LivenessCh
     timing = fleet.timing
     if fleet.ticked_at is not None and now - fleet.ticked_at > timing.suspect_after_s:
         fleet = replace(fleet, grace_until=Elapsed(max(fleet.grace_until, now + timing.lost_after_s)))
-    nodes = dict(fleet.nodes)
-    changes = list[LivenessChange]()
-    for name in sorted(nodes):
-        state = nodes[name]
-        after = _liveness(state, fleet, now)
-        if after is not state.liveness:
-            nodes[name] = replace(state, liveness=after, since=now)
-            changes.append(LivenessChange(name, state.liveness, after, Seconds(now - state.heard_at)))
+    found = [
+        (state, after)
+        for state in fleet.nodes.values()
+        if (after := _liveness(state, fleet, now)) is not state.liveness
+    ]
+    changed = {state.name: replace(state, liveness=after, since=now) for state, after in found}
+    nodes = {**fleet.nodes, **changed} if changed else fleet.nodes
     judged = replace(fleet, nodes=nodes, ticked_at=now)
+    changes = [
+        LivenessChange(state.name, state.liveness, after, Seconds(now - state.heard_at)) for state, after in found
+    ]
+    changes.sort(key=lambda each: each.node)
     return replace(judged, mass_silence=_mass_silence(judged, now)), tuple(changes)
 
 
