@@ -120,7 +120,8 @@ class DocumentsController:
         back: bool = False,
         compute: Compute = inline,
     ) -> PlanResult:
-        """What applying would do; changes nothing. No texts: what would change now. back: by a rollback. compute: runs
+        """What applying would do, with the candidates of workloads that the texts concern; changes nothing. No texts:
+        what would change now, with all candidates. back: by a rollback. compute: runs
         the parts whose cost grows with the texts, all of them pure.
         """
         catalog, wall = self.catalog, self._clock.wall()
@@ -137,7 +138,8 @@ class DocumentsController:
         if proposal.problems:
             return PlanResult(proposal, None)
         inputs = self._workloads.inputs(proposal.catalog)
-        plan = await compute(lambda: place(inputs))
+        changed = _changed_workloads(catalog, proposal.catalog)
+        plan = await compute(lambda: place(inputs, explain=changed if texts else True))
         self._remember_plan(plan)
         return PlanResult(proposal, plan, self._signals(proposal.catalog))
 
@@ -225,6 +227,14 @@ class DocumentsController:
         self._plans[plan.hash] = _decisions(plan)
         while len(self._plans) > PLANS_KEPT:
             del self._plans[next(iter(self._plans))]
+
+
+def _changed_workloads(before: Catalog, after: Catalog) -> frozenset[WorkloadKey]:
+    """Workloads that are new, or that ask for something else."""
+    known = {each.key: each for each in before.intents}
+    return frozenset(
+        each.key for each in after.intents if known.get(each.key) is not each and known.get(each.key) != each
+    )
 
 
 def _decisions(plan: PlacementPlan) -> tuple[str, ...]:

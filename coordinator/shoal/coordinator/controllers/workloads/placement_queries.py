@@ -51,7 +51,7 @@ class PlacementQueries:
 
     def explain(self, key: WorkloadKey) -> WorkloadPlan:
         """Raises ShoalError(WORKLOAD_UNKNOWN)."""
-        plan = self.explain_all().of(key)
+        plan = place(self._workloads.inputs(), explain=(key,)).of(key)
         if plan is None:
             raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
         return plan
