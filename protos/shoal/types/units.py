@@ -131,6 +131,13 @@ def show_bytes_per_second(value: float) -> str:
     return f"{value:.3g}B/s"
 
 
+def show_flops_per_second(value: float) -> str:
+    for factor, unit in ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.3g} FLOP/s"
+
+
 def show_joules(value: float) -> str:
     if math.isnan(value):
         return "unknown"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shoal.cli.commands.migrate import follow
-from shoal.cli.render import migrations, plan, resources
+from shoal.cli.render import listings, migrations, plan, resources
 from shoal.cli.render.data import as_data
 from shoal.cli.render.move import show_prospect
 from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
@@ -33,7 +33,7 @@ def test_migrations_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         migration(source=REAL, target=EMULATED),
         migration(source=EMULATED, to="edge/npu0", to_stand_in="emulated"),
     ]
-    resources.show("migrations", moves, wide=False)
+    listings.show("migrations", moves, wide=False)
     _, first, second = capsys.readouterr().out.splitlines()
     assert "big/cpu0 " in first
     assert "edge/npu0 (emulated)" in first
@@ -86,7 +86,7 @@ def test_bids_and_agreements(capsys: pytest.CaptureFixture[str]) -> None:
     plan.show_bids([operator_pb2.BidView(region="cloud", offer=offer)], wide=False)
     assert "cloud (emulated)" in capsys.readouterr().out
     view = operator_pb2.AgreementView(agreement="g-1", side="origin", counterpart="cloud", workload=KEY, offer=offer)
-    resources.show("agreements", [view], wide=False)
+    listings.show("agreements", [view], wide=False)
     assert "cloud (emulated)" in capsys.readouterr().out
 
 
@@ -120,13 +120,13 @@ def test_devices_fit_a_terminal_and_say_what_they_are(
         row(nouns_pb2.Device(name="htp-sim", kind="npu", emulated=True, simulated=True)),
         row(nouns_pb2.Device(name="gpu0", kind="gpu"), reason=silent, since=1.75e9),
     ]
-    resources.show("devices", rows, wide=False)
+    listings.show("devices", rows, wide=False)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert max(map(len, lines)) <= 80
     words = [line.split() for line in lines[1:]]
     assert [each[1] for each in words] == ["real", "emulated", "simulated", "real"]
     assert lines[-1].endswith("silent 15:06Z")
-    resources.show("devices", rows[-1:], wide=True)
+    listings.show("devices", rows[-1:], wide=True)
     assert "DEVICE_UNREACHABLE its driver faulty does not answer" in capsys.readouterr().out
 
 
@@ -134,7 +134,7 @@ def test_a_receipt_names_the_whole_system_that_its_watts_are_of(capsys: pytest.C
     rates = nouns_pb2.Rates(active_w=632.0, energy_source="profile")
     receipt = nouns_pb2.Receipt(node="dc", device="gpu0", rates=rates, emulated=True, system="Dell XR5610 (1x L4)")
     row = operator_pb2.DeviceView(node="dc", device=nouns_pb2.Device(name="gpu0", emulated=True), receipt=receipt)
-    resources.show("devices", [row], wide=True)
+    listings.show("devices", [row], wide=True)
     assert "632W (profile, of the whole Dell XR5610 (1x L4))" in capsys.readouterr().out
 
 
@@ -146,7 +146,7 @@ def test_a_device_says_whose_memory_it_works_in_and_which_profile_it_is(
     receipt = nouns_pb2.Receipt(
         node="dc", device="hailo-8", source="hailo-8: paced by 119 models of a file", emulated=True
     )
-    resources.show("devices", [operator_pb2.DeviceView(node="dc", device=device, receipt=receipt)], wide=True)
+    listings.show("devices", [operator_pb2.DeviceView(node="dc", device=device, receipt=receipt)], wide=True)
     shown = capsys.readouterr().out
     assert "1GiB of cpu0" in shown
     assert "PCIe" not in shown
@@ -169,7 +169,7 @@ def test_a_device_says_where_it_is_in_its_machine(
             reading=nouns_pb2.Reading(device="gpu0-mig1", power_w=95.0),
         ),
     ]
-    resources.show("devices", rows, wide=True)
+    listings.show("devices", rows, wide=True)
     first, second = capsys.readouterr().out.splitlines()[1:]
     assert "PCIe 4.0 x16 (31.5GB/s, NVML); gpu1: NVLink x4 (NVML)" in first
     assert "95W with gpu0-mig0" in second

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from shoal.cli.commands.apply import report_apply, workloads_to_await
 from shoal.cli.commands.delete import delete
 from shoal.cli.commands.migrate import drain, follow, migrate, wait_standbys_replaced
+from shoal.cli.render.listings import show
 from shoal.cli.render.migrations import show_migration, stage_line
 from shoal.cli.render.output import line
-from shoal.cli.render.resources import show
 from shoal.client import RegionClient
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import nouns_pb2, operator_pb2

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli.render import listings
 from shoal.cli.render import move as moves
 from shoal.cli.render import plan as plans
-from shoal.cli.render import resources
 from shoal.cli.render.data import as_data
 from shoal.types.migration import UPGRADE_REMEDY
 from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
@@ -91,7 +91,7 @@ def test_a_plan_and_a_list_show_what_of_a_budget_is_used(capsys: pytest.CaptureF
     assert "budget of shop: 3.5 of 5 USD/h\n" in capsys.readouterr().out
     budget.used, budget.unpriced, budget.exceeded = 6.25, 1, True
     row = operator_pb2.DocumentView(name="shop", tenant_quota=operator_pb2.TenantView(cost=5.0, budget=budget))
-    resources.show("tenants", [row], wide=False)
+    listings.show("tenants", [row], wide=False)
     assert "6.25 and 1 unpriced of 5 USD/h, exceeded" in capsys.readouterr().out
 
 
@@ -119,7 +119,7 @@ def test_placements_say_what_is_emulated(request: pytest.FixtureRequest, capsys:
         time_scale=300,
         routed=True,
     )
-    resources.show("placements", [row], wide=False)
+    listings.show("placements", [row], wide=False)
     agrees("placements.txt", capsys.readouterr().out, request)
 
 
@@ -133,7 +133,7 @@ def test_a_placement_whose_requests_were_all_refused_shows_what_was_measured(
             served=[nouns_pb2.Served(origin="gateway", requests=7, latency_p95_s=float("nan"))],
         )
     )
-    resources.show("placements", [row], wide=False)
+    listings.show("placements", [row], wide=False)
     assert " 1.1ms " in capsys.readouterr().out
 
 
@@ -143,12 +143,12 @@ def test_a_placement_says_why_it_stays_although_another_place_is_better(capsys: 
         node="edge-npu", observed=nouns_pb2.Observed(phase="ready"), routed=True,
         stays="stays: migration.when is not set, though cloud-gpu/gpu0 is better",
     )  # fmt: skip
-    resources.show("placements", [row], wide=False)
+    listings.show("placements", [row], wide=False)
     assert (
         capsys.readouterr().out.rstrip().endswith("stays: migration.when is not set, though cloud-gpu/gpu0 is better")
     )
     row.observed.code = "WORKER_CRASHED"
-    resources.show("placements", [row], wide=False)
+    listings.show("placements", [row], wide=False)
     assert "stays" not in capsys.readouterr().out
 
 
@@ -174,7 +174,7 @@ def test_regions_say_what_price_and_carbon_are_and_why(
         operator_pb2.RegionView(name="eu-west", document=document, signals=signals()),
         operator_pb2.RegionView(name="eu-east", signals=[unknown]),
     ]
-    resources.show("regions", rows, wide=True)
+    listings.show("regions", rows, wide=True)
     agrees("regions.txt", capsys.readouterr().out, request)
 
 
@@ -236,13 +236,13 @@ def test_data_has_numbers_times_and_null_for_what_is_unknown() -> None:
 
 
 def test_nothing_to_show(capsys: pytest.CaptureFixture[str]) -> None:
-    resources.show("nodes", [], wide=False)
+    listings.show("nodes", [], wide=False)
     assert capsys.readouterr().out == "nothing to show\n"
 
 
 def test_hostile_names_reach_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     row = operator_pb2.DocumentView(name="\x1b[31mred\x1b]0;title\x07", applied_by="[bold]me[/bold]")
-    resources.show("policies", [row], wide=False)
+    listings.show("policies", [row], wide=False)
     text = capsys.readouterr().out
     assert "\x1b" not in text
     assert "\x07" not in text
@@ -299,7 +299,7 @@ def test_f50_nodes_say_that_a_front_does_not_answer(capsys: pytest.CaptureFixtur
         operator_pb2.NodeView(node=nouns_pb2.Node(name=name), liveness="ready", observed=seen, front_ready=ready)
         for name, ready in (("up", True), ("hung", False))
     ]
-    resources.show("nodes", rows, wide=False)
+    listings.show("nodes", rows, wide=False)
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
     assert "ready, front down" in lines["hung"]
     assert "front down" not in lines["up"]

@@ -6,6 +6,7 @@ from typing import Final
 import click
 
 from shoal.cli.options import connect, connection, output
+from shoal.cli.render.columns import Column
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line, table
 from shoal.cli.render.resources import when
@@ -38,11 +39,12 @@ def status(context: str, region: str, output: str) -> None:
         return
     line(f"{found.stage}: {STAGES[found.stage]}" + (f", since {when(found.since)}" if found.since else ""))
     table(
-        ["FINGERPRINT", "STATE", "UNTIL"],
+        [Column("FINGERPRINT", least=20), "STATE", "UNTIL"],
         [[root.fingerprint, root.state, when(root.expires_at)] for root in found.roots],
     )
     if found.laggards:
-        table(["WAITS FOR", "WHICH LACKS", "CONNECTED"], [_row(each) for each in found.laggards])
+        columns = [Column("WAITS FOR", least=24), Column("WHICH LACKS", rank=1, least=24), Column("CONNECTED", rank=2)]
+        table(columns, [_row(each) for each in found.laggards], wide=output == "wide")
     line(f"{found.revoked} certificates are revoked")
 
 

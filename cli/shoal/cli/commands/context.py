@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from shoal.cli.options import connect, connection, output, tenant
+from shoal.cli.render.columns import Column
 from shoal.cli.render.output import emit, line, note, table
 from shoal.cli.render.resources import when
 from shoal.client import Context, Contexts, RegionClient, client_files, renew_context
@@ -38,11 +39,12 @@ def ls(output: str) -> None:
         emit(rows, output)
         return
     table(
-        ["", "NAME", "REGION", "ADDRESS", "IDENTITY"],
+        ["", Column("NAME"), Column("REGION", rank=2), Column("ADDRESS", rank=3, least=20), Column("IDENTITY", rank=1)],
         [
             ["*" if row["current"] else "", *(str(row[k]) for k in ("name", "region", "address", "identity"))]
             for row in rows
         ],
+        wide=output == "wide",
     )
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from shoal.cli.commands.dev import link, show_up
+from shoal.cli.render.listings import show
 from shoal.cli.render.migrations import show_migration
 from shoal.cli.render.output import emit, line
 from shoal.cli.render.plan import show_plan
-from shoal.cli.render.resources import show
 from shoal.client import Contexts
 from shoal.devstack.control import Control
 from shoal.devstack.layout import StackOptions

@@ -5,7 +5,9 @@ from pathlib import Path
 import click
 
 from shoal.cli.options import output
+from shoal.cli.render.columns import Column
 from shoal.cli.render.output import emit, line, table
+from shoal.cli.render.styles import state
 from shoal.devstack import layout
 from shoal.devstack.control import Control, RunningStack, context_of
 from shoal.devstack.process_supervisor import UNTIL_HEALED, VERBS
@@ -141,9 +143,11 @@ def status(data_dir: Path | None, output: str) -> None:
             output,
         )
         return
-    columns = ["NAME", "ROLE", "REGION", "PID", "STATE", "EMULATES", "ADDRESSES"] + (
-        ["DATA"] if output == "wide" else []
-    )
+    columns = [
+        "NAME", Column("ROLE", rank=2), Column("REGION", rank=4), Column("PID", rank=1), Column("STATE"),
+        Column("EMULATES", rank=3, least=10), Column("ADDRESSES", rank=5, least=20),
+        *(["DATA"] if output == "wide" else ()),
+    ]  # fmt: skip
     table(
         columns,
         [
@@ -152,13 +156,14 @@ def status(data_dir: Path | None, output: str) -> None:
                 row["role"],
                 row["region"],
                 str(row["pid"] or "-"),
-                ", ".join((row["state"], *row["broken"])),
+                state(", ".join((row["state"], *row["broken"]))),
                 row["profile"] or "-",
                 " ".join(f"{use}={address}" for use, address in row["ports"].items()),
                 row["data_dir"],
             ][: len(columns)]
             for row in rows
         ],
+        wide=output == "wide",
     )
 
 

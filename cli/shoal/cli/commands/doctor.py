@@ -5,8 +5,11 @@ from collections.abc import Iterator, Mapping
 import click
 
 from shoal.cli.options import connect, connection, output
+from shoal.cli.render.columns import Column
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line, table
+from shoal.cli.render.resources import full_reason
+from shoal.cli.render.styles import state
 from shoal.types.codes import Code
 from shoal.v1 import nouns_pb2, operator_pb2
 from shoal.v1.operator_pb2 import Check
@@ -31,12 +34,12 @@ def doctor(component: str, context: str, region: str, output: str) -> None:
         emit([as_data(check) for check in checks], output)
     else:
         table(
-            ["", "COMPONENT", "CHECK", "CODE", "FOUND", "REMEDY"],
-            [
-                ["ok" if c.ok else "FAIL", c.component, c.name, c.refusal.code, c.refusal.found, c.refusal.remedy]
-                for c in checks
-            ],
+            ["", Column("COMPONENT", rank=2), Column("CHECK", least=24), Column("CODE", rank=1)],
+            [[state("ok" if each.ok else "FAIL"), each.component, each.name, each.refusal.code] for each in checks],
+            wide=output == "wide",
         )
+        for each in failed:
+            line(f"{each.name}: {full_reason(each.refusal)}", "red")
         line(f"{len(checks) - len(failed)} passed, {len(failed)} failed")
     if failed:
         raise click.exceptions.Exit(1)

@@ -4,9 +4,9 @@ import click
 
 from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.data import as_data
+from shoal.cli.render.listings import rows_of, show
 from shoal.cli.render.output import emit
 from shoal.cli.render.plan import show_explanation
-from shoal.cli.render.resources import rows_of, show
 
 
 @click.command()

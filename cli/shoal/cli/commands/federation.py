@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import click
 
 from shoal.cli.options import connect, connection, output
+from shoal.cli.render.columns import Column
 from shoal.cli.render.data import as_data
+from shoal.cli.render.listings import rows_of, show
 from shoal.cli.render.output import emit, line, table
-from shoal.cli.render.resources import reason, rows_of, show, when
+from shoal.cli.render.resources import reason, when
 from shoal.client import RegionClient
 from shoal.types.codes import Code, refuse
 from shoal.types.units import DURATION, parse_quantity, show_bytes, show_seconds
@@ -107,11 +109,13 @@ def regions(context: str, region: str, output: str) -> None:
     table(
         ["REGION", "DISTANCE", "TRUST", "STANDING", "RESIDENCY", "FREE", "DEVICES", "ADDRESS"],
         [_row(member) for member in found.members],
+        wide=output == "wide",
     )
     if output == "wide":
         table(
             ["REGION", "CLASS", "RUNTIME", "DEVICES", "FREE", "PRECISIONS", "PRICE", "J/TFLOP", "MEASURED"],
             [_class_row(member.region, each) for member in found.members for each in member.classes],
+            wide=True,
         )
 
 
@@ -137,7 +141,11 @@ def bids(trade: str, context: str, region: str, output: str) -> None:
     for each in asked:
         workload = f"{each.workload.tenant}/{each.workload.name}"
         rows.append([when(each.at), each.code.lower(), each.subject, workload, each.message])
-    table(["AT", "WHAT", "TRADE", "WORKLOAD", "TERMS"], rows)
+    columns = [
+        Column("AT", rank=2), Column("WHAT"), Column("TRADE", rank=1, least=10), Column("WORKLOAD", rank=3, least=12),
+        Column("TERMS", rank=4, least=16),
+    ]  # fmt: skip
+    table(columns, rows, wide=output == "wide")
     _show_entries(entries, output)
 
 
@@ -173,7 +181,10 @@ def _show_entries(entries: Sequence[federation_pb2.LedgerEntry], output: str) ->
         emit([as_data(entry) for entry in entries], output)
         return
     table(
-        ["#", "AT", "WHAT", "REGION", "WORKLOAD", "AGREEMENT", "CODE", "TERMS"],
+        [
+            Column("#", rank=6), Column("AT", rank=4), "WHAT", Column("REGION"), Column("WORKLOAD", rank=1, least=12),
+            Column("AGREEMENT", rank=3, least=10), Column("CODE", rank=2), Column("TERMS", rank=5, least=16),
+        ],
         [
             [
                 *(str(each.sequence), when(each.at), each.what, each.counterpart, each.workload),
@@ -181,7 +192,8 @@ def _show_entries(entries: Sequence[federation_pb2.LedgerEntry], output: str) ->
             ]
             for each in entries
         ],
-    )
+        wide=output == "wide",
+    )  # fmt: skip
 
 
 def _row(member: operator_pb2.MemberView) -> list[str]:

@@ -4,8 +4,8 @@ import click
 
 from shoal.cli.options import ResourceKind, connect, connection, output
 from shoal.cli.render.data import as_data
+from shoal.cli.render.listings import rows_of, show
 from shoal.cli.render.output import emit
-from shoal.cli.render.resources import rows_of, show
 
 
 @click.command()

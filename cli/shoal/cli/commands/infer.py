@@ -10,6 +10,7 @@ import numpy as np
 
 from shoal.cli.arrays import Array, RequestInputs, match_inputs, read_inputs, save_outputs, to_json_value
 from shoal.cli.options import connection, output, select_context, tenant
+from shoal.cli.render.columns import Column
 from shoal.cli.render.output import emit, note, table
 from shoal.client import Context, InferenceClient, RegionClient
 from shoal.client.tensors import BF16
@@ -80,11 +81,12 @@ def infer(
         emit({name: to_json_value(value) for name, value in answer.outputs.items()}, output)
         return
     table(
-        ["OUTPUT", "TYPE", "SHAPE", "VALUES"],
+        [Column("OUTPUT", least=16), Column("TYPE", rank=3), Column("SHAPE", rank=1), Column("VALUES", 2, least=16)],
         [
             [name, _dtype_name(answer.datatypes.get(name, ""), value), "x".join(map(str, value.shape)), _preview(value)]
             for name, value in answer.outputs.items()
         ],
+        wide=output == "wide",
     )
 
 

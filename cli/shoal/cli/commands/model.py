@@ -8,9 +8,10 @@ from shoal.cli.commands.signing import key, sign, verify
 from shoal.cli.modelfiles import model_name, signature_of
 from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
+from shoal.cli.render.listings import rows_of, show
 from shoal.cli.render.output import emit, line
 from shoal.cli.render.progress import bytes_progress
-from shoal.cli.render.resources import rows_of, show, show_profile, signer
+from shoal.cli.render.resources import show_profile, signer
 from shoal.types.codes import Code, refuse
 
 

@@ -7,9 +7,10 @@ from typing import Final
 import click
 
 from shoal.cli.options import LABEL, connect, connection, output
+from shoal.cli.render.columns import Column
 from shoal.cli.render.data import as_data
+from shoal.cli.render.listings import show
 from shoal.cli.render.output import emit, line, table
-from shoal.cli.render.resources import show
 from shoal.client import RegionClient
 from shoal.types.codes import Code, refuse
 from shoal.v1 import operator_pb2
@@ -84,7 +85,13 @@ def revoke(
         else f"{name} is revoked: {certificates} refused from now on"
     )
     if len(reply.ended) > 1:
-        table(["ENDS", "NAME", "ABOUT", "BECAUSE OF"], [[e.kind, e.name, e.about, e.because] for e in reply.ended])
+        columns = [
+            Column("ENDS"),
+            Column("NAME", least=12),
+            Column("ABOUT", rank=2, least=16),
+            Column("BECAUSE OF", rank=3, least=16),
+        ]
+        table(columns, [[e.kind, e.name, e.about, e.because] for e in reply.ended], wide=output == "wide")
 
 
 @node.command()

@@ -4,10 +4,12 @@ import click
 
 from shoal.cli.commands.apply import report_apply
 from shoal.cli.options import connect, connection, output, tenant
+from shoal.cli.render.columns import Column
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line, table
 from shoal.cli.render.plan import show_plan
-from shoal.cli.render.resources import when
+from shoal.cli.render.resources import identity_cell, time_cell
+from shoal.cli.render.styles import SIGNS
 from shoal.v1 import operator_pb2
 
 
@@ -24,18 +26,22 @@ def history(workload: str, tenant: str, context: str, region: str, output: str) 
         emit([as_data(revision) for revision in revisions], output)
         return
     table(
-        ["", "KIND", "NAME", "REVISION", "APPLIED", "BY", "WHAT"],
         [
-            ["now" if one.current else "", one.kind, one.name, str(one.revision), when(one.applied_at), one.applied_by,
-             _describe_revision(one)]
+            "", Column("KIND", rank=3), Column("NAME", least=12), "REVISION", Column("APPLIED", rank=2),
+            Column("BY", rank=4, least=10), Column("WHAT", rank=1, least=12),
+        ],
+        [
+            ["now" if one.current else "", one.kind, one.name, str(one.revision), time_cell(one.applied_at),
+             identity_cell(one.applied_by), _describe_revision(one)]
             for one in revisions
         ],
+        wide=output == "wide",
     )  # fmt: skip
     if output == "wide":
         for one in revisions:
             line(f"{one.kind} {one.name} revision {one.revision}", "bold")
             for text in one.changes or (one.document,):
-                line(f"    {text}", {"+": "green", "-": "red", "~": "yellow"}.get(text[:1], ""))
+                line(f"    {text}", SIGNS.get(text[:1], ""))
 
 
 @click.command()

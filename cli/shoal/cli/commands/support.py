@@ -16,8 +16,8 @@ import click
 from shoal.cli.options import SINGULAR, connect, connection
 from shoal.cli.redact import redact, redact_flags
 from shoal.cli.render.data import as_data
+from shoal.cli.render.listings import rows_of
 from shoal.cli.render.output import line, note
-from shoal.cli.render.resources import rows_of
 from shoal.client import RegionClient
 from shoal.types.codes import Code, ShoalError, refuse
 

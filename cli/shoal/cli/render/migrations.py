@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable
 
+from shoal.cli.render.columns import Column
 from shoal.cli.render.output import line, table
 from shoal.cli.render.resources import place, reason, requested_target, when
+from shoal.cli.render.styles import state, style_of
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import show_bytes, show_gain, show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import nouns_pb2, operator_pb2
@@ -26,14 +28,14 @@ def stage_line(migration: operator_pb2.MigrationView) -> str:
 
 
 def show_migration(migration: operator_pb2.MigrationView) -> None:
-    line(stage_line(migration), "bold")
+    line(stage_line(migration), f"bold {style_of(migration.stage)}".rstrip())
     why = f": {migration.why}" if migration.why else ""
     line(f"{migration.cause}{why}{f', by {migration.actor}' if migration.actor else ''}")
     began = migration.stages[0].at
     rows = [
         [one.stage.replace("_", " "), when(one.at), f"+{one.at - began:.1f}s", one.note] for one in migration.stages
     ]
-    table(["STAGE", "ENTERED", "AFTER", ""], rows)
+    table(["STAGE", Column("ENTERED", rank=2), Column("AFTER", rank=1, right=True), Column("", 3, least=12)], rows)
     if migration.HasField("expected"):
         _show_expectation(migration)
     if migration.verdict.migration:
@@ -42,12 +44,12 @@ def show_migration(migration: operator_pb2.MigrationView) -> None:
             line(f"reference {migration.verdict.pack}, {_origin(migration)}")
     if migration.readings:
         table(
-            ["SHARE", "HELD", "REQUESTS", "ERRORS", "P95", "P95 OF THE OLD", "PASSED"],
+            ["SHARE", "HELD", "REQUESTS", "ERRORS", "P95", "P95 OF THE OLD", Column("PASSED")],
             [
                 [
                     f"{one.share:.0%}", f"{one.held_s:.1f}s", str(one.target.requests), str(one.target.errors),
                     _p95_of_step(one.target), _p95_of_step(one.source),
-                    one.outcome if one.outcome == "not judged" else "yes" if one.passed else "no",
+                    state(one.outcome if one.outcome == "not judged" else "yes" if one.passed else "no"),
                 ]
                 for one in migration.readings
             ],
@@ -67,7 +69,7 @@ def _show_expectation(migration: operator_pb2.MigrationView) -> None:
         line(f"came: {better}{show_seconds(came.seconds)}{fetched}; {counted}")
     known = [expected.before, expected.after, *([came.after] if came is not None else [])]
     table(
-        ["", "BEFORE", "EXPECTED", *(["CAME"] if came is not None else [])],
+        [Column(""), Column("BEFORE"), Column("EXPECTED"), *([Column("CAME")] if came is not None else [])],
         [
             [name, *(_figure(getattr(one, field), show_one) for one in known)]
             for name, field, show_one in (
@@ -102,9 +104,15 @@ def _show_verdict(verdict: nouns_pb2.Verdict, *, went_on: bool) -> None:
     done = "recorded as the reference" if verdict.recorded else f"verified against {verdict.against}"
     line(f"{done} with {verdict.samples} {verdict.inputs} inputs: {outcome}")
     table(
-        ["OUTPUT", "METRIC", "BOUND", "WORST", "PASSED"],
+        ["OUTPUT", "METRIC", "BOUND", "WORST", Column("PASSED")],
         [
-            [one.output or "(all)", one.metric, f"{one.bound:.4g}", f"{one.worst:.4g}", "yes" if one.passed else "no"]
+            [
+                one.output or "(all)",
+                one.metric,
+                f"{one.bound:.4g}",
+                f"{one.worst:.4g}",
+                state("yes" if one.passed else "no"),
+            ]
             for one in verdict.drifts
         ],
     )

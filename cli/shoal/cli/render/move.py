@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 
+from shoal.cli.render.columns import Cell, Column
 from shoal.cli.render.output import line, table
 from shoal.cli.render.plan import show_bids
-from shoal.cli.render.resources import device_name, estimate, link_text, reason
+from shoal.cli.render.resources import device_name, estimate, estimate_cell, link_text, reason
 from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import operator_pb2
 
@@ -38,12 +39,12 @@ def _show(one: operator_pb2.MoveEstimate, *, wide: bool) -> None:
     both = f", {one.cost_of_both:.2g} USD while both run" if math.isfinite(one.cost_of_both) else ""
     line(f"    bytes {fetch}, load {estimate(one.load_s, show_seconds)}{_transfer(one)}{both}")
     source, target = one.now if one.HasField("now") else None, one.then if one.HasField("then") else None
-    rows = [
+    rows: list[list[str | Cell]] = [
         ["p95 at the worker", _of(source, "latency_p95_s", show_seconds), _of(target, "latency_p95_s", show_seconds)],
         ["energy/inference", _energy(source), _energy(target)],
         ["cost", _cost(source), _cost(target)],
     ]
-    table(["", "NOW", "THEN"], rows)
+    table([Column(""), Column("NOW"), Column("THEN")], rows, wide=wide)
     if one.drift:
         bounds = ", ".join(f"{each.metric} {each.bound:g}" for each in one.drift)
         line(f"    a move is refused where answers differ by more than {bounds}", "dim")
@@ -56,13 +57,16 @@ def _transfer(one: operator_pb2.MoveEstimate) -> str:
     return f", of it at least {show_seconds(one.transfer_s)} over {link_text(one.link)}"
 
 
-def _of(figures: operator_pb2.MoveFigures | None, name: str, show_one: Callable[[float], str]) -> str:
-    return estimate(getattr(figures, name), show_one) if figures is not None else "-"
+def _of(figures: operator_pb2.MoveFigures | None, name: str, show_one: Callable[[float], str]) -> Cell:
+    return estimate_cell(getattr(figures, name), show_one) if figures is not None else Cell("-")
 
 
-def _energy(figures: operator_pb2.MoveFigures | None) -> str:
-    text = _of(figures, "joules", show_joules)
-    return text if figures is None or text == "-" else f"{text} ({figures.energy_source})"
+def _energy(figures: operator_pb2.MoveFigures | None) -> Cell:
+    cell = _of(figures, "joules", show_joules)
+    if figures is None or cell.text == "-":
+        return cell
+    source = f" ({figures.energy_source})"
+    return Cell(cell.text + source, cell.short + source)
 
 
 def _cost(figures: operator_pb2.MoveFigures | None) -> str:

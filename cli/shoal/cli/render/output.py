@@ -1,13 +1,20 @@
-"""Tables for people, JSON and YAML for programs. NO_COLOR and pipes are honoured by rich."""
+"""Tables and lines for people, JSON and YAML for programs.
+
+On a terminal tables fit its width, and lines are wrapped between words, under their own indent. A pipe gets everything
+in one line each. NO_COLOR is honoured by rich.
+"""
 
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+
+from shoal.cli.render.columns import GAP, Cell, Column, fit, pad, shorten
 
 console = Console(highlight=False, soft_wrap=True)
 _stderr_console = Console(highlight=False, soft_wrap=True, stderr=True)
@@ -21,30 +28,43 @@ def emit(data: Any, output: str) -> None:
         print(json.dumps(data, indent=1, ensure_ascii=False))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
-    """Plain columns. Cells are untrusted text and never markup."""
-    grid = Table(box=None, pad_edge=False, title=title or None, title_justify="left", header_style="bold")
-    for column in columns:
-        grid.add_column(column, no_wrap=True)
-    empty = True
-    for row in rows:
-        empty = False
-        grid.add_row(*(Text(clean(cell)) for cell in row))
-    if empty:
-        console.print("nothing to show")
+def table(
+    columns: Sequence[str | Column], rows: Iterable[Sequence[str | Cell]], *, wide: bool = False, hint: str = ""
+) -> None:
+    """Print columns. Cells are untrusted text and never markup.
+
+    columns: a plain name stays before those on its right leave. wide: show everything, whatever the terminal's width.
+    hint: where to read what a narrow terminal leaves out, such as `shoal explain WORKLOAD`.
+    """
+    headings = [Column(each, rank=index) if isinstance(each, str) else each for index, each in enumerate(columns)]
+    cells = [[_clean_cell(cell) for cell in row] for row in rows]
+    if not cells:
+        line("nothing to show")
         return
-    # As wide as its content: a terminal may wrap a row, but no column is cut, for people or for a pipe.
-    wide = Console(highlight=False, width=10_000)
-    wide.print(grid)
+    fitted = fit(headings, cells, console.width if console.is_terminal and not wide else None)
+    lines = [[(Cell(headings[index].name, style="bold"), index) for index in fitted.widths]]
+    lines += [[(row[index], index) for index in fitted.widths] for row in cells]
+    for each in lines:
+        text = Text()
+        for cell, index in each:
+            words = pad(shorten(cell, fitted.widths[index]), fitted.widths[index], right=headings[index].right)
+            text.append(words, cell.style or None)
+            text.append(" " * GAP)
+        text.rstrip()
+        console.print(text)
+    if fitted.hidden or fitted.is_cut:
+        left_out = [f"not shown: {', '.join(fitted.hidden)}"] if fitted.hidden else []
+        left_out += ["some texts are cut"] if fitted.is_cut else []
+        note(f"{'; '.join(left_out)} (all: -o wide{f'; {hint}' if hint and fitted.is_cut else ''})")
 
 
 def line(text: str, style: str = "") -> None:
-    console.print(Text(clean(text), style=style))
+    console.print(Text(_wrap(clean(text), console), style=style))
 
 
 def note(text: str) -> None:
     """Print a note beside the answer, on stderr."""
-    _stderr_console.print(Text(clean(text), style="dim"))
+    _stderr_console.print(Text(_wrap(clean(text), _stderr_console), style="dim"))
 
 
 def progress(output: str) -> Callable[[str], None]:
@@ -55,3 +75,20 @@ def progress(output: str) -> Callable[[str], None]:
 def clean(text: str) -> str:
     """Remove control characters, so that untrusted text cannot control the terminal."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _clean_cell(cell: str | Cell) -> Cell:
+    if isinstance(cell, str):
+        return Cell(clean(cell))
+    return replace(cell, text=clean(cell.text), short=clean(cell.short), tail=clean(cell.tail))
+
+
+def _wrap(text: str, on: Console) -> str:
+    """On a terminal, break between words; what follows stands two characters further in than the text begins."""
+    if not on.is_terminal or len(text) <= on.width:
+        return text
+    indent = text[: len(text) - len(text.lstrip())]
+    return textwrap.fill(
+        text, on.width, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False,
+        drop_whitespace=True,
+    )  # fmt: skip

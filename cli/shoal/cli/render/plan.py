@@ -4,23 +4,28 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
+from shoal.cli.render.columns import Cell, Column
 from shoal.cli.render.data import as_data
+from shoal.cli.render.listings import show
 from shoal.cli.render.output import clean, line, table
 from shoal.cli.render.resources import (
+    device_cell,
     device_name,
     estimate,
+    estimate_cell,
     full_reason,
     place,
     reason,
+    reason_cell,
     region_name,
     requested_target,
-    show,
     show_budget,
     show_signals,
     when,
 )
+from shoal.cli.render.styles import SIGNS, state
 from shoal.policies import Problem
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import UPGRADE_REMEDY
@@ -60,9 +65,9 @@ def show_plan(plan: operator_pb2.PlanReply, *, wide: bool) -> None:
     if plan.problems:
         return
     for change in plan.documents:
-        line(f"{change.sign} {change.kind} {change.name}", _STYLE.get(change.sign, ""))
+        line(f"{change.sign} {change.kind} {change.name}", SIGNS.get(change.sign, ""))
         for text in change.lines:
-            line(f"    {text}", _STYLE.get(text[:1], ""))
+            line(f"    {text}", SIGNS.get(text[:1], ""))
     for workload in plan.workloads:
         show_workload(workload, wide=wide)
     show_signals(plan.signals)
@@ -92,14 +97,13 @@ def show_workload(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
     if plan.delegated_to and not plan.wanted:  # nothing is wanted here
         where = f"DELEGATED to {plan.delegated_to} under agreement {plan.agreement}"
     line(f"{name}  {where}" + (f"  policy {plan.policy}" if plan.policy else ""), "bold")
-    columns = ["", "DEVICE", "PRECISION", "P95", "MEMORY", "ENERGY", "COST", "SCORE", "WHY NOT"]
-    if wide:
-        columns += ["TERMS", "LOAD", "BASIS", "PARETO", "NEAREST"]
+    columns = [*_CANDIDATE, *(_CANDIDATE_WIDE if wide else ())]
     if plan.candidates or not plan.delegated_to:
-        table(columns, [_candidate(candidate)[: len(columns)] for candidate in plan.candidates])
+        rows = [_candidate(candidate)[: len(columns)] for candidate in plan.candidates]
+        table(columns, rows, wide=wide)
     for change in plan.changes:
         where = device_name(change.node, change.device, change.stand_in)
-        line(f"  {change.sign} {where} {change.precision}  {change.why}", _STYLE.get(change.sign, ""))
+        line(f"  {change.sign} {where} {change.precision}  {change.why}", SIGNS.get(change.sign, ""))
     for digest in plan.compared_with:
         line(f"  compared before it takes requests, with what serves: {digest}")
         line(f"    answers that differ are refused (VERIFY_FAILED); {UPGRADE_REMEDY}")
@@ -127,18 +131,30 @@ def _show_delegation(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
 
 
 def show_bids(bids: Iterable[operator_pb2.BidView], *, wide: bool) -> None:
-    columns = ["", "REGION", "P95 HERE", "PRICE", "ENERGY", "REPLICAS", "LOAD", "GAIN", "WHY NOT"]
-    if wide:
-        columns += ["PROMISED", "WAY", "TRUST", "PRECISION", "CACHED", "RESIDENCY", "NEEDS"]
-    table(columns, [_bid(bid)[: len(columns)] for bid in bids])
+    columns = [*_BID, *(_BID_WIDE if wide else ())]
+    table(columns, [_bid(bid)[: len(columns)] for bid in bids], wide=wide)
 
 
-def _bid(bid: operator_pb2.BidView) -> list[str]:
+_BID: Final = (
+    Column(""),
+    Column("REGION", least=12),
+    Column("P95 HERE", rank=2),
+    Column("PRICE", rank=3),
+    Column("ENERGY", rank=4),
+    Column("REPLICAS", rank=6, right=True),
+    Column("LOAD", rank=7),
+    Column("GAIN", rank=5),
+    Column("WHY NOT", rank=1),
+)
+_BID_WIDE: Final = ("PROMISED", "WAY", "TRUST", "PRECISION", "CACHED", "RESIDENCY", "NEEDS")
+
+
+def _bid(bid: operator_pb2.BidView) -> list[str | Cell]:
     offer = bid.offer
     if not offer.id:
-        return ["", bid.region, *["-"] * 6, reason(bid.refusal), *["-"] * 7]
+        return ["", bid.region, *["-"] * 6, reason_cell(bid.refusal), *["-"] * 7]
     return [
-        "WOULD WIN" if bid.chosen else "",
+        state("WOULD WIN" if bid.chosen else ""),
         region_name(bid.region, offer.stand_in),
         show_seconds(bid.latency_p95_s) if math.isfinite(bid.latency_p95_s) else "-",
         show_usd_per_hour(offer.cost) if math.isfinite(offer.cost) else "-",
@@ -146,7 +162,7 @@ def _bid(bid: operator_pb2.BidView) -> list[str]:
         str(offer.replicas),
         show_seconds(offer.load_s) if math.isfinite(offer.load_s) else "-",
         show_gain(bid.gain) if math.isfinite(bid.gain) else "-",
-        reason(bid.refusal),
+        reason_cell(bid.refusal),
         show_seconds(offer.latency_p95_s),
         show_seconds(bid.way_s) if math.isfinite(bid.way_s) else "-",
         f"{bid.trust:.2f}",
@@ -174,24 +190,35 @@ def show_explanation(reply: operator_pb2.ExplainReply, *, wide: bool) -> None:
             line(f"    {each.remedy}")
 
 
-_STYLE = {"+": "green", "-": "red", "~": "yellow"}
+_CANDIDATE: Final = (
+    Column(""),
+    Column("DEVICE", least=14),
+    Column("PRECISION", rank=5),
+    Column("P95", rank=2),
+    Column("MEMORY", rank=6, right=True),
+    Column("ENERGY", rank=3),
+    Column("COST", rank=4),
+    Column("SCORE", rank=7, right=True),
+    Column("WHY NOT", rank=1),
+)
+_CANDIDATE_WIDE: Final = ("TERMS", "LOAD", "BASIS", "PARETO", "NEAREST")
 
 
-def _candidate(one: operator_pb2.Candidate) -> list[str]:
+def _candidate(one: operator_pb2.Candidate) -> list[str | Cell]:
     feasible = not one.refusal.code
     prediction = one.prediction
     known = prediction.latency_p95_s.mid > 0
     terms = " ".join(f"{term.name} {term.weight:g}x{term.normalised:.2f}" for term in one.terms)
     return [
-        "CHOSEN" if one.chosen else "STANDBY" if one.standby else "current" if one.current else "",
-        device_name(one.node, one.device, one.stand_in),
+        state("CHOSEN" if one.chosen else "STANDBY" if one.standby else "current" if one.current else ""),
+        device_cell(one.node, one.device, one.stand_in),
         one.precision,
-        estimate(prediction.latency_p95_s, show_seconds) if known else "-",
+        estimate_cell(prediction.latency_p95_s, show_seconds) if known else "-",
         show_bytes(prediction.memory_bytes.mid) if known else "-",
         f"{show_joules(prediction.joules.mid)} ({prediction.energy_source})" if known else "-",
         show_usd_per_hour(one.cost_usd_per_h),
         f"{one.score:.3f}" if feasible else "-",
-        reason(one.refusal) if not feasible else "",
+        reason_cell(one.refusal) if not feasible else "",
         terms,
         estimate(prediction.load_s, show_seconds) if known else "-",
         prediction.basis,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from shoal.cli.render.columns import Column
 from shoal.cli.render.output import console, line, table
 from shoal.types.trace import Span
 from shoal.types.units import show_seconds
@@ -56,11 +57,18 @@ def show_trace(spans: Sequence[Span], *, wide: bool) -> None:
     many = f"{count} span{'s' if count != 1 else ''} in {regions} region{'s' if regions != 1 else ''}"
     line(f"trace {spans[0].trace}  {many}  {show_seconds(took_s)}  from {at}", "bold")
     table(
-        ["SPAN", "WHERE", "TOOK", f"0{show_seconds(took_s):>{width - 1}}", ""],
+        [
+            Column("SPAN", least=16),
+            Column("WHERE", rank=2, least=12),
+            Column("TOOK", rank=1, right=True),
+            f"0{show_seconds(took_s):>{width - 1}}",
+            Column("", rank=3, least=12),
+        ],
         [
             [row.label, row.where, row.took, bar(row.begin, row.end, width), row.details]
             for row in rows(spans, wide=wide)
         ],
+        wide=wide,
     )
 
 
