@@ -1,9 +1,12 @@
-"""Help of a command with many verbs, grouped by purpose, with examples."""
+"""Help of a command with many verbs: grouped by purpose, with examples, and verbs imported when they are used."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
+
+from shoal.cli.examples import EXAMPLES, Example
+from shoal.cli.verbs import Verb
 
 
 class GroupedHelp(click.Group):
@@ -12,30 +15,63 @@ class GroupedHelp(click.Group):
     def __init__(
         self,
         *arguments: Any,
-        groups: Mapping[str, Sequence[click.Command]] | None = None,
-        examples: Sequence[tuple[str, str]] = (),
+        groups: Mapping[str, Sequence[Verb]],
+        examples: Sequence[Example] = (),
         **options: Any,
     ) -> None:
-        """groups: heading -> its verbs, which are added. examples: (command line, what it does)."""
+        """groups: heading -> its verbs. examples: (command line, what it does)."""
         super().__init__(*arguments, **options)
-        self._headings = {
-            heading: tuple(command.name or "" for command in verbs) for heading, verbs in (groups or {}).items()
-        }
+        self._groups = groups
         self._examples = tuple(examples)
-        for verbs in (groups or {}).values():
-            for command in verbs:
-                self.add_command(command)
+        self._verbs = {verb.name: verb for verbs in groups.values() for verb in verbs}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and cmd_name in self._verbs:
+            verb = self._verbs[cmd_name]
+            command = verb.load()
+            command.short_help = verb.summary
+            _add_examples(command, verb.name)
+            self.add_command(command, verb.name)
+        return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        widest = max((len(name) for name in self.commands), default=0)
-        limit = formatter.width - 6 - widest
-        for heading, names in self._headings.items():
-            rows = [(name.ljust(widest), self.commands[name].get_short_help_str(limit)) for name in names]
+        widest = max(map(len, self._verbs), default=0)
+        for heading, verbs in self._groups.items():
             with formatter.section(heading):
-                formatter.write_dl(rows)
+                formatter.write_dl([(verb.name.ljust(widest), verb.summary) for verb in verbs])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self._examples:
-            with formatter.section("Examples"):
-                formatter.write_dl(self._examples, col_max=60)
+            formatter.write("\n" + _format(self._examples) + "\n")
         super().format_epilog(ctx, formatter)
+
+
+def _add_examples(command: click.Command, path: str) -> None:
+    """To its help, and to that of the verbs below it."""
+    parts = [command.epilog] if command.epilog else []
+    if path in EXAMPLES:
+        parts.append("\b\n" + _format(EXAMPLES[path]))
+    command.epilog = "\n\n".join(parts) or None
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            if (inner := command.get_command(context, name)) is not None:
+                _add_examples(inner, f"{path} {name}")
+
+
+def _format(examples: Iterable[Example]) -> str:
+    """Side by side where both fit into 80 columns, else the command beneath what it does."""
+    lines = ["Examples:"]
+    listed = tuple(examples)
+    widest = max(len(command) for command, _ in listed)
+    aside = all(not what or widest + 4 + len(what) <= 78 for _, what in listed)
+    for command, what in listed:
+        if aside:
+            lines.append(f"  {command.ljust(widest)}  {what}".rstrip())
+        else:
+            lines += [f"  # {what}"] if what else []
+            lines.append(f"  {command}")
+    return "\n".join(lines)

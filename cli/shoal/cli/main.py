@@ -1,74 +1,18 @@
-"""`shoal`, the command line. Each verb has a file in `commands/`; this module joins them."""
+"""`shoal`, the command line. Each verb has a file in `commands/`, which is imported when the verb is used: help and
+completion have to be there at once."""
 
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
 
 import click
 
-from shoal.cli.commands import (
-    apply,
-    backup,
-    bench,
-    ca,
-    can_move,
-    context,
-    cordon,
-    delete,
-    demo,
-    describe,
-    dev,
-    doctor,
-    events,
-    explain,
-    federation,
-    get,
-    infer,
-    logs,
-    migrate,
-    model,
-    node,
-    plan,
-    policy,
-    region,
-    rollback,
-    support,
-    token,
-    trace,
-    upgrade,
-    validate,
-    version,
-)
+from shoal.cli.examples import FIRST
 from shoal.cli.grouped_help import GroupedHelp
+from shoal.cli.verbs import GROUPS
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-
-GROUPS: Final[Mapping[str, tuple[click.Command, ...]]] = {
-    "Begin": (demo.demo, dev.dev, context.context, version.version),
-    "Say what you want": (policy.policy, validate.validate, plan.plan, apply.apply, delete.delete),
-    "See what there is, and why": (get.get, describe.describe, explain.explain, events.events, trace.trace, logs.logs),
-    "Use it": (infer.infer, model.model),
-    "Move it": (
-        can_move.can_move, migrate.migrate, migrate.drain, cordon.cordon, cordon.uncordon, rollback.rollback,
-        rollback.history,
-    ),
-    "Run a region": (
-        doctor.doctor, token.token, node.node, ca.ca, region.region, federation.federation, upgrade.upgrade,
-        backup.backup, backup.restore, support.support_bundle, bench.bench,
-    ),
-}  # fmt: skip
-"""Every verb by purpose, in the order of the help."""
-
-EXAMPLES: Final = (
-    ("shoal dev up", "a region on this machine, with a gateway and emulated devices"),
-    ("shoal model push reader.onnx", "put a model in"),
-    ("shoal apply -f examples/reader.yaml --wait", "have it served"),
-    ("shoal explain reader", "why it is where it is"),
-    ("shoal infer reader --input line.npz", "ask it"),
-)
-
 
 PLANNED_VERBS: dict[str, str] = {
     "simulate": "simulator",
@@ -97,7 +41,7 @@ class Verbs(GroupedHelp):
 @click.group(
     cls=Verbs,
     groups=GROUPS,
-    examples=EXAMPLES,
+    examples=FIRST,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SHOAL"},
 )

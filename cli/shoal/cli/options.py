@@ -3,12 +3,17 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from shoal.client import Context, Contexts, RegionClient, renew_if_due
+from shoal.cli.names import CONTEXT
+from shoal.client.contexts import Context, Contexts
 from shoal.types.codes import Code, refuse
+
+if TYPE_CHECKING:
+    from shoal.client import RegionClient
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,6 +50,9 @@ class ResourceKind(click.ParamType[str]):
                 return kind
         return self.fail(f"{value!r} is none of {', '.join(self._kinds)}", param, ctx)
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(kind) for kind in self._kinds if kind.startswith(incomplete)]
+
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         return f"[{'|'.join(self._kinds)}]"
 
@@ -71,9 +79,9 @@ def connection(command: F) -> F:
     command = click.option("--region", envvar="SHOAL_REGION", default="", help="Refuse any other region than this.")(
         command
     )
-    return click.option("--context", envvar="SHOAL_CONTEXT", default="", help="A context of `shoal context ls`.")(
-        command
-    )
+    return click.option(
+        "--context", envvar="SHOAL_CONTEXT", default="", type=CONTEXT, help="A context of `shoal context ls`."
+    )(command)
 
 
 def output(command: F) -> F:
@@ -97,15 +105,19 @@ def select_context(context: str, region: str) -> Context:
             f"region {region}",
             "choose another with --context",
         )
+    from shoal.client.renewal import renew_if_due  # as in `connect`: cryptography
+
     if (refusal := renew_if_due(found)) is not None:
         click.echo(f"not renewed: {refusal}", err=True)
     return found
 
 
 @contextmanager
-def connect(context: str, region: str) -> Iterator[RegionClient]:
+def connect(context: str, region: str) -> "Iterator[RegionClient]":
     """Connect to the leader; the context remembers which of several coordinators it was."""
     found = select_context(context, region)
+    from shoal.client.region import RegionClient  # gRPC's import takes longer than to find that no context is in use
+
     with RegionClient(found) as api:
         try:
             yield api

@@ -133,9 +133,10 @@ class RegionClient:
         request = operator_pb2.ApplyRequest(rollback=_rollback(tenant, name, to), plan_hash=plan_hash)
         return self._call("Apply", request)  # type: ignore[no-any-return]
 
-    def get(self, kind: str, name: str = "", tenant: str = "") -> operator_pb2.GetReply:
+    def get(self, kind: str, name: str = "", tenant: str = "", timeout_s: float | None = None) -> operator_pb2.GetReply:
+        """timeout_s: for the answer. [default: TIMEOUT_S]"""
         request = operator_pb2.GetRequest(kind=kind, name=name, tenant=tenant)
-        return self._call("Get", request)  # type: ignore[no-any-return]
+        return self._call("Get", request, timeout_s or TIMEOUT_S)  # type: ignore[no-any-return]
 
     def poll(self, kind: str, name: str = "") -> operator_pb2.GetReply:
         """As `get`, for callers that poll: retries for up to `RESTART_TIMEOUT_S` while no coordinator answers."""
@@ -351,13 +352,13 @@ class RegionClient:
         request = operator_pb2.ClearModelRequest(model=model, allow_version=allow_version)
         return self._call("ClearModel", request)  # type: ignore[no-any-return]
 
-    def _call(self, method: str, request: Any) -> Any:
+    def _call(self, method: str, request: Any, timeout_s: float = TIMEOUT_S) -> Any:
         """method: of the Operator service, else of Artifacts."""
 
         def call() -> Any:
             operator, artifacts = self._connection.operator, self._connection.artifacts
             stub = operator if hasattr(operator, method) else artifacts
-            return getattr(stub, method)(request, timeout=TIMEOUT_S)
+            return getattr(stub, method)(request, timeout=timeout_s)
 
         return self._connection.call_leader(call, is_repeatable=method in READ_ONLY_METHODS)
 

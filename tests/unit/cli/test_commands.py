@@ -4,20 +4,27 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+from click.shell_completion import ShellComplete
 
+from shoal.cli.examples import EXAMPLES
 from shoal.cli.main import shoal
 from shoal.cli.modelfiles import model_name
-from shoal.client import Context, Contexts
+from shoal.cli.verbs import GROUPS
+from shoal.client import Context, Contexts, RegionClient
 from shoal.client.transfers import digest_of
 from shoal.devstack import layout
 from shoal.devstack.scale import Rate, time_scale
 from shoal.types.codes import Code, ShoalError
 from shoal.types.identity import check_name
+from shoal.v1 import nouns_pb2, operator_pb2
 from shoal.wire.limits import MODEL_BYTES
 
 
@@ -94,7 +101,7 @@ def test_shoal_alone_lists_every_verb_under_a_heading(tmp_path: Path) -> None:
     done = run(home=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Examples:" in done.stdout
-    for name in shoal.commands:
+    for name in shoal.list_commands(click.Context(shoal)):
         assert len(re.findall(rf"^  {name} ", done.stdout, re.MULTILINE)) == 1, name
     assert run("--help", home=tmp_path).stdout == done.stdout
     group = run("dev", home=tmp_path)
@@ -168,11 +175,101 @@ def test_the_name_of_a_file_becomes_a_valid_name_of_a_model(file: str, expected:
     assert check_name(model_name(Path(file)), "model") == expected
 
 
-def test_every_verb_has_help() -> None:
-    for name, command in shoal.commands.items():
-        assert command.help, name
-        for sub, inner in getattr(command, "commands", {}).items():
-            assert inner.help, f"{name} {sub}"
+def every_verb(group: click.Group = shoal, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """(verb with those above it, command)"""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None, name
+        yield " ".join((*path, name)), command
+        if isinstance(command, click.Group):
+            yield from every_verb(command, (*path, name))
+
+
+def test_every_verb_has_help_with_examples_that_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_TOKEN", "of the examples that take one")
+    verbs = dict(every_verb())
+    assert verbs.keys() == EXAMPLES.keys()
+    for path, command in verbs.items():
+        assert command.help, path
+        shown = command.get_help(
+            click.Context(command, info_name=f"shoal {path}", terminal_width=80, max_content_width=80)
+        )
+        assert max(map(len, shown.splitlines())) <= 80, shown
+        for line, what in EXAMPLES[path]:
+            assert line in shown, path
+            assert what in shown, path
+            words = shlex.split(line.partition("$(")[2].rstrip(')"') or line.partition(" >")[0])
+            words = words[words.index("shoal") + 1 :]
+            found: click.Command | None = shoal
+            inner = click.Context(shoal)
+            while isinstance(found, click.Group) and words and not words[0].startswith("-"):
+                _, found, words = found.resolve_command(inner, words)
+            assert found is not None, line
+            assert found.make_context("it", list(words)), line
+
+
+def test_a_shell_gets_kinds_contexts_and_names_of_the_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    Contexts().save(Context("dev", "home", "127.0.0.1:1", str(tmp_path)))
+    asked = list[tuple[str, str]]()
+
+    class Region(RegionClient):
+        def __init__(self, context: Context) -> None:
+            asked.append((context.name, ""))
+
+        def close(self) -> None: ...
+
+        def get(
+            self, kind: str, name: str = "", tenant: str = "", timeout_s: float | None = None
+        ) -> operator_pb2.GetReply:
+            asked.append(("", kind))
+            nodes = [nouns_pb2.Node(name=name) for name in ("edge-npu", "edge-2", "shop")]
+            return operator_pb2.GetReply(nodes=[operator_pb2.NodeView(node=node) for node in nodes])
+
+    monkeypatch.setattr("shoal.client.RegionClient", Region)
+
+    def complete(*words: str) -> list[str]:
+        return [
+            each.value for each in ShellComplete(shoal, {}, "shoal", "_").get_completions(list(words[:-1]), words[-1])
+        ]
+
+    assert complete("get", "no") == ["nodes"]
+    assert complete("comp") == ["completion"]
+    assert complete("context", "use", "d") == ["dev"]
+    assert asked == []
+    assert complete("get", "node", "edge") == ["edge-npu", "edge-2"]
+    assert complete("drain", "") == ["edge-npu", "edge-2", "shop"]
+    assert ("", "nodes") in asked
+    monkeypatch.setattr(Region, "get", lambda *_: 1 / 0)
+    assert complete("drain", "e") == []
+
+
+def test_a_line_of_the_help_is_short_and_says_what_for() -> None:
+    for verbs in GROUPS.values():
+        for verb in verbs:
+            assert 10 < len(verb.summary) <= 60, verb.name
+            assert not verb.summary.endswith("."), verb.name
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("get", "--help"), ("version",), ("completion", "bash")], ids=" ".join
+)
+def test_what_is_wanted_at_once_imports_no_large_library(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """They took half a second each time."""
+    large = {"grpc", "google.protobuf", "numpy", "pydantic", "cryptography", "yaml", "asyncio", "psutil", "onnx"}
+    if arguments == ("get", "--help"):
+        large -= {"grpc", "google.protobuf", "cryptography", "asyncio"}
+    script = (
+        "import sys; from shoal.cli.main import main\ntry: main()\n"
+        f"except SystemExit: print(*sorted({large!r} & sys.modules.keys()), file=sys.stderr)"
+    )
+    environment = {**os.environ, "SHOAL_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stderr.strip() == ""
+    assert done.stdout
 
 
 def test_contexts_are_kept_and_private(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def print_everything() -> None:
     """Run every command, as a process of its own does, on a region whose every answer is filled."""
     from shoal.cli import options
     from shoal.cli.main import shoal
-    from shoal.client import Context, RegionClient
+    from shoal.client import Context, RegionClient, region
     from shoal.types.codes import ShoalError
     from shoal.v1 import artifacts_pb2, operator_pb2
 
@@ -104,7 +104,7 @@ def print_everything() -> None:
         def events(self, *_: Any, **__: Any) -> Any:
             yield fill(operator_pb2.Event())
 
-        def _call(self, method: str, request: Any) -> Any:
+        def _call(self, method: str, request: Any, timeout_s: float = 0.0) -> Any:
             reply = fill(GetMessageClass(methods[method].output_type)())
             for plan in getattr(reply, "problems", ()):
                 plan.refusal.code = "MEMORY_SHORT"
@@ -115,7 +115,7 @@ def print_everything() -> None:
             return reply
 
     with (
-        mock.patch.object(options, "RegionClient", FilledRegion),
+        mock.patch.object(region, "RegionClient", FilledRegion),
         mock.patch.object(options, "select_context", return_value=context),
     ):
         for command in COMMANDS:

@@ -14,6 +14,7 @@ import numpy as np
 from shoal.cli.arrays import Array, match_inputs, read_inputs
 from shoal.cli.commands.infer import gateway_of
 from shoal.cli.load_figures import LoadFigures, LoadRequest, figures_of
+from shoal.cli.names import WORKLOAD
 from shoal.cli.options import connection, output, select_context, tenant
 from shoal.cli.render.output import emit, note, table
 from shoal.client.async_inference import AsyncInferenceClient
@@ -30,7 +31,7 @@ Ask = Callable[[], Awaitable[object]]
 
 
 @click.command("load")
-@click.argument("workload")
+@click.argument("workload", type=WORKLOAD)
 @click.option("--input", "source", type=click.Path(path_type=Path), help="As of `shoal infer`. [default: random]")
 @click.option(
     "--in-flight", default=IN_FLIGHT, show_default=True, metavar="N[,N..]", help="Requests at once, one level each."

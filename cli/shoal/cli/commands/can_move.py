@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from shoal.cli.names import TARGET, RegionName
 from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.data import as_data
 from shoal.cli.render.move import show_prospect
@@ -11,8 +12,8 @@ from shoal.cli.render.output import emit
 
 
 @click.command("can-move")
-@click.argument("name", metavar="WORKLOAD|MODEL")
-@click.option("--to", required=True, metavar="NODE|NODE/DEVICE|REGION", help="Where it might move.")
+@click.argument("name", type=RegionName("workloads", "models"), metavar="WORKLOAD|MODEL")
+@click.option("--to", type=TARGET, required=True, metavar="NODE|NODE/DEVICE|REGION", help="Where it might move.")
 @tenant
 @connection
 @output

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from shoal.cli.names import CONTEXT
 from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.columns import Column
 from shoal.cli.render.output import emit, line, note, table
@@ -49,7 +50,7 @@ def ls(output: str) -> None:
 
 
 @context.command()
-@click.argument("name")
+@click.argument("name", type=CONTEXT)
 def use(name: str) -> None:
     """Make NAME the context of later commands."""
     line(f"using {Contexts().use(name).name}")
@@ -83,7 +84,7 @@ def login(coordinator: str, token: str, as_: str, name: str) -> None:
 
 
 @context.command(name="renew")
-@click.argument("name", default="")
+@click.argument("name", default="", type=CONTEXT)
 @click.option(
     "--files",
     type=click.Path(exists=True, file_okay=False),
@@ -140,7 +141,7 @@ def client(folder: Path, tenant: str, context: str, region: str) -> None:
 
 
 @context.command()
-@click.argument("name")
+@click.argument("name", type=CONTEXT)
 def rm(name: str) -> None:
     """Forget NAME and delete the files that login wrote for it."""
     contexts = Contexts()

@@ -2,12 +2,13 @@
 
 import click
 
+from shoal.cli.names import NODE
 from shoal.cli.options import connect, connection
 from shoal.cli.render.output import line
 
 
 @click.command()
-@click.argument("node")
+@click.argument("node", type=NODE)
 @connection
 def cordon(node: str, context: str, region: str) -> None:
     """Place nothing new on NODE; what serves there stays."""
@@ -16,7 +17,7 @@ def cordon(node: str, context: str, region: str) -> None:
 
 
 @click.command()
-@click.argument("node")
+@click.argument("node", type=NODE)
 @connection
 def uncordon(node: str, context: str, region: str) -> None:
     """Let NODE take new work again."""

@@ -3,6 +3,7 @@
 import click
 
 from shoal.cli.documents import Bundle, read
+from shoal.cli.names import OF_KIND
 from shoal.cli.options import SINGULAR, ResourceKind, connect, connection, tenant
 from shoal.cli.render.output import line
 from shoal.cli.render.plan import problems_of, show_problems
@@ -17,7 +18,7 @@ _ORDER = ("Workload", "Policy", "Tenant", "Region")
 @click.argument(
     "kind", required=False, type=ResourceKind("workloads", "policies", "tenants", "regions", "nodes", "tokens")
 )
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, type=OF_KIND, metavar="[NAME]...")
 @click.option("-f", "--file", "files", multiple=True, help="Delete the documents of a YAML file or folder; repeat.")
 @tenant
 @connection

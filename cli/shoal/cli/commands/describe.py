@@ -2,6 +2,7 @@
 
 import click
 
+from shoal.cli.names import OF_KIND
 from shoal.cli.options import ResourceKind, connect, connection
 from shoal.cli.render.data import as_data
 from shoal.cli.render.listings import rows_of
@@ -11,7 +12,7 @@ from shoal.types.codes import Code, refuse
 
 @click.command()
 @click.argument("kind", type=ResourceKind())
-@click.argument("name")
+@click.argument("name", type=OF_KIND)
 @click.option("--tenant", default="", help="Only this tenant's. [default: all]")
 @connection
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True)

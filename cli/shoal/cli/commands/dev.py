@@ -1,6 +1,7 @@
 """`shoal dev`: a local federation that stays up, and faults for it."""
 
 from pathlib import Path
+from textwrap import fill
 
 import click
 
@@ -179,7 +180,10 @@ def down(data_dir: Path | None, purge: bool) -> None:
     line("down" + (", and purged" if purge else ""))
 
 
-@dev.command(name="break", epilog="\b\n" + "\n".join(f"{verb:8}{what}" for verb, what in VERBS.items()))
+@dev.command(
+    name="break",
+    epilog="\b\n" + "\n".join(fill(f"{verb:8}{what}", 78, subsequent_indent=" " * 8) for verb, what in VERBS.items()),
+)
 @_folder
 @click.argument("name", metavar="NAME[/front|/worker|/supervisor]")
 @click.argument("verb", type=click.Choice([*VERBS]))

@@ -2,6 +2,7 @@
 
 import click
 
+from shoal.cli.names import WORKLOAD
 from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.data import as_data
 from shoal.cli.render.listings import rows_of, show
@@ -10,7 +11,7 @@ from shoal.cli.render.plan import show_explanation
 
 
 @click.command()
-@click.argument("workload")
+@click.argument("workload", type=WORKLOAD)
 @tenant
 @connection
 @output

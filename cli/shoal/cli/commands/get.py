@@ -2,6 +2,7 @@
 
 import click
 
+from shoal.cli.names import OF_KIND
 from shoal.cli.options import ResourceKind, connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.listings import rows_of, show
@@ -10,7 +11,7 @@ from shoal.cli.render.output import emit
 
 @click.command()
 @click.argument("kind", type=ResourceKind())
-@click.argument("name", default="")
+@click.argument("name", default="", type=OF_KIND)
 @click.option("--tenant", default="", help="Only this tenant's. [default: all]")
 @connection
 @output

@@ -9,6 +9,7 @@ import click
 import numpy as np
 
 from shoal.cli.arrays import Array, RequestInputs, match_inputs, read_inputs, save_outputs, to_json_value
+from shoal.cli.names import WORKLOAD
 from shoal.cli.options import connection, output, select_context, tenant
 from shoal.cli.render.columns import Column
 from shoal.cli.render.output import emit, note, table
@@ -22,7 +23,7 @@ _MAX_ID_DIGITS: Final = 19
 
 
 @click.command()
-@click.argument("workload")
+@click.argument("workload", type=WORKLOAD)
 @click.option(
     "--input",
     "source",

@@ -4,6 +4,7 @@ import json
 
 import click
 
+from shoal.cli.names import NODE
 from shoal.cli.options import connect, connection
 from shoal.cli.render.output import line
 
@@ -11,7 +12,7 @@ _HEAD = ("timestamp", "level", "process", "event")
 
 
 @click.command()
-@click.argument("node", default="")
+@click.argument("node", default="", type=NODE)
 @click.option("-f", "--follow", is_flag=True, help="Stay, and show new lines as they come.")
 @click.option("--tail", default=100, show_default=True, type=click.IntRange(1, 1000), help="How many past lines.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="json: each line as it is.")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 import click
 
+from shoal.cli.names import NODE, TARGET, WORKLOAD
 from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.data import as_data
 from shoal.cli.render.migrations import is_over, refusal_of, show_migration, stage_line
@@ -20,8 +21,10 @@ REPLACEMENT_POLLS = 600
 
 
 @click.command()
-@click.argument("workload")
-@click.option("--to", "to", metavar="NODE[/DEVICE]|REGION", help="Where it is to run; this region: home again.")
+@click.argument("workload", type=WORKLOAD)
+@click.option(
+    "--to", "to", type=TARGET, metavar="NODE[/DEVICE]|REGION", help="Where it is to run; this region: home again."
+)
 @click.option("--replica", default="", help="Which of its replicas, by assignment. [default: the first not there]")
 @click.option("--cancel", default="", metavar="MIGRATION", help="Take this move back instead.")
 @click.option("--watch", is_flag=True, help="Say how it goes, and return when it is over.")
@@ -58,7 +61,7 @@ def migrate(
 
 
 @click.command()
-@click.argument("node")
+@click.argument("node", type=NODE)
 @click.option(
     "--watch", is_flag=True, help="Say how it goes, and return when every move is over and what stands by has gone."
 )

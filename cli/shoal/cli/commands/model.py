@@ -6,6 +6,7 @@ import click
 
 from shoal.cli.commands.signing import key, sign, verify
 from shoal.cli.modelfiles import model_name, signature_of
+from shoal.cli.names import MODEL
 from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.listings import rows_of, show
@@ -21,7 +22,7 @@ def model() -> None:
 
 
 @model.command()
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @connection
 @output
 def inspect(model: str, context: str, region: str, output: str) -> None:
@@ -93,7 +94,7 @@ def ls(context: str, region: str, output: str) -> None:
 
 
 @model.command()
-@click.argument("name")
+@click.argument("name", type=MODEL)
 @connection
 def rm(name: str, context: str, region: str) -> None:
     """Remove a model by name or digest; refused IN_USE while a workload names it. Also samples, and a reference that
@@ -104,7 +105,7 @@ def rm(name: str, context: str, region: str) -> None:
 
 
 @model.command()
-@click.argument("name")
+@click.argument("name", type=MODEL)
 @click.option("--allow", type=click.IntRange(1), metavar="VERSION", help="Let this older signed version back.")
 @connection
 def clear(name: str, allow: int | None, context: str, region: str) -> None:

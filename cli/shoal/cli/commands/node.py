@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from shoal.cli.names import NODE
 from shoal.cli.options import LABEL, connect, connection, output
 from shoal.cli.render.columns import Column
 from shoal.cli.render.data import as_data
@@ -27,7 +28,7 @@ def node() -> None:
 
 
 @node.command()
-@click.argument("name", metavar="NODE")
+@click.argument("name", type=NODE, metavar="NODE")
 @click.option("--reason", required=True, help="Why, for the audit log and for whoever asks the node.")
 @click.option(
     "--role",
@@ -95,7 +96,7 @@ def revoke(
 
 
 @node.command()
-@click.argument("name", metavar="NODE")
+@click.argument("name", type=NODE, metavar="NODE")
 @click.option(
     "--keep",
     type=click.Choice(["running", "none"]),
@@ -120,7 +121,7 @@ def settle(name: str, keep: str, context: str, region: str, output: str) -> None
 
 
 @node.command()
-@click.argument("name", metavar="NODE")
+@click.argument("name", type=NODE, metavar="NODE")
 @connection
 @output
 def release(name: str, context: str, region: str, output: str) -> None:
@@ -134,7 +135,7 @@ def release(name: str, context: str, region: str, output: str) -> None:
 
 
 @node.command()
-@click.argument("name", metavar="NODE")
+@click.argument("name", type=NODE, metavar="NODE")
 @click.argument("device", metavar="[DEVICE]", default="")
 @connection
 @output
@@ -165,7 +166,7 @@ def measure(name: str, device: str, context: str, region: str, output: str) -> N
 
 
 @node.command()
-@click.argument("name", metavar="NODE")
+@click.argument("name", type=NODE, metavar="NODE")
 @click.argument("labels", metavar="NAME=VALUE|NAME- ..", nargs=-1, required=True)
 @connection
 @output

@@ -3,6 +3,7 @@
 import click
 
 from shoal.cli.commands.apply import report_apply
+from shoal.cli.names import WORKLOAD
 from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.columns import Column
 from shoal.cli.render.data import as_data
@@ -14,7 +15,7 @@ from shoal.v1 import operator_pb2
 
 
 @click.command()
-@click.argument("workload")
+@click.argument("workload", type=WORKLOAD)
 @tenant
 @connection
 @output
@@ -45,7 +46,7 @@ def history(workload: str, tenant: str, context: str, region: str, output: str) 
 
 
 @click.command()
-@click.argument("workload")
+@click.argument("workload", type=WORKLOAD)
 @click.option("--to", "to", type=click.IntRange(1), help="A revision of `shoal history`. [default: the one before]")
 @click.option("--dry-run", is_flag=True, help="Show the plan alone; exit status as that of `shoal plan`.")
 @click.option("--plan", "plan_hash", default="", metavar="HASH", help="Refuse (PLAN_STALE) if a decision would differ.")

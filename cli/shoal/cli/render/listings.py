@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import Message
 
@@ -50,8 +50,10 @@ from shoal.cli.render.resources import (
     when,
 )
 from shoal.cli.render.styles import state
-from shoal.client import RegionClient
 from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour, show_watts
+
+if TYPE_CHECKING:
+    from shoal.client import RegionClient
 
 CellOf = Callable[[Any], str | Cell]
 
@@ -74,11 +76,13 @@ class Listed:
     wide: bool = False
 
 
-def rows_of(api: RegionClient, kind: str, name: str, tenant: str) -> Sequence[Message]:
-    """The listing's messages."""
+def rows_of(
+    api: "RegionClient", kind: str, name: str, tenant: str, timeout_s: float | None = None
+) -> Sequence[Message]:
+    """The listing's messages. timeout_s: for the answer; None: the client's own."""
     if kind == "models":
         return api.models(name)
-    reply = api.get(kind, name, tenant)
+    reply = api.get(kind, name, tenant, timeout_s)
     if reply.served_by:
         note(f"as the follower at {reply.served_by} had read it up to revision {reply.as_of}")
     return {  # type: ignore[return-value]
@@ -94,6 +98,24 @@ def rows_of(api: RegionClient, kind: str, name: str, tenant: str) -> Sequence[Me
         "agreements": reply.agreements,
         "migrations": reply.migrations,
     }[kind]
+
+
+def name_of(kind: str, row: Any) -> str:
+    """The name by which `get KIND NAME` finds the row."""
+    return str(_NAMES[kind](row)) if kind in _NAMES else str(row.name)
+
+
+_NAMES: Final[Mapping[str, Callable[[Any], str]]] = {
+    "nodes": lambda row: row.node.name,
+    "devices": lambda row: f"{row.node}/{row.device.name}",
+    "workloads": lambda row: row.workload.name,
+    "placements": lambda row: row.assignment.id,
+    "tokens": lambda row: row.id,
+    "events": lambda row: row.sequence,
+    "agreements": lambda row: row.agreement,
+    "migrations": lambda row: row.id,
+}
+"""Kind -> the name of a row; the others are called `name`."""
 
 
 def show(kind: str, messages: Sequence[Any], *, wide: bool) -> None:

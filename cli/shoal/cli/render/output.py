@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.text import Text
 
@@ -23,6 +22,8 @@ _stderr_console = Console(highlight=False, soft_wrap=True, stderr=True)
 def emit(data: Any, output: str) -> None:
     """JSON or YAML on stdout."""
     if output == "yaml":
+        import yaml  # seldom used, and as slow to import as the rest of this module
+
         print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), end="")
     else:
         print(json.dumps(data, indent=1, ensure_ascii=False))
