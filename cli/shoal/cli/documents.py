@@ -1,9 +1,10 @@
 """Files for plan and apply: read, checked offline, with their local models found and pushed by digest."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shoal.cli.modelfiles import signature_of
 from shoal.cli.render.progress import bytes_progress
@@ -14,7 +15,9 @@ from shoal.policies import Document as Loaded
 from shoal.types.codes import Code, refuse
 from shoal.v1 import operator_pb2
 
-SUFFIXES = (".yaml", ".yml")
+SUFFIXES: Final = (".yaml", ".yml")
+STDIN: Final = Path("standard input")
+"""Stands for what is piped in. Models that its documents name are found from the folder that the command runs in."""
 
 
 class FileDocumentKey(NamedTuple):
@@ -49,8 +52,8 @@ class Bundle:
 
 
 def read(paths: Sequence[str]) -> Bundle:
-    """Read all documents of files and folders. Raises ShoalError(SOURCE_UNREACHABLE)."""
-    files = [file for path in paths for file in _expand(Path(path))]
+    """Read all documents of files and folders; `-` is standard input. Raises ShoalError(SOURCE_UNREACHABLE)."""
+    files = [file for path in dict.fromkeys(paths) for file in ([STDIN] if path == "-" else _expand(Path(path)))]
     texts = [(str(file), _text(file)) for file in files]
     loaded = load(texts)
     sources: dict[str, Path] = {}
@@ -113,6 +116,8 @@ def _expand(path: Path) -> list[Path]:
 
 def _text(path: Path) -> bytes:
     """Read no more than shows that the file is too large: the path may name a model."""
+    if path is STDIN:
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
     try:
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)

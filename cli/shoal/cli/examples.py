@@ -51,6 +51,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
     "plan": (
         ("shoal plan -f examples/reader.yaml", "what apply would do"),
         ("shoal plan", "what has drifted from what was applied"),
+        ("cat mine.yaml | shoal plan -f -", "from standard input"),
     ),
     "apply": (
         ("shoal apply -f examples/reader.yaml --wait", "until it serves"),
@@ -63,8 +64,12 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
     "get": (
         ("shoal get nodes", "every node, and whether it answers"),
         ("shoal get placements -o wide", "every column"),
-        ("shoal get workload reader -o json", "for programs"),
+        ("shoal get nodes,devices -l site=shop-7", "of the nodes with that label"),
+        ("shoal get wl/reader -o yaml > reader.yaml", "as apply takes it"),
+        ("shoal get pl --sort-by served -w", "stay, and draw it again"),
+        ("shoal get no -o jsonpath='{.items[*].node.name}'", "one field of each"),
     ),
+    "status": (("shoal status", "status 1 if something is not well"),),
     "describe": (("shoal describe workload reader", ""), ("shoal describe node edge-npu", "")),
     "explain": (("shoal explain reader", ""), ("shoal explain reader -o wide", "with the terms of each score")),
     "events": (("shoal events", "the last 50"), ("shoal events -w --limit 5", "and those to come")),

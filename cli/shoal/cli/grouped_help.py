@@ -1,12 +1,14 @@
 """Help of a command with many verbs: grouped by purpose, with examples, and verbs imported when they are used."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from shoal.cli.examples import EXAMPLES, Example
 from shoal.cli.verbs import Verb
+from shoal.cli.wrong_word import WrongWord
 
 
 class GroupedHelp(click.Group):
@@ -36,6 +38,15 @@ class GroupedHelp(click.Group):
             _add_examples(command, verb.name)
             self.add_command(command, verb.name)
         return self.commands.get(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self._verbs and args[0][:1].isalpha() and not ctx.resilient_parsing:
+            near = get_close_matches(args[0], self._verbs, 1)
+            remedy = f"{ctx.command_path} {near[0]}" if near else ""
+            raise WrongWord(f"no verb is called {args[0]!r:.80}", "one of those in the help", remedy, ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         widest = max(map(len, self._verbs), default=0)

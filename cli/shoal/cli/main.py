@@ -12,6 +12,7 @@ import click
 from shoal.cli.examples import FIRST
 from shoal.cli.grouped_help import GroupedHelp
 from shoal.cli.verbs import GROUPS
+from shoal.cli.wrong_word import refusal_of
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 PLANNED_VERBS: dict[str, str] = {
@@ -58,8 +59,9 @@ def shoal(ctx: click.Context, debug: bool) -> None:
 def main() -> None:
     """Run the command line.
 
-    Every error is one line on stderr, `found: ..; wanted: ..; try: .. (CODE)`, or a JSON object with `-o json`. The
-    status is 255, or 2 with USAGE if the command line cannot be parsed.
+    Every error is on stderr: what was found, wanted and can be tried, with the code at the end, a line each on a
+    terminal and one line in a pipe; or a JSON object with `-o json`. The status is 255, or 2 with USAGE if the command
+    line cannot be parsed.
     """
     debug = "--debug" in sys.argv
     try:
@@ -71,11 +73,7 @@ def main() -> None:
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())  # a group without a verb, e.g. `shoal` alone
     except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "shoal"
-        fail(
-            Refusal(Code.USAGE, " ".join(error.format_message().split()).removesuffix("."), "", f"{where} --help"),
-            error.exit_code,
-        )
+        fail(refusal_of(error), error.exit_code)
     except ShoalError as error:
         if debug:
             raise
@@ -93,12 +91,14 @@ def main() -> None:
 
 
 def fail(refusal: Refusal, status: int = 255) -> None:
-    """Print the refusal on stderr: one line, or a JSON object if the command was asked for JSON."""
+    """Print the refusal on stderr, or a JSON object if the command was asked for JSON."""
     if _wants_json(sys.argv):
         parts = {"code": refusal.code, "found": refusal.found, "wanted": refusal.asked, "try": refusal.remedy}
         print(json.dumps({"error": parts}), file=sys.stderr)
     else:
-        print(refusal, file=sys.stderr)
+        from shoal.cli.render.output import show_refusal  # only then: rich takes a while to import
+
+        show_refusal(refusal)
     sys.exit(status)
 
 

@@ -1,14 +1,17 @@
 """Options that many verbs share, and the connection that they open."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from difflib import get_close_matches
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from shoal.cli.names import CONTEXT
+from shoal.cli.wrong_word import WrongWord
 from shoal.client.contexts import Context, Contexts
 from shoal.types.codes import Code, refuse
 
@@ -36,25 +39,76 @@ SINGULAR = {
 """Kind as listings name it -> its singular."""
 
 
-class ResourceKind(click.ParamType[str]):
-    """A kind by its plural or singular name; the command gets the plural."""
+SHORT: Final = {
+    "no": "nodes",
+    "dev": "devices",
+    "mo": "models",
+    "wl": "workloads",
+    "pl": "placements",
+    "pol": "policies",
+    "ten": "tenants",
+    "reg": "regions",
+    "tok": "tokens",
+    "ev": "events",
+    "ag": "agreements",
+    "mig": "migrations",
+}
+"""Short name of a kind -> kind as listings name it."""
+ALL: Final = ("nodes", "workloads", "placements", "migrations")
+"""Kinds of `all`: what runs, and where."""
+KINDS_HELP: Final = "\b\n" + fill(
+    "Kinds: " + ", ".join(f"{kind} ({short})" for short, kind in SHORT.items()), 78, subsequent_indent="  ",
+    break_on_hyphens=False,
+)  # fmt: skip
+
+
+class ResourceKinds(click.ParamType[str]):
+    """A kind by its plural, singular or short name, several with commas between, or KIND/NAME. The command gets
+    plurals."""
 
     name = "kind"
 
     def __init__(self, *kinds: str) -> None:
+        """kinds: those that there are; none: all, and `all` too."""
         self._kinds = kinds or tuple(SINGULAR)
+        self._has_all = not kinds
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        for kind in self._kinds:
-            if value in (kind, SINGULAR[kind]):
-                return kind
-        return self.fail(f"{value!r} is none of {', '.join(self._kinds)}", param, ctx)
+        found = list[str]()
+        for word in filter(None, value.split(",")):
+            kind, slash, name = word.partition("/")
+            if kind == "all" and self._has_all and not slash:
+                found += ALL
+            else:
+                found.append(self._plural(kind, ctx) + slash + name)
+        return ",".join(dict.fromkeys(found))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(kind) for kind in self._kinds if kind.startswith(incomplete)]
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return f"[{'|'.join(self._kinds)}]"
+        return "KIND"
+
+    def _plural(self, word: str, ctx: click.Context | None) -> str:
+        for kind in self._kinds:
+            if word.lower() in (kind, SINGULAR[kind]) or SHORT.get(word.lower()) == kind:
+                return kind
+        near = get_close_matches(word, self._kinds, 1)
+        remedy = f"{ctx.command_path if ctx else 'shoal'} {near[0]}" if near else ""
+        raise WrongWord(f"no kind is called {word!r:.80}", ", ".join(self._kinds), remedy, ctx)
+
+
+def read_targets(kind: str, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Kind -> names of it, in order. kind: as `ResourceKinds` gives it. Raises ShoalError(USAGE)."""
+    if "/" not in kind:
+        return dict.fromkeys(kind.split(","), tuple(dict.fromkeys(names)))
+    found: dict[str, tuple[str, ...]] = {}
+    for word in (*kind.split(","), *(ResourceKinds().convert(each, None, None) for each in names)):
+        of, slash, name = word.partition("/")
+        if not slash or not name:
+            raise refuse(Code.USAGE, f"{word!r:.80} beside KIND/NAME", "all of them as KIND/NAME", "node/edge-npu")
+        found[of] = (*found.get(of, ()), name)
+    return found
 
 
 class LabelPair(click.ParamType[tuple[str, str]]):

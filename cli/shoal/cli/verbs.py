@@ -44,6 +44,7 @@ GROUPS: Final[Mapping[str, tuple[Verb, ...]]] = {
         Verb("delete", "delete documents, nodes or tokens"),
     ),
     "See what there is, and why": (
+        Verb("status", "the region on one screen"),
         Verb("get", "list nodes, devices, models, workloads, placements"),
         Verb("describe", "everything about one thing"),
         Verb("explain", "why a workload is where it is, or nowhere"),

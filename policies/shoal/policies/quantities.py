@@ -102,7 +102,8 @@ class _PatternText:
 
     def read(self, value: object) -> str:
         if not isinstance(value, str):
-            raise to_pydantic_error(Refusal(self.code, _describe(value), self.asked, "quote it"))
+            remedy = "write one text here" if isinstance(value, dict | list) else "quote it"
+            raise to_pydantic_error(Refusal(self.code, _describe(value), self.asked, remedy))
         if not self.pattern.fullmatch(value):
             raise to_pydantic_error(Refusal(self.code, f"{value!r:.80}", self.asked, self.remedy))
         return value

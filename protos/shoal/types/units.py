@@ -172,7 +172,9 @@ def show_gain(gain: float) -> str:
 
 def show_quantity(value: float, dimension: Dimension) -> str:
     """`value` (SI, from parse_quantity) as text that parses back to exactly the same number. It is in the SI unit where
-    that is short, otherwise in the unit that needs the fewest digits."""
+    that is short, otherwise in the unit that needs the fewest digits. Fractions of a second are in milliseconds, as
+    people write them."""
+    least = 1.0 if dimension is DURATION else 0.1
     space = " " if " " in dimension.example else ""
     exact: dict[tuple[bool, int, bool, int], str] = {}
     for unit, factor in dimension.factors.items():
@@ -180,7 +182,7 @@ def show_quantity(value: float, dimension: Dimension) -> str:
         text = f"{number}{space}{unit}"
         if "e" in number or parse_quantity(text, dimension) != value:
             continue
-        plain = factor == 1 and (value == 0 or 0.1 <= value < 1000) and len(number) <= 6
+        plain = factor == 1 and (value == 0 or least <= value < 1000) and len(number) <= 6
         digits = len(number.replace(".", "").strip("0"))
         exact[not plain, digits, value < factor, len(number)] = text
     if exact:

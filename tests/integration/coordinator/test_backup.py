@@ -41,10 +41,10 @@ class OperatedRegion:
     flags: Sequence[str]
 
     def read_all_kinds(self) -> dict[str, Any]:
-        """`shoal get KIND -o yaml` of every kind."""
+        """`shoal get KIND -o json` of every kind."""
         found = {}
         for kind in sorted(SINGULAR.keys() - {"events"}):
-            done = CliRunner().invoke(shoal, ["get", kind, "-o", "yaml"], env={"SHOAL_HOME": str(self.home)})
+            done = CliRunner().invoke(shoal, ["get", kind, "-o", "json"], env={"SHOAL_HOME": str(self.home)})
             assert done.exit_code == 0, (kind, done.output, done.exception)
             found[kind] = _lasting(yaml.safe_load(done.stdout))
         return found

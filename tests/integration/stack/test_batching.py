@@ -25,6 +25,6 @@ def test_a_placement_shows_whether_its_requests_run_in_batches(stack: DevStack) 
         return found.observed.reason if "times the rows a second" in found.observed.reason else ""
 
     assert "(1: " in wait_until(reason, MEASURED_S, "the curve in the placement")
-    shown = stack.shoal("describe", "placement", placed.assignment.id)
+    shown = stack.shoal("describe", "placement", placed.assignment.id, "-o", "yaml")
     assert "times the rows a second" in " ".join(shown.stdout.split()), shown.stdout + shown.stderr
     stack.delete_workloads("layers")

@@ -112,7 +112,7 @@ async def test_the_region_holds_the_rate_and_gives_it_to_where_the_clients_are(q
     listed = quota_region.shoal("get", "tenants", TENANT, "-o", "wide").stdout
     assert "40/s" in listed
     assert "gateway:" in listed
-    described = quota_region.shoal("describe", "tenant", TENANT).stdout
+    described = quota_region.shoal("describe", "tenant", TENANT, "-o", "yaml").stdout
     assert "over_rate" in described
     assert any(entry.use.over_rate for entry in quota(quota_region).entries)
 
@@ -150,7 +150,7 @@ def test_a51_a_budget_bounds_what_is_placed_and_a_killed_coordinator_knows_it(st
     )
     assert serving() == before
     assert "0.16 of 0.2 USD/h" in stack.shoal("get", "tenants", THRIFTY).stdout
-    described = stack.shoal("describe", "tenant", THRIFTY).stdout
+    described = stack.shoal("describe", "tenant", THRIFTY, "-o", "yaml").stdout
     assert "used: 0.16" in described
     assert "QUOTA" in stack.shoal("explain", refused.workload.name, "--tenant", THRIFTY).stdout
     stack.delete_workloads(*names, tenant=THRIFTY)

@@ -97,6 +97,32 @@ def test_a_wrong_command_line_has_a_code_of_its_own(arguments: tuple[str, ...], 
     assert "--help" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "found", "remedy"),
+    [
+        (("get", "nod"), "no kind is called 'nod'", "shoal get nodes, or "),
+        (("aply",), "no verb is called 'aply'", "shoal apply, or "),
+        (("--context", "dev", "get", "nodes"), "--context before the verb", "shoal VERB --context .."),
+    ],
+    ids=str,
+)
+def test_a_mistyped_word_gets_the_nearest_one(
+    arguments: tuple[str, ...], found: str, remedy: str, tmp_path: Path
+) -> None:
+    done = run(*arguments, home=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"found: {found}; wanted: ")
+    assert f"try: {remedy}" in done.stderr
+
+
+def test_problems_of_files_are_data_if_data_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("kind: Policy\n")
+    for verb in ("plan", "apply"):
+        done = run(verb, "-f", str(tmp_path / "bad.yaml"), "-o", "json", home=tmp_path)
+        assert (done.returncode, done.stderr) == (255, "")
+        assert json.loads(done.stdout)["problems"][0]["refusal"]["code"]
+
+
 def test_shoal_alone_lists_every_verb_under_a_heading(tmp_path: Path) -> None:
     done = run(home=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

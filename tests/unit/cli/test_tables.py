@@ -128,14 +128,14 @@ def print_everything() -> None:
                 print(f"refused: {error.code}")
 
 
-def in_a_terminal(columns: int) -> list[str]:
-    """What a process prints whose standard output and error are a terminal of this width, without its colours."""
+def in_a_terminal(columns: int, *command: str) -> list[str]:
+    """What `python command` prints, without its colours, where all it has is a terminal of this width."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color"}
     environment.pop("COLUMNS", None)
     process = subprocess.Popen(
-        [sys.executable, __file__], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, close_fds=True
+        [sys.executable, *command], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, close_fds=True
     )
     os.close(theirs)
     chunks = []
@@ -149,18 +149,29 @@ def in_a_terminal(columns: int) -> list[str]:
         chunks.append(chunk)
     os.close(ours)
     text = b"".join(chunks).decode()
-    assert process.wait(30) == 0, text
+    process.wait(30)
     assert "\x1b[" in text, "it has colours"
     return [line.rstrip("\r") for line in _ANSI.sub("", text).split("\n")]
 
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_no_table_wraps_in_a_terminal(columns: int) -> None:
-    lines = in_a_terminal(columns)
+    lines = in_a_terminal(columns, __file__)
     assert [line for line in lines if len(line) > columns and " " in line.strip()] == []
     assert not any(line.startswith(("Traceback", "refused")) for line in lines), "\n".join(lines)
     assert sum(line.startswith("$ ") for line in lines) == len(COMMANDS)
     assert any("MEMORY_SHORT" in line for line in lines)
+
+
+def test_an_error_is_labelled_lines_in_a_terminal_with_its_code_at_the_end() -> None:
+    lines = in_a_terminal(60, "-m", "shoal.cli.main", "get", "nods")
+    assert lines[:3] == [
+        "found:  no kind is called 'nods'",
+        "wanted: nodes, devices, models, workloads, placements,",
+        "        policies, tenants, regions, tokens, events,",
+    ]
+    assert lines[-2:] == ["try:    shoal get nodes, or shoal get --help (USAGE)", ""]
+    assert max(map(len, lines)) <= 60
 
 
 columns_of = st.lists(

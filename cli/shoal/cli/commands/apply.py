@@ -10,7 +10,7 @@ from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.migrations import refusal_of
 from shoal.cli.render.output import emit, line, progress
-from shoal.cli.render.plan import problems_of, show_plan, show_problems
+from shoal.cli.render.plan import refuse_problems, show_plan
 from shoal.cli.render.progress import status_progress
 from shoal.client import RegionClient
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -21,7 +21,14 @@ Key = tuple[str, str]
 
 
 @click.command()
-@click.option("-f", "--file", "files", multiple=True, required=True, help="A YAML file or folder; repeat.")
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    multiple=True,
+    required=True,
+    help="A YAML file or folder, or - for standard input; repeat.",
+)
 @click.option(
     "--plan",
     "plan_hash",
@@ -40,9 +47,7 @@ def apply(
 ) -> None:
     """Apply FILES: store them, place what they ask for, and say what changes."""
     bundle = read(files)
-    if bundle.problems:
-        show_problems(problems_of(bundle.problems), stderr=True)
-        raise click.exceptions.Exit(255)
+    refuse_problems(bundle.problems, output)
     with connect(context, region) as api:
         reply = api.apply(bundle.documents, push_sources(api, bundle), plan_hash)
         report_apply(api, reply, plan_hash, bundle.workloads, wait, timeout_s, output)

@@ -4,9 +4,9 @@ import click
 
 from shoal.cli.documents import Bundle, read
 from shoal.cli.names import OF_KIND
-from shoal.cli.options import SINGULAR, ResourceKind, connect, connection, tenant
-from shoal.cli.render.output import line
-from shoal.cli.render.plan import problems_of, show_problems
+from shoal.cli.options import SINGULAR, ResourceKinds, connect, connection, read_targets, tenant
+from shoal.cli.render.output import line, show_refusal
+from shoal.cli.render.plan import refuse_problems
 from shoal.client import RegionClient
 from shoal.types.codes import ShoalError
 
@@ -16,35 +16,41 @@ _ORDER = ("Workload", "Policy", "Tenant", "Region")
 
 @click.command()
 @click.argument(
-    "kind", required=False, type=ResourceKind("workloads", "policies", "tenants", "regions", "nodes", "tokens")
+    "kind", required=False, type=ResourceKinds("workloads", "policies", "tenants", "regions", "nodes", "tokens")
 )
 @click.argument("names", nargs=-1, type=OF_KIND, metavar="[NAME]...")
-@click.option("-f", "--file", "files", multiple=True, help="Delete the documents of a YAML file or folder; repeat.")
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    multiple=True,
+    help="Delete the documents of a YAML file or folder, or - for standard input; repeat.",
+)
 @tenant
 @connection
 def delete(
     kind: str | None, names: tuple[str, ...], files: tuple[str, ...], tenant: str, context: str, region: str
 ) -> None:
-    """Delete things by kind and NAME, or the documents of FILES. A workload's replicas drain first.
+    """Delete things by KIND NAME or KIND/NAME, or the documents of FILES. A workload's replicas drain first.
 
     What others use is refused IN_USE. The rest of the list is deleted all the same; the exit status is 255 then.
     """
     if bool(files) == bool(kind):
         raise click.UsageError("Name what to delete, as KIND NAME.. or as -f FILE.")
-    if kind and not names:
+    if kind and not names and "/" not in kind:
         raise click.UsageError("Missing argument 'NAME'.")
-    targets = (
-        [(SINGULAR[kind], name, tenant) for name in dict.fromkeys(names)] if kind else _targets(_read_valid(files))
-    )
+    if kind:
+        wanted = read_targets(kind, names)
+        targets = [(SINGULAR[each], name, tenant) for each, found in wanted.items() for name in found]
+    else:
+        targets = _targets(_read_valid(files))
     with connect(context, region) as api:
         _delete(api, targets)
 
 
 def _read_valid(files: tuple[str, ...]) -> Bundle:
     bundle = read(files)
-    if bundle.problems:
-        show_problems(problems_of(bundle.problems), stderr=True)
-        raise click.exceptions.Exit(255)
+    refuse_problems(bundle.problems, "")
     return bundle
 
 
@@ -63,7 +69,7 @@ def _delete(api: RegionClient, targets: list[tuple[str, str, str]]) -> None:
         except ShoalError as error:
             if len(targets) == 1:
                 raise
-            click.echo(str(error.refusal), err=True)
+            show_refusal(error.refusal)
             refused = True
         else:
             line(f"deleted {kind} {name}")

@@ -6,7 +6,7 @@ from shoal.cli.documents import push_sources, read
 from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit
-from shoal.cli.render.plan import problems_of, show_plan, show_problems
+from shoal.cli.render.plan import refuse_problems, show_plan
 
 
 @click.command()
@@ -15,7 +15,7 @@ from shoal.cli.render.plan import problems_of, show_plan, show_problems
     "--file",
     "files",
     multiple=True,
-    help="A YAML file or folder; repeat. Without: what would change as things stand.",
+    help="A YAML file or folder, or - for standard input; repeat. Without: what would change as things stand.",
 )
 @connection
 @output
@@ -25,9 +25,7 @@ def plan(files: tuple[str, ...], context: str, region: str, output: str) -> None
     Exit status: 0 nothing to do, 1 changes, 255 error.
     """
     bundle = read(files)
-    if bundle.problems:
-        show_problems(problems_of(bundle.problems), stderr=True)
-        raise click.exceptions.Exit(255)
+    refuse_problems(bundle.problems, output)
     with connect(context, region) as api:
         reply = api.plan(bundle.documents, push_sources(api, bundle))
     if output in ("json", "yaml"):

@@ -12,7 +12,9 @@ from shoal.cli.render.plan import problems_of, show_problems
 @click.argument("files", nargs=-1, required=True)
 @output
 def validate(files: tuple[str, ...], output: str) -> None:
-    """Parse FILES (or folders) and show every problem with file, line, column and a hint. Talks to nobody."""
+    """Parse FILES (or folders; - is standard input) and show every problem with file, line, column and a hint.
+
+    Talks to nobody."""
     bundle = read(files)
     problems = problems_of(bundle.problems)
     if output in ("json", "yaml"):

@@ -123,10 +123,21 @@ def show(kind: str, messages: Sequence[Any], *, wide: bool) -> None:
         for message in messages:
             line(event_line(message))
         return
-    listed = [each for each in COLUMNS[kind] if wide or not each.wide]
-    columns = [Column(each.name, each.rank, each.least, each.right) for each in listed]
-    rows = [[each.cell(message) for each in listed] for message in messages]
-    table(columns, rows, wide=wide, hint=_WHY.get(kind, f"one: shoal describe {SINGULAR[kind]} NAME"))
+    hint = _WHY.get(kind, f"one: shoal describe {SINGULAR[kind]} NAME")
+    table(columns_of(kind, wide=wide), [cells_of(kind, each, wide=wide) for each in messages], wide=wide, hint=hint)
+
+
+def columns_of(kind: str, *, wide: bool) -> list[Column]:
+    return [Column(each.name, each.rank, each.least, each.right) for each in COLUMNS[kind] if wide or not each.wide]
+
+
+def cells_of(kind: str, message: Any, *, wide: bool) -> list[str | Cell]:
+    """What the row says in each of `columns_of`."""
+    return [each.cell(message) for each in COLUMNS[kind] if wide or not each.wide]
+
+
+def text_of(cell: str | Cell) -> str:
+    return cell if isinstance(cell, str) else cell.text
 
 
 _WHY: Final[Mapping[str, str]] = dict.fromkeys(("workloads", "placements"), "why: shoal explain WORKLOAD")

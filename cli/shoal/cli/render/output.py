@@ -5,18 +5,23 @@ in one line each. NO_COLOR is honoured by rich.
 """
 
 import json
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.text import Text
 
 from shoal.cli.render.columns import GAP, Cell, Column, fit, pad, shorten
+from shoal.types.codes import Refusal
 
 console = Console(highlight=False, soft_wrap=True)
 _stderr_console = Console(highlight=False, soft_wrap=True, stderr=True)
+_CUT: Final = "some texts are cut"
+_LABEL: Final = 8
+"""Characters of a label of a refusal, with the space after it."""
 
 
 def emit(data: Any, output: str) -> None:
@@ -37,14 +42,24 @@ def table(
     columns: a plain name stays before those on its right leave. wide: show everything, whatever the terminal's width.
     hint: where to read what a narrow terminal leaves out, such as `shoal explain WORKLOAD`.
     """
+    text, left_out = table_text(columns, rows, console.width if console.is_terminal and not wide else None)
+    console.print(text)
+    if left_out:
+        note(f"{left_out} (all: -o wide{f'; {hint}' if hint and _CUT in left_out else ''})")
+
+
+def table_text(
+    columns: Sequence[str | Column], rows: Iterable[Sequence[str | Cell]], width: int | None
+) -> tuple[Text, str]:
+    """(the table in at most `width` characters a line, what of it is left out)"""
     headings = [Column(each, rank=index) if isinstance(each, str) else each for index, each in enumerate(columns)]
     cells = [[_clean_cell(cell) for cell in row] for row in rows]
     if not cells:
-        line("nothing to show")
-        return
-    fitted = fit(headings, cells, console.width if console.is_terminal and not wide else None)
+        return Text("nothing to show"), ""
+    fitted = fit(headings, cells, width)
     lines = [[(Cell(headings[index].name, style="bold"), index) for index in fitted.widths]]
     lines += [[(row[index], index) for index in fitted.widths] for row in cells]
+    texts = []
     for each in lines:
         text = Text()
         for cell, index in each:
@@ -52,11 +67,33 @@ def table(
             text.append(words, cell.style or None)
             text.append(" " * GAP)
         text.rstrip()
-        console.print(text)
-    if fitted.hidden or fitted.is_cut:
-        left_out = [f"not shown: {', '.join(fitted.hidden)}"] if fitted.hidden else []
-        left_out += ["some texts are cut"] if fitted.is_cut else []
-        note(f"{'; '.join(left_out)} (all: -o wide{f'; {hint}' if hint and fitted.is_cut else ''})")
+        texts.append(text)
+    left_out = [f"not shown: {', '.join(fitted.hidden)}"] if fitted.hidden else []
+    left_out += [_CUT] if fitted.is_cut else []
+    return Text("\n").join(texts), "; ".join(left_out)
+
+
+def show_refusal(refusal: Refusal, *, place: str = "", stderr: bool = True) -> None:
+    """What was found, wanted and can be tried, with the code at the end: a line each on a terminal, one line in a pipe.
+
+    place: where it was found, such as file:line:column.
+    """
+    on = _stderr_console if stderr else console
+    if not on.is_terminal:
+        print(clean(f"{place}: {refusal}" if place else str(refusal)), file=sys.stderr if stderr else sys.stdout)
+        return
+    if place:
+        on.print(Text(clean(place), style="bold"))
+    named = (("found:", refusal.found, "red"), ("wanted:", refusal.asked, "cyan"), ("try:", refusal.remedy, "green"))
+    parts = [each for each in named if each[1]] or [("", "", "")]
+    for label, said, style in parts:
+        code = f" ({refusal.code})" if label == parts[-1][0] else ""
+        indent = " " * _LABEL
+        words = textwrap.fill(
+            clean(said) + code, max(on.width, _LABEL + 20), initial_indent=indent, subsequent_indent=indent,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        on.print(Text(label.ljust(_LABEL), style=style) + Text(words[_LABEL:]))
 
 
 def line(text: str, style: str = "") -> None:

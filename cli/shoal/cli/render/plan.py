@@ -1,15 +1,16 @@
 """Plans, explanations and problems for people."""
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
+import click
+
 from shoal.cli.render.columns import Cell, Column
 from shoal.cli.render.data import as_data
 from shoal.cli.render.listings import show
-from shoal.cli.render.output import clean, line, table
+from shoal.cli.render.output import emit, line, show_refusal, table
 from shoal.cli.render.resources import (
     device_cell,
     device_name,
@@ -52,12 +53,23 @@ def problems_of(problems: Iterable[Problem]) -> list[dict[str, Any]]:
 
 
 def show_problems(problems: Iterable[dict[str, Any]], *, stderr: bool = False) -> None:
-    """`file:line:column: found: ..; wanted: ..; try: .. (CODE)`, a line each."""
+    """Each with file:line:column, in a pipe `file:line:column: found: ..; wanted: ..; try: .. (CODE)`."""
     for one in problems:
         refusal = one["refusal"]
         said = Refusal(Code(refusal["code"]), refusal["found"], refusal["asked"], refusal["remedy"])
-        text = f"{one['document']}:{one['line']}:{one['column']}: {said}"
-        print(clean(text), file=sys.stderr if stderr else sys.stdout)
+        show_refusal(said, place=f"{one['document']}:{one['line']}:{one['column']}", stderr=stderr)
+
+
+def refuse_problems(problems: Iterable[Problem], output: str) -> None:
+    """Show the problems that files have by themselves, if there are any. Raises Exit(255) then."""
+    found = problems_of(problems)
+    if not found:
+        return
+    if output in ("json", "yaml"):
+        emit({"problems": found}, output)
+    else:
+        show_problems(found, stderr=True)
+    raise click.exceptions.Exit(255)
 
 
 def show_plan(plan: operator_pb2.PlanReply, *, wide: bool) -> None:

@@ -206,7 +206,7 @@ def unmet_requirement(offer: Offer, require: Requirements, limits: Limits, terms
     bound = require.latency_p95_s
     if bound is not None and not latency <= bound:
         found = "the way there is not measured yet" if math.isnan(latency) else f"p95 {show_seconds(latency)}"
-        return Refusal(Code.SLO_UNREACHABLE, found, f"p95 {show_quantity(bound, DURATION)}")
+        return Refusal(Code.SLO_UNREACHABLE, found, f"p95 of at most {show_quantity(bound, DURATION)}")
     for code, value, limit, show in (
         (Code.COST_OVER, offer.cost, limits.cost, show_usd_per_hour),
         (Code.ENERGY_OVER, offer.joules, limits.energy, show_joules),

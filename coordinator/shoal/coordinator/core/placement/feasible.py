@@ -527,8 +527,8 @@ class Scope:
             high = self.latency_s(option, intent, replicas, high=True)
             if not high <= bound:
                 mid = self.latency_s(option, intent, replicas)
-                found = f"p95 {show_seconds(mid)}, at most {show_seconds(high)}" if mid < math.inf else "overloaded"
-                refusal = Refusal(Code.SLO_UNREACHABLE, found, f"p95 {show_quantity(bound, DURATION)}")
+                found = f"p95 {show_seconds(mid)}, up to {show_seconds(high)}" if mid < math.inf else "overloaded"
+                refusal = Refusal(Code.SLO_UNREACHABLE, found, f"p95 of at most {show_quantity(bound, DURATION)}")
                 yield PlacementFault(Constraint.LATENCY, refusal, _raise_bound("latency_p95_s", high, bound))
         figures = (
             (Constraint.COST, Code.COST_OVER, "cost", limits.cost, option.cost, show_usd_per_hour, replicas),

@@ -1,0 +1,33 @@
+"""A mistake in the command line itself, as a refusal."""
+
+import click
+
+from shoal.types.codes import Code, Refusal
+
+AFTER_THE_VERB = frozenset({"--context", "--region", "--tenant", "--output", "-o"})
+"""Options that verbs have and `shoal` itself has not."""
+
+
+class WrongWord(click.UsageError):
+    """A word of the command line that is none of those that there are."""
+
+    def __init__(self, found: str, wanted: str, remedy: str, ctx: click.Context | None) -> None:
+        super().__init__(found, ctx)
+        self.wanted = wanted
+        # Empty: the verb's help.
+        self.remedy = remedy
+
+
+def refusal_of(error: click.ClickException) -> Refusal:
+    """What click says of a command line that cannot be read."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    where = context.command_path if context is not None else "shoal"
+    found = " ".join(error.format_message().split()).removesuffix(".")
+    if isinstance(error, WrongWord):
+        remedies = filter(None, (error.remedy, f"{where} --help"))
+        return Refusal(Code.USAGE, found, error.wanted, ", or ".join(remedies))
+    if isinstance(error, click.NoSuchOption) and error.option_name in AFTER_THE_VERB and where == "shoal":
+        return Refusal(
+            Code.USAGE, f"{error.option_name} before the verb", "after it", f"shoal VERB {error.option_name} .."
+        )
+    return Refusal(Code.USAGE, found, "", f"{where} --help")

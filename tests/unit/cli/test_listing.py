@@ -1,0 +1,215 @@
+"""What `get` can be asked for: which rows, in which order, in which form."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.cli import jsonpath, listing
+from shoal.cli.commands import get as get_module
+from shoal.cli.main import shoal
+from shoal.cli.options import SHORT, SINGULAR, read_targets
+from shoal.cli.selection import field_of, parse_selector, sort_key
+from shoal.cli.wrong_word import WrongWord
+from shoal.client import Context, RegionClient
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.v1 import nouns_pb2, operator_pb2
+
+DOCUMENT = '{"apiVersion":"shoal/v1","kind":"Workload","metadata":{"name":"reader"},"spec":{"policy":"mild"}}'
+
+
+class ThreeNodes(RegionClient):
+    """A region that answers from memory."""
+
+    def __init__(self) -> None:
+        self.context = Context("dev", "home", "127.0.0.1:1", "/nowhere")
+        self.rows = {
+            "edge-1": ("ready", {"site": "shop", "rack": "2"}, 30.0),
+            "edge-2": ("lost", {"site": "shop"}, 10.0),
+            "cloud": ("ready", {"site": "cloud"}, 20.0),
+        }
+        self.looks = 0
+        self.on_look: Callable[[int], None] = lambda number: None
+
+    def get(self, kind: str, name: str = "", tenant: str = "", timeout_s: float | None = None) -> operator_pb2.GetReply:
+        self.looks += 1
+        self.on_look(self.looks)
+        if name and name not in (*self.rows, "reader"):
+            raise refuse(Code.NOT_FOUND, f"{kind} {name!r}")
+        key = nouns_pb2.WorkloadKey(tenant="default", name="reader")
+        nodes = {
+            each: operator_pb2.NodeView(
+                node=nouns_pb2.Node(name=each, role="agent", labels=labels), liveness=liveness, last_seen=seen
+            )
+            for each, (liveness, labels, seen) in self.rows.items()
+            if name in ("", each)
+        }
+        return operator_pb2.GetReply(
+            nodes=nodes.values() if kind == "nodes" else (),
+            devices=[
+                operator_pb2.DeviceView(node=each, device=nouns_pb2.Device(name="cpu0"), liveness="ready")
+                for each in nodes
+            ] if kind == "devices" else (),
+            workloads=[operator_pb2.WorkloadView(workload=key, state="ready", document=DOCUMENT)]
+            if kind == "workloads" else (),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def region(monkeypatch: pytest.MonkeyPatch) -> ThreeNodes:
+    found = ThreeNodes()
+
+    @contextmanager
+    def connect(*_: object) -> Iterator[ThreeNodes]:
+        yield found
+
+    monkeypatch.setattr(get_module, "connect", connect)
+    return found
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(shoal, ["get", *words], catch_exceptions=False)
+    return done.stdout
+
+
+@pytest.mark.usefixtures("region")
+def test_kinds_have_short_names_and_come_together() -> None:
+    assert set(SHORT.values()) == SINGULAR.keys()
+    for word in ("nodes", "node", "no", "NODES"):
+        assert run(word, "-o", "name").split() == ["node/edge-1", "node/edge-2", "node/cloud"]
+    both = run("no,dev")
+    assert both.index("NODES\n") < both.index("edge-1 ") < both.index("DEVICES\n") < both.index("edge-1/cpu0")
+    assert "WORKLOADS" in run("all")
+    assert run("node/cloud", "node/edge-2", "-o", "name").split() == ["node/cloud", "node/edge-2"]
+    assert run("node", "cloud", "edge-2", "-o", "name").split() == ["node/cloud", "node/edge-2"]
+    assert json.loads(run("no,dev", "-o", "json")).keys() == {"nodes", "devices"}
+
+
+def test_names_belong_to_their_kind() -> None:
+    assert read_targets("nodes,devices", ()) == {"nodes": (), "devices": ()}
+    assert read_targets("nodes", ("a", "b", "a")) == {"nodes": ("a", "b")}
+    assert read_targets("devices/a/cpu0", ("wl/reader",)) == {"devices": ("a/cpu0",), "workloads": ("reader",)}
+    for kind, names in (("nodes/a", ("b",)), ("nodes/", ())):
+        with pytest.raises((ShoalError, WrongWord)):
+            read_targets(kind, names)
+
+
+@pytest.mark.usefixtures("region")
+def test_selectors_take_nodes_and_what_is_on_them() -> None:
+    assert run("no", "-l", "site=shop", "-o", "name").split() == ["node/edge-1", "node/edge-2"]
+    assert run("no", "-l", "site=shop,rack", "-o", "name").split() == ["node/edge-1"]
+    assert run("dev", "-l", "site!=shop", "-o", "name").split() == ["device/cloud/cpu0"]
+    with pytest.raises(ShoalError) as refused:
+        run("wl", "-l", "a=b")
+    assert refused.value.code is Code.USAGE
+
+
+@pytest.mark.parametrize("text", ["=x", "!a=b", "a b"])
+def test_a_selector_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ShoalError) as refused:
+        parse_selector(text)
+    assert refused.value.code is Code.USAGE
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy")))
+def test_a_term_and_its_opposite_never_agree(labels: dict[str, str]) -> None:
+    for there, absent in (("a=x", "a!=x"), ("a", "!a")):
+        assert parse_selector(there)[0].matches(labels) != parse_selector(absent)[0].matches(labels)
+
+
+@pytest.mark.usefixtures("region")
+def test_rows_are_sorted_by_a_column_or_a_field() -> None:
+    assert run("no", "--sort-by", "node", "-o", "name").split() == ["node/cloud", "node/edge-1", "node/edge-2"]
+    assert run("no", "--sort-by", "liveness", "-o", "name").split()[0] == "node/edge-2"
+    assert run("no", "--sort-by", ".node.labels.rack", "-o", "name").split()[0] == "node/edge-1"
+    with pytest.raises(ShoalError, match="no column or field"):
+        run("no", "--sort-by", "wheels")
+
+
+def test_figures_sort_in_their_units() -> None:
+    words = [
+        "2s",
+        "-",
+        "900ms",
+        "65.9 TFLOP/s",
+        "858 GFLOP/s",
+        "7.45GiB",
+        "edge",
+        "465us [361us..568us]",
+        "140mJ (profile)",
+    ]
+    assert sorted(words, key=sort_key) == [
+        "465us [361us..568us]", "140mJ (profile)", "900ms", "2s", "7.45GiB", "858 GFLOP/s", "65.9 TFLOP/s", "edge", "-",
+    ]  # fmt: skip
+    assert field_of({"a": [{"b": 3}]}, "a.0.b") == 3
+    assert field_of({"a": [1]}, "a.7") is None
+
+
+@pytest.mark.usefixtures("region")
+def test_forms_for_programs() -> None:
+    lines = run("no", "-o", "csv").splitlines()
+    assert lines[0].startswith("node,role,liveness,")
+    assert lines[1].startswith("edge-1,agent,ready,")
+    assert yaml.safe_load(run("wl", "reader", "-o", "yaml")) == json.loads(DOCUMENT), "what apply takes"
+    assert run("no", "-o", "jsonpath={.items[*].node.name}") == "edge-1 edge-2 cloud\n"
+    assert run("no", "cloud", "-o", "jsonpath={.liveness}") == "ready\n"
+
+
+def test_watching_prints_a_row_again_when_it_changes(region: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "POLL_S", 0.0)
+
+    def on_look(number: int) -> None:
+        if number == 2:
+            region.rows["edge-2"] = ("ready", {}, 40.0)
+        if number == 3:
+            del region.rows["cloud"]
+        if number == 4:
+            raise KeyboardInterrupt
+
+    region.on_look = on_look
+    done = CliRunner().invoke(shoal, ["get", "no", "-o", "name", "-w"])
+    assert done.stdout.split("\n") == [
+        "node/edge-1", "node/edge-2", "node/cloud", "node/edge-2", "node/cloud is gone", "",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("{.a}", "1"),
+        (".a", "1"),
+        ("{$.list[0].n}-{.list[-1].n}", "x-y"),
+        ("{.list[*].n}", "x y"),
+        ('{range .list[*]}{.n}{"\\t"}{@.m}{"\\n"}{end}', "x\t2\ny\t\n"),
+        ("{range .list[*]}{range .k[*]}{@}{end};{end}", "pq;;"),
+        ("{['a']}", "1"),
+        ("{.nope.x}", ""),
+        ("{.list[9]}", ""),
+        ("{.flag}", "true"),
+    ],
+)
+def test_a_jsonpath_says_what_kubectls_would(expression: str, said: str) -> None:
+    data = {"a": 1, "flag": True, "list": [{"n": "x", "m": 2, "k": ["p", "q"]}, {"n": "y"}]}
+    assert jsonpath.evaluate(expression, data) == said
+
+
+@pytest.mark.parametrize("expression", ["{", "{.a", "{end}", "{range .a}", "{.a..b}", "{.a[b]}", "x" * 3000, "{}}"])
+def test_a_jsonpath_that_cannot_be_read_is_refused(expression: str) -> None:
+    with pytest.raises(ShoalError) as refused:
+        jsonpath.evaluate(expression, {"a": 1})
+    assert refused.value.code is Code.USAGE
+
+
+@given(st.text("{}.[]*\"ar end0'$@", max_size=30))
+def test_any_expression_is_answered_or_refused(expression: str) -> None:
+    codes = set()
+    try:
+        jsonpath.evaluate(expression, {"a": [{"r": 1}]})
+    except ShoalError as error:
+        codes.add(error.code)
+    assert codes <= {Code.USAGE}
