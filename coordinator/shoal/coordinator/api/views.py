@@ -1,10 +1,12 @@
 """The region's state as the operator API shows it. Pure: values in, messages out."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final, Self
 
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.documents.revisions import Revision
@@ -34,9 +36,8 @@ from shoal.coordinator.core.workloads.model import WorkloadWait
 from shoal.coordinator.core.workloads.routes import is_status_current
 from shoal.policies import Problem
 from shoal.types.agreement import ServiceReport
-from shoal.types.assignment import Assignment, DesiredSet, Ingress, Observed, Phase
+from shoal.types.assignment import Assignment, DesiredSet, Ingress, Phase
 from shoal.types.codes import Code, Refusal
-from shoal.types.device import Device
 from shoal.types.migration import Against, PackRef, has_answers
 from shoal.types.offer import Member, Offer
 from shoal.types.tenant import TenantUse
@@ -228,7 +229,7 @@ def placement_views(
     controller: WorkloadsController, fleet: Fleet, plan: PlacementPlan | None, only: WorkloadKey | None = None
 ) -> list[operator_pb2.PlacementView]:
     """plan: the source of predictions; None: without predictions."""
-    predictions, stays = _predictions(plan), _stay_reasons(plan)
+    predictions, stays = _predictions(plan), stay_reasons(plan)
     routed = _route_targets(controller.desired, fleet)
     views = []
     for node, desired in sorted(controller.desired.items()):
@@ -236,24 +237,87 @@ def placement_views(
         for each in desired.assignments:
             if only is not None and each.workload != only:
                 continue
-            device = state.device(each.device) if state is not None else None
-            observed = state.observed.get(each.id) if state is not None else None
-            view = _placement(node, each, state, device, observed, predictions, each.id in routed)
-            view.stays = stays.get(each.id, "")
+            view = placement_view(
+                node, each, state, predictions, routed=each.id in routed, stays=stays.get(each.id, "")
+            )
             views.append(view)
     return sorted(views, key=lambda view: (view.assignment.workload.tenant, view.assignment.workload.name, view.node))
 
 
+@dataclass(slots=True)
+class WorkloadIndex:
+    """What the views of all workloads need of the whole region, gathered in one pass."""
+
+    # Of the last step.
+    plans: Mapping[WorkloadKey, WorkloadPlan]
+    # Replicas for requests that are ready on a connected node and not about to be removed.
+    ready: Counter[WorkloadKey] = field(default_factory=Counter)
+    # Workloads with assignments.
+    assigned: set[WorkloadKey] = field(default_factory=set)
+    # Of the oldest documents that a replica in service belongs to.
+    revisions: dict[WorkloadKey, int] = field(default_factory=dict)
+    # Workloads that a migration to newer documents is under way for.
+    moving: set[WorkloadKey] = field(default_factory=set)
+    # What each waits for.
+    waits: dict[WorkloadKey, list[WorkloadWait]] = field(default_factory=dict)
+    # By origin, summed over the nodes where requests entered.
+    ingress: dict[WorkloadKey, dict[str, Ingress]] = field(default_factory=dict)
+
+    @classmethod
+    def of_region(cls, controller: WorkloadsController, fleet: Fleet) -> Self:
+        plans = controller.last_plan.workloads if controller.last_plan is not None else ()
+        index = cls({plan.workload: plan for plan in plans})
+        for node, desired in controller.desired.items():
+            state = fleet.nodes.get(node)
+            for each in desired.assignments:
+                index._add_assignment(each, state)
+        for move in controller.migrations.live:
+            if move.cause is Cause.DOCUMENTS:
+                index.moving.add(move.workload)
+        for wait in controller.waits:
+            index.waits.setdefault(wait.workload, []).append(wait)
+        for state in fleet.nodes.values():
+            for entered in state.ingress:
+                sums = index.ingress.setdefault(entered.workload, {})
+                sums[entered.origin] = _sum_ingress(sums.get(entered.origin), entered)
+        return index
+
+    def _add_assignment(self, one: Assignment, state: NodeState | None) -> None:
+        key = one.workload
+        self.assigned.add(key)
+        if one.draining:
+            return
+        self.revisions[key] = min(one.revision, self.revisions.get(key, one.revision))
+        if one.standby or state is None or state.liveness not in (Liveness.READY, Liveness.NEVER_SEEN):
+            return
+        observed = state.observed.get(one.id)
+        self.ready[key] += observed is not None and observed.phase is Phase.READY
+
+    def is_behind(self, intent: Intent) -> bool:
+        """True if a replica that serves, or a migration that is under way, belongs to previous documents."""
+        return self.revisions.get(intent.key, intent.revision) < intent.revision or intent.key in self.moving
+
+    def ingress_of(self, key: WorkloadKey) -> tuple[Ingress, ...]:
+        """Of each origin, by name."""
+        return tuple(each for _, each in sorted(self.ingress.get(key, {}).items()))
+
+
 def workload_views(controller: WorkloadsController, fleet: Fleet) -> list[operator_pb2.WorkloadView]:
     """Every applied workload, and deleted ones that still have assignments."""
-    views = [_workload(controller, fleet, intent) for intent in controller.intents]
-    applied = {intent.key for intent in controller.intents}
-    leaving = {each.workload for desired in controller.desired.values() for each in desired.assignments} - applied
-    for key in sorted(leaving):
-        view = operator_pb2.WorkloadView(workload=key_view(key), state=DELETING)
-        _explain_wait(view, [wait for wait in controller.waits if wait.workload == key])
-        views.append(view)
-    return views
+    index = WorkloadIndex.of_region(controller, fleet)
+    views = [workload_view(controller, intent, index) for intent in controller.intents]
+    return views + [leaving_view(key, index) for key in leaving_workloads(controller, index)]
+
+
+def leaving_workloads(controller: WorkloadsController, index: WorkloadIndex) -> list[WorkloadKey]:
+    """Deleted workloads that still have assignments."""
+    return sorted(index.assigned - {intent.key for intent in controller.intents})
+
+
+def leaving_view(key: WorkloadKey, index: WorkloadIndex) -> operator_pb2.WorkloadView:
+    view = operator_pb2.WorkloadView(workload=key_view(key), state=DELETING)
+    _explain_wait(view, index.waits.get(key, []))
+    return view
 
 
 def signal_views(
@@ -499,15 +563,19 @@ def _change(change: DocumentChange) -> operator_pb2.DocumentChange:
     return operator_pb2.DocumentChange(sign=change.sign, kind=change.kind, name=change.name, lines=change.lines)
 
 
-def _placement(
+def placement_view(
     node: str,
     assignment: Assignment,
     state: NodeState | None,
-    device: Device | None,
-    observed: Observed | None,
-    predictions: Mapping[tuple[str, str, str], Prediction],
-    routed: bool,
+    predictions: Mapping[tuple[str, str, str], Prediction] = MappingProxyType({}),
+    *,
+    routed: bool = False,
+    stays: str = "",
 ) -> operator_pb2.PlacementView:
+    """state: of its node; None: the region does not know it. predictions: by (node, device, model). stays: why it stays
+    although another place is better."""
+    device = state.device(assignment.device) if state is not None else None
+    observed = state.observed.get(assignment.id) if state is not None else None
     view = operator_pb2.PlacementView(
         assignment=to_wire(assignment),
         node=node,
@@ -515,6 +583,7 @@ def _placement(
         time_scale=device.time_scale if device is not None else 1.0,
         liveness=state.liveness if state is not None else Liveness.LOST,
         routed=routed,
+        stays=stays,
     )
     if observed is not None:
         view.observed.CopyFrom(to_wire(observed))
@@ -525,7 +594,7 @@ def _placement(
     return view
 
 
-def _stay_reasons(plan: PlacementPlan | None) -> dict[str, str]:
+def stay_reasons(plan: PlacementPlan | None) -> dict[str, str]:
     """For each assignment, why it stays although another place is better."""
     return {
         change.assignment: change.why
@@ -566,13 +635,12 @@ def _references(catalog: Catalog, intent: Intent) -> Iterator[operator_pb2.Refer
         yield operator_pb2.ReferenceView(model=model.digest, pack=pack)
 
 
-def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> operator_pb2.WorkloadView:
+def workload_view(controller: WorkloadsController, intent: Intent, index: WorkloadIndex) -> operator_pb2.WorkloadView:
     key = intent.key
     stored = controller.catalog.documents.get(DocumentKey("Workload", str(key)))  # a guest workload has none
-    plan = controller.last_plan.of(key) if controller.last_plan is not None else None
+    plan = index.plans.get(key)
     wanted = plan.wanted if plan is not None else intent.require.replicas
-    ready = _ready_count(controller.desired, fleet, key)
-    waits = [wait for wait in controller.waits if wait.workload == key]
+    ready = index.ready[key]
     view = operator_pb2.WorkloadView(
         workload=key_view(key),
         revision=intent.revision,
@@ -581,7 +649,7 @@ def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> 
         wanted=wanted,
         ready=ready,
         state=PROGRESSING if plan is None else PENDING if plan.refusal is not None else READY,
-        ingress=_ingress(fleet, key),
+        ingress=map(to_wire, index.ingress_of(key)),
         document=stored.text if stored is not None else "",
         relaxed=plan.relaxed if plan is not None else (),
         references=_references(controller.catalog, intent),
@@ -592,11 +660,11 @@ def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> 
         or plan is None
         or controller.last_intents.get(key) != intent
         or any(change.sign != "=" for change in plan.changes)
-        or _is_behind(controller, intent)
+        or index.is_behind(intent)
     ):
         view.state = PROGRESSING
     if view.state != READY:
-        _explain_wait(view, waits)
+        _explain_wait(view, index.waits.get(key, []))
     lacking = None if plan is None else plan.refusal or plan.no_standby
     if lacking is not None:
         view.reason.CopyFrom(refusal_view(lacking))
@@ -612,14 +680,6 @@ def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> 
     return view
 
 
-def _is_behind(controller: WorkloadsController, intent: Intent) -> bool:
-    """True if a replica that serves, or a migration that is under way, belongs to previous documents."""
-    held = (one for desired in controller.desired.values() for one in desired.assignments if one.workload == intent.key)
-    return any(one.revision < intent.revision and not one.draining for one in held) or any(
-        move.workload == intent.key and move.cause is Cause.DOCUMENTS for move in controller.migrations.live
-    )
-
-
 def _explain_wait(view: operator_pb2.WorkloadView, waits: list[WorkloadWait]) -> None:
     """The longest wait becomes the workload's reason."""
     if waits:
@@ -628,31 +688,6 @@ def _explain_wait(view: operator_pb2.WorkloadView, waits: list[WorkloadWait]) ->
         view.since = wait.since
         view.retry_at = wait.retry_at or 0.0
         view.gives_up_at = wait.gives_up_at or 0.0
-
-
-def _ready_count(desired: Mapping[str, DesiredSet], fleet: Fleet, key: WorkloadKey) -> int:
-    """Replicas for requests that are ready on a connected node and not about to be removed."""
-    count = 0
-    for node, each in desired.items():
-        state = fleet.nodes.get(node)
-        if state is None or state.liveness not in (Liveness.READY, Liveness.NEVER_SEEN):
-            continue
-        for assignment in each.assignments:
-            observed = state.observed.get(assignment.id)
-            counts = assignment.workload == key and not (assignment.draining or assignment.standby)
-            if counts and observed is not None:
-                count += observed.phase is Phase.READY
-    return count
-
-
-def _ingress(fleet: Fleet, key: WorkloadKey) -> list[Any]:
-    """By origin, summed over the nodes where requests entered."""
-    sums: dict[str, Ingress] = {}
-    for state in fleet.nodes.values():
-        for each in state.ingress:
-            if each.workload == key:
-                sums[each.origin] = _sum_ingress(sums.get(each.origin), each)
-    return [to_wire(sums[origin]) for origin in sorted(sums)]
 
 
 def _sum_ingress(one: Ingress | None, other: Ingress) -> Ingress:
