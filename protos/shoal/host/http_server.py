@@ -54,7 +54,7 @@ class HttpExchange:
 
     def __init__(
         self, head: h11.Request, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
-        stall_s: float,
+        stall_s: float, set_known: Callable[[], None],
     ) -> None:  # fmt: skip
         self.method = head.method.decode("ascii")
         self.target = head.target.decode("ascii")
@@ -65,6 +65,18 @@ class HttpExchange:
         self._reader = reader
         self._writer = writer
         self._stall_s = stall_s
+        self.set_known = set_known
+        """Tells that the client may stay: no newcomer closes its connection from then on."""
+
+    @property
+    def peer_address(self) -> str:
+        """The client's IP address."""
+        return str((self._writer.get_extra_info("peername") or ("",))[0])
+
+    @property
+    def is_closed(self) -> bool:
+        """True once the client is known to be gone."""
+        return self._writer.transport.is_closing() or self._reader.at_eof()
 
     @property
     def certificate(self) -> bytes | None:
@@ -113,7 +125,8 @@ class HttpServer:
     """Listens on one port.
 
     answer: called with each request; it responds. context: called for each connection, so that renewed certificates
-    count from the next one on; it may raise OSError.
+    count from the next one on; it may raise OSError. is_known_at_handshake: who passed it showed a certificate; else
+    `answer` decides who is known (`HttpExchange.set_known`).
     """
 
     def __init__(
@@ -121,8 +134,11 @@ class HttpServer:
         answer: Callable[[HttpExchange], Awaitable[None]],
         limits: HttpLimits,
         context: Callable[[], ssl.SSLContext],
+        *,
+        is_known_at_handshake: bool = True,
     ) -> None:
         self._answer = answer
+        self._is_known_at_handshake = is_known_at_handshake
         self._limits = limits
         self._connections = Connections(limits.connections, limits.connections_per_address, replaces_own=True)
         self._streams = TlsStreams(self._connections, self._serve)
@@ -143,15 +159,19 @@ class HttpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Connection) -> None:
         try:
-            self._connections.set_busy(place)  # it showed a certificate: no newcomer may close it
+            if self._is_known_at_handshake:
+                self._connections.set_busy(place)  # no newcomer may close it
             async with asyncio.timeout(self._limits.total_s):
-                await self._exchange(reader, writer)
+                await self._exchange(reader, writer, place)
         except OSError:
             pass  # the client sees it: it was silent for too long, or it hung up
         finally:
             writer.transport.abort()
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Connection) -> None:
+        def set_known() -> None:
+            self._connections.set_busy(place)
+
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.head_bytes)
         try:
             async with asyncio.timeout(self._limits.head_s):
@@ -159,7 +179,7 @@ class HttpServer:
                     http.receive_data(await reader.read(HEAD_READ_BYTES))
             if not isinstance(head, h11.Request):
                 return
-            await self._answer(HttpExchange(head, http, reader, writer, self._limits.stall_s))
+            await self._answer(HttpExchange(head, http, reader, writer, self._limits.stall_s, set_known))
             writer.write(http.send(h11.EndOfMessage()) or b"")
         except h11.RemoteProtocolError as error:
             _refuse(http, writer, error.error_status_hint)
