@@ -27,7 +27,7 @@ PYTEST = $(BIN)/python -m pytest $(ONCE)
 ATTEMPT = PYTHONPATH=tests $(BIN)/python -m harness.flaky $(1) $(ONCE)
 
 .DEFAULT_GOAL := help
-.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers wheels lock images push bundle lint words types protos docs dashboards bench clean
+.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers wheels lock images push bundle lint words types protos docs dashboards assets bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -163,6 +163,11 @@ docs: $(STAMP) ## regenerate the reference
 
 dashboards: $(STAMP) ## write Grafana's dashboards from deploy/grafana/dashboards.yml
 	$(BIN)/python deploy/grafana/generate.py
+
+# What the wheel holds of the dashboard's page is committed, so that only who changes the page needs node and npm.
+assets: ## build the page of the coordinator's dashboard from coordinator/dashboard; fails when the built files differ
+	cd coordinator/dashboard && npm ci --ignore-scripts --no-audit --no-fund && node build.mjs
+	git diff --exit-code -- coordinator/shoal/coordinator/api/dashboard/static
 
 bench: $(TEST_STAMP) ## the benchmarks, as ratios in one run
 	$(BIN)/shoal bench

@@ -43,6 +43,7 @@ DEMANDED: Mapping[str, str] = {
     **dict.fromkeys(("A44", "A58", "A61", "A62"), IN_PROCESS + "P"),
     **dict.fromkeys(("A13", "A21", "A24", "A25", "A26", "A27", "A37", "A38", "A50"), IN_PROCESS + "P"),
     **dict.fromkeys(("A39", "A40", "A41", "A42", "A52"), "P"),
+    **dict.fromkeys(("A48", "A49"), IN_PROCESS + "P"),
     "A56": "SP",
     "A59": "P",
     "A60": IN_PROCESS + "P",

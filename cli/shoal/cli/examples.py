@@ -29,6 +29,10 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("shoal dev break edge-npu resume", "it comes back"),
         ("shoal dev break edge-npu/worker kill", "one process of it dies"),
     ),
+    "dashboard": (
+        ("shoal dashboard", "open it"),
+        ("shoal dashboard --no-browser --port 8080", "print the link alone, for an ssh -L 8080:127.0.0.1:8080"),
+    ),
     "context": (("shoal context ls", "which there are"), ("shoal context use dev", "call that one from now on")),
     "context ls": (("shoal context ls", "the one in use has a star"),),
     "context use": (("shoal context use dev", ""),),

@@ -37,11 +37,12 @@ READ_ONLY_METHODS: Final = frozenset(
         "Doctor",
         "GetAuthority",
         "GetFederation",
+        "OpenDashboard",
         "List",
         "Trace",
     }
 )
-"""Methods that change nothing."""
+"""Methods that change nothing, or of which a second call does no harm."""
 _STREAM_END_CODES: Final = (Code.COORDINATOR_UNREACHABLE, Code.CANCELLED, Code.NOT_LEADER)
 """How a stream ends when its coordinator is lost, stops, or no longer leads."""
 
@@ -247,6 +248,10 @@ class RegionClient:
             role=role, name=name, valid_s=valid_s, labels=labels, allow_labels=allow_labels
         )
         return self._call("CreateToken", request)  # type: ignore[no-any-return]
+
+    def open_dashboard(self) -> operator_pb2.OpenDashboardReply:
+        """A one-time link to the dashboard, as its parts."""
+        return self._call("OpenDashboard", operator_pb2.OpenDashboardRequest())  # type: ignore[no-any-return]
 
     def doctor(self) -> operator_pb2.DoctorReply:
         return self._call("Doctor", operator_pb2.DoctorRequest())  # type: ignore[no-any-return]

@@ -282,7 +282,7 @@ _USES: Final = {
     ETCD: ("client", "peer"),
     FEDERATION: ("link", "enrol", "metrics"),
     "broker": ("mqtt",),
-    "coordinator": ("link", "enrol", "metrics"),
+    "coordinator": ("link", "enrol", "metrics", "dashboard"),
     "gateway": ("data", "metrics", "front-metrics"),
     "agent": ("data", "metrics", "front-metrics"),
 }

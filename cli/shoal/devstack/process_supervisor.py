@@ -245,6 +245,8 @@ class ProcessSupervisor:
                 addresses["enrol"],
                 "--metrics",
                 addresses["metrics"],
+                # A stack that an earlier version laid out has no port for it.
+                *(["--dashboard", addresses.get("dashboard", "off")] if role == "region" else []),
                 *([*mqtt, "--models", addresses["models"]] if mqtt else []),
                 *self._broker_flags(region),
                 *self._peer_flags(member),

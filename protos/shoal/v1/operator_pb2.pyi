@@ -2664,6 +2664,50 @@ class CreateTokenReply(_message.Message):
 Global___CreateTokenReply: _TypeAlias = CreateTokenReply  # noqa: Y015
 
 @_typing.final
+class OpenDashboardRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenDashboardRequest: _TypeAlias = OpenDashboardRequest  # noqa: Y015
+
+@_typing.final
+class OpenDashboardReply(_message.Message):
+    """address: host:port of the dashboard (HTTPS). secret: opens one session there, within valid_s seconds:
+    https://ADDRESS/#link=SECRET
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    VALID_S_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    secret: _builtins.str
+    valid_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        secret: _builtins.str = ...,
+        valid_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "secret", b"secret", "valid_s", b"valid_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenDashboardReply: _TypeAlias = OpenDashboardReply  # noqa: Y015
+
+@_typing.final
 class DoctorRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

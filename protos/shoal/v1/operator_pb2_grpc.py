@@ -104,6 +104,11 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.CreateTokenRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.CreateTokenReply.FromString,
                 _registered_method=True)
+        self.OpenDashboard = channel.unary_unary(
+                '/shoal.v1.Operator/OpenDashboard',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.OpenDashboardRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.OpenDashboardReply.FromString,
+                _registered_method=True)
         self.Doctor = channel.unary_unary(
                 '/shoal.v1.Operator/Doctor',
                 request_serializer=shoal_dot_v1_dot_operator__pb2.DoctorRequest.SerializeToString,
@@ -283,6 +288,13 @@ class OperatorServicer:
 
     def CreateToken(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenDashboard(self, request, context):
+        """A link that opens the dashboard in a browser, once. Whoever uses it reads as the caller, and can change nothing.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -473,6 +485,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.CreateToken,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.CreateTokenRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.CreateTokenReply.SerializeToString,
+            ),
+            'OpenDashboard': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenDashboard,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.OpenDashboardRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.OpenDashboardReply.SerializeToString,
             ),
             'Doctor': grpc.unary_unary_rpc_method_handler(
                     servicer.Doctor,
@@ -938,6 +955,33 @@ class Operator:
             '/shoal.v1.Operator/CreateToken',
             shoal_dot_v1_dot_operator__pb2.CreateTokenRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.CreateTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenDashboard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/OpenDashboard',
+            shoal_dot_v1_dot_operator__pb2.OpenDashboardRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.OpenDashboardReply.FromString,
             options,
             channel_credentials,
             insecure,

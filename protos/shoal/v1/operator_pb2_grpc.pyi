@@ -55,6 +55,8 @@ class OperatorStub:
     Events: _grpc.UnaryStreamMultiCallable[_operator_pb2.EventsRequest, _operator_pb2.Event]
     """Past events from `after`, then (follow) new ones as they happen."""
     CreateToken: _grpc.UnaryUnaryMultiCallable[_operator_pb2.CreateTokenRequest, _operator_pb2.CreateTokenReply]
+    OpenDashboard: _grpc.UnaryUnaryMultiCallable[_operator_pb2.OpenDashboardRequest, _operator_pb2.OpenDashboardReply]
+    """A link that opens the dashboard in a browser, once. Whoever uses it reads as the caller, and can change nothing."""
     Doctor: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DoctorRequest, _operator_pb2.DoctorReply]
     Revoke: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RevokeRequest, _operator_pb2.RevokeReply]
     """Refuses every certificate that one identity holds, at once and everywhere."""
@@ -112,6 +114,8 @@ class OperatorAsyncStub(OperatorStub):
     Events: _aio.UnaryStreamMultiCallable[_operator_pb2.EventsRequest, _operator_pb2.Event]  # type: ignore[assignment]
     """Past events from `after`, then (follow) new ones as they happen."""
     CreateToken: _aio.UnaryUnaryMultiCallable[_operator_pb2.CreateTokenRequest, _operator_pb2.CreateTokenReply]  # type: ignore[assignment]
+    OpenDashboard: _aio.UnaryUnaryMultiCallable[_operator_pb2.OpenDashboardRequest, _operator_pb2.OpenDashboardReply]  # type: ignore[assignment]
+    """A link that opens the dashboard in a browser, once. Whoever uses it reads as the caller, and can change nothing."""
     Doctor: _aio.UnaryUnaryMultiCallable[_operator_pb2.DoctorRequest, _operator_pb2.DoctorReply]  # type: ignore[assignment]
     Revoke: _aio.UnaryUnaryMultiCallable[_operator_pb2.RevokeRequest, _operator_pb2.RevokeReply]  # type: ignore[assignment]
     """Refuses every certificate that one identity holds, at once and everywhere."""
@@ -250,6 +254,14 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.CreateTokenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.CreateTokenReply, _abc.Awaitable[_operator_pb2.CreateTokenReply]]: ...
+
+    @_abc_1.abstractmethod
+    def OpenDashboard(
+        self,
+        request: _operator_pb2.OpenDashboardRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.OpenDashboardReply, _abc.Awaitable[_operator_pb2.OpenDashboardReply]]:
+        """A link that opens the dashboard in a browser, once. Whoever uses it reads as the caller, and can change nothing."""
 
     @_abc_1.abstractmethod
     def Doctor(

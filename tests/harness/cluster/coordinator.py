@@ -47,6 +47,8 @@ class CoordinatorServer:
     enrol: str = "127.0.0.1:0"
     # host:port of the metrics page; port 0 before the first start.
     metrics: str = "127.0.0.1:0"
+    # host:port of the dashboard; port 0 before the first start.
+    dashboard: str = "127.0.0.1:0"
     # The process's ready line.
     ready: dict[str, str] = field(default_factory=dict)
 
@@ -63,6 +65,7 @@ class CoordinatorServer:
         assert status is None, f"it ended with {status}: {self.log.read_text()[-2000:]}"
         self.ready = json.loads((self.folder / "ready.json").read_text())
         self.link, self.enrol, self.metrics = (str(self.ready[name]) for name in ("link", "enrol", "metrics"))
+        self.dashboard = self.ready.get("dashboard", self.dashboard)
 
     def refuses_to_start(self, *, deadline_s: float = 60.0) -> int:
         """Its exit status."""
@@ -86,7 +89,8 @@ class CoordinatorServer:
         command = [
             *self.command_prefix, str(Path(sys.executable).with_name("shoal-coordinator")), "run",
             "--role", self.role, "--region", self.region, "--data-dir", str(self.data),
-            "--link", self.link, "--enrol", self.enrol, "--metrics", self.metrics, *flags,
+            "--link", self.link, "--enrol", self.enrol, "--metrics", self.metrics,
+            "--dashboard", self.dashboard, *flags,
         ]  # fmt: skip
         out = (self.folder / "ready.json").open("w")
         with out, self.log.open("a") as log:

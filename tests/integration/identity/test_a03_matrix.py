@@ -66,6 +66,7 @@ LINK: Mapping[str, set[Role]] = {
     "Operator/Cordon": WRITERS,
     "Operator/Events": READERS,
     "Operator/CreateToken": WRITERS,
+    "Operator/OpenDashboard": READERS,
     "Operator/Doctor": READERS,
     "Operator/Revoke": WRITERS,
     "Operator/Settle": WRITERS,

@@ -31,6 +31,8 @@ from shoal.agent.worker.model_runner import MAX_RUN_S
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.coordinator.api import compute_pool, models
 from shoal.coordinator.api.authorise import MESSAGE_S
+from shoal.coordinator.api.dashboard import queries, sessions
+from shoal.coordinator.api.dashboard import server as dashboard
 from shoal.coordinator.broker import config
 from shoal.coordinator.controllers.fleet import node_events
 from shoal.coordinator.controllers.log import events
@@ -95,6 +97,21 @@ def test_the_reference_of_limits_is_true() -> None:
         "connections at a metrics port, of one address there, and how long one lasts": (
             f"{metrics_page.MAX_CONNECTIONS}, {metrics_page.MAX_CONNECTIONS_PER_ADDRESS}, {metrics_page.TIMEOUT_S:g} s"
         ),
+        "connections at `--dashboard`, of one address there, and a request's head": (
+            f"{dashboard.LIMITS.connections}, {dashboard.LIMITS.connections_per_address}, "
+            f"{dashboard.LIMITS.head_bytes // 2**10} KiB"
+        ),
+        "silence at `--dashboard`: before its handshake, before a request, in a body either way": (
+            f"{dashboard.LIMITS.handshake_s:g} s, {dashboard.LIMITS.head_s:g} s, {dashboard.LIMITS.stall_s:g} s"
+        ),
+        "pages of the dashboard that are open at once, of all and of one caller": (
+            f"{dashboard.LIVE_MOST}, {dashboard.LIVE_PER_CALLER}"
+        ),
+        "links of `shoal dashboard`, sessions, and of one caller; how long they are good for": (
+            f"{sessions.LINKS_MOST}, {sessions.SESSIONS_MOST}, {sessions.PER_CALLER_MOST}; "
+            f"{sessions.LINK_S:g} s, {sessions.SESSION_S / 3600:g} h"
+        ),
+        "documents of one plan preview in the dashboard": f"{queries.PLAN_BYTES // 2**10} KiB",
         "`shoal-request-id`": f"{MAX_REQUEST_ID} characters of printable ASCII",
         "JSON of a REST request beside `data` of its tensors, and strings or values in it": (
             f"{json_tensors.MAX_HEAD_BYTES // MIB} MiB, {json_tensors.MAX_HEAD_VALUES:,}"

@@ -62,6 +62,7 @@ RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.Operator/Drain": _WRITE,
     "/shoal.v1.Operator/Events": _READ,
     "/shoal.v1.Operator/CreateToken": _WRITE,
+    "/shoal.v1.Operator/OpenDashboard": _READ,
     "/shoal.v1.Operator/Doctor": _READ,
     "/shoal.v1.Operator/Revoke": _WRITE,
     "/shoal.v1.Operator/Settle": _WRITE,

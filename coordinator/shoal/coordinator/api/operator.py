@@ -9,6 +9,7 @@ from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.backup import Backups, stream_backup
 from shoal.coordinator.api.can_move import can_move_view
 from shoal.coordinator.api.compute_pool import ComputePool
+from shoal.coordinator.api.dashboard.dashboard import Dashboard
 from shoal.coordinator.api.diagnostics import AddressableProcess, diagnostics, stream_logs
 from shoal.coordinator.api.events import stream_events
 from shoal.coordinator.api.migrations import held_move_view
@@ -61,9 +62,11 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         follower: Follower | None = None,
         federation: FederationJoiner | None = None,
         backups: Backups | None = None,
+        dashboard: Dashboard | None = None,
     ) -> None:
         self._region = region
         self._backups = backups
+        self._dashboard = dashboard
         self._process = process
         self._federation_or_none = federation
         self._members = members
@@ -98,7 +101,10 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         )
 
     async def Plan(self, request: operator_pb2.PlanRequest, context: Any) -> operator_pb2.PlanReply:
-        actor = identity_of_context(context).uri
+        return await self.plan(request, identity_of_context(context).uri)
+
+    async def plan(self, request: operator_pb2.PlanRequest, actor: str) -> operator_pb2.PlanReply:
+        """actor: whose computation it is."""
         texts, digests = await self._read_documents(request)
         back = request.HasField("rollback")
         compute = partial(self._compute_pool.run, actor)
@@ -258,6 +264,13 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         assert self._backups is not None  # never None here: the guard redirects this call on a follower
         async for chunk in stream_backup(self._backups, self._audit, request, context):
             yield chunk
+
+    async def OpenDashboard(
+        self, request: operator_pb2.OpenDashboardRequest, context: Any
+    ) -> operator_pb2.OpenDashboardReply:
+        assert self._dashboard is not None  # never None here: the guard redirects this call on a follower
+        link = await self._dashboard.open_link(identity_of_context(context))
+        return operator_pb2.OpenDashboardReply(address=link.address, secret=link.secret, valid_s=link.valid_s)
 
     async def CreateToken(
         self, request: operator_pb2.CreateTokenRequest, context: Any

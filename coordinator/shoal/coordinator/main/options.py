@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,6 +15,7 @@ from shoal.types.codes import Code, refuse
 from shoal.types.identity import check_name
 
 ROLES: Final = ("region", "federation")
+OFF: Final = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,10 @@ class CoordinatorConfig:
     enrol: HostPort
     # Where Prometheus scrapes, mTLS.
     metrics: HostPort
+    # Where browsers open the dashboard, HTTPS; None: there is none.
+    dashboard: HostPort | None
+    # Further names that the dashboard is opened by, such as a proxy's.
+    dashboard_hosts: tuple[str, ...]
     # Address of the region's MQTT broker; None without a broker.
     mqtt: HostPort | None
     # Folder that the broker starts from, if it is on this machine: its certificate is renewed there. Else None.
@@ -90,11 +95,13 @@ def config_of(options: argparse.Namespace) -> CoordinatorConfig:
         link=link,
         enrol=HostPort.parse(options.enrol, "--enrol"),
         metrics=HostPort.parse(options.metrics, "--metrics"),
+        dashboard=HostPort.parse(options.dashboard, "--dashboard") if options.dashboard != OFF else None,
+        dashboard_hosts=tuple(parse_host(each, "--dashboard-host") for each in _listed(options.dashboard_host)),
         mqtt=HostPort.parse(options.mqtt, "--mqtt") if options.mqtt else None,
         broker_dir=Path(options.broker_dir) if options.broker_dir else None,
         models=HostPort.parse(options.models, "--models"),
         signals_dir=Path(options.signals_dir or Path(options.data_dir) / "signals"),
-        signal_hosts=tuple(host.strip() for hosts in options.signal_host for host in hosts.split(",") if host.strip()),
+        signal_hosts=tuple(_listed(options.signal_host)),
         peers=HostPort.parse(options.peers, "--peers"),
         advertise=_advertised_host(options.advertise, link),
         links=_addresses(options.links, "--links"),
@@ -152,6 +159,11 @@ def scopes_of(options: argparse.Namespace) -> tuple[str, ...]:
             raise refuse(Code.FIELD_INVALID, f"--scope {scope!r:.80}", wanted, "for example --scope region/eu")
         check_name(name, role)
     return scopes
+
+
+def _listed(texts: Sequence[str]) -> Iterator[str]:
+    """The parts of comma-separated texts."""
+    return (part.strip() for text in texts for part in text.split(",") if part.strip())
 
 
 def _addresses(text: str, what: str) -> str:
@@ -289,6 +301,19 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     run.add_argument("--link", default=default("LINK", "127.0.0.1:7443"), help="agents and operators, mTLS")
     run.add_argument("--enrol", default=default("ENROL", "127.0.0.1:7444"), help="join tokens, server TLS only")
     run.add_argument("--metrics", default=default("METRICS", "127.0.0.1:7445"), help="Prometheus, mTLS")
+    run.add_argument(
+        "--dashboard",
+        default=default("DASHBOARD", "127.0.0.1:7448"),
+        metavar="HOST:PORT|off",
+        help="where browsers open the region's dashboard, HTTPS: `shoal dashboard`",
+    )
+    run.add_argument(
+        "--dashboard-host",
+        action="append",
+        default=[environment["SHOAL_DASHBOARD_HOSTS"]] if environment.get("SHOAL_DASHBOARD_HOSTS") else [],
+        metavar="HOST",
+        help="a further name that browsers open it by, such as a proxy's; repeatable",
+    )
     run.add_argument(
         "--mqtt", default=default("MQTT", ""), help="HOST:PORT of the region's broker, from `broker-config`"
     )

@@ -17,6 +17,7 @@ from shoal.coordinator.api.artifacts import ArtifactsService
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.api.backup import BackupModels
+from shoal.coordinator.api.dashboard.dashboard import Dashboard
 from shoal.coordinator.api.enrol import EnrolmentService, FollowerEnrolmentService
 from shoal.coordinator.api.models import ModelServer
 from shoal.coordinator.api.operator import OperatorService
@@ -253,7 +254,19 @@ async def _lead(
     named = BackupModels(blobs, lambda: (*region.workloads.catalog.models, *region.workloads.catalog.packs))
     backups = backups_of(config, "region", store, clock, named)
     schedule = schedule_of(config, backups, clock, meter)
-    operators = OperatorService(region, enrolment, members, audit, process, federation=trading, backups=backups)
+    dashboard = Dashboard(
+        region,
+        guard,
+        audit,
+        ids,
+        identity,
+        advertise=config.advertise,
+        hosts=(*_hosts(config), *config.dashboard_hosts),
+        federation=trading,
+    )
+    operators = OperatorService(
+        region, enrolment, members, audit, process, federation=trading, backups=backups, dashboard=dashboard
+    )
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     listen(api, process.link, identity.credentials(client_certificates=True))
     enrol_server = server_for_strangers()
@@ -269,6 +282,9 @@ async def _lead(
     await enrol_server.start()
     models_port = await serve_models(model_server, config.models) if mqtt_links else 0
     reached = {"mqtt": mqtt, "models": str(HostPort(config.advertise, models_port))} if mqtt_links else {}
+    if config.dashboard is not None:
+        await dashboard.start(config.dashboard, operators)
+        reached["dashboard"] = dashboard.address
     process.announce(identity, **reached, ca_sha256=authority.fingerprint, operator_dir=str(operator_dir.resolve()))
     tasks = [
         asyncio.create_task(keep_running(region.run)),
@@ -280,6 +296,7 @@ async def _lead(
         asyncio.create_task(keep_running(trading.run)),
         asyncio.create_task(refresh_certificates(refresh_own, refresh_broker)),
         asyncio.create_task(keep_running(traces.run)),
+        asyncio.create_task(keep_running(dashboard.run)),
     ]
     if schedule is not None:
         tasks.append(asyncio.create_task(keep_running(schedule.run)))
@@ -304,6 +321,7 @@ async def _lead(
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    await dashboard.stop()
     await model_server.stop()
     with suppress(ShoalError):
         await store.backup()

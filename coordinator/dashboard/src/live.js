@@ -1,0 +1,121 @@
+// The live tables: rows by table and key, as the coordinator sends them, and who shows them.
+import { useEffect, useReducer } from "preact/hooks";
+
+const tables = new Map();
+const readers = new Set();
+const state = { status: "connecting", at: 0 };
+let source = null, wanted = "", retry = null, delay = 500, frame = 0, loggedOut = () => {};
+
+export const live = { tables, state };
+
+/** Called once nobody is logged in. */
+export function onLoggedOut(call) { loggedOut = call; }
+
+/** Follow these tables, and no others. */
+export function follow(names) {
+  const asked = [...new Set(["region", ...names])].sort().join(",");
+  if (asked === wanted && source) return;
+  wanted = asked;
+  connect();
+}
+
+export function stop() {
+  wanted = "";
+  source?.close();
+  source = null;
+  clearTimeout(retry);
+}
+
+function connect() {
+  source?.close();
+  clearTimeout(retry);
+  const asked = wanted.split(",");
+  for (const name of tables.keys()) if (!asked.includes(name)) tables.delete(name);
+  const opened = source = new EventSource(`/api/v1/live?tables=${wanted}`);
+  let fresh = false;
+  opened.addEventListener("whole", () => { fresh = true; for (const name of asked) tables.set(name, new Map()); });
+  opened.addEventListener("rows", (event) => {
+    const { table, rows } = JSON.parse(event.data);
+    const known = tables.get(table) ?? new Map();
+    tables.set(table, known);
+    for (const [key, row] of rows) {
+      if (row === null) known.delete(key);
+      else { known.set(key, row); if (table === "workloads") count(key, row); }
+    }
+    known.changed = (known.changed ?? 0) + 1;
+    if (!fresh) show();
+  });
+  opened.addEventListener("now", () => {
+    fresh = false; delay = 500;
+    Object.assign(state, { status: "live", at: Date.now() });
+    show();
+  });
+  opened.addEventListener("ended", () => { opened.close(); loggedOut(); });
+  opened.onerror = () => {
+    if (source !== opened) return;
+    state.status = "lost";
+    show();
+    if (opened.readyState === EventSource.CLOSED) again();
+  };
+}
+
+async function again() {
+  delay = Math.min(delay * 2, 10_000);
+  try {
+    const reply = await fetch("/api/v1/session");
+    if (reply.status === 401 || reply.status === 403) return loggedOut();
+  } catch { /* not reachable: try again */ }
+  clearTimeout(retry);
+  retry = setTimeout(() => wanted && connect(), delay);
+}
+
+function show() {
+  if (!frame) frame = requestAnimationFrame(() => { frame = 0; for (const call of readers) call(); });
+}
+
+/** Show the component again when something changed. */
+export function useLive() {
+  const [, again] = useReducer((n) => n + 1, 0);
+  useEffect(() => { readers.add(again); return () => readers.delete(again); }, []);
+}
+
+/** The rows of a table; null until they have come. */
+export function useTable(name) {
+  useLive();
+  const rows = tables.get(name);
+  return rows && (rows.size || state.status === "live") ? [...rows.values()] : state.status === "live" ? [] : null;
+}
+
+// Requests a second, of what this page has seen: counters come with each report of a node.
+const seen = new Map();
+const WINDOW_MS = 15_000;
+
+function count(key, row) {
+  const now = Date.now(), past = seen.get(key) ?? [];
+  if (past.length && past.at(-1).n > (row.requests ?? 0)) past.length = 0;
+  past.push({ at: now, n: row.requests ?? 0 });
+  while (past.length > 2 && past[1].at < now - WINDOW_MS) past.shift();
+  seen.set(key, past);
+}
+
+/** Requests a second of a workload over the last 15 seconds; null: not known yet. */
+export function rateOf(row) {
+  const past = seen.get(`${row.tenant}/${row.name}`);
+  if (!past || past.length < 2) return row.requests ? null : 0;
+  const [first, last] = [past[0], past.at(-1)];
+  if (Date.now() - last.at > WINDOW_MS) return 0;
+  return last.at - first.at < 900 ? null : ((last.n - first.n) * 1000) / (last.at - first.at);
+}
+
+/** One of the operator API's read-only calls. Throws the refusal. */
+export async function ask(path, given = {}, body) {
+  const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value));
+  const reply = await fetch(`/api/v1/${path}?${query}`, body === undefined ? {} :
+    { method: "POST", headers: { "content-type": "application/yaml" }, body });
+  const told = reply.status === 204 ? {} : await reply.json().catch(() => ({ code: `HTTP_${reply.status}`, found: reply.statusText }));
+  if (!reply.ok) {
+    if (reply.status === 401) loggedOut();
+    throw told;
+  }
+  return told;
+}

@@ -1,0 +1,77 @@
+import { useTable, rateOf } from "../live.js";
+import { ago, carbon, digits, money, percent, plural, rate, seconds, span, watts, whole } from "../format.js";
+import { Empty, Link, Panel, Reason, Stat, State, Table, Workload, Waiting } from "../parts.jsx";
+import { MoveRow } from "./migrations.jsx";
+import { EventList } from "./events.jsx";
+import { HeatMap } from "./fleet.jsx";
+
+export function Overview() {
+  const [nodes, devices, workloads, placements, moves, events] =
+    ["nodes", "devices", "workloads", "placements", "migrations", "events"].map(useTable);
+  if (!nodes || !workloads || !devices || !placements) return <Waiting />;
+  const ready = nodes.filter((node) => node.live === "ready").length;
+  const served = workloads.filter((each) => each.state === "ready").length;
+  const power = devices.filter((each) => each.watts !== undefined && !each.shares);
+  const using = new Set(placements.map((each) => `${each.node}/${each.device}`));
+  const priced = devices.filter((each) => using.has(`${each.node}/${each.name}`) && each.cost !== undefined);
+  const rates = workloads.map(rateOf).filter((each) => each !== null);
+  const under = (moves ?? []).filter((move) => !["done", "aborted"].includes(move.stage));
+  const lost = workloads.reduce((sum, each) => sum + (each.lost ?? 0), 0);
+  return (
+    <>
+      <h1 class="hidden">Overview</h1>
+      <div class="stats">
+        <Stat name="Nodes ready" value={`${ready} of ${nodes.length}`} tone={ready < nodes.length ? "warn" : ""} href="#/fleet" note={plural(devices.length, "device")} />
+        <Stat name="Workloads ready" value={`${served} of ${workloads.length}`} tone={served < workloads.length ? "warn" : ""} href="#/workloads" note={plural(placements.length, "replica")} />
+        <Stat name="Requests" value={rate(rates.reduce((a, b) => a + b, 0))} note={lost ? `${whole(lost)} lost since start` : "none lost"} tone={lost ? "bad" : ""} />
+        <Stat name="Power" value={watts(power.reduce((sum, each) => sum + each.watts, 0))} note={`${power.length} of ${devices.length} devices tell`} />
+        <Stat name="Devices in use cost" value={money(priced.reduce((sum, each) => sum + each.cost, 0))} note={`${plural(using.size, "device")} in use`} />
+        <Stat name="Moves under way" value={whole(under.length)} href="#/migrations" note={`${whole((moves ?? []).length)} kept`} />
+      </div>
+      <div class="grid">
+        <Attention nodes={nodes} workloads={workloads} devices={devices} />
+        <Panel title="Workloads" side={<Link to="workloads">all</Link>}>
+          <Table label="Workloads" rows={workloads} keyOf={(row) => `${row.tenant}/${row.name}`} empty="Nothing is applied yet: shoal apply -f FILE" sort={{ at: 2, down: true }}
+            columns={[
+              { name: "Workload", key: (row) => row.name, cell: (row) => <Workload of={row} /> },
+              { name: "State", key: (row) => row.state, cell: (row) => <State is={row.state} /> },
+              { name: "Requests", end: true, key: (row) => rateOf(row) ?? -1, down: true, cell: (row) => rate(rateOf(row)) },
+              { name: "p95", end: true, cell: (row) => seconds(worst(placements, row)) },
+              { name: "Runs on", grow: true, hide: "phone", cell: (row) => <Places of={row} placements={placements} /> },
+            ]} />
+        </Panel>
+        {under.length ? <Panel title="Moves under way">{under.map((move) => <MoveRow key={move.id} move={move} />)}</Panel> : null}
+        <Panel title="Devices" side={<Link to="fleet">fleet</Link>}><HeatMap devices={devices} placements={placements} /></Panel>
+        <Panel title="Events" side={<Link to="events">all</Link>}><EventList events={(events ?? []).slice(-12).reverse()} /></Panel>
+      </div>
+    </>
+  );
+}
+
+/** The worst p95 at a worker of those that serve; undefined where none has answered. */
+export function worst(placements, row) {
+  const all = placements.filter((each) => each.name === row.name && each.tenant === row.tenant && !each.draining && each.p95 !== undefined);
+  return all.length ? Math.max(...all.map((each) => each.p95)) : undefined;
+}
+
+export function Places({ of, placements }) {
+  const all = placements.filter((each) => each.name === of.name && each.tenant === of.tenant);
+  return all.length ? <span class="places">{all.map((each) => <span key={each.id} class={each.phase === "ready" ? "" : "muted"}>{each.node}<span class="muted">/{each.device}</span></span>)}</span> : <span class="muted">nowhere</span>;
+}
+
+function Attention({ nodes, workloads, devices }) {
+  const found = [
+    ...workloads.filter((each) => each.state !== "ready").map((each) => ({ key: `w${each.tenant}/${each.name}`, tone: each.state === "pending" ? "warn" : "move", what: <Workload of={each} />, state: each.state, reason: each.reason, since: each.since })),
+    ...nodes.filter((each) => each.live !== "ready" || each.reason).map((each) => ({ key: `n${each.name}`, what: <Link to={`fleet/${each.name}`}>{each.name}</Link>, state: each.revoked ? "revoked" : each.quarantined ? "quarantined" : each.live !== "ready" ? each.live : each.cordoned ? "cordoned" : "not ready", reason: each.reason, since: each.seen })),
+    ...devices.filter((each) => each.reason || each.throttled).map((each) => ({ key: `d${each.node}/${each.name}`, what: <Link to={`fleet/${each.node}`}>{each.node}/{each.name}</Link>, state: each.throttled ? "throttled" : "silent", reason: each.reason, since: each.since })),
+  ];
+  return (
+    <Panel title="Needs a look">
+      {found.length ? (
+        <ul class="list">{found.slice(0, 12).map((each) => (
+          <li key={each.key}><State is={each.state} tone={each.tone} /> <b>{each.what}</b> <Reason of={each.reason} />{each.since ? <span class="muted"> {ago(each.since)}</span> : null}</li>
+        ))}{found.length > 12 ? <li class="muted">and {found.length - 12} more</li> : null}</ul>
+      ) : <Empty>All nodes answer, and every workload is served as asked.</Empty>}
+    </Panel>
+  );
+}

@@ -1,0 +1,64 @@
+import { ask, rateOf, useTable } from "../live.js";
+import { ago, carbon, digits, joules, money, percent, rate, seconds, short, span, whole } from "../format.js";
+import { Empty, Link, Panel, Reason, Refused, StandIn, Stat, State, Table, useAsked, Waiting } from "../parts.jsx";
+import { Placements } from "./placements.jsx";
+import { MoveRow } from "./migrations.jsx";
+import { EventList } from "./events.jsx";
+
+export function WorkloadPage({ path }) {
+  const [, tenant, name] = path;
+  const rows = useTable("workloads"), all = useTable("placements") ?? [], moves = useTable("migrations") ?? [], events = useTable("events") ?? [];
+  const row = rows?.find((each) => each.name === name && each.tenant === tenant);
+  const placed = all.filter((each) => each.name === name && each.tenant === tenant);
+  const where = placed.map((each) => `${each.id}${each.phase}`).join();
+  const told = useAsked(() => ask("explain", { tenant, name }), [tenant, name, row?.revision, row?.state, where]);
+  if (!rows) return <Waiting />;
+  const key = (each) => each.workload?.name === name && (each.workload?.tenant ?? "default") === tenant;
+  return (
+    <>
+      <p class="crumbs"><Link to="workloads">Workloads</Link>{tenant !== "default" ? ` / ${tenant}` : ""}</p>
+      <h1>{name} {row ? <State is={row.state} /> : <span class="muted">not applied</span>}</h1>
+      {row?.reason ? <p><Reason of={row.reason} more />{row.retry_at ? <span class="muted"> · next try {ago(row.retry_at)}</span> : null}</p> : null}
+      {row ? (
+        <div class="stats">
+          <Stat name="Replicas" value={`${row.ready ?? 0} of ${row.wanted ?? 0}`} note={`policy ${row.policy ?? "–"}, revision ${row.revision ?? 0}`} />
+          <Stat name="Requests" value={rate(rateOf(row))} note={`${whole(row.answered ?? 0)} answered`} />
+          <Stat name="Lost" value={whole(row.lost ?? 0)} tone={row.lost ? "bad" : ""} note={`${whole(row.refused ?? 0)} refused, ${whole(row.retried ?? 0)} retried`} />
+          <Stat name="p95 at the worker" value={seconds(Math.max(...placed.map((each) => each.p95 ?? 0)) || undefined)} note="worst replica" />
+          <Stat name="Energy" value={joules(placed.find((each) => each.joules !== undefined)?.joules)} note={`an inference, ${placed.find((each) => each.energy)?.energy ?? "unknown"}`} />
+        </div>
+      ) : null}
+      <div class="grid">
+        <Panel title="Where it runs" wide><Placements rows={placed} of={row} /></Panel>
+        <Panel title="What else was possible" wide>
+          {told.error ? <Refused error={told.error} /> : told.data ? <Candidates plan={told.data.plan} holds={told.data.move_holds} /> : <Waiting />}
+        </Panel>
+        <Panel title="Moves">{moves.filter(key).length ? moves.filter(key).reverse().slice(0, 8).map((move) => <MoveRow key={move.id} move={move} />) : <Empty>It has not moved.</Empty>}</Panel>
+        <Panel title="Events"><EventList events={events.filter((each) => each.workload === name && each.tenant === tenant).slice(-12).reverse()} /></Panel>
+      </div>
+    </>
+  );
+}
+
+function Candidates({ plan, holds }) {
+  const rows = plan?.candidates ?? [];
+  const fitting = rows.filter((each) => !each.refusal?.code);
+  return (
+    <>
+      {plan?.changes?.length ? <ul class="list">{plan.changes.map((each, at) => <li key={at}><code>{each.sign}</code> {each.node}/{each.device} <span class="muted">{each.why}</span></li>)}</ul> : null}
+      {holds?.length ? <ul class="list">{holds.map((each, at) => <li key={at}><State is={each.hold} tone="calm" /> to {each.to || "elsewhere"}: {each.why}. {each.found}</li>)}</ul> : null}
+      <Table label="Candidates" rows={rows} keyOf={(row) => `${row.node}/${row.device}/${row.model}/${row.precision}`} sort={{ at: 2, down: false }} empty="No candidate is known." onRow={(row) => (row.current ? "current" : row.refusal?.code ? "out" : "")} columns={[
+        { name: "Place", key: (row) => `${row.node}/${row.device}`, cell: (row) => <>{row.node}<span class="muted">/{row.device}</span> <StandIn is={row.stand_in} />{row.current ? <span class="tag">now</span> : null}{row.chosen && !row.current ? <span class="tag">next</span> : null}{row.pareto ? <span class="tag" title="No other candidate is better in every term">Pareto</span> : null}</> },
+        { name: "Precision", hide: "phone", key: (row) => row.precision, cell: (row) => row.precision },
+        { name: "Score", end: true, key: (row) => (row.refusal?.code ? undefined : row.score ?? 0), cell: (row) => (row.refusal?.code ? "–" : digits(row.score ?? 0)) },
+        { name: "p95", end: true, key: (row) => row.prediction?.latency_p95_s?.mid, cell: (row) => <Interval of={row.prediction?.latency_p95_s} show={seconds} /> },
+        { name: "Energy", end: true, key: (row) => row.prediction?.joules?.mid, cell: (row) => <Interval of={row.prediction?.joules} show={joules} /> },
+        { name: "Cost", end: true, hide: "phone", key: (row) => row.cost_usd_per_h, cell: (row) => money(row.cost_usd_per_h) },
+        { name: "Carbon", end: true, hide: "phone", key: (row) => row.carbon_g_per_h, cell: (row) => carbon(row.carbon_g_per_h) },
+        { name: "Why not", grow: true, cell: (row) => row.refusal?.code ? <><Reason of={row.refusal} />{row.nearest ? <span class="muted"> · fits with {row.nearest}</span> : null}</> : null },
+      ]} />
+    </>
+  );
+}
+
+const Interval = ({ of, show }) => (of?.mid === undefined ? <>–</> : <span title={`${show(of.low)} to ${show(of.high)}`}>{show(of.mid)}</span>);

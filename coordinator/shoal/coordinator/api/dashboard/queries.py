@@ -1,0 +1,116 @@
+"""What the page may ask beside its live tables: the operator API's own read-only calls, with their rules and replies.
+
+Each query is one method of `shoal.v1.Operator` that viewers may call. Its request is made of a few short parameters, so
+a stranger's bytes are never parsed as a message.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qsl
+
+from google.protobuf.message import Message
+
+from shoal.coordinator.api.authorise import RULES
+from shoal.types.codes import Code, refuse
+from shoal.types.device import Role
+from shoal.types.identity import Identity
+from shoal.v1 import nouns_pb2, operator_pb2
+
+PLAN_BYTES: Final = 256 * 2**10
+"""Most bytes of documents in one plan preview; `shoal plan` takes more."""
+PARAMETERS_MOST: Final = 8
+VALUE_MOST: Final = 256
+"""Characters of one parameter."""
+
+Parameters = Mapping[str, str]
+
+
+class ReadMethods(Protocol):
+    """The methods of the operator API that queries call. They read nothing of a call but who makes it."""
+
+    async def Get(self, request: operator_pb2.GetRequest, context: Any) -> operator_pb2.GetReply: ...
+    async def Explain(self, request: operator_pb2.ExplainRequest, context: Any) -> operator_pb2.ExplainReply: ...
+    async def History(self, request: operator_pb2.HistoryRequest, context: Any) -> operator_pb2.HistoryReply: ...
+    async def CanMove(self, request: operator_pb2.CanMoveRequest, context: Any) -> operator_pb2.CanMoveReply: ...
+    async def Trace(self, request: operator_pb2.TraceRequest, context: Any) -> operator_pb2.TraceReply: ...
+    async def plan(self, request: operator_pb2.PlanRequest, actor: str) -> operator_pb2.PlanReply: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One path below `/api/v1/`."""
+
+    # Method of the operator API whose rule holds.
+    method: str
+    # Names of the parameters that it takes.
+    takes: tuple[str, ...]
+    # Calls it: parameters, body, caller.
+    call: Callable[[ReadMethods, Parameters, str, Identity], Awaitable[Message]]
+    # True: the body is documents.
+    has_body: bool = False
+
+    def __post_init__(self) -> None:
+        assert Role.VIEWER in RULES[self.method], f"{self.method} is not for reading alone"
+
+
+def _method(name: str) -> str:
+    return f"/shoal.v1.Operator/{name}"
+
+
+def _key(given: Parameters) -> nouns_pb2.WorkloadKey:
+    return nouns_pb2.WorkloadKey(tenant=given.get("tenant", ""), name=given.get("name", ""))
+
+
+QUERIES: Final[Mapping[str, Query]] = {
+    "get": Query(
+        _method("Get"),
+        ("kind", "name", "tenant"),
+        lambda api, given, body, caller: api.Get(operator_pb2.GetRequest(**given), None),
+    ),
+    "explain": Query(
+        _method("Explain"),
+        ("name", "tenant"),
+        lambda api, given, body, caller: api.Explain(operator_pb2.ExplainRequest(workload=_key(given)), None),
+    ),
+    "history": Query(
+        _method("History"),
+        ("name", "tenant"),
+        lambda api, given, body, caller: api.History(operator_pb2.HistoryRequest(workload=_key(given)), None),
+    ),
+    "can-move": Query(
+        _method("CanMove"),
+        ("name", "tenant", "to"),
+        lambda api, given, body, caller: api.CanMove(operator_pb2.CanMoveRequest(**given), None),
+    ),
+    "trace": Query(
+        _method("Trace"), ("id",), lambda api, given, body, caller: api.Trace(operator_pb2.TraceRequest(**given), None)
+    ),
+    "plan": Query(
+        _method("Plan"),
+        (),
+        lambda api, given, body, caller: api.plan(
+            operator_pb2.PlanRequest(documents=[operator_pb2.Document(name="pasted", text=body)]), caller.uri
+        ),
+        has_body=True,
+    ),
+}
+"""By path."""
+
+
+def parameters_of(query: str, takes: tuple[str, ...]) -> dict[str, str]:
+    """The parameters of a request. Raises ShoalError(INVALID_ARGUMENT)."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=PARAMETERS_MOST, errors="strict")
+    except (ValueError, UnicodeError) as cause:
+        raise _invalid("parameters that cannot be read", takes) from cause
+    found = dict(pairs)
+    for name, value in pairs:
+        if name not in takes or len(value) > VALUE_MOST or not value.isprintable():
+            raise _invalid(f"parameter {name!r:.40}", takes)
+    return found
+
+
+def _invalid(found: str, takes: tuple[str, ...]) -> Exception:
+    wanted = f"{', '.join(takes) or 'none'}, of at most {VALUE_MOST} printable characters"
+    return refuse(Code.INVALID_ARGUMENT, found, wanted, "see docs/guides/dashboard.md")
