@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PLUGIN_STAMP := $(VENV)/.installed-plugins
 TEST_STAMP := $(VENV)/.installed-tests
+SITE_STAMP := $(VENV)/.installed-site
 DISTS := -e protos -e policies -e agents -e coordinator -e 'cli[local]' -e simulator
 PYPROJECTS := pyproject.toml constraints.txt $(wildcard */pyproject.toml)
 WORKERS ?= 2
@@ -27,7 +28,7 @@ PYTEST = $(BIN)/python -m pytest $(ONCE)
 ATTEMPT = PYTHONPATH=tests $(BIN)/python -m harness.flaky $(1) $(ONCE)
 
 .DEFAULT_GOAL := help
-.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers wheels lock images push bundle lint words types protos docs dashboards assets bench clean
+.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers wheels lock images push bundle lint words types protos docs site dashboards assets bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -49,6 +50,10 @@ $(PLUGIN_STAMP): $(STAMP) requirements-plugins.txt
 $(TEST_STAMP): $(PLUGIN_STAMP) requirements-test.txt
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -r requirements-test.txt
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt magika silero-vad
+	touch $@
+
+$(SITE_STAMP): $(STAMP) requirements-docs.txt
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -r requirements-docs.txt
 	touch $@
 
 packages:
@@ -156,10 +161,11 @@ protos: $(TEST_STAMP) ## regenerate the committed stubs; fails when they differ
 	PYTHON="$(abspath $(BIN)/python)" protos/generate.sh
 	git diff --exit-code -- protos
 
-docs: $(STAMP) ## regenerate the reference
-	$(BIN)/python -m shoal.policies.reference > docs/reference/policy.md
-	$(BIN)/python docs/reference/metrics.py > docs/reference/metrics.md
-	PYTHONPATH=tests $(BIN)/python -m style.log_events page > docs/reference/log-events.md
+docs: $(TEST_STAMP) ## regenerate the reference from the code
+	PYTHONPATH=docs:tests $(BIN)/python -m generators
+
+site: $(SITE_STAMP) ## the documentation site in dist/site; fails on a broken link
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=docs:tests $(BIN)/mkdocs build --strict --quiet
 
 dashboards: $(STAMP) ## write Grafana's dashboards from deploy/grafana/dashboards.yml
 	$(BIN)/python deploy/grafana/generate.py

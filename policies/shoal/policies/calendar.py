@@ -87,9 +87,9 @@ class _CalendarText:
         return core_schema.no_info_plain_validator_function(self.read, serialization=core_schema.to_string_ser_schema())
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"type": "string", "examples": [self.example]}
+        return {"type": "string", "examples": [self.example], "x-value": self.asked}
 
 
 Days = Annotated[str, _CalendarText(parse_days, "days of the week", "mon-fri")]
-TimeOfDay = Annotated[str, _CalendarText(parse_minutes, "a time of day", "20:00")]
-Zone = Annotated[str, _CalendarText(parse_zone, "a zone of the tz database", "Europe/Paris")]
+TimeOfDay = Annotated[str, _CalendarText(parse_minutes, "time of day", "20:00")]
+Zone = Annotated[str, _CalendarText(parse_zone, "zone of the tz database", "Europe/Paris")]

@@ -28,7 +28,7 @@ from shoal.policies.kinds import (
 from shoal.policies.parse import MappingNode, Position, ScalarNode, SequenceNode, YamlNode, key_position, position_of
 from shoal.policies.quantities import format_field
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.migration import DRAIN_S, LEAST_SAMPLES
+from shoal.types.migration import DRAIN_S
 from shoal.types.workload import PREPARABLE
 
 Finding = tuple[Position, Refusal]
@@ -43,8 +43,6 @@ class ActiveField:
     consumer: str
     # Codes that it can cause, apart from those of the document language.
     codes: tuple[Code, ...] = ()
-    # Remark for the reference.
-    note: str = ""
     # Name by which the consumer reads it, which a test looks for there; empty: not checked.
     read_as: str = ""
 
@@ -74,84 +72,61 @@ _HEAD: Final[Mapping[str, ActiveField | PlannedField]] = {
 }
 _FEDERATION = PlannedField("federation")
 _SOURCE: Final = (Code.SOURCE_DENIED, Code.SOURCE_UNREACHABLE, Code.SIGNAL_INVALID)
-_WINDOW = ActiveField(_MOVES, note="when moves that nobody asked for may begin", read_as="windows")
+_WINDOW = ActiveField(_MOVES, read_as="windows")
 _TOLERANCE = ActiveField(
     _MOVES,
     (Code.VERIFY_FAILED, Code.DRIFT_OVER),
-    note="of a move's outputs, and of the first ones on a device that computes in another precision",
     read_as="tolerances",
 )
 
 CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
     "Workload": {
         **_HEAD,
-        "metadata.tenant": ActiveField(
-            _PLACEMENT, (Code.TENANT_UNKNOWN, Code.QUOTA), note="`default` where it is not given", read_as="tenant"
-        ),
-        "metadata.labels": ActiveField(_RESOLVE, note="for people and listings", read_as="labels"),
-        "spec.model.source": ActiveField(
-            _CONTROLLERS, (Code.MODEL_UNKNOWN,), note="pinned by digest on apply", read_as="source"
-        ),
+        "metadata.tenant": ActiveField(_PLACEMENT, (Code.TENANT_UNKNOWN, Code.QUOTA), read_as="tenant"),
+        "metadata.labels": ActiveField(_RESOLVE, read_as="labels"),
+        "spec.model.source": ActiveField(_CONTROLLERS, (Code.MODEL_UNKNOWN,), read_as="source"),
         "spec.model.variants.source": ActiveField(_CONTROLLERS, (Code.MODEL_UNKNOWN,), read_as="source"),
-        "spec.model.variants.precision": ActiveField(
-            _PLACEMENT, (Code.PRECISION_DENIED,), note="as the graph says where it is not given", read_as="precision"
-        ),
+        "spec.model.variants.precision": ActiveField(_PLACEMENT, (Code.PRECISION_DENIED,), read_as="precision"),
         "spec.model.samples": ActiveField(
             _MOVES,
             (Code.MODEL_UNKNOWN, Code.MODEL_INVALID, Code.VERIFY_FAILED),
-            note=f"an .npz of at least {LEAST_SAMPLES}; pinned by digest on apply; warm-ups are fed with the first",
             read_as="pack",
         ),
         "spec.model.warm_up": ActiveField(
             _PLACEMENT,
             (Code.WARMUP_FAILED,),
-            note="optional: serves without one where neither samples nor what the graph implies runs, and says so",
             read_as="warm_up_optional",
         ),
         "spec.model.shapes": ActiveField(
             _PLACEMENT,
             (Code.SHAPES_OPEN, Code.MODEL_INVALID),
-            note="by input; the only ones that are served, on every device; -1 leaves an axis open",
             read_as="shapes",
         ),
         "spec.traffic.from": ActiveField(_PLACEMENT, (Code.SLO_UNREACHABLE,), read_as="origin"),
         "spec.traffic.rate": ActiveField(_PLACEMENT, (Code.UTILISATION_SHORT,), read_as="rate"),
-        "spec.traffic.peak": ActiveField(
-            _WORKLOADS, (Code.UTILISATION_SHORT,), note="while `when` holds", read_as="peak"
-        ),
-        "spec.traffic.when": ActiveField(
-            _WORKLOADS, (Code.EXPRESSION_INVALID,), note="looked at ahead of time", read_as="when"
-        ),
+        "spec.traffic.peak": ActiveField(_WORKLOADS, (Code.UTILISATION_SHORT,), read_as="peak"),
+        "spec.traffic.when": ActiveField(_WORKLOADS, (Code.EXPRESSION_INVALID,), read_as="when"),
         "spec.batching.max": ActiveField(
             "shoal.agent.worker.batch_trial",
-            note="most inputs of a batch of several requests; where the worker measures that it does not pay, each "
-            "runs alone",
             read_as="max",
         ),
         "spec.batching.delay": ActiveField(
             "shoal.agent.worker.job_queue",
-            note="how long a request waits for others while a runner is free; not at all where it is not given",
             read_as="delay_s",
         ),
         "spec.capture.consent": ActiveField(
             _WORKLOADS,
             (Code.CONSENT_MISSING,),
-            note="to keep requests in memory and verify moves with them",
             read_as="capture",
         ),
-        "spec.capture.max": ActiveField(
-            "shoal.agent.dataplane.verification_source", note="64 where it is not given", read_as="capture"
-        ),
-        "spec.session": ActiveField(_RESOLVE, note="each request by itself, where it is not given"),
+        "spec.capture.max": ActiveField("shoal.agent.dataplane.verification_source", read_as="capture"),
+        "spec.session": ActiveField(_RESOLVE),
         "spec.session.state": ActiveField(
             "shoal.agent.dataplane.sessions",
             (Code.SESSION_INVALID, Code.SESSION_LOST, Code.LEASE_ENDED, Code.HANDOVER_FAILED),
-            note="the input that takes state: the output that gives it",
             read_as="session",
         ),
-        "spec.isolation": ActiveField(
-            _PLACEMENT, note="shared: with others of its tenant on the device", read_as="shared_worker"
-        ),
+        "spec.isolation": ActiveField(_PLACEMENT, read_as="shared_worker"),
         "spec.policy": ActiveField(_CONTROLLERS, (Code.POLICY_UNKNOWN,), read_as="policy"),
     },
     "Policy": {
@@ -166,7 +141,6 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.require.precision.prepare": ActiveField(
             _PLACEMENT,
             (Code.PREPARE_UNAVAILABLE, Code.PREPARE_FAILED),
-            note="a node makes int8 of an fp32 model, by its samples, or fp16; `tolerance` judges that too",
             read_as="models",
         ),
         "spec.require.precision.tolerance.metric": _TOLERANCE,
@@ -178,13 +152,10 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.require.availability.replicas": ActiveField(_PLACEMENT, (Code.REPLICAS_SHORT,), read_as="replicas"),
         "spec.require.availability.spread": ActiveField(_PLACEMENT, (Code.SPREAD_CONFLICT,), read_as="spread"),
         "spec.require.availability.standby": ActiveField(_PLACEMENT, (Code.STANDBY_SHORT,), read_as="standby"),
-        "spec.require.availability.recovery": ActiveField(
-            _WORKLOADS, note="what `shoal doctor` holds the region to", read_as="recovery_s"
-        ),
+        "spec.require.availability.recovery": ActiveField(_WORKLOADS, read_as="recovery_s"),
         "spec.require.partial": ActiveField(
             _PLACEMENT,
             (Code.OP_UNSUPPORTED,),
-            note="of its FLOPs, beside the device's provider; where it is not given, not one node",
             read_as="partial",
         ),
         "spec.require.trust.capability": ActiveField(
@@ -194,20 +165,16 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.require.trust.signed_model.keys": ActiveField(
             _PLACEMENT,
             (Code.SIGNATURE_REQUIRED, Code.SIGNATURE_INVALID, Code.SIGNATURE_EXPIRED, Code.PUBLISHER_UNKNOWN),
-            note="names of the Region's `keys`",
             read_as="signed_by",
         ),
-        "spec.limits.cost": ActiveField(_PLACEMENT, (Code.COST_OVER,), note="of all replicas together", read_as="cost"),
+        "spec.limits.cost": ActiveField(_PLACEMENT, (Code.COST_OVER,), read_as="cost"),
         "spec.limits.energy": ActiveField(_PLACEMENT, (Code.ENERGY_OVER,), read_as="energy"),
         "spec.limits.carbon": ActiveField(
             _PLACEMENT,
             (Code.CARBON_OVER,),
-            note="of all replicas together, at the region's intensity",
             read_as="carbon",
         ),
-        "spec.limits.node_power": ActiveField(
-            _PLACEMENT, (Code.POWER_OVER,), note="of all devices of a replica's node together", read_as="node_power"
-        ),
+        "spec.limits.node_power": ActiveField(_PLACEMENT, (Code.POWER_OVER,), read_as="node_power"),
         **{f"spec.optimize.{name}": ActiveField(_PLACEMENT, read_as="weights") for name in Optimize.model_fields},
         "spec.relax.latency.p95": ActiveField(_PLACEMENT, read_as="relax"),
         "spec.relax.precision.allow": ActiveField(_PLACEMENT, read_as="relax"),
@@ -216,25 +183,15 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.relax.limits.cost": ActiveField(_PLACEMENT, read_as="relax"),
         "spec.relax.limits.energy": ActiveField(_PLACEMENT, read_as="relax"),
         "spec.federation.delegate": ActiveField(_NEGOTIATION, (Code.NO_BID,), read_as="mode"),
-        "spec.federation.margin": ActiveField(
-            _NEGOTIATION, (Code.NO_BID,), note="with `when-better`", read_as="margin"
-        ),
-        "spec.federation.to": ActiveField(
-            _NEGOTIATION, (Code.TRADE_DENIED,), note="any region if not given", read_as="to"
-        ),
-        "spec.federation.term": ActiveField(_NEGOTIATION, note="agreements renew", read_as="term_s"),
-        "spec.migration.when.gain": ActiveField(
-            _MOVES, (Code.MOVE_HELD,), note="of moves that nobody asked for, and of changed documents", read_as="gain"
-        ),
-        "spec.migration.when.cooldown": ActiveField(
-            _MOVES, (Code.MOVE_BLOCKED, Code.MOVE_HELD), note="after each move of the workload", read_as="cooldown_s"
-        ),
-        "spec.migration.when.max_concurrent": ActiveField(_PLACEMENT, note="of its replicas", read_as="max_concurrent"),
+        "spec.federation.margin": ActiveField(_NEGOTIATION, (Code.NO_BID,), read_as="margin"),
+        "spec.federation.to": ActiveField(_NEGOTIATION, (Code.TRADE_DENIED,), read_as="to"),
+        "spec.federation.term": ActiveField(_NEGOTIATION, read_as="term_s"),
+        "spec.migration.when.gain": ActiveField(_MOVES, (Code.MOVE_HELD,), read_as="gain"),
+        "spec.migration.when.cooldown": ActiveField(_MOVES, (Code.MOVE_BLOCKED, Code.MOVE_HELD), read_as="cooldown_s"),
+        "spec.migration.when.max_concurrent": ActiveField(_PLACEMENT, read_as="max_concurrent"),
         "spec.migration.verify.against": ActiveField(
             _MOVES,
             (Code.VERIFY_FAILED, Code.VERIFY_IMPOSSIBLE),
-            note="reference: the outputs in `model.samples`, else what the first replica answered; also for what takes "
-            "the place of a lost one",
             read_as="against",
         ),
         "spec.migration.verify.inputs": ActiveField(_MOVES, (Code.VERIFY_IMPOSSIBLE,), read_as="inputs"),
@@ -242,20 +199,15 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.migration.verify.on_fail": ActiveField(
             _MOVES,
             (Code.VERIFY_FAILED,),
-            note="continue: what differs is told, and the move goes on",
             read_as="advisory",
         ),
         "spec.migration.allow_gap": ActiveField(
             _MOVES, (Code.NO_ROOM_FOR_BOTH, Code.MOVE_TIMEOUT), read_as="allow_gap_s"
         ),
-        "spec.migration.shift.steps": ActiveField(
-            _MOVES, (Code.GUARD_TRIPPED,), note="the last is 100%", read_as="steps"
-        ),
+        "spec.migration.shift.steps": ActiveField(_MOVES, (Code.GUARD_TRIPPED,), read_as="steps"),
         "spec.migration.shift.hold": ActiveField(_MOVES, (Code.MOVE_TIMEOUT,), read_as="hold_s"),
         "spec.migration.shift.guard.errors": ActiveField(_MOVES, (Code.GUARD_TRIPPED,), read_as="guard_errors"),
-        "spec.migration.shift.guard.p95": ActiveField(
-            _MOVES, (Code.GUARD_TRIPPED,), note="of what the old one shows, or the new one is to", read_as="guard_p95"
-        ),
+        "spec.migration.shift.guard.p95": ActiveField(_MOVES, (Code.GUARD_TRIPPED,), read_as="guard_p95"),
         "spec.migration.drain": ActiveField(_MOVES, read_as="drain_s"),
         "spec.migration.windows.days": _WINDOW,
         "spec.migration.windows.from": _WINDOW,
@@ -265,11 +217,9 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.partition.lost_after": ActiveField(_FLEET, (Code.NODE_SUSPECT, Code.NODE_LOST), read_as="lost_after_s"),
         "spec.partition.serve": ActiveField("shoal.agent.core.partition", read_as="serve_s"),
         "spec.partition.cold_boot": ActiveField("shoal.agent.core.partition", read_as="cold_boot_serve"),
-        "spec.partition.on_reconnect": ActiveField("shoal.agent.core.reconcile", note="the only way there is"),
-        "spec.priority": ActiveField(_PLACEMENT, note="order of admission", read_as="priority"),
-        "spec.schedule.when": ActiveField(
-            _WORKLOADS, (Code.EXPRESSION_INVALID,), note="looked at ahead of time", read_as="schedule"
-        ),
+        "spec.partition.on_reconnect": ActiveField("shoal.agent.core.reconcile"),
+        "spec.priority": ActiveField(_PLACEMENT, read_as="priority"),
+        "spec.schedule.when": ActiveField(_WORKLOADS, (Code.EXPRESSION_INVALID,), read_as="schedule"),
         **{
             f"spec.schedule.optimize.{name}": ActiveField(_WORKLOADS, read_as="weights")
             for name in Optimize.model_fields
@@ -282,24 +232,20 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.quota.cost": ActiveField(
             _PLACEMENT,
             (Code.QUOTA,),
-            note="of its replicas, each its whole device, and of what other regions run; ends nothing that runs",
             read_as="quotas",
         ),
         "spec.quota.rate": ActiveField(
             "shoal.agent.core.tenant_limits",
             (Code.TENANT_RATE,),
-            note="of its clients, in the whole region; a second of it may come at once",
             read_as="rate",
         ),
         "spec.quota.concurrency": ActiveField(
             "shoal.agent.core.tenant_limits",
             (Code.TENANT_CONCURRENCY,),
-            note="requests of its clients inside the region at once",
             read_as="concurrency",
         ),
         "spec.weight": ActiveField(
             "shoal.agent.core.fair_queue",
-            note="of its requests that wait at a front, beside others'",
             read_as="weights",
         ),
         "spec.regions": _FEDERATION,
@@ -310,20 +256,12 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.location.lat": _FEDERATION,
         "spec.location.lon": _FEDERATION,
         "spec.location.residency": ActiveField(_CONTROLLERS, (Code.RESIDENCY,), read_as="residency"),
-        "spec.sleep.after": ActiveField(
-            _WORKLOADS, note="without it, devices of the region stay awake", read_as="sleep_after_s"
-        ),
-        "spec.price": ActiveField(
-            _CONTROLLERS, (Code.COST_OVER,), note="of a node without the label `price`", read_as="node_price"
-        ),
-        "spec.price.source": ActiveField(
-            _SIGNALS, _SOURCE, note="a file of the coordinator's, or a URL", read_as="source"
-        ),
+        "spec.sleep.after": ActiveField(_WORKLOADS, read_as="sleep_after_s"),
+        "spec.price": ActiveField(_CONTROLLERS, (Code.COST_OVER,), read_as="node_price"),
+        "spec.price.source": ActiveField(_SIGNALS, _SOURCE, read_as="source"),
         "spec.price.stale_after": ActiveField(_SIGNALS, (Code.SIGNAL_STALE,), read_as="stale_after_s"),
         "spec.carbon": ActiveField(_PLACEMENT, (Code.CARBON_OVER,), read_as="carbon_g_per_kwh"),
-        "spec.carbon.source": ActiveField(
-            _SIGNALS, _SOURCE, note="a file of the coordinator's, or a URL", read_as="source"
-        ),
+        "spec.carbon.source": ActiveField(_SIGNALS, _SOURCE, read_as="source"),
         "spec.carbon.stale_after": ActiveField(_SIGNALS, (Code.SIGNAL_STALE,), read_as="stale_after_s"),
         "spec.carbon.fallback": ActiveField(_SIGNALS, (Code.SIGNAL_STALE,), read_as="fallback"),
         "spec.trade.with": ActiveField(_NEGOTIATION, (Code.TRADE_DENIED,), read_as="partner"),
@@ -331,7 +269,6 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.trade.hold_share": ActiveField(
             _NEGOTIATION,
             (Code.HOLD_SHARE,),
-            note="of memory and of devices' time, of each partner",
             read_as="hold_share",
         ),
         "spec.keys.name": ActiveField(_CONTROLLERS, (Code.NAME_DUPLICATE,), read_as="keys"),

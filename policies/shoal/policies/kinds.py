@@ -33,7 +33,12 @@ API_VERSION: Final = "shoal/v1"
 
 class DocumentPart(BaseModel):
     """A mapping of a document. Unknown fields are refused, values are not converted between types, and it is
-    immutable."""
+    immutable.
+
+    A field's `description` says what it means in one or two sentences, and what holds without it; `examples` are values
+    as people type them. The JSON Schema and the reference are made from both; a field whose type has an example of its
+    own (a quantity, a choice, true or false) needs none.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, serialize_by_alias=True)
 
@@ -60,21 +65,30 @@ def _bounds_tag(value: Any) -> str:
 
 
 class Latency(DocumentPart):
-    """`from: origin` includes network and queueing; `from: device` is the device's own time."""
-
-    # Bound on the 95th percentile.
-    p95: Duration
-    measured_from: Literal["origin", "device"] = Field("origin", alias="from")
+    p95: Duration = Field(description="Bound on the 95th percentile of latency.", examples=["60ms"])
+    measured_from: Literal["origin", "device"] = Field(
+        default="origin",
+        alias="from",
+        description="Where latency is measured: `origin` includes network and queueing, `device` is the device's own "
+        "time.",
+    )
 
 
 class Bound(DocumentPart):
     """How much two outputs of a model may differ."""
 
-    metric: Literal["max_abs", "max_rel", "cosine", "top_k"]
-    # For cosine and top_k.
-    at_least: float | None = None
-    # For max_abs and max_rel.
-    at_most: float | None = None
+    metric: Literal["max_abs", "max_rel", "cosine", "top_k"] = Field(
+        description="How two outputs are compared: largest absolute or relative difference, cosine similarity, or "
+        "share of equal top classes. It judges moves, and the first answers of a device that computes in another "
+        "precision.",
+        examples=["cosine"],
+    )
+    at_least: float | None = Field(
+        default=None, description="Least value that passes, for `cosine` and `top_k`.", examples=[0.98]
+    )
+    at_most: float | None = Field(
+        default=None, description="Greatest value that passes, for `max_abs` and `max_rel`.", examples=[0.001]
+    )
 
     @property
     def value(self) -> float:
@@ -84,8 +98,10 @@ class Bound(DocumentPart):
 
 
 class OutputBounds(DocumentPart):
-    # By name of the output.
-    outputs: dict[Line, Bound]
+    outputs: dict[Line, Bound] = Field(
+        description="A bound of its own for each output, by the output's name.",
+        examples=[{"logits": {"metric": "cosine", "at_least": 0.98}}],
+    )
 
 
 Tolerance = Annotated[
@@ -95,61 +111,97 @@ PrecisionName = Literal["fp64", "fp32", "bf16", "fp16", "fp8", "int8", "int4"]
 
 
 class Precision(DocumentPart):
-    # Precisions that a candidate may run at.
-    allow: Many[PrecisionName]
-    # Whether a node may make the model in a precision of `allow` itself, where neither the source nor a variant is
-    # in it: int8 by the model's samples, fp16 without or with them.
-    prepare: bool = False
-    # How much answers may differ when a replica migrates; None: the defaults of the precision.
-    tolerance: Tolerance | None = None
+    allow: Many[PrecisionName] = Field(
+        description="Precisions that a replica may run at.", examples=[["fp32", "fp16", "int8"]]
+    )
+    prepare: bool = Field(
+        default=False,
+        description="Whether a node may make the model in an allowed precision itself where no source is in it: int8 "
+        "from an fp32 model and its samples, or fp16. `tolerance` judges the result too.",
+        examples=[True],
+    )
+    tolerance: Tolerance | None = Field(
+        default=None,
+        description="How much answers may differ when a replica moves; without it, the defaults of the precision.",
+        examples=[{"metric": "cosine", "at_least": 0.98}],
+    )
 
 
 class Availability(DocumentPart):
-    replicas: Annotated[int, Field(ge=1, le=1000)] = 1
-    # Whether replicas must be on different devices or nodes.
-    spread: Literal["none", "device", "node"] = "none"
-    # Whether a standby replica is kept: warm is loaded, staged only has its bytes on disk.
-    standby: Literal["none", "warm", "staged"] = "none"
-    # Time within which a lost replica is to be replaced.
-    recovery: Duration | None = None
+    replicas: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=1, description="How many replicas serve.", examples=[2]
+    )
+    spread: Literal["none", "device", "node"] = Field(
+        default="none", description="Whether replicas must be on different devices or nodes.", examples=["node"]
+    )
+    standby: Literal["none", "warm", "staged"] = Field(
+        default="none",
+        description="Whether one more replica is kept in reserve: `warm` is loaded, `staged` only has its bytes on "
+        "disk.",
+        examples=["warm"],
+    )
+    recovery: Duration | None = Field(
+        default=None,
+        description="Time within which a lost replica is to be replaced. `shoal doctor` reports when it was not.",
+        examples=["20s"],
+    )
 
 
 class SignedModelSpec(DocumentPart):
-    """The model must be signed by one of these keys, which the Region's `keys` declare."""
-
-    keys: Many[Name]
+    keys: Many[Name] = Field(
+        description="The model must be signed by one of these keys, which `spec.keys` of the Region declares.",
+        examples=[["publisher"]],
+    )
 
 
 class TrustSpec(DocumentPart):
-    """capability, within: a device needs a receipt that was measured, not declared, and that is no older than this."""
-
-    capability: Literal["measured"] = "measured"
-    within: Duration | None = None
-    signed_model: SignedModelSpec | None = None
+    capability: Literal["measured"] = Field(
+        default="measured", description="A device counts only with figures that were measured, not declared."
+    )
+    within: Duration | None = Field(
+        default=None, description="How old these figures may be; without it, of any age.", examples=["24h"]
+    )
+    signed_model: SignedModelSpec | None = Field(default=None, description="Which keys the model must be signed by.")
 
 
 class Require(DocumentPart):
     """Hard requirements: a candidate that breaks one is rejected with a code."""
 
-    latency: Latency | None = None
-    # CEL over node, device, model, region and now.
-    where: Selector | None = None
-    # Regions, or their declared residencies, where inputs and weights may be; None: anywhere.
-    residency: Many[Name] | None = None
-    precision: Precision | None = None
-    availability: Availability | None = None
-    trust: TrustSpec | None = None
-    # Share of the model's FLOPs that may run beside the device's provider. None: not one node may.
-    partial: Share | None = None
+    latency: Latency | None = Field(default=None, description="The bound on latency.")
+    where: Selector | None = Field(
+        default=None,
+        description="CEL expression over `node`, `device`, `model`, `region` and `now`; a candidate for which it is "
+        "false is out.",
+    )
+    residency: Many[Name] | None = Field(
+        default=None,
+        description="Regions, or their declared residencies, where inputs and weights may be; without it, anywhere.",
+        examples=[["eu"]],
+    )
+    precision: Precision | None = Field(
+        default=None, description="Which precisions may serve, and how much they may differ."
+    )
+    availability: Availability | None = Field(
+        default=None, description="How many replicas, how far apart, and in reserve."
+    )
+    trust: TrustSpec | None = Field(default=None, description="What must be known of a device and a model.")
+    partial: Share | None = Field(
+        default=None,
+        description="Share of the model's FLOPs that may run beside the device's execution provider; without it, not "
+        "one node of the graph may.",
+        examples=["10%"],
+    )
 
 
 class LimitsSpec(DocumentPart):
-    cost: Cost | None = None
-    # Per inference.
-    energy: Energy | None = None
-    carbon: Carbon | None = None
-    # Of all devices of a replica's node together.
-    node_power: Power | None = None
+    cost: Cost | None = Field(default=None, description="Greatest cost of all replicas together.")
+    energy: Energy | None = Field(default=None, description="Greatest energy of one inference.")
+    carbon: Carbon | None = Field(
+        default=None, description="Greatest emissions of all replicas together, at the region's carbon intensity."
+    )
+    node_power: Power | None = Field(
+        default=None, description="Greatest power of all devices of a replica's node together."
+    )
 
 
 Weight = Annotated[float, Field(ge=0, le=1e6)]
@@ -158,9 +210,9 @@ Weight = Annotated[float, Field(ge=0, le=1e6)]
 class Optimize(DocumentPart):
     """Weights of the objective, normalised to sum 1."""
 
-    energy: Weight = 0.0
-    cost: Weight = 0.0
-    latency: Weight = 0.0
+    energy: Weight = Field(default=0.0, description="Weight of energy per inference in the objective.", examples=[0.7])
+    cost: Weight = Field(default=0.0, description="Weight of cost per hour in the objective.", examples=[0.3])
+    latency: Weight = Field(default=0.0, description="Weight of predicted latency in the objective.", examples=[0.3])
 
     def by_term(self) -> dict[str, float]:
         """The weights by the names of their score terms."""
@@ -168,96 +220,149 @@ class Optimize(DocumentPart):
 
 
 class RelaxedAvailability(DocumentPart):
-    replicas: Annotated[int, Field(ge=1, le=1000)] | None = None
-    spread: Literal["none", "device", "node"] | None = None
+    replicas: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        default=None, description="Fewer replicas, in this step.", examples=[1]
+    )
+    spread: Literal["none", "device", "node"] | None = Field(
+        default=None, description="A weaker spread, in this step: none < device < node.", examples=["device"]
+    )
 
 
 class RelaxedLatency(DocumentPart):
-    p95: Duration
+    p95: Duration = Field(description="A longer bound on latency, in this step.", examples=["120ms"])
 
 
 class RelaxedPrecision(DocumentPart):
-    allow: Many[PrecisionName]
+    allow: Many[PrecisionName] = Field(
+        description="More precisions, in this step: all that were allowed before, and others.",
+        examples=[["fp32", "fp16", "int8"]],
+    )
 
 
 class RelaxedLimits(DocumentPart):
-    cost: Cost | None = None
-    energy: Energy | None = None
+    cost: Cost | None = Field(default=None, description="A higher limit of cost, in this step.")
+    energy: Energy | None = Field(default=None, description="A higher limit of energy, in this step.")
 
 
 class Relax(DocumentPart):
     """One requirement that may be relaxed, after those before it."""
 
-    latency: RelaxedLatency | None = None
-    precision: RelaxedPrecision | None = None
-    availability: RelaxedAvailability | None = None
-    limits: RelaxedLimits | None = None
+    latency: RelaxedLatency | None = Field(default=None, description="Loosens the bound on latency.")
+    precision: RelaxedPrecision | None = Field(default=None, description="Allows more precisions.")
+    availability: RelaxedAvailability | None = Field(default=None, description="Asks for fewer or closer replicas.")
+    limits: RelaxedLimits | None = Field(default=None, description="Raises limits.")
 
 
 class DelegationSpec(DocumentPart):
-    """When another region may run the workload. margin: by how much its offer must be better. to: without it, any
-    region."""
+    """When another region may run the workload."""
 
-    delegate: Literal["never", "when-infeasible", "when-better"] = "never"
-    # Share by which another region's offer must be better.
-    margin: Share | None = None
-    # Patterns of region names; empty: any region.
-    to: Many[Pattern] = ()
-    # Length of one term of an agreement; it renews.
-    term: Duration = Seconds(1800.0)
+    delegate: Literal["never", "when-infeasible", "when-better"] = Field(
+        default="never",
+        description="When another region may run the workload: never, when nothing here fits, or when it is better by "
+        "`margin`.",
+        examples=["when-infeasible"],
+    )
+    margin: Share | None = Field(
+        default=None,
+        description="By how much another region's offer must be better, with `when-better`.",
+        examples=["15%"],
+    )
+    to: Many[Pattern] = Field(
+        default=(),
+        description="Names of regions that may run it, `*` for any part; without it, any region.",
+        examples=[["eu-*"]],
+    )
+    term: Duration = Field(default=Seconds(1800.0), description="Length of one term of an agreement; agreements renew.")
 
 
 class MigrationWhen(DocumentPart):
-    # Share by which the objective must improve; None: the default of MigrationRule, as for the fields below.
-    gain: Share | None = None
-    cooldown: Duration | None = None
-    max_concurrent: Annotated[int, Field(ge=1)] | None = None
+    gain: Share | None = Field(
+        default=None,
+        description="Share by which the objective must improve before a replica moves by itself, or follows a changed "
+        "document; 10% without it.",
+        examples=["15%"],
+    )
+    cooldown: Duration | None = Field(
+        default=None,
+        description="Time after a move of the workload in which no other begins by itself.",
+        examples=["30m"],
+    )
+    max_concurrent: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="How many replicas of the workload may move at once.", examples=[1]
+    )
 
 
 class VerifySpec(DocumentPart):
-    against: Literal["source", "reference", "none"] = "source"
-    inputs: Literal["captured", "samples", "generated"] = "generated"
-    # Number of inputs to compare.
-    samples: Annotated[int, Field(ge=8, le=4096)] = 8
-    # continue: report differing answers and go on.
-    on_fail: Literal["abort", "continue"] = "abort"
+    against: Literal["source", "reference", "none"] = Field(
+        default="source",
+        description="What a new replica's answers are compared with: the replica that it replaces, or a reference (the "
+        "outputs in `model.samples`, else what the first replica answered). A reference also judges what takes the "
+        "place of a lost replica.",
+    )
+    inputs: Literal["captured", "samples", "generated"] = Field(
+        default="generated",
+        description="Which inputs are compared: consented requests, pushed samples, or generated ones.",
+        examples=["samples"],
+    )
+    samples: Annotated[int, Field(ge=8, le=4096)] = Field(
+        default=8, description="How many inputs are compared.", examples=[32]
+    )
+    on_fail: Literal["abort", "continue"] = Field(
+        default="abort",
+        description="What a difference beyond the tolerance does: `abort` ends the move, `continue` reports it and "
+        "goes on.",
+    )
 
 
 class GuardSpec(DocumentPart):
-    # Share of its requests that the new replica may fail in a step.
-    errors: Share | None = None
-    # How many times as slow the new replica may be.
-    p95: Ratio | None = None
+    errors: Share | None = Field(
+        default=None, description="Share of its requests that the new replica may fail in a step.", examples=["0.5%"]
+    )
+    p95: Ratio | None = Field(
+        default=None,
+        description="How many times as slow as the old replica, or as its own prediction, the new one may be.",
+        examples=["1.3x"],
+    )
 
 
 class Shift(DocumentPart):
-    # Shares of the requests that the new replica takes, ascending; the last is 100%.
-    steps: Many[Share]
-    # How long each step is held.
-    hold: Duration | None = None
-    guard: GuardSpec | None = None
+    steps: Many[Share] = Field(
+        description="Shares of the requests that the new replica takes, ascending; the last is 100%.",
+        examples=[["1%", "10%", "50%", "100%"]],
+    )
+    hold: Duration | None = Field(default=None, description="How long each step is held.", examples=["5m"])
+    guard: GuardSpec | None = Field(default=None, description="What sends all requests back to the old replica.")
 
 
 class WindowSpec(DocumentPart):
     """Days and local times in `zone`. If `to` is not after `from`, the window ends on the day after."""
 
-    days: Days
-    opens: TimeOfDay = Field(alias="from")
-    closes: TimeOfDay = Field(alias="to")
-    zone: Zone
+    days: Days = Field(description="Days on which moves may begin by themselves.", examples=["mon-fri"])
+    opens: TimeOfDay = Field(alias="from", description="Local time at which the window opens.", examples=["22:00"])
+    closes: TimeOfDay = Field(
+        alias="to", description="Local time at which it closes; on the next day if it is not later.", examples=["05:00"]
+    )
+    zone: Zone = Field(description="Time zone of both.", examples=["Europe/Paris"])
 
 
 class MigrationSpec(DocumentPart):
-    # Allows automatic migrations; None: none begin.
-    when: MigrationWhen | None = None
-    verify: VerifySpec | None = None
-    # How long no replica may serve where a device cannot hold both.
-    allow_gap: Duration | None = None
-    shift: Shift | None = None
-    # How long the old replica has to finish its requests.
-    drain: Duration | None = None
-    # When automatic migrations may begin; empty: at any time.
-    windows: Many[WindowSpec] = ()
+    when: MigrationWhen | None = Field(
+        default=None, description="Lets replicas move by themselves; without it, none does."
+    )
+    verify: VerifySpec | None = Field(default=None, description="How answers are compared before requests move.")
+    allow_gap: Duration | None = Field(
+        default=None,
+        description="How long no replica may serve where a device cannot hold both; without it, such a move is "
+        "refused.",
+        examples=["5s"],
+    )
+    shift: Shift | None = Field(default=None, description="How requests move, step by step, under a guard.")
+    drain: Duration | None = Field(
+        default=None, description="How long the old replica has to finish its requests.", examples=["30s"]
+    )
+    windows: Many[WindowSpec] = Field(
+        default=(), description="When moves may begin by themselves; without it, at any time."
+    )
 
 
 Forever = Annotated[
@@ -266,48 +371,62 @@ Forever = Annotated[
 
 
 class Partition(DocumentPart):
-    """What happens while node and coordinator are out of contact. cold_boot: what a node does that starts while
-    disconnected."""
+    """What happens while node and coordinator are out of contact."""
 
-    # Interval of the node's status reports.
-    heartbeat: Duration = Seconds(1.0)
-    # The node counts as lost after this long without a report.
-    lost_after: Duration = Seconds(10.0)
-    # How long the node keeps serving.
-    serve: Forever = "forever"
-    cold_boot: Literal["serve", "wait"] = "serve"
-    on_reconnect: Literal["keep-healthy"] = "keep-healthy"
+    heartbeat: Duration = Field(default=Seconds(1.0), description="Interval of the node's status reports.")
+    lost_after: Duration = Field(
+        default=Seconds(10.0), description="The node counts as lost after this long without a report."
+    )
+    serve: Forever = Field(
+        default="forever", description="How long a node that is cut off keeps serving.", examples=["12h"]
+    )
+    cold_boot: Literal["serve", "wait"] = Field(
+        default="serve", description="What a node does that starts while it is cut off: serve what it had, or wait."
+    )
+    on_reconnect: Literal["keep-healthy"] = Field(
+        default="keep-healthy",
+        description="What happens to replicas when the node is back: those that are healthy stay.",
+    )
 
 
 class ScheduleSpec(DocumentPart):
     """Weights for a time: the first entry whose `when` holds applies, otherwise the policy's own weights."""
 
-    when: Condition
-    optimize: Optimize
+    when: Condition = Field(
+        description="CEL expression over `now` and `region`. Placement also looks at it ahead of time."
+    )
+    optimize: Optimize = Field(description="The weights while it holds.")
 
 
 class PolicySpec(DocumentPart):
-    require: Require = Require()
-    limits: LimitsSpec = LimitsSpec()
-    optimize: Optimize | None = None
-    relax: Many[Relax] = ()
-    federation: DelegationSpec | None = None
-    migration: MigrationSpec | None = None
-    partition: Partition = Partition()
-    # Placement serves higher ones first.
-    priority: Annotated[int, Field(ge=0, le=1_000_000)] = 100
-    schedule: Many[ScheduleSpec] = ()
+    require: Require = Field(default=Require(), description="Hard requirements.")
+    limits: LimitsSpec = Field(default=LimitsSpec(), description="Hard limits of cost, energy, carbon and power.")
+    optimize: Optimize | None = Field(default=None, description="What is best among what is allowed.")
+    relax: Many[Relax] = Field(default=(), description="What may give, in this order, if nothing fits.")
+    federation: DelegationSpec | None = Field(default=None, description="Delegation to other regions.")
+    migration: MigrationSpec | None = Field(default=None, description="How and when replicas move.")
+    partition: Partition = Field(
+        default=Partition(), description="What holds while node and coordinator are out of contact."
+    )
+    priority: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=100, description="Order of admission: placement serves higher ones first.", examples=[200]
+    )
+    schedule: Many[ScheduleSpec] = Field(default=(), description="Other weights at certain times.")
 
 
 class NameMetadata(DocumentPart):
-    name: Name
+    name: Name = Field(description="Name within its kind: a-z, 0-9 and inner hyphens.", examples=["frugal"])
+
+
+_API_VERSION_FIELD: Final = "Version of the document language."
+_KIND_FIELD: Final = "Kind of the document."
 
 
 class Policy(DocumentPart):
-    api_version: Literal["shoal/v1"] = Field(API_VERSION, alias="apiVersion")
-    kind: Literal["Policy"] = "Policy"
-    metadata: NameMetadata
-    spec: PolicySpec = PolicySpec()
+    api_version: Literal["shoal/v1"] = Field(default=API_VERSION, alias="apiVersion", description=_API_VERSION_FIELD)
+    kind: Literal["Policy"] = Field(default="Policy", description=_KIND_FIELD)
+    metadata: NameMetadata = Field(description="Its name.")
+    spec: PolicySpec = Field(default=PolicySpec(), description="What it asks.")
 
 
 Axis = Annotated[int, Field(ge=-1, le=2**31)]
@@ -315,52 +434,84 @@ ShapeSpec = Annotated[Many[Axis], Field(max_length=16)]
 
 
 class Variant(DocumentPart):
-    source: Line
-    # None: as the graph states.
-    precision: PrecisionName | None = None
+    source: Line = Field(
+        description="A file, or the name or digest of a pushed model, that answers as the source does.",
+        examples=["./ocr-int8.onnx"],
+    )
+    precision: PrecisionName | None = Field(
+        default=None, description="Its precision; without it, as the graph states.", examples=["int8"]
+    )
 
 
 class ModelSpec(DocumentPart):
-    # A file, or the name or digest of a pushed model.
-    source: Line
-    variants: Many[Variant] = ()
-    # An .npz file, or the digest of pushed samples; None: without samples.
-    samples: Line | None = None
-    warm_up: Literal["required", "optional"] = "required"
-    # By input: the only shapes that are served; -1 leaves an axis open. Empty: all that the graph takes.
-    shapes: Annotated[dict[Line, ShapeSpec], Field(max_length=64)] = {}
+    source: Line = Field(
+        description="A file, or the name or digest of a pushed model. `apply` pins it by digest.",
+        examples=["./models/ocr.onnx"],
+    )
+    variants: Many[Variant] = Field(default=(), description="The same model in other precisions.")
+    samples: Line | None = Field(
+        default=None,
+        description="An .npz file, or the digest of pushed samples: at least 8 inputs, with outputs if there are any. "
+        "Warm-ups use the first. `apply` pins it by digest.",
+        examples=["./models/ocr-samples.npz"],
+    )
+    warm_up: Literal["required", "optional"] = Field(
+        default="required",
+        description="`optional` lets a replica serve without a warm-up where neither samples nor generated inputs run.",
+    )
+    shapes: Annotated[dict[Line, ShapeSpec], Field(max_length=64)] = Field(
+        default={},
+        description="By input: the only shapes that are served, on every device; -1 leaves an axis open. Without it, "
+        "all that the graph takes.",
+        examples=[{"x": [1, 3, 48, 320]}],
+    )
 
 
 class TrafficSource(DocumentPart):
     """Declared requests per second from one origin: `peak` while `when` holds, `rate` otherwise."""
 
-    # Name under which the front where requests enter counts them.
-    origin: Name = Field(alias="from")
-    rate: Rate
-    peak: Rate | None = None
-    when: Condition | None = None
+    origin: Name = Field(
+        alias="from",
+        description="Origin of the requests, under the name by which the front where they enter counts them.",
+        examples=["eu-west"],
+    )
+    rate: Rate = Field(description="Requests per second from there.", examples=["10/s"])
+    peak: Rate | None = Field(default=None, description="Requests per second while `when` holds.", examples=["40/s"])
+    when: Condition | None = Field(
+        default=None, description="CEL expression over `now` and `region`. Placement also looks at it ahead of time."
+    )
 
 
 class Batching(DocumentPart):
     """Several requests may run as one batch, where the worker measures that this pays."""
 
-    # Most inputs of a batch; 1: each request runs alone.
-    max: Annotated[int, Field(ge=1, le=4096)] = 1
-    # Longest time that a request waits for others while a runner is free; None: it does not wait.
-    delay: Duration | None = None
+    max: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=1,
+        description="Most inputs of a batch of several requests. Where the worker measures that batches do not pay, "
+        "each request runs alone.",
+        examples=[16],
+    )
+    delay: Duration | None = Field(
+        default=None,
+        description="Longest time that a request waits for others while a runner is free; without it, none.",
+        examples=["2ms"],
+    )
 
 
 class Capture(DocumentPart):
-    # True: nodes may keep requests in memory to verify migrations with.
-    consent: bool = False
-    # How many requests a node keeps; None: the default of `resolve`.
-    max: Annotated[int, Field(ge=1, le=4096)] | None = None
+    consent: bool = Field(
+        default=False, description="Lets nodes keep requests in memory, to verify moves with them.", examples=[True]
+    )
+    max: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        default=None, description="How many requests a node keeps; 64 without it.", examples=[64]
+    )
 
 
 class StateTensors(DocumentPart):
-    """state: input that takes the state -> output that yields it."""
-
-    state: dict[Line, Line]
+    state: dict[Line, Line] = Field(
+        description="For each input that takes state, the output that gives it: Shoal keeps the state of each session.",
+        examples=[{"state": "stateN"}],
+    )
 
 
 Session = Annotated[
@@ -370,75 +521,114 @@ Session = Annotated[
 
 
 class WorkloadSpec(DocumentPart):
-    model: ModelSpec
-    traffic: Many[TrafficSource] = ()
-    batching: Batching = Batching()
-    capture: Capture = Capture()
-    session: Session = "stateless"
-    # shared: it may share a worker process with other models of its tenant.
-    isolation: Literal["process", "shared"] = "process"
-    # Name of a Policy; None: the defaults.
-    policy: Name | None = None
+    model: ModelSpec = Field(description="What is served.")
+    traffic: Many[TrafficSource] = Field(default=(), description="Declared traffic, by origin.")
+    batching: Batching = Field(default=Batching(), description="Whether requests may run as one batch.")
+    capture: Capture = Field(default=Capture(), description="Whether requests may be kept to verify moves.")
+    session: Session = Field(
+        default="stateless", description="Whether requests belong together; `stateless`: each is by itself."
+    )
+    isolation: Literal["process", "shared"] = Field(
+        default="process",
+        description="`shared` lets it run in one worker process with other models of its tenant on the device.",
+        examples=["shared"],
+    )
+    policy: Name | None = Field(
+        default=None, description="Name of its Policy; without it, the defaults.", examples=["frugal"]
+    )
 
 
 class WorkloadMetadata(DocumentPart):
-    name: Name
-    tenant: Name = "default"
-    labels: Annotated[dict[Name, Line], Field(max_length=64)] = {}
+    name: Name = Field(
+        description="Name within its tenant, by which clients call it: a-z, 0-9 and inner hyphens.", examples=["reader"]
+    )
+    tenant: Name = Field(default="default", description="The tenant that it belongs to.", examples=["shop"])
+    labels: Annotated[dict[Name, Line], Field(max_length=64)] = Field(
+        default={}, description="Labels for people and listings.", examples=[{"app": "kiosk"}]
+    )
 
 
 class Workload(DocumentPart):
-    api_version: Literal["shoal/v1"] = Field(API_VERSION, alias="apiVersion")
-    kind: Literal["Workload"] = "Workload"
-    metadata: WorkloadMetadata
-    spec: WorkloadSpec
+    api_version: Literal["shoal/v1"] = Field(default=API_VERSION, alias="apiVersion", description=_API_VERSION_FIELD)
+    kind: Literal["Workload"] = Field(default="Workload", description=_KIND_FIELD)
+    metadata: WorkloadMetadata = Field(description="Its name, tenant and labels.")
+    spec: WorkloadSpec = Field(description="What is served, and how.")
 
 
 class TenantQuota(DocumentPart):
-    replicas: Annotated[int, Field(ge=0)] | None = None
-    memory: Size | None = None
-    cost: Cost | None = None
-    # Of the requests of its clients, where they enter the region.
-    rate: Rate | None = None
-    concurrency: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    replicas: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Most replicas of the tenant.", examples=[20]
+    )
+    memory: Size | None = Field(default=None, description="Most memory of its replicas together.", examples=["16GiB"])
+    cost: Cost | None = Field(
+        default=None,
+        description="Greatest cost of its replicas, each its whole device, and of what other regions run for it. It "
+        "ends nothing that runs.",
+        examples=["5 USD/h"],
+    )
+    rate: Rate | None = Field(
+        default=None,
+        description="Most requests per second of its clients in the whole region; one second's worth may come at once.",
+        examples=["120/s"],
+    )
+    concurrency: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
+        default=None, description="Most requests of its clients inside the region at once.", examples=[64]
+    )
 
 
 class TenantSpec(DocumentPart):
-    quota: TenantQuota = TenantQuota()
-    # Beside other tenants whose requests wait at a front.
-    weight: Annotated[float, Field(ge=0.01, le=100)] = DEFAULT_WEIGHT
-    regions: Many[Pattern] = ()
-    clients: Many[Line] = ()
+    quota: TenantQuota = Field(default=TenantQuota(), description="What it may hold and send.")
+    weight: Annotated[float, Field(ge=0.01, le=100)] = Field(
+        default=DEFAULT_WEIGHT,
+        description="Its share of a front's turns beside other tenants whose requests wait there.",
+        examples=[2.0],
+    )
+    regions: Many[Pattern] = Field(default=(), description="Regions that may run its workloads.", examples=[["eu-*"]])
+    clients: Many[Line] = Field(default=(), description="Clients that belong to it.", examples=[["till-7"]])
 
 
 class Tenant(DocumentPart):
-    api_version: Literal["shoal/v1"] = Field(API_VERSION, alias="apiVersion")
-    kind: Literal["Tenant"] = "Tenant"
-    metadata: NameMetadata
-    spec: TenantSpec = TenantSpec()
+    api_version: Literal["shoal/v1"] = Field(default=API_VERSION, alias="apiVersion", description=_API_VERSION_FIELD)
+    kind: Literal["Tenant"] = Field(default="Tenant", description=_KIND_FIELD)
+    metadata: NameMetadata = Field(description="Its name.")
+    spec: TenantSpec = Field(default=TenantSpec(), description="What it may do.")
 
 
 class Location(DocumentPart):
-    lat: Annotated[float, Field(ge=-90, le=90)] | None = None
-    lon: Annotated[float, Field(ge=-180, le=180)] | None = None
-    # Where the region is, as `require.residency` of policies names it.
-    residency: Name | None = None
+    lat: Annotated[float, Field(ge=-90, le=90)] | None = Field(
+        default=None, description="Latitude in degrees.", examples=[48.86]
+    )
+    lon: Annotated[float, Field(ge=-180, le=180)] | None = Field(
+        default=None, description="Longitude in degrees.", examples=[2.35]
+    )
+    residency: Name | None = Field(
+        default=None, description="Where the region is, as `require.residency` of policies names it.", examples=["eu"]
+    )
 
 
 class PriceFeed(DocumentPart):
-    """source: a file in the coordinator's folder for signals, or an https URL. A value older than stale_after stays in
-    use, and is marked as stale wherever it appears."""
-
-    source: Line
-    stale_after: Duration = Seconds(7200.0)
+    source: Line = Field(
+        description="A file in the coordinator's folder for signals, or an https URL.", examples=["./prices.csv"]
+    )
+    stale_after: Duration = Field(
+        default=Seconds(7200.0),
+        description="Age from which a value is marked as stale wherever it appears; it stays in use.",
+    )
 
 
 class CarbonFeed(DocumentPart):
-    """fallback: used where the source has given no value for stale_after."""
-
-    source: Line
-    stale_after: Duration = Seconds(7200.0)
-    fallback: Intensity | None = None
+    source: Line = Field(
+        description="A file in the coordinator's folder for signals, or an https URL.",
+        examples=["https://grid.example/eu.json"],
+    )
+    stale_after: Duration = Field(
+        default=Seconds(7200.0),
+        description="Age from which a value is marked as stale; then `fallback` applies, if given.",
+    )
+    fallback: Intensity | None = Field(
+        default=None,
+        description="Used where the source has given no value for `stale_after`; without it, the stale value.",
+    )
 
 
 Price = Annotated[Annotated[Cost, Tag("<short>")] | Annotated[PriceFeed, Tag("<mapping>")], Discriminator(_form_tag)]
@@ -448,46 +638,61 @@ CarbonSignal = Annotated[
 
 
 class TradeSpec(DocumentPart):
-    """Regions that this region runs workloads for, and for which of their tenants.
+    """Regions that this region runs workloads for, and for which of their tenants."""
 
-    hold_share: greatest share of its memory, and of its devices' time, that one of them may occupy at once.
-    """
-
-    partner: Pattern = Field(alias="with")
-    tenants: Many[Pattern] = ("*",)
-    hold_share: Share = 0.2
+    partner: Pattern = Field(
+        alias="with",
+        description="Names of regions whose workloads this region runs, `*` for any part. The first entry that fits "
+        "counts.",
+        examples=["eu-*"],
+    )
+    tenants: Many[Pattern] = Field(default=("*",), description="Which of their tenants.", examples=[["shop", "lab-*"]])
+    hold_share: Share = Field(
+        default=0.2,
+        description="Greatest share of memory, and of devices' time, that one of these regions may occupy at once.",
+    )
 
 
 class ModelKey(DocumentPart):
-    """A publisher's public key under the name that policies use. until: the last day (UTC) on which it is valid."""
-
-    name: Name
-    key: KeyText
-    until: Day | None = None
+    name: Name = Field(description="Name of the key, as policies use it.", examples=["publisher"])
+    key: KeyText = Field(
+        description="The publisher's public key: PEM, or its base64 on one line. `shoal model key FILE.pem` prints it.",
+        examples=["MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE..."],
+    )
+    until: Day | None = Field(default=None, description="Last day (UTC) on which it is valid; without it, for ever.")
 
 
 class SleepSpec(DocumentPart):
-    """after: how long a device that can sleep must be idle before it does."""
-
-    after: Duration
+    after: Duration = Field(
+        description="How long a device that can sleep must be idle before it does; without it, devices stay awake.",
+        examples=["10m"],
+    )
 
 
 class RegionSpec(DocumentPart):
-    location: Location = Location()
-    # None: devices are not put to sleep.
-    sleep: SleepSpec | None = None
-    price: Price | None = None
-    carbon: CarbonSignal | None = None
-    # The first entry that matches applies.
-    trade: Many[TradeSpec] = ()
-    keys: Many[ModelKey] = ()
+    location: Location = Field(default=Location(), description="Where it is.")
+    sleep: SleepSpec | None = Field(default=None, description="When its devices sleep.")
+    price: Price | None = Field(
+        default=None,
+        description="What a node without the label `price` costs: a constant, or where the value comes from.",
+        examples=["0.40 USD/h"],
+    )
+    carbon: CarbonSignal | None = Field(
+        default=None,
+        description="Carbon intensity of its electricity: a constant, or where the value comes from.",
+        examples=["350 gCO2/kWh"],
+    )
+    trade: Many[TradeSpec] = Field(
+        default=(), description="Regions that it runs workloads for; the first entry that fits counts."
+    )
+    keys: Many[ModelKey] = Field(default=(), description="Public keys of publishers of models.")
 
 
 class Region(DocumentPart):
-    api_version: Literal["shoal/v1"] = Field(API_VERSION, alias="apiVersion")
-    kind: Literal["Region"] = "Region"
-    metadata: NameMetadata
-    spec: RegionSpec = RegionSpec()
+    api_version: Literal["shoal/v1"] = Field(default=API_VERSION, alias="apiVersion", description=_API_VERSION_FIELD)
+    kind: Literal["Region"] = Field(default="Region", description=_KIND_FIELD)
+    metadata: NameMetadata = Field(description="The region's own name.")
+    spec: RegionSpec = Field(default=RegionSpec(), description="What is so in this region.")
 
 
 Kind = Workload | Policy | Tenant | Region

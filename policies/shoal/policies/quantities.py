@@ -72,6 +72,8 @@ class Unit:
             "type": "string",
             "pattern": rf"^\s*[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?\s*({words})\s*$",
             "examples": [self.dimension.example],
+            "x-value": self.dimension.name,
+            "x-units": list(self.dimension.factors),
         }
 
 
@@ -99,6 +101,8 @@ class _PatternText:
     asked: str
     # What to do, shown in the refusal.
     remedy: str
+    # What the text is, for the schema.
+    value: str
 
     def read(self, value: object) -> str:
         if not isinstance(value, str):
@@ -112,7 +116,7 @@ class _PatternText:
         return core_schema.no_info_plain_validator_function(self.read, serialization=core_schema.to_string_ser_schema())
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"type": "string", "pattern": f"^{self.pattern.pattern}$"}
+        return {"type": "string", "pattern": f"^{self.pattern.pattern}$", "x-value": self.value}
 
 
 Name = Annotated[
@@ -122,6 +126,7 @@ Name = Annotated[
         Code.NAME_INVALID,
         NAME_RULE,
         "use lower case letters, digits, and hyphens between them",
+        "name",
     ),
 ]
 Pattern = Annotated[
@@ -131,6 +136,7 @@ Pattern = Annotated[
         Code.NAME_INVALID,
         "a name, with * for any part of it",
         'write it like "eu-*"',
+        "name pattern",
     ),
 ]
 Line = Annotated[
@@ -140,6 +146,7 @@ Line = Annotated[
         Code.FIELD_INVALID,
         "1 to 1024 characters on one line",
         "shorten it, or leave the field out",
+        "text",
     ),
 ]
 
@@ -162,7 +169,7 @@ class _KeyText:
         return core_schema.no_info_plain_validator_function(self.read, serialization=core_schema.to_string_ser_schema())
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"type": "string", "description": "PEM of a public key, or its base64 on one line"}
+        return {"type": "string", "x-value": "public key"}
 
 
 KeyText = Annotated[str, _KeyText()]
@@ -194,7 +201,7 @@ class _Day:
         return core_schema.no_info_plain_validator_function(self.read, serialization=shown)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"type": "string", "format": "date", "examples": ["2027-12-31"]}
+        return {"type": "string", "format": "date", "examples": ["2027-12-31"], "x-value": "day"}
 
 
 Day = Annotated[Wall, _Day()]
@@ -233,7 +240,7 @@ class _Selector:
             if self._may_read == CONTEXT_VARIABLES
             else 'device.kind in ["npu", "gpu"]'
         )
-        return {"type": "string", "examples": [example]}
+        return {"type": "string", "examples": [example], "x-value": "CEL expression"}
 
 
 Selector = Annotated[str, _Selector()]

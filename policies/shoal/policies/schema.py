@@ -1,6 +1,12 @@
-"""Generates the JSON Schema of the kinds for editors: `python -m shoal.policies.schema > shoal.json`."""
+"""Generates the JSON Schema of the kinds for editors: `python -m shoal.policies.schema > shoal.json`.
+
+Every property has a `description`, and every one that holds a value itself has `examples`. Two keywords are ours:
+`x-value` says what a text is, and `x-units` lists the units of a quantity. The policy reference is made from it.
+"""
 
 import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -38,7 +44,70 @@ def schema() -> dict[str, Any]:
     # The models have defaults for these two, so that code need not repeat them; a document must state them.
     for kind in KINDS:
         body["$defs"][kind]["required"] = ["apiVersion", "kind", *body["$defs"][kind]["required"]]
+    for definition in body["$defs"].values():
+        for name, value in definition["properties"].items():
+            if "examples" not in value and (example := _implied_example(value)) is not None:
+                definition["properties"][name] = {**value, "examples": [example]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": SCHEMA_ID, **body}
+
+
+def _implied_example(value: Mapping[str, Any]) -> Any:
+    """What stands for a field whose type leaves few values; None for others."""
+    if value.get("default") not in (None, [], {}):
+        return value["default"]
+    if "const" in value:
+        return value["const"]
+    return value["enum"][0] if "enum" in value else None
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaField:
+    """A field that holds a value itself, as the schema has it."""
+
+    # As in `CONSUMERS`: its names from the document's root, joined by dots; a list adds nothing.
+    path: str
+    # Its schema: `description`, `examples`, and the forms that it takes.
+    value: Mapping[str, Any]
+    # Whether the mapping that it is in must have it.
+    is_required: bool
+
+
+def schema_fields(body: Mapping[str, Any], kind: str) -> Iterator[SchemaField]:
+    """The fields of a kind in the order of the schema. A field with a short form and a mapping form is yielded once
+    itself, and once for each field of the mapping."""
+    yield from _fields_of(body["$defs"], body["$defs"][kind], "")
+
+
+def _fields_of(definitions: Mapping[str, Any], mapping: Mapping[str, Any], under: str) -> Iterator[SchemaField]:
+    for name, value in mapping["properties"].items():
+        path = f"{under}.{name}" if under else name
+        inner = list(inner_mappings(definitions, value))
+        if not inner or any(not list(inner_mappings(definitions, form)) for form in forms_of(value)):
+            yield SchemaField(path, value, name in mapping.get("required", ()))
+        for each in inner:
+            yield from _fields_of(definitions, each, path)
+
+
+def forms_of(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The alternatives that a value may have; the value itself if there are none."""
+    return list(value.get("anyOf") or value.get("oneOf") or [value])
+
+
+def inner_mappings(definitions: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Mappings with named fields that a value is, or is a list or a mapping of."""
+    for form in forms_of(value):
+        if "$ref" in form:
+            target = definitions[form["$ref"].rpartition("/")[2]]
+            yield from [target] if "properties" in target else inner_mappings(definitions, target)
+        elif form is not value:
+            yield from inner_mappings(definitions, form)
+        for inside in (
+            form.get("items"),
+            form.get("additionalProperties"),
+            *form.get("patternProperties", {}).values(),
+        ):
+            if isinstance(inside, dict):
+                yield from inner_mappings(definitions, inside)
 
 
 if __name__ == "__main__":

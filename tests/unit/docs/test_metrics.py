@@ -2,7 +2,6 @@
 
 import ast
 import re
-import runpy
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,10 +34,6 @@ MAKING: Final = re.compile(r"^(Counter|Gauge|Histogram|Summary|Info|Enum)Metric(
 """Calls that declare a metric, or make one without a declaration."""
 ADDED: Final = frozenset(("instance", "job", "region", "node", "le"))
 """Labels that a scrape adds, and the bound of a histogram's bucket."""
-
-
-def test_the_reference_is_what_make_docs_writes() -> None:
-    assert runpy.run_path(str(REFERENCE.with_suffix(".py")))["page"]() == REFERENCE.read_text()
 
 
 def test_the_reference_lists_every_metric() -> None:

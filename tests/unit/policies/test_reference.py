@@ -1,23 +1,37 @@
-"""Nothing is accepted that nothing acts on: table, models, page, schema and the consumers' own source agree."""
+"""Nothing is accepted that nothing acts on: table, models, schema and the consumers' own source agree."""
 
 import ast
+import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
+from pydantic import BaseModel, TypeAdapter
 
 from shoal.policies import load
-from shoal.policies.check import CONSUMERS, ActiveField, PlannedField
-from shoal.policies.fields import leaf_fields
+from shoal.policies.check import CONSUMERS, ActiveField
+from shoal.policies.fields import document_fields, leaf_fields, models_in
 from shoal.policies.kinds import KINDS
-from shoal.policies.reference import reference
-from shoal.policies.schema import schema
+from shoal.policies.schema import schema, schema_fields
 from shoal.policies.templates import KINDS as TEMPLATES
 from shoal.policies.templates import template
 
 ROOT = Path(__file__).parents[3]
+
+
+def every_model(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """The model, and those that its fields may hold."""
+    yield model
+    for _, info in document_fields(model):
+        for inner in models_in(info.annotation):
+            yield from every_model(inner)
+
+
+MODELS = tuple(dict.fromkeys(model for kind in KINDS.values() for model in every_model(kind)))
 LIVE = [
     (f"{kind}.{field}", entry)
     for kind, fields in CONSUMERS.items()
@@ -40,7 +54,7 @@ def test_the_consumer_reads_the_field(field: str, live: ActiveField) -> None:
     if live.read_as:
         assert live.read_as in words, f"{live.consumer} does not read {live.read_as}, so {field} must be refused"
     else:
-        assert live.consumer.startswith("shoal.policies") or live.note
+        assert live.consumer.startswith("shoal.policies") or field == "Policy.spec.partition.on_reconnect"
     never = [code for code in live.codes if code.name not in _words("shoal.coordinator") | _words("shoal.policies")]
     assert not never, f"nothing gives {never}"
 
@@ -63,17 +77,23 @@ def _words(module: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def test_the_page_is_as_generated() -> None:
-    page = (ROOT / "docs" / "reference" / "policy.md").read_text()
-    assert page == reference() + "\n", "python -m shoal.policies.reference > docs/reference/policy.md"
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_schema_has_every_field_with_a_meaning_and_an_example(kind: str) -> None:
+    fields = list(schema_fields(schema(), kind))
+    assert [field.path for field in fields] == [".".join(path) for path, _ in leaf_fields(KINDS[kind])]
+    for field in fields:
+        assert field.value["description"].endswith("."), field.path
+        assert field.value["examples"], field.path
 
 
-def test_the_page_names_every_field_and_tells_which_are_refused() -> None:
-    rows = [line for line in reference().split("\n") if line.startswith("| `")]
-    for fields in CONSUMERS.values():
-        for field, entry in fields.items():
-            row = next(line for line in rows if line.startswith(f"| `{field}` |"))
-            assert ("NOT_SUPPORTED_YET" in row) == isinstance(entry, PlannedField) or field in {"kind", "apiVersion"}
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_example_is_a_value_that_the_field_takes(model: type[BaseModel]) -> None:
+    for name, value in schema()["$defs"][model.__name__]["properties"].items():
+        info = next(info for field, info in document_fields(model) if field == name)
+        reader = TypeAdapter[Any](Annotated[info.annotation, "as the field has it", *info.metadata])  # type: ignore[arg-type]
+        for example in value.get("examples", ()):
+            if "public key" not in repr(value):
+                reader.validate_json(json.dumps(example))
 
 
 def test_schema_knows_the_fields_and_takes_no_null() -> None:

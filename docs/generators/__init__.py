@@ -1,0 +1,1 @@
+"""Writes the reference from the code: `make docs`. Each module has a function for each page that it writes."""
