@@ -19,7 +19,7 @@ def test_the_readme_s_ten_minutes_on_containers(hurt: Compose, tmp_path: Path) -
             walk = readme.run_walkthrough(terminal, Contexts(hurt.home))
             (agreed,) = (one for one in hurt.agreements() if one.workload.name == "archive")
         finally:
-            hurt.delete_workloads("reader", "archive")
+            hurt.delete_workloads("reader", "archive", "sturdy-reader")
     assert agreed.counterpart == "datacenter"
     assert (walk.lost_count, walk.wrong_count) == (0, 0), walk
     record(

@@ -63,7 +63,7 @@ PRINTED: Final[Mapping[str, tuple[str, ...]]] = {
     "shoal apply -f examples/archive.yaml": (r"not placed: COST_OVER ", _READY),
     "shoal get agreements": (r" origin +\S+ +default/archive +active +ready ",),
     "shoal infer archive": (_ANSWER,),
-    "shoal apply -f examples/sturdy.yaml": (r"^default/reader +2 of 2 placed", _READY),
+    "shoal apply -f examples/sturdy.yaml": (r"^default/sturdy-reader +2 of 2 placed", _READY),
     "shoal doctor": (r"^\d+ passed, 0 failed$",),
     "import os": (r"^softmax_11.tmp_0 \(1, 40, 6625\) True$",),
 }

@@ -2,20 +2,19 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 import pytest
 import yaml
 
+from harness.documentation import PAGES, ROOT, snippets
 from shoal.policies import Problem, load
 
-ROOT: Final = Path(__file__).parents[3]
-PAGES: Final = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
-_BLOCK: Final = re.compile(r"^( *)```ya?ml\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _DOCUMENT: Final = re.compile(r"^(apiVersion|kind):", re.MULTILINE)
 _OURS: Final = re.compile(r"^apiVersion: *[\"']?shoal/", re.MULTILINE)
-_LINK: Final = re.compile(r"\]\(([\w./-]+\.md)(?:#[\w-]*)?\)")
+_LINK: Final = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([\w-]*))?\)")
 _PAGE: Final = re.compile(r"\bdocs/(?:guides|reference|decisions)/[\w-]+\.md")
 AROUND: Final = {"Policy": {}, "Workload": {"model": {"source": "reader"}}, "Region": {}}
 """Kinds that a part of a document may be of, and what such a document cannot do without."""
@@ -24,11 +23,7 @@ AROUND: Final = {"Policy": {}, "Workload": {"model": {"source": "reader"}}, "Reg
 def blocks() -> Iterator[tuple[str, str]]:
     """(place, text) of every YAML block."""
     for page in PAGES:
-        text = page.read_text()
-        for found in _BLOCK.finditer(text):
-            line = text[: found.start()].count("\n") + 2
-            indent = len(found[1])
-            yield f"{page.relative_to(ROOT)}:{line}", "\n".join(each[indent:] for each in found[2].split("\n"))
+        yield from ((each.place, each.text) for each in snippets(page) if each.language in ("yaml", "yml"))
 
 
 WHOLE: Final = [pytest.param(text, id=place) for place, text in blocks() if _DOCUMENT.search(text)]
@@ -54,16 +49,43 @@ def test_every_part_of_a_document_is_valid_in_one(text: str) -> None:
         assert [] in tried.values(), tried
 
 
+def test_all_examples_are_valid_together() -> None:
+    files = [*sorted((ROOT / "policies/examples").glob("*.yaml")), *sorted((ROOT / "examples").glob("*.yaml"))]
+    assert len(files) > 15
+    assert problem_lines(load([(file.name, file.read_text()) for file in files]).problems) == []
+
+
 def test_every_page_that_is_named_is_there() -> None:
     """By pages, and by what the programs print."""
     named: set[Path] = set()
     for page in PAGES:
-        named |= {(page.parent / link).resolve() for link in _LINK.findall(page.read_text())}
+        named |= {(page.parent / link).resolve() for link, _ in _LINK.findall(page.read_text()) if link}
     for part in ("agents", "coordinator", "cli", "protos", "policies", "deploy"):
         for source in (ROOT / part).rglob("*.py"):
             named |= {ROOT / found for found in _PAGE.findall(source.read_text())}
     assert len(named) > 20
     assert {str(page) for page in named if not page.exists()} == set()
+
+
+def test_every_heading_that_is_named_is_there() -> None:
+    missing = [
+        f"{page.relative_to(ROOT)}: {link}#{anchor}"
+        for page in PAGES
+        for link, anchor in _LINK.findall(page.read_text())
+        if anchor and anchor not in _anchors(((page.parent / link) if link else page).resolve())
+    ]
+    assert missing == []
+
+
+@cache
+def _anchors(page: Path) -> frozenset[str]:
+    """By the rule that GitHub and the site share: lower case, hyphens for spaces, without punctuation."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    slugs = [
+        re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", each.lower().replace("`", ""))).strip("-") for each in headings
+    ]
+    return frozenset((*slugs, *re.findall(r'<a id="([\w-]+)">', text)))
 
 
 def test_there_are_blocks_to_look_at() -> None:
