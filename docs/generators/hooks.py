@@ -50,6 +50,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links that leave `docs` lead to where those files are on the site."""
     here = page.file.src_uri
+    if here == "README.md":
+        page.meta["hide"] = ["navigation"]
 
     def moved(found: re.Match[str]) -> str:
         path = _outside(here, found[1])

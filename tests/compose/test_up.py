@@ -1,4 +1,4 @@
-"""`docker compose up`, seen from outside of the containers; `test_readme.py` has what the README does then."""
+"""`docker compose up`, seen from outside of the containers; `test_tutorial.py` has what a user does then."""
 
 import json
 import urllib.request

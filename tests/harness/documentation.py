@@ -18,6 +18,8 @@ from shoal.coordinator.main.options import parser_of as coordinator_parser
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (ROOT / "README.md", *sorted(ROOT.glob("[CS]*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 _BLOCK: Final = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+_INCLUDE: Final = re.compile(r'^--8<-- "(.+)"$', re.MULTILINE)
+"""A file in place of the line, as on the site."""
 _SPAN: Final = re.compile(r"(?<!`)`((?:shoal|shoal-agent|shoal-coordinator|make) [^`]+)`(?!`)")
 _ENDS: Final = frozenset(("|", "||", "&&", ";", "&", "(", ")", "<", ">", ">>", "$", "{", "}"))
 _PREFIXES: Final = frozenset(("sudo", "exec", "time", "nohup", "then", "do", "!"))
@@ -38,6 +40,7 @@ def snippets(page: Path) -> Iterator[Snippet]:
     for found in _BLOCK.finditer(text):
         indent = len(found[1])
         body = "\n".join(each[indent:] for each in found[3].split("\n"))
+        body = _INCLUDE.sub(lambda each: (ROOT / each[1]).read_text(), body)
         yield Snippet(_place(page, text, found.start() + 1), found[2], body)
     for found in _SPAN.finditer(_BLOCK.sub("", text)):
         yield Snippet(_place(page, text, 0, found[1]), "span", " ".join(found[1].split()))

@@ -1,5 +1,5 @@
 """Every command line that README and docs show is one that the program takes; Python and JSON can be read. YAML:
-`test_documents.py`. The tutorial is typed from start to end in `tests/integration/test_readme.py`."""
+`test_documents.py`. The tutorial is typed from start to end in `tests/integration/test_tutorial.py`."""
 
 import ast
 import json

@@ -55,6 +55,12 @@ def test_all_examples_are_valid_together() -> None:
     assert problem_lines(load([(file.name, file.read_text()) for file in files]).problems) == []
 
 
+def test_every_example_has_a_page() -> None:
+    examples = {path.stem for path in (ROOT / "policies/examples").glob("*.yaml")}
+    assert {path.stem for path in (ROOT / "docs/how-to").glob("*.md")} == {*examples, "README"}
+    assert all(f'"policies/examples/{each}.yaml"' in (ROOT / f"docs/how-to/{each}.md").read_text() for each in examples)
+
+
 def test_every_page_that_is_named_is_there() -> None:
     """By pages, and by what the programs print."""
     named: set[Path] = set()
@@ -174,7 +180,7 @@ def test_every_path_of_the_map_and_of_the_recipes_is_there(page: str) -> None:
 
 def test_the_navigation_of_the_site_lists_every_page_once() -> None:
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
-    listed = re.findall(r": ([\w./-]+\.md)$", nav, re.MULTILINE)
+    listed = re.findall(r"^ *- (?:.*: )?([\w./-]+\.md)$", nav, re.MULTILINE)
     of_the_root = ["contributing.md", "changelog.md", "security.md"]
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
     assert sorted(listed) == sorted([*of_the_root, *(page for page in pages if not page.startswith("decisions/"))])

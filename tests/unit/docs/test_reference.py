@@ -162,19 +162,21 @@ def event_names() -> set[str]:
     return found - Code.__members__.keys()
 
 
-def ledger_entries() -> set[str]:
-    """What bids and agreements write to the ledger, which are events too."""
+def transitions(*makers: str, first: bool = False) -> set[str]:
+    """The words that these calls give to transitions of trades, bids and agreements, which are events too; of the first
+    argument alone, or of all."""
     files = [
         *(ROOT / "coordinator/shoal/coordinator/core/negotiation").glob("*.py"),
         *(ROOT / "coordinator/shoal/coordinator/controllers/federation").glob("*.py"),
     ]
     calls = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
     return {
-        argument.value
+        each.value
         for call in calls
-        if ast.unparse(call.func).rsplit(".", 1)[-1] in ("LedgerTransition", "_end")
-        for argument in call.args
-        if isinstance(argument, ast.Constant) and isinstance(argument.value, str) and argument.value
+        if ast.unparse(call.func).rsplit(".", 1)[-1] in makers
+        for argument in (call.args[:1] if first else call.args)
+        for each in ast.walk(argument)
+        if isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value
     }
 
 
@@ -182,7 +184,8 @@ def test_every_event_of_a_region_has_a_meaning() -> None:
     named = event_names()
     named |= {f"MIGRATION_{stage.upper()}" for stage in MigrationStage}
     named |= {f"NODE_{each.upper().replace('-', '_')}" for each in Liveness}
-    named |= {f"AGREEMENT_{each.upper()}" for each in ledger_entries()}
+    named |= {f"AGREEMENT_{each.upper()}" for each in transitions("LedgerTransition", "_end")}
+    named |= {each.upper() for each in transitions("TradeNote", first=True) | {"bid", "countered"}}
     assert len(named) > 60
     assert named - EVENT_HELP.keys() - Code.__members__.keys() == set()
     assert EVENT_HELP.keys() - named - Code.__members__.keys() == set()

@@ -1,5 +1,4 @@
-"""README.md's ten minutes as a user types them: one command after another into one shell, with the output that each
-must print."""
+"""The tutorial as a user types it: one command after another into one shell, with the output that each must print."""
 
 import re
 import subprocess
@@ -21,7 +20,9 @@ from shoal.devstack import ocr
 from shoal.devstack.load import ClosedLoopLoad
 
 ROOT: Final = Path(__file__).parents[3]
-SECTION: Final = "Ten minutes of use"
+PAGE: Final = ROOT / "docs" / "tutorial.md"
+END: Final = "\n## Break it\n"
+"""The heading behind which nothing is typed: it ends the regions."""
 PROCESSES, CONTAINERS = "shoal dev up", "docker compose up"
 """In the block that starts the regions of the one kind, or of the other."""
 MIGRATION_COMMAND: Final = "shoal migrate"
@@ -83,14 +84,13 @@ class Block:
 
 
 def ten_minutes() -> tuple[Block, ...]:
-    """What the section tells the user to type, in order; the two ways to start are its first blocks."""
-    _, _, after = (ROOT / "README.md").read_text().partition(f"\n## {SECTION}\n")
-    found = (Block(*match.groups()) for match in _BLOCK.finditer(after.partition("\n## ")[0]))
+    """What the page tells the user to type, in order; the two ways to start are its first blocks."""
+    found = (Block(*match.groups()) for match in _BLOCK.finditer(PAGE.read_text().partition(END)[0]))
     return tuple(block for block in found if block.language in ("sh", "python"))
 
 
 class Terminal:
-    """A persistent shell, in a folder with the files of the repository's root that the README uses."""
+    """A persistent shell, in a folder with the files of the repository's root that the page uses."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder = folder
@@ -165,7 +165,7 @@ def run_walkthrough(terminal: Terminal, contexts: Contexts) -> WalkthroughResult
                 _run(terminal, block)
         else:
             _run(terminal, block)
-    assert load is not None, f"no {MIGRATION_COMMAND!r} in the README"
+    assert load is not None, f"no {MIGRATION_COMMAND!r} in the tutorial"
     for file in ("answer.npz", "archive.npz"):
         assert np.array_equal(_read(terminal, file), _expected_output(terminal)), file
     sent = len(load.calls)
@@ -186,7 +186,7 @@ def _run(terminal: Terminal, block: Block) -> None:
 
 @contextmanager
 def _background_load(terminal: Terminal, contexts: Contexts) -> Iterator[ClosedLoopLoad]:
-    """Run the README's client continuously on the README's input."""
+    """Run the page's client continuously on its input."""
     context = replace(contexts.get(), folder=str(terminal.folder / "client"))
     (output,) = np.load(terminal.folder / "answer.npz").files
     load = ClosedLoopLoad(context, "reader", {"x": _line(terminal)}, {output: _expected_output(terminal)}, clients=2)

@@ -1,10 +1,10 @@
-"""The README's ten minutes, unchanged, on containers; `tests/integration/test_readme.py` has the same on processes."""
+"""The tutorial, unchanged, on containers; `tests/integration/test_tutorial.py` has the same on processes."""
 
 from pathlib import Path
 
 import pytest
 
-from harness.clients import readme
+from harness.clients import tutorial
 from harness.cluster.compose import Compose
 from harness.report import record
 from shoal.client import Contexts
@@ -12,11 +12,11 @@ from shoal.client import Contexts
 pytestmark = [pytest.mark.compose, pytest.mark.alone, pytest.mark.timeout(600)]
 
 
-def test_the_readme_s_ten_minutes_on_containers(hurt: Compose, tmp_path: Path) -> None:
-    with readme.terminal(tmp_path, hurt.environment) as terminal:
+def test_the_tutorial_on_containers(hurt: Compose, tmp_path: Path) -> None:
+    with tutorial.terminal(tmp_path, hurt.environment) as terminal:
         terminal.type(". .venv/bin/activate")
         try:
-            walk = readme.run_walkthrough(terminal, Contexts(hurt.home))
+            walk = tutorial.run_walkthrough(terminal, Contexts(hurt.home))
             (agreed,) = (one for one in hurt.agreements() if one.workload.name == "archive")
         finally:
             hurt.delete_workloads("reader", "archive", "sturdy-reader")
