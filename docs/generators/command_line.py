@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 import click
 
 from generators.markdown import GENERATED, code, page, table, wrap
-from shoal.cli.main import GROUPS, shoal
+from shoal.cli.examples import EXAMPLES, Example
+from shoal.cli.main import shoal
+from shoal.cli.verbs import GROUPS, Verb
 
 _HEAD = f"""# Command line
 
@@ -24,8 +26,15 @@ def command_line() -> str:
 def verbs() -> Iterator[tuple[str, click.Command]]:
     """(`shoal get`, command) of every verb and of the verbs below it, in the order of the help."""
     for group in GROUPS.values():
-        for command in group:
-            yield from _with_verbs_below(f"shoal {command.name}", command)
+        for verb in group:
+            yield from _with_verbs_below(f"shoal {verb.name}", _command_of(verb))
+
+
+def _command_of(verb: Verb) -> click.Command:
+    """As `shoal` has it: with its examples."""
+    found = shoal.get_command(click.Context(shoal), verb.name)
+    assert found is not None
+    return found
 
 
 def _with_verbs_below(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
@@ -44,8 +53,8 @@ def _lines() -> Iterator[str]:
     for heading, group in GROUPS.items():
         yield f"## {heading}"
         yield ""
-        for command in group:
-            for path, each in _with_verbs_below(f"shoal {command.name}", command):
+        for verb in group:
+            for path, each in _with_verbs_below(f"shoal {verb.name}", _command_of(verb)):
                 yield from _verb(path, each)
 
 
@@ -59,7 +68,7 @@ def _verb(path: str, command: click.Command) -> Iterator[str]:
     for paragraph in (command.help or "").split("\n\n"):
         yield from wrap(_with_code(paragraph.removeprefix("\b")))
     yield from _options(command.params)
-    yield from _examples(command)
+    yield from _examples(EXAMPLES.get(path.removeprefix("shoal "), ()))
 
 
 def _with_code(text: str) -> str:
@@ -112,12 +121,10 @@ def _variables(option: click.Option) -> str:
     return code(given) if isinstance(given, str) else ", ".join(code(each) for each in given or ())
 
 
-def _examples(command: click.Command) -> Iterator[str]:
-    """Of commands that have some: pairs of a command line and what it does."""
-    found = getattr(command, "examples", None) or getattr(command, "_examples", ())
+def _examples(found: Sequence[Example]) -> Iterator[str]:
     if found:
         yield "```sh"
         widest = max(len(line) for line, _ in found)
-        yield from (f"{line.ljust(widest)}  # {meaning}" for line, meaning in found)
+        yield from (f"{line.ljust(widest)}  # {meaning}" if meaning else line for line, meaning in found)
         yield "```"
         yield ""
