@@ -1,4 +1,4 @@
-"""A48, A49: the dashboard's port of a real coordinator, asked as no browser of an operator would ask."""
+"""A48: the dashboard's port of a real coordinator, asked as no browser of an operator would ask. And A49."""
 
 import http.client
 import json

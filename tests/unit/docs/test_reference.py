@@ -63,8 +63,12 @@ def test_the_page_lists_every_code() -> None:
 
 def commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     yield path, command
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from commands(f"{path} {name}", inner)
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from commands(f"{path} {name}", inner)
 
 
 VERBS: Final = [each for each in commands("shoal", shoal) if each[0] != "shoal" and not each[1].hidden]
