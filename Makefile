@@ -153,7 +153,7 @@ lint: $(TEST_STAMP) ## ruff, the import contracts, names, documented fields, pro
 words: $(TEST_STAMP) ## what a stranger can read: names, documented fields, prose of the docs
 	$(BIN)/python tests/style/words.py
 
-types: $(TEST_STAMP) ## mypy strict and pyright
+types: $(TEST_STAMP) $(SITE_STAMP) ## mypy strict and pyright
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 

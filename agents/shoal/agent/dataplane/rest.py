@@ -44,6 +44,7 @@ from shoal.agent.dataplane.transport import (
     drop_tracebacks,
     retry_after_s,
 )
+from shoal.http2.grpc_messages import MessageBytes
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import Identity
 from shoal.types.units import Seconds
@@ -391,11 +392,11 @@ def _declared_bytes(request: RestRequest, most: int) -> int | None:
     return declared
 
 
-def _complete(answered: asyncio.Future[bytes], answer: bytes | None, error: Exception | None) -> None:
+def _complete(answered: asyncio.Future[bytes], answer: MessageBytes | None, error: Exception | None) -> None:
     if answered.done():
         return
     if answer is not None:
-        answered.set_result(answer)
+        answered.set_result(bytes(answer))
     elif error is not None:
         answered.set_exception(error)
 
