@@ -1,13 +1,15 @@
 """Header blocks (HPACK, RFC 7541) by the library `hpack`, and the rules for fields of requests and responses.
 
 A client repeats the block of its calls byte for byte once its fields are in the dynamic table. So a connection keeps
-what its latest blocks decode to, until a block changes the table.
+what its latest blocks decode to, until a block changes the table. One that states deadlines repeats most fields: what
+was found well-formed is kept too.
 """
 
 from collections.abc import Iterable
 from typing import Final
 
-from hpack import Decoder, HPACKError, OversizedHeaderListError
+from hpack import Decoder, HPACKDecodingError, HPACKError, OversizedHeaderListError
+from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
 MAX_BLOCK_BYTES: Final = 32 * 2**10
@@ -18,14 +20,28 @@ _FIELD_OVERHEAD: Final = 32
 _KEPT_BLOCKS: Final = 16
 _KEPT_BYTES: Final = 1024
 """Blocks that are larger are not kept."""
+_KEPT_FIELDS: Final = 64
+_KEPT_FIELD_BYTES: Final = 512
+"""The same, of single fields."""
+_INDEXED: Final = 0b1000_0000
+_ADDED: Final = 0b0100_0000
 _SIZE_UPDATE: Final = 0b0010_0000
 _SIZE_UPDATE_MASK: Final = 0b1110_0000
+"""How a field begins: an entry of the table; a field to add to it; a change of its size. Else a field alone."""
+_ADDED_INDEX: Final = 0b0011_1111
+_OTHER_INDEX: Final = 0b0000_1111
+"""Bits of the index of a name."""
+_HUFFMAN: Final = 0b1000_0000
+"""First bit of a string in Huffman's code."""
 
 _REQUEST_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _CONNECTION_FIELDS: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
 _FORBIDDEN_IN_NAME: Final = frozenset(range(0x21)) | frozenset(range(0x41, 0x5B)) | frozenset(range(0x7F, 0x100))
+_STATIC: Final = ((b"", b""), *HeaderTable.STATIC_TABLE)
+_STATIC_ENTRIES: Final = len(HeaderTable.STATIC_TABLE)
+"""The static table, which begins at 1, and how many entries it has."""
 _STATIC_FIELDS: Final = {field: index for index, field in enumerate(HeaderTable.STATIC_TABLE, 1) if field[1]}
 """Indices of the static table's whole fields (RFC 7541, appendix A)."""
 _STATIC_NAMES: Final = {name: index for index, (name, _) in reversed(tuple(enumerate(HeaderTable.STATIC_TABLE, 1)))}
@@ -43,120 +59,142 @@ class HeadersUnreadable(Exception):
 class HeaderList:
     """Fields of one block, in order. Equal blocks of a connection share one object."""
 
-    __slots__ = ("fields", "parsed")
+    __slots__ = ("fields", "parsed", "sound")
 
-    def __init__(self, fields: tuple[tuple[bytes, bytes], ...]) -> None:
+    def __init__(self, fields: tuple[tuple[bytes, bytes], ...], sound: "SoundFields | None" = None) -> None:
         self.fields = fields
         self.parsed: object = None
         """What the user of the connection made of the fields, kept for the next equal block."""
+        self.sound = SoundFields() if sound is None else sound
 
     def get(self, name: bytes) -> bytes | None:
         """The field's first value."""
         return next((value for key, value in self.fields if key == name), None)
 
 
+class SoundFields:
+    """Fields of one connection that were found well-formed: most come in each block."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[bytes, bytes]] = set()
+
+    def error(self, field: tuple[bytes, bytes]) -> str | None:
+        """As `field_error`."""
+        if field in self._known:
+            return None
+        found = field_error(*field)
+        if found is None and len(field[0]) + len(field[1]) <= _KEPT_FIELD_BYTES:
+            if len(self._known) >= _KEPT_FIELDS:
+                self._known.clear()
+            self._known.add(field)
+        return found
+
+
 class HeaderDecoder:
-    """Decodes the header blocks of one direction of a connection, each of them, in order."""
+    """Decodes the header blocks of one direction of a connection, each of them, in order.
+
+    The table is the library's, and so are Huffman's code and changes of the table's size. What is read around them is
+    read here: the library takes 2 to 5 us for a field, and clients with deadlines or behind a proxy send a new block
+    with each request.
+    """
 
     def __init__(self) -> None:
         self._decoder = Decoder(MAX_LIST_BYTES)
+        self._table = self._decoder.header_table
         self._kept: dict[bytes, HeaderList] = {}
+        self._sound = SoundFields()
 
     def decode(self, block: bytes) -> HeaderList:
         """Raises HeadersTooLarge, HeadersUnreadable."""
         kept = self._kept.get(block)
         if kept is not None:
             return kept
-        plain = _decode_literals(block)
-        if plain is not None:
-            return self._keep(block, HeaderList(plain))
-        table = self._decoder.header_table.dynamic_entries
-        entries, newest = len(table), table[0] if table else None
         try:
-            fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
+            if block and block[0] & _SIZE_UPDATE_MASK == _SIZE_UPDATE:
+                self._kept.clear()
+                fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
+                return HeaderList(fields, self._sound)
+            fields, is_table_new = self._read(block)
         except OversizedHeaderListError as error:
             raise HeadersTooLarge from error
         except HPACKError as error:
             raise HeadersUnreadable(str(error)[:200]) from error
-        found = HeaderList(fields)
-        if len(table) != entries or (table[0] if table else None) is not newest:
+        except IndexError:
+            raise HeadersUnreadable("a block that ends within a field, or an entry that there is not") from None
+        found = HeaderList(fields, self._sound)
+        if is_table_new:
             self._kept.clear()
-        elif not (block and block[0] & _SIZE_UPDATE_MASK == _SIZE_UPDATE):
+        else:
             self._keep(block, found)
         return found
 
-    def _keep(self, block: bytes, found: HeaderList) -> HeaderList:
+    def _keep(self, block: bytes, found: HeaderList) -> None:
         if len(block) <= _KEPT_BYTES:
             if len(self._kept) >= _KEPT_BLOCKS:
                 self._kept.clear()
             self._kept[block] = found
-        return found
 
-
-def _decode_literals(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
-    """The fields of a block as `encode` makes it, which neither reads nor changes the dynamic table; None for any
-    other. Fronts send each other such blocks, each a new one; the library takes 5 us for a field.
-
-    Raises HeadersTooLarge.
-    """
-    fields: list[tuple[bytes, bytes]] = []
-    at, end, size = 0, len(block), 0
-    try:
+    def _read(self, block: bytes) -> tuple[tuple[tuple[bytes, bytes], ...], bool]:
+        """The fields, and whether they changed the table. Raises HeadersTooLarge, HPACKError, IndexError."""
+        table, dynamic = self._table, self._table.dynamic_entries
+        fields: list[tuple[bytes, bytes]] = []
+        is_table_new = False
+        at, end, size = 0, len(block), 0
         while at < end:
             first = block[at]
             at += 1
-            if first & 0x80:
-                name, value = _static_field(first & 0x7F)
-            elif first & 0xF0 in (0x00, 0x10):
-                index = first & 0x0F
-                if index == 0x0F:
-                    index += block[at]
-                    at += 1
-                if index:
-                    name = _static_field(index)[0]
-                else:
-                    name, at = _literal(block, at)
-                value, at = _literal(block, at)
+            if first & _INDEXED:
+                index = first & 0x7F
+                if index == 0x7F:
+                    index, at = _integer_at(block, at, index)
+                if index == 0:
+                    raise HPACKDecodingError("entry 0")
+                field = _STATIC[index] if index <= _STATIC_ENTRIES else dynamic[index - _STATIC_ENTRIES - 1]
+            elif first & _SIZE_UPDATE_MASK == _SIZE_UPDATE:
+                raise HPACKDecodingError("a change of the table's size within a block")
             else:
-                return None
-            fields.append((name, value))
-            size += len(name) + len(value) + _FIELD_OVERHEAD
+                mask = _ADDED_INDEX if first & _ADDED else _OTHER_INDEX
+                index = first & mask
+                if index == mask:
+                    index, at = _integer_at(block, at, index)
+                if index == 0:
+                    name, at = _text_at(block, at)
+                else:
+                    name, _ = _STATIC[index] if index <= _STATIC_ENTRIES else dynamic[index - _STATIC_ENTRIES - 1]
+                value, at = _text_at(block, at)
+                field = name, value
+                if first & _ADDED:
+                    table.add(name, value)
+                    is_table_new = True
+            fields.append(field)
+            size += len(field[0]) + len(field[1]) + _FIELD_OVERHEAD
             if size > MAX_LIST_BYTES:
                 raise HeadersTooLarge
-    except (IndexError, _OtherForm):
-        return None
-    return tuple(fields)
+        return tuple(fields), is_table_new
 
 
-class _OtherForm(Exception):
-    """A form that `encode` does not use."""
-
-
-def _static_field(index: int) -> tuple[bytes, bytes]:
-    if not 1 <= index <= len(HeaderTable.STATIC_TABLE):
-        raise _OtherForm
-    return HeaderTable.STATIC_TABLE[index - 1]
-
-
-def _literal(block: bytes, at: int) -> tuple[bytes, int]:
-    """A string without Huffman's code, and where it ends."""
-    size = block[at]
-    at += 1
-    if size >= 0x7F:
-        if size != 0x7F:
-            raise _OtherForm
-        shift = 0
-        while (byte := block[at]) & 0x80:
-            size += (byte & 0x7F) << shift
-            shift += 7
-            at += 1
-            if shift > 28:
-                raise _OtherForm
-        size += byte << shift
+def _integer_at(block: bytes, at: int, value: int) -> tuple[int, int]:
+    """An integer whose prefix has all bits set (`value`), and where it ends. Raises HPACKDecodingError, IndexError."""
+    for shift in range(0, 35, 7):
+        byte = block[at]
         at += 1
-    if at + size > len(block):
-        raise _OtherForm
-    return block[at : at + size], at + size
+        value += (byte & 0x7F) << shift
+        if byte <= 0x7F:
+            return value, at
+    raise HPACKDecodingError("an integer of more than five bytes")
+
+
+def _text_at(block: bytes, at: int) -> tuple[bytes, int]:
+    """A string, and where it ends. Raises HPACKDecodingError, IndexError."""
+    first = block[at]
+    size, at = first & 0x7F, at + 1
+    if size == 0x7F:
+        size, at = _integer_at(block, at, size)
+    after = at + size
+    if after > len(block):
+        raise IndexError
+    text = block[at:after]
+    return (decode_huffman(text) if first & _HUFFMAN else text), after
 
 
 def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -198,13 +236,19 @@ def _integer(value: int, prefix_bits: int, first: int) -> bytes:
 def request_error(fields: HeaderList) -> str | None:
     """Why the fields are no head of a request (RFC 9113, section 8.3.1); None: they are."""
     seen: dict[bytes, bytes] = {}
-    for name, value in fields.fields:
-        if name.startswith(b":"):
-            if name not in _REQUEST_PSEUDO or name in seen:
-                return f"pseudo-header {name!a:.40}"
-            seen[name] = value
-    if error := _order_error(fields) or field_error(fields):
-        return error
+    is_past, sound = False, fields.sound
+    for field in fields.fields:
+        name = field[0]
+        if not name.startswith(b":"):
+            is_past = True
+        elif is_past:
+            return "a pseudo-header after a field"
+        elif name not in _REQUEST_PSEUDO or name in seen:
+            return f"pseudo-header {name!a:.40}"
+        else:
+            seen[name] = field[1]
+        if (error := sound.error(field)) is not None:
+            return error
     if missing := {b":method", b":scheme", b":path"} - seen.keys():
         return f"no {min(missing).decode()}"
     return None if seen[b":path"] else "an empty :path"
@@ -215,33 +259,29 @@ def response_error(fields: HeaderList) -> str | None:
     pseudo = [name for name, _ in fields.fields if name.startswith(b":")]
     if pseudo != [b":status"]:
         return "not exactly one :status"
-    return _order_error(fields) or field_error(fields)
+    if fields.fields[0][0] != b":status":
+        return "a pseudo-header after a field"
+    return _any_error(fields)
 
 
 def trailer_error(fields: HeaderList) -> str | None:
     """Why the fields are no trailers; None: they are."""
     if any(name.startswith(b":") for name, _ in fields.fields):
         return "a pseudo-header in trailers"
-    return field_error(fields)
+    return _any_error(fields)
 
 
-def _order_error(fields: HeaderList) -> str | None:
-    is_past = False
-    for name, _ in fields.fields:
-        if not name.startswith(b":"):
-            is_past = True
-        elif is_past:
-            return "a pseudo-header after a field"
-    return None
+def _any_error(fields: HeaderList) -> str | None:
+    return next((error for each in fields.fields if (error := fields.sound.error(each)) is not None), None)
 
 
-def field_error(fields: HeaderList) -> str | None:
-    """Why a field that is no pseudo-header is malformed (RFC 9113, sections 8.2.1 and 8.2.2); None: none is."""
-    for name, value in fields.fields:
-        if not name.startswith(b":") and (not name or not _FORBIDDEN_IN_NAME.isdisjoint(name) or b":" in name):
-            return f"field name {name!a:.40}"
-        if not _FORBIDDEN_IN_VALUE.isdisjoint(value) or value[:1] in (b" ", b"\t") or value[-1:] in (b" ", b"\t"):
-            return f"the value of {name!a:.40}"
-        if name in _CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
-            return f"field {name!a:.40}, which is for HTTP/1.1"
+def field_error(name: bytes, value: bytes) -> str | None:
+    """Why a field is malformed (RFC 9113, sections 8.2.1 and 8.2.2); None: it is not. Whether a pseudo-header is one
+    that there is is asked elsewhere."""
+    if not name.startswith(b":") and (not name or not _FORBIDDEN_IN_NAME.isdisjoint(name) or b":" in name):
+        return f"field name {name!a:.40}"
+    if not _FORBIDDEN_IN_VALUE.isdisjoint(value) or value[:1] in (b" ", b"\t") or value[-1:] in (b" ", b"\t"):
+        return f"the value of {name!a:.40}"
+    if name in _CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
+        return f"field {name!a:.40}, which is for HTTP/1.1"
     return None

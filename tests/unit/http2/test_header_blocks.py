@@ -45,6 +45,38 @@ def test_any_bytes_are_read_as_the_library_reads_them(block: bytes) -> None:
     assert found == expected
 
 
+SIZES = st.sampled_from([0, 40, 100, 1000, 4096])
+EDITS = st.tuples(st.integers(0, 80), st.integers(0, 2), st.binary(max_size=2)) | st.none()
+
+
+@given(st.lists(st.tuples(FIELDS, st.booleans(), SIZES | st.none(), EDITS), max_size=8))
+def test_a_table_that_fills_and_shrinks_is_the_librarys(
+    blocks: list[tuple[list[tuple[bytes, bytes]], bool, int | None, tuple[int, int, bytes] | None]],
+) -> None:
+    """Entries leave it as others come, clients change its size, and somebody changes a few bytes. What the library does
+    not read is not read here, and ends the connection."""
+    encoder, decoder, library = Encoder(), HeaderDecoder(), Decoder(MAX_LIST_BYTES)
+    for fields, is_huffman, size, edit in blocks:
+        if size is not None:
+            encoder.header_table_size = size
+        block = encoder.encode([HeaderTuple(*each) for each in fields], is_huffman)
+        if edit is not None:
+            at, removed, added = edit
+            block = block[:at] + added + block[at + removed :]
+        try:
+            expected = tuple((bytes(name), bytes(value)) for name, value in library.decode(block, raw=True))
+        except Exception:
+            expected = None
+        try:
+            found = decoder.decode(block).fields
+        except (HeadersTooLarge, HeadersUnreadable):
+            found = None
+        assert found == expected
+        if found is None:
+            return
+        assert list(decoder._table.dynamic_entries) == list(library.header_table.dynamic_entries)
+
+
 def test_a41_many_fields_in_few_bytes_are_counted() -> None:
     for block in (b"\x88" * 2000, b"\x00\x01a\x00" * 2000):
         try:
