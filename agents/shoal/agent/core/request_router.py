@@ -160,13 +160,15 @@ class RequestRouter:
         self._by_payer[request.payer] -= 1
         self._bytes -= request.size
 
-    # requests that need no choice
+    # common requests: of no session, for workloads that no other region serves
+
+    def is_common(self, route: Route) -> bool:
+        """Whether the route's requests may be common ones."""
+        return not route.stateful and self._tables.agreements.get(route.workload) is None
 
     def sole_replica(self, route: Route) -> Endpoint | None:
-        """The replica in this region that is the route's only one which takes requests; None where there is a choice,
-        or where attempts count for another region too."""
-        if route.stateful or self._tables.agreements.get(route.workload) is not None:
-            return None
+        """The replica in this region that is the route's only one which takes requests; None where there is a
+        choice."""
         return routing.sole_replica(route, self.workers)
 
     def takes_at_once(self, request: RoutedRequest, endpoint: Endpoint, remaining_s: Seconds) -> bool:
@@ -181,6 +183,15 @@ class RequestRouter:
             return False
         health = self._health.get(endpoint.assignment, HEALTHY)
         return routing.takes_at_once(health, self._by_workload[request.key], remaining_s, limits)
+
+    def choose_at_once(self, request: RoutedRequest, route: Route, seed: int) -> Endpoint | None:
+        """Where `admit` lets the request in, the replica that `choose` gives; None where it is refused, or something is
+        known against requests."""
+        now = request.arrived_at
+        if self._crashes.is_aware(now) or self.admit(request, route) is not None:
+            return None
+        picked = self.choose(route, _NOBODY, "", now, seed)
+        return picked if isinstance(picked, Endpoint) else None
 
     # the choice of a replica
 

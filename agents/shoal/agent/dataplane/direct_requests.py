@@ -1,7 +1,7 @@
-"""The common request, answered without a task: its model has one replica, here or at another front of the region, and
-nothing waits. It comes from a client, or from another front.
+"""The common request, answered without a task: its replica is here or at another front of the region, and nothing
+waits. It comes from a client, or from another front.
 
-What it counts and records is the same as everywhere. Whatever is not so (a choice between replicas, a session, a trace,
+What it counts and records is the same as everywhere. Whatever is not so (a session, a trace,
 a suspect, a limit that is reached, a caller who is refused) is left to `DataPlane.infer`, and so is what comes after a
 failed attempt. `GrpcMethods` asks for it.
 """
@@ -69,7 +69,7 @@ class _Target:
     caller: Caller
     # Of the workload.
     route: Route
-    # The route's only replica. None: its requests are not direct.
+    # The route's only replica; None where there is a choice.
     endpoint: Endpoint | None
 
 
@@ -134,20 +134,29 @@ class DirectRequests:
             target = self._find_target(call, head.model, memo, now)
             if target is None:
                 return None
-        endpoint, caller = target.endpoint, target.caller
-        if endpoint is None or self._requests.may_trace(caller, call):
+        route, caller = target.route, target.caller
+        if self._requests.may_trace(caller, call):
             return None
-        if caller.hop and not self.callers.may_forward(call, caller.name, target.route.workload):
+        if caller.hop and not self.callers.may_forward(call, caller.name, route.workload):
             return None
-        at = self._connection_to(endpoint, request)
-        flight = self._requests.make_plain(call, caller, head.id, target.route, request, now, remaining_s)
-        left = Seconds(flight.expires_at - now)
-        if at is None or left <= 0 or not self.router.takes_at_once(flight, endpoint, left):
+        flight = self._requests.make_plain(call, caller, head.id, route, request, now, remaining_s)
+        endpoint = self._endpoint_of(target, flight)
+        at = None if endpoint is None else self._connection_to(endpoint, request)
+        if endpoint is None or at is None:
             return None
         gate = None if caller.hop else self._tenants.gate(caller.tenant)  # a forward was charged where it entered
         if gate is not None and not gate.is_open(now):
             return None
-        return DirectRequest(self, call, flight, target.route, endpoint, at, gate)
+        return DirectRequest(self, call, flight, route, endpoint, at, gate)
+
+    def _endpoint_of(self, target: _Target, flight: InFlightRequest) -> Endpoint | None:
+        """Where the request goes; None: it has to wait, or is to be refused."""
+        left = Seconds(flight.expires_at - flight.arrived_at)
+        if left <= 0:
+            return None
+        if target.endpoint is None:
+            return self.router.choose_at_once(flight, target.route, self._requests.next_number())
+        return target.endpoint if self.router.takes_at_once(flight, target.endpoint, left) else None
 
     def _connection_to(self, endpoint: Endpoint, request: bytes) -> OpenReplica | None:
         """None where there is none yet."""
@@ -178,7 +187,7 @@ class DirectRequests:
             return None
         entry = RequestEntry.FORWARD if caller.hop else RequestEntry.CLIENT
         route = self.router.tables.find(WorkloadKey(caller.tenant, model), entry)
-        if route is None:
+        if route is None or not self.router.is_common(route):
             return None
         until = Elapsed(now + CALLER_CHECK_S)
         target = _Target(self._version, until, caller, route, self.router.sole_replica(route))

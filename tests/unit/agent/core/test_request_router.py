@@ -353,6 +353,35 @@ def test_what_is_sent_at_once_would_be_admitted_and_sent_to_the_same_replica(
         assert router.choose(only, frozenset(), "", now, 0) == endpoint("a")
 
 
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(("begin", "crash", "refuse"))), max_size=20))
+def test_a_choice_at_once_is_the_one_that_is_made_otherwise(events: list[tuple[str, str]]) -> None:
+    router = router_of(limits=replace(TIGHT, per_replica=3))
+    inside = 0
+    for name, event in events:
+        begun = router.begin_attempt(endpoint(name), Request(), NOW)
+        if event == "begin":
+            router.enter(Request())
+            inside += 1
+        else:
+            code = Code.WORKER_CRASHED if event == "crash" else Code.INVALID_ARGUMENT
+            router.on_failure(begun, code, NOW)
+            router.suspect_after(code, begun.request, NOW)
+    for seed in range(4):
+        asked = Request(digest=b"new")
+        found = router.choose_at_once(asked, BOTH, seed)
+        is_known = any(event == "crash" for _, event in events)
+        if found is None:
+            assert is_known or router.admit(asked, BOTH) is not None
+        else:
+            assert not is_known
+            assert found == router.choose(BOTH, frozenset(), "", NOW, seed)
+
+
+def test_what_is_common() -> None:
+    assert router_of().is_common(BOTH)
+    assert not router_of().is_common(replace(BOTH, stateful=True))
+
+
 def test_a_suspect_that_nobody_asks_for_again_is_forgotten_in_time() -> None:
     only = route(endpoint("a"))
     router, suspect = router_of(only), Request(digest=b"poison")
@@ -370,7 +399,6 @@ def test_a_route_with_a_choice_has_no_sole_replica() -> None:
     for only in (
         route(endpoint("a", EndpointKind.GATEWAY)),
         route(endpoint("a", weight=0.0)),
-        replace(route(endpoint("a")), stateful=True),
         route(replace(endpoint("a"), state=EndpointState.DRAINING)),
     ):
         assert router_of(only).sole_replica(only) is None

@@ -97,6 +97,7 @@ class OpenPeer:
 
     def __init__(self) -> None:
         self.sent: list[tuple[PendingCall, CallContext]] = []
+        self.asked: list[Endpoint] = []
         self.withdrawn = 0
         self.refusal: ShoalError | None = None
         self.rtt_s = Seconds(0.0)
@@ -105,6 +106,7 @@ class OpenPeer:
         if self.refusal is not None:
             raise self.refusal
         self.sent.append((pending, context))
+        self.asked.append(endpoint)
         return len(self.sent)
 
     def end_infer(self, call: object) -> None:
@@ -217,6 +219,20 @@ async def test_a_request_goes_to_the_only_replica_elsewhere() -> None:
     assert ended == [(ANSWER, None)]
     ((origin, counted),) = ((each.origin, each.answered) for each in plane.stats().ingress)
     assert (origin, counted, plane.in_flight) == ("entry", 1, 0)
+
+
+async def test_requests_of_a_workload_with_replicas_go_to_both() -> None:
+    peer = OpenPeer()
+    plane, _ = forwarding_front(peer)
+    other = replace(THERE, assignment="a-2", node="third")
+    plane.configure((Route(KEY, 1, (THERE, other)),), (TOKEN,), ())
+    for _ in range(40):
+        direct = plane.prepare_direct(CLIENT, 5.0, {}, request())
+        assert direct is not None
+        assert direct.begin(lambda *_: None)
+        peer.sent[-1][0].set_result(InferAnswer(ANSWER, {}))
+    assert {endpoint.assignment for endpoint in peer.asked} == {"a-1", "a-2"}
+    assert plane.in_flight == 0
 
 
 @pytest.mark.parametrize("at_once", [True, False])
