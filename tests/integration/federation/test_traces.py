@@ -55,9 +55,10 @@ def drawn_lines(stack: DevStack, name: str) -> list[str]:
     print(out)
     head, columns, *lines = out.splitlines()
     assert head.startswith("trace ")
-    took = columns.index("TOOK")
-    assert all("█" in line for line in lines), out
-    return [" ".join(line[:took].split()) for line in lines]
+    assert columns.split()[:3] == ["SPAN", "WHERE", "TOOK"]
+    drawn = [re.match(r"(.*\S) +[\d.]+(?:us|ms|s) +█", line) for line in lines]
+    assert all(drawn), out
+    return [" ".join(found[1].split()) for found in drawn if found is not None]
 
 
 def across(stack: DevStack, name: str) -> dict[str, dict[str, Any]]:
