@@ -38,9 +38,9 @@ for routes and connections."""
 CHECK_EVERY_S: Final = 0.025
 """Seconds between two samples while reads are open."""
 TRIM_S: Final = 0.25
-KEPT_BYTES: Final = 32 * 2**20
-"""Freed memory that a front keeps while requests arrive: four requests of 1 MiB, with all their copies. 1 MiB in and
-out took 3.2 ms of its CPU without, and 2.1 with it."""
+KEPT_BYTES: Final = 16 * 2**20
+"""Freed memory that a front keeps while requests arrive: a request of 4 MiB, or four of 1 MiB, with all their copies.
+1 MiB in and out took 3.2 ms of its CPU without, and 2.1 with it."""
 IDLE_S: Final = 1.0
 """Seconds without a read until it is given back."""
 UNEXPLAINED_BYTES: Final = 16 * 2**20
