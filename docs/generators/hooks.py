@@ -53,14 +53,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if here == "README.md":
         page.meta["hide"] = ["navigation"]
 
-    def moved(found: re.Match[str]) -> str:
+    def link_on_site(found: re.Match[str]) -> str:
         path = _outside(here, found[1])
         if path is None:
             return _inside(here, found[1]) + (found[2] or "")
         place = ROOT_PAGES.get(path.as_posix(), f"files/{path.as_posix()}{'.txt' if path.suffix == '.md' else ''}")
         return posixpath.relpath(place, posixpath.dirname(here) or ".") + (found[2] or "")
 
-    return _LINK.sub(moved, markdown)
+    return _LINK.sub(link_on_site, markdown)
 
 
 def _source(here: str) -> Path:

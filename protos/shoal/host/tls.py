@@ -22,7 +22,7 @@ class ReceiveBuffers(NamedTuple):
 
     # What arrived.
     secret: memoryview
-    # The same, decrypted: never more.
+    # The same, decrypted.
     plain: memoryview
 
 

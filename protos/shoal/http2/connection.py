@@ -52,7 +52,7 @@ class ConnectionFailed(Exception):
 
 
 class GoAwayReceived(Exception):
-    """A stream cannot be opened any more, because the peer ends the connection."""
+    """A stream cannot be opened any more: the peer ends the connection, or there are no more numbers for streams."""
 
 
 @dataclass(frozen=True, slots=True)

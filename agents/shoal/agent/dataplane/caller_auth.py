@@ -104,7 +104,7 @@ class CallerAuth:
         if not caller.is_forwarded:
             return caller
         try:
-            return self._with_signed_workload(call, caller)
+            return replace(caller, workload=self._signed_workload(call, caller.name))
         except ShoalError:
             self._denied[caller.name] += 1
             raise
@@ -113,7 +113,9 @@ class CallerAuth:
         """As `authenticate`; None where that refuses the call, which nothing counts yet."""
         try:
             caller = self._identify(call, INFER_ROLES)
-            return self._with_signed_workload(call, caller) if caller.is_forwarded else caller
+            if not caller.is_forwarded:
+                return caller
+            return replace(caller, workload=self._signed_workload(call, caller.name))
         except ShoalError:
             return None
 
@@ -128,10 +130,9 @@ class CallerAuth:
             self._keep(key, call, caller)
         return caller
 
-    def _with_signed_workload(self, call: InboundCall, caller: Caller) -> Caller:
-        """Raises ShoalError(FORWARD_DENIED)."""
-        signed = self._forward_auth.check(call, caller.name, extras_of(call.agreement, call.step))
-        return replace(caller, workload=signed)
+    def _signed_workload(self, call: InboundCall, front: str) -> str:
+        """As `ForwardAuth.check`. Raises ShoalError(FORWARD_DENIED)."""
+        return self._forward_auth.check(call, front, extras_of(call.agreement, call.step))
 
     def _keep(self, key: tuple[int, str, str, frozenset[Role]], call: InboundCall, caller: Caller) -> None:
         if call.identity is not None:
@@ -167,8 +168,7 @@ class CallerAuth:
         """Whether `front`, which is authenticated, signed this forward of a request for that workload, and may. Nothing
         is counted or accepted yet."""
         try:
-            signed = self._forward_auth.check(call, front, extras_of(call.agreement, call.step))
-            self._check_signed(front, signed, key)
+            self._check_signed(front, self._signed_workload(call, front), key)
         except ShoalError:
             return False
         return True

@@ -1,9 +1,9 @@
 """The common request, answered without a task: its replica is here or at another front of the region, and nothing
 waits. It comes from a client, or from another front.
 
-What it counts and records is the same as everywhere. Whatever is not so (a session, a trace,
-a suspect, a limit that is reached, a caller who is refused) is left to `DataPlane.infer`, and so is what comes after a
-failed attempt. `GrpcMethods` asks for it.
+What it counts and records is the same as everywhere. Whatever is not so (a session, a trace, a suspect, a limit that is
+reached, a caller who is refused) is left to `DataPlane.infer`, and so is what comes after a failed attempt.
+`GrpcMethods` asks for it.
 """
 
 import asyncio
