@@ -95,6 +95,7 @@ class _Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.sent = bytearray()
+        self.is_closed = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.sent += data
@@ -112,10 +113,10 @@ class _Transport(asyncio.Transport):
         pass
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
     def abort(self) -> None:
-        pass
+        self.is_closed = True
 
 
 class Rest:
@@ -138,13 +139,14 @@ class Rest:
         connection.data_received(data)
         (task,) = server.tasks
         await _settled(task, connection)
+        was_closed = transport.is_closed
         connection.connection_lost(None)
         await asyncio.wait((task,))
         if not task.cancelled():
             task.result()
         assert not intake._usage, "what a connection held is free when it has ended"
         # what follows the answer to a HEAD cannot be told from its body by who has not sent the request
-        return HUNG_UP if b"HEAD" in data else _last_answer(bytes(transport.sent))
+        return HUNG_UP if b"HEAD" in data else _last_answer(bytes(transport.sent), was_closed)
 
 
 async def _settled(task: asyncio.Task[None], connection: ByteStream) -> None:
@@ -153,25 +155,33 @@ async def _settled(task: asyncio.Task[None], connection: ByteStream) -> None:
         await asyncio.wait((task,), timeout=0)  # a round of the loop
 
 
-def _last_answer(sent: bytes) -> str:
+def _last_answer(sent: bytes, was_closed: bool) -> str:
+    """was_closed: by the server, which ends the body of an answer to HTTP/1.0 whose length it did not know."""
     found = HUNG_UP
     while sent:
         http = h11.Connection(h11.CLIENT)
         http.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
         http.send(h11.EndOfMessage())
         http.receive_data(sent)
+        if was_closed:
+            http.receive_data(b"")
         found, sent = _one_answer(http)
     return found
 
 
 def _one_answer(http: h11.Connection) -> tuple[str, bytes]:
-    found = HUNG_UP
+    found, is_asked_to_continue = HUNG_UP, False
     while True:
         event = http.next_event()
         if isinstance(event, h11.Response):
             headers = dict(event.headers)
             found = OK if event.status_code < 400 else Code(headers.get(b"shoal-code", b"").decode())
+            is_asked_to_continue = False
         elif isinstance(event, h11.EndOfMessage):
             return found, bytes(http.trailing_data[0])
-        elif not isinstance(event, h11.Data | h11.InformationalResponse):
+        elif isinstance(event, h11.InformationalResponse):
+            is_asked_to_continue = True
+        elif is_asked_to_continue:
+            return HUNG_UP, b""  # its body never came
+        elif not isinstance(event, h11.Data):
             raise AssertionError(f"half an answer: {event}")

@@ -243,6 +243,8 @@ def _http_seeds() -> list[bytes]:
         ready + infer,
         generate,
         generate.replace(b"generate", b"generate_stream") + ready,
+        generate.replace(b"generate", b"generate_stream").replace(b"HTTP/1.1", b"HTTP/1.0"),
+        infer.replace(b"content-length", b"expect: 100-continue\r\ncontent-length")[:-1],
     ]
 
 

@@ -1206,6 +1206,24 @@ async def test_rest_generate_stream_opens_before_its_answer_and_ends_with_its_cl
     await until(lambda: case.service.cancelled == 1 and not case.is_inside(), 5, "it is cancelled, and nothing is held")
 
 
+@pytest.mark.parametrize("case", ["rest"], indirect=True)
+async def test_a_stream_over_http_1_0_ends_with_its_connection_at_once(
+    case: TransportCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http1, "LINGER_S", 60.0)  # what it would wait for bytes of its client
+    client = case.client()
+    assert isinstance(client, RestClient)
+    reader, writer = await client.connect()
+    request = client.request_bytes("POST", "/v2/models/up/generate_stream", VALUES)
+    writer.write(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    assert b"chunked" not in answer.lower()
+    assert answer.endswith(b"\n\n")
+    writer.close()
+    await until(lambda: not case.is_inside(), 5, "nothing is held")
+
+
 @pytest.mark.parametrize("case", ["rest2"], indirect=True)
 async def test_http2_generate_stream_waits_for_its_readers_window_and_ends_with_it(case: TransportCase) -> None:
     """What a client does not read is charged to it while its stream is open, and is free when that is reset."""

@@ -316,7 +316,8 @@ class _Connection(ByteStream):
         else:
             await self._send_large(head, memoryview(body), self._loop.time() + SEND_TIMEOUT_S)
         await self._drain()
-        if over and not self._is_stopping:
+        ends_with_connection = response.events is not None and not is_chunked
+        if over and not ends_with_connection and not self._is_stopping:
             await self._linger()
         return not over
 
