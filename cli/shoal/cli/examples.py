@@ -60,6 +60,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
     "apply": (
         ("shoal apply -f examples/reader.yaml --wait", "until it serves"),
         ("shoal apply -f examples/reader.yaml --plan HASH", "only if it is still what `plan` showed"),
+        ("shoal apply -f shops/ --prune --dry-run", "what would be deleted too"),
     ),
     "delete": (
         ("shoal delete workload reader", ""),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.cli import jsonpath, listing
 from shoal.cli.commands import get as get_module
+from shoal.cli.commands.apply import surplus
 from shoal.cli.main import shoal
 from shoal.cli.options import SHORT, SINGULAR, read_targets
 from shoal.cli.selection import field_of, parse_selector, sort_key
@@ -213,3 +214,30 @@ def test_any_expression_is_answered_or_refused(expression: str) -> None:
     except ShoalError as error:
         codes.add(error.code)
     assert codes <= {Code.USAGE}
+
+
+class AppliedRegion(RegionClient):
+    """A region with workloads: (tenant, name, policy)."""
+
+    def __init__(self, *workloads: tuple[str, str, str]) -> None:
+        self.workloads = workloads
+
+    def get(self, kind: str, name: str = "", tenant: str = "", timeout_s: float | None = None) -> operator_pb2.GetReply:
+        if kind == "policies":
+            names = sorted({policy for _, _, policy in self.workloads})
+            return operator_pb2.GetReply(documents=[operator_pb2.DocumentView(name=name) for name in names])
+        views = [
+            operator_pb2.WorkloadView(workload=nouns_pb2.WorkloadKey(tenant=tenant, name=name), policy=policy)
+            for tenant, name, policy in self.workloads
+        ]
+        return operator_pb2.GetReply(workloads=views)
+
+
+def test_pruning_takes_what_the_tenants_of_the_files_have_besides() -> None:
+    region = AppliedRegion(
+        ("shop", "kept", "common"), ("shop", "old", "common"), ("shop", "older", "rare"), ("bank", "other", "bank"),
+    )  # fmt: skip
+    assert surplus(region, [("shop", "kept")]) == [
+        ("workload", "old", "shop"), ("workload", "older", "shop"), ("policy", "rare", ""),
+    ]  # fmt: skip
+    assert surplus(region, []) == [], "files without a workload name no tenant"

@@ -303,3 +303,19 @@ def test_f50_nodes_say_that_a_front_does_not_answer(capsys: pytest.CaptureFixtur
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
     assert "ready, front down" in lines["hung"]
     assert "front down" not in lines["up"]
+
+
+def test_a_plan_shows_what_changes_and_counts_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = example_plan()
+    stays = operator_pb2.PlacementChange(sign="=", node="edge", device="npu0", why="stays")
+    for name, policy in (("still", "other"), ("users", "mild")):
+        key = nouns_pb2.WorkloadKey(tenant="default", name=name)
+        plan.workloads.append(operator_pb2.WorkloadPlan(workload=key, policy=policy, changes=[stays]))
+    plans.show_plan(plan, wide=False)
+    said = capsys.readouterr().out
+    assert "default/reader  1 of 2 placed" in said
+    assert "default/users  " in said, "its policy changes"
+    assert "default/still" not in said
+    assert "1 workload without a change" in said
+    plans.show_plan(plan, wide=True)
+    assert "default/still" in capsys.readouterr().out

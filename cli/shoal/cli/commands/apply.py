@@ -10,7 +10,7 @@ from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.migrations import refusal_of
 from shoal.cli.render.output import emit, line, progress
-from shoal.cli.render.plan import refuse_problems, show_plan
+from shoal.cli.render.plan import refuse_problems, report_plan, show_plan
 from shoal.cli.render.progress import status_progress
 from shoal.client import RegionClient
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -37,20 +37,54 @@ Key = tuple[str, str]
     help="Refuse (PLAN_STALE) if a decision of that plan would differ.",
 )
 @click.option(
+    "--prune",
+    is_flag=True,
+    help="Then delete workloads of the tenants in FILES that FILES do not have, and policies that only those used.",
+)
+@click.option("--dry-run", is_flag=True, help="Change nothing: show the plan, and what --prune would delete.")
+@click.option(
     "--wait", is_flag=True, help="Return when the workloads of FILES, and those whose policy FILES change, are ready."
 )
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds that --wait waits.")
 @connection
 @output
 def apply(
-    files: tuple[str, ...], plan_hash: str, wait: bool, timeout_s: float, context: str, region: str, output: str
-) -> None:
-    """Apply FILES: store them, place what they ask for, and say what changes."""
+    files: tuple[str, ...], plan_hash: str, prune: bool, dry_run: bool, wait: bool, timeout_s: float, context: str,
+    region: str, output: str,
+) -> None:  # fmt: skip
+    """Apply FILES: store them, place what they ask for, and say what changes.
+
+    With --dry-run the exit status is that of `shoal plan`: 0 nothing to do, 1 changes, 255 error.
+    """
     bundle = read(files)
     refuse_problems(bundle.problems, output)
     with connect(context, region) as api:
+        say = progress(output)
+        if dry_run:
+            plan = api.plan(bundle.documents, push_sources(api, bundle))
+            report_plan(plan, output)
+            left = surplus(api, bundle.workloads) if prune and not plan.problems else []
+            for kind, name, owner in left:
+                say(f"- {kind} {f'{owner}/' if owner else ''}{name}, which is not in these files")
+            raise click.exceptions.Exit(255 if plan.problems else 1 if plan.changes or left else 0)
         reply = api.apply(bundle.documents, push_sources(api, bundle), plan_hash)
         report_apply(api, reply, plan_hash, bundle.workloads, wait, timeout_s, output)
+        for kind, name, owner in surplus(api, bundle.workloads) if prune else ():
+            api.delete(kind, name, owner)
+            say(f"deleted {kind} {name}, which is not in these files")
+
+
+def surplus(api: RegionClient, keep: Iterable[Key]) -> list[tuple[str, str, str]]:
+    """(kind, name, tenant) of workloads of these tenants that are not to be kept, then of policies that only
+    those use."""
+    kept = set(keep)
+    tenants = {tenant for tenant, _ in kept}
+    views = {(view.workload.tenant, view.workload.name): view for view in api.get("workloads").workloads}
+    gone = [key for key, view in views.items() if key not in kept and key[0] in tenants and view.state != "deleting"]
+    used = {view.policy for key, view in views.items() if key not in gone}
+    unused = {views[key].policy for key in gone} - used
+    policies = [row.name for row in api.get("policies").documents if row.name in unused]
+    return [*(("workload", name, tenant) for tenant, name in gone), *(("policy", name, "") for name in policies)]
 
 
 def report_apply(

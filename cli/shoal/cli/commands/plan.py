@@ -4,9 +4,7 @@ import click
 
 from shoal.cli.documents import push_sources, read
 from shoal.cli.options import connect, connection, output
-from shoal.cli.render.data import as_data
-from shoal.cli.render.output import emit
-from shoal.cli.render.plan import refuse_problems, show_plan
+from shoal.cli.render.plan import refuse_problems, report_plan
 
 
 @click.command()
@@ -28,10 +26,7 @@ def plan(files: tuple[str, ...], context: str, region: str, output: str) -> None
     refuse_problems(bundle.problems, output)
     with connect(context, region) as api:
         reply = api.plan(bundle.documents, push_sources(api, bundle))
-    if output in ("json", "yaml"):
-        emit(as_data(reply), output)
-    else:
-        show_plan(reply, wide=output == "wide")
+    report_plan(reply, output)
     if reply.problems:
         raise click.exceptions.Exit(255)
     raise click.exceptions.Exit(1 if reply.changes else 0)

@@ -8,7 +8,7 @@ from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.columns import Column
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line, table
-from shoal.cli.render.plan import show_plan
+from shoal.cli.render.plan import report_plan
 from shoal.cli.render.resources import identity_cell, time_cell
 from shoal.cli.render.styles import SIGNS
 from shoal.v1 import operator_pb2
@@ -69,10 +69,7 @@ def rollback(
             report_apply(api, reply, plan_hash, [(tenant, workload)], wait, timeout_s, output)
             return
         plan = api.plan_rollback(tenant, workload, to or 0)
-    if output in ("json", "yaml"):
-        emit(as_data(plan), output)
-    else:
-        show_plan(plan, wide=output == "wide")
+    report_plan(plan, output)
     raise click.exceptions.Exit(255 if plan.problems else 1 if plan.changes else 0)
 
 

@@ -80,8 +80,11 @@ def show_plan(plan: operator_pb2.PlanReply, *, wide: bool) -> None:
         line(f"{change.sign} {change.kind} {change.name}", SIGNS.get(change.sign, ""))
         for text in change.lines:
             line(f"    {text}", SIGNS.get(text[:1], ""))
-    for workload in plan.workloads:
+    shown = [workload for workload in plan.workloads if wide or _says_something(workload, plan.documents)]
+    for workload in shown:
         show_workload(workload, wide=wide)
+    if unchanged := len(plan.workloads) - len(shown):
+        line(f"{unchanged} workload{'s' * (unchanged != 1)} without a change (-o wide shows them)", "dim")
     show_signals(plan.signals)
     for budget in plan.budgets:
         line(f"budget of {budget.tenant}: {show_budget(budget)}", "yellow" if budget.exceeded else "")
@@ -89,6 +92,28 @@ def show_plan(plan: operator_pb2.PlanReply, *, wide: bool) -> None:
         line("nothing to do")
     line(summary(plan), "bold")
     line(f"plan {plan.hash}")
+
+
+def _says_something(plan: operator_pb2.WorkloadPlan, documents: Iterable[operator_pb2.DocumentChange]) -> bool:
+    """Whether anything about the workload changes, or is not as it should be."""
+    named = {(change.kind, change.name) for change in documents}
+    key = f"{plan.workload.tenant}/{plan.workload.name}"
+    return bool(
+        plan.refusal.code
+        or plan.no_standby.code
+        or plan.bids
+        or any(change.sign != "=" for change in plan.changes)
+        or ("Workload", key) in named
+        or ("Policy", plan.policy) in named
+    )
+
+
+def report_plan(plan: operator_pb2.PlanReply, output: str) -> None:
+    """In the form that was asked for."""
+    if output in ("json", "yaml"):
+        emit(as_data(plan), output)
+    else:
+        show_plan(plan, wide=output == "wide")
 
 
 def summary(plan: operator_pb2.PlanReply) -> str:
@@ -110,7 +135,7 @@ def show_workload(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
         where = f"DELEGATED to {plan.delegated_to} under agreement {plan.agreement}"
     line(f"{name}  {where}" + (f"  policy {plan.policy}" if plan.policy else ""), "bold")
     columns = [*_CANDIDATE, *(_CANDIDATE_WIDE if wide else ())]
-    if plan.candidates or not plan.delegated_to:
+    if plan.candidates:
         rows = [_candidate(candidate)[: len(columns)] for candidate in plan.candidates]
         table(columns, rows, wide=wide)
     for change in plan.changes:
