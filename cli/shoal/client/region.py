@@ -40,6 +40,7 @@ READ_ONLY_METHODS: Final = frozenset(
         "OpenDashboard",
         "List",
         "Trace",
+        "Timeline",
     }
 )
 """Methods that change nothing, or of which a second call does no harm."""
@@ -230,6 +231,12 @@ class RegionClient:
     def trace(self, name: str) -> operator_pb2.TraceReply:
         """name: of a trace, a migration, a negotiation or its agreement. Raises ShoalError(NOT_FOUND)."""
         return self._call("Trace", operator_pb2.TraceRequest(id=name))  # type: ignore[no-any-return]
+
+    def timeline(self, name: str = "", tenant: str = "default", *, coarse: bool = False) -> operator_pb2.TimelineReply:
+        """Figures of a workload, or of the region (no name), over the last hour in steps of 10 s; coarse: over the last
+        day in steps of five minutes."""
+        key = nouns_pb2.WorkloadKey(tenant=tenant, name=name) if name else None
+        return self._call("Timeline", operator_pb2.TimelineRequest(workload=key, coarse=coarse))  # type: ignore[no-any-return]
 
     def diagnostics(self) -> operator_pb2.GetDiagnosticsReply:
         return self._call("GetDiagnostics", operator_pb2.GetDiagnosticsRequest())  # type: ignore[no-any-return]

@@ -3660,6 +3660,90 @@ class TraceReply(_message.Message):
 Global___TraceReply: _TypeAlias = TraceReply  # noqa: Y015
 
 @_typing.final
+class TimelineRequest(_message.Message):
+    """workload: absent for the region. coarse: the last day in steps of five minutes, instead of the last hour in steps of ten
+    seconds.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    COARSE_FIELD_NUMBER: _builtins.int
+    coarse: _builtins.bool
+    @_builtins.property
+    def workload(self) -> _nouns_pb2.WorkloadKey: ...
+    def __init__(
+        self,
+        *,
+        workload: _nouns_pb2.WorkloadKey | None = ...,
+        coarse: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coarse", b"coarse", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimelineRequest: _TypeAlias = TimelineRequest  # noqa: Y015
+
+@_typing.final
+class TimelineSeries(_message.Message):
+    """figure: requests_per_s | lost_per_s | latency_p95_s (at the worker) | within_bound (share) | energy (J an inference; of
+    the region W) | cost_usd_per_h | carbon_g_per_h | ready (share of replicas; of the region of nodes)
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIGURE_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    figure: _builtins.str
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Oldest first; NaN where unknown."""
+
+    def __init__(
+        self,
+        *,
+        figure: _builtins.str = ...,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figure", b"figure", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimelineSeries: _TypeAlias = TimelineSeries  # noqa: Y015
+
+@_typing.final
+class TimelineReply(_message.Message):
+    """start_at: of the first value."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_AT_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    SERIES_FIELD_NUMBER: _builtins.int
+    start_at: _builtins.float
+    step_s: _builtins.float
+    @_builtins.property
+    def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimelineSeries]: ...
+    def __init__(
+        self,
+        *,
+        start_at: _builtins.float = ...,
+        step_s: _builtins.float = ...,
+        series: _abc.Iterable[Global___TimelineSeries] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["series", b"series", "start_at", b"start_at", "step_s", b"step_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimelineReply: _TypeAlias = TimelineReply  # noqa: Y015
+
+@_typing.final
 class GetDiagnosticsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

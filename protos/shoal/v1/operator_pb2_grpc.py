@@ -189,6 +189,11 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.TraceRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.TraceReply.FromString,
                 _registered_method=True)
+        self.Timeline = channel.unary_unary(
+                '/shoal.v1.Operator/Timeline',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.TimelineRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.TimelineReply.FromString,
+                _registered_method=True)
         self.GetDiagnostics = channel.unary_unary(
                 '/shoal.v1.Operator/GetDiagnostics',
                 request_serializer=shoal_dot_v1_dot_operator__pb2.GetDiagnosticsRequest.SerializeToString,
@@ -406,6 +411,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Timeline(self, request, context):
+        """Figures of the region, or of one workload, over the last hour or day, as the coordinator keeps them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetDiagnostics(self, request, context):
         """Of the coordinator that answers, for a support bundle: no secret is among it.
         """
@@ -570,6 +582,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Trace,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.TraceRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.TraceReply.SerializeToString,
+            ),
+            'Timeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.Timeline,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.TimelineRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.TimelineReply.SerializeToString,
             ),
             'GetDiagnostics': grpc.unary_unary_rpc_method_handler(
                     servicer.GetDiagnostics,
@@ -1414,6 +1431,33 @@ class Operator:
             '/shoal.v1.Operator/Trace',
             shoal_dot_v1_dot_operator__pb2.TraceRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.TraceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Timeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/Timeline',
+            shoal_dot_v1_dot_operator__pb2.TimelineRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.TimelineReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -84,6 +84,8 @@ class OperatorStub:
     """What a node's processes logged last, then (follow) what they log."""
     Trace: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TraceRequest, _operator_pb2.TraceReply]
     """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND for what is no id of one."""
+    Timeline: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TimelineRequest, _operator_pb2.TimelineReply]
+    """Figures of the region, or of one workload, over the last hour or day, as the coordinator keeps them."""
     GetDiagnostics: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetDiagnosticsRequest, _operator_pb2.GetDiagnosticsReply]
     """Of the coordinator that answers, for a support bundle: no secret is among it."""
 
@@ -143,6 +145,8 @@ class OperatorAsyncStub(OperatorStub):
     """What a node's processes logged last, then (follow) what they log."""
     Trace: _aio.UnaryUnaryMultiCallable[_operator_pb2.TraceRequest, _operator_pb2.TraceReply]  # type: ignore[assignment]
     """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND for what is no id of one."""
+    Timeline: _aio.UnaryUnaryMultiCallable[_operator_pb2.TimelineRequest, _operator_pb2.TimelineReply]  # type: ignore[assignment]
+    """Figures of the region, or of one workload, over the last hour or day, as the coordinator keeps them."""
     GetDiagnostics: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetDiagnosticsRequest, _operator_pb2.GetDiagnosticsReply]  # type: ignore[assignment]
     """Of the coordinator that answers, for a support bundle: no secret is among it."""
 
@@ -385,6 +389,14 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.TraceReply, _abc.Awaitable[_operator_pb2.TraceReply]]:
         """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND for what is no id of one."""
+
+    @_abc_1.abstractmethod
+    def Timeline(
+        self,
+        request: _operator_pb2.TimelineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.TimelineReply, _abc.Awaitable[_operator_pb2.TimelineReply]]:
+        """Figures of the region, or of one workload, over the last hour or day, as the coordinator keeps them."""
 
     @_abc_1.abstractmethod
     def GetDiagnostics(

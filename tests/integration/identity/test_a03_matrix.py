@@ -83,6 +83,7 @@ LINK: Mapping[str, set[Role]] = {
     "Operator/Backup": WRITERS,
     "Operator/Logs": WRITERS,
     "Operator/Trace": READERS,
+    "Operator/Timeline": READERS,
     "Operator/GetDiagnostics": WRITERS,
 }
 ENROL = {"Enrolment/Redeem", "Enrolment/Challenge", "Enrolment/Renew"}

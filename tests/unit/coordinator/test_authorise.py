@@ -41,7 +41,7 @@ def test_other_regions_speak_by_their_coordinators_and_the_federation_only_carri
 def test_viewers_change_nothing_and_nodes_only_hold_sessions_fetch_and_record() -> None:
     reads = {
         "WhoAmI", "Plan", "Get", "History", "Explain", "CanMove", "Events", "Doctor", "List", "GetAuthority",
-        "GetFederation", "Trace", "OpenDashboard",
+        "GetFederation", "Trace", "OpenDashboard", "Timeline",
     }  # fmt: skip
     assert {method.rsplit("/", 1)[1] for method, roles in RULES.items() if Role.VIEWER in roles} == reads
     assert {method.rsplit("/", 1)[1] for method, roles in RULES.items() if Role.AGENT in roles} == {

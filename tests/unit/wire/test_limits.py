@@ -36,7 +36,7 @@ from shoal.coordinator.api.dashboard import server as dashboard
 from shoal.coordinator.broker import config
 from shoal.coordinator.controllers.fleet import node_events
 from shoal.coordinator.controllers.log import events
-from shoal.coordinator.core import rate_limit
+from shoal.coordinator.core import rate_limit, timeline
 from shoal.coordinator.core.federation.rules import REGIONS_MOST
 from shoal.coordinator.core.fleet import labels
 from shoal.coordinator.core.graph.rules import RULES
@@ -110,6 +110,10 @@ def test_the_reference_of_limits_is_true() -> None:
         "links of `shoal dashboard`, sessions, and of one caller; how long they are good for": (
             f"{sessions.LINKS_MOST}, {sessions.SESSIONS_MOST}, {sessions.PER_CALLER_MOST}; "
             f"{sessions.LINK_S:g} s, {sessions.SESSION_S / 3600:g} h"
+        ),
+        "figures of the last day that a region keeps: workloads, in steps of 10 s and of five minutes": (
+            f"{timeline.SUBJECTS_MOST:,}, {timeline.FINE.steps}, {timeline.COARSE.steps}; 42 MB at most, "
+            f"and {timeline.COARSE.steps} keys in the store"
         ),
         "documents of one plan preview in the dashboard": f"{queries.PLAN_BYTES // 2**10} KiB",
         "`shoal-request-id`": f"{MAX_REQUEST_ID} characters of printable ASCII",

@@ -79,6 +79,7 @@ RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.Operator/Backup": _WRITE,
     "/shoal.v1.Operator/Logs": _WRITE,
     "/shoal.v1.Operator/Trace": _READ,
+    "/shoal.v1.Operator/Timeline": _READ,
     "/shoal.v1.Operator/GetDiagnostics": _WRITE,
     "/shoal.v1.Federation/Advertise": COORDINATORS,
     "/shoal.v1.Federation/Solicit": COORDINATORS,

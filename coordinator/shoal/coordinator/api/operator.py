@@ -23,6 +23,7 @@ from shoal.coordinator.controllers.region import doctor
 from shoal.coordinator.controllers.region.follower import Follower
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.controllers.region.trust import TrustController
+from shoal.coordinator.core import timeline
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.fleet.labels import LabelGrant
 from shoal.coordinator.core.placement.model import Aim
@@ -252,6 +253,11 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     async def Trace(self, request: operator_pb2.TraceRequest, context: Any) -> operator_pb2.TraceReply:
         found = await self._region.traces.find(request.id)
         return operator_pb2.TraceReply(trace=found.trace, spans=map(to_wire, found.spans), silent=found.silent_nodes)
+
+    async def Timeline(self, request: operator_pb2.TimelineRequest, context: Any) -> operator_pb2.TimelineReply:
+        subject = str(_key(request.workload)) if request.HasField("workload") else timeline.REGION
+        resolution = timeline.COARSE if request.coarse else timeline.FINE
+        return views.timeline_view(self._region.timeline.timeline.series(subject, self._clock.wall(), resolution))
 
     async def GetDiagnostics(
         self, request: operator_pb2.GetDiagnosticsRequest, context: Any

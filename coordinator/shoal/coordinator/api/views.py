@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from types import MappingProxyType
@@ -32,6 +32,7 @@ from shoal.coordinator.core.placement.tenant_cost import TenantBudget
 from shoal.coordinator.core.prediction.model import Interval, Prediction
 from shoal.coordinator.core.signals.decide import describe_source
 from shoal.coordinator.core.signals.model import Signal, SignalName
+from shoal.coordinator.core.timeline import Series
 from shoal.coordinator.core.workloads.model import WorkloadWait
 from shoal.coordinator.core.workloads.routes import is_status_current
 from shoal.policies import Problem
@@ -702,6 +703,14 @@ def _sum_ingress(one: Ingress | None, other: Ingress) -> Ingress:
         one.refused + other.refused,
         one.lost + other.lost,
         one.client_faults + other.client_faults,
+    )
+
+
+def timeline_view(series: Sequence[Series]) -> operator_pb2.TimelineReply:
+    return operator_pb2.TimelineReply(
+        start_at=series[0].start,
+        step_s=series[0].step_s,
+        series=[operator_pb2.TimelineSeries(figure=each.figure, values=each.values) for each in series],
     )
 
 

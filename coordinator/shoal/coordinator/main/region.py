@@ -297,6 +297,7 @@ async def _lead(
         asyncio.create_task(refresh_certificates(refresh_own, refresh_broker)),
         asyncio.create_task(keep_running(traces.run)),
         asyncio.create_task(keep_running(dashboard.run)),
+        asyncio.create_task(keep_running(region.timeline.run)),
     ]
     if schedule is not None:
         tasks.append(asyncio.create_task(keep_running(schedule.run)))

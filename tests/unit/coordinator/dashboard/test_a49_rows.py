@@ -96,4 +96,4 @@ def test_parameters_that_are_unknown_long_or_unprintable_are_refused(query: str)
 
 def test_parameters_are_read_as_they_were_typed() -> None:
     assert parameters_of("name=a&tenant=b%20c", ("name", "tenant")) == {"name": "a", "tenant": "b c"}
-    assert {"get", "explain", "history", "can-move", "trace", "plan"} == set(QUERIES)
+    assert {"get", "explain", "history", "can-move", "trace", "timeline", "federation", "plan"} == set(QUERIES)

@@ -17,6 +17,7 @@ from shoal.coordinator.api.dashboard.rows import (
     Row,
     device_row,
     event_row,
+    figures_row,
     node_row,
     placement_row,
     plain,
@@ -26,6 +27,7 @@ from shoal.coordinator.api.dashboard.rows import (
 from shoal.coordinator.api.migrations import migration_view
 from shoal.coordinator.controllers.federation.membership import FederationMembership
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
+from shoal.coordinator.core import timeline
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.model import PlacementPlan, Slot
 from shoal.coordinator.core.workloads.service_reports import service_report
@@ -42,6 +44,8 @@ IDLE_FACTOR: Final = 9
 """After a look that took t, wait at least 9 t: looking takes a tenth of the loop at most."""
 EVENTS_SHOWN: Final = 400
 """Newest events in their table."""
+FIGURES_SHOWN: Final = 30
+"""Newest fine steps of the timeline in a row: five minutes."""
 UNPRICED: Final = UsdPerHour(math.nan)
 MOVES_SHOWN: Final = 200
 """Newest migrations in their table, those under way first."""
@@ -170,6 +174,7 @@ class Board:
         yield from self._migrations()
         yield from self._agreements()
         yield from self._members()
+        yield from self._figures()
 
     def _fleet(self) -> Iterator[Source]:
         controller, fleet = self._region.workloads, self._region.fleet.fleet
@@ -226,6 +231,12 @@ class Board:
             make = partial(migration_view, region.workloads, region.fleet.fleet, move, now, wall)
             yield Source(("migrations", move.id), made_of, partial(_plain, make))
 
+    def _figures(self) -> Iterator[Source]:
+        """The newest values of the timeline, of the region (under an empty key) and of each workload."""
+        kept = self._region.timeline
+        for key in (timeline.REGION, *(str(intent.key) for intent in self._region.workloads.intents)):
+            yield Source(("figures", key), (kept.revision,), partial(_figures, kept.timeline, key))
+
     def _agreements(self) -> Iterator[Source]:
         region = self._region
         trades = region.origin.trades if region.origin is not None else {}
@@ -253,6 +264,10 @@ def _device(state: NodeState, desired: DesiredSet | None, price: UsdPerHour, ind
 
 def _placement(node: str, one: Assignment, state: NodeState | None, stays: str) -> Row:
     return placement_row(views.placement_view(node, one, state, stays=stays))
+
+
+def _figures(kept: timeline.Timeline, key: str) -> Row:
+    return figures_row(key, kept.newest(key, FIGURES_SHOWN))
 
 
 def _leaving(key: WorkloadKey, index: views.WorkloadIndex) -> Row:

@@ -34,6 +34,10 @@ class ReadMethods(Protocol):
     async def History(self, request: operator_pb2.HistoryRequest, context: Any) -> operator_pb2.HistoryReply: ...
     async def CanMove(self, request: operator_pb2.CanMoveRequest, context: Any) -> operator_pb2.CanMoveReply: ...
     async def Trace(self, request: operator_pb2.TraceRequest, context: Any) -> operator_pb2.TraceReply: ...
+    async def Timeline(self, request: operator_pb2.TimelineRequest, context: Any) -> operator_pb2.TimelineReply: ...
+    async def GetFederation(
+        self, request: operator_pb2.GetFederationRequest, context: Any
+    ) -> operator_pb2.GetFederationReply: ...
     async def plan(self, request: operator_pb2.PlanRequest, actor: str) -> operator_pb2.PlanReply: ...
 
 
@@ -62,6 +66,10 @@ def _key(given: Parameters) -> nouns_pb2.WorkloadKey:
     return nouns_pb2.WorkloadKey(tenant=given.get("tenant", ""), name=given.get("name", ""))
 
 
+def _timeline(given: Parameters) -> operator_pb2.TimelineRequest:
+    return operator_pb2.TimelineRequest(workload=_key(given) if given.get("name") else None, coarse="coarse" in given)
+
+
 QUERIES: Final[Mapping[str, Query]] = {
     "get": Query(
         _method("Get"),
@@ -85,6 +93,16 @@ QUERIES: Final[Mapping[str, Query]] = {
     ),
     "trace": Query(
         _method("Trace"), ("id",), lambda api, given, body, caller: api.Trace(operator_pb2.TraceRequest(**given), None)
+    ),
+    "timeline": Query(
+        _method("Timeline"),
+        ("name", "tenant", "coarse"),
+        lambda api, given, body, caller: api.Timeline(_timeline(given), None),
+    ),
+    "federation": Query(
+        _method("GetFederation"),
+        (),
+        lambda api, given, body, caller: api.GetFederation(operator_pb2.GetFederationRequest(), None),
     ),
     "plan": Query(
         _method("Plan"),

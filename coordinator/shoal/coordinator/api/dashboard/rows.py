@@ -6,11 +6,13 @@ are rounded to what a person can see, so that a row changes only when its pictur
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
+from shoal.coordinator.core import timeline
+from shoal.coordinator.core.timeline import Figure
 from shoal.types.units import Bytes
 from shoal.v1 import nouns_pb2, operator_pb2
 
@@ -143,6 +145,16 @@ def placement_row(view: operator_pb2.PlacementView) -> Row:
         energy=energy[0].energy_source if energy else "",
         expected_p95=_digits(view.prediction.latency_p95_s.mid) if view.HasField("prediction") else None,
     )
+
+
+def figures_row(subject: str, steps: Sequence[timeline.Values]) -> Row:
+    """The newest value of each figure, and the last minutes of requests and latency as lists; null where unknown."""
+    newest = dict(zip(timeline.FIGURES, steps[-1] if steps else timeline.UNKNOWN, strict=True))
+    row: Row = {"subject": subject, **{figure: _digits(value) for figure, value in newest.items()}}
+    for figure in (Figure.REQUESTS, Figure.LATENCY):
+        at = timeline.FIGURES.index(figure)
+        row[f"past_{figure}"] = [_digits(each[at]) for each in steps]
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def event_row(view: operator_pb2.Event) -> Row:

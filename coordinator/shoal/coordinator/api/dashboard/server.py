@@ -49,7 +49,18 @@ GATHER_S: Final = 0.05
 BATCH_BYTES: Final = 64 * 2**10
 LOGIN_BYTES: Final = 1024
 TABLES: Final = frozenset(
-    {"region", "nodes", "devices", "workloads", "placements", "migrations", "agreements", "regions", "events"}
+    {
+        "region",
+        "nodes",
+        "devices",
+        "workloads",
+        "placements",
+        "migrations",
+        "agreements",
+        "regions",
+        "events",
+        "figures",
+    }
 )
 _JSON: Final = {"content-type": "application/json", "cache-control": "no-store"}
 

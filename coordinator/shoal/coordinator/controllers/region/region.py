@@ -5,6 +5,7 @@ store; nothing else is kept.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.log.region_clock import RegionClock
 from shoal.coordinator.controllers.queries.logs import NodeLogs
+from shoal.coordinator.controllers.queries.timeline import TimelineController
 from shoal.coordinator.controllers.queries.traces import TracesController
 from shoal.coordinator.controllers.region.signals import SignalsController
 from shoal.coordinator.controllers.workloads.apply import DocumentsController
@@ -190,6 +192,7 @@ class RegionalCoordinator:
             nodes=lambda: {name: each.protocol for name, each in self.fleet.fleet.nodes.items() if each.connected},
             delegate=lambda: self.delegate,
         )
+        self.timeline = TimelineController(context, self.workloads, self.fleet, self._carbon)
         self.moves = MovesController(self.workloads, self.placement, self.fleet, context, self._dirty.set)
         self._restored_store = RestoredStoreDetector(self.fence, self.fleet, self.workloads, proofs, meter)
         self.models = ModelsController(context, blobs, inspector, lambda: self.workloads.catalog, self.workloads.adopt)
@@ -218,6 +221,7 @@ class RegionalCoordinator:
             await self.events.write(LogEvent("LEADER_ELECTED", self.config.name, f"term {self.fence.term}"))
         await self._read()
         self.workloads.adopt_guests(guests=(), reservations=(), promises=())  # `federate` loads those of the leader
+        await self.timeline.start()
 
     async def follow(self) -> None:
         """Loads the stored state for reading only; called again whenever the store changed. Raises ShoalError."""
@@ -345,6 +349,11 @@ class RegionalCoordinator:
             self.logs.on_answer(node, answer)
         else:
             self.traces.on_answer(node, answer)
+
+    def _carbon(self) -> float:
+        """Of the region now, g/kWh; NaN where nobody says."""
+        signal = self.signals.current().get(SignalName.CARBON)
+        return signal.value if signal is not None else math.nan
 
     def _adopt_delegations(self) -> None:
         if self.origin is not None and self.delegate is not None:

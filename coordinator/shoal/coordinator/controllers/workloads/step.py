@@ -470,6 +470,11 @@ class WorkloadsController:
         return min((*left, *(each for each in due if each is not None)), default=None)
 
     @property
+    def cost_rates(self) -> Mapping[tuple[WorkloadKey, str], UsdPerHour]:
+        """USD/h by workload and by the region that runs it (empty: this one), by the last step."""
+        return self._spending.rates
+
+    @property
     def costs(self) -> dict[Slot, UsdPerHour]:
         return _device_costs(self._fleet.fleet, self._signals(self.catalog))
 

@@ -1,0 +1,107 @@
+"""The board's rows are those of `shoal get`, and only what changed is made again."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from harness.fakes.region import FakeAgent, RegionFixture, two_agents
+from shoal.coordinator.api import views
+from shoal.coordinator.api.dashboard.board import Board, Pace
+from shoal.coordinator.api.dashboard.feed import RowChange
+from shoal.coordinator.api.dashboard.rows import device_row, node_row, placement_row, row_text, workload_row
+from shoal.coordinator.core.placement.model import Aim
+from shoal.types.workload import WorkloadKey
+
+
+class Viewer:
+    """A region and what its board published last."""
+
+    def __init__(self, world: RegionFixture) -> None:
+        self.world = world
+        self.last: list[RowChange] = []
+        self.board = Board(world.region, None, self.last.extend, lambda: {"name": "eu"})
+
+    async def look(self) -> dict[str, dict[str, object | None]]:
+        """By table: the rows that changed, by key."""
+        self.last.clear()
+        await self.board.look(Pace())
+        found: dict[str, dict[str, object | None]] = {}
+        for (table, key), row in self.last:
+            found.setdefault(table, {})[key] = None if row is None else json.loads(row)
+        return found
+
+
+@pytest.fixture
+async def viewer(tmp_path: Path) -> AsyncIterator[Viewer]:
+    world = await RegionFixture.open(tmp_path / "region")
+    yield Viewer(world)
+    await world.store.close()
+
+
+def as_json(row: dict[str, object]) -> object:
+    return json.loads(row_text(row))
+
+
+async def test_rows_are_what_the_command_line_shows(viewer: Viewer) -> None:
+    runs, other = await two_agents(viewer.world)
+    found = await viewer.look()
+    region, controller = viewer.world.region, viewer.world.region.workloads
+    for name in (runs.name, other.name):
+        state, desired = region.fleet.fleet.nodes[name], controller.desired.get(name)
+        assert found["nodes"][name] == as_json(node_row(views.node_view(state, desired, None)))
+        (device,) = views.device_views(state, desired, controller.costs)
+        assert found["devices"][f"{name}/cpu0"] == as_json(device_row(device))
+    (workload,) = views.workload_views(controller, region.fleet.fleet)
+    assert found["workloads"] == {"default/reader": as_json(workload_row(workload))}
+    (placed,) = views.placement_views(controller, region.fleet.fleet, controller.last_plan)
+    assert list(found["placements"].values()) == [as_json(placement_row(placed))]
+    assert found["region"] == {"eu": {"name": "eu"}}
+
+
+async def test_a_look_at_what_has_not_changed_makes_and_publishes_nothing(
+    viewer: Viewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two_agents(viewer.world)
+    await viewer.look()
+    made: list[object] = []
+    monkeypatch.setattr(views, "node_view", lambda *told: made.append(told))
+    monkeypatch.setattr(views, "device_views", lambda *told: made.append(told))
+    monkeypatch.setattr(views, "workload_view", lambda *told: made.append(told))
+    monkeypatch.setattr(views, "placement_view", lambda *told, **more: made.append(told))
+    assert await viewer.look() == {}
+    assert made == []
+
+
+async def test_a_report_changes_the_rows_of_its_node_alone(viewer: Viewer) -> None:
+    runs, other = await two_agents(viewer.world)
+    await viewer.look()
+    await other.report(free_bytes=2**32)
+    assert (await viewer.look()).keys() == {"devices"}
+    await other.report(free_bytes=2**32 + 1)
+    assert await viewer.look() == {}, "a change that nobody sees is none"
+    assert runs.name != other.name
+
+
+async def test_what_is_gone_is_published_as_gone(viewer: Viewer) -> None:
+    await two_agents(viewer.world)
+    lone = FakeAgent(viewer.world, "edge-3")
+    await lone.connect()
+    await viewer.look()
+    await viewer.world.region.fleet.on_close("edge-3", lone.epoch)
+    await viewer.world.region.fleet.forget("edge-3", "test")
+    found = await viewer.look()
+    assert found["nodes"] == {"edge-3": None}
+    assert found["devices"] == {"edge-3/cpu0": None}
+
+
+async def test_a_migration_is_followed_from_its_first_stage_to_its_last(viewer: Viewer) -> None:
+    runs, other = await two_agents(viewer.world)
+    await viewer.look()
+    move = await viewer.world.region.moves.migrate(WorkloadKey("default", "reader"), Aim.parse(other.name), "test")
+    found = await viewer.look()
+    row = found["migrations"][move.id]
+    assert isinstance(row, dict)
+    assert (row["stage"], row["actor"], row["workload"]["name"]) == ("planned", "test", "reader")
+    assert runs.name == row["source"]["node"]
