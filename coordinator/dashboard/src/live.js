@@ -40,7 +40,7 @@ function connect() {
     tables.set(table, known);
     for (const [key, row] of rows) {
       if (row === null) known.delete(key);
-      else { known.set(key, row); if (table === "workloads") count(key, row); }
+      else known.set(key, row);
     }
     known.changed = (known.changed ?? 0) + 1;
     if (!fresh) show();
@@ -86,25 +86,9 @@ export function useTable(name) {
   return rows && (rows.size || state.status === "live") ? [...rows.values()] : state.status === "live" ? [] : null;
 }
 
-// Requests a second, of what this page has seen: counters come with each report of a node.
-const seen = new Map();
-const WINDOW_MS = 15_000;
-
-function count(key, row) {
-  const now = Date.now(), past = seen.get(key) ?? [];
-  if (past.length && past.at(-1).n > (row.requests ?? 0)) past.length = 0;
-  past.push({ at: now, n: row.requests ?? 0 });
-  while (past.length > 2 && past[1].at < now - WINDOW_MS) past.shift();
-  seen.set(key, past);
-}
-
-/** Requests a second of a workload over the last 15 seconds; null: not known yet. */
-export function rateOf(row) {
-  const past = seen.get(`${row.tenant}/${row.name}`);
-  if (!past || past.length < 2) return row.requests ? null : 0;
-  const [first, last] = [past[0], past.at(-1)];
-  if (Date.now() - last.at > WINDOW_MS) return 0;
-  return last.at - first.at < 900 ? null : ((last.n - first.n) * 1000) / (last.at - first.at);
+/** What the coordinator measured of a workload, or of the region (no row), in the last ten seconds. */
+export function figuresOf(row) {
+  return tables.get("figures")?.get(row ? `${row.tenant}/${row.name}` : "") ?? {};
 }
 
 /** One of the operator API's read-only calls. Throws the refusal. */

@@ -9,14 +9,20 @@ import { Workloads } from "./pages/workloads.jsx";
 import { WorkloadPage } from "./pages/workload.jsx";
 import { Migrations } from "./pages/migrations.jsx";
 import { Events } from "./pages/events.jsx";
+import { Federation } from "./pages/federation.jsx";
+import { Plan } from "./pages/plan.jsx";
+import { Traces } from "./pages/traces.jsx";
 import { ICONS } from "./icons.jsx";
 
 const PAGES = {
-  "": { name: "Overview", key: "o", show: Overview, tables: ["nodes", "devices", "workloads", "placements", "migrations", "events"] },
+  "": { name: "Overview", key: "o", show: Overview, tables: ["nodes", "devices", "workloads", "placements", "migrations", "events", "figures"] },
   fleet: { name: "Fleet", key: "f", show: Fleet, tables: ["nodes", "devices", "placements"] },
-  workloads: { name: "Workloads", key: "w", show: (props) => (props.path.length > 1 ? <WorkloadPage {...props} /> : <Workloads />), tables: ["workloads", "placements", "migrations", "devices", "events"] },
+  workloads: { name: "Workloads", key: "w", show: (props) => (props.path.length > 1 ? <WorkloadPage {...props} /> : <Workloads />), tables: ["workloads", "placements", "migrations", "events", "figures"] },
   migrations: { name: "Migrations", key: "m", show: Migrations, tables: ["migrations"] },
+  federation: { name: "Federation", key: "r", show: Federation, tables: ["regions", "agreements", "events"] },
   events: { name: "Events", key: "e", show: Events, tables: ["events"] },
+  plan: { name: "What if", key: "p", show: Plan, tables: ["workloads", "nodes", "devices", "regions"] },
+  traces: { name: "Traces", key: "t", show: Traces, tables: ["migrations", "events"] },
 };
 
 function pathOf() {

@@ -26,7 +26,7 @@ export function Reason({ of, more }) {
   return (
     <span class="reason">
       <code>{of.code}</code> {of.found}
-      {more && of.asked ? <span class="muted"> · wanted: {of.asked}</span> : null}
+      {more && of.asked ? <span class="muted"> · {of.code === "DELEGATED" ? "agreement" : "wanted:"} {of.asked}</span> : null}
       {more && of.remedy ? <span class="muted"> · try: {of.remedy}</span> : null}
     </span>
   );
@@ -63,10 +63,10 @@ export const Waiting = () => <p class="empty" aria-busy="true">Waiting for the c
 
 const SHOWN = 150;
 
-/** columns: {name, cell, key (to sort by), end (right-aligned), hide ("phone")}. */
-export function Table({ label, rows, columns, keyOf, sort, empty = "None.", onRow }) {
+/** most: rows that are shown until one asks for more. columns: {name, cell, key (to sort by), end (right-aligned), hide ("phone")}. */
+export function Table({ label, rows, columns, keyOf, sort, empty = "None.", onRow, most: shown = SHOWN }) {
   const [by, setBy] = useState(sort ?? { at: 0, down: false });
-  const [most, setMost] = useState(SHOWN);
+  const [most, setMost] = useState(shown);
   const sorted = useMemo(() => {
     const key = columns[by.at]?.key;
     if (!key || !rows) return rows ?? [];

@@ -1,6 +1,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { useTable } from "../live.js";
 import { ago, bytes, digits, money, percent, plural, watts, whole } from "../format.js";
+import { Placements } from "./placements.jsx";
 import { Bar, Empty, Link, Panel, Reason, StandIn, State, Table, useFilter, Waiting } from "../parts.jsx";
 
 const HEATS = {
@@ -11,7 +12,7 @@ const HEATS = {
 };
 
 /** Every device as a tile. The table has the same as text, so this is hidden from readers of the screen. */
-export function HeatMap({ devices, placements }) {
+export function HeatMap({ devices }) {
   const [by, setBy] = useState("memory");
   const top = Math.max(1, ...devices.map((each) => each.watts ?? 0));
   const heat = HEATS[by];
@@ -30,13 +31,13 @@ export function HeatMap({ devices, placements }) {
             <div class="tiles">{listed.map((each) => {
               const share = heat.of(each, top);
               const level = share === undefined ? "none" : Math.max(0, Math.min(9, Math.floor(share * 10)));
-              return <a key={`${each.node}/${each.name}`} tabIndex={-1} href={`#/fleet/${each.node}`} class={`tile h${level} ${each.live === "ready" ? "" : "down"} ${each.runs ? "runs" : ""}`}
+              return <a key={`${each.node}/${each.name}`} tabIndex={-1} href={`#/fleet/${each.node}`} class={`tile h${level} ${each.live === "ready" ? "" : "down"} ${each.runs ? "runs" : ""} ${each.stand_in ? "stand" : ""}`}
                 title={`${each.node}/${each.name}: ${each.product}${each.stand_in ? ` (${each.stand_in})` : ""}, ${share === undefined ? "unknown" : heat.show(each)}${each.runs ? `, runs ${each.runs.length}` : ""}`} />;
             })}</div>
           </div>
         ))}
       </div>
-      <p class="muted legend">none {[0, 3, 6, 9].map((n) => <i class={`tile h${n}`} key={n} />)} full · <i class="tile h2 runs" /> runs something · <i class="tile h2 down" /> not ready</p>
+      <p class="muted legend">none {[0, 3, 6, 9].map((n) => <i class={`tile h${n}`} key={n} />)} full · <i class="tile h2 runs" /> runs something · <i class="tile h2 stand" /> emulated or simulated · <i class="tile h2 down" /> not ready</p>
     </div>
   );
 }
@@ -51,7 +52,7 @@ export function Fleet({ path }) {
   return (
     <>
       <h1>Fleet <span class="muted">{plural(nodes.length, "node")}, {plural(devices.length, "device")}</span></h1>
-      <Panel title="Devices at a glance"><HeatMap devices={devices} placements={placements} /></Panel>
+      <Panel title="Devices at a glance"><HeatMap devices={devices} /></Panel>
       <Panel title={kind === "devices" ? "Devices" : "Nodes"} side={<><div class="seg" role="group" aria-label="Show"><button aria-pressed={kind === "devices"} onClick={() => setKind("devices")}>devices</button><button aria-pressed={kind === "nodes"} onClick={() => setKind("nodes")}>nodes</button></div>{kind === "devices" ? deviceFilter : nodeFilter}</>}>
         {kind === "devices" ? <Devices rows={foundDevices} /> : <Nodes rows={foundNodes} />}
       </Panel>
@@ -81,7 +82,7 @@ export function Devices({ rows }) {
   return (
     <Table label="Devices" rows={rows} keyOf={(row) => `${row.node}/${row.name}`} empty="No device matches." columns={[
       { name: "Device", key: (row) => `${row.node}/${row.name}`, cell: (row) => <><Link to={`fleet/${row.node}`}>{row.node}</Link><span class="muted">/{row.name}</span></> },
-      { name: "Product", key: (row) => row.product, cell: (row) => <>{row.product} <StandIn is={row.stand_in} /></> },
+      { name: "Product", grow: true, key: (row) => row.product, cell: (row) => <>{row.product} <StandIn is={row.stand_in} /></> },
       { name: "State", key: (row) => row.power ?? row.live, cell: (row) => <State is={row.throttled ? "throttled" : row.live !== "ready" ? row.live : row.power === "asleep" ? "asleep" : row.reason ? "silent" : "ready"} tone={row.reason ? "bad" : undefined} /> },
       { name: "Memory", end: true, key: (row) => (row.free === undefined ? undefined : row.memory - row.free), down: true, cell: (row) => <Memory of={row} /> },
       { name: "Load", end: true, key: (row) => row.busy, down: true, cell: (row) => percent(row.busy) },
@@ -121,5 +122,3 @@ function NodePage({ name, nodes, devices, placements }) {
     </>
   );
 }
-
-import { Placements } from "./placements.jsx";

@@ -64,7 +64,7 @@ function MovePage({ move, id }) {
     <>
       <p class="crumbs"><Link to="migrations">Migrations</Link></p>
       <h1>{move.workload?.name} <span class="muted">{placeName(move.source)} → {move.target ? placeName(move.target) : move.to}</span> <State is={move.stage} /></h1>
-      <p>{move.why ? `${move.why}. ` : ""}<span class="muted">cause: {move.cause}, by {move.actor}</span></p>
+      <p>{move.why ? `${move.why}. ` : ""}<span class="muted">cause: {move.cause}, by {move.actor} · <Link to={`traces/${move.id}`}>trace</Link></span></p>
       {move.reason?.code ? <p><Reason of={move.reason} more /></p> : null}
       <Track move={move} />
       <div class="grid">

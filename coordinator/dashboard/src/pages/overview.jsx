@@ -1,6 +1,7 @@
-import { useTable, rateOf } from "../live.js";
-import { ago, carbon, digits, money, percent, plural, rate, seconds, span, watts, whole } from "../format.js";
-import { Empty, Link, Panel, Reason, Stat, State, Table, Workload, Waiting } from "../parts.jsx";
+import { figuresOf, useTable } from "../live.js";
+import { ago, money, NONE, plural, rate, seconds, watts, whole } from "../format.js";
+import { Empty, Link, Panel, Reason, Spark, StandIn, Stat, State, Table, Workload, Waiting } from "../parts.jsx";
+import { REGION_CHARTS, Timeline } from "../chart.jsx";
 import { MoveRow } from "./migrations.jsx";
 import { EventList } from "./events.jsx";
 import { HeatMap } from "./fleet.jsx";
@@ -13,8 +14,7 @@ export function Overview() {
   const served = workloads.filter((each) => each.state === "ready").length;
   const power = devices.filter((each) => each.watts !== undefined && !each.shares);
   const using = new Set(placements.map((each) => `${each.node}/${each.device}`));
-  const priced = devices.filter((each) => using.has(`${each.node}/${each.name}`) && each.cost !== undefined);
-  const rates = workloads.map(rateOf).filter((each) => each !== null);
+  const now = figuresOf();
   const under = (moves ?? []).filter((move) => !["done", "aborted"].includes(move.stage));
   const lost = workloads.reduce((sum, each) => sum + (each.lost ?? 0), 0);
   return (
@@ -23,40 +23,41 @@ export function Overview() {
       <div class="stats">
         <Stat name="Nodes ready" value={`${ready} of ${nodes.length}`} tone={ready < nodes.length ? "warn" : ""} href="#/fleet" note={plural(devices.length, "device")} />
         <Stat name="Workloads ready" value={`${served} of ${workloads.length}`} tone={served < workloads.length ? "warn" : ""} href="#/workloads" note={plural(placements.length, "replica")} />
-        <Stat name="Requests" value={rate(rates.reduce((a, b) => a + b, 0))} note={lost ? `${whole(lost)} lost since start` : "none lost"} tone={lost ? "bad" : ""} />
-        <Stat name="Power" value={watts(power.reduce((sum, each) => sum + each.watts, 0))} note={`${power.length} of ${devices.length} devices tell`} />
-        <Stat name="Devices in use cost" value={money(priced.reduce((sum, each) => sum + each.cost, 0))} note={`${plural(using.size, "device")} in use`} />
+        <Stat name="Requests" value={rate(now.requests_per_s)} note={lost ? `${whole(lost)} lost since start` : "none lost"} tone={lost ? "bad" : ""} />
+        <Stat name="Power" value={power.length ? watts(power.reduce((sum, each) => sum + each.watts, 0)) : NONE} note={`${power.length} of ${devices.length} devices tell`} />
+        <Stat name="Cost of workloads" value={money(now.cost_usd_per_h)} note={`${plural(using.size, "device")} in use`} />
         <Stat name="Moves under way" value={whole(under.length)} href="#/migrations" note={`${whole((moves ?? []).length)} kept`} />
       </div>
-      <div class="grid">
-        <Attention nodes={nodes} workloads={workloads} devices={devices} />
-        <Panel title="Workloads" side={<Link to="workloads">all</Link>}>
-          <Table label="Workloads" rows={workloads} keyOf={(row) => `${row.tenant}/${row.name}`} empty="Nothing is applied yet: shoal apply -f FILE" sort={{ at: 2, down: true }}
-            columns={[
-              { name: "Workload", key: (row) => row.name, cell: (row) => <Workload of={row} /> },
-              { name: "State", key: (row) => row.state, cell: (row) => <State is={row.state} /> },
-              { name: "Requests", end: true, key: (row) => rateOf(row) ?? -1, down: true, cell: (row) => rate(rateOf(row)) },
-              { name: "p95", end: true, cell: (row) => seconds(worst(placements, row)) },
-              { name: "Runs on", grow: true, hide: "phone", cell: (row) => <Places of={row} placements={placements} /> },
-            ]} />
-        </Panel>
-        {under.length ? <Panel title="Moves under way">{under.map((move) => <MoveRow key={move.id} move={move} />)}</Panel> : null}
-        <Panel title="Devices" side={<Link to="fleet">fleet</Link>}><HeatMap devices={devices} placements={placements} /></Panel>
-        <Panel title="Events" side={<Link to="events">all</Link>}><EventList events={(events ?? []).slice(-12).reverse()} /></Panel>
+      <Timeline charts={REGION_CHARTS} />
+      <div class="cols">
+        <div>
+          <Attention nodes={nodes} workloads={workloads} devices={devices} />
+          {under.length ? <Panel title="Moves under way">{under.map((move) => <MoveRow key={move.id} move={move} />)}</Panel> : null}
+          <Panel title="Workloads" side={<Link to="workloads">all</Link>}>
+            <Table label="Workloads" rows={workloads} most={12} keyOf={(row) => `${row.tenant}/${row.name}`} empty="Nothing is applied yet: shoal apply -f FILE" sort={{ at: 2, down: true }}
+              columns={[
+                { name: "Workload", key: (row) => row.name, cell: (row) => <Workload of={row} /> },
+                { name: "State", key: (row) => row.state, cell: (row) => <State is={row.state} /> },
+                { name: "Requests", end: true, key: (row) => figuresOf(row).requests_per_s, down: true, cell: (row) => rate(figuresOf(row).requests_per_s) },
+                { name: "Five minutes", hide: "phone", cell: (row) => <Spark values={figuresOf(row).past_requests_per_s ?? []} label={`Requests of ${row.name} in the last five minutes`} /> },
+                { name: "p95", end: true, cell: (row) => seconds(figuresOf(row).latency_p95_s) },
+                { name: "Runs on", grow: true, hide: "phone", cell: (row) => <Places of={row} placements={placements} /> },
+              ]} />
+          </Panel>
+        </div>
+        <div>
+          <Panel title="Devices" side={<Link to="fleet">fleet</Link>}><HeatMap devices={devices} /></Panel>
+          <Panel title="Events" side={<Link to="events">all</Link>}><EventList events={(events ?? []).slice(-14).reverse()} /></Panel>
+        </div>
       </div>
     </>
   );
 }
 
-/** The worst p95 at a worker of those that serve; undefined where none has answered. */
-export function worst(placements, row) {
-  const all = placements.filter((each) => each.name === row.name && each.tenant === row.tenant && !each.draining && each.p95 !== undefined);
-  return all.length ? Math.max(...all.map((each) => each.p95)) : undefined;
-}
-
 export function Places({ of, placements }) {
   const all = placements.filter((each) => each.name === of.name && each.tenant === of.tenant);
-  return all.length ? <span class="places">{all.map((each) => <span key={each.id} class={each.phase === "ready" ? "" : "muted"}>{each.node}<span class="muted">/{each.device}</span></span>)}</span> : <span class="muted">nowhere</span>;
+  if (!all.length) return <span class="muted">{of.reason?.code === "DELEGATED" ? of.reason.found : "nowhere"}</span>;
+  return <span class="places">{all.map((each) => <span key={each.id} class={each.phase === "ready" ? "" : "muted"}>{each.node}<span class="muted">/{each.device}</span><StandIn is={each.stand_in} /></span>)}</span>;
 }
 
 function Attention({ nodes, workloads, devices }) {

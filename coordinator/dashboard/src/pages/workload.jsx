@@ -1,6 +1,9 @@
-import { ask, rateOf, useTable } from "../live.js";
-import { ago, carbon, digits, joules, money, percent, rate, seconds, short, span, whole } from "../format.js";
+import { ask, figuresOf, useTable } from "../live.js";
+import { ago, carbon, digits, joules, money, percent, rate, seconds, whole } from "../format.js";
 import { Empty, Link, Panel, Reason, Refused, StandIn, Stat, State, Table, useAsked, Waiting } from "../parts.jsx";
+import { Timeline, WORKLOAD_CHARTS } from "../chart.jsx";
+import { Bids } from "./plan.jsx";
+import { Pareto } from "./pareto.jsx";
 import { Placements } from "./placements.jsx";
 import { MoveRow } from "./migrations.jsx";
 import { EventList } from "./events.jsx";
@@ -13,6 +16,7 @@ export function WorkloadPage({ path }) {
   const where = placed.map((each) => `${each.id}${each.phase}`).join();
   const told = useAsked(() => ask("explain", { tenant, name }), [tenant, name, row?.revision, row?.state, where]);
   if (!rows) return <Waiting />;
+  const now = row ? figuresOf(row) : {};
   const key = (each) => each.workload?.name === name && (each.workload?.tenant ?? "default") === tenant;
   return (
     <>
@@ -22,16 +26,17 @@ export function WorkloadPage({ path }) {
       {row ? (
         <div class="stats">
           <Stat name="Replicas" value={`${row.ready ?? 0} of ${row.wanted ?? 0}`} note={`policy ${row.policy ?? "–"}, revision ${row.revision ?? 0}`} />
-          <Stat name="Requests" value={rate(rateOf(row))} note={`${whole(row.answered ?? 0)} answered`} />
+          <Stat name="Requests" value={rate(now.requests_per_s)} note={`${whole(row.answered ?? 0)} answered`} />
           <Stat name="Lost" value={whole(row.lost ?? 0)} tone={row.lost ? "bad" : ""} note={`${whole(row.refused ?? 0)} refused, ${whole(row.retried ?? 0)} retried`} />
-          <Stat name="p95 at the worker" value={seconds(Math.max(...placed.map((each) => each.p95 ?? 0)) || undefined)} note="worst replica" />
-          <Stat name="Energy" value={joules(placed.find((each) => each.joules !== undefined)?.joules)} note={`an inference, ${placed.find((each) => each.energy)?.energy ?? "unknown"}`} />
+          <Stat name="p95 at the worker" value={seconds(now.latency_p95_s)} note={now.within_bound === undefined ? "no requests, or no bound" : `${percent(now.within_bound)} within the bound`} />
+          <Stat name="Energy" value={joules(now.energy)} note={`an inference, ${placed.find((each) => each.energy)?.energy ?? "unknown"}`} />
         </div>
       ) : null}
       <div class="grid">
+        {row ? <Timeline charts={WORKLOAD_CHARTS} of={row} /> : null}
         <Panel title="Where it runs" wide><Placements rows={placed} of={row} /></Panel>
         <Panel title="What else was possible" wide>
-          {told.error ? <Refused error={told.error} /> : told.data ? <Candidates plan={told.data.plan} holds={told.data.move_holds} /> : <Waiting />}
+          {told.error ? <Refused error={told.error} /> : told.data ? <><Pareto candidates={told.data.plan?.candidates ?? []} /><Candidates plan={told.data.plan} holds={told.data.move_holds} />{told.data.plan?.bids?.length ? <Bids rows={told.data.plan.bids} /> : null}</> : <Waiting />}
         </Panel>
         <Panel title="Moves">{moves.filter(key).length ? moves.filter(key).reverse().slice(0, 8).map((move) => <MoveRow key={move.id} move={move} />) : <Empty>It has not moved.</Empty>}</Panel>
         <Panel title="Events"><EventList events={events.filter((each) => each.workload === name && each.tenant === tenant).slice(-12).reverse()} /></Panel>
@@ -40,7 +45,7 @@ export function WorkloadPage({ path }) {
   );
 }
 
-function Candidates({ plan, holds }) {
+export function Candidates({ plan, holds }) {
   const rows = plan?.candidates ?? [];
   const fitting = rows.filter((each) => !each.refusal?.code);
   return (

@@ -1,7 +1,7 @@
-import { rateOf, useTable } from "../live.js";
-import { ago, percent, plural, rate, seconds, whole } from "../format.js";
-import { Panel, Reason, State, Table, useFilter, Workload } from "../parts.jsx";
-import { Places, worst } from "./overview.jsx";
+import { figuresOf, useTable } from "../live.js";
+import { joules, money, percent, plural, rate, seconds, whole } from "../format.js";
+import { Panel, Reason, Spark, State, Table, useFilter, Workload } from "../parts.jsx";
+import { Places } from "./overview.jsx";
 
 const ORDER = { pending: 0, deleting: 1, progressing: 2, ready: 3 };
 
@@ -16,10 +16,13 @@ export function Workloads() {
           { name: "Workload", key: (row) => `${row.tenant}/${row.name}`, cell: (row) => <Workload of={row} /> },
           { name: "State", key: (row) => ORDER[row.state] ?? 0, cell: (row) => <State is={row.state} /> },
           { name: "Replicas", end: true, key: (row) => row.ready ?? 0, cell: (row) => `${row.ready ?? 0}/${row.wanted ?? 0}` },
-          { name: "Requests", end: true, key: (row) => rateOf(row) ?? -1, down: true, cell: (row) => rate(rateOf(row)) },
-          { name: "Answered", end: true, hide: "phone", key: (row) => row.answered ?? 0, down: true, cell: (row) => whole(row.answered ?? 0) },
+          { name: "Requests", end: true, key: (row) => figuresOf(row).requests_per_s, down: true, cell: (row) => rate(figuresOf(row).requests_per_s) },
+          { name: "Five minutes", hide: "phone", cell: (row) => <Spark values={figuresOf(row).past_requests_per_s ?? []} label={`Requests of ${row.name} in the last five minutes`} /> },
           { name: "Lost", end: true, hide: "phone", key: (row) => row.lost ?? 0, down: true, cell: (row) => (row.lost ? <b class="bad">{whole(row.lost)}</b> : "0") },
-          { name: "p95", end: true, key: (row) => worst(placements, row), down: true, cell: (row) => seconds(worst(placements, row)) },
+          { name: "p95", end: true, key: (row) => figuresOf(row).latency_p95_s, down: true, cell: (row) => seconds(figuresOf(row).latency_p95_s) },
+          { name: "In bound", end: true, hide: "phone", key: (row) => figuresOf(row).within_bound, cell: (row) => <span class={figuresOf(row).within_bound < 0.95 ? "bad" : ""}>{percent(figuresOf(row).within_bound)}</span> },
+          { name: "Energy", end: true, hide: "phone", key: (row) => figuresOf(row).energy, down: true, cell: (row) => joules(figuresOf(row).energy) },
+          { name: "Cost", end: true, hide: "phone", key: (row) => figuresOf(row).cost_usd_per_h, down: true, cell: (row) => money(figuresOf(row).cost_usd_per_h) },
           { name: "Policy", hide: "phone", key: (row) => row.policy, cell: (row) => row.policy },
           { name: "Runs on", grow: true, hide: "phone", cell: (row) => <Places of={row} placements={placements} /> },
           { name: "Reason", cell: (row) => <Reason of={row.reason} /> },
