@@ -42,7 +42,8 @@ def main() -> None:
 def _errors(options: argparse.Namespace) -> Iterable[DeviceErrors]:
     if options.device:
         for device in read_unseen(options.device, options.data):
-            yield from device_errors(device, device.table.known, options.draws, options.seed)
+            known = device.table.known.without(device.name)
+            yield from device_errors(device, known, options.draws, options.seed)
     else:
         tables = published_tables(options.data, options.runtimes)
         yield from leave_one_out(tables, options.draws, options.all, options.seed)
