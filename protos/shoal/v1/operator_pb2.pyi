@@ -297,7 +297,7 @@ class Prediction(_message.Message):
     BASIS_FIELD_NUMBER: _builtins.int
     energy_source: _builtins.str
     basis: _builtins.str
-    """analytic | warmup | service"""
+    """measured here | measured on the same class | calibrated | transferred | guess"""
     @_builtins.property
     def latency_p50_s(self) -> Global___Estimate: ...
     @_builtins.property

@@ -40,7 +40,7 @@ def example_plan() -> operator_pb2.PlanReply:
         load_s=estimate(0.2),
         joules=estimate(0.02),
         energy_source="profile",
-        basis="analytic",
+        basis="guess",
     )
     terms = [operator_pb2.ScoreTerm(name="energy", weight=1, value=0.02, unit="J", normalised=0.0)]
     return operator_pb2.PlanReply(

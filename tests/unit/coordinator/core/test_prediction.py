@@ -58,7 +58,7 @@ def test_roofline_by_hand() -> None:
     assert found.latency_p50_s.high == pytest.approx(by_hand * 2 * 1.05)
     assert found.latency_p50_s.low == pytest.approx(by_hand / 2 / 1.05)
     assert found.joules.mid == pytest.approx(20 * by_hand)
-    assert found.basis is Basis.ANALYTIC
+    assert found.basis is Basis.GUESS
     assert found.energy_source is EnergySource.ESTIMATED
 
 
@@ -151,7 +151,7 @@ def test_one_class_stands_in_for_the_other() -> None:
 
 def test_warmup_replaces_the_roofline_and_service_the_warmup() -> None:
     warmed = predict_cpu(measured=warm(p50=0.05, samples=16))
-    assert warmed.basis is Basis.WARMUP
+    assert warmed.basis is Basis.HERE
     assert warmed.latency_p50_s.mid == 0.05
     assert warmed.memory_bytes.mid == 60 * MIB
     mixed = predict_cpu(measured=warm(p50=0.05, samples=16), served=(served_stats(16, 0.07),))
@@ -159,7 +159,7 @@ def test_warmup_replaces_the_roofline_and_service_the_warmup() -> None:
     long = predict_cpu(
         measured=warm(p50=0.05, samples=16), served=(served_stats(10_000, 0.07), served_stats(10_000, 0.09))
     )
-    assert long.basis is Basis.SERVICE
+    assert long.basis is Basis.HERE
     assert long.latency_p50_s.mid == pytest.approx(0.08, rel=0.01)
     assert long.joules.mid == pytest.approx(0.4, rel=0.01)
     width = [found.latency_p50_s.high / found.latency_p50_s.mid for found in (predict_cpu(), warmed, long)]

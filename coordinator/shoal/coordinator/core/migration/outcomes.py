@@ -161,7 +161,7 @@ def calibrate(scope: Scope, source: Option, target: Option) -> Option:
     """`target` made comparable with a measured `source`. If it never ran the model, its roofline is scaled by the
     error of the source's roofline, so that both places are compared on the same basis."""
     here, there = source.prediction, target.prediction
-    if here is None or there is None or here.basis is Basis.ANALYTIC or there.basis is not Basis.ANALYTIC:
+    if here is None or there is None or here.basis is not Basis.HERE or there.basis is not Basis.GUESS:
         return target
     demand = scope.demand(source.profile)
     bound = predict(source.device, source.receipt, source.profile, source.precision, demand=demand)

@@ -30,8 +30,9 @@ from shoal.coordinator.core.prediction.demand import (
     open_axis,
     prepared_profile,
 )
-from shoal.coordinator.core.prediction.model import Prediction
-from shoal.coordinator.core.prediction.predict import predict
+from shoal.coordinator.core.prediction.model import Correction, Prediction
+from shoal.coordinator.core.prediction.predict import predict, service_parts
+from shoal.coordinator.core.prediction.residuals import RegionResiduals, class_of_device, region_residuals
 from shoal.policies.cel import Expression, device_fields, model_fields, node_fields
 from shoal.types.assignment import Assignment, Measured, Served
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -184,6 +185,10 @@ class Scope:
         return deferred_nodes(self.inputs.fleet, self.inputs.now)
 
     @cached_property
+    def residuals(self) -> RegionResiduals:
+        return region_residuals(self.inputs.residuals)
+
+    @cached_property
     def region(self) -> dict[str, object]:
         region = self.inputs.region
         return {"name": region.name, "residency": region.residency, "carbon": region.carbon_g_per_kwh}
@@ -236,7 +241,9 @@ class Scope:
         precision = model.precision or profile.precision
         shown = measured if measured is not None and measured.samples else None
         known = shown or self.inputs.measured.get(Trial(model.variant, state.name, device.name))
-        answer = predict(device, receipt, profile, precision, intent.max_batch, known, served, self.demand(profile))
+        demand = self.demand(profile)
+        missed = None if known is not None else self._correction(model, device, receipt, precision, demand)
+        answer = predict(device, receipt, profile, precision, intent.max_batch, known, served, demand, missed)
         prediction = answer if isinstance(answer, Prediction) else None
         return Option(
             state=state,
@@ -257,6 +264,19 @@ class Scope:
                 comparison_of(intent, device, precision),
             ),
         )
+
+    def _correction(
+        self, model: ModelRef, device: Device, receipt: Receipt | None, precision: str, demand: ModelDemand
+    ) -> Correction | None:
+        """Of what the receipt promises; None where the region measured nothing, or the receipt promises nothing."""
+        if receipt is None or not self.inputs.residuals:
+            return None
+        parts = service_parts(demand, receipt.rates, precision)
+        promised = math.fsum(parts)
+        if not promised > 0:
+            return None
+        mix = tuple(part / promised for part in parts)
+        return self.residuals.correction(model.variant, class_of_device(device), mix)
 
     def replica_rate(self, intent: Intent, replicas: int) -> float:
         """Requests per second that each replica has to take; 0 without declared traffic."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.placement.tenant_cost import NO_COST, TenantBudget, TenantCost
 from shoal.coordinator.core.prediction.model import Prediction
+from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Batching, Comparison, Measured, Preparation
 from shoal.types.codes import Code, Refusal, refuse
@@ -292,6 +293,8 @@ class Inputs:
     unloadable: Mapping[Triple, Refusal] = field(default_factory=dict)
     # Warm-up measurements of earlier replicas.
     measured: Mapping[Trial, Measured] = field(default_factory=dict)
+    # Of all warm-ups, by how much they missed what receipts promised.
+    residuals: tuple[Residual, ...] = ()
     # USD/h of a whole device; an absent device has an unknown cost.
     costs: Mapping[Slot, UsdPerHour] = field(default_factory=dict)
     # Round-trip time from a traffic origin to this region; an absent origin counts as 0.

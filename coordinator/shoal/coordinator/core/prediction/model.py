@@ -16,12 +16,28 @@ class Interval(NamedTuple):
 
 
 class Basis(StrEnum):
-    """analytic: roofline from the receipt. warmup: measured while a replica warmed up. service: measured on
-    requests."""
+    """How a prediction knows, the surest first."""
 
-    ANALYTIC = "analytic"
-    WARMUP = "warmup"
-    SERVICE = "service"
+    # This model on this very device: at its warm-up, or on requests since.
+    HERE = "measured here"
+    # This model on another device of the class, scaled by the receipts of both.
+    SAME_CLASS = "measured on the same class"
+    # Other models on this class: the receipt's promise, corrected by what they took.
+    CALIBRATED = "calibrated"
+    # This or other models on other classes.
+    TRANSFERRED = "transferred"
+    # The receipt's promise alone: nothing was ever measured.
+    GUESS = "guess"
+
+
+class Correction(NamedTuple):
+    """Times the seconds that a receipt promises: ends and middle of the interval."""
+
+    low: float
+    mid: float
+    high: float
+    # What it was learnt from.
+    basis: Basis
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import math
 
 from shoal.coordinator.core.prediction.demand import ModelDemand, OperatorClass, demand_of
-from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
+from shoal.coordinator.core.prediction.model import Basis, Correction, Interval, Prediction
 from shoal.types.assignment import Measured, Served
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, EnergySource
@@ -32,13 +32,15 @@ def predict(
     measured: Measured | None = None,
     served: tuple[Served, ...] = (),
     demand: ModelDemand | None = None,
+    correction: Correction | None = None,
 ) -> Prediction | Refusal:
     """One model on one device, with one request at once.
 
     batch: most requests that it runs as one, which its memory must hold. Whether that makes them faster, only a worker
     measures, so latency and energy are of requests that run alone.
     measured: from the warm-up of this model on this device; it replaces the analytic figures. served: service since
-    then, blended in by count. demand: `demand_of(profile)`, where the caller has it already. Refuses with
+    then, blended in by count. demand: `demand_of(profile)`, where the caller has
+    it already. correction: of the receipt's promise, by what the region measured elsewhere. Refuses with
     CAPABILITY_UNMEASURED where neither a receipt nor a measurement says what the device can do.
     """
     demand = demand_of(profile) if demand is None else demand
@@ -48,10 +50,12 @@ def predict(
         remedy = "probe the device (`shoal-agent doctor` says why it was not)"
         return Refusal(Code.CAPABILITY_UNMEASURED, found, f"measured {precision} rates of {device.name}", remedy)
     spread = LEAST_SPREAD if receipt is None else max(receipt.spread, LEAST_SPREAD)
+    transfer_s = transfer_seconds(device, profile)
     if measured is None:
         assert receipt is not None
-        return _from_roofline(seconds, profile, receipt.rates, spread, batch, transfer_seconds(device, profile))
-    return _from_measurement(measured, served, profile, spread, batch, transfer_seconds(device, profile))
+        factors = _correction(correction, profile.confident, spread)
+        return _from_roofline(seconds, factors, profile, receipt.rates, spread, batch, transfer_s)
+    return _from_measurement(measured, served, profile, spread, batch, transfer_s)
 
 
 def service_seconds(demand: ModelDemand, rates: Rates, precision: str) -> float:
@@ -59,14 +63,17 @@ def service_seconds(demand: ModelDemand, rates: Rates, precision: str) -> float:
 
     Returns NaN where a rate that is needed was not measured.
     """
-    seconds = rates.launch_s + max(0, demand.nodes - 1) * rates.node_s
+    return sum(service_parts(demand, rates, precision))
+
+
+def service_parts(demand: ModelDemand, rates: Rates, precision: str) -> tuple[float, ...]:
+    """The terms of `service_seconds`: launch and nodes, then one for each operator class. NaN: a rate is missing."""
+    parts = dict.fromkeys(OperatorClass, 0.0)
     for row in demand.rows:
         moved = (row.bytes + row.weight_bytes) / _bandwidth(row.kind, rates)
         computed = row.flops / _flops(row.kind, rates, precision) if row.flops > 0 else 0.0
-        if math.isnan(moved) or math.isnan(computed):
-            return math.nan
-        seconds += max(moved, computed)
-    return seconds
+        parts[row.kind] = math.nan if math.isnan(moved) or math.isnan(computed) else max(moved, computed)
+    return (rates.launch_s + max(0, demand.nodes - 1) * rates.node_s, *parts.values())
 
 
 def arithmetic_seconds(demand: ModelDemand, rates: Rates, precision: str) -> float:
@@ -99,12 +106,25 @@ def _bandwidth(kind: OperatorClass, rates: Rates) -> float:
     return rates.copy_bytes if math.isnan(rates.elementwise_bytes) else rates.elementwise_bytes
 
 
+def _correction(found: Correction | None, confident: bool, spread: float) -> Correction:
+    """What to multiply a roofline by. Wider for the receipt's own spread, and for a profile whose shapes could not all
+    be inferred."""
+    known = found or Correction(1 / ROOFLINE_FACTOR, 1.0, ROOFLINE_FACTOR, Basis.GUESS)
+    wider = (1 + spread) * (1.0 if confident or known.basis is Basis.SAME_CLASS else UNCERTAIN_FACTOR / ROOFLINE_FACTOR)
+    return known._replace(low=known.low / wider, high=known.high * wider)
+
+
 def _from_roofline(
-    seconds: float, profile: ModelProfile, rates: Rates, spread: float, batch: int, transfer_s: float
+    seconds: float,
+    factors: Correction,
+    profile: ModelProfile,
+    rates: Rates,
+    spread: float,
+    batch: int,
+    transfer_s: float,
 ) -> Prediction:
-    """A prediction from the receipt alone. `seconds` is the middle of the interval."""
-    factor = (ROOFLINE_FACTOR if profile.confident else UNCERTAIN_FACTOR) * (1 + spread)
-    latency = _around(seconds, factor)
+    """A prediction from the receipt, which promises `seconds`."""
+    latency = Interval(seconds * factors.low, seconds * factors.mid, seconds * factors.high)
     return Prediction(
         latency_p50_s=latency,
         latency_p95_s=_scale(latency, P95_OVER_P50),
@@ -113,7 +133,7 @@ def _from_roofline(
         transfer_s=transfer_s,
         joules=_scale(latency, rates.active_w),
         energy_source=rates.energy_source,
-        basis=Basis.ANALYTIC,
+        basis=factors.basis,
     )
 
 
@@ -158,7 +178,7 @@ def _from_measurement(
         transfer_s=transfer_s if transfer_s <= measured.load_s else math.nan,
         joules=_within(joules, half),
         energy_source=sources.pop() if len(sources) == 1 else EnergySource.ESTIMATED,
-        basis=Basis.SERVICE if share >= 0.5 else Basis.WARMUP,
+        basis=Basis.HERE,
     )
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shoal.coordinator.core.fleet.state import Fleet, LivenessTiming
-from shoal.coordinator.core.placement.model import Inputs, PlacementPlan, Trial
+from shoal.coordinator.core.fleet.state import LivenessTiming
+from shoal.coordinator.core.placement.model import Inputs, PlacementPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads import sleep
 from shoal.coordinator.core.workloads.budgets import budget_events, over_budget
@@ -41,7 +41,6 @@ from shoal.coordinator.core.workloads.model import (
     RegionEvent,
     RegionState,
     RouteTable,
-    WarmUpRecord,
     WorkloadWait,
 )
 from shoal.coordinator.core.workloads.reconcile import reconcile
@@ -56,8 +55,8 @@ from shoal.coordinator.core.workloads.routes import (
 )
 from shoal.coordinator.core.workloads.schedule import effective_intent, is_time_dependent, lead_s
 from shoal.coordinator.core.workloads.tenant_shares import tenant_limits
+from shoal.coordinator.core.workloads.warm_ups import remember_warm_ups
 from shoal.types.agreement import GUEST_TENANT
-from shoal.types.assignment import Assignment
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import Intent, PartitionRule, WorkloadKey
 
@@ -72,7 +71,7 @@ def decide(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall:
     memory = replace(
         world.memory,
         crashes=count_crashes(world.memory, world.fleet, desired, now),
-        measured=_remember_warm_ups(world.memory, world.fleet, desired),
+        measured=remember_warm_ups(world, desired),
         unloadable=record_unloadable(world.memory, world.fleet, desired, world.profiles.keys()),
     )
     inputs = inputs_of(replace(world, memory=memory), migrations, now, wall)
@@ -172,6 +171,7 @@ def inputs_of(world: RegionState, migrations: MigrationEffects, now: Elapsed, wa
         poisoned=poisonings(world.memory.crashes),
         unloadable=load_refusals(world.memory.unloadable),
         measured={each.trial: each.measured for each in world.memory.measured},
+        residuals=tuple(each.residual for each in world.memory.measured if each.residual is not None),
         costs=world.costs,
         rtt_s=world.rtt_s,
         signatures=world.signatures,
@@ -285,23 +285,6 @@ def _returned_workloads(
         for key, each in delegated.items()
         if not each.is_wanted and key in wanted and local_replica_count(tables[str(key)].endpoints) >= wanted[key] > 0
     }
-
-
-def _remember_warm_ups(
-    memory: ReconcilerMemory, fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]]
-) -> tuple[WarmUpRecord, ...]:
-    """Warm-up figures by (model, node, device); the newest stay when their replica is gone."""
-    known = {each.trial: each for each in memory.measured}
-    prepared = {one.id: one.variant for assigned in desired.values() for one in assigned if one.preparation is not None}
-    for state in fleet.nodes.values():
-        for name, observed in sorted(state.observed.items()):  # sorted, because two may be of one trial
-            if observed.measured is not None and observed.measured.samples:  # no samples: it serves without a warm-up
-                trial = Trial(prepared.get(name, observed.model), state.name, observed.device)
-                new = WarmUpRecord(trial, observed.measured)
-                # By repr, because NaN (unknown joules) is not equal to itself.
-                if repr(known.get(new.trial)) != repr(new):
-                    known[new.trial] = new
-    return tuple(known[trial] for trial in sorted(known))
 
 
 def _since(before: Mapping[str, Elapsed], names: set[str], now: Elapsed) -> Mapping[str, Elapsed]:

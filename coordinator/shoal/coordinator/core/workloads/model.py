@@ -17,6 +17,7 @@ from shoal.coordinator.core.placement.model import (
     Trial,
     Triple,
 )
+from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState
 from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Assignment, Forwarding, Measured, PeerTrust
@@ -121,6 +122,8 @@ class WarmUpRecord:
     trial: Trial
     # Load time, memory, latencies and energy that it showed.
     measured: Measured
+    # Its latency against what the device's receipt promised; None without a receipt, or from an older coordinator.
+    residual: Residual | None = None
 
 
 @dataclass(frozen=True, slots=True)

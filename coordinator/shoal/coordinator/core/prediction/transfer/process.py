@@ -64,7 +64,7 @@ def posterior(settings: ProcessSettings, measured: ModelSpace, deviations: Float
     if len(deviations) == 0:
         return Posterior(np.zeros(len(prior)), prior, settings.noise)
     across = covariance(settings, measured, asked)
-    inverse, solved, scale = _robust_solution(settings, covariance(settings, measured, measured), deviations)
+    inverse, solved, scale = robust_solution(settings, covariance(settings, measured, measured), deviations)
     reduced = np.maximum(prior - np.einsum("ij,ij->j", across, inverse @ across), 1e-12)
     return Posterior(across.T @ solved, scale * reduced, scale * settings.noise)
 
@@ -77,7 +77,7 @@ def covariance(settings: ProcessSettings, one: ModelSpace, other: ModelSpace) ->
     return shared + _linear(settings, one) @ _linear(settings, other).T
 
 
-def _robust_solution(settings: ProcessSettings, given: Floats, deviations: Floats) -> tuple[Floats, Floats, float]:
+def robust_solution(settings: ProcessSettings, given: Floats, deviations: Floats) -> tuple[Floats, Floats, float]:
     """The inverse of the covariance with noise, its product with the deviations, and the scale of all variances.
 
     Outliers lose weight by expectation maximisation for Student-t errors (Lange, Little, Taylor, 1989).
@@ -96,7 +96,7 @@ def _robust_solution(settings: ProcessSettings, given: Floats, deviations: Float
 def _solution(
     settings: ProcessSettings, given: Floats, deviations: Floats, trust: Floats
 ) -> tuple[Floats, Floats, float]:
-    """As `_robust_solution`, where the noise of each measurement is divided by its trust."""
+    """As `robust_solution`, where the noise of each measurement is divided by its trust."""
     inverse = np.linalg.inv(given + np.diag(settings.noise / trust)).astype(np.float64)
     solved = inverse @ deviations
     scale = (settings.scale_freedom + float(deviations @ solved)) / (settings.scale_freedom + len(deviations))

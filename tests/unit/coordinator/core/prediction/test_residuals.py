@@ -1,0 +1,168 @@
+"""What a region learns from its warm-ups: rooflines corrected where they were seen to miss, and by how much sure."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.builders.coordinator_core import device, node, profile, receipt
+from shoal.coordinator.core.prediction.demand import demand_of
+from shoal.coordinator.core.prediction.model import Basis, Correction, Prediction
+from shoal.coordinator.core.prediction.predict import (
+    ROOFLINE_FACTOR,
+    predict,
+    service_parts,
+    service_seconds,
+)
+from shoal.coordinator.core.prediction.residuals import (
+    MOST_RATIO,
+    DeviceClass,
+    RegionResiduals,
+    Residual,
+    class_of_device,
+    region_residuals,
+    residual_of,
+)
+
+CONV, MATMUL = (0.1, 0.0, 0.8, 0.0, 0.1), (0.1, 0.8, 0.0, 0.0, 0.1)
+BOARD, BOX = DeviceClass("CPUExecutionProvider", "maker board"), DeviceClass("CPUExecutionProvider", "maker box")
+CARD = DeviceClass("CUDAExecutionProvider", "maker card")
+
+
+def residual(
+    factor: float, model: str = "a", where: DeviceClass = BOARD, mix: tuple[float, ...] = CONV
+) -> Residual:  # fmt: skip
+    return Residual(model, where, mix, math.log(factor))
+
+
+def correction(seen: list[Residual], model: str, where: DeviceClass, mix: tuple[float, ...] = CONV) -> Correction:
+    found = RegionResiduals(seen).correction(model, where, mix)
+    assert found is not None
+    return found
+
+
+def test_nothing_measured_corrects_nothing() -> None:
+    assert RegionResiduals(()).correction("a", BOARD, CONV) is None
+    absurd = [
+        residual(2 * MOST_RATIO),
+        replace(residual(2), log_ratio=math.nan),
+        replace(residual(2), mix=(2.0, 0, 0, 0, 0)),
+    ]
+    absurd += [replace(residual(2), mix=()), replace(residual(2), mix=(math.nan, 0, 0, 0, 0))]
+    assert RegionResiduals(absurd).correction("a", BOARD, CONV) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "where", "basis"),
+    [
+        ("a", BOARD, Basis.SAME_CLASS),
+        ("b", BOARD, Basis.CALIBRATED),
+        ("a", BOX, Basis.TRANSFERRED),
+        ("b", CARD, Basis.TRANSFERRED),
+    ],
+)
+def test_a_prediction_says_how_it_knows(model: str, where: DeviceClass, basis: Basis) -> None:
+    assert correction([residual(3)], model, where).basis is basis
+
+
+def test_the_nearer_the_measurement_the_more_it_counts_and_the_surer_it_is() -> None:
+    seen = [residual(3), residual(3, "c")]
+    near = [
+        correction(seen, "a", BOARD),
+        correction(seen, "b", BOARD),
+        correction(seen, "b", BOARD, MATMUL),
+        correction(seen, "b", BOX, MATMUL),
+        correction(seen, "b", CARD, MATMUL),
+    ]
+    assert [each.mid for each in near] == sorted((each.mid for each in near), reverse=True)
+    assert near[0].mid == pytest.approx(3, rel=0.2)
+    widths = [each.high / each.low for each in near]
+    assert widths == sorted(widths)
+    assert widths[0] < ROOFLINE_FACTOR**2
+
+
+def test_few_measurements_on_a_new_class_transfer_to_its_other_models() -> None:
+    """A class that is 2.5 times as slow as promised, whatever the model, which others are not."""
+    others = [residual(1.2, model, where) for model in "abcdefgh" for where in (BOX, CARD)]
+    errors = []
+    for count in (0, 1, 5):
+        seen = [*others, *(residual(3.0, model) for model in "abcdefgh"[:count])]
+        errors.append(abs(math.log(correction(seen, "h", BOARD).mid / 3.0)))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.25 < errors[0]
+
+
+def test_one_liar_does_not_decide() -> None:
+    honest = [residual(1.5, model) for model in "abcdefgh"]
+    lied = [*honest, residual(0.002, "z")]
+    assert correction(lied, "q", BOARD).mid == pytest.approx(correction(honest, "q", BOARD).mid, rel=0.35)
+
+
+def test_intervals_cover_models_that_were_left_out() -> None:
+    covered = []
+    for seed in range(12):
+        chance = np.random.default_rng(seed)
+        bias = dict(zip((BOARD, BOX, CARD), chance.normal(0.5, 0.4, 3), strict=True))
+        taste = dict(zip("abcdefghijkl", chance.normal(0, 0.35, 12), strict=True))
+        truth = [
+            residual(math.exp(bias[where] + taste[model] + chance.normal(0, 0.1)), model, where)
+            for where in bias
+            for model in taste
+        ]
+        for model in taste:
+            seen = [each for each in truth if each.model != model]
+            for each in truth:
+                if each.model == model:
+                    found = correction(seen, model, each.device_class)
+                    covered.append(found.low <= math.exp(each.log_ratio) <= found.high)
+    assert 0.85 <= np.mean(covered) <= 0.97
+
+
+def test_a_correction_is_of_the_values_alone() -> None:
+    seen = (residual(2), residual(3, "b"), residual(2.2, where=BOX))
+    assert region_residuals(seen) is region_residuals(tuple(replace(each) for each in seen))
+    turned = RegionResiduals(seen[::-1]).correction("c", BOARD, CONV)
+    assert turned == RegionResiduals(seen).correction("c", BOARD, CONV)
+
+
+@given(st.lists(st.tuples(st.floats(), st.sampled_from("abc"), st.sampled_from([BOARD, BOX, CARD])), max_size=8))
+def test_any_store_gives_an_interval_in_order_or_none(store: list[tuple[float, str, DeviceClass]]) -> None:
+    seen = [Residual(model, where, CONV, ratio) for ratio, model, where in store]
+    found = RegionResiduals(seen).correction("a", CARD, MATMUL)
+    assert found is None or 0 < found.low <= found.mid <= found.high < math.inf
+
+
+def test_a_residual_compares_with_the_receipt() -> None:
+    host = node("n", device())
+    rates, demand = receipt(host, device()).rates, demand_of(profile())
+    promised = service_seconds(demand, rates, "fp32")
+    found = residual_of("a", device(), rates, "fp32", demand, 3 * promised)
+    assert found is not None
+    assert math.exp(found.log_ratio) == pytest.approx(3)
+    assert sum(found.mix) == pytest.approx(1)
+    assert sum(service_parts(demand, rates, "fp32")) == pytest.approx(promised)
+    assert found.device_class == class_of_device(device())
+    for never in (math.nan, -1.0, 0.0, math.inf, 2000 * promised):
+        assert residual_of("a", device(), rates, "fp32", demand, never) is None
+    assert residual_of("a", device(), rates, "int4", demand, 1.0) is None
+
+
+def test_a_corrected_prediction() -> None:
+    host = node("n", device())
+    signed, model = receipt(host, device()), profile()
+    plain = predict(device(), signed, model, "fp32")
+    told = Correction(1.5, 2.0, 2.5, Basis.CALIBRATED)
+    found = predict(device(), signed, model, "fp32", correction=told)
+    unsure = predict(device(), signed, replace(model, confident=False), "fp32", correction=told)
+    assert isinstance(plain, Prediction)
+    assert isinstance(found, Prediction)
+    assert isinstance(unsure, Prediction)
+    assert plain.basis is Basis.GUESS
+    assert found.basis is Basis.CALIBRATED
+    assert found.latency_p50_s.mid == pytest.approx(2 * plain.latency_p50_s.mid)
+    assert found.joules.mid == pytest.approx(2 * plain.joules.mid)
+    assert found.latency_p50_s.high == pytest.approx(2.5 * 1.05 * plain.latency_p50_s.mid)
+    assert unsure.latency_p50_s.high > found.latency_p50_s.high

@@ -1,0 +1,83 @@
+"""What a region's warm-ups teach it about places where a model never ran."""
+
+import math
+from dataclasses import replace
+
+from harness.builders.coordinator_core import DIGEST, CoreRegion, device, intent, node, warm
+from shoal.coordinator import codec
+from shoal.coordinator.core.placement.model import Trial
+from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.prediction.model import Basis, Prediction
+from shoal.coordinator.core.workloads.decide import inputs_of
+from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, ReconcilerMemory, WarmUpRecord
+from shoal.coordinator.core.workloads.warm_ups import MOST_WARM_UPS, remember_warm_ups
+from shoal.types.units import Elapsed, Wall
+
+
+def predictions(region: CoreRegion) -> dict[str, Prediction]:
+    """By node: of its device, for the first workload."""
+    found = place(inputs_of(region.world(), NO_MIGRATIONS, Elapsed(region.now), Wall(region.now)))
+    return {
+        each.node: each.prediction for each in found.workloads[0].candidates if each.prediction is not None
+    }  # fmt: skip
+
+
+def region_of(*, p50_s: float = 0.05) -> CoreRegion:
+    """Two nodes of one class and one of another; the workload runs on `a`."""
+    other = replace(device(), vendor="another")
+    region = CoreRegion(node("a"), node("b"), node("c", other), flops={"a": 3e11, "b": 1e11, "c": 1e11})
+    region.agents["a"].p50_s = p50_s
+    region.intents = (intent(),)
+    return region
+
+
+def test_a_warm_up_corrects_other_places() -> None:
+    region = region_of()
+    region.step()
+    before = predictions(region)
+    assert {each.basis for each in before.values()} == {Basis.GUESS}
+    region.run(5)
+    after = predictions(region)
+    assert [after[name].basis for name in "abc"] == [Basis.HERE, Basis.SAME_CLASS, Basis.TRANSFERRED]
+    slower = {name: after[name].latency_p50_s.mid / before[name].latency_p50_s.mid for name in "abc"}
+    assert slower["a"] > slower["b"] > slower["c"] > 1
+
+
+def test_what_was_learnt_outlives_the_store_and_the_node() -> None:
+    region = region_of()
+    region.run(5)
+    (record,) = region.memory.measured
+    assert record.residual is not None
+    assert record.residual.log_ratio > 0
+    assert codec.load(ReconcilerMemory, codec.dump(region.memory)) == region.memory
+    fleet = replace(region.fleet, nodes={name: region.fleet.nodes[name] for name in "bc"})
+    assert remember_warm_ups(replace(region.world(), fleet=fleet), {}) == region.memory.measured
+
+
+def test_a_warm_up_of_no_time_at_all_teaches_nothing() -> None:
+    region = region_of(p50_s=0.0)
+    region.run(5)
+    (record,) = region.memory.measured
+    assert record.residual is None
+    assert predictions(region)["b"].basis is Basis.GUESS
+
+
+def test_a_corrupt_residual_is_left_out() -> None:
+    region = region_of()
+    region.run(5)
+    (record,) = region.memory.measured
+    assert record.residual is not None
+    wrong = [replace(record.residual, log_ratio=math.nan), replace(record.residual, mix=(1.0,))]
+    region.memory = replace(region.memory, measured=tuple(replace(record, residual=each) for each in wrong))
+    found = predictions(region)
+    assert found["b"].basis is Basis.GUESS
+
+
+def test_warm_ups_of_nodes_that_are_gone_go_first() -> None:
+    region = region_of()
+    kept = Trial(DIGEST, "a", "cpu0")
+    gone = [Trial(DIGEST, f"{number:05}", "cpu0") for number in range(MOST_WARM_UPS)]
+    memory = ReconcilerMemory(measured=tuple(WarmUpRecord(each, warm()) for each in (*gone, kept)))
+    found = [each.trial for each in remember_warm_ups(replace(region.world(), memory=memory), {})]
+    assert len(found) == MOST_WARM_UPS
+    assert kept in found
