@@ -75,6 +75,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("shoal get no -o jsonpath='{.items[*].node.name}'", "one field of each"),
     ),
     "status": (("shoal status", "status 1 if something is not well"),),
+    "top": (("shoal top", "1 to 6: tables, Enter: one row, q: end"),),
     "describe": (("shoal describe workload reader", ""), ("shoal describe node edge-npu", "")),
     "explain": (("shoal explain reader", ""), ("shoal explain reader -o wide", "with the terms of each score")),
     "events": (("shoal events", "the last 50"), ("shoal events -w --limit 5", "and those to come")),
@@ -88,6 +89,8 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
     "model inspect": (("shoal model inspect reader.onnx", "a file"), ("shoal model inspect reader", "a pushed one")),
     "model push": (
         ("shoal model push reader.onnx", "named reader"),
+        ("shoal model push exported/ --name detector", "a folder, with external data"),
+        ("shoal model push https://models.example/r.onnx --digest sha256:HEX", "from a URL"),
         ("shoal model push reader.onnx --name ocr --samples lines.npz", "with inputs to warm up with"),
     ),
     "model ls": (("shoal model ls -o wide", "who pushed them, and when"),),
@@ -114,6 +117,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
     "token": (("shoal token create", "for one node, for one hour"),),
     "token create": (
         ("shoal token create --label site=shop-7", "a node that counts as of that site"),
+        ("shoal token create --count 40 --group shops --valid 7d > join.txt", "a command for each of 40"),
         ("shoal token create --role operator --name ann", "for shoal context login"),
         ("shoal token create --role bearer --name shop --valid 30d", "for a tenant's clients"),
     ),

@@ -17,7 +17,6 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 PLANNED_VERBS: dict[str, str] = {
     "simulate": "simulator",
-    "top": "dashboard",
 }
 """Verbs that a later release adds, and with which feature."""
 

@@ -45,6 +45,7 @@ GROUPS: Final[Mapping[str, tuple[Verb, ...]]] = {
     ),
     "See what there is, and why": (
         Verb("status", "the region on one screen"),
+        Verb("top", "the region on one screen, live"),
         Verb("dashboard", "the region in a browser, live"),
         Verb("get", "list nodes, devices, models, workloads, placements"),
         Verb("describe", "everything about one thing"),

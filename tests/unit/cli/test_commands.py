@@ -56,7 +56,7 @@ def test_a_mistake_is_placed_and_the_status_is_1(tmp_path: Path) -> None:
         (("validate", "no-such-file.yaml"), "SOURCE_UNREACHABLE"),
         (("context", "use", "nowhere"), "CONTEXT_UNKNOWN"),
         (("context", "login", "--coordinator", "127.0.0.1:1", "--token", "junk"), "TOKEN_INVALID"),
-        (("token", "create", "--valid", "60"), "CONTEXT_UNKNOWN"),
+        (("token", "create", "--valid", "60"), "UNIT_MISSING"),
         (("rollback", "reader"), "CONTEXT_UNKNOWN"),
         (("node", "measure", "edge"), "CONTEXT_UNKNOWN"),
         (("upgrade", "--to", "0.2.0"), "CONTEXT_UNKNOWN"),

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import click
 
+from shoal.cli.listing import ListingOptions, Target, listing, run_listing
 from shoal.cli.options import connect, connection, output
 from shoal.cli.render.columns import Column
 from shoal.cli.render.data import as_data
-from shoal.cli.render.listings import rows_of, show
 from shoal.cli.render.output import emit, line, table
 from shoal.cli.render.resources import reason, when
 from shoal.client import RegionClient
@@ -151,16 +151,15 @@ def bids(trade: str, context: str, region: str, output: str) -> None:
 
 @federation.command()
 @click.argument("name", metavar="[AGREEMENT]", default="")
+@listing
 @connection
-@output
-def agreements(name: str, context: str, region: str, output: str) -> None:
-    """What this region has run elsewhere, and runs for others."""
+def agreements(
+    name: str, watch: bool, sort_by: str, selector: str, output: str, context: str, region: str
+) -> None:  # fmt: skip
+    """What this region has run elsewhere, and runs for others, as `shoal get agreements` lists it."""
+    target = Target("agreements", (name,) if name else ())
     with connect(context, region) as api:
-        found = rows_of(api, "agreements", name, "")
-    if output in ("json", "yaml"):
-        emit([as_data(message) for message in found], output)
-    else:
-        show("agreements", found, wide=output == "wide")
+        run_listing(api, [target], ListingOptions(output, selector, sort_by, watch=watch))
 
 
 @federation.command()

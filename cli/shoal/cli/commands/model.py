@@ -5,14 +5,16 @@ from pathlib import Path
 import click
 
 from shoal.cli.commands.signing import key, sign, verify
+from shoal.cli.listing import ListingOptions, Target, listing, run_listing
+from shoal.cli.model_sources import model_file
 from shoal.cli.modelfiles import model_name, signature_of
 from shoal.cli.names import MODEL
 from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
-from shoal.cli.render.listings import rows_of, show
 from shoal.cli.render.output import emit, line
 from shoal.cli.render.progress import bytes_progress
 from shoal.cli.render.resources import show_profile, signer
+from shoal.client.transfers import digest_of
 from shoal.types.codes import Code, refuse
 
 
@@ -44,8 +46,9 @@ def inspect(model: str, context: str, region: str, output: str) -> None:
 
 
 @model.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("source", metavar="FILE|FOLDER|URL")
 @click.option("--name", default="", help="Name for use as a workload's source. [default: the file's, without .onnx]")
+@click.option("--digest", default="", metavar="sha256:HEX", help="Refuse any other file than this, before it is sent.")
 @click.option(
     "--signature",
     "-s",
@@ -60,16 +63,21 @@ def inspect(model: str, context: str, region: str, output: str) -> None:
 @connection
 @output
 def push(
-    file: Path, name: str, signature: Path | None, samples: Path | None, context: str, region: str, output: str
-) -> None:
-    """Send FILE (.onnx) to the region: its signature is verified, it is inspected in a sandbox, then stored."""
+    source: str, name: str, digest: str, signature: Path | None, samples: Path | None, context: str, region: str,
+    output: str,
+) -> None:  # fmt: skip
+    """Send a model to the region: its signature is verified, it is inspected in a sandbox, then stored.
+
+    It is an .onnx file, a folder with one, or a URL. Tensors in files beside it are put into the one file that is sent.
+    """
     if samples is not None and not samples.is_file():
         raise refuse(Code.SOURCE_UNREACHABLE, f"no file {samples}", "an .npz file", "correct the path")
-    if not file.is_file():
-        raise refuse(Code.SOURCE_UNREACHABLE, f"no file {file}", "an .onnx file", "correct the path")
-    signed = signature_of(file, signature)
-    with connect(context, region) as api, bytes_progress(f"push {file.name}", file.stat().st_size) as progress:
-        reply = api.push(file, name or model_name(file), progress, signature=signed)
+    with model_file(source, digest) as file, connect(context, region) as api:
+        _, size = digest_of(file)
+        signed = signature_of(file, signature)
+        name = name or model_name(Path(source) if Path(source).is_dir() else file)
+        with bytes_progress(f"push {file.name}", size) as progress:
+            reply = api.push(file, name, progress, signature=signed)
         if samples is not None:
             with bytes_progress(f"push {samples.name}", samples.stat().st_size) as progress:
                 api.push_samples(samples, reply.model.digest, progress)
@@ -81,16 +89,12 @@ def push(
 
 
 @model.command()
+@listing
 @connection
-@output
-def ls(context: str, region: str, output: str) -> None:
-    """The models of the region."""
+def ls(watch: bool, sort_by: str, selector: str, output: str, context: str, region: str) -> None:
+    """The models of the region, as `shoal get models` lists them."""
     with connect(context, region) as api:
-        messages = rows_of(api, "models", "", "")
-    if output in ("json", "yaml"):
-        emit([as_data(message) for message in messages], output)
-    else:
-        show("models", messages, wide=output == "wide")
+        run_listing(api, [Target("models")], ListingOptions(output, selector, sort_by, watch=watch))
 
 
 @model.command()

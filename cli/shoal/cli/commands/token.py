@@ -1,11 +1,27 @@
 """`shoal token`: join tokens and bearer tokens."""
 
+import shlex
+from collections.abc import Iterator
+from typing import Any, Final
+
 import click
 
 from shoal.cli.options import LABEL, connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, note
+from shoal.types.codes import Code, refuse
 from shoal.types.units import DURATION, parse_quantity
+
+MOST: Final = 1000
+"""Tokens of one command. Each is a call and a write of its own."""
+_REDEEM: Final = {
+    "agent": "shoal-agent join --coordinator {address}",
+    "gateway": "shoal-agent join --coordinator {address}",
+    "operator": "shoal context login --coordinator {address}",
+    "viewer": "shoal context login --coordinator {address}",
+    "region": "shoal federation join --federation {address}",
+}
+"""Role -> the command that redeems its token, which it reads from SHOAL_TOKEN. The others have none."""
 
 
 @click.group()
@@ -25,6 +41,12 @@ def token() -> None:
 )
 @click.option("--valid", default="1h", show_default=True, help="How long it may be used.")
 @click.option(
+    "--count",
+    type=click.IntRange(1, MOST),
+    help="So many, each printed as the whole command that a device runs, one a line.",
+)
+@click.option("--group", default="", help="Bind them to nodes GROUP-1, GROUP-2 .., labelled group=GROUP.")
+@click.option(
     "--label",
     "labels",
     type=LABEL,
@@ -32,6 +54,7 @@ def token() -> None:
     help="Of the node that joins with it, so that it counts for policies; repeatable. `price` is its price, `entry` "
     "lists the tenants whose clients may call it (* for all).",
 )
+@click.option("--labels", "more_labels", default="", metavar="NAME=VALUE,..", help="As --label, several at once.")
 @click.option(
     "--allow-labels",
     multiple=True,
@@ -45,17 +68,59 @@ def create(
     role: str,
     name: str,
     valid: str,
+    count: int | None,
+    group: str,
     labels: tuple[tuple[str, str], ...],
+    more_labels: str,
     allow_labels: tuple[str, ...],
     context: str,
     region: str,
     output: str,
 ) -> None:
-    """Make a token; it is shown once, alone on standard output, and kept as a hash only."""
+    """Make a token; it is shown once, alone on standard output, and kept as a hash only.
+
+    With --count or --group each line is the command to run on one device, its token in it.
+    """
+    if (count or group) and (name or role not in ("agent", "gateway")):
+        raise refuse(
+            Code.USAGE, f"--count or --group with {f'--name {name}' if name else f'--role {role}'}",
+            "tokens of nodes, which the group names", "shoal token create --count 40 --group shops",
+        )  # fmt: skip
+    valid_s = parse_quantity(valid, DURATION)
+    wanted = dict(labels) | dict(LABEL.convert(each, None, None) for each in filter(None, more_labels.split(",")))
+    if group:
+        wanted.setdefault("group", group)
+    made: list[dict[str, Any]] = []
     with connect(context, region) as api:
-        reply = api.create_token(role, name, parse_quantity(valid, DURATION), dict(labels), allow_labels)
+        address = str(api.who_am_i().enrol_address)
+        for node in _names(name, group, count or 1):
+            reply = api.create_token(role, node, valid_s, wanted, allow_labels)
+            command = join_command(role, address, reply.token)
+            made.append({**as_data(reply), "name": node, "command": command})
+            if (count or group) and output not in ("json", "yaml"):
+                print(command, flush=True)  # at once: a later one may be refused, and this one is shown once
     if output in ("json", "yaml"):
-        emit(as_data(reply), output)
-    else:
-        print(reply.token)
-        note(f"valid for {valid}, {'many uses' if role == 'bearer' else 'one use'}; id {reply.id}")
+        emit(made if count or group else made[0], output)
+        return
+    uses = "many uses" if role == "bearer" else "one use"
+    if count or group:
+        note(f"{len(made)} tokens, each valid for {valid}, {uses}")
+        return
+    print(made[0]["token"])
+    note(f"valid for {valid}, {uses}; id {made[0]['id']}")
+    if role in _REDEEM and address:
+        note(f"there: SHOAL_TOKEN=.. {_REDEEM[role].format(address=address)}")
+
+
+def join_command(role: str, address: str, token: str) -> str:
+    """What redeems the token, whole; empty: nothing does. The token is in the environment, where `ps` does not show
+    it."""
+    if role not in _REDEEM or not address:
+        return ""
+    return f"SHOAL_TOKEN={shlex.quote(token)} {_REDEEM[role].format(address=shlex.quote(address))}"
+
+
+def _names(name: str, group: str, count: int) -> Iterator[str]:
+    """Of each token: the node that it is bound to; empty: any. Numbers have leading zeros, so that names sort."""
+    for number in range(1, count + 1):
+        yield f"{group}-{number:0{len(str(count))}d}" if group else name
