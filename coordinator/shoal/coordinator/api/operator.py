@@ -151,10 +151,14 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         return operator_pb2.HistoryReply(revisions=[views.revision_view(revision) for revision in found])
 
     async def Get(self, request: operator_pb2.GetRequest, context: Any) -> operator_pb2.GetReply:
+        return await self.get(request, identity_of_context(context).uri)
+
+    async def get(self, request: operator_pb2.GetRequest, actor: str) -> operator_pb2.GetReply:
         if self._follower is not None and (refusal := self._follower.redirect("Get", request.kind)) is not None:
             raise ShoalError(refusal)
         as_of = self._follower.revision if self._follower is not None else 0
-        found = await self._views.find(request.kind, request.name, request.tenant)
+        compute = partial(self._compute_pool.run, actor)
+        found = await self._views.find(request.kind, request.name, request.tenant, compute)
         if self._follower is not None:
             found.served_by, found.as_of = self._process.link_address, as_of
         return found
@@ -178,27 +182,37 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         return operator_pb2.DeleteReply(revision=revision)
 
     async def Explain(self, request: operator_pb2.ExplainRequest, context: Any) -> operator_pb2.ExplainReply:
-        controller, placement, fleet = self._region.workloads, self._region.placement, self._region.fleet.fleet
-        key = _key(request.workload)
-        plan = placement.explain(key)
+        return await self.explain(request, identity_of_context(context).uri)
+
+    async def explain(self, request: operator_pb2.ExplainRequest, actor: str) -> operator_pb2.ExplainReply:
+        controller, placement, key = self._region.workloads, self._region.placement, _key(request.workload)
+        compute = partial(self._compute_pool.run, actor)
+        planned = await placement.explain(key, compute=compute)
+        plan, fleet = planned.of(key), self._region.fleet.fleet
+        assert plan is not None, "`explain` refuses a workload without one"
         listed = [view for view in views.workload_views(controller, fleet) if _key(view.workload) == key]
         found = await delegation_previews(self._region.origin, controller.catalog, (plan,))
         return operator_pb2.ExplainReply(
-            plan=views.workload_plan_view(plan, fleet, found.get(key)),
+            plan=await compute(lambda: views.workload_plan_view(plan, fleet, found.get(key))),
             workload=listed[0] if listed else None,
-            placements=views.placement_views(controller, fleet, placement.explain_all(), key),
+            placements=views.placement_views(controller, fleet, planned, key),
             signals=self._views.signals(),
             move_holds=[held_move_view(each, fleet) for each in placement.reasons_to_stay(key)],
         )
 
     async def CanMove(self, request: operator_pb2.CanMoveRequest, context: Any) -> operator_pb2.CanMoveReply:
-        key = WorkloadKey(request.tenant or "default", request.name)
-        return can_move_view(await self._can_move(key, request.to), self._region.fleet.fleet)
+        return await self.can_move(request, identity_of_context(context).uri)
 
-    async def _can_move(self, key: WorkloadKey, to: str) -> CanMoveResult:
-        joined = self._federation_or_none.membership.current if self._federation_or_none is not None else None
+    async def can_move(self, request: operator_pb2.CanMoveRequest, actor: str) -> operator_pb2.CanMoveReply:
+        key = WorkloadKey(request.tenant or "default", request.name)
+        return can_move_view(await self._can_move(key, request.to, actor), self._region.fleet.fleet)
+
+    async def _can_move(self, key: WorkloadKey, to: str, actor: str) -> CanMoveResult:
+        region, federation = self._region, self._federation_or_none
+        joined = federation.membership.current if federation is not None else None
         regions = {member.region for member in joined.directory.members} if joined is not None else set[str]()
-        return await can_move(self._region.documents, self._region.placement, self._region.origin, regions, key, to)
+        compute = partial(self._compute_pool.run, actor)
+        return await can_move(region.documents, region.placement, region.origin, regions, key, to, compute)
 
     async def Cordon(self, request: operator_pb2.CordonRequest, context: Any) -> operator_pb2.CordonReply:
         actor = identity_of_context(context).uri
@@ -212,8 +226,10 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         aim = Aim.parse(request.to)
         if aim.node not in self._region.fleet.fleet.nodes and aim.node in self._region.regions:
             self._region.moves.cross_region_source(key, aim, request.replica)
-            if aim.node != self._region.config.name and (refusal := (await self._can_move(key, request.to)).refusal):
-                raise ShoalError(refusal)
+            if aim.node != self._region.config.name:
+                found = await self._can_move(key, request.to, actor)
+                if found.refusal is not None:
+                    raise ShoalError(found.refusal)
             begun = await self._region.moves.migrate_to_region(key, aim, actor, replica=request.replica)
         else:
             begun = await self._region.moves.migrate(key, aim, actor, replica=request.replica)

@@ -9,6 +9,7 @@ from shoal.coordinator.api.events import newest_events
 from shoal.coordinator.api.migrations import migration_view, migration_views
 from shoal.coordinator.controllers.identity.enrolment import Enrolment
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
+from shoal.coordinator.controllers.workloads.apply import Compute, inline
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.core.workloads.service_reports import service_report
@@ -44,10 +45,10 @@ class RegionViews:
         self._process = process
         self._clock = region.clock
 
-    async def find(self, kind: str, name: str, tenant: str) -> operator_pb2.GetReply:
-        """All of a kind with this name and tenant; an empty string stands for any. Raises ShoalError(KIND_UNKNOWN |
-        NODE_UNKNOWN | NOT_FOUND)."""
-        found = await self._list(kind, name, tenant)
+    async def find(self, kind: str, name: str, tenant: str, compute: Compute = inline) -> operator_pb2.GetReply:
+        """All of a kind with this name and tenant; an empty string stands for any. compute: where long computations
+        run. Raises ShoalError(KIND_UNKNOWN | NODE_UNKNOWN | NOT_FOUND)."""
+        found = await self._list(kind, name, tenant, compute)
         if name or tenant:
             _filter(found, name, tenant)
             if name and not found.ListFields():
@@ -68,7 +69,7 @@ class RegionViews:
         signals = self._region.signals
         return views.signal_views(signals.current(), signals.refusals, self._clock.wall())
 
-    async def _list(self, kind: str, name: str, tenant: str) -> operator_pb2.GetReply:
+    async def _list(self, kind: str, name: str, tenant: str, compute: Compute) -> operator_pb2.GetReply:
         """The candidates for this name and tenant: all of a kind, or fewer where building them is expensive."""
         controller, fleet = self._region.workloads, self._region.fleet.fleet
         reply = operator_pb2.GetReply()
@@ -84,7 +85,8 @@ class RegionViews:
             case "workloads":
                 reply.workloads.extend(views.workload_views(controller, fleet))
             case "placements":
-                reply.placements.extend(views.placement_views(controller, fleet, self._region.placement.explain_all()))
+                plan = await self._region.placement.explain(compute=compute)
+                reply.placements.extend(views.placement_views(controller, self._region.fleet.fleet, plan))
             case "tokens":
                 reply.tokens.extend(views.token_view(token) for token in await self._enrolment.tokens())
             case "agreements":

@@ -218,7 +218,9 @@ async def test_a_guest_is_listed_as_one(here: DelegateFixture) -> None:
     (view,) = workload_views(region.workloads, region.fleet.fleet)
     assert (view.workload.tenant, view.workload.name) == (GUEST_TENANT, "g-1")
     assert (view.policy, view.document, view.reason.code) == ("guest of us-east", "", Code.WAITING_FOR_FETCH)
-    assert region.placement.explain(GUEST).wanted == 1
+    plan = (await region.placement.explain(GUEST)).of(GUEST)
+    assert plan is not None
+    assert plan.wanted == 1
 
 
 async def test_a_coordinator_that_follows_lists_guests_too(here: DelegateFixture) -> None:

@@ -73,8 +73,8 @@ async def apply(world: RegionFixture, *texts: tuple[str, str]) -> list[Code]:
     return [problem.refusal.code for problem in applied.plan_result.problems]
 
 
-def plan(world: RegionFixture) -> WorkloadPlan:
-    found = world.region.placement.explain_all().of(READER)
+async def plan(world: RegionFixture) -> WorkloadPlan:
+    found = (await world.region.placement.explain()).of(READER)
     assert found is not None
     return found
 
@@ -130,24 +130,24 @@ async def test_an_unsigned_model_is_not_placed_where_a_signature_is_asked_for(wo
     await push(world)
     assert await apply(world, reader()) == []
     await join_agent(world)
-    found = plan(world)
+    found = await plan(world)
     assert found.refusal is not None
     assert found.refusal.code is Code.SIGNATURE_REQUIRED
     assert "shoal model push ocr --signature" in found.nearest
     await push(world, OLD, SHOP.sign_digest(OLD, model="ocr"))
-    assert plan(world).refusal is None
+    assert (await plan(world)).refusal is None
 
 
 async def test_a_model_by_another_key_is_not_placed_and_the_nearest_change_is_named(world: RegionFixture) -> None:
     await push(world, OLD, OTHER.sign_digest(OLD))
     assert await apply(world, reader()) == []
     await join_agent(world)
-    found = plan(world)
+    found = await plan(world)
     assert found.refusal is not None
     assert found.refusal.code is Code.SIGNATURE_INVALID
     assert found.nearest == "trust: {signed_model: {keys: [shop-release, other]}}"
     assert await apply(world, reader(keys="shop-release, other")) == []
-    assert plan(world).refusal is None
+    assert (await plan(world)).refusal is None
 
 
 async def test_a_policy_names_only_keys_that_the_region_declares(world: RegionFixture) -> None:
@@ -163,7 +163,7 @@ async def test_a_key_that_is_withdrawn_counts_no_more_and_what_runs_serves_on(wo
     before = await only_assignment(world, agent)
     await agent.apply_desired()
     assert await apply(world, region_document(OTHER)) == []
-    found = plan(world)
+    found = await plan(world)
     assert found.refusal is not None
     assert found.refusal.code is Code.PUBLISHER_UNKNOWN
     assert await only_assignment(world, agent) == before
@@ -193,7 +193,7 @@ async def test_a37_a_key_past_its_day_signs_nothing_new(world: RegionFixture) ->
     await join_agent(world)
     assert await apply(world, region_document(SHOP, until="2020-01-01")) == []
     await expect_refusal(world, NEW, SHOP.sign_digest(NEW), Code.SIGNATURE_EXPIRED)
-    found = plan(world)
+    found = await plan(world)
     assert found.refusal is not None
     assert found.refusal.code is Code.SIGNATURE_EXPIRED
 
@@ -209,12 +209,12 @@ async def test_a38_a_signature_that_ends_freezes_nothing_that_runs(world: Region
     await agent.report()
     assert await only_assignment(world, agent) == before
     assert await apply(world, reader(name="second")) == []
-    second = world.region.placement.explain_all().of(WorkloadKey("default", "second"))
+    second = (await world.region.placement.explain()).of(WorkloadKey("default", "second"))
     assert second is not None
     assert second.refusal is not None
     assert second.refusal.code is Code.SIGNATURE_EXPIRED
     await push(world, OLD, SHOP.sign_digest(OLD, expires_at=Wall(world.clock.date + DAY)))
-    second = world.region.placement.explain_all().of(WorkloadKey("default", "second"))
+    second = (await world.region.placement.explain()).of(WorkloadKey("default", "second"))
     assert second is not None
     assert second.refusal is None
 
@@ -289,6 +289,6 @@ async def test_a_signature_in_the_store_that_was_changed_places_nothing(world: R
     for planted in (SHOP.sign_digest(NEW), b"{}"):
         record = replace(catalog.models[OLD], signatures=(planted,))
         world.region.workloads.adopt(replace(catalog, models={OLD: record}))
-        found = plan(world)
+        found = await plan(world)
         assert found.refusal is not None
         assert found.refusal.code is Code.SIGNATURE_REQUIRED

@@ -215,10 +215,11 @@ async def test_regions_that_cannot_meet_end_it_on_both_sides(pair: Pair) -> None
 async def test_a_plan_shows_what_others_would_offer_and_holds_nothing(pair: Pair) -> None:
     home = pair.origin_region.region
     await pair.away.step()
-    found = await delegation_previews(home.origin, home.workloads.catalog, home.placement.explain_all().workloads)
+    found = await delegation_previews(home.origin, home.workloads.catalog, (await home.placement.explain()).workloads)
     outlook = found[KEY]
     assert outlook.winner == "away"
-    plan = home.placement.explain(KEY)
+    plan = (await home.placement.explain(KEY)).of(KEY)
+    assert plan is not None
     view = views.workload_plan_view(plan, home.fleet.fleet, outlook)
     (bid,) = view.bids
     assert (bid.region, bid.chosen, bid.offer.region) == ("away", True, "away")
@@ -247,7 +248,7 @@ async def test_both_sides_list_the_agreement(pair: Pair) -> None:
     found = await delegation_previews(
         pair.origin_region.region.origin,
         pair.origin_region.region.workloads.catalog,
-        pair.origin_region.region.placement.explain_all().workloads,
+        (await pair.origin_region.region.placement.explain()).workloads,
     )
     assert (found[KEY].region, found[KEY].bids) == ("away", ())
 

@@ -7,6 +7,7 @@ is computed.
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -106,6 +107,8 @@ class Board:
         self._watched = asyncio.Event()
         self._shown: dict[RowKey, tuple[tuple[object, ...], str]] = {}
         """What each row was made of, and its JSON."""
+        self._shown_events: deque[int] = deque()
+        """Numbers of the events in their table, oldest first."""
         self._stays: tuple[PlacementPlan | None, dict[str, str]] = None, {}
         """Of the plan: why replicas stay, by assignment."""
         self.longest_slice_s = 0.0
@@ -132,16 +135,19 @@ class Board:
             await asyncio.sleep(max(TICK_S, IDLE_FACTOR * pace.worked_s))
 
     async def run_events(self) -> None:
-        """Until cancelled: follows the region's events while somebody reads."""
-        log, shown = self._region.events, list[str]()
+        """Until cancelled: follows the region's events, from when somebody reads for the first time."""
+        log, shown = self._region.events, self._shown_events
         await self._watched.wait()
-        past = await log.events_after(0, EVENTS_SHOWN)
-        async for event in log.follow(past[0].sequence - 1 if past else 0):
-            key = f"{event.sequence:012}"
-            shown.append(key)
-            changes: list[RowChange] = [(("events", key), row_text(event_row(views.event_view(event))))]
+        if not shown:
+            past = await log.events_after(0, EVENTS_SHOWN)
+            after = past[0].sequence - 1 if past else 0
+        else:
+            after = shown[-1]
+        async for event in log.follow(after):
+            shown.append(event.sequence)
+            changes: list[RowChange] = [(_event_key(event.sequence), row_text(event_row(views.event_view(event))))]
             if len(shown) > EVENTS_SHOWN:
-                changes.append((("events", shown.pop(0)), None))
+                changes.append((_event_key(shown.popleft()), None))
             self._publish(changes)
             await asyncio.sleep(0)
 
@@ -251,6 +257,10 @@ class Board:
             return
         for member in views.federation_view(membership).members:
             yield Source(("regions", member.region), (object(),), partial(plain, member))
+
+
+def _event_key(sequence: int) -> RowKey:
+    return "events", f"{sequence:012}"
 
 
 def _node(state: NodeState, desired: DesiredSet | None) -> Row:

@@ -17,6 +17,7 @@ from shoal.coordinator.api.dashboard.server import DashboardServer
 from shoal.coordinator.api.dashboard.sessions import LINK_S, Logins, no_login
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.ports import IdSource
+from shoal.coordinator.uncancelled import run_to_completion
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.identity import Identity
@@ -90,7 +91,10 @@ class Dashboard:
             log.error("dashboard_start_failed", address=str(address), error=str(error))
 
     async def run(self) -> None:
-        await asyncio.gather(self.board.run(), self.board.run_events())
+        """Until cancelled, or until following the region or its events fails; then both end."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.board.run())
+            tasks.create_task(self.board.run_events())
 
     async def stop(self) -> None:
         await self._server.stop()
@@ -130,7 +134,7 @@ class Dashboard:
 
     async def ask(self, query: Query, given: Mapping[str, str], body: str, caller: Identity) -> Any:
         assert self._methods is not None, "it serves once it has started"
-        return await query.call(self._methods, given, body, caller)
+        return await run_to_completion(query.call(self._methods, given, body, caller))
 
     async def on_refusal(self, actor: str, refusal: Refusal) -> None:
         await self._guard.report_refusal(actor, METHOD, refusal)

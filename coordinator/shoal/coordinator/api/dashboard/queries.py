@@ -4,7 +4,7 @@ Each query is one method of `shoal.v1.Operator` that viewers may call. Its reque
 a stranger's bytes are never parsed as a message.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
@@ -27,18 +27,19 @@ Parameters = Mapping[str, str]
 
 
 class ReadMethods(Protocol):
-    """The methods of the operator API that queries call. They read nothing of a call but who makes it."""
+    """Methods of the operator API. actor: who calls, where that makes a difference; a context that is None is not
+    read."""
 
-    async def Get(self, request: operator_pb2.GetRequest, context: Any) -> operator_pb2.GetReply: ...
-    async def Explain(self, request: operator_pb2.ExplainRequest, context: Any) -> operator_pb2.ExplainReply: ...
+    async def get(self, request: operator_pb2.GetRequest, actor: str) -> operator_pb2.GetReply: ...
+    async def explain(self, request: operator_pb2.ExplainRequest, actor: str) -> operator_pb2.ExplainReply: ...
+    async def can_move(self, request: operator_pb2.CanMoveRequest, actor: str) -> operator_pb2.CanMoveReply: ...
+    async def plan(self, request: operator_pb2.PlanRequest, actor: str) -> operator_pb2.PlanReply: ...
     async def History(self, request: operator_pb2.HistoryRequest, context: Any) -> operator_pb2.HistoryReply: ...
-    async def CanMove(self, request: operator_pb2.CanMoveRequest, context: Any) -> operator_pb2.CanMoveReply: ...
     async def Trace(self, request: operator_pb2.TraceRequest, context: Any) -> operator_pb2.TraceReply: ...
     async def Timeline(self, request: operator_pb2.TimelineRequest, context: Any) -> operator_pb2.TimelineReply: ...
     async def GetFederation(
         self, request: operator_pb2.GetFederationRequest, context: Any
     ) -> operator_pb2.GetFederationReply: ...
-    async def plan(self, request: operator_pb2.PlanRequest, actor: str) -> operator_pb2.PlanReply: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Query:
     # Names of the parameters that it takes.
     takes: tuple[str, ...]
     # Calls it: parameters, body, caller.
-    call: Callable[[ReadMethods, Parameters, str, Identity], Awaitable[Message]]
+    call: Callable[[ReadMethods, Parameters, str, Identity], Coroutine[Any, Any, Message]]
     # True: the body is documents.
     has_body: bool = False
 
@@ -74,12 +75,12 @@ QUERIES: Final[Mapping[str, Query]] = {
     "get": Query(
         _method("Get"),
         ("kind", "name", "tenant"),
-        lambda api, given, body, caller: api.Get(operator_pb2.GetRequest(**given), None),
+        lambda api, given, body, caller: api.get(operator_pb2.GetRequest(**given), caller.uri),
     ),
     "explain": Query(
         _method("Explain"),
         ("name", "tenant"),
-        lambda api, given, body, caller: api.Explain(operator_pb2.ExplainRequest(workload=_key(given)), None),
+        lambda api, given, body, caller: api.explain(operator_pb2.ExplainRequest(workload=_key(given)), caller.uri),
     ),
     "history": Query(
         _method("History"),
@@ -89,7 +90,7 @@ QUERIES: Final[Mapping[str, Query]] = {
     "can-move": Query(
         _method("CanMove"),
         ("name", "tenant", "to"),
-        lambda api, given, body, caller: api.CanMove(operator_pb2.CanMoveRequest(**given), None),
+        lambda api, given, body, caller: api.can_move(operator_pb2.CanMoveRequest(**given), caller.uri),
     ),
     "trace": Query(
         _method("Trace"), ("id",), lambda api, given, body, caller: api.Trace(operator_pb2.TraceRequest(**given), None)

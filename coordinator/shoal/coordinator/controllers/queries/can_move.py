@@ -9,7 +9,7 @@ from typing import Final
 
 from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.queries.delegation import NOT_JOINED, IndicativeBid, indicative_bids
-from shoal.coordinator.controllers.workloads.apply import DocumentsController
+from shoal.coordinator.controllers.workloads.apply import Compute, DocumentsController, inline
 from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
 from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveEstimates
@@ -62,8 +62,10 @@ async def can_move(
     regions: Collection[str],
     key: WorkloadKey,
     to: str,
+    compute: Compute = inline,
 ) -> CanMoveResult:
-    """key: a workload; else its name is that of a pushed model. to: NODE, NODE/DEVICE, or one of `regions`.
+    """key: a workload; else its name is that of a pushed model. to: NODE, NODE/DEVICE, or one of `regions`. compute:
+    where the computation runs.
 
     Raises ShoalError(FIELD_INVALID | WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND | FEDERATION_UNREACHABLE).
     """
@@ -78,7 +80,7 @@ async def can_move(
                 "NODE, NODE/DEVICE or REGION",
                 "see `shoal get devices`, `shoal federation regions`",
             )
-        found = placement.estimate_move(intent.key, aim, catalog)
+        found = await compute(placement.move_estimator(intent.key, aim, catalog))
         return CanMoveResult(key, found.answer, estimate=found)
     if trades is None or not trades.may_trade:
         raise ShoalError(NOT_JOINED)

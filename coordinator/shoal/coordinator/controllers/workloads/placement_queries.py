@@ -1,7 +1,9 @@
 """What placement says of the region as it is, or would be under documents that are only proposed. Changes nothing."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
+from shoal.coordinator.controllers.workloads.apply import Compute, inline
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.fleet.state import Fleet
@@ -11,7 +13,7 @@ from shoal.coordinator.core.migration.effects import clearable
 from shoal.coordinator.core.migration.estimate import MoveEstimates, estimate_move
 from shoal.coordinator.core.migration.model import Cause, MoveProposal, place_of
 from shoal.coordinator.core.migration.reasons_to_stay import reasons_to_stay
-from shoal.coordinator.core.placement.model import Aim, PlacementPlan, WorkloadPlan
+from shoal.coordinator.core.placement.model import Aim, PlacementPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.ports import Clock
@@ -39,21 +41,29 @@ class PlacementQueries:
 
         Raises ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND).
         """
+        return self.move_estimator(key, aim, catalog, replica)()
+
+    def move_estimator(
+        self, key: WorkloadKey, aim: Aim, catalog: Catalog | None = None, replica: str = ""
+    ) -> Callable[[], MoveEstimates]:
+        """Does what `estimate_move` does, by the state as of now, and reads nothing else: it may run in a thread."""
         now, known = self._clock.now(), self._workloads.migrations.all
         overruled = {each.id: replace(each, cleared=True) for each in clearable(known.values(), key)}
         world = self._workloads.region_state(catalog)
-        effects = migration_effects(world, {**known, **overruled}, now)
-        return estimate_move(inputs_of(world, effects, now, self._clock.wall()), key, aim, replica)
+        inputs = inputs_of(world, migration_effects(world, {**known, **overruled}, now), now, self._clock.wall())
+        return lambda: estimate_move(inputs, key, aim, replica)
 
-    def explain_all(self, catalog: Catalog | None = None) -> PlacementPlan:
-        """The plan as placement would compute it now, with every candidate."""
-        return place(self._workloads.inputs(catalog))
+    async def explain(self, *keys: WorkloadKey, compute: Compute = inline) -> PlacementPlan:
+        """The plan as placement would compute it now, with every candidate of these workloads; of all, where none is
+        named. compute: where the computation runs, which takes seconds in a large region.
 
-    def explain(self, key: WorkloadKey) -> WorkloadPlan:
-        """Raises ShoalError(WORKLOAD_UNKNOWN)."""
-        plan = place(self._workloads.inputs(), explain=(key,)).of(key)
-        if plan is None:
-            raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
+        Raises ShoalError(WORKLOAD_UNKNOWN).
+        """
+        inputs = self._workloads.inputs()
+        plan = await compute(lambda: place(inputs, explain=keys or True))
+        for key in keys:
+            if plan.of(key) is None:
+                raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
         return plan
 
     def reasons_to_stay(self, key: WorkloadKey) -> tuple[MoveHold, ...]:
