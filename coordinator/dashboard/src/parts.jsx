@@ -45,14 +45,14 @@ export function Bar({ share, mark, label, tone = "" }) {
 }
 
 export function Stat({ name, value, note, tone = "", href }) {
-  const inner = <><dt>{name}</dt><dd class={tone}>{value}</dd>{note ? <p class="muted">{note}</p> : null}</>;
-  return <dl class="stat">{href ? <a href={href}>{inner}</a> : inner}</dl>;
+  const inner = <><span class="name">{name}</span><b class={`value ${tone}`}>{value}</b>{note ? <span class="note">{note}</span> : null}</>;
+  return <div class="stat">{href ? <a href={href}>{inner}</a> : inner}</div>;
 }
 
-export function Panel({ title, side, children, id, wide }) {
+export function Panel({ title, side, children, wide }) {
   return (
-    <section class={`panel ${wide ? "wide" : ""}`} aria-labelledby={id ?? title.replace(/\W/g, "")}>
-      <header><h2 id={id ?? title.replace(/\W/g, "")}>{title}</h2>{side}</header>
+    <section class={`panel ${wide ? "wide" : ""}`}>
+      <header><h2>{title}</h2>{side}</header>
       {children}
     </section>
   );
