@@ -164,8 +164,8 @@ protos: $(TEST_STAMP) ## regenerate the committed stubs; fails when they differ
 docs: $(TEST_STAMP) ## regenerate the reference from the code
 	PYTHONPATH=docs:tests $(BIN)/python -m generators
 
-site: $(SITE_STAMP) ## the documentation site in dist/site; fails on a broken link
-	NO_MKDOCS_2_WARNING=1 PYTHONPATH=docs:tests $(BIN)/mkdocs build --strict --quiet
+site: $(SITE_STAMP) ## the documentation site in dist/site; fails on a broken link, or if a page loads from elsewhere
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=docs:tests $(BIN)/mkdocs build --strict
 
 dashboards: $(STAMP) ## write Grafana's dashboards from deploy/grafana/dashboards.yml
 	$(BIN)/python deploy/grafana/generate.py

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -21,6 +22,7 @@ ROOT_PAGES: Final = {
     "README.md": "README.md",
 }
 """Pages at the root, and where they are on the site. The landing page stands for the README."""
+_LOADED: Final = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?((?:https?:)?//[^\"\s>]+)")
 _LINK: Final = re.compile(r"(?<=\]\()([\w./-]+)(#[\w-]*)?(?=\))")
 
 
@@ -61,6 +63,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(place, posixpath.dirname(here) or ".") + (found[2] or "")
 
     return _LINK.sub(link_on_site, markdown)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Raises PluginError if a page loads anything from another server."""
+    for page in Path(config.site_dir).rglob("*.html"):
+        if loaded := _LOADED.search(page.read_text()):
+            raise PluginError(f"{page.relative_to(config.site_dir)} loads {loaded[1]}")
 
 
 def _source(here: str) -> Path:
