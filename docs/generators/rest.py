@@ -14,7 +14,7 @@ MEANINGS = {
     "GET /v2": "Name, version and extensions of the server.",
     "GET /v2/models/stats": "Counts and times of every workload of the caller's tenant.",
     "GET /v2/models/{name}": "Inputs and outputs of a workload: names, types, shapes.",
-    "GET /v2/models/{name}/ready": "Whether a replica is ready; the body says why not.",
+    "GET /v2/models/{name}/ready": "Whether a replica is ready, also of one that does not exist; why not.",
     "GET /v2/models/{name}/config": "The configuration in Triton's form.",
     "GET /v2/models/{name}/stats": "Counts and times of one workload.",
     "POST /v2/models/{name}/infer": "One inference; tensors as JSON, or binary behind JSON (see the headers).",
@@ -49,9 +49,16 @@ client certificate, or `Authorization: Bearer TOKEN`. A path under `/v2/models/{
 
 _HEADERS = (
     ("`inference-header-content-length`", "Bytes of JSON at the body's start; binary tensors follow."),
-    ("`shoal-deadline-ms`", "Milliseconds that the client waits; afterwards the request is not run."),
+    (
+        "`shoal-deadline-ms`",
+        "Milliseconds until the client gives up; afterwards the request is not run. Over gRPC its own deadline counts.",
+    ),
+    ("`authorization: Bearer TOKEN`", "Who calls, where no client certificate does."),
     ("`content-encoding`", "`gzip` or `deflate` of a request's body."),
-    (f"`{REQUEST_KEY}`", "Id of the request, by which `shoal trace` finds it."),
+    (
+        f"`{REQUEST_KEY}`",
+        "Id of the request: printable ASCII, at most 128 characters. It comes back, and stands in logs and traces.",
+    ),
     (f"`{TRACE_KEY}`", "Trace context (W3C)."),
     (f"`{ORIGIN_KEY}`", "Origin of the request, as `spec.traffic.from` names it."),
 )

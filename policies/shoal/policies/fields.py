@@ -27,6 +27,14 @@ def document_fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
         yield info.alias or name, info
 
 
+def every_model(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """The model, and those that its fields may hold, some of them more than once."""
+    yield model
+    for _, info in document_fields(model):
+        for inner in models_in(info.annotation):
+            yield from every_model(inner)
+
+
 def models_in(annotation: Any) -> list[type[BaseModel]]:
     """Models that a value of this annotation may be or contain."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

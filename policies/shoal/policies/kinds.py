@@ -373,12 +373,19 @@ Forever = Annotated[
 class Partition(DocumentPart):
     """What happens while node and coordinator are out of contact."""
 
-    heartbeat: Duration = Field(default=Seconds(1.0), description="Interval of the node's status reports.")
+    heartbeat: Duration = Field(
+        default=Seconds(1.0),
+        description="Interval of the node's status reports. A node that missed three is suspect: nothing new goes "
+        "there, and a replacement is prepared. The shortest of a region's policies counts.",
+    )
     lost_after: Duration = Field(
-        default=Seconds(10.0), description="The node counts as lost after this long without a report."
+        default=Seconds(10.0),
+        description="The node counts as lost after this long without a report; at least twice `heartbeat`.",
     )
     serve: Forever = Field(
-        default="forever", description="How long a node that is cut off keeps serving.", examples=["12h"]
+        default="forever",
+        description="How long a node that is cut off keeps serving; then replicas drain, and their bytes stay.",
+        examples=["12h"],
     )
     cold_boot: Literal["serve", "wait"] = Field(
         default="serve", description="What a node does that starts while it is cut off: serve what it had, or wait."

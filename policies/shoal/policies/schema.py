@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import NullableSchema, WithDefaultSchema
 
+from shoal.policies.fields import document_fields, every_model
 from shoal.policies.kinds import KINDS, Kind
+from shoal.policies.quantities import Unit
 
 SCHEMA_ID = "shoal/v1"
 
@@ -44,11 +46,23 @@ def schema() -> dict[str, Any]:
     # The models have defaults for these two, so that code need not repeat them; a document must state them.
     for kind in KINDS:
         body["$defs"][kind]["required"] = ["apiVersion", "kind", *body["$defs"][kind]["required"]]
+    for top in KINDS.values():
+        for model in every_model(top):
+            _show_quantities(model, body["$defs"][model.__name__]["properties"])
     for definition in body["$defs"].values():
         for name, value in definition["properties"].items():
             if "examples" not in value and (example := _implied_example(value)) is not None:
                 definition["properties"][name] = {**value, "examples": [example]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": SCHEMA_ID, **body}
+
+
+def _show_quantities(model: type[BaseModel], properties: dict[str, Any]) -> None:
+    """Quantities have a default as people type it, which is their example too, unless another one is given."""
+    for name, info in document_fields(model):
+        unit = next((each for each in info.metadata if isinstance(each, Unit)), None)
+        if unit is not None and isinstance(info.default, float | int):
+            shown = unit.show(info.default)
+            properties[name] |= {"default": shown, "examples": info.examples or [shown]}
 
 
 def _implied_example(value: Mapping[str, Any]) -> Any:

@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,21 +13,13 @@ from pydantic import BaseModel, TypeAdapter
 
 from shoal.policies import load
 from shoal.policies.check import CONSUMERS, ActiveField
-from shoal.policies.fields import document_fields, leaf_fields, models_in
+from shoal.policies.fields import document_fields, every_model, leaf_fields
 from shoal.policies.kinds import KINDS
 from shoal.policies.schema import schema, schema_fields
 from shoal.policies.templates import KINDS as TEMPLATES
 from shoal.policies.templates import template
 
 ROOT = Path(__file__).parents[3]
-
-
-def every_model(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """The model, and those that its fields may hold."""
-    yield model
-    for _, info in document_fields(model):
-        for inner in models_in(info.annotation):
-            yield from every_model(inner)
 
 
 MODELS = tuple(dict.fromkeys(model for kind in KINDS.values() for model in every_model(kind)))
@@ -94,6 +85,16 @@ def test_every_example_is_a_value_that_the_field_takes(model: type[BaseModel]) -
         for example in value.get("examples", ()):
             if "public key" not in repr(value):
                 reader.validate_json(json.dumps(example))
+
+
+def test_a_quantity_has_its_default_as_people_type_it() -> None:
+    defaults = {field.path: field.value.get("default") for field in schema_fields(schema(), "Policy")}
+    assert defaults["spec.partition.heartbeat"] == "1s"
+    assert defaults["spec.federation.term"] == "30m"
+    assert defaults["spec.limits.cost"] is None
+    assert {field.path: field.value.get("default") for field in schema_fields(schema(), "Region")}[
+        "spec.trade.hold_share"
+    ] == "20%"
 
 
 def test_schema_knows_the_fields_and_takes_no_null() -> None:
