@@ -13,11 +13,12 @@ from typing import Final
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.records import NODES, RECEIPTS, NodeRecord, SignedRecord
 from shoal.coordinator.controllers.log.fencing import KEY, RegionRecord
-from shoal.coordinator.controllers.workloads.step import DESIRED, MEMORY
+from shoal.coordinator.controllers.workloads.memory import MEMORY, SmallMemory
+from shoal.coordinator.controllers.workloads.step import DESIRED
 from shoal.coordinator.core.catalog.model import MODELS, Catalog, ModelRecord, StoredDocument
 from shoal.coordinator.core.fleet.state import ORIGIN
 from shoal.coordinator.core.placement.model import terms_of
-from shoal.coordinator.core.workloads.model import AssignmentStage, Mark, ReconcilerMemory
+from shoal.coordinator.core.workloads.model import AssignmentStage, Mark
 from shoal.coordinator.ports import Store, Transaction
 from shoal.policies import canonical_text, load
 from shoal.types.assignment import Assignment, DesiredSet, Version
@@ -136,7 +137,7 @@ async def fill(store: Store, nodes: int, wall: Wall, heartbeat_s: float) -> Stan
     await _put(store, ((f"{RECEIPTS}{each.name}/d0", _receipt(each, wall)) for each in members if each.devices))
     await _put(store, ((DESIRED + name, codec.dump(one)) for name, one in _desired(members, intents, models)))
     marks = {_id(number): Mark(AssignmentStage.SERVING, ORIGIN, terms_of(each)) for number, each in enumerate(intents)}
-    await store.commit(Transaction({MEMORY: codec.dump(ReconcilerMemory(issued=len(marks), marks=marks))}))
+    await store.commit(Transaction({MEMORY: codec.dump(SmallMemory(issued=len(marks), marks=marks))}))
     return StandingRegion(members, 1)
 
 

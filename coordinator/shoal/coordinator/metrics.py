@@ -157,7 +157,8 @@ COST: Final = CounterMetric(
     "usd",
 )
 DECISIONS: Final = CounterMetric(
-    f"{PROGRAM}_decisions_total", "Steps of the region that had something to decide. In a region at rest none has."
+    f"{PROGRAM}_decisions_total",
+    "Workloads that steps of the region decided about. In a region at rest there are none.",
 )
 STEPS_FAILED: Final = CounterMetric(
     f"{PROGRAM}_steps_failed_total", "Steps of the region or of its membership that could not be stored."

@@ -9,12 +9,15 @@ from typing import Any
 from shoal.coordinator.controllers.workloads.migrations import underway
 from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.liveness import update_liveness
-from shoal.coordinator.core.fleet.state import Fleet, LivenessTiming
-from shoal.coordinator.core.migration.advance import advance
+from shoal.coordinator.core.fleet.state import Fleet, LivenessTiming, NodeState
+from shoal.coordinator.core.migration.advance import AdvanceResult, advance, migration_effects
 from shoal.coordinator.core.migration.machine import start
 from shoal.coordinator.core.migration.model import Cause, Migration, PlannedState, ReplicaPlace
+from shoal.coordinator.core.placement.changes import is_material
 from shoal.coordinator.core.placement.model import Aim, Inputs, RegionFacts, Slot
+from shoal.coordinator.core.workloads.audit import differences
 from shoal.coordinator.core.workloads.invariants import RegionSnapshot, check
+from shoal.coordinator.core.workloads.kept import KeptDecisions
 from shoal.coordinator.core.workloads.model import (
     Decision,
     DelegatedWorkload,
@@ -471,6 +474,11 @@ class CoreRegion:
         self.events: list[RegionEvent] = []
         self.told: list[Mapping[str, DesiredContent]] = []
         self.decision: Decision | None = None
+        self.profiles = {DIGEST: profile(), SMALL: profile(SMALL, size=3 * MIB, precision="int8")}
+        self.kept = KeptDecisions()
+        self.decided_about: list[int] = []
+        """Workloads that each decision was about which used what had been decided before."""
+        self._noted: Mapping[str, NodeState] = {}
 
     def run(self, seconds: float, *, tick: float = 0.5) -> Decision:
         """Take steps of `tick` until `seconds` have passed; return the last decision."""
@@ -500,8 +508,9 @@ class CoreRegion:
         self.fleet, _ = update_liveness(self.fleet, now)
         remembered = self.memory
         for _ in range(MOST_STEPS):
-            remembered = self.memory
-            advanced = advance(self.world(), self.migrations, now, wall)
+            remembered, world = self.memory, self.world()
+            advanced = advance(world, self.migrations, now, wall)
+            self._check_kept(world, advanced, now, wall)
             self.decision, self.desired, self.memory = (
                 advanced.decision, advanced.decision.desired, advanced.decision.memory
             )  # fmt: skip
@@ -528,6 +537,25 @@ class CoreRegion:
         assert violations == (), violations
         return decision
 
+    def _check_kept(self, world: RegionState, whole: AdvanceResult, now: Elapsed, wall: Wall) -> None:
+        """A decision about what changed is the one about everything, and starts the same moves."""
+        part = advance(world, self.migrations, now, wall, kept=self.kept)
+        assert differences(world, part.decision, whole.decision) == ()
+        assert repr(part.changed) == repr(whole.changed)  # unknown figures are not equal to themselves
+        assert part.decision.events == whole.decision.events
+        assert part.decision.replacements == whole.decision.replacements
+        self.kept.adopt(world, migration_effects(world, self.migrations, now), part.decision, now)
+        self.decided_about.append(len(part.decision.plan.workloads))
+
+    def _decided_fleet(self) -> Fleet:
+        """Each node as of its last change that may change a decision."""
+        known = self._noted
+        self._noted = {
+            name: before if (before := known.get(name)) is not None and not is_material(before, state) else state
+            for name, state in self.fleet.nodes.items()
+        }
+        return replace(self.fleet, nodes=self._noted)
+
     def _readings(self, name: str) -> tuple[Reading, ...]:
         plain = [reading(on, at=START + self.now) for on in self.agents[name].node.devices]
         return tuple(self.sensors[name](each) if name in self.sensors else each for each in plain)
@@ -542,9 +570,10 @@ class CoreRegion:
     def world(self) -> RegionState:
         return RegionState(
             region=self.facts,
-            fleet=self.fleet,
+            fleet=self._decided_fleet(),
+            live=self.fleet,
             intents=self.intents,
-            profiles={DIGEST: profile(), SMALL: profile(SMALL, size=3 * MIB, precision="int8")},
+            profiles=self.profiles,
             desired=self.desired,
             memory=self.memory,
             costs=self.costs,

@@ -37,6 +37,7 @@ class InvariantMonitor:
         self._reported: set[tuple[str, str, str]] = set()
         self._step: Callable[[], Awaitable[None]] = region.workloads.step
         region.workloads.step = self._step_and_check  # type: ignore[method-assign]
+        region.workloads.auditor = self._on_audit
 
     async def _step_and_check(self) -> None:
         second = int(self._world.now())
@@ -45,9 +46,11 @@ class InvariantMonitor:
         if self._steps > MAX_STEPS_PER_S:
             raise StepLivelock(f"{self._steps} steps in one second")
         await self._step()
-        if differing := self._region.workloads.audit():
-            self._world.fail(f"I8 a region at rest would change {', '.join(differing)}")
         self.check_now()
+
+    def _on_audit(self, differing: tuple[str, ...]) -> None:
+        if differing:
+            self._world.fail(f"I8 a decision about everything would differ in {', '.join(differing)}")
 
     def check_now(self) -> None:
         now = self._world.now()

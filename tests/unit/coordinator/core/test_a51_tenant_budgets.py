@@ -162,7 +162,7 @@ def test_a_short_silence_costs_nobody_its_place_in_the_budget() -> None:
     region.quotas = budget(2.0)
     region.intents = (intent("text", where='node.name == "a"'),)
     region.run(10)
-    region.intents = (*region.intents, intent("faces", replicas=2))
+    region.intents = (*region.intents, intent("faces", where='node.name != "a"', replicas=2))
     region.run(10)
     before = region.replicas("text"), region.replicas("faces")
     region.agents["a"].heard = False

@@ -503,23 +503,23 @@ def test_while_it_crosses_changed_documents_replace_nothing(region: CoreRegion) 
 
 def test_a_device_at_home_that_answered_otherwise_is_tried_no_more(region: CoreRegion) -> None:
     at_the_other(region)
-    region.agents["b"].wrong = True
+    region.agents["a"].wrong = True
     set_migration_rule(region, cooldown_s=30.0)
     request_return(region)
     region.run(30)
     wrong = the_one(region)
     assert isinstance(wrong.state, AbortedState)
-    assert (wrong.state.refusal.code, wrong.target and wrong.target.node) == (Code.VERIFY_FAILED, "b")
+    assert (wrong.state.refusal.code, wrong.target and wrong.target.node) == (Code.VERIFY_FAILED, "a")
     region.run(60)
     first, second = region.migrations.values()
-    assert (second.target and second.target.node) == "a", "the other device"
+    assert (second.target and second.target.node) == "b", "the other device"
     assert second.stage == "draining"
     assert first.id != second.id
 
 
 def test_a_device_at_home_that_answered_otherwise_may_when_it_is_measured_anew(region: CoreRegion) -> None:
     at_the_other(region)
-    region.agents["b"].wrong = True
+    region.agents["a"].wrong = True
     request_return(region)
     region.run(30)
 
@@ -527,10 +527,10 @@ def test_a_device_at_home_that_answered_otherwise_may_when_it_is_measured_anew(r
         now = Elapsed(region.now)
         return [trial.node for _, trial in migration_effects(region.world(), region.migrations, now).blocked]
 
-    assert blocked_nodes() == ["b"]
-    state = region.fleet.nodes["b"]
+    assert blocked_nodes() == ["a"]
+    state = region.fleet.nodes["a"]
     again = {name: replace(each, measured_at=Wall(START + 1)) for name, each in state.receipts.items()}
-    region.fleet = replace(region.fleet, nodes={**region.fleet.nodes, "b": replace(state, receipts=again)})
+    region.fleet = replace(region.fleet, nodes={**region.fleet.nodes, "a": replace(state, receipts=again)})
     assert blocked_nodes() == []
     region.step()
     assert the_one(region).cleared

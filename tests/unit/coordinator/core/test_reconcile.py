@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from harness.builders.coordinator_core import DIGEST, SMALL, CoreRegion, device, inputs, intent, node, require
 from shoal.coordinator import codec
+from shoal.coordinator.controllers.workloads.memory import MEMORY, SmallMemory, memory_writes
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.placement import replicas
 from shoal.coordinator.core.placement.accuracy import batching_of
@@ -239,8 +240,8 @@ def test_what_one_node_shows_for_good_counts_for_every_device_of_that_runtime_an
     assert nodes(region) == ["c"]
     (known,) = region.memory.unloadable
     assert (known.triple, known.refusal.code) == (Triple(DIGEST, "cpu-provider", "1.31"), Code.OP_UNSUPPORTED)
-    loaded = codec.load(ReconcilerMemory, codec.dump(region.memory))
-    assert loaded.unloadable == region.memory.unloadable
+    puts, _ = memory_writes(ReconcilerMemory(), region.memory, {}, ())
+    assert codec.load(SmallMemory, puts[MEMORY]).unloadable == region.memory.unloadable
     assert failures.load_refusals(failures.allow_retry(region.memory.unloadable, DIGEST)) == {}
 
 

@@ -75,8 +75,8 @@ def test_a_signal_that_is_unknown_holds_nothing() -> None:
 def test_the_lead_is_what_waking_loading_and_taking_over_take() -> None:
     fleet = fleet_of(node("a", device(rest=REST)), node("b"))
     rule = scheduled_intent().migration
-    assert lead_s(scheduled_intent(), fleet, ()) == 40 + LOAD_S + VERIFY_S + len(rule.steps) * rule.hold_s
-    assert lead_s(scheduled_intent(), fleet_of(node("b")), ()) == LOAD_S + VERIFY_S + len(rule.steps) * rule.hold_s
+    assert lead_s(scheduled_intent(), fleet, {}) == 40 + LOAD_S + VERIFY_S + len(rule.steps) * rule.hold_s
+    assert lead_s(scheduled_intent(), fleet_of(node("b")), {}) == LOAD_S + VERIFY_S + len(rule.steps) * rule.hold_s
 
 
 def test_placement_reads_what_holds() -> None:

@@ -3,13 +3,14 @@
 import math
 from dataclasses import replace
 
+from immutables import Map
+
 from harness.builders.coordinator_core import DIGEST, CoreRegion, device, intent, node, warm
-from shoal.coordinator import codec
 from shoal.coordinator.core.placement.model import Trial
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.prediction.model import Basis, Prediction
 from shoal.coordinator.core.workloads.decide import inputs_of
-from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, ReconcilerMemory, WarmUpRecord
+from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, ReconcilerMemory
 from shoal.coordinator.core.workloads.warm_ups import MOST_WARM_UPS, remember_warm_ups
 from shoal.types.units import Elapsed, Wall
 
@@ -46,29 +47,28 @@ def test_a_warm_up_corrects_other_places() -> None:
 def test_what_was_learnt_outlives_the_store_and_the_node() -> None:
     region = region_of()
     region.run(5)
-    (record,) = region.memory.measured
-    assert record.residual is not None
-    assert record.residual.log_ratio > 0
-    assert codec.load(ReconcilerMemory, codec.dump(region.memory)) == region.memory
+    (residual,) = region.memory.residuals.values()
+    assert residual.log_ratio > 0
     fleet = replace(region.fleet, nodes={name: region.fleet.nodes[name] for name in "bc"})
-    assert remember_warm_ups(replace(region.world(), fleet=fleet), {}) == region.memory.measured
+    known = remember_warm_ups(replace(region.world(), fleet=fleet), "abc")
+    assert known == (region.memory.measured, region.memory.residuals, frozenset())
 
 
 def test_a_warm_up_of_no_time_at_all_teaches_nothing() -> None:
     region = region_of(p50_s=0.0)
     region.run(5)
-    (record,) = region.memory.measured
-    assert record.residual is None
+    assert region.memory.measured
+    assert not region.memory.residuals
     assert predictions(region)["b"].basis is Basis.GUESS
 
 
 def test_a_corrupt_residual_is_left_out() -> None:
     region = region_of()
     region.run(5)
-    (record,) = region.memory.measured
-    assert record.residual is not None
-    wrong = [replace(record.residual, log_ratio=math.nan), replace(record.residual, mix=(1.0,))]
-    region.memory = replace(region.memory, measured=tuple(replace(record, residual=each) for each in wrong))
+    (residual,) = region.memory.residuals.values()
+    wrong = [replace(residual, log_ratio=math.nan), replace(residual, mix=(1.0,))]
+    found = {Trial(DIGEST, "a", f"cpu{number}"): each for number, each in enumerate(wrong)}
+    region.memory = replace(region.memory, residuals=Map(found))
     found = predictions(region)
     assert found["b"].basis is Basis.GUESS
 
@@ -77,7 +77,8 @@ def test_warm_ups_of_nodes_that_are_gone_go_first() -> None:
     region = region_of()
     kept = Trial(DIGEST, "a", "cpu0")
     gone = [Trial(DIGEST, f"{number:05}", "cpu0") for number in range(MOST_WARM_UPS)]
-    memory = ReconcilerMemory(measured=tuple(WarmUpRecord(each, warm()) for each in (*gone, kept)))
-    found = [each.trial for each in remember_warm_ups(replace(region.world(), memory=memory), {})]
-    assert len(found) == MOST_WARM_UPS
-    assert kept in found
+    memory = ReconcilerMemory(measured=Map(dict.fromkeys((*gone, kept), warm())))
+    found = remember_warm_ups(replace(region.world(), memory=memory), ())
+    assert len(found.measured) == MOST_WARM_UPS
+    assert kept in found.measured
+    assert found.nodes == {gone[-1].node}

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
+from immutables import Map
+
 from shoal.coordinator import metrics
 from shoal.coordinator.controllers.fleet.duplicates import DuplicateDetector, SuspectedDuplicate
 from shoal.coordinator.controllers.fleet.node_events import (
@@ -88,10 +90,10 @@ class FleetController:
         """States of nodes heard since `fleet` was last read; newer than those in `_fleet`."""
         self._pending_events: list[LogEvent] = []
         """Events that heartbeats caused; the next tick writes them."""
-        self.changes = 0
-        """Number of changes so far that decisions may depend on."""
-        self._noted: dict[str, NodeState] = {}
-        """Each node as of its last such change."""
+        self._noted: Map[str, NodeState] = Map()
+        """Each node as of its last change that decisions may depend on."""
+        self._changed_nodes: set[str] = set()
+        """Those that changed so since `take_changed_nodes`."""
         self.unconfirmed: set[str] = set()
         """Nodes that reported since the last call of `DesiredSetSender.send`, and may hold another set than theirs."""
         self.unsent: set[str] = set()
@@ -123,23 +125,33 @@ class FleetController:
     def fleet(self, fleet: Fleet) -> None:
         """The new value must derive from `self.fleet` without an await in between."""
         before, self._fleet = self._fleet, fleet
-        if (before.timing, before.mass_silence) != (fleet.timing, fleet.mass_silence):
-            self.changes += 1
         if fleet.nodes is before.nodes:
             return
         for name, state in fleet.nodes.items():
             if before.nodes.get(name) is not state:
                 self._note_change(name, state)
-        for name in self._noted.keys() - fleet.nodes.keys():
-            del self._noted[name]
-            self.changes += 1
+        if len(self._noted) > len(fleet.nodes):
+            for name in [name for name in self._noted if name not in fleet.nodes]:
+                self._noted = self._noted.delete(name)
+                self._changed_nodes.add(name)
+
+    @property
+    def decided(self) -> Fleet:
+        """The fleet as decisions are based on it: each node as of its last change that may change one."""
+        fleet = self._fleet
+        return Fleet(self._noted, fleet.timing, fleet.grace_until, fleet.ticked_at, fleet.mass_silence)
+
+    def take_changed_nodes(self) -> set[str]:
+        """Nodes that are others in `decided` than at the last call."""
+        found, self._changed_nodes = self._changed_nodes, set()
+        return found
 
     def _note_change(self, node: str, state: NodeState) -> None:
-        """Counts a node's new state, if it differs from the one that counted last."""
+        """Decisions are based on a node's new state, if it differs from the one before by what may change one."""
         known = self._noted.get(node)
         if known is None or is_material(known, state):
-            self._noted[node] = state
-            self.changes += 1
+            self._noted = self._noted.set(node, state)
+            self._changed_nodes.add(node)
             self.unconfirmed.add(node)
 
     async def start(self) -> None:

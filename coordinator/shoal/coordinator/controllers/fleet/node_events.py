@@ -6,6 +6,7 @@ from shoal.coordinator import metrics
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.core.fleet.state import LivenessChange, NodeState
+from shoal.coordinator.core.placement.changes import is_same
 from shoal.coordinator.core.rate_limit import RateLimiter
 from shoal.types.assignment import Observed, Phase
 from shoal.types.codes import Code
@@ -75,8 +76,12 @@ def affects_decisions(before: NodeState, after: NodeState) -> bool:
         or before.version != after.version
         or before.front_ready != after.front_ready
         or before.observed.keys() != after.observed.keys()
-        or any(_decision_state(before.observed[key]) != _decision_state(after.observed[key]) for key in after.observed)
+        or not all(_is_same_state(before.observed[key], after.observed[key]) for key in after.observed)
     )
+
+
+def _is_same_state(before: Observed, after: Observed) -> bool:
+    return is_same(_decision_state(before), _decision_state(after))
 
 
 def _decision_state(observed: Observed) -> tuple[object, ...]:
@@ -98,10 +103,7 @@ def _phase_events(before: NodeState, after: NodeState) -> list[LogEvent]:
         for observed in after.observed.values()
         if observed.phase is Phase.FAILED
         and observed.code is not None
-        and (
-            (known := before.observed.get(observed.assignment)) is None
-            or _decision_state(known) != _decision_state(observed)
-        )
+        and ((known := before.observed.get(observed.assignment)) is None or not _is_same_state(known, observed))
     ]
 
 

@@ -5,7 +5,7 @@ new generations, the reconciler's memory, the events) in one transaction, and on
 repaired: a session is sent its set when it opens, and again when the node reports another version.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -17,6 +17,8 @@ from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.runner import Transition
 from shoal.coordinator.controllers.workloads.fetches import Fetches
+from shoal.coordinator.controllers.workloads.last_plans import LastPlans
+from shoal.coordinator.controllers.workloads.memory import load_memory, memory_writes
 from shoal.coordinator.controllers.workloads.migrations import MigrationRepository, MigrationWrites
 from shoal.coordinator.controllers.workloads.sender import DesiredSetSender
 from shoal.coordinator.controllers.workloads.spending import SpendingMeter
@@ -28,6 +30,7 @@ from shoal.coordinator.core.migration.advance import AdvanceResult, advance, mig
 from shoal.coordinator.core.migration.budget import MoveHold
 from shoal.coordinator.core.migration.model import AbortedState
 from shoal.coordinator.core.migration.triggers.view import SCAN_S
+from shoal.coordinator.core.placement.costs import DeviceCosts
 from shoal.coordinator.core.placement.model import (
     Inputs,
     PlacementPlan,
@@ -36,11 +39,14 @@ from shoal.coordinator.core.placement.model import (
     Slot,
 )
 from shoal.coordinator.core.signals.model import Signal, SignalName
+from shoal.coordinator.core.workloads.audit import differences
 from shoal.coordinator.core.workloads.decide import inputs_of, timing
 from shoal.coordinator.core.workloads.entries import credentials_of
 from shoal.coordinator.core.workloads.failures import excluded_places, with_retry
 from shoal.coordinator.core.workloads.invariants import Promise, RegionSnapshot
+from shoal.coordinator.core.workloads.kept import KeptDecisions
 from shoal.coordinator.core.workloads.model import (
+    Decision,
     DelegatedWorkload,
     DesiredContent,
     ReconcilerMemory,
@@ -48,21 +54,17 @@ from shoal.coordinator.core.workloads.model import (
     RegionState,
     WorkloadWait,
 )
-from shoal.coordinator.core.workloads.rest import Rest, rest_after
 from shoal.coordinator.core.workloads.routes import is_remote, local_replica_count
 from shoal.coordinator.core.workloads.sleep import next_due
-from shoal.coordinator.core.workloads.spending import rates
 from shoal.coordinator.core.workloads.tenant_shares import DemandMeter
 from shoal.coordinator.ports import AgentLinks, Proofs
-from shoal.policies import node_price
 from shoal.types.agreement import GUEST_TENANT
-from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
+from shoal.types.assignment import Assignment, Credential, DesiredSet, PeerTrust, Trust
 from shoal.types.codes import Code, Refusal, refuse
-from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
+from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
 
 DESIRED: Final = "desired/"
-MEMORY: Final = "reconciler"
 FORGOTTEN_IDS: Final = 1_000_000
 """Ids skipped when a history begins: the restored store may lack assignments that were created with them."""
 RECONNECT_S: Final = 5.0
@@ -109,10 +111,6 @@ class WorkloadsController:
         self.waits: tuple[WorkloadWait, ...] = ()
         self.move_holds: tuple[MoveHold, ...] = ()
         """Moves that a trigger proposed and a hold prevents, by the last evaluation."""
-        self.last_plan: PlacementPlan | None = None
-        """The plan of the last step; None before the first."""
-        self.last_intents: Mapping[WorkloadKey, Intent] = {}
-        """The intents that `last_plan` was computed from; later documents are not in it."""
         self._region = context.name
         self._store = context.store
         self._sender = DesiredSetSender(links, fleet, proofs, context.clock)
@@ -133,10 +131,22 @@ class WorkloadsController:
         self._memory = ReconcilerMemory()
         self._saved = ReconcilerMemory()
         self._written_at: dict[str, Elapsed] = {}
-        self._rest: Rest | None = None
-        """Since the last step; None: there is something to do."""
-        self._rest_inputs: tuple[object, ...] = ()
-        """What that step read."""
+        self._kept = KeptDecisions()
+        self._contents: dict[str, DesiredContent] = {}
+        """The content of each desired set."""
+        self._old_sets: set[str] = set()
+        """Nodes whose desired set may belong to an ended history."""
+        self._changed_nodes: set[str] = set()
+        """Nodes whose state is another than in the last step that was stored."""
+        self._shared: tuple[object, ...] = ()
+        """What all desired sets had in common in that step."""
+        self._is_memory_old = False
+        """True: the memory is stored as an earlier version did, and is written anew as a whole."""
+        self._history = ""
+        """The history for which `_old_sets` was found."""
+        self._plans = LastPlans()
+        self.auditor: Callable[[tuple[str, ...]], None] | None = None
+        """Told in each step in what its decision differs from one from scratch; None: none is made from scratch."""
         self.transitions = RegionTransitions(context)
         self.step_lock = self.transitions.lock
 
@@ -144,11 +154,15 @@ class WorkloadsController:
         """Call after the documents are adopted. Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
         for record in await self._store.scan(DESIRED):
             self.desired[record.key.removeprefix(DESIRED)] = codec.load(DesiredSet, record.value)
+        self._contents = {node: _content(desired) for node, desired in self.desired.items()}
+        self._old_sets = set(self.desired)
+        self._kept.forget()
+        self._shared = ()
         self._written_at = dict.fromkeys(self.desired, self._clock.now())
         self.await_nodes()
-        found = await self._store.read(MEMORY)
-        if found is not None:
-            self._memory = self._saved = codec.load(ReconcilerMemory, found.value)
+        stored = await load_memory(self._store)
+        self._memory = self._saved = stored.memory
+        self._is_memory_old = stored.is_old
         await self.migrations.start(self._store)
         await self.load_credentials()
 
@@ -262,7 +276,8 @@ class WorkloadsController:
             return Transition(())
         memory = with_retry(self._memory, digest)
         event = LogEvent("MODEL_CLEARED", digest, "; ".join(places), actor)
-        writes = RegionWrites({MEMORY: codec.dump(memory)}, events=[event])
+        puts, _ = memory_writes(self._saved, memory, {}, ())
+        writes = RegionWrites(puts, events=[event])
         return Transition(places, writes, lambda _: self._adopt_memory(memory))
 
     def _adopt_memory(self, memory: ReconcilerMemory) -> None:
@@ -274,8 +289,7 @@ class WorkloadsController:
         """
         async with self.step_lock:
             if not self._awaits_nodes():
-                if not self._is_at_rest():
-                    await self.transitions.run(self._step)
+                await self.transitions.run(self._step)
                 await self._sender.send(self.desired)
 
     def await_nodes(self) -> None:
@@ -293,7 +307,9 @@ class WorkloadsController:
             each for each in desired.assignments if each.workload in asked and each.model in self.catalog.profiles
         )
         self.desired[desired.node] = replace(desired, assignments=kept)
-        self._rest = None
+        self._contents[desired.node] = _content(self.desired[desired.node])
+        self._old_sets.add(desired.node)
+        self._kept.forget()
 
     def _awaits_nodes(self) -> bool:
         return self._is_first_of_history and self._clock.now() < self._awaited_until and not self._all_have_reported()
@@ -301,52 +317,13 @@ class WorkloadsController:
     @property
     def _is_first_of_history(self) -> bool:
         """Whether the next step is the first one of its history, and there was an earlier history."""
-        return any(desired.version.history != self._fence.history for desired in self.desired.values())
-
-    def _is_at_rest(self) -> bool:
-        """Whether a step would decide what the last one did: nothing that it reads has changed, and nothing in it waits
-        for this moment. So the loop of a region in which nothing happens does nothing that grows with it.
-        """
-        now, wall = self._clock.now(), self._clock.wall()
-        self._demand = self._demand.observe(self._fleet.fleet, now)
-        self._spending.count_now_and_then(now)
-        return (
-            self._rest is not None
-            and self._rest.lasts(now, wall)
-            and self._rest_inputs == self._inputs_of_step()
-            and not self.transitions.is_uncertain
-        )
-
-    def audit(self) -> tuple[str, ...]:
-        """What a decision from everything that is known would change in a region that is taken to be at rest: the nodes
-        and what is remembered. Empty: nothing, as it must be, or there is no rest."""
-        if self._awaits_nodes() or not self._is_at_rest():
-            return ()
-        world, now, wall = self.region_state(), self._clock.now(), self._clock.wall()
-        decision = advance(world, self.migrations.all, now, wall, run_triggers=False).decision
-        differing = [node for node, content in decision.desired.items() if world.desired.get(node) != content]
-        differing += world.desired.keys() - decision.desired.keys()
-        return (*sorted(differing), *(["memory"] if decision.memory != self._memory else []))
-
-    def _inputs_of_step(self) -> tuple[object, ...]:
-        """Equal to an earlier one where nothing has changed that a step reads, apart from the time. Compared by
-        identity first: what was not replaced costs nothing."""
-        return (
-            self._fleet.changes,
-            self.catalog,
-            self.signatures,
-            self.credentials,
-            self.trust,
-            self.delegations,
-            self.awarded,
-            self.reservations,
-            self.peers,
-            self._memory,
-            self.migrations.all,
-            self._demand.demands,
-            self._signals(self.catalog),
-            self._fence.history,
-        )
+        history = self._fence.history
+        if self._history != history:
+            self._history, self._old_sets = history, set(self.desired)
+        self._old_sets = {
+            node for node in self._old_sets if node in self.desired and self.desired[node].version.history != history
+        }
+        return bool(self._old_sets)
 
     def _all_have_reported(self) -> bool:
         states = self._fleet.fleet.nodes.values()
@@ -354,48 +331,66 @@ class WorkloadsController:
 
     def _step(self) -> Transition[RegionWrites, None]:
         wall = self._clock.wall()
-        self._meter.count(metrics.DECISIONS)
         # A restored store may lack assignments that exist: skip their ids, or else an id would name two assignments.
         if self._is_first_of_history:
             self._memory = replace(self._memory, issued=self._memory.issued + FORGOTTEN_IDS)
         now = self._clock.now()
-        self._spending.count(now)
+        self._spending.count_now_and_then(now)
         self._demand = self._demand.observe(self._fleet.fleet, now)
-        world = self.region_state()
-        advanced = advance(world, self.migrations.all, now, wall, run_triggers=self._should_evaluate_moves(world, now))
+        self._changed_nodes |= self._fleet.take_changed_nodes()
+        world = replace(self._world(self.catalog), changed_nodes=frozenset(self._changed_nodes))
+        triggers = self._should_evaluate_moves(world, now)
+        advanced = advance(world, self.migrations.all, now, wall, run_triggers=triggers, kept=self._kept)
         decision, written = advanced.decision, self.migrations.writes(advanced.changed)
+        self._meter.add(metrics.DECISIONS, len(decision.plan.workloads))
+        if self.auditor is not None:
+            whole = advance(world, self.migrations.all, now, wall, run_triggers=False)
+            self.auditor(differences(world, decision, whole.decision))
         credentials = tuple(each for each in self.credentials if each.expires_at > wall)
+        shared = (credentials, self.trust, self._fence.history)
+        looked_at = decision.desired if shared == self._shared else {**self._contents, **decision.desired}
+        nodes = world.fleet.nodes
         changed = {
             node: self._next_set(node, content, shown)
-            for node, content in sorted(decision.desired.items())
-            if not self._is_unchanged(node, content, shown := credentials_of(content, credentials))
+            for node, content in sorted(looked_at.items())
+            if node in nodes and not self._is_unchanged(node, content, shown := credentials_of(content, credentials))
         }
-        gone = tuple(node for node in self.desired if node not in decision.desired)
+        maybe_gone = self.desired if decision.is_whole else self._changed_nodes
+        gone = tuple(node for node in maybe_gone if node in self.desired and node not in nodes)
+        puts, deletes = self._memory_writes(decision)
         writes = None
-        if changed or gone or decision.memory != self._saved or decision.events or written.puts:
-            puts = {**{DESIRED + node: codec.dump(desired) for node, desired in changed.items()}, **written.puts}
-            if decision.memory != self._saved:
-                puts[MEMORY] = codec.dump(decision.memory)
+        if changed or gone or puts or deletes or decision.events or written.puts:
+            puts = {
+                **{DESIRED + node: codec.dump(desired) for node, desired in changed.items()},
+                **puts,
+                **written.puts,
+            }
             events = [_event(happened) for happened in decision.events]
-            deletes = (*(DESIRED + node for node in gone), *written.deletes)
+            deletes = (*(DESIRED + node for node in gone), *deletes, *written.deletes)
             writes = RegionWrites(puts, deletes, events, self.migrations.new_verdicts(advanced.changed))
-        rest = self._rest_after(world, advanced, credentials, now, wall) if writes is None else None
-        return Transition(None, writes, lambda _: self._adopt_step(world, advanced, written, changed, gone, rest))
+        contents = {node: looked_at[node] for node in changed}
 
-    def _rest_after(
-        self,
-        world: RegionState,
-        advanced: AdvanceResult,
-        credentials: tuple[Credential, ...],
-        now: Elapsed,
-        wall: Wall,
-    ) -> Rest | None:
-        """The rest after a step that wrote nothing."""
-        if advanced.changed or self.migrations.live:
-            return None
-        found = rest_after(world, advanced.decision, credentials, self._evaluate_at, now, wall)
-        due = self.migrations.next_deadline(now)
-        return found if found is None or due is None else found.at_most(Elapsed(now + due))
+        def adopt(revision: int) -> None:
+            self._shared = shared
+            self._adopt_step(world, advanced, written, changed, contents, gone, now)
+
+        return Transition(None, writes, adopt)
+
+    def _memory_writes(self, decision: Decision) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
+        """Of what the reconciler remembers, in this step for the first time."""
+        nodes: Iterable[str] = decision.measured
+        keys: Iterable[WorkloadKey] = decision.remembered
+        if self._is_memory_old:
+            nodes = {trial.node for trial in decision.memory.measured}
+            keys = {WorkloadKey(*name.split("/", 1)) for name in decision.memory.tables}
+            keys |= {one.workload for each in decision.desired.values() for one in each.assignments}
+        held: dict[WorkloadKey, list[Assignment]] = {key: [] for key in keys}
+        for content in decision.desired.values() if held else ():
+            for one in content.assignments:
+                if one.workload in held:
+                    held[one.workload].append(one)
+        before = ReconcilerMemory() if self._is_memory_old else self._saved
+        return memory_writes(before, decision.memory, held, nodes)
 
     def _adopt_step(
         self,
@@ -403,11 +398,14 @@ class WorkloadsController:
         advanced: AdvanceResult,
         written: MigrationWrites,
         changed: Mapping[str, DesiredSet],
+        contents: Mapping[str, DesiredContent],
         gone: tuple[str, ...],
-        rest: Rest | None,
+        now: Elapsed,
     ) -> None:
         decision = advanced.decision
+        self._kept.adopt(world, migration_effects(world, self.migrations.all, now), decision, now)
         self._adopt_memory(decision.memory)
+        self._is_memory_old = False
         self._count(advanced)
         ended = self.migrations.newly_over(advanced.changed)
         self.migrations.adopt(advanced.changed, written)
@@ -416,18 +414,28 @@ class WorkloadsController:
         self.move_holds = advanced.move_holds if advanced.move_holds is not None else self.move_holds
         if advanced.changed:
             self._on_change()  # the next step reads what they now need
-        self.waits, self.last_plan = decision.waits, decision.plan
-        self.last_intents = {intent.key: intent for intent in world.intents}
-        self._hosts = _guest_hosts(decision.desired)
+        self.waits = decision.waits
+        self._plans.adopt(decision, world.intents)
+        self._spending.adopt(
+            {node: (contents[node] if node in contents else self._contents.get(node)) for node in self._changed_nodes}
+            | dict(contents),
+            world.costs,
+            self.delegations,
+            now,
+        )
+        self._changed_nodes = set()
+        self._contents.update(contents)
         self.desired.update(changed)
+        self._old_sets.difference_update(changed)
         self._fleet.unsent.update(changed)
         self._written_at.update(dict.fromkeys(changed, self._clock.now()))
         for node in gone:
             self.desired.pop(node, None)
+            self._contents.pop(node, None)
+            self._old_sets.discard(node)
             self._written_at.pop(node, None)
-        runs = {node: each.assignments for node, each in self.desired.items()}
-        self._spending.rates = rates(runs, world.costs, self.delegations)
-        self._rest, self._rest_inputs = rest, self._inputs_of_step()
+        if self.catalog.guests or self._hosts:
+            self._hosts = _guest_hosts(self._contents)
 
     def _should_evaluate_moves(self, world: RegionState, now: Elapsed) -> bool:
         """Whether to evaluate the triggers of moves that nobody requested: every SCAN_S, and at once when documents,
@@ -441,16 +449,15 @@ class WorkloadsController:
 
     def snapshot(self) -> RegionSnapshot:
         """The region after its last step, for `invariants.check`."""
-        plans = self.last_plan.workloads if self.last_plan is not None else ()
         return RegionSnapshot(
             fleet=self._fleet.fleet,
             intents=self.intents,
-            desired={node: _content(desired) for node, desired in self.desired.items()},
+            desired=dict(self._contents),
             memory=self._memory,
             waits=self.waits,
             now=self._clock.now(),
             wall=self._clock.wall(),
-            placeable=frozenset(plan.workload for plan in plans if plan.refusal is None),
+            placeable=frozenset(plan.workload for plan in self._plans.all() if plan.refusal is None),
             versions={node: desired.version for node, desired in self.desired.items()},
             written_at=dict(self._written_at),
             reserved=self.open_reservations,
@@ -475,8 +482,18 @@ class WorkloadsController:
         return self._spending.rates
 
     @property
-    def costs(self) -> dict[Slot, UsdPerHour]:
+    def costs(self) -> Mapping[Slot, UsdPerHour]:
         return _device_costs(self._fleet.fleet, self._signals(self.catalog))
+
+    @property
+    def last_plan(self) -> PlacementPlan | None:
+        """The plan of the last step; None before the first."""
+        return self._plans.plan
+
+    @property
+    def last_intents(self) -> Mapping[WorkloadKey, Intent]:
+        """The intents that `last_plan` was computed from; later documents are not in it."""
+        return self._plans.intents
 
     def inputs(self, catalog: Catalog | None = None) -> Inputs:
         """The inputs of placement now, under the given catalog or the applied one."""
@@ -495,18 +512,24 @@ class WorkloadsController:
     def region_state(self, catalog: Catalog | None = None) -> RegionState:
         """What a step would decide from now, under the given catalog or the applied one."""
         catalog = catalog or self.catalog
+        return replace(self._world(catalog), desired=dict(self._contents), documents=catalog.refs)
+
+    def _world(self, catalog: Catalog) -> RegionState:
+        """As `region_state`, for one step: without the list of documents, and with what this controller goes on to
+        change."""
+        fleet = self._fleet.decided
         intents = self.intents if catalog is self.catalog else catalog.intents
         signals = self._signals(catalog)
         return RegionState(
             region=catalog.facts(self._region, signals),
-            fleet=self._fleet.fleet,
+            fleet=fleet,
+            live=self._fleet.fleet,
             intents=intents,
             profiles=catalog.profiles,
-            desired={node: _content(desired) for node, desired in self.desired.items()},
+            desired=self._contents,
             memory=self._memory,
             quotas=catalog.quotas,
-            costs=_device_costs(self._fleet.fleet, signals),
-            documents=catalog.refs,
+            costs=_device_costs(fleet, signals),
             seed=self._seed,
             signatures=self.signatures if catalog is self.catalog else catalog.signatures(self._region, verify_bundle),
             delegations=self.delegations,
@@ -519,11 +542,7 @@ class WorkloadsController:
             fetches_counted_since=self.fetches.since,
             references=catalog.references,
             demands=self._demand.demands,
-            confirmed=frozenset(
-                name
-                for name, desired in self.desired.items()
-                if name in self._fleet.fleet.nodes and self._fleet.fleet.nodes[name].version == desired.version
-            ),
+            confirmed=_ConfirmedNodes(fleet, self.desired),
         )
 
     def _next_set(self, node: str, content: DesiredContent, credentials: tuple[Credential, ...]) -> DesiredSet:
@@ -547,23 +566,28 @@ class WorkloadsController:
     def _is_unchanged(self, node: str, content: DesiredContent, credentials: tuple[Credential, ...]) -> bool:
         known = self.desired.get(node)
         return known is not None and (
-            _content(known) == content
+            self._contents[node] == content
             and known.credentials == credentials
             and known.version.history == self._fence.history
             and known.trust == self.trust
         )
 
 
-def _device_costs(fleet: Fleet, signals: Mapping[SignalName, Signal]) -> dict[Slot, UsdPerHour]:
-    """Cost of each device: its node's price. Absent where the price is unknown."""
+class _ConfirmedNodes(Container[str]):
+    """Nodes that hold the desired set that was decided last."""
+
+    def __init__(self, fleet: Fleet, desired: Mapping[str, DesiredSet]) -> None:
+        self._fleet = fleet
+        self._desired = desired
+
+    def __contains__(self, node: object) -> bool:
+        state, desired = self._fleet.nodes.get(str(node)), self._desired.get(str(node))
+        return state is not None and desired is not None and state.version == desired.version
+
+
+def _device_costs(fleet: Fleet, signals: Mapping[SignalName, Signal]) -> DeviceCosts:
     signal = signals.get(SignalName.PRICE)
-    region_price = UsdPerHour(signal.value) if signal is not None else None
-    return {
-        Slot(name, device.name): price
-        for name, state in fleet.nodes.items()
-        if (price := node_price(state.node.labels, region_price)) is not None
-        for device in state.node.devices
-    }
+    return DeviceCosts(fleet.nodes, UsdPerHour(signal.value) if signal is not None else None)
 
 
 def _guest_hosts(desired: Mapping[str, DesiredContent]) -> Mapping[WorkloadKey, frozenset[str]]:

@@ -36,6 +36,10 @@ class MemoryCommitment:
             Bytes(self.committed_bytes + other.committed_bytes), Bytes(self.pending_bytes + other.pending_bytes)
         )
 
+    def negated(self) -> "MemoryCommitment":
+        """What takes it out again where it is added."""
+        return MemoryCommitment(Bytes(-self.committed_bytes), Bytes(-self.pending_bytes))
+
     def minus(self, memory: Bytes) -> "MemoryCommitment":
         """As if it had never been committed. Pending bytes may become negative: a loaded replica that is taken out
         frees live memory too."""

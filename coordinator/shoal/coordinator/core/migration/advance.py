@@ -1,6 +1,6 @@
 """One step of the region with its migrations: the decision, each migration's next state, the replicas' instructions."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -48,6 +48,7 @@ from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Aim, WorkloadPlan
 from shoal.coordinator.core.workloads.decide import decide, inputs_of
 from shoal.coordinator.core.workloads.failures import broken_assignments
+from shoal.coordinator.core.workloads.kept import KeptDecisions
 from shoal.coordinator.core.workloads.model import (
     NO_MIGRATIONS,
     AssignmentStage,
@@ -97,8 +98,9 @@ class AdvanceResult:
 
 def migration_effects(world: RegionState, migrations: MigrationsById, now: Elapsed) -> MigrationEffects:
     """What the migrations ask of one step of the region."""
-    desired = {node: content.assignments for node, content in world.desired.items()}
     every = migrations.values()
+    places = {place.node for each in every for place in (each.source, each.target) if place is not None}
+    desired = {node: world.desired[node].assignments for node in places if node in world.desired}
     failed = broken_assignments(world.memory, world.fleet, desired, now)
     return MigrationEffects(
         moves=moves_of(every),
@@ -109,14 +111,24 @@ def migration_effects(world: RegionState, migrations: MigrationsById, now: Elaps
 
 
 def advance(
-    world: RegionState, migrations: MigrationsById, now: Elapsed, wall: Wall, *, run_triggers: bool = True
+    world: RegionState,
+    migrations: MigrationsById,
+    now: Elapsed,
+    wall: Wall,
+    *,
+    run_triggers: bool = True,
+    kept: KeptDecisions | None = None,
 ) -> AdvanceResult:
     """`decide` with what the migrations ask for; then each migration's step on the result; then, with `run_triggers`,
     the automatic moves that start.
 
-    Pure and level-triggered: called again with its own result and the same fleet, it changes nothing.
+    Pure and level-triggered: called again with its own result and the same fleet, it changes nothing. kept: as in
+    `decide`.
     """
-    decision = decide(world, migration_effects(world, migrations, now), now, wall)
+    kept = KeptDecisions() if kept is None else kept
+    decision = decide(world, migration_effects(world, migrations, now), now, wall, kept)
+    # Moves are judged by what is reported this moment.
+    world = replace(world, fleet=world.live) if world.live is not None else world
 
     @cache
     def scope() -> Scope:
@@ -127,7 +139,7 @@ def advance(
         return {intent.key: intent for intent in scope().inputs.intents}
 
     limits = MigrationLimits(route_propagation_s=world.fleet.timing.route_propagation_s)
-    intents = {intent.key: intent for intent in world.intents}
+    intents = kept.intents
     changed, told = dict[str, Migration](), list[RegionEvent]()
 
     def note(migration: Migration, events: Sequence[MigrationEvent]) -> None:
@@ -160,9 +172,11 @@ def advance(
                 home = cross_region.replicas_of(each.workload, world.fleet, decision)
                 each = replace(each, expected=expected_remote_outcome(scope(), intent, each, home, away))
             note(*machine.reserve(each, place, now, wall, limits))
-    assigned = frozenset(one.id for each in _assignments(decision).values() for one in each)
-    failing = broken_assignments(decision.memory, world.fleet, _assignments(decision), now)
-    scene = _Observer(world, {**migrations, **changed}, decision, failing, wall)
+    assigned = _AssignmentsAfter(world, decision)
+    moving = [each for each in {**migrations, **changed}.values() if not each.is_over]
+    there = {each.target.node: assigned.of(each.target.node) for each in moving if each.target is not None}
+    failing = broken_assignments(decision.memory, world.fleet, there, now)
+    scene = _Observer(world, {**migrations, **changed}, decision, assigned, failing, wall)
     for name in sorted(migrations):
         if name not in changed and not migrations[name].is_over:
             after, events = machine.step(migrations[name], scene.observe(migrations[name]), now, wall, limits)
@@ -172,27 +186,29 @@ def advance(
             note(replace(migrations[name], cleared=True), ())
     held: tuple[MoveHold, ...] | None = None
     news: tuple[MoveHold, ...] = ()
-    if run_triggers:
-        there = replace(world, desired=decision.desired, memory=decision.memory)
-        allotted = _run_triggers(there, {**migrations, **changed}, intents, now, wall)
+    if run_triggers and not (kept.has_automatic or decision.memory.pending):
+        held = at_home  # there is nothing that triggers could propose
+    elif run_triggers:
+        held_now = decision.desired if decision.is_whole else {**world.desired, **decision.desired}
+        as_decided = replace(world, desired=held_now, memory=decision.memory)
+        allotted = _run_triggers(as_decided, {**migrations, **changed}, intents, now, wall)
         for begun, events in allotted.started_moves:
             note(begun, events)
         held, news = (*at_home, *allotted.move_holds), allotted.new_holds
         told += [_hold_event(each) for each in news]
         decision = replace(decision, memory=replace(decision.memory, pending=allotted.pending))
-    rules = {key: intent.migration for key, intent in intents.items()}
-    told_of = _with_migration_instructions(decision, {**migrations, **changed}, rules, world, limits)
+    told_of = _with_migration_instructions(decision, {**migrations, **changed}, intents, world, limits)
     equipped = replace(decision, desired=told_of, events=(*decision.events, *told))
     return AdvanceResult(equipped, changed, held, news)
 
 
 def _should_clear(
-    migration: Migration, intents: Mapping[WorkloadKey, Intent], assigned: Collection[str], fleet: Fleet
+    migration: Migration, intents: Mapping[WorkloadKey, Intent], assigned: "_AssignmentsAfter", fleet: Fleet
 ) -> bool:  # fmt: skip
     """True if the block on its target no longer applies."""
     if has_wrong_answers(migration):
         return migration.workload not in intents or is_block_outdated(migration, fleet)
-    return had_outage(migration) and migration.source.assignment not in assigned
+    return had_outage(migration) and assigned.find(migration.source) is None
 
 
 def trigger_view(
@@ -243,6 +259,23 @@ def _actual_outcomes(
                 yield each, brought
 
 
+class _AssignmentsAfter:
+    """What each node has after a decision."""
+
+    def __init__(self, world: RegionState, decision: Decision) -> None:
+        self._world = world
+        self._decision = decision
+
+    def of(self, node: str) -> tuple[Assignment, ...]:
+        content = self._decision.desired.get(node)
+        if content is None and not self._decision.is_whole:
+            content = self._world.desired.get(node)
+        return content.assignments if content is not None else ()
+
+    def find(self, place: ReplicaPlace) -> Assignment | None:
+        return next((one for one in self.of(place.node) if one.id == place.assignment), None)
+
+
 class _Observer:
     """Builds the observations of one step."""
 
@@ -251,6 +284,7 @@ class _Observer:
         world: RegionState,
         migrations: MigrationsById,
         decision: Decision,
+        assigned: "_AssignmentsAfter",
         failures: Mapping[str, Refusal],
         wall: Wall,
     ) -> None:
@@ -261,9 +295,7 @@ class _Observer:
         self._fleet = world.fleet
         self._failures = failures
         self._plans = {plan.workload: plan for plan in decision.plan.workloads}
-        self._assigned = {
-            (node, one.id): one for node, content in decision.desired.items() for one in content.assignments
-        }
+        self._assigned = assigned
 
     def observe(self, migration: Migration) -> MigrationObservation:
         plan = self._plans.get(migration.workload)
@@ -330,7 +362,7 @@ class _Observer:
     def _observe_replica(self, place: ReplicaPlace, *, leaving: bool) -> ReplicaObservation:
         """leaving: it counts as assigned until it is gone; otherwise only until it drains."""
         state = self._fleet.nodes.get(place.node)
-        assignment = self._assigned.get((place.node, place.assignment))
+        assignment = self._assigned.find(place)
         if state is None:
             return ReplicaObservation(is_lost=True)
         return ReplicaObservation(
@@ -378,7 +410,7 @@ def _new_migration(fleet: Fleet, replaced: Replacement, intent: Intent) -> Migra
 def _with_migration_instructions(
     decision: Decision,
     migrations: MigrationsById,
-    rules: Mapping[WorkloadKey, MigrationRule],
+    intents: Mapping[WorkloadKey, Intent],
     world: RegionState,
     limits: MigrationLimits,
 ) -> Mapping[str, DesiredContent]:
@@ -416,7 +448,8 @@ def _with_migration_instructions(
             answers[migration.source.assignment] = Verifier(migration.id, migration.target.node)
 
     def rule_of(one: Assignment) -> MigrationRule | None:
-        return ruled.get(one.id) or rules.get(one.workload)
+        known = ruled.get(one.id)
+        return known or (intents[one.workload].migration if one.workload in intents else None)
 
     recording = recorders(desired, fleet, rule_of, references)
 
@@ -554,10 +587,6 @@ def _verification(migration: Migration, fleet: Fleet, limits: MigrationLimits, r
         source_node=source.node if asks else "",
         source_address=state.node.data_address if asks and state is not None else "",
     )
-
-
-def _assignments(decision: Decision) -> Mapping[str, tuple[Assignment, ...]]:
-    return {node: content.assignments for node, content in decision.desired.items()}
 
 
 def _outcome_event(migration: Migration, brought: ActualOutcome) -> MigrationEvent:

@@ -1,9 +1,9 @@
 """Memory and time of devices and quotas of tenants that are taken in the region. Values are replaced, never mutated."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from immutables import Map
 
@@ -12,11 +12,41 @@ from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import Inputs, Reservation, Slot
 from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas
 from shoal.coordinator.core.placement.tenant_cost import NO_COST, TenantCost
+from shoal.types.assignment import Assignment
 from shoal.types.codes import Code
 from shoal.types.units import Bytes
 from shoal.types.workload import Intent, Quota, Spread, Standby, WorkloadKey
 
 QUOTA_FREED_CODES = frozenset({Code.NODE_LOST, Code.NODE_UNKNOWN, Code.DEVICE_LOST, Code.POISONED})
+
+
+EXACT: Final = 2.0**40
+"""Shares of a device's time are rounded to multiples of 1/EXACT. Sums of such are exact up to MOST_EXACT, so that they
+do not depend on their order, nor on what was added and taken out before."""
+MOST_EXACT: Final = 2.0**12
+
+
+Rank = tuple[int, WorkloadKey]
+"""The order in which workloads are decided: descending priority, then by key."""
+
+
+def rank_of(intent: Intent) -> Rank:
+    return -intent.priority, intent.key
+
+
+class StandingReplica(Protocol):
+    """What a replica takes of which nothing has to be decided."""
+
+    @property
+    def slot(self) -> Slot: ...
+    @property
+    def assignment(self) -> Assignment: ...
+    @property
+    def memory(self) -> MemoryCommitment: ...
+    @property
+    def busy(self) -> float: ...
+    @property
+    def cost(self) -> TenantCost: ...
 
 
 class QuotaUsage(NamedTuple):
@@ -43,14 +73,30 @@ class Allocations:
     busy: Map[Slot, float]
     # Usage by tenant. Replicas of workloads that are not decided yet are included.
     quota_usage: Map[str, QuotaUsage]
+    # Of this, memory and time of each device that are not to count in `of_hardware`; None: all counts.
+    left_out: Callable[[Slot], tuple[Bytes, float]] | None = None
 
     def of_hardware(self, option: Option) -> tuple[MemoryCommitment, float]:
         """Memory that is taken by all devices that work in the option's, and time by all that run on its hardware."""
         memory, node = NO_COMMITMENT, option.slot.node
-        for name in option.state.same_memory(option.device):
-            memory = memory.beside(self.memory.get(Slot(node, name), NO_COMMITMENT))
-        names = option.state.same_hardware(option.device)
-        return memory, math.fsum(self.busy.get(Slot(node, name), 0.0) for name in names)
+        in_memory = [Slot(node, name) for name in option.state.same_memory(option.device)]
+        for slot in in_memory:
+            memory = memory.beside(self.memory.get(slot, NO_COMMITMENT))
+        on_hardware = [Slot(node, name) for name in option.state.same_hardware(option.device)]
+        busy = math.fsum(self.busy.get(slot, 0.0) for slot in on_hardware)
+        if self.left_out is None:
+            return memory, busy
+        for slot in in_memory:
+            memory = memory.minus(self.left_out(slot)[0])
+        return memory, busy - math.fsum(self.left_out(slot)[1] for slot in on_hardware)
+
+    def with_standing(self, tenant: str, replica: StandingReplica, sign: int) -> "Allocations":
+        """Adds (sign 1) or removes (sign -1) a replica of which nothing has to be decided."""
+        slot, taken = replica.slot, replica.memory
+        memory = self.memory.get(slot, NO_COMMITMENT).beside(taken if sign > 0 else taken.negated())
+        busy = self.busy.get(slot, 0.0) + sign * replica.busy
+        used = self._with_usage(tenant, replica.assignment.memory_bytes, replica.cost, sign)
+        return replace(used, memory=self.memory.set(slot, memory), busy=self.busy.set(slot, busy))
 
     def with_undecided(self, scope: Scope, intent: Intent, current: WorkloadReplicas, sign: int) -> "Allocations":
         """Adds (sign 1) or removes (sign -1) the replicas of a workload that is not decided yet.
@@ -145,13 +191,42 @@ class Allocations:
         )
 
 
-def initial_allocations(scope: Scope, workloads: Iterable[tuple[Intent, WorkloadReplicas]]) -> Allocations:
-    """The allocations of the current desired sets. What runs or is promised keeps its place whatever its priority,
-    because nothing is preempted."""
+NO_ALLOCATIONS: Final = Allocations(Map(), Map(), Map())
+
+
+@dataclass(frozen=True, slots=True)
+class StandingReplicas:
+    """Replicas of workloads of which nothing has to be decided, and which are not among the inputs."""
+
+    # What they take.
+    allocations: Allocations = NO_ALLOCATIONS
+    # Memory and time that those of higher rank than this one take of a device.
+    ahead: Callable[[Rank, Slot], tuple[Bytes, float]] = lambda _, __: (Bytes(0), 0.0)
+
+    def baseline(self, allocations: Allocations, intent: Intent) -> Allocations:
+        """As if those of them that outrank the workload had no replicas."""
+        if self is NOTHING_STANDS:
+            return allocations
+        rank = rank_of(intent)
+        return replace(allocations, left_out=lambda slot: self.ahead(rank, slot))
+
+
+NOTHING_STANDS: Final = StandingReplicas()
+
+
+def initial_allocations(
+    scope: Scope,
+    workloads: Iterable[tuple[Intent, WorkloadReplicas]],
+    standing: Allocations = NO_ALLOCATIONS,
+) -> Allocations:
+    """The allocations of the current desired sets, beside what stands. What runs or is promised keeps its place
+    whatever its priority, because nothing is preempted."""
     inputs = scope.inputs
-    taken = {Slot(*slot): committed for slot, committed in commitments(inputs.fleet, inputs.desired).items()}
-    memory: Map[Slot, MemoryCommitment] = Map(taken.items())
-    allocations = Allocations(memory, Map(), Map()).with_reservations(inputs.reserved)
+    memory = standing.memory
+    for key, committed in commitments(inputs.fleet, inputs.desired).items():
+        slot = Slot(*key)
+        memory = memory.set(slot, memory.get(slot, NO_COMMITMENT).beside(committed))
+    allocations = replace(standing, memory=memory).with_reservations(inputs.reserved)
     for slot, shared in _shared_memory(scope):
         allocations = allocations.with_freed_memory(slot, shared)
     asked = set[WorkloadKey]()
@@ -193,7 +268,8 @@ def busy_share(scope: Scope, intent: Intent, option: Option, replicas: int) -> f
     if option.prediction is None:
         return 0.0
     rate = scope.replica_rate(intent, replicas)
-    return rate * option.prediction.latency_p50_s.mid / max(1, option.device.parallelism)
+    busy = rate * option.prediction.latency_p50_s.mid / max(1, option.device.parallelism)
+    return round(busy * EXACT) / EXACT if busy < MOST_EXACT else busy
 
 
 def memory_requirement(option: Option) -> Bytes:

@@ -25,15 +25,20 @@ def is_material(before: NodeState, after: NodeState) -> bool:
     looks at every report.
     """
     return (
-        before.node != after.node
+        not is_same(before.node, after.node)
         or _situation(before) != _situation(after)
-        or before.receipts != after.receipts
+        or not is_same(before.receipts, after.receipts)
         or before.silent != after.silent
         or before.observed.keys() != after.observed.keys()
         or any(_differs(one, after.observed[name]) for name, one in before.observed.items())
         or before.readings.keys() != after.readings.keys()
         or any(_reads_differently(after, one, after.readings[name]) for name, one in before.readings.items())
     )
+
+
+def is_same(before: object, after: object) -> bool:
+    """As `==`, but an unknown figure (NaN) is the same as itself: a report repeats it."""
+    return before is after or before == after or repr(before) == repr(after)
 
 
 def _situation(state: NodeState) -> tuple[object, ...]:
@@ -61,8 +66,8 @@ def _differs(before: Observed, after: Observed) -> bool:
         or before.code != after.code
         or before.reason != after.reason
         or before.restarts != after.restarts
-        or before.measured != after.measured
-        or before.verdict != after.verdict
+        or not is_same(before.measured, after.measured)
+        or not is_same(before.verdict, after.verdict)
         or before.retry_at != after.retry_at
         or before.gives_up_at != after.gives_up_at
         or (before.phase is Phase.DRAINING and before.in_flight != after.in_flight)

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from immutables import Map
+
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.placement.tenant_cost import NO_COST, TenantBudget, TenantCost
 from shoal.coordinator.core.prediction.model import Prediction
@@ -294,7 +296,7 @@ class Inputs:
     # Warm-up measurements of earlier replicas.
     measured: Mapping[Trial, Measured] = field(default_factory=dict)
     # Of all warm-ups, by how much they missed what receipts promised.
-    residuals: tuple[Residual, ...] = ()
+    residuals: Map[Trial, Residual] = field(default_factory=Map)
     # USD/h of a whole device; an absent device has an unknown cost.
     costs: Mapping[Slot, UsdPerHour] = field(default_factory=dict)
     # Round-trip time from a traffic origin to this region; an absent origin counts as 0.
@@ -535,6 +537,8 @@ class WorkloadPlan:
     is_final: bool = False
     # Digests of other models whose answers the new replicas must reproduce before they take a request.
     compared_with: tuple[str, ...] = ()
+    # All its replicas are there and confirmed: nothing had to be decided. Not told where candidates are asked for.
+    is_steady: bool = False
     # What counts toward its tenant's budget: its replicas here, or its service elsewhere where that costs more.
     cost: TenantCost = NO_COST
 

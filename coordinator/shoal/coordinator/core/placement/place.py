@@ -10,11 +10,14 @@ from shoal.coordinator.core.fleet.commitments import memory_of
 from shoal.coordinator.core.placement import explain as why
 from shoal.coordinator.core.placement.accuracy import batching_of, comparison_of, preparation_of
 from shoal.coordinator.core.placement.allocations import (
+    NOTHING_STANDS,
     Allocations,
     QuotaCaps,
+    StandingReplicas,
     busy_share,
     initial_allocations,
     memory_requirement,
+    rank_of,
     wants_standby,
 )
 from shoal.coordinator.core.placement.contention import Pick
@@ -41,7 +44,11 @@ from shoal.types.workload import Standby, WorkloadKey
 
 
 def place(
-    inputs: Inputs, *, explain: bool | Collection[WorkloadKey] = True, as_if_local: Collection[WorkloadKey] = ()
+    inputs: Inputs,
+    *,
+    explain: bool | Collection[WorkloadKey] = True,
+    as_if_local: Collection[WorkloadKey] = (),
+    standing: StandingReplicas = NOTHING_STANDS,
 ) -> PlacementPlan:
     """Where every workload should run, why, and which change would place it where it cannot run.
 
@@ -49,16 +56,19 @@ def place(
     whose replicas all stay costs nothing that grows with the fleet. The decisions, and so the hash, are the same.
     as_if_local: workloads that another region runs. Each is planned as if it ran here and everything else stayed where
     it is. Such a plan takes no capacity from others.
+    standing: replicas of other workloads, of which nothing is to be decided.
     """
     scope = Scope(inputs)
-    intents = sorted(inputs.intents, key=lambda intent: (-intent.priority, intent.key))
+    intents = sorted(inputs.intents, key=rank_of)
     current = {intent.key: replicas_of(scope, intent) for intent in intents}
     caps = QuotaCaps(scope, [(intent, current[intent.key]) for intent in intents])
-    baseline = initial_allocations(scope, ((intent, current[intent.key]) for intent in intents))
+    beside = ((intent, current[intent.key]) for intent in intents)
+    baseline = initial_allocations(scope, beside, standing.allocations)
     allocations = baseline
     plans = list[WorkloadPlan]()
     for intent in intents:
         replicas, tenant = current[intent.key], intent.key.tenant
+        baseline = standing.baseline(baseline, intent)
         away = intent.key in inputs.elsewhere
         if away and intent.key not in as_if_local:
             spare = Solver(scope, intent, replicas, caps.of(intent.key), allocations, baseline, elsewhere=True)
@@ -202,6 +212,7 @@ def _plan_workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Allo
     the one that places most."""
     intent = solver.intent
     level = None if explain else solver.steady_level()
+    is_steady = level is not None
     relaxed: tuple[str, ...] = ()
     if level is None:
         levels = [solver.solve(intent.require, intent.limits)]
@@ -228,6 +239,7 @@ def _plan_workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Allo
         evicted=level.evicted,
         no_standby=level.no_standby,
         is_final=why.is_final(solver, level),
+        is_steady=is_steady,
         compared_with=why.comparison_models(solver, level) if explain else (),
     )
     return plan, level.allocations

@@ -11,6 +11,11 @@ ROUNDING: Final = 1e-9
 sum of n floats is wrong by less than n x 2^-53 of itself, so this covers some millions of replicas."""
 
 
+EXACT: Final = 2.0**40
+"""Prices are rounded to multiples of 1/EXACT USD/h. Sums of such are exact up to 2^13 USD/h, so that they do not depend
+on their order, nor on what was added and taken out before. ROUNDING covers the error for prices above 0.0005 USD/h."""
+
+
 class TenantCost(NamedTuple):
     """Cost of some replicas. Each counts its whole device, as `limits.cost` does."""
 
@@ -22,7 +27,7 @@ class TenantCost(NamedTuple):
     @classmethod
     def of(cls, usd_per_h: float) -> "TenantCost":
         """Of one replica; NaN or infinite: it has no known price."""
-        return cls(usd_per_h) if math.isfinite(usd_per_h) else cls(0.0, 1)
+        return cls(round(usd_per_h * EXACT) / EXACT) if math.isfinite(usd_per_h) else cls(0.0, 1)
 
     def plus(self, other: "TenantCost", sign: int = 1) -> "TenantCost":
         return TenantCost(self.usd_per_h + sign * other.usd_per_h, self.unpriced + sign * other.unpriced)

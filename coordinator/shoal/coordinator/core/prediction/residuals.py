@@ -5,9 +5,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from immutables import Map
 from numpy.typing import NDArray
 
 from shoal.coordinator.core.prediction.demand import ModelDemand, OperatorClass
@@ -199,9 +200,9 @@ def _bound(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=8)
-def region_residuals(residuals: tuple[Residual, ...]) -> RegionResiduals:
-    """As a function of values, so that equal ones are not solved twice."""
-    return RegionResiduals(residuals)
+def region_residuals(residuals: Map[Any, Residual]) -> RegionResiduals:
+    """Of all warm-ups, by any key. As a function of values, so that equal ones are not solved twice."""
+    return RegionResiduals(residuals[key] for key in sorted(residuals))
 
 
 def _covariance(one: Sequence[Residual], other: Sequence[Residual]) -> NDArray[np.float64]:

@@ -1,7 +1,9 @@
 """One step of the region's reconciliation, from its full state to its full decision."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+
+from immutables import Map
 
 from shoal.coordinator.core.fleet.state import LivenessTiming
 from shoal.coordinator.core.placement.model import Inputs, PlacementPlan
@@ -32,10 +34,12 @@ from shoal.coordinator.core.workloads.failures import (
     poisonings,
     record_unloadable,
 )
+from shoal.coordinator.core.workloads.kept import KeptDecisions, StepPart
 from shoal.coordinator.core.workloads.model import (
     Decision,
     DelegatedWorkload,
     DesiredContent,
+    Mark,
     MigrationEffects,
     ReconcilerMemory,
     RegionEvent,
@@ -46,6 +50,7 @@ from shoal.coordinator.core.workloads.model import (
 from shoal.coordinator.core.workloads.reconcile import reconcile
 from shoal.coordinator.core.workloads.replacements import MovesUnderWay
 from shoal.coordinator.core.workloads.routes import (
+    RoutesBefore,
     is_gateway,
     local_replica_count,
     locally_served,
@@ -57,30 +62,42 @@ from shoal.coordinator.core.workloads.schedule import effective_intent, is_time_
 from shoal.coordinator.core.workloads.tenant_shares import tenant_limits
 from shoal.coordinator.core.workloads.warm_ups import remember_warm_ups
 from shoal.types.agreement import GUEST_TENANT
+from shoal.types.assignment import Assignment
+from shoal.types.tenant import TenantLimit
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import Intent, PartitionRule, WorkloadKey
 
 
-def decide(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall: Wall) -> Decision:
+def decide(
+    world: RegionState, migrations: MigrationEffects, now: Elapsed, wall: Wall, kept: KeptDecisions | None = None
+) -> Decision:
     """One step of the region: failures, placement (`place`), the next changes (`reconcile`), and routes.
 
-    Pure. The caller persists `decision.desired` where it differs (new generation) with `decision.memory` and the
+    The caller persists `decision.desired` where it differs (new generation) with `decision.memory` and the
     events in one transaction, then sends. Called again with its own result and the same fleet, it changes nothing.
+
+    kept: what earlier steps decided; the step decides about what changed since, and comes to the same. It is pure
+    without that. With it, the caller adopts the decision there once it is stored.
     """
-    desired = {node: world.desired.get(node, DesiredContent()).assignments for node in sorted(world.fleet.nodes)}
+    kept = KeptDecisions() if kept is None else kept
+    part = kept.open(world, migrations)
+    desired = part.desired
+    warm_ups = remember_warm_ups(world, world.fleet.nodes if part.is_whole else part.nodes)
     memory = replace(
         world.memory,
         crashes=count_crashes(world.memory, world.fleet, desired, now),
-        measured=remember_warm_ups(world, desired),
+        measured=warm_ups.measured,
+        residuals=warm_ups.residuals,
         unloadable=record_unloadable(world.memory, world.fleet, desired, world.profiles.keys()),
     )
-    inputs = inputs_of(replace(world, memory=memory), migrations, now, wall)
-    plan = place(inputs, explain=False)
+    own_marks = {one.id: mark for one in _all(desired) if (mark := memory.marks.get(one.id)) is not None}
+    inputs = _inputs_of(replace(world, memory=memory), migrations, now, wall, part, own_marks)
+    plan = place(inputs, explain=False, standing=kept.standing)
     settled = _SettledRoutes(memory, Elapsed(now - world.fleet.timing.route_propagation_s))
     elsewhere = frozenset(key for key in inputs.elsewhere if settled.is_away(key))
-    limits = {intent.key: _max_concurrent_moves(migrations, intent) for intent in world.intents}
+    limits = {intent.key: _max_concurrent_moves(migrations, intent) for intent in part.intents}
     outcome = reconcile(
-        plan, desired, world.fleet, world.profiles, inputs.broken_assignments, memory, now, wall, elsewhere,
+        plan, desired, world.fleet, world.profiles, inputs.broken_assignments, memory, own_marks, now, wall, elsewhere,
         MovesUnderWay(migrations.moves, limits),
     )  # fmt: skip
     cross_region = {
@@ -101,14 +118,17 @@ def decide(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall:
             has_served=key not in unshown,
         )
     }
-    tables_now = tables(plan, outcome.desired, world.fleet, memory.tables, delegated, shares, abroad)
+    own_tables = tables(plan, outcome.desired, world.fleet, memory.tables, delegated, shares, abroad)
+    tables_now = _with_tables(memory.tables, own_tables, part)
     lacking = {str(each.workload) for each in plan.workloads if (each.refusal or each.no_standby) is not None}
     short = _since(memory.short, lacking, now)
-    dark = {str(each.workload) for each in plan.workloads if not tables_now[str(each.workload)].endpoints}
+    dark = {str(each.workload) for each in plan.workloads if not own_tables[str(each.workload)].endpoints}
+    assigned = _with_kept_assignments(world, part, outcome.desired, kept)
+    marks = _with_marks(memory.marks, own_marks, outcome.marks, part)
     after = replace(
         memory,
         issued=outcome.issued,
-        marks=outcome.marks,
+        marks=marks,
         tables=tables_now,
         short=short,
         without_ready=_since(memory.without_ready, dark, now),
@@ -117,37 +137,64 @@ def decide(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall:
             {str(key) for key, each in delegated.items() if each.is_wanted and abroad.get(key, 1.0) >= 1.0},
             now,
         ),
-        back=_since(memory.back, _returned_workloads(plan, tables_now, world.delegations), now),
-        idle=sleep.idle_since(world.fleet, outcome.desired, world.reserved, memory.idle, now),
+        back=_since(memory.back, _returned_workloads(plan, own_tables, world.delegations), now),
+        idle=_idle(world, kept, assigned, now),
         over_budget=over_budget(memory.over_budget, plan.budgets, now),
     )
-    heartbeat_s = timing(world.intents).heartbeat_s
+    remembered = _remembered(world.memory, after, part, outcome.desired)
+    entries, concerned, rerouted = _entries(world, kept, part, assigned, memory.tables, own_tables)
     sleeping = sleep.devices_to_sleep(after.idle, world.region.sleep_after_s, now)
-    entries = EntryPoints(world.fleet, outcome.desired, [each.workload for each in plan.workloads], world.delegations)
     limits_of = tenant_limits(*(world.quotas, entries, world.fleet, world.desired, world.demands, world.confirmed))
+    heartbeat_s = kept.heartbeat_s
+    looked_at = _nodes_to_look_at(world, kept, part, concerned, sleeping, limits_of)
+    held = {node: assigned[node] if node in assigned else world.desired[node].assignments for node in looked_at}
     contents = {
         node: DesiredContent(
-            assignments=assignments,
-            routes=routes(*(node, tables_now, assignments, world.fleet.nodes.get(node), shares), entries=entries),
-            pins=tuple(sorted({assignment.model for assignment in assignments})),
+            assignments=held[node],
+            routes=routes(
+                node,
+                tables_now,
+                held[node],
+                world.fleet.nodes.get(node),
+                shares,
+                entries,
+                _routes_before(world, part, node, rerouted),
+            ),
+            pins=tuple(sorted({assignment.model for assignment in held[node]})),
             heartbeat_s=heartbeat_s,
             peers=world.peers if is_gateway(world.fleet.nodes.get(node)) else (),
             asleep=sleeping.get(node, ()),
             forwarding=entries.forwarding(node),
             tenants=limits_of.get(node, ()),
         )
-        for node, assignments in outcome.desired.items()
+        for node in looked_at
     }
     waits = tuple(_with_start(wait, short, now, wall) for wait in outcome.waits)
     slept = sleep.sleep_events(world.fleet, world.desired, contents)
     events = outcome.events + _poisonings(world.memory, memory) + slept
     events += budget_events(memory.over_budget, plan.budgets)
-    return Decision(plan, contents, after, waits, events, outcome.replacements)
+    return Decision(
+        plan, contents, after, waits, events, outcome.replacements, part.is_whole, remembered, warm_ups.nodes
+    )
 
 
 def inputs_of(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall: Wall) -> Inputs:
-    """Input of placement, for `decide` and for `plan` and `explain` (with `place(inputs)`)."""
+    """Input of placement, for `plan` and `explain` (with `place(inputs)`)."""
     desired = {node: content.assignments for node, content in world.desired.items()}
+    part = StepPart(True, world.intents, desired, set())
+    return _inputs_of(world, migrations, now, wall, part, world.memory.marks)
+
+
+def _inputs_of(
+    world: RegionState,
+    migrations: MigrationEffects,
+    now: Elapsed,
+    wall: Wall,
+    part: StepPart,
+    marks: Mapping[str, Mark],
+) -> Inputs:
+    """Of what a step decides about. marks: of its assignments."""
+    desired = part.desired
     unserved = _unserved_delegations(world, migrations)
     awaited = {key for key in unserved if _has_local_route(world.memory.tables.get(str(key)))}
     return Inputs(
@@ -157,7 +204,7 @@ def inputs_of(world: RegionState, migrations: MigrationEffects, now: Elapsed, wa
             effective_intent(intent, world.region, wall, lead_s(intent, world.fleet, world.memory.measured))
             if is_time_dependent(intent)
             else intent
-            for intent in world.intents
+            for intent in part.intents
         ),
         profiles=world.profiles,
         desired=desired,
@@ -166,12 +213,12 @@ def inputs_of(world: RegionState, migrations: MigrationEffects, now: Elapsed, wa
         seed=world.seed,
         documents=world.documents,
         quotas=world.quotas,
-        terms={name: mark.terms for name, mark in world.memory.marks.items()},
+        terms={name: mark.terms for name, mark in marks.items()},
         broken_assignments=broken_assignments(world.memory, world.fleet, desired, now),
         poisoned=poisonings(world.memory.crashes),
         unloadable=load_refusals(world.memory.unloadable),
-        measured={each.trial: each.measured for each in world.memory.measured},
-        residuals=tuple(each.residual for each in world.memory.measured if each.residual is not None),
+        measured=world.memory.measured,
+        residuals=world.memory.residuals,
         costs=world.costs,
         rtt_s=world.rtt_s,
         signatures=world.signatures,
@@ -285,6 +332,142 @@ def _returned_workloads(
         for key, each in delegated.items()
         if not each.is_wanted and key in wanted and local_replica_count(tables[str(key)].endpoints) >= wanted[key] > 0
     }
+
+
+def _all(desired: Mapping[str, tuple[Assignment, ...]]) -> Iterator[Assignment]:
+    return (one for assignments in desired.values() for one in assignments)
+
+
+def _with_tables(before: Map[str, RouteTable], own: Mapping[str, RouteTable], part: StepPart) -> Map[str, RouteTable]:
+    """All tables, with those of the workloads that were decided about, and without those of deleted ones."""
+    if part.is_whole:
+        is_same = len(before) == len(own) and all(before.get(key) is each for key, each in own.items())
+        return before if is_same else Map(own)
+    changed = {name: table for name, table in own.items() if before.get(name) is not table}
+    gone = [name for key in part.come_and_gone if (name := str(key)) not in own and name in before]
+    if not (changed or gone):
+        return before
+    tables_now = before.mutate()
+    tables_now.update(changed)
+    for name in gone:
+        del tables_now[name]
+    return tables_now.finish()
+
+
+def _with_marks(
+    before: Map[str, Mark], own: Mapping[str, Mark], after: Mapping[str, Mark], part: StepPart
+) -> Map[str, Mark]:
+    """All marks, with those after the step of the assignments that it decided about."""
+    changed = {name: mark for name, mark in after.items() if before.get(name) != mark}
+    gone = [name for name in (before if part.is_whole else own) if name not in after]
+    if not (changed or gone):
+        return before
+    marks = before.mutate()
+    marks.update(changed)
+    for name in gone:
+        del marks[name]
+    return marks.finish()
+
+
+def _with_kept_assignments(
+    world: RegionState, part: StepPart, decided: Mapping[str, tuple[Assignment, ...]], kept: KeptDecisions
+) -> dict[str, tuple[Assignment, ...]]:
+    """By node, all assignments after the step, of nodes with any that it decided about or whose set may change."""
+    if part.is_whole:
+        return dict(decided)
+    found = dict[str, tuple[Assignment, ...]]()
+    for node in {*part.nodes, *decided}:
+        before = world.desired[node].assignments if node in world.desired else ()
+        left = {one.id: one for one in decided.get(node, ())}
+        stays = [one if kept.is_settled(one.workload) else left.pop(one.id, None) for one in before]
+        found[node] = (*(one for one in stays if one is not None), *left.values())
+    return found
+
+
+def _remembered(
+    before: ReconcilerMemory, after: ReconcilerMemory, part: StepPart, decided: Mapping[str, tuple[Assignment, ...]]
+) -> frozenset[WorkloadKey]:
+    """Workloads whose marks or tables are others than before."""
+    tables_of = {each.key for each in part.intents} | part.come_and_gone
+    found = {key for key in tables_of if before.tables.get(str(key)) is not after.tables.get(str(key))}
+    if before.marks is not after.marks:
+        every = {one.id: one.workload for desired in (part.desired, decided) for one in _all(desired)}
+        found |= {key for name, key in every.items() if before.marks.get(name) != after.marks.get(name)}
+    if part.is_whole:
+        known = {str(each.key) for each in part.intents}
+        found |= {WorkloadKey(*name.split("/", 1)) for name in before.tables if name not in known}
+    return frozenset(found)
+
+
+def _idle(
+    world: RegionState, kept: KeptDecisions, assigned: Mapping[str, tuple[Assignment, ...]], now: Elapsed
+) -> Mapping[str, Elapsed]:
+    fleet = kept.sleepers()
+    if not fleet.nodes:
+        return world.memory.idle if not world.memory.idle else {}
+    desired = {
+        node: assigned[node] if node in assigned else world.desired[node].assignments if node in world.desired else ()
+        for node in fleet.nodes
+    }
+    return sleep.idle_since(fleet, desired, world.reserved, world.memory.idle, now)
+
+
+def _entries(
+    world: RegionState,
+    kept: KeptDecisions,
+    part: StepPart,
+    assigned: Mapping[str, tuple[Assignment, ...]],
+    before: Mapping[str, RouteTable],
+    own_tables: Mapping[str, RouteTable],
+) -> tuple[EntryPoints, set[str], set[WorkloadKey]]:
+    """The region's entries after the step; nodes whose routes or forwarding are concerned, and by which workloads."""
+    entries = kept.entries
+    if entries is None:
+        held = {node: content.assignments for node, content in world.desired.items()}
+        keys = [each.key for each in world.intents]
+        kept.entries = EntryPoints(world.fleet, {**held, **assigned}, keys, world.delegations)
+        return kept.entries, set(world.fleet.nodes), set()
+    concerned = set[str]()
+    moved = set[WorkloadKey]()
+    for key in part.come_and_gone:
+        (entries.add if str(key) in own_tables else entries.remove)(key)
+    for node, assignments in assigned.items():
+        if others := entries.put(node, assignments):
+            moved |= others
+            concerned.add(node)
+    rerouted = {each.key for each in part.intents if before.get(name := str(each.key)) is not own_tables.get(name)}
+    rerouted |= moved | part.come_and_gone
+    for key in rerouted:
+        concerned.update(entries.concerned(key))
+    return entries, concerned, rerouted
+
+
+def _routes_before(world: RegionState, part: StepPart, node: str, rerouted: set[WorkloadKey]) -> RoutesBefore | None:
+    known = world.desired.get(node)
+    if part.is_whole or node in part.nodes or known is None or known.assignments:
+        return None
+    return RoutesBefore(known.routes, rerouted)
+
+
+def _nodes_to_look_at(
+    world: RegionState,
+    kept: KeptDecisions,
+    part: StepPart,
+    concerned: set[str],
+    sleeping: Mapping[str, tuple[str, ...]],
+    limits: Mapping[str, tuple[TenantLimit, ...]],
+) -> Sequence[str]:
+    """Nodes whose desired set may differ from the one before, in order."""
+    if part.is_whole:
+        return sorted({*world.fleet.nodes, *concerned})
+    nodes = part.nodes | concerned
+    for node in {*kept.sleepers().nodes, *sleeping}:
+        if node in world.desired and world.desired[node].asleep != sleeping.get(node, ()):
+            nodes.add(node)
+    nodes |= {
+        node for node, found in limits.items() if node not in world.desired or world.desired[node].tenants != found
+    }
+    return sorted(node for node in nodes if node in world.fleet.nodes)
 
 
 def _since(before: Mapping[str, Elapsed], names: set[str], now: Elapsed) -> Mapping[str, Elapsed]:

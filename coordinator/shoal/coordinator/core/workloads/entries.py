@@ -5,8 +5,9 @@ tenants in its label `entry` and for the workloads that it serves itself. Only f
 routes and credentials.
 """
 
+from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from shoal.coordinator.core.fleet.labels import EVERY_TENANT, entry_tenants
@@ -21,7 +22,9 @@ ALL: Final = frozenset({EVERY_TENANT})
 
 
 class EntryPoints:
-    """Of one step: which node has which workload, and which tenants' clients each node accepts."""
+    """Which node has which workload, and which tenants' clients each node accepts. It follows what nodes have and which
+    workloads there are; for nodes that come, go or accept others, make another.
+    """
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class EntryPoints:
         """desired: assignments by node. workloads: all that have routes. delegated: those that gateways route to
         another region."""
         members = {name: state for name, state in fleet.nodes.items() if not state.revoked}
-        self._workloads = frozenset(workloads)
+        self._workloads = set(workloads)
         self._keys = {name: state.node.forward_key for name, state in members.items()}
         self._gateways = frozenset(name for name, state in members.items() if state.node.role is Role.GATEWAY)
         self._enters = {name: _tenants(state) for name, state in members.items()}
@@ -43,8 +46,8 @@ class EntryPoints:
             for key in held:
                 self._holders[key].add(name)
         self._delegated = frozenset(delegated)
-        self._all = tuple(sorted(self._workloads))
-        self._own = tuple(key for key in self._all if key.tenant != GUEST_TENANT)
+        self._all = sorted(self._workloads)
+        self._own = [key for key in self._all if key.tenant != GUEST_TENANT]
         self._of_tenant = defaultdict[str, list[WorkloadKey]](list)
         for key in self._own:
             self._of_tenant[key.tenant].append(key)
@@ -53,6 +56,36 @@ class EntryPoints:
         for name, tenants in self._enters.items():
             for tenant in tenants - ALL:
                 self._by_tenant[tenant].add(name)
+
+    def add(self, key: WorkloadKey) -> None:
+        """A workload that has routes from now on."""
+        self._workloads.add(key)
+        insort(self._all, key)
+        if key.tenant != GUEST_TENANT:
+            insort(self._own, key)
+            insort(self._of_tenant[key.tenant], key)
+
+    def remove(self, key: WorkloadKey) -> None:
+        """A workload that has no routes from now on."""
+        self._workloads.discard(key)
+        for keys in (self._all, *((self._own, self._of_tenant[key.tenant]) if key.tenant != GUEST_TENANT else ())):
+            del keys[bisect_left(keys, key)]
+
+    def put(self, node: str, assignments: Iterable[Assignment]) -> frozenset[WorkloadKey]:
+        """What a node has from now on. Returns the workloads that it has in addition, or has no longer."""
+        if node not in self._assigned:
+            return frozenset()
+        before, after = self._assigned[node], frozenset(each.workload for each in assignments)
+        self._assigned[node] = after
+        for key in before - after:
+            self._holders[key].discard(node)
+        for key in after - before:
+            self._holders[key].add(node)
+        return before ^ after
+
+    def concerned(self, key: WorkloadKey) -> Collection[str]:
+        """Nodes whose routes and forwarding depend on the workload: where it enters the region, and who has it."""
+        return self._entrances(key)
 
     def entering(self, node: str) -> Sequence[WorkloadKey]:
         """Workloads for which requests may enter the region at this node, in order."""

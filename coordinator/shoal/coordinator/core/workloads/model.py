@@ -1,9 +1,11 @@
 """Input, stored state and output of the workload reconciler."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
+
+from immutables import Map
 
 from shoal.coordinator.core.fleet.state import DEFAULT_PARTITION, Fleet
 from shoal.coordinator.core.placement.model import (
@@ -115,18 +117,6 @@ class Unloadable:
 
 
 @dataclass(frozen=True, slots=True)
-class WarmUpRecord:
-    """What a model's warm-up on a device measured; kept when the replica is gone."""
-
-    # Model, node and device.
-    trial: Trial
-    # Load time, memory, latencies and energy that it showed.
-    measured: Measured
-    # Its latency against what the device's receipt promised; None without a receipt, or from an older coordinator.
-    residual: Residual | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class PendingMove:
     """A condition for a move that holds, or may still hold."""
 
@@ -140,19 +130,20 @@ class PendingMove:
 
 @dataclass(frozen=True, slots=True)
 class ReconcilerMemory:
-    """State that the reconciler carries from step to step; persisted with the desired sets in one transaction. It is
-    plain JSON: no key is a tuple."""
+    """State that the reconciler carries from step to step; persisted with the desired sets in one transaction."""
 
     # Number of assignments ever created, so that ids never repeat.
     issued: int = 0
     # Stage of each assignment in a desired set, by id.
-    marks: Mapping[str, Mark] = field(default_factory=dict)
+    marks: Map[str, Mark] = field(default_factory=Map)
     # Route tables, by `str(WorkloadKey)`.
-    tables: Mapping[str, RouteTable] = field(default_factory=dict)
+    tables: Map[str, RouteTable] = field(default_factory=Map)
     # Crash counts, sorted by triple and requester.
     crashes: tuple[Crashes, ...] = ()
-    # Warm-up figures, one for each (model, node, device).
-    measured: tuple[WarmUpRecord, ...] = ()
+    # What the newest warm-up of each model on each device measured; kept when the replica is gone.
+    measured: Map[Trial, Measured] = field(default_factory=Map)
+    # Their latencies against what the devices' receipts promised, where these promised any.
+    residuals: Map[Trial, Residual] = field(default_factory=Map)
     # Since when replicas or a standby could not be placed, by `str(WorkloadKey)`.
     short: Mapping[str, Elapsed] = field(default_factory=dict)
     # Since when no replica was ready, by `str(WorkloadKey)`.
@@ -361,7 +352,11 @@ class RegionState:
     # What limited tenants asked of each entry lately.
     demands: TenantDemands = field(default_factory=dict)
     # Nodes that hold the desired set that was decided last.
-    confirmed: frozenset[str] = frozenset()
+    confirmed: Container[str] = frozenset()
+    # Nodes whose state is not that of the step before; None: not known, any may differ.
+    changed_nodes: frozenset[str] | None = None
+    # The fleet as reported this moment, with what moves are judged by; None: `fleet` is.
+    live: Fleet | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,9 +380,9 @@ NO_MIGRATIONS: Final = MigrationEffects((), {}, {}, frozenset())
 class Decision:
     """Outcome of one step. The caller persists it, then sends."""
 
-    # The placement plan, without explanations.
+    # The plan of the workloads that were decided about, without explanations.
     plan: PlacementPlan
-    # Content of every node, changed or not.
+    # Content of every node that was looked at, changed or not: of all nodes where everything was decided.
     desired: Mapping[str, DesiredContent]
     # Reconciler state for the next step.
     memory: ReconcilerMemory
@@ -397,3 +392,9 @@ class Decision:
     events: tuple[RegionEvent, ...]
     # Moves that begin, or that have a place now.
     replacements: tuple[Replacement, ...] = ()
+    # True: every workload was decided about.
+    is_whole: bool = True
+    # Workloads whose marks or tables are others than before.
+    remembered: frozenset[WorkloadKey] = frozenset()
+    # Nodes on which something was measured.
+    measured: frozenset[str] = frozenset()

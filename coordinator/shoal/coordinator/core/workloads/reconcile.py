@@ -1,6 +1,7 @@
 """Turns chosen placements into each node's desired set: make before break, and missing reports alone remove nothing."""
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from shoal.coordinator.core.workloads.model import (
     Replacement,
     WorkloadWait,
 )
-from shoal.coordinator.core.workloads.replacements import MovesUnderWay, startable_replicas
+from shoal.coordinator.core.workloads.replacements import MovesUnderWay, PlacedAssignment, startable_replicas
 from shoal.types.assignment import Assignment, Observed, Phase
 from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, Refusal
 from shoal.types.migration import DRAIN_S
@@ -55,12 +56,14 @@ def reconcile(
     profiles: Mapping[str, ModelProfile],
     broken: Mapping[str, Refusal],
     memory: ReconcilerMemory,
+    marks: Mapping[str, Mark],
     now: Elapsed,
     wall: Wall,
     elsewhere: frozenset[WorkloadKey] = frozenset(),
     moving: MovesUnderWay = NOTHING_MOVES,
 ) -> ReconcileOutcome:
-    """One step towards `plan`. elsewhere: workloads that another region serves, as every front knows by now.
+    """One step towards `plan`. desired: assignments of the plan's workloads and of deleted ones. marks: of these.
+    elsewhere: workloads that another region serves, as every front knows by now.
 
     A replica that the plan no longer names serves on until others are in service. These are either the plan's own,
     all READY and in the routes for `route_propagation_s`, or another region's. Then it drains, and leaves when
@@ -70,11 +73,15 @@ def reconcile(
     ready. Of two replicas of a move under way, each leaves when the move says so.
     """
     plans = {each.workload: each for each in plan.workloads}
-    step = _Step(plans, fleet, profiles, broken, memory, now, wall, elsewhere, moving.moves)
+    step = _Step(plans, fleet, profiles, broken, memory, marks, now, wall, elsewhere, moving.moves)
     replaced = list[Replacement]()
     after = {node: step.keep_on_node(node, assignments) for node, assignments in desired.items()}
+    held = defaultdict[WorkloadKey, list[PlacedAssignment]](list)
+    for node in sorted(desired):
+        for one in desired[node]:
+            held[one.workload].append((node, one))
     for each in plan.workloads:
-        for target, source in startable_replicas(each, desired, fleet, moving):
+        for target, source in startable_replicas(each, held.get(each.workload, ()), fleet, moving):
             node, assignment = step.create(target)
             after[node] = (*after.get(node, ()), assignment)
             if source is not None:
@@ -82,8 +89,8 @@ def reconcile(
     for each in plan.workloads:
         step.record_pending(each)
     kept = {assignment.id for assignments in after.values() for assignment in assignments}
-    marks = {name: mark for name, mark in step.marks.items() if name in kept}
-    return ReconcileOutcome(after, step.issued, marks, tuple(step.waits), tuple(step.events), tuple(replaced))
+    after_marks = {name: mark for name, mark in step.marks.items() if name in kept}
+    return ReconcileOutcome(after, step.issued, after_marks, tuple(step.waits), tuple(step.events), tuple(replaced))
 
 
 class _Step:
@@ -96,6 +103,7 @@ class _Step:
         profiles: Mapping[str, ModelProfile],
         broken: Mapping[str, Refusal],
         memory: ReconcilerMemory,
+        marks: Mapping[str, Mark],
         now: Elapsed,
         wall: Wall,
         elsewhere: frozenset[WorkloadKey],
@@ -111,7 +119,7 @@ class _Step:
         self.moves = {name: move for move in moves if move.target for name in (move.source, move.target)}
         self.unloadable = load_refusals(memory.unloadable)
         self.issued = memory.issued
-        self.marks = dict(memory.marks)
+        self.marks = dict(marks)
         self.route_propagation_s = fleet.timing.route_propagation_s
         self.waits = list[WorkloadWait]()
         self.events = list[RegionEvent]()

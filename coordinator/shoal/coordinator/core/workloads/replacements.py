@@ -1,6 +1,6 @@
 """Pairs new replicas of a plan with the serving ones that they replace: every pair is a live move."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
@@ -23,9 +23,10 @@ class MovesUnderWay:
 
 
 def startable_replicas(
-    plan: WorkloadPlan, desired: Mapping[str, tuple[Assignment, ...]], fleet: Fleet, moving: MovesUnderWay
+    plan: WorkloadPlan, held: Sequence[PlacedAssignment], fleet: Fleet, moving: MovesUnderWay
 ) -> tuple[tuple[ReplicaTarget, PlacedAssignment | None], ...]:
-    """The plan's new replicas that may start now, each with the nearest one that it replaces, or None.
+    """The plan's new replicas that may start now, each with the nearest one that it replaces, or None. held: all
+    assignments of the workload, by node.
 
     Others wait for moves of their workload to end: the limit is reached, or one of the moves is no longer wanted.
     They also wait until it is known whether the unwanted replicas serve. What replaces a serving replica has to be
@@ -34,7 +35,6 @@ def startable_replicas(
     new = [target for target in plan.targets if not target.existing_assignment]
     if not new:
         return ()
-    held = [(node, one) for node in sorted(desired) for one in desired[node] if one.workload == plan.workload]
     serving = [each for each in held if _serves(each, fleet)]
     mine = [move for move in moving.moves if move.workload == plan.workload]
     under_way = [move for move in mine if move.target]

@@ -1,8 +1,9 @@
 """Where each front may send requests. A table's generation grows only when its content changes."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Move, PlacementPlan
@@ -59,6 +60,7 @@ def tables(
                 )
                 keeping.setdefault(assignment.workload, []).append(endpoint)
     after = dict[str, RouteTable]()
+    held_keys = {one.workload for held in desired.values() for one in held}
     for each in plan.workloads:
         name = str(each.workload)
         old = before.get(name)
@@ -72,14 +74,13 @@ def tables(
                 _gateway_endpoints(away.agreement, own, old),
                 remote_shares.get(each.workload),
             )
-        code, reason = (
-            ("", "") if found else _pending_reason(each.workload, each.refusal.code if each.refusal else None, desired)
-        )
+        refused = each.refusal.code if each.refusal else None
+        code, reason = ("", "") if found else _pending_reason(refused, is_held=each.workload in held_keys)
         kept = tuple(sorted(keeping.get(each.workload, ()), key=lambda endpoint: endpoint.assignment))
         table = RouteTable(
             old.generation if old is not None else 1, found, code, reason, through, each.workload in stateful, kept
         )
-        after[name] = table if old in (None, table) else replace(table, generation=table.generation + 1)
+        after[name] = table if old is None else old if old == table else replace(table, generation=old.generation + 1)
     return after
 
 
@@ -117,6 +118,27 @@ def _split_traffic(
     return (*kept, *(replace(endpoint, weight=share * ready / len(away)) for endpoint in away)), led
 
 
+class RoutesBefore(NamedTuple):
+    """What a node had after the step before."""
+
+    # Its routes, in order.
+    routes: tuple[Route, ...]
+    # Workloads whose routes may be others now, that came, or that went.
+    changed: Collection[WorkloadKey]
+
+    def after(self, entering: Sequence[WorkloadKey], make: Callable[[WorkloadKey], Route]) -> tuple[Route, ...]:
+        """Its routes now. entering: workloads that it has routes of, in order."""
+        found = list(self.routes)
+        for key in self.changed:
+            at, place = bisect_left(found, key, key=lambda route: route.workload), bisect_left(entering, key)
+            is_there = at < len(found) and found[at].workload == key
+            if place < len(entering) and entering[place] == key:
+                found[at : at + is_there] = [make(key)]
+            elif is_there:
+                del found[at]
+        return tuple(found)
+
+
 def routes(
     node: str,
     tables: Mapping[str, RouteTable],
@@ -124,24 +146,22 @@ def routes(
     state: NodeState | None,
     shares: Mapping[str, float],
     entries: EntryPoints,
+    before: RoutesBefore | None = None,
 ) -> tuple[Route, ...]:
     """Routes of the workloads that may enter at `node`; its own replicas are local, by their worker's assignment.
 
     held: the node's assignments. While the node is not reporting, no other node sends to its replicas, but they stay
     in its own routes: its front knows whether they take requests, and uses these routes first when the link is
-    restored.
+    restored. before: for a node that has nothing and did not change: its routes are followed from there.
     """
     takes = [each for each in held if not (each.draining or each.staged)]
     own = [each for each in takes if not is_status_current(state) and shares.get(each.id, 1.0) > 0]
+    entering, leads_out = entries.entering(node), is_gateway(state)
+    if before is not None:
+        return before.after(entering, lambda key: _route_for_node(node, leads_out, tables[str(key)], key, ()))
     return tuple(
-        _route_for_node(
-            node,
-            is_gateway(state),
-            tables[str(key)],
-            key,
-            [one for one in own if one.workload == key],
-        )
-        for key in entries.entering(node)
+        _route_for_node(node, leads_out, tables[str(key)], key, [one for one in own if one.workload == key])
+        for key in entering
     )
 
 
@@ -263,10 +283,9 @@ def _is_reachable(state: NodeState, *, listed: bool) -> bool:
     return state.front_ready if is_status_current(state) else listed
 
 
-def _pending_reason(
-    key: WorkloadKey, refused: Code | None, desired: Mapping[str, tuple[Assignment, ...]]
-) -> tuple[str, str]:
-    if any(each.workload == key for assignments in desired.values() for each in assignments):
+def _pending_reason(refused: Code | None, *, is_held: bool) -> tuple[str, str]:
+    """is_held: some node has an assignment of the workload."""
+    if is_held:
         return Code.MODEL_NOT_READY, "its replicas are not ready yet"
     return refused or Code.NO_CANDIDATE, "it has no replica; `shoal explain` says why"
 

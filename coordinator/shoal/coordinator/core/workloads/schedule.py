@@ -4,15 +4,16 @@ Both are evaluated ahead of time, because a place for a peak takes up to `lead_s
 loading, verification and shifting. A coming peak counts like a current one, so a place is left only after the peak.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 from shoal.coordinator.core.fleet.state import Fleet
-from shoal.coordinator.core.placement.model import RegionFacts
-from shoal.coordinator.core.workloads.model import WarmUpRecord
+from shoal.coordinator.core.placement.model import RegionFacts, Trial
 from shoal.policies.cel import Expression
+from shoal.types.assignment import Measured
 from shoal.types.codes import ShoalError
 from shoal.types.offer import Demand
 from shoal.types.units import PerSecond, Seconds, Wall
@@ -24,6 +25,8 @@ VERIFY_S: Final = Seconds(5.0)
 """Time for verification without failures, and for every other wait of a move."""
 LOAD_S: Final = Seconds(10.0)
 """Time for loading and warming up if it was never measured."""
+_NOW: Final = re.compile(r"\bnow\b")
+"""The variable of a selector that changes by itself."""
 PEAK_CHECKS: Final = 4
 """Number of times between now and `lead_s` later at which a peak is looked for."""
 
@@ -50,16 +53,21 @@ def demand_of(traffic: Iterable[Traffic]) -> tuple[Demand, ...]:
     )
 
 
+def depends_on_time(intent: Intent) -> bool:
+    """True if what it asks for, or where it may run, changes by itself."""
+    return is_time_dependent(intent) or _NOW.search(intent.require.where) is not None
+
+
 def is_time_dependent(intent: Intent) -> bool:
     """True if what it asks for depends on the time."""
     return bool(intent.schedule) or any(each.when for each in intent.traffic)
 
 
-def lead_s(intent: Intent, fleet: Fleet, measured: tuple[WarmUpRecord, ...]) -> Seconds:
+def lead_s(intent: Intent, fleet: Fleet, measured: Mapping[Trial, Measured]) -> Seconds:
     """How long before a time to start preparing for it: the slowest device wakes, the model loads, is verified and
     takes over."""
     models = {model.variant for model in intent.models}
-    loads = [each.measured.load_s + each.measured.prepare_s for each in measured if each.trial.model in models]
+    loads = [each.load_s + each.prepare_s for trial, each in measured.items() if trial.model in models]
     wakes = [
         device.rest.wake_s for state in fleet.nodes.values() for device in state.node.devices if device.rest is not None
     ]

@@ -6,7 +6,7 @@ to others once every entry has confirmed its desired set. An entry that is lost 
 otherwise, and the others get that share too: by so much an island may exceed the quota.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,7 +58,7 @@ def tenant_limits(
     fleet: Fleet,
     desired: Mapping[str, DesiredContent],
     demands: TenantDemands,
-    confirmed: Collection[str],
+    confirmed: Container[str],
 ) -> Mapping[str, tuple[TenantLimit, ...]]:
     """What each node's front is told, by node. confirmed: nodes that hold the desired set that was decided last."""
     held = {(each.tenant, node): each for node, content in desired.items() for each in content.tenants}

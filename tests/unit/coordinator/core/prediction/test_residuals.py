@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from immutables import Map
 
 from harness.builders.coordinator_core import device, node, profile, receipt
 from shoal.coordinator.core.prediction.demand import demand_of
@@ -123,7 +124,9 @@ def test_intervals_cover_models_that_were_left_out() -> None:
 
 def test_a_correction_is_of_the_values_alone() -> None:
     seen = (residual(2), residual(3, "b"), residual(2.2, where=BOX))
-    assert region_residuals(seen) is region_residuals(tuple(replace(each) for each in seen))
+    stored = Map(enumerate(seen))
+    again = Map((key, replace(each)) for key, each in reversed(tuple(stored.items())))
+    assert region_residuals(stored) is region_residuals(again)
     turned = RegionResiduals(seen[::-1]).correction("c", BOARD, CONV)
     assert turned == RegionResiduals(seen).correction("c", BOARD, CONV)
 

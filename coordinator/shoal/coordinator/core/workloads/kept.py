@@ -1,0 +1,425 @@
+"""What earlier steps decided and what still holds, so that a step decides about what changed.
+
+A workload is settled when its replicas serve, nothing about it waits, and the same inputs give the same whatever the
+time is. It is decided about again once one of its inputs changes: its documents, its model, a node that holds it, its
+tenant's quota, or what holds for the whole region. All other workloads are decided about in every step. What is settled
+takes part in placement by what it takes of devices and quotas.
+
+Nothing here is stored: without it, a step decides about everything, and comes to the same.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from shoal.coordinator.core.fleet.commitments import LOADED_PHASES, NO_COMMITMENT, MemoryCommitment, memory_of
+from shoal.coordinator.core.fleet.labels import ENTRY_LABEL
+from shoal.coordinator.core.fleet.state import DEFAULT_PARTITION, Fleet, Liveness, NodeState
+from shoal.coordinator.core.placement.allocations import (
+    NO_ALLOCATIONS,
+    NOTHING_STANDS,
+    Allocations,
+    Rank,
+    StandingReplicas,
+    rank_of,
+)
+from shoal.coordinator.core.placement.model import Slot, WorkloadPlan
+from shoal.coordinator.core.placement.tenant_cost import TenantCost
+from shoal.coordinator.core.workloads.entries import EntryPoints
+from shoal.coordinator.core.workloads.model import (
+    AssignmentStage,
+    Decision,
+    DesiredContent,
+    MigrationEffects,
+    RegionState,
+)
+from shoal.coordinator.core.workloads.schedule import depends_on_time
+from shoal.types.assignment import Assignment, Phase
+from shoal.types.codes import PERMANENT_LOAD_FAILURES
+from shoal.types.migration import Against, has_answers
+from shoal.types.units import Bytes, Elapsed, Seconds
+from shoal.types.workload import Intent, WorkloadKey
+
+NO_CONTENT: Final = DesiredContent()
+
+
+class SettledReplica(NamedTuple):
+    """One replica of a settled workload, and what it takes."""
+
+    node: str
+    slot: Slot
+    assignment: Assignment
+    memory: MemoryCommitment
+    # Share of the device's time.
+    busy: float
+    cost: TenantCost
+
+
+class SettledWorkload(NamedTuple):
+    """A workload about which nothing has to be decided."""
+
+    rank: Rank
+    replicas: tuple[SettledReplica, ...]
+
+
+@dataclass
+class StepPart:
+    """What one step decides about."""
+
+    # True: everything; nothing that was decided before is used.
+    is_whole: bool
+    # Workloads to place.
+    intents: tuple[Intent, ...]
+    # Their assignments and those of deleted workloads, by node in order; of every node if it is about everything.
+    desired: dict[str, tuple[Assignment, ...]]
+    # Nodes whose desired set may change whatever is decided about workloads.
+    nodes: set[str]
+    # Workloads that came or went since the last step.
+    come_and_gone: set[WorkloadKey] = field(default_factory=set)
+
+
+class KeptDecisions:
+    """Of one region. `open` begins a step and `adopt` ends it once its decision is stored; without the latter, the next
+    step decides about everything."""
+
+    def __init__(self) -> None:
+        self._part: StepPart | None = None
+        self._loose = set[WorkloadKey]()
+        """Workloads that are not settled, deleted ones with assignments included."""
+        self._forget()
+
+    def forget(self) -> None:
+        """The next step decides about everything."""
+        self._is_known = False
+
+    @property
+    def intents(self) -> Mapping[WorkloadKey, Intent]:
+        """All workloads of the step that began last, by key."""
+        return self._intents
+
+    @property
+    def standing(self) -> StandingReplicas:
+        """What the settled workloads take."""
+        return StandingReplicas(self._allocations, self._ahead) if self._settled else NOTHING_STANDS
+
+    @property
+    def rests(self) -> bool:
+        """Whether every workload is settled."""
+        return self._is_known and self._part is None and not self._loose
+
+    @property
+    def has_automatic(self) -> bool:
+        """Whether replicas of some workload may move without being asked to."""
+        return bool(self._automatic)
+
+    @property
+    def heartbeat_s(self) -> Seconds:
+        """The shortest heartbeat that a workload's `partition` rule asks for; the default without workloads."""
+        return Seconds(min(self._heartbeats, default=DEFAULT_PARTITION.heartbeat_s))
+
+    def is_settled(self, key: WorkloadKey) -> bool:
+        return key in self._settled
+
+    def holders(self, key: WorkloadKey) -> Iterable[str]:
+        """Nodes that hold an assignment of the workload."""
+        return self._holders.get(key, ())
+
+    def sleepers(self) -> Fleet:
+        """The nodes with a device that can sleep."""
+        return Fleet({name: self._states[name] for name in sorted(self._sleepers)})
+
+    def open(self, world: RegionState, migrations: MigrationEffects) -> StepPart:
+        """What has to be decided now."""
+        is_known = self._is_known and self._part is None
+        self._is_known = False
+        if not is_known or self._shared != _shared_inputs(world) or _is_trading(world, migrations):
+            self._part = self._open_whole(world)
+        else:
+            self._part = self._open_part(world, migrations)
+        return self._part
+
+    def adopt(self, world: RegionState, migrations: MigrationEffects, decision: Decision, now: Elapsed) -> None:
+        """The decision of the step that began last is stored."""
+        part, self._part = self._part, None
+        if part is None or _is_trading(world, migrations):
+            return
+        self._is_known = True
+        for node, content in decision.desired.items():
+            self._count_holders(node, world.desired.get(node, NO_CONTENT).assignments, content.assignments)
+        plans = {each.workload: each for each in decision.plan.workloads}
+        waiting = {each.workload for each in decision.waits}
+        moving = {move.workload for move in migrations.moves}
+        tables = world.memory.tables
+        for intent in part.intents:
+            key = intent.key
+            if key in waiting or key in moving or decision.memory.tables.get(str(key)) is not tables.get(str(key)):
+                continue
+            if (found := _settle(world, decision, plans[key], intent, self._holders.get(key, ()), now)) is not None:
+                self._add(key, found)
+        self._loose = {key for key in self._loose if key in self._intents or self._holders.get(key)}
+
+    # -- what changed ------------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        self._is_known = False
+        self._shared: tuple[object, ...] = ()
+        self._settled: dict[WorkloadKey, SettledWorkload] = {}
+        self._loose = set()
+        self._allocations: Allocations = NO_ALLOCATIONS
+        self._on_slot: dict[Slot, dict[str, tuple[Rank, SettledReplica]]] = {}
+        self._on_node: dict[str, set[WorkloadKey]] = {}
+        self._of_model: dict[str, set[WorkloadKey]] = {}
+        self._of_tenant: dict[str, set[WorkloadKey]] = {}
+        self._holders: dict[WorkloadKey, Counter[str]] = {}
+        """By workload: nodes that hold assignments of it, and how many."""
+        self._intents: dict[WorkloadKey, Intent] = {}
+        self._seen: tuple[Intent, ...] = ()
+        self._heartbeats: Counter[float] = Counter()
+        self._automatic: set[WorkloadKey] = set()
+        self._profiles: Mapping[str, object] = {}
+        self._states: Mapping[str, NodeState] = {}
+        self._sleepers: set[str] = set()
+        self.entries: EntryPoints | None = None
+        """Of the last step; None: not known."""
+
+    def _open_whole(self, world: RegionState) -> StepPart:
+        self._forget()
+        self._shared, self._profiles, self._states = _shared_inputs(world), world.profiles, world.fleet.nodes
+        self._take_intents(world.intents)
+        desired = {node: world.desired.get(node, NO_CONTENT).assignments for node in sorted(world.fleet.nodes)}
+        for node, assignments in desired.items():
+            self._count_holders(node, (), assignments)
+        self._sleepers = {name for name, state in world.fleet.nodes.items() if _may_sleep(state)}
+        self._loose = {*self._intents, *self._holders}
+        return StepPart(True, world.intents, desired, set(world.fleet.nodes))
+
+    def _open_part(self, world: RegionState, migrations: MigrationEffects) -> StepPart:
+        before_s = self.heartbeat_s
+        come_and_gone = self._take_intents(world.intents)
+        changed, is_regrouped = self._take_nodes(world)
+        self._take_profiles(world.profiles)
+        for move in migrations.moves:
+            self._loosen(move.workload)
+        self._loosen_disproving(world)
+        self._loosen_tenants(world)
+        held = {node for key in self._loose for node in self._holders.get(key, ())}
+        desired = {
+            node: tuple(one for one in world.desired[node].assignments if one.workload not in self._settled)
+            for node in sorted(held)
+            if node in world.desired
+        }
+        nodes = set(world.fleet.nodes) if is_regrouped or before_s != self.heartbeat_s else held
+        if is_regrouped:
+            self.entries = None
+        intents = tuple(each for key in self._loose if (each := self._intents.get(key)) is not None)
+        return StepPart(False, intents, desired, nodes | changed, come_and_gone)
+
+    def _take_intents(self, intents: tuple[Intent, ...]) -> set[WorkloadKey]:
+        """Workloads that came or went."""
+        if intents is self._seen:
+            return set()
+        known, now = set(map(id, self._seen)), set(map(id, intents))
+        new = [each for each in intents if id(each) not in known]
+        gone = [each for each in self._seen if id(each) not in now]
+        for each in gone:
+            self._heartbeats.subtract([each.partition.heartbeat_s])
+            del self._intents[each.key]
+            self._automatic.discard(each.key)
+        for each in new:
+            self._heartbeats.update([each.partition.heartbeat_s])
+            self._intents[each.key] = each
+            if each.migration.automatic:
+                self._automatic.add(each.key)
+        self._heartbeats = +self._heartbeats
+        self._seen = intents
+        for key in {each.key for each in (*new, *gone)}:
+            self._loosen(key)
+        return {each.key for each in new} ^ {each.key for each in gone}
+
+    def _take_nodes(self, world: RegionState) -> tuple[set[str], bool]:
+        """Nodes whose state changed, and whether one of them takes part in the region's entries in another way."""
+        before, nodes = self._states, world.fleet.nodes
+        names: Iterable[str] = world.changed_nodes if world.changed_nodes is not None else {*nodes, *before}
+        changed, is_regrouped = set[str](), False
+        for name in names:
+            old, new = before.get(name), nodes.get(name)
+            if old is new:
+                continue
+            is_regrouped = is_regrouped or _entry_of(old) != _entry_of(new)
+            for key in tuple(self._on_node.get(name, ())):
+                self._loosen(key)
+            if new is None:
+                self._sleepers.discard(name)
+                self._count_holders(name, world.desired.get(name, NO_CONTENT).assignments, ())
+                continue
+            changed.add(name)
+            if old is None:
+                self._count_holders(name, (), world.desired.get(name, NO_CONTENT).assignments)
+            (self._sleepers.add if _may_sleep(new) else self._sleepers.discard)(name)
+        self._states = nodes
+        return changed, is_regrouped
+
+    def _take_profiles(self, profiles: Mapping[str, object]) -> None:
+        if profiles is not self._profiles:
+            for model, keys in tuple(self._of_model.items()):
+                if profiles.get(model) is not self._profiles.get(model):
+                    for key in tuple(keys):
+                        self._loosen(key)
+            self._profiles = profiles
+
+    def _loosen_disproving(self, world: RegionState) -> None:
+        """Replicas that serve disprove that their model cannot be loaded. Where a node says so, all of them count."""
+        models = {each.triple.model for each in world.memory.unloadable}
+        for key in self._loose:
+            for node in self._holders.get(key, ()):
+                state = world.fleet.nodes.get(node)
+                models |= {
+                    one.model
+                    for one in (state.observed.values() if state is not None else ())
+                    if one.phase is Phase.FAILED and one.code in PERMANENT_LOAD_FAILURES
+                }
+        for model in models:
+            for key in tuple(self._of_model.get(model, ())):
+                self._loosen(key)
+
+    def _loosen_tenants(self, world: RegionState) -> None:
+        """Where a quota bounds the replicas of a tenant, all of its workloads are weighed against each other."""
+        bounded = {
+            tenant for tenant, quota in world.quotas.items() if quota.replicas is not None or quota.memory is not None
+        }
+        for tenant in {key.tenant for key in self._loose if key in self._intents} & bounded:
+            for key in tuple(self._of_tenant.get(tenant, ())):
+                self._loosen(key)
+
+    def _count_holders(self, node: str, before: Iterable[Assignment], after: Iterable[Assignment]) -> None:
+        if before is after:
+            return
+        for sign, assignments in ((-1, before), (1, after)):
+            for one in assignments:
+                counts = self._holders.setdefault(one.workload, Counter())
+                counts[node] += sign
+                if not counts[node]:
+                    del counts[node]
+                if not counts:
+                    del self._holders[one.workload]
+                elif one.workload not in self._settled:
+                    self._loose.add(one.workload)
+
+    # -- what is settled ---------------------------------------------------------------------------------------------
+
+    def _loosen(self, key: WorkloadKey) -> None:
+        found = self._settled.pop(key, None)
+        if key in self._intents or key in self._holders:
+            self._loose.add(key)
+        else:
+            self._loose.discard(key)
+        if found is not None:
+            self._of_tenant[key.tenant].discard(key)
+            for each in found.replicas:
+                self._allocations = self._allocations.with_standing(key.tenant, each, -1)
+                del self._on_slot[each.slot][each.assignment.id]
+                self._on_node[each.node].discard(key)
+                self._of_model[each.assignment.model].discard(key)
+
+    def _add(self, key: WorkloadKey, found: SettledWorkload) -> None:
+        self._settled[key] = found
+        self._loose.discard(key)
+        self._of_tenant.setdefault(key.tenant, set()).add(key)
+        for each in found.replicas:
+            self._allocations = self._allocations.with_standing(key.tenant, each, 1)
+            self._on_slot.setdefault(each.slot, {})[each.assignment.id] = found.rank, each
+            self._on_node.setdefault(each.node, set()).add(key)
+            self._of_model.setdefault(each.assignment.model, set()).add(key)
+
+    def _ahead(self, rank: Rank, slot: Slot) -> tuple[Bytes, float]:
+        """Memory and time that settled workloads of higher rank take of a device."""
+        found = [each for other, each in self._on_slot.get(slot, {}).values() if other < rank]
+        return Bytes(sum(each.memory.committed_bytes for each in found)), sum(each.busy for each in found)
+
+
+def _shared_inputs(world: RegionState) -> tuple[object, ...]:
+    """What every workload depends on."""
+    return (
+        (world.region.name, world.region.residency, world.region.labels, repr(world.region.carbon_g_per_kwh)),
+        world.fleet.timing,
+        world.seed,
+        world.quotas,
+        world.signatures,
+        world.costs,
+    )
+
+
+def _is_trading(world: RegionState, migrations: MigrationEffects) -> bool:
+    """Whether workloads run elsewhere, or for others. Then each step decides about everything."""
+    return bool(
+        world.delegations
+        or world.awarded
+        or world.reserved
+        or world.peers
+        or migrations.cross_region_states
+        or migrations.served_agreements
+    )
+
+
+def _entry_of(state: NodeState | None) -> tuple[object, ...] | None:
+    """How a node takes part in the region's entries."""
+    if state is None or state.revoked:
+        return None
+    return state.node.role, state.node.labels.get(ENTRY_LABEL), state.node.forward_key
+
+
+def _may_sleep(state: NodeState) -> bool:
+    return any(device.rest is not None for device in state.node.devices)
+
+
+def _settle(
+    world: RegionState, decision: Decision, plan: WorkloadPlan, intent: Intent, holders: Iterable[str], now: Elapsed
+) -> SettledWorkload | None:
+    """The workload as settled; None where something about it may still change by itself."""
+    rule = intent.migration
+    if not plan.is_steady or plan.unplaced_moves or depends_on_time(intent) or intent.require.signed_by:
+        return None
+    if rule.against is Against.REFERENCE and not has_answers(rule):
+        return None
+    targets = {each.existing_assignment: each for each in plan.targets}
+    found = list[SettledReplica]()
+    for node in sorted(holders):
+        state = world.fleet.nodes.get(node)
+        before = {one.id: one for one in world.desired.get(node, NO_CONTENT).assignments}
+        content = decision.desired.get(node) or world.desired.get(node, NO_CONTENT)
+        for one in content.assignments:
+            if one.workload != intent.key:
+                continue
+            target = targets.pop(one.id, None)
+            if target is None or before.get(one.id) != one or not _serves(state, one, decision, world, now):
+                return None
+            assert state is not None
+            slot, observed = Slot(node, one.device), state.observed[one.id]
+            taken = NO_COMMITMENT.plus(memory_of(one, observed), loaded=observed.phase in LOADED_PHASES)
+            price = world.costs.get(slot)
+            found.append(
+                SettledReplica(
+                    node, slot, one, taken, target.busy, TenantCost.of(float("nan") if price is None else price)
+                )
+            )
+    return None if targets else SettledWorkload(rank_of(intent), tuple(found))
+
+
+def _serves(state: NodeState | None, one: Assignment, decision: Decision, world: RegionState, now: Elapsed) -> bool:
+    """Whether it is in service, and will be for as long as its node reports the same."""
+    if state is None or state.liveness is not Liveness.READY or not (state.has_full_status and state.front_ready):
+        return False
+    observed, mark = state.observed.get(one.id), decision.memory.marks.get(one.id)
+    return (
+        observed is not None
+        and observed.phase is Phase.READY
+        and observed.measured is not None
+        and bool(observed.measured.samples)  # else its prediction depends on what others measured
+        and mark is not None
+        and mark.stage is AssignmentStage.SERVING
+        and now - mark.since >= world.fleet.timing.route_propagation_s
+        and not (one.draining or one.staged or one.verifiers or one.handover or one.handover_sources)
+        and one.verification is None
+        and not (one.standby and state.cordoned)
+    )

@@ -1,0 +1,162 @@
+"""A step decides about what changed, and comes to what a decision about everything comes to: after every event."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.builders.coordinator_core import DIGEST, SMALL, CoreRegion, device, intent, node
+from shoal.types.codes import Code
+from shoal.types.device import Role
+from shoal.types.migration import MigrationRule
+from shoal.types.units import Watts
+from shoal.types.workload import ModelRef, Quota, Spread, Standby
+
+T = TypeVar("T")
+
+NODES: Final = 5
+
+
+class Choices:
+    """By chance, from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def choice(self, options: Sequence[T]) -> T:
+        return options[self.randrange(len(options))]
+
+    def randrange(self, least: int, most: int | None = None) -> int:
+        """From `least` to below `most`; with one argument from 0 to below it."""
+        return int(self._rng.integers(least, most) if most is not None else self._rng.integers(least))
+
+    def random(self) -> float:
+        return float(self._rng.random())
+
+
+def region_of(count: int) -> CoreRegion:
+    """Agents where requests enter and where none do, two of them with two devices, and a gateway."""
+    members = [
+        node(
+            f"n{at}",
+            *((device(), device("gpu0", kind="gpu")) if at % 2 else (device(),)),
+            labels={"entry": ("*", "shop", "")[at % 3], "rank": str(at)},
+        )
+        for at in range(count)
+    ]
+    return CoreRegion(*members, node("gw", role=Role.GATEWAY), flops={f"n{at}": 1e11 * (at + 1) for at in range(count)})
+
+
+def add(region: CoreRegion, chance: Choices) -> None:
+    """A new workload, or other documents of one that there is. A name is not given again once it is free: the
+    replicas of a workload that was deleted drain, and there is no other yet."""
+    tenant, name = chance.choice(("shop", "zoo", "bank")), f"w{chance.randrange(10**9)}"
+    if region.intents and chance.random() < 0.4:
+        tenant, name = chance.choice(region.intents).key
+    asked = intent(
+        name,
+        tenant=tenant,
+        replicas=chance.choice((1, 1, 2)),
+        spread=Spread.NODE,
+        priority=chance.randrange(3),
+        standby=chance.choice((Standby.NONE, Standby.NONE, Standby.WARM)),
+        where=chance.choice(("", 'node.labels.rank != "0"', 'node.labels.rank == "none"')),
+        models=(ModelRef("ocr.onnx", DIGEST, "") if chance.random() < 0.7 else ModelRef("small.onnx", SMALL, ""),),
+    )
+    region.intents = (*(each for each in region.intents if each.key != asked.key), asked)
+
+
+def remove(region: CoreRegion, chance: Choices) -> None:
+    if region.intents:
+        gone = chance.choice(region.intents)
+        region.intents = tuple(each for each in region.intents if each is not gone)
+
+
+def silence(region: CoreRegion, chance: Choices) -> None:
+    agent = region.agents[chance.choice(sorted(region.agents))]
+    agent.heard = not agent.heard
+
+
+def fail(region: CoreRegion, chance: Choices) -> None:
+    agent = region.agents[chance.choice(sorted(region.agents))]
+    agent.fail = chance.choice((None, Code.LOAD_FAILED))
+
+
+def crash(region: CoreRegion, chance: Choices) -> None:
+    agent = region.agents[chance.choice(sorted(region.agents))]
+    if region.intents:
+        key = chance.choice(region.intents).key
+        (agent.crashing.discard if key in agent.crashing else agent.crashing.add)(key)
+
+
+def stop_front(region: CoreRegion, chance: Choices) -> None:
+    agent = region.agents[chance.choice(sorted(region.agents))]
+    agent.front_ready = not agent.front_ready
+
+
+def change_quota(region: CoreRegion, chance: Choices) -> None:
+    region.quotas = {"zoo": Quota("zoo", replicas=chance.randrange(1, 4))} if chance.random() < 0.5 else {}
+
+
+def cordon(region: CoreRegion, chance: Choices) -> None:
+    name = chance.choice(sorted(region.fleet.nodes))
+    state = region.fleet.nodes[name]
+    region.fleet = region.fleet.with_node(replace(state, cordoned=not state.cordoned))
+
+
+def fill_memory(region: CoreRegion, chance: Choices) -> None:
+    name, left = f"n{chance.randrange(NODES)}", chance.choice((1.0, 0.3, 0.001))
+    region.sensors[name] = lambda each: replace(each, free_bytes=type(each.free_bytes)(int(each.free_bytes * left)))
+
+
+def draw_power(region: CoreRegion, chance: Choices) -> None:
+    name, watts = f"n{chance.randrange(NODES)}", 5 + 25 * chance.random()
+    region.sensors[name] = lambda each: replace(each, power_w=Watts(watts))
+
+
+def move(region: CoreRegion, chance: Choices) -> None:
+    held = [one for each in region.desired.values() for one in each.assignments if not one.draining]
+    busy = {each.workload for each in region.migrations.values() if not each.is_over}
+    free = [one for one in held if one.workload not in busy]
+    if free:
+        region.migrate("", chance.choice(free).workload.name, steps=MigrationRule().steps)
+
+
+EVENTS: tuple[Callable[[CoreRegion, Choices], None], ...] = (
+    *(add, add, add, remove, silence, fail, crash, stop_front, change_quota, cordon, fill_memory, draw_power, move),
+)
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(0, 2**32))
+def test_what_changed_is_decided_as_everything_would_be(seed: int) -> None:
+    """`CoreRegion.step` compares both at every step."""
+    chance, region = Choices(seed), region_of(NODES)
+    for _ in range(4):
+        add(region, chance)
+    region.run(6)
+    for _ in range(12):
+        chance.choice(EVENTS)(region, chance)
+        region.run(chance.choice((0.5, 1.0, 4.0)))
+
+
+def test_a_region_at_rest_decides_about_nothing_and_one_event_about_its_own() -> None:
+    region = region_of(NODES)
+    region.intents = tuple(intent(f"w{at}", tenant="shop") for at in range(8))
+    region.run(20)
+    region.decided_about.clear()
+    region.run(5)
+    assert set(region.decided_about) == {0}
+    region.intents = (*region.intents, intent("late", tenant="zoo"))
+    region.step()
+    assert region.decided_about[-1] == 1
+    region.run(20)
+    region.decided_about.clear()
+    held = {name: {one.workload for one in content.assignments} for name, content in region.desired.items()}
+    name = max(held, key=lambda each: len(held[each]))
+    region.agents[name].front_ready = False
+    region.step()
+    assert region.decided_about[-1] == len(held[name])
