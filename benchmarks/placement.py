@@ -1,8 +1,11 @@
-"""How placement scales: `shoal bench placement --scale [--nodes N]`.
+"""How placement scales, and how well it chooses: `shoal bench placement --scale [--nodes N]`, `--quality`.
 
-One regional coordinator in this process, with its real controllers over a SQLite store; its agents are only values,
-which send their heartbeats on time and do at once what they are told (`_placement/agents.py`). The region stands when
-it begins: two workloads a node (`_placement/standing.py`). Then, for each size:
+`--quality` (`_placement/quality.py`): 200 instances of published latencies and joules, up to 200 services on 60
+devices, beside the optimum of HiGHS and the rules of other schedulers; the exit status is 1 where a goal is missed.
+
+`--scale`: one regional coordinator in this process, with its real controllers over a SQLite store. Its agents are only
+values, which send their heartbeats on time and do at once what they are told (`_placement/agents.py`). The region
+stands when it begins: two workloads a node (`_placement/standing.py`). Then, for each size:
 
 - idle: steps of a region in which nothing happens, with all heartbeats;
 - applies: one workload after the other; a decision is what the step computes, without the store;
@@ -316,15 +319,25 @@ def _of_child(nodes: int, options: Sequence[str]) -> ScaleFigures:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--scale", action="store_true", required=True, help="the only part that there is")
+    parts = parser.add_mutually_exclusive_group(required=True)
+    parts.add_argument("--scale", action="store_true", help="what a region's steps cost, by its size")
+    parts.add_argument("--quality", action="store_true", help="how near to the optimum placement chooses")
     parser.add_argument("--nodes", type=int, help="this size alone; default: " + ", ".join(map(str, SIZES)))
     parser.add_argument("--idle", type=float, default=15.0, help="seconds of rest")
     parser.add_argument("--applies", type=int, default=200, help="workloads applied one by one")
     parser.add_argument("--mass", type=int, default=10_000, help="workloads of the one large apply")
     parser.add_argument("--churn", type=float, default=100.0, help="events a second")
     parser.add_argument("--churn-seconds", type=float, default=10.0)
+    parser.add_argument("--instances", type=int, default=200, help="of --quality")
+    parser.add_argument("--seed", type=int, default=1, help="of the instances")
+    parser.add_argument("--limit", type=float, default=5.0, help="seconds for HiGHS on one instance")
+    parser.add_argument("--data", type=Path, help="measurements for the instances; default: those in _placement")
     given = parser.parse_args()
     print(machine_line(), flush=True)
+    if given.quality:
+        from _placement import quality
+
+        sys.exit(quality.main(given.data, given.instances, given.seed, given.limit))
     if given.nodes is None:
         options = [each for each in sys.argv[1:] if each != "--scale"]
         found = [_of_child(nodes, options) for nodes in SIZES]

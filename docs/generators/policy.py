@@ -41,9 +41,13 @@ partition rule.
 `shoal token create --label "price=0.40 USD/h"`. Without it the current `spec.price` of the Region
 counts. `limits.cost` and `optimize.cost` read nothing else.
 
+**Distance.** A node's label `rtt`, for example `shoal token create --label rtt=20ms`, is the time
+from where requests enter the region to the node and back. It counts in a latency `from: origin`.
+Without it the node is where requests enter.
+
 **Signals.** A Region's price and carbon intensity are constants, or come from a file or a URL and
 may become stale. A value that an operator sets comes first ([guide](../guides/signals.md)).
-`limits.carbon` reads joules x rate x intensity.
+`limits.carbon` and `optimize.carbon` read joules x rate x intensity.
 
 **Delegation.** A policy's `federation` says when another region may run the workload, by what
 margin it must be better, which regions, and for how long at a time. A Region's `trade` says for

@@ -211,6 +211,7 @@ class Optimize(DocumentPart):
     """Weights of the objective, normalised to sum 1."""
 
     energy: Weight = Field(default=0.0, description="Weight of energy per inference in the objective.", examples=[0.7])
+    carbon: Weight = Field(default=0.0, description="Weight of emissions per hour in the objective.", examples=[0.2])
     cost: Weight = Field(default=0.0, description="Weight of cost per hour in the objective.", examples=[0.3])
     latency: Weight = Field(default=0.0, description="Weight of predicted latency in the objective.", examples=[0.3])
 

@@ -1,6 +1,7 @@
 """Resolves documents into what placement reads: policy applied, relaxations accumulated, quantities in SI."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -11,7 +12,7 @@ from shoal.policies.documents import workload_key
 from shoal.policies.kinds import Capture, Optimize, Policy, PolicySpec, Region, Relax, Require, Tenant, Workload
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.migration import Against, InputsFrom, Metric, MigrationRule, MigrationWindow, PackRef, Tolerance
-from shoal.types.units import COST, Seconds, UsdPerHour, parse_quantity
+from shoal.types.units import COST, DURATION, Seconds, UsdPerHour, parse_quantity
 from shoal.types.workload import (
     PREPARABLE,
     DelegationMode,
@@ -32,6 +33,7 @@ from shoal.types.workload import (
 )
 
 PRICE_LABEL: Final = "price"
+RTT_LABEL: Final = "rtt"
 DEFAULT_CAPTURE_MAX: Final = 64
 """Where a workload consents to capture without a number."""
 
@@ -126,6 +128,14 @@ def node_price(labels: Mapping[str, str], region_price: UsdPerHour | None) -> Us
         except ShoalError:
             return None
     return region_price
+
+
+def node_rtt_s(labels: Mapping[str, str]) -> float:
+    """RTT of a node in seconds: its label `rtt` (`20ms`); NaN where the label cannot be parsed."""
+    try:
+        return parse_quantity(labels[RTT_LABEL], DURATION)
+    except ShoalError:
+        return math.nan
 
 
 def _model_ref(source: str, precision: str | None, digests: Mapping[str, ModelRef]) -> ModelRef:

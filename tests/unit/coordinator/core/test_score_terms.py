@@ -28,6 +28,7 @@ NOISE: Final = ObjectiveTerm(
     predict=lambda _scope, option, _intent, _replicas: float(option.state.node.labels.get("noise", "nan")),
     read=lambda served: served.joules,
     combine=max,
+    least=1.0,
 )
 """One term more. Its predictions are a label of the node; what is served or offered is read from the joules."""
 
@@ -60,16 +61,20 @@ def test_a_further_term_is_scored_and_explained(capsys: pytest.CaptureFixture[st
     assert (best.node, other.node) == ("quiet", "fast")
     assert [term.name for term in best.terms] == [term.name for term in score.TERMS]
     quiet, loud = best.terms[-1], other.terms[-1]
-    assert (quiet.weight, quiet.value, quiet.unit, quiet.normalised) == (0.75, 20.0, "dB", 0.0)
-    assert (loud.weight, loud.value, loud.unit, loud.normalised) == (0.75, 60.0, "dB", 1.0)
-    assert (best.score, other.score) == (0.25, 0.75)
+    assert (quiet.weight, quiet.value, quiet.unit, quiet.normalised) == (0.75, 20.0, "dB", 1.0)
+    assert (loud.weight, loud.value, loud.unit) == (0.75, 60.0, "dB")
+    assert loud.normalised == pytest.approx(3.0)
+    faster = other.terms[0].normalised
+    assert faster < 1.0
+    assert best.score == 1.0
+    assert other.score == pytest.approx(3.0**0.75 * faster**0.25)
     assert best.pareto
     assert other.pareto
     own = own_values(plan)
     assert own is not None
     assert own[-1] == 20.0
     show_workload(workload_plan_view(plan, fleet), wide=True)
-    assert "noise 0.75x0.00" in " ".join(capsys.readouterr().out.split())
+    assert "noise 0.75x1.00" in " ".join(capsys.readouterr().out.split())
 
 
 def test_without_its_module_a_weight_counts_for_nothing() -> None:
@@ -87,7 +92,7 @@ def test_a_further_term_decides_between_offers_and_counts_in_the_gain() -> None:
     assert choose([loud, quiet], terms(weights={"noise": 1.0})).winner == quiet
     assert gain(
         term_values(cost=1.0, noise=30.0), term_values(cost=1.0, noise=60.0), {"noise": 0.5, "cost": 0.5}
-    ) == pytest.approx(0.25)
+    ) == pytest.approx(1 - 0.5**0.5)
     assert gain(term_values(noise=30.0), term_values(cost=1.0), {"noise": 1.0}) == 0.0
 
 

@@ -17,19 +17,18 @@ from shoal.coordinator.core.migration.model import (
     RequestStats,
     ServiceFigures,
 )
-from shoal.coordinator.core.placement.feasible import Option, Scope
+from shoal.coordinator.core.placement.feasible import Option, Scope, awake_w
 from shoal.coordinator.core.placement.model import Inputs
 from shoal.coordinator.core.placement.rank import gain, predicted_values, served_values
-from shoal.coordinator.core.placement.score import cost, energy, latency
+from shoal.coordinator.core.placement.score import carbon, cost, energy, latency
 from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.coordinator.core.workloads.model import DelegatedWorkload, RegionState
 from shoal.types.assignment import Observed
-from shoal.types.device import PowerState, Rest
+from shoal.types.device import PowerState
 from shoal.types.migration import Against, MigrationRule
 from shoal.types.offer import Offer
-from shoal.types.receipt import Receipt
-from shoal.types.units import Bytes, Elapsed, Seconds, Watts
+from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.types.workload import Intent, Weights
 
 OUTCOME_AFTER_S: Final = Seconds(30.0)
@@ -45,6 +44,9 @@ def expected_outcome(
     figures without the current load, by which the target is judged; None: `source`."""
     there = calibrate(scope, baseline or source, target)
     replicas = intent.require.replicas
+    # That the source may sleep afterwards counts only against a target that would have to wake: `consolidate` weighs
+    # sleep by time and by coming peaks.
+    source = replace(source, wakes=source.wakes and there.wakes)
     new, old = predicted_values(scope, there, intent, replicas), predicted_values(scope, source, intent, replicas)
     return ExpectedOutcome(
         before=_service_figures(scope, intent, source),
@@ -151,12 +153,6 @@ def fetched_bytes(world: RegionState, migration: Migration) -> Bytes | None:
                      and each.at >= began))  # fmt: skip
 
 
-def awake_w(rest: Rest, receipt: Receipt, working_w: float) -> Watts:
-    """Watts of a device that stays awake for one replica. working_w: joules of its inferences per second; only the
-    part above idle power adds to the draw."""
-    return Watts(rest.idle_w + max(0.0, 1.0 - rest.idle_w / receipt.rates.active_w) * working_w)
-
-
 def calibrate(scope: Scope, source: Option, target: Option) -> Option:
     """`target` made comparable with a measured `source`. If it never ran the model, its roofline is scaled by the
     error of the source's roofline, so that both places are compared on the same basis."""
@@ -205,7 +201,7 @@ def _watts_gain(scope: Scope, intent: Intent, migration: Migration, after: Servi
     source, expected = _option(scope, intent, migration.source), migration.expected
     if expected is None or source is None or source.receipt is None or source.device.rest is None:
         return math.nan
-    rate, reading = scope.replica_rate(intent, intent.require.replicas), source.state.readings.get(source.device.name)
+    rate, reading = scope.energy_rate(intent, intent.require.replicas), source.state.readings.get(source.device.name)
     sleeps = reading is not None and reading.power is PowerState.ASLEEP
     resting_w = source.device.rest.asleep_w if sleeps else source.device.rest.idle_w
     here = awake_w(source.device.rest, source.receipt, rate * expected.before.joules)
@@ -246,7 +242,7 @@ def _aggregate(scope: Scope, intent: Intent, options: Sequence[Option]) -> Servi
         latency_p95_s=latency.TERM.combine([one.latency_p95_s for one in each]),
         joules=energy.TERM.combine([one.joules for one in each]),
         cost=cost.TERM.combine([one.cost for one in each]),
-        carbon=math.fsum(one.carbon for one in each),
+        carbon=carbon.TERM.combine([one.carbon for one in each]),
     )
 
 

@@ -22,7 +22,8 @@ from shoal.coordinator.core.placement.model import (
     WorkloadPlan,
 )
 from shoal.coordinator.core.placement.place import place
-from shoal.coordinator.core.placement.score import latency
+from shoal.coordinator.core.placement.score import carbon, energy, latency
+from shoal.coordinator.core.placement.score.term import ObjectiveTerm
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer, Solicitation
@@ -172,11 +173,11 @@ def _offer(asked: Solicitation, plan: WorkloadPlan, inputs: Inputs, bid: str, ca
         model=first.model,
         precision=first.precision,
         replicas=plan.placed,
-        latency_p95_s=Seconds(max(_latency_s(each) for each in chosen) - away),
+        latency_p95_s=Seconds(_combined(chosen, latency.TERM) - away),
         cost=UsdPerHour(math.fsum(each.cost_usd_per_h for each in chosen)),
-        joules=Joules(math.fsum(each.joules.mid for each in predictions) / len(chosen)),
+        joules=Joules(_combined(chosen, energy.TERM)),
         energy_source=predictions[0].energy_source,
-        carbon=GramsPerHour(math.fsum(each.carbon_g_per_h for each in chosen)),
+        carbon=GramsPerHour(_combined(chosen, carbon.TERM)),
         load_s=Seconds(max(each.load_s.mid for each in predictions)),
         cached=first.model in cached,
         stand_in=next((each.stand_in for each in chosen if each.stand_in), ""),
@@ -191,8 +192,9 @@ def _chosen_candidates(plan: WorkloadPlan) -> list[Candidate]:
     return [known[target.node, target.device, target.variant] for target in plan.targets]
 
 
-def _latency_s(candidate: Candidate) -> float:
-    return next(term.value for term in candidate.terms if term.name == latency.NAME)
+def _combined(candidates: Sequence[Candidate], term: ObjectiveTerm) -> float:
+    """A term's value of all these replicas together."""
+    return term.combine([each.value for one in candidates for each in one.terms if each.name == term.name])
 
 
 def _reservations(plan: WorkloadPlan, bid: str) -> tuple[Reservation, ...]:

@@ -9,7 +9,7 @@ from shoal.coordinator.core.negotiation.reputation import believed_latency_s
 from shoal.coordinator.core.negotiation.trust import may_delegate
 from shoal.coordinator.core.placement import score
 from shoal.coordinator.core.placement.model import WorkloadPlan, terms_of
-from shoal.coordinator.core.placement.rank import TermValues, gain, served_values
+from shoal.coordinator.core.placement.rank import TermValues, gain, objective, served_values
 from shoal.coordinator.core.placement.tenant_cost import TenantCost
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer
@@ -141,29 +141,25 @@ def choose(
     """Ranks the answers; only the first of each region counts. since_s: time since the solicitation; a shorter hold has
     expired.
 
-    Among the offers that fit, the greatest gain over the local placement wins; without a local placement, over the
-    worst value of each figure. The hash of the bid's id breaks ties. An unknown figure counts as the worst one
-    present. The local region keeps the workload unless the gain reaches `margin`.
+    Among the offers that fit, the best objective wins. The hash of the bid's id breaks ties. An unknown figure counts
+    as worse than any known one. The local region keeps the workload unless the gain over it reaches `margin`.
     """
     first = dict[str, Answer]()
     for answer in answers:
         first.setdefault(answer.region, answer)
     believed = {name: believed_offer(each, terms) for name, each in first.items() if isinstance(each, Offer)}
     values = {name: served_values(each) for name, each in believed.items()}
-    worst = _worst([*values.values(), *([terms.own] if terms.own is not None else [])])
-    reference = _fill_unknown(terms.own, worst) if terms.own is not None else worst
     rows = list[tuple[tuple[bool, float, bytes], RankedAnswer]]()
     for name, each in first.items():
         if isinstance(each, Decline):
             rows.append(((True, 0.0, digest(name)), RankedAnswer(each, None, math.nan, each.refusal)))
             continue
-        better = gain(_fill_unknown(values[name], worst), reference, terms.weights)
+        better = gain(values[name], terms.own, terms.weights) if terms.own is not None else math.nan
         refusal = _exclusion(each, terms, since_s, indicative=indicative)
-        over_home = better if terms.own is not None else math.nan
         rows.append(
             (
-                (refusal is not None, -better, digest(each.id)),
-                RankedAnswer(each, believed[name], over_home, refusal),
+                (refusal is not None, objective(values[name], terms.weights), digest(each.id)),
+                RankedAnswer(each, believed[name], better, refusal),
             )
         )
     judged = tuple(row for _, row in sorted(rows, key=lambda row: row[0]))
@@ -272,12 +268,3 @@ def _relaxation(answers: Iterable[Answer], terms: DelegationTerms) -> Relaxation
         if any(unmet_requirement(each, step.require, step.limits, terms) is None for each in offers):
             return step
     return None
-
-
-def _worst(rows: Iterable[TermValues]) -> TermValues:
-    columns = zip(*rows, strict=True)
-    return tuple(max((each for each in column if math.isfinite(each)), default=math.nan) for column in columns)
-
-
-def _fill_unknown(values: TermValues, worst: TermValues) -> TermValues:
-    return tuple(each if math.isfinite(each) else most for each, most in zip(values, worst, strict=True))

@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 from immutables import Map
 
 from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, MemoryCommitment, commitments, memory_of
+from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import Inputs, Reservation, Slot
 from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas
 from shoal.coordinator.core.placement.tenant_cost import NO_COST, TenantCost
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code
+from shoal.types.device import Device
 from shoal.types.units import Bytes
 from shoal.types.workload import Intent, Quota, Spread, Standby, WorkloadKey
 
@@ -73,30 +76,42 @@ class Allocations:
     busy: Map[Slot, float]
     # Usage by tenant. Replicas of workloads that are not decided yet are included.
     quota_usage: Map[str, QuotaUsage]
-    # Of this, memory and time of each device that are not to count in `of_hardware`; None: all counts.
+    # Number of healthy replicas and of reservations on each device, which keep it awake.
+    occupants: Map[Slot, int]
+    # Of this, memory and time of each device that `memory_of` and `time_of` do not count; None: they count all.
     left_out: Callable[[Slot], tuple[Bytes, float]] | None = None
 
     def of_hardware(self, option: Option) -> tuple[MemoryCommitment, float]:
         """Memory that is taken by all devices that work in the option's, and time by all that run on its hardware."""
-        memory, node = NO_COMMITMENT, option.slot.node
-        in_memory = [Slot(node, name) for name in option.state.same_memory(option.device)]
-        for slot in in_memory:
+        return self.memory_of(option.state, option.device), self.time_of(option.state, option.device)
+
+    def memory_of(self, state: NodeState, device: Device) -> MemoryCommitment:
+        """Memory that is taken by all devices that work in this one's."""
+        memory, slots = NO_COMMITMENT, [Slot(state.name, name) for name in state.same_memory(device)]
+        for slot in slots:
             memory = memory.beside(self.memory.get(slot, NO_COMMITMENT))
-        on_hardware = [Slot(node, name) for name in option.state.same_hardware(option.device)]
-        busy = math.fsum(self.busy.get(slot, 0.0) for slot in on_hardware)
-        if self.left_out is None:
-            return memory, busy
-        for slot in in_memory:
-            memory = memory.minus(self.left_out(slot)[0])
-        return memory, busy - math.fsum(self.left_out(slot)[1] for slot in on_hardware)
+        if self.left_out is not None:
+            for slot in slots:
+                memory = memory.minus(self.left_out(slot)[0])
+        return memory
+
+    def time_of(self, state: NodeState, device: Device) -> float:
+        """Share of its time that is taken by all devices that run on this one's hardware."""
+        slots = [Slot(state.name, name) for name in state.same_hardware(device)]
+        busy = math.fsum(self.busy.get(slot, 0.0) for slot in slots)
+        return busy if self.left_out is None else busy - math.fsum(self.left_out(slot)[1] for slot in slots)
 
     def with_standing(self, tenant: str, replica: StandingReplica, sign: int) -> "Allocations":
         """Adds (sign 1) or removes (sign -1) a replica of which nothing has to be decided."""
         slot, taken = replica.slot, replica.memory
         memory = self.memory.get(slot, NO_COMMITMENT).beside(taken if sign > 0 else taken.negated())
-        busy = self.busy.get(slot, 0.0) + sign * replica.busy
         used = self._with_usage(tenant, replica.assignment.memory_bytes, replica.cost, sign)
-        return replace(used, memory=self.memory.set(slot, memory), busy=self.busy.set(slot, busy))
+        return replace(
+            used,
+            memory=self.memory.set(slot, memory),
+            busy=self.busy.set(slot, self.busy.get(slot, 0.0) + sign * replica.busy),
+            occupants=self.occupants.set(slot, self.occupants.get(slot, 0) + sign),
+        )
 
     def with_undecided(self, scope: Scope, intent: Intent, current: WorkloadReplicas, sign: int) -> "Allocations":
         """Adds (sign 1) or removes (sign -1) the replicas of a workload that is not decided yet.
@@ -132,7 +147,12 @@ class Allocations:
         busy = sign * busy_share(scope, intent, replica.option, intent.require.replicas)
         cost = TenantCost.of(replica.option.cost)
         used = self._with_usage(intent.key.tenant, replica.assignment.memory_bytes, cost, sign)
-        return replace(used, busy=self.busy.set(replica.slot, self.busy.get(replica.slot, 0.0) + busy))
+        slot = replica.slot
+        return replace(
+            used,
+            busy=self.busy.set(slot, self.busy.get(slot, 0.0) + busy),
+            occupants=self.occupants.set(slot, self.occupants.get(slot, 0) + sign),
+        )
 
     def _with_usage(self, tenant: str, memory: int, cost: TenantCost, sign: int) -> "Allocations":
         usage = self.usage(tenant).with_replica(memory, cost, sign)
@@ -174,12 +194,13 @@ class Allocations:
         """Adds (sign 1) or removes (sign -1) capacity that is kept for a guest workload. It counts toward no quota."""
         if not reservations:
             return self
-        memory, busy = self.memory, self.busy
+        memory, busy, occupants = self.memory, self.busy, self.occupants
         for each in reservations:
             kept = memory.get(each.slot, NO_COMMITMENT).plus(Bytes(sign * each.memory_bytes), loaded=False)
             memory = memory.set(each.slot, kept)
             busy = busy.set(each.slot, busy.get(each.slot, 0.0) + sign * each.busy)
-        return replace(self, memory=memory, busy=busy)
+            occupants = occupants.set(each.slot, occupants.get(each.slot, 0) + sign)
+        return replace(self, memory=memory, busy=busy, occupants=occupants)
 
     def with_new_replica(self, tenant: str, option: Option, busy: float) -> "Allocations":
         """Adds a new replica that was decided."""
@@ -188,10 +209,11 @@ class Allocations:
             self._with_usage(tenant, memory, TenantCost.of(option.cost), 1),
             memory=self.memory.set(slot, self.memory.get(slot, NO_COMMITMENT).plus(memory, loaded=False)),
             busy=self.busy.set(slot, self.busy.get(slot, 0.0) + busy),
+            occupants=self.occupants.set(slot, self.occupants.get(slot, 0) + 1),
         )
 
 
-NO_ALLOCATIONS: Final = Allocations(Map(), Map(), Map())
+NO_ALLOCATIONS: Final = Allocations(Map(), Map(), Map(), Map())
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +324,13 @@ class QuotaCaps:
         }
         self._decided: set[WorkloadKey] = set()
         self._caps = self._reduced()
+
+    def copy(self) -> "QuotaCaps":
+        """The same, to be decided otherwise."""
+        found = copy(self)
+        found._may_stay, found._uncapped = dict(self._may_stay), dict(self._uncapped)
+        found._decided, found._caps = set(self._decided), dict(self._caps)
+        return found
 
     def of(self, workload: WorkloadKey) -> int:
         """The cap of a workload that is decided next."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from shoal.coordinator.core.placement.feasible import Constraint, Option, PlacementFault
 from shoal.coordinator.core.placement.model import Candidate, Move, PlacementChange
-from shoal.coordinator.core.placement.rank import pareto, predicted_values, scores_of, tie_break
+from shoal.coordinator.core.placement.rank import explain_scores, pareto, tie_break
 from shoal.coordinator.core.placement.relax import (
     CATEGORY_SIZE,
     RequiredRelaxation,
@@ -61,8 +61,8 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
     assigned += [(each.node, each.assignment) for each in solver.failed]
     current = {(node, assignment.device, assignment.variant) for node, assignment in assigned}
     fits = [index for index, found in enumerate(level.faults) if not found]
-    figures = [predicted_values(scope, options[index], intent, replicas) for index in fits]
-    terms, scores = scores_of(figures, intent.weights)
+    figures = [solver.values(options[index], level.require) for index in fits]
+    terms, scores = explain_scores(figures, intent.weights)
     front = pareto(figures)
     place = {index: position for position, index in enumerate(fits)}
     rows = list[tuple[tuple[bool, int, float, bytes], Candidate]]()

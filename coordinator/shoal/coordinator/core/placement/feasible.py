@@ -1,7 +1,7 @@
 """Checks whether a model may run on a device for a workload: every constraint that forbids it, in one stable order."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -34,13 +34,16 @@ from shoal.coordinator.core.prediction.model import Correction, Prediction
 from shoal.coordinator.core.prediction.predict import predict, service_parts
 from shoal.coordinator.core.prediction.residuals import RegionResiduals, class_of_device, region_residuals
 from shoal.policies.cel import Expression, device_fields, model_fields, node_fields
+from shoal.policies.resolve import RTT_LABEL, node_rtt_s
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Measured, Served
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.device import Device
+from shoal.types.device import Device, Node, Rest
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Receipt
 from shoal.types.units import (
     DURATION,
+    Watts,
     show_bytes,
     show_carbon,
     show_joules,
@@ -128,6 +131,8 @@ class Option:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # By what its answers are judged before it serves; None: by nothing.
     judged: Judged | None = None
+    # True where the device would sleep without this replica.
+    wakes: bool = False
 
     @property
     def slot(self) -> Slot:
@@ -146,14 +151,17 @@ class Option:
 class Scope:
     """One call of `place`: values that all its workloads share, computed once."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, standing: Mapping[Slot, int] | None = None) -> None:
+        """standing: number of replicas on each device that are not among the inputs."""
         self.inputs = inputs
+        self._standing = standing or {}
         self._demands = dict[tuple[str, int, _Shapes], ModelDemand]()
         self._profiles = dict[tuple[str, _Shapes], ModelProfile]()
         self._nodes = dict[str, dict[str, object]]()
         self._devices = dict[Slot, dict[str, object]]()
         self._models = dict[str, dict[str, object]]()
         self._selector_refusals = dict[tuple[str, str, str, str], Refusal | None]()
+        self._rtts = dict[str, float]()
 
     @cached_property
     def devices(self) -> tuple[tuple[NodeState, Device], ...]:
@@ -263,6 +271,7 @@ class Scope:
                 preparation_of(intent, precision) if model.prepared else None,
                 comparison_of(intent, device, precision),
             ),
+            wakes=self.may_sleep(device) and not self._is_kept_awake(Slot(state.name, device.name), intent.key),
         )
 
     def _correction(
@@ -278,13 +287,33 @@ class Scope:
         mix = tuple(part / promised for part in parts)
         return self.residuals.correction(model.variant, class_of_device(device), mix)
 
+    def may_sleep(self, device: Device) -> bool:
+        """Whether a device sleeps while it has nothing to do: it can, and the region lets devices sleep."""
+        return device.rest is not None and self.inputs.region.sleep_after_s is not None
+
+    def _is_kept_awake(self, slot: Slot, workload: WorkloadKey) -> bool:
+        """Whether others than this workload have something on the device."""
+        return bool(self._standing.get(slot) or self._occupants.get(slot, frozenset()) - {workload})
+
+    @cached_property
+    def _occupants(self) -> Mapping[Slot, Set[WorkloadKey]]:
+        """Workloads that have a replica on a device that does not drain, or capacity reserved there."""
+        found = dict[Slot, set[WorkloadKey]]()
+        for key, pairs in self.current.items():
+            for node, assignment in pairs:
+                found.setdefault(Slot(node, assignment.device), set()).add(key)
+        for each in self.inputs.reserved:
+            found.setdefault(each.slot, set()).add(WorkloadKey(GUEST_TENANT, each.bid))
+        return found
+
     def replica_rate(self, intent: Intent, replicas: int) -> float:
         """Requests per second that each replica has to take; 0 without declared traffic."""
         return math.fsum(traffic.rate for traffic in intent.traffic) / max(1, replicas)
 
     def latency_s(self, option: Option, intent: Intent, replicas: int, *, high: bool = False) -> float:
         """Predicted p95 as the policy means it: at the worker, plus queueing, plus the RTT from the farthest origin
-        where the policy measures from there. NaN without a prediction; inf where the replica is overloaded.
+        and from where requests enter the region to the node, where the policy measures from there. NaN without a
+        prediction; inf where the replica is overloaded.
 
         Queueing: mean wait of M/D/1 at the replica's own utilisation (guide, equation 8).
         """
@@ -294,7 +323,17 @@ class Scope:
         busy = self.replica_rate(intent, replicas) * p50.mid / max(1, option.device.parallelism)
         queue = math.inf if busy >= 1 else p50.mid * busy / (2 * (1 - busy))
         away = max((self.inputs.rtt_s.get(each.origin, 0.0) for each in intent.traffic), default=0.0)
+        away += self._node_rtt_s(option.state.node)
         return (p95.high if high else p95.mid) + queue + (away if intent.require.latency_from_origin else 0.0)
+
+    def _node_rtt_s(self, node: Node) -> float:
+        """RTT from where requests enter the region to a node, in seconds, as its label says; NaN where that cannot be
+        read, because an unknown distance must never count as a short one."""
+        if RTT_LABEL not in node.labels:
+            return 0.0
+        if node.name not in self._rtts:
+            self._rtts[node.name] = node_rtt_s(node.labels)
+        return self._rtts[node.name]
 
     def carbon_g_per_h(self, option: Option, intent: Intent, replicas: int) -> float:
         """Emissions of one replica in gCO2/h: joules x declared rate, at full load without declared traffic. NaN where
@@ -303,6 +342,29 @@ class Scope:
             return math.nan
         rate = self.replica_rate(intent, replicas) or 1 / max(option.prediction.latency_p50_s.mid, 1e-9)
         return option.prediction.joules.mid * rate * 3600 / 3.6e6 * self.inputs.region.carbon_g_per_kwh
+
+    def energy_rate(self, intent: Intent, replicas: int) -> float:
+        """`replica_rate`; without declared traffic one request a second. Over it the power of staying awake is spread:
+        at full load it would not count, and without requests nothing else would."""
+        return self.replica_rate(intent, replicas) or 1.0
+
+    def energy_j(self, option: Option, intent: Intent, replicas: int) -> float:
+        """Joules that the region spends more for each inference: its own, and for a device that would sleep otherwise
+        what it draws between inferences, above sleep. NaN where unknown."""
+        if option.prediction is None:
+            return math.nan
+        joules, rest = option.prediction.joules.mid, option.device.rest
+        if not option.wakes or rest is None or option.receipt is None:
+            return joules
+        rate = self.energy_rate(intent, replicas)
+        awake = (awake_w(rest, option.receipt, rate * joules) - rest.asleep_w) / rate
+        return max(joules, awake)
+
+    def emissions_g_per_h(self, option: Option, intent: Intent, replicas: int) -> float:
+        """`carbon_g_per_h` with the energy of staying awake."""
+        joules = math.nan if option.prediction is None else option.prediction.joules.mid
+        share = self.energy_j(option, intent, replicas) / joules if joules > 0 else 1.0
+        return self.carbon_g_per_h(option, intent, replicas) * share
 
     def node_watts(self, option: Option, intent: Intent, replicas: int) -> float:
         """Power of the option's node with this replica on it. NaN where one of its devices, or what its meter counts,
@@ -547,7 +609,11 @@ class Scope:
             high = self.latency_s(option, intent, replicas, high=True)
             if not high <= bound:
                 mid = self.latency_s(option, intent, replicas)
-                found = f"p95 {show_seconds(mid)}, up to {show_seconds(high)}" if mid < math.inf else "overloaded"
+                found = (
+                    "overloaded" if mid == math.inf else f"label `{RTT_LABEL}` of {option.state.name} is no duration"
+                )
+                if mid < math.inf:
+                    found = f"p95 {show_seconds(mid)}, up to {show_seconds(high)}"
                 refusal = Refusal(Code.SLO_UNREACHABLE, found, f"p95 of at most {show_quantity(bound, DURATION)}")
                 yield PlacementFault(Constraint.LATENCY, refusal, _raise_bound("latency_p95_s", high, bound))
         figures = (
@@ -589,6 +655,12 @@ class Scope:
                 Refusal(code, found, f"at most {show_quantity(limit, _DIMENSIONS[name])}"),
                 _raise_bound(name, value * shares, limit),
             )
+
+
+def awake_w(rest: Rest, receipt: Receipt, working_w: float) -> Watts:
+    """Watts of a device that stays awake for one replica. working_w: joules of its inferences per second; only the
+    part above idle power adds to the draw."""
+    return Watts(rest.idle_w + max(0.0, 1.0 - rest.idle_w / receipt.rates.active_w) * working_w)
 
 
 _DIMENSIONS: Final = {"latency_p95_s": DURATION, **LIMIT_DIMENSIONS}

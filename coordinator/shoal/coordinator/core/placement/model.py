@@ -354,13 +354,13 @@ class ScoreTerm:
 
     # Name of the term, as in `optimize` of a policy.
     name: str
-    # Weight in the policy's objective, 0 to 1.
+    # Weight in the policy's objective, 0 to 1: the exponent of the term.
     weight: float
     # Predicted value in `unit`; NaN where unknown.
     value: float
     # Unit of `value`.
     unit: str
-    # 0 (best) to 1 (worst) over the workload's feasible candidates; an unknown value counts as 1.
+    # The value as a multiple of that of the workload's best candidate; NaN where unknown.
     normalised: float
 
 
@@ -384,7 +384,7 @@ class Candidate:
     chosen: bool
     # True where a replica of the workload is assigned here now, healthy or failed.
     current: bool
-    # Weighted score, 0 best; NaN where excluded.
+    # The objective as a multiple of that of the best candidate, 1 best; NaN where excluded.
     score: float
     # Terms of the score; empty where excluded.
     terms: tuple[ScoreTerm, ...]

@@ -3,8 +3,9 @@ docs/guides/placement.md."""
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from shoal.coordinator.core.fleet.commitments import memory_of
 from shoal.coordinator.core.placement import explain as why
@@ -22,6 +23,7 @@ from shoal.coordinator.core.placement.allocations import (
 )
 from shoal.coordinator.core.placement.contention import Pick
 from shoal.coordinator.core.placement.feasible import Scope
+from shoal.coordinator.core.placement.joint import OptionKey, better_places, is_worth_trying
 from shoal.coordinator.core.placement.model import (
     Inputs,
     Move,
@@ -31,7 +33,7 @@ from shoal.coordinator.core.placement.model import (
     Slot,
     WorkloadPlan,
 )
-from shoal.coordinator.core.placement.replicas import replicas_of
+from shoal.coordinator.core.placement.replicas import WorkloadReplicas, replicas_of
 from shoal.coordinator.core.placement.signatures import make_signed_model
 from shoal.coordinator.core.placement.solve import Level, Occupancy, Solver
 from shoal.coordinator.core.placement.tenant_cost import TenantBudget, TenantCost
@@ -40,7 +42,7 @@ from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Against
 from shoal.types.units import Bytes
-from shoal.types.workload import Standby, WorkloadKey
+from shoal.types.workload import Intent, Standby, WorkloadKey
 
 
 def place(
@@ -58,45 +60,127 @@ def place(
     it is. Such a plan takes no capacity from others.
     standing: replicas of other workloads, of which nothing is to be decided.
     """
-    scope = Scope(inputs)
+    scope = Scope(inputs, standing.allocations.occupants)
     intents = sorted(inputs.intents, key=rank_of)
     current = {intent.key: replicas_of(scope, intent) for intent in intents}
     caps = QuotaCaps(scope, [(intent, current[intent.key]) for intent in intents])
-    beside = ((intent, current[intent.key]) for intent in intents)
-    baseline = initial_allocations(scope, beside, standing.allocations)
-    allocations = baseline
-    plans = list[WorkloadPlan]()
-    for intent in intents:
-        replicas, tenant = current[intent.key], intent.key.tenant
-        baseline = standing.baseline(baseline, intent)
-        away = intent.key in inputs.elsewhere
-        if away and intent.key not in as_if_local:
-            spare = Solver(scope, intent, replicas, caps.of(intent.key), allocations, baseline, elsewhere=True)
-            plan, allocations = _plan_elsewhere(spare, allocations)
-            plans.append(_with_cost(plan, spare, allocations))
-            continue
-        # A guest workload may use the capacity that is reserved for it.
-        is_guest = tenant == GUEST_TENANT
-        own = [each for each in inputs.reserved if each.bid == intent.key.name] if is_guest else []
-        free, free_at_first = allocations.with_reservations(own, -1), baseline.with_reservations(own, -1)
-        solver = Solver(scope, intent, replicas, caps.of(intent.key), free, free_at_first)
-        asked = explain if isinstance(explain, bool) else intent.key in explain
-        plan, after = _place_moves(solver, *_plan_workload(solver, explain=asked), explain=asked)
-        plan, after = _replace_in_place(solver, plan, after, explain=asked)
-        after = after.with_awarded(scope, intent.key, _cost_beside(solver, after))
-        plans.append(_with_cost(plan, solver, after))
-        if not away:
-            caps.decide(intent.key, {target.existing_assignment for target in plan.targets})
-            # The reservation stays while the guest has no place. The baseline loses this workload, so that later ones
-            # can tell OUTRANKED from a real shortage.
-            allocations = after if plan.targets else after.with_reservations(own)
-            baseline = free_at_first.without_workload(scope, intent, replicas)
+    allocations = initial_allocations(
+        scope, ((intent, current[intent.key]) for intent in intents), standing.allocations
+    )
+    decided = Decided((), allocations, allocations, caps)
+    for _, equals in groupby(intents, key=lambda intent: intent.priority):
+        group = _PriorityGroup(scope, tuple(equals), current, decided, as_if_local, standing)
+        decided = group.decide(explain)
+    plans, allocations = decided.plans, decided.allocations
     budgets = tuple(
         TenantBudget(tenant, quota.cost, allocations.usage(tenant).cost)
         for tenant, quota in sorted(inputs.quotas.items())
         if quota.cost is not None
     )
-    return PlacementPlan(tuple(plans), _hash(inputs, plans), budgets)
+    return PlacementPlan(plans, _hash(inputs, plans), budgets)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What was decided so far."""
+
+    # The plans, in order.
+    plans: tuple[WorkloadPlan, ...]
+    # Capacity that is taken, all decisions included.
+    allocations: Allocations
+    # The same without the decisions, and as if their workloads had no replicas.
+    baseline: Allocations
+    # What the quotas let the workloads that follow keep.
+    caps: QuotaCaps
+
+
+class _PriorityGroup:
+    """The workloads of one priority: decided one after the other, and their new replicas then together."""
+
+    def __init__(
+        self, scope: Scope, intents: Sequence[Intent], current: Mapping[WorkloadKey, WorkloadReplicas],
+        before: Decided, as_if_local: Collection[WorkloadKey], standing: StandingReplicas,
+    ) -> None:  # fmt: skip
+        self._scope = scope
+        self._intents = intents
+        self._current = current
+        self._before = before
+        self._as_if_local = as_if_local
+        self._standing = standing
+        # Workloads whose candidates are kept, and the last solver of each.
+        self._shared: Collection[WorkloadKey] = ()
+        self._solvers = dict[WorkloadKey, Solver]()
+
+    def decide(self, explain: bool | Collection[WorkloadKey]) -> Decided:
+        lacking = [intent for intent in self._intents if self._lacks(intent)]
+        rows = sum(intent.require.replicas for intent in lacking)
+        if not is_worth_trying(rows, len(self._scope.devices)):
+            return self._decide(explain, {})
+        self._shared = {intent.key for intent in lacking}
+        found = self._decide(False, {})
+        better = better_places(self._scope, [self._solvers[intent.key] for intent in lacking], found.allocations)
+        if better:
+            together = self._decide(explain, better)
+            if self._placed(together) >= self._placed(found):
+                return together
+        return self._decide(explain, {}) if explain else found
+
+    def _lacks(self, intent: Intent) -> bool:
+        """Whether a workload may need a new replica here, and nothing of it moves."""
+        current = self._current[intent.key]
+        moves = any(move.workload == intent.key for move in self._scope.inputs.moves)
+        away = intent.key in self._scope.inputs.elsewhere
+        return len(current.active) < intent.require.replicas and not moves and not away
+
+    def _placed(self, decided: Decided) -> int:
+        return sum(plan.placed for plan in decided.plans[len(self._before.plans) :])
+
+    def _decide(
+        self, explain: bool | Collection[WorkloadKey], preferred: Mapping[WorkloadKey, Sequence[OptionKey]]
+    ) -> Decided:
+        """Decides one after the other. preferred: places that new replicas try first."""
+        scope, inputs = self._scope, self._scope.inputs
+        allocations, baseline, caps = self._before.allocations, self._before.baseline, self._before.caps.copy()
+        plans = list(self._before.plans)
+        for intent in self._intents:
+            replicas, tenant = self._current[intent.key], intent.key.tenant
+            baseline = self._standing.baseline(baseline, intent)
+            away = intent.key in inputs.elsewhere
+            if away and intent.key not in self._as_if_local:
+                spare = Solver(scope, intent, replicas, caps.of(intent.key), allocations, baseline, elsewhere=True)
+                plan, allocations = _plan_elsewhere(spare, allocations)
+                plans.append(_with_cost(plan, spare, allocations))
+                continue
+            # A guest workload may use the capacity that is reserved for it.
+            is_guest = tenant == GUEST_TENANT
+            own = [each for each in inputs.reserved if each.bid == intent.key.name] if is_guest else []
+            free, free_at_first = allocations.with_reservations(own, -1), baseline.with_reservations(own, -1)
+            solver = self._solver(intent, caps.of(intent.key), free, free_at_first, preferred.get(intent.key, ()))
+            asked = explain if isinstance(explain, bool) else intent.key in explain
+            plan, after = _place_moves(solver, *_plan_workload(solver, explain=asked), explain=asked)
+            plan, after = _replace_in_place(solver, plan, after, explain=asked)
+            after = after.with_awarded(scope, intent.key, _cost_beside(solver, after))
+            plans.append(_with_cost(plan, solver, after))
+            if not away:
+                caps.decide(intent.key, {target.existing_assignment for target in plan.targets})
+                # The reservation stays while the guest has no place. The baseline loses this workload, so that later
+                # ones can tell OUTRANKED from a real shortage.
+                allocations = after if plan.targets else after.with_reservations(own)
+                baseline = free_at_first.without_workload(scope, intent, replicas)
+        return Decided(tuple(plans), allocations, baseline, caps)
+
+    def _solver(
+        self, intent: Intent, cap: int, allocations: Allocations, baseline: Allocations, preferred: Sequence[OptionKey]
+    ) -> Solver:
+        """A solver that shares the candidates of an earlier one of the same workload."""
+        known = self._solvers.get(intent.key)
+        solver = Solver(
+            self._scope, intent, self._current[intent.key], cap, allocations, baseline, preferred=preferred,
+            table=known.table if known is not None else None,
+        )  # fmt: skip
+        if intent.key in self._shared:
+            self._solvers[intent.key] = solver
+        return solver
 
 
 def _cost_beside(solver: Solver, after: Allocations) -> TenantCost:
@@ -215,14 +299,7 @@ def _plan_workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Allo
     is_steady = level is not None
     relaxed: tuple[str, ...] = ()
     if level is None:
-        levels = [solver.solve(intent.require, intent.limits)]
-        for step in intent.relax:
-            if levels[-1].is_full:
-                break
-            levels.append(solver.solve(step.require, step.limits))
-        index = max(range(len(levels)), key=lambda index: (levels[index].is_full, len(levels[index].picks), -index))
-        level = levels[index]
-        relaxed = tuple(step.change for step in intent.relax[:index])
+        level, relaxed = solver.choose()
     proposal, change = why.nearest(solver, level) if explain and not level.is_full else (None, "")
     plan = WorkloadPlan(
         workload=intent.key,

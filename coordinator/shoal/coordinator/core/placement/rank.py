@@ -1,9 +1,17 @@
-"""Ranks feasible candidates: terms normalised over all of them and weighted by the policy, and the Pareto front."""
+"""Ranks candidates by one objective, for placing, moving, bidding and consolidating.
+
+The objective of a place is the weighted geometric mean of its terms: the product of (value / scale) to the power of the
+term's weight, 0 best. It is kept as its logarithm. Whatever the scales are, they multiply the objective of all places
+of a workload by the same factor. So no scale, and no device that is not chosen, ever decides between two others; any
+other mean of several quantities needs scales that do (docs/decisions/0034-objective.md).
+"""
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.coordinator.core.placement import score
 from shoal.coordinator.core.placement.feasible import Option, Scope
@@ -14,8 +22,10 @@ from shoal.types.workload import Intent, Weights
 
 TermValues = tuple[float, ...]
 """One value for each of `score.TERMS`, in its order; NaN where unknown."""
-UNKNOWN_SCORE = 1.0
-"""Normalised value of an unknown term: no better than the worst known value."""
+UNKNOWN: Final = 1e6
+"""Logarithm that an unknown value counts as: worse than any known one, whatever the others are."""
+WORST: Final = 1e6
+"""The largest ratio of two objectives that is told apart."""
 
 
 def predicted_values(scope: Scope, option: Option, intent: Intent, replicas: int) -> TermValues:
@@ -28,39 +38,57 @@ def served_values(served: ServedFigures) -> TermValues:
     return tuple(term.read(served) for term in score.TERMS)
 
 
-def shares(weights: Weights) -> tuple[float, ...]:
-    """The weight of each term."""
-    return tuple(weights.get(term.name, 0.0) for term in score.TERMS)
+def shares(weights: Weights) -> NDArray[np.float64]:
+    """The weight of each term; their sum is 1, or 0 where no term has a weight."""
+    found = np.array([weights.get(term.name, 0.0) for term in score.TERMS])
+    return found / (found.sum() or 1.0)
 
 
-def scores_of(figures: Sequence[TermValues], weights: Weights) -> tuple[list[tuple[ScoreTerm, ...]], list[float]]:
-    """Terms and weighted sum (0 best, 1 worst) of each row of `figures`."""
+def logarithms(figures: Sequence[TermValues]) -> NDArray[np.float64]:
+    """The logarithm of each value, shaped (rows, terms); UNKNOWN where the value is not finite."""
+    table = np.asarray(figures, dtype=np.float64).reshape(len(figures), len(score.TERMS))
+    least = np.array([term.least for term in score.TERMS])
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(table), np.log(np.maximum(table, least)), UNKNOWN)
+
+
+def objectives(figures: Sequence[TermValues], weights: Weights) -> NDArray[np.float64]:
+    """The logarithm of the objective of each row, lower is better."""
+    found: NDArray[np.float64] = logarithms(figures) @ shares(weights)
+    return found
+
+
+def objective(values: TermValues, weights: Weights) -> float:
+    """The logarithm of one objective."""
+    return float(objectives([values], weights)[0])
+
+
+def explain_scores(figures: Sequence[TermValues], weights: Weights) -> tuple[list[tuple[ScoreTerm, ...]], list[float]]:
+    """Terms and score of each row of `figures`, as multiples of those of the best row: 1 is as good as the best."""
     if not figures:
         return [], []
-    table = np.asarray(figures, dtype=np.float64)
-    table[~np.isfinite(table)] = np.nan
-    known = ~np.isnan(table)
-    low = np.min(np.where(known, table, np.inf), axis=0)
-    high = np.max(np.where(known, table, -np.inf), axis=0)
-    span = np.where(known.any(axis=0), high - low, 0.0)
-    normalised = np.where(known, (table - low) / np.where(span > 0, span, 1.0), UNKNOWN_SCORE)
-    share = shares(weights)
+    logs, share = logarithms(figures), shares(weights)
+    total = logs @ share
+    best = int(np.argmin(total))
+    with np.errstate(over="ignore"):
+        parts, scores = np.exp(logs - logs[best]), np.exp(total - total[best])
     terms = [
         tuple(
-            ScoreTerm(term.name, weight, value, term.unit, part)
-            for term, weight, value, part in zip(score.TERMS, share, row, parts, strict=True)
+            ScoreTerm(term.name, weight, value, term.unit, part if math.isfinite(value) else math.nan)
+            for term, weight, value, part in zip(score.TERMS, share.tolist(), row, ratios, strict=True)
         )
-        for row, parts in zip(figures, normalised.tolist(), strict=True)
+        for row, ratios in zip(figures, parts.tolist(), strict=True)
     ]
-    return terms, (normalised @ np.asarray(share)).tolist()
+    return terms, scores.tolist()
 
 
 def gain(new: TermValues, old: TermValues, weights: Weights) -> float:
-    """The share by which `new` is better than `old`: 1 - weighted mean of the ratios. An unknown term counts as
-    equal."""
-    ratios = [a / b if math.isfinite(a) and math.isfinite(b) and b > 0 else 1.0 for a, b in zip(new, old, strict=True)]
-    share = shares(weights)
-    return 1 - math.fsum(weight * ratio for weight, ratio in zip(share, ratios, strict=True)) / (math.fsum(share) or 1)
+    """The share by which `new` is better than `old`: 1 - the ratio of their objectives. A term whose old value is
+    unknown counts as equal, so that nothing moves because a figure became known. One whose new value alone is unknown
+    makes it WORST times worse."""
+    was, will = logarithms([old])[0], logarithms([new])[0]
+    change = np.where(was >= UNKNOWN, 0.0, will - was) @ shares(weights)
+    return 1.0 - math.exp(min(float(change), math.log(WORST)))
 
 
 def pareto(figures: Sequence[TermValues]) -> list[bool]:

@@ -1,16 +1,15 @@
 """Chooses a workload's replicas for one set of requirements and limits."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shoal.coordinator.core.placement.allocations import Allocations, busy_share, wants_standby
 from shoal.coordinator.core.placement.contention import ContentionCheck, Pick, is_on_other_node, spread_allows
 from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault, Scope
 from shoal.coordinator.core.placement.model import Move, Slot, terms_of
-from shoal.coordinator.core.placement.rank import gain, predicted_values, scores_of, tie_break
+from shoal.coordinator.core.placement.rank import TermValues, gain, objectives, predicted_values, tie_break
 from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas, may_retry
 from shoal.coordinator.core.placement.tenant_cost import TenantCost
 from shoal.types.codes import Code, Refusal
@@ -59,6 +58,15 @@ class Occupancy(NamedTuple):
     memory_bytes: Bytes
 
 
+class CandidateTable:
+    """Every (device, model) of the region for one workload, and what excludes each by itself. Nothing in it depends on
+    what else is placed, so that several solvers of the workload share it."""
+
+    def __init__(self, options: tuple[Option, ...]) -> None:
+        self.options = options
+        self.faults = dict[tuple[Requirements, Limits], list[tuple[PlacementFault, ...]]]()
+
+
 class Solver:
     """Places one workload against the allocations of all others."""
 
@@ -73,11 +81,16 @@ class Solver:
         *,
         elsewhere: bool = False,
         pending_moves: Sequence[Move] = (),
+        preferred: Sequence[tuple[str, str, str]] = (),
+        table: CandidateTable | None = None,
     ) -> None:
         """cap: current replicas that the quota lets stay. allocations: with everything that was decided before this
         workload. baseline: without those decisions, and as if their workloads had no replicas. elsewhere: only a
         standby is wanted here. pending_moves: moves that look for a place, each where it aims; their sources do not
-        count as current replicas."""
+        count as current replicas. preferred: keys of the options for its new replicas, one each, where they fit. table:
+        of another solver of the same workload and replicas."""
+        self._preferred = preferred
+        self._table = table
         self.pending_moves = pending_moves
         self.scope = scope
         self.intent = intent
@@ -124,10 +137,27 @@ class Solver:
             pending_moves=pending_moves,
         )
 
-    @cached_property
+    @property
     def options(self) -> tuple[Option, ...]:
         """Every (device, model) of the region. Where a current replica runs, the option uses that replica's
         measurements."""
+        return self.table.options
+
+    @property
+    def table(self) -> CandidateTable:
+        if self._table is None:
+            self._table = CandidateTable(self._make_options())
+        return self._table
+
+    def faults(self, require: Requirements, limits: Limits) -> list[tuple[PlacementFault, ...]]:
+        """Per option, what excludes it whatever else is placed."""
+        known = self.table.faults
+        if (require, limits) not in known:
+            found = [self.scope.faults(option, self.intent, require, limits) for option in self.options]
+            known[require, limits] = found
+        return known[require, limits]
+
+    def _make_options(self) -> tuple[Option, ...]:
         scope, intent = self.scope, self.intent
         held = {(*each.slot, each.assignment.variant): each.option for each in self.healthy}
         failed = {
@@ -168,6 +198,18 @@ class Solver:
             allocations = allocations.with_kept_replica(self.scope, self.intent, standby.existing)
         return Level(require, self.intent.limits, wanted, tuple(picks), (), (), allocations, standby)
 
+    def choose(self) -> tuple[Level, tuple[str, ...]]:
+        """The level of the policy's own setting, else of its `relax` steps in order: the first that places all
+        replicas, else the one that places most. With the steps that it takes, as typed."""
+        intent = self.intent
+        levels = [self.solve(intent.require, intent.limits)]
+        for step in intent.relax:
+            if levels[-1].is_full:
+                break
+            levels.append(self.solve(step.require, step.limits))
+        index = max(range(len(levels)), key=lambda index: (levels[index].is_full, len(levels[index].picks), -index))
+        return levels[index], tuple(step.change for step in intent.relax[:index])
+
     def solve(self, require: Requirements, limits: Limits) -> Level:
         """Picks replicas one by one, the best first. The result is cached, because the reason why a move waits is read
         from it later.
@@ -181,9 +223,9 @@ class Solver:
         return known
 
     def _solve(self, require: Requirements, limits: Limits) -> Level:
-        scope, intent, options = self.scope, self.intent, self.options
+        intent, options = self.intent, self.options
         wanted = self._replica_count(require)
-        faults = [scope.faults(option, intent, require, limits) for option in options]
+        faults = self.faults(require, limits)
         # Confirmed replicas have to meet the hard constraints only; the others are checked like new ones.
         staying = [each for each in self.active if self.is_confirmed(each) and self._still_meets(each, require)]
         yielding = [
@@ -351,9 +393,14 @@ class Solver:
 
     def gain(self, best: Option, replica: CurrentReplica, require: Requirements) -> float:
         """The share by which a place is better than a replica's own, under the workload's weights."""
-        new = predicted_values(self.scope, best, self.intent, require.replicas)
-        old = predicted_values(self.scope, replica.option, self.intent, require.replicas)
+        new, old = (self.values(option, require) for option in (best, replica.option))
         return gain(new, old, self.intent.weights)
+
+    def values(self, option: Option, require: Requirements) -> TermValues:
+        """Values predicted for a replica of this workload on a candidate, beside what was decided before."""
+        if self.scope.may_sleep(option.device):
+            option = replace(option, wakes=not self.allocations.occupants.get(option.slot))
+        return predicted_values(self.scope, option, self.intent, require.replicas)
 
     def _first(
         self, current: Sequence[CurrentReplica], picks: list[Pick], require: Requirements
@@ -375,8 +422,8 @@ class Solver:
         """Score and tie-break by option index, over options that are feasible or hold a current replica."""
         stands = {each.option.key for each in current}
         fits = [index for index, found in enumerate(faults) if not found or self.options[index].key in stands]
-        figures = [predicted_values(self.scope, self.options[index], self.intent, require.replicas) for index in fits]
-        _, scores = scores_of(figures, self.intent.weights)
+        figures = [self.values(self.options[index], require) for index in fits]
+        scores = objectives(figures, self.intent.weights).tolist()
         return {
             index: (value, tie_break(self.scope.inputs.seed, str(self.intent.key), *self.options[index].key))
             for index, value in zip(fits, scores, strict=True)
@@ -405,13 +452,21 @@ class Solver:
         kept = {pick.existing.assignment.id for pick in picks if pick.existing is not None}
         waiting = {each.option.key for each in self.healthy if each.assignment.id not in kept}
         allocations = allocations.with_usage_of(self.intent.key.tenant, self._may_follow(picks, kept, require))
-        for index in order:
+        for index in self._preferred_first(order, picks):
             option = self.options[index]
             if move is not None and (option.key in left or not move.aim.allows(*option.key)):
                 continue
             if option.key not in waiting and not self._contention.faults(option, picks, require, allocations):
                 return option
         return None
+
+    def _preferred_first(self, order: Sequence[int], picks: Sequence[Pick]) -> Iterable[int]:
+        """The order in which a new replica tries options."""
+        news = sum(pick.existing is None for pick in picks)
+        if news >= len(self._preferred):
+            return order
+        first = self._preferred[news]
+        return (*(index for index in order if self.options[index].key == first), *order)
 
     def _may_follow(
         self, picks: Sequence[Pick], kept: Collection[str], require: Requirements

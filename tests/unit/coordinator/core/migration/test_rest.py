@@ -47,6 +47,15 @@ def region(after: float | None = 5.0, **changes: Any) -> CoreRegion:
     return found
 
 
+def region_on_server(**changes: Any) -> CoreRegion:
+    """The same once the server has the workload: it was placed while nothing might sleep."""
+    found = region(None, **changes)
+    found.run(3, tick=1.0)
+    assert where(found) == [SERVER]
+    found.facts = replace(found.facts, sleep_after_s=Seconds(5.0))
+    return found
+
+
 def has_sleeping_devices(found: CoreRegion) -> bool:
     return SERVER in found.desired and bool(found.desired[SERVER].asleep)
 
@@ -100,7 +109,7 @@ def test_nothing_is_consolidated(after: float | None, changes: dict[str, Any]) -
 
 
 def test_a_load_time_that_nobody_can_predict_holds_nothing_up() -> None:
-    found = region()
+    found = region_on_server()
     states = {
         name: replace(
             state,
@@ -158,13 +167,14 @@ def test_so_many_leave_as_the_device_cannot_carry() -> None:
 
 def test_two_devices_that_may_sleep_do_not_swap_their_replicas() -> None:
     found = CoreRegion(*(node(name, device("gpu0", kind="gpu", rest=REST)) for name in ("left", "right")))
-    found.facts = replace(found.facts, sleep_after_s=Seconds(5.0))
     homes = {"one": "left", "two": "right"}
     placed = {name: peaking(name, 1.0, where=f'node.name == "{at}"', weights=ENERGY) for name, at in homes.items()}
     found.intents = tuple(placed.values())
     found.run(8)
     found.intents = tuple(replace(each, require=replace(each.require, where="")) for each in placed.values())
-    found.run(90, tick=1.0)
+    found.run(8)
+    found.facts = replace(found.facts, sleep_after_s=Seconds(5.0))
+    found.run(82, tick=1.0)
     assert [each.cause for each in moves(found)] == [Cause.CONSOLIDATION]
     carried = {at for name in homes for at, _ in found.replicas(name).values()}
     assert len(carried) == 1
@@ -176,7 +186,7 @@ def test_two_devices_that_may_sleep_do_not_swap_their_replicas() -> None:
 
 def test_a_consolidation_is_begun_for_joules_and_brings_them() -> None:
     """At 1/s: awake, the server draws 100 W; asleep 10 W, beside what the board's inferences take."""
-    found = region()
+    found = region_on_server()
     found.sensors[SERVER] = lambda each: replace(
         each, power=PowerState.ASLEEP if has_sleeping_devices(found) else PowerState.AWAKE
     )
@@ -195,7 +205,7 @@ def test_a_consolidation_is_begun_for_joules_and_brings_them() -> None:
 
 def test_it_comes_back_to_what_slept_once_energy_counts_no_more() -> None:
     night = f"int(now) < {START + PEAK_AT:.0f}"
-    found = region(
+    found = region_on_server(
         schedule=(ScheduledWeights(night, ENERGY),), traffic=(Traffic("eu-west", PerSecond(1.0), PerSecond(1.0)),)
     )
     found.run(60, tick=1.0)

@@ -205,6 +205,7 @@ def test_a_price_that_is_not_told_is_no_better_than_the_worst_that_is() -> None:
     assert choice.winner is not None
     assert choice.winner.region == "c"
     gains = {each.answer.region: each.gain for each in choice.ranked}
-    assert gains == {"a": pytest.approx(0.0), "c": pytest.approx(0.5)}
+    assert gains["a"] < 0
+    assert gains["c"] == pytest.approx(0.5)
     assert choose([unpriced], terms(weights=cost, own=own, mode=better)).winner is None
     assert winner(unpriced, weights=cost) == "a", "where nothing fits at home, and nobody tells a price"

@@ -416,7 +416,7 @@ def test_home_takes_it_back_when_it_has_had_a_place_for_long_enough() -> None:
 
 
 def better(gain_at_home: float) -> ComparisonDone:
-    own = term_values(cost=1.0 - gain_at_home)
+    own = term_values(latency=0.03, cost=1.0 - gain_at_home)
     return ComparisonDone("", terms(mode=DelegationMode.WHEN_BETTER, margin=0.2, own=own))
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator.core.migration.model import Cause, ExpectedOutcome, MoveProposal
-from shoal.coordinator.core.migration.outcomes import awake_w, expected_outcome, gain_of
+from shoal.coordinator.core.migration.outcomes import expected_outcome, gain_of
 from shoal.coordinator.core.migration.triggers.view import MovableReplica, TriggerView, new_proposal
-from shoal.coordinator.core.placement.feasible import Option
+from shoal.coordinator.core.placement.feasible import Option, awake_w
 from shoal.coordinator.core.placement.model import Slot
 from shoal.coordinator.core.placement.score import energy
 from shoal.coordinator.core.workloads.schedule import effective_intent
@@ -78,7 +78,7 @@ def _saving(view: TriggerView, replica: MovableReplica, rest: Rest, option: Opti
     if receipt is None:
         return None
     expected = expected_outcome(view.scope, replica.intent, replica.baseline, option)
-    rate = view.scope.replica_rate(replica.intent, replica.intent.require.replicas)
+    rate = view.scope.energy_rate(replica.intent, replica.intent.require.replicas)
     here = awake_w(rest, receipt, rate * expected.before.joules)
     there = rest.asleep_w + rate * expected.after.joules
     moving_s = expected.seconds if math.isfinite(expected.seconds) else MOVING_S

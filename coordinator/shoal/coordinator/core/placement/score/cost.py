@@ -16,4 +16,5 @@ TERM: Final = ObjectiveTerm(
     predict=lambda _scope, option, _intent, _replicas: option.cost,
     read=lambda served: served.cost,
     combine=math.fsum,
+    least=0.001,  # about 9 USD a year: what is free is not infinitely better than what costs a little
 )

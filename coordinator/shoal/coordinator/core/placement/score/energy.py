@@ -1,18 +1,13 @@
-"""The energy of one inference."""
+"""The energy that the region spends more for each inference: the inference's own, and that of staying awake for it."""
 
 import math
 from collections.abc import Sequence
 from typing import Final
 
-from shoal.coordinator.core.placement.feasible import Option
 from shoal.coordinator.core.placement.score.term import ObjectiveTerm
 from shoal.types.units import show_joules
 
 NAME: Final = "energy"
-
-
-def _joules(option: Option) -> float:
-    return math.nan if option.prediction is None else option.prediction.joules.mid
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -24,7 +19,8 @@ TERM: Final = ObjectiveTerm(
     unit="J/inference",
     label="energy",
     show=show_joules,
-    predict=lambda _scope, option, _intent, _replicas: _joules(option),
+    predict=lambda scope, option, intent, replicas: scope.energy_j(option, intent, replicas),
     read=lambda served: served.joules,
     combine=_mean,
+    least=1e-6,  # a microjoule: below what any meter here resolves
 )

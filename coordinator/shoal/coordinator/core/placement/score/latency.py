@@ -22,4 +22,5 @@ TERM: Final = ObjectiveTerm(
     predict=lambda scope, option, intent, replicas: scope.latency_s(option, intent, replicas),
     read=lambda served: served.latency_p95_s,
     combine=_slowest,
+    least=1e-6,  # a microsecond: no request of a model takes less
 )

@@ -42,3 +42,5 @@ class ObjectiveTerm:
     read: Callable[[ServedFigures], float]
     # Value of several replicas together. At least one value is given.
     combine: Callable[[Sequence[float]], float]
+    # Smaller values count as this one, so that a figure of 0 is not infinitely better than any other. Above 0.
+    least: float
