@@ -56,6 +56,9 @@ whom it works: the first entry that fits counts.
 **Residency.** A Region's `spec.location.residency` says where the region is. `require.residency`
 lists where inputs and weights may be.
 
+**Preempting.** `preempt: lower` lets a workload that lacks room move replicas of lower priority to
+another place, `always` also end those that have none.
+
 **Relaxing.** The steps of `relax` add up in their order. Each must loosen something that the policy
 bounds.
 """

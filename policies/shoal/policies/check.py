@@ -219,6 +219,7 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.partition.cold_boot": ActiveField("shoal.agent.core.partition", read_as="cold_boot_serve"),
         "spec.partition.on_reconnect": ActiveField("shoal.agent.core.reconcile"),
         "spec.priority": ActiveField(_PLACEMENT, read_as="priority"),
+        "spec.preempt": ActiveField(_PLACEMENT, (Code.PREEMPTED,), read_as="preempt"),
         "spec.schedule.when": ActiveField(_WORKLOADS, (Code.EXPRESSION_INVALID,), read_as="schedule"),
         **{
             f"spec.schedule.optimize.{name}": ActiveField(_WORKLOADS, read_as="weights")

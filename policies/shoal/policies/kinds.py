@@ -419,6 +419,12 @@ class PolicySpec(DocumentPart):
     priority: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=100, description="Order of admission: placement serves higher ones first.", examples=[200]
     )
+    preempt: Literal["never", "lower", "always"] = Field(
+        default="never",
+        description="What it may displace where it lacks room: nothing; replicas of lower priority that have another "
+        "place, which move there; or all of lower priority: those that have no other place end.",
+        examples=["lower"],
+    )
     schedule: Many[ScheduleSpec] = Field(default=(), description="Other weights at certain times.")
 
 

@@ -21,6 +21,7 @@ from shoal.types.workload import (
     Limits,
     ModelRef,
     PartitionRule,
+    Preempt,
     Quota,
     Relaxation,
     Requirements,
@@ -93,6 +94,7 @@ def resolve(
         shapes={name: tuple(shape) for name, shape in model.shapes.items()},
         session=dict(workload.spec.session.state) if isinstance(workload.spec.session, kinds.StateTensors) else {},
         schedule=tuple(ScheduledWeights(one.when, _weights(one.optimize)) for one in spec.schedule),
+        preempt=Preempt(spec.preempt),
     )
 
 

@@ -231,6 +231,10 @@ _PLACEMENT: Final = {
         "Workloads of higher priority take the room on this device.",
         "Raise `priority`, or add devices.",
     ),
+    Code.PREEMPTED: CodeHelp(
+        "A workload of higher priority with `preempt: always` takes its room, and it has no other place.",
+        "Add a device, or raise its `priority`.",
+    ),
     Code.PLAN_STALE: CodeHelp(
         "Something changed since the plan was shown, so that its hash differs now.",
         "Run `shoal plan` again, and apply the new hash.",

@@ -36,6 +36,16 @@ class Standby(StrEnum):
     STAGED = "staged"
 
 
+class Preempt(StrEnum):
+    """What a workload may displace that lacks room."""
+
+    NEVER = "never"
+    LOWER = "lower"
+    """Replicas of lower priority that have another place: they move there."""
+    ALWAYS = "always"
+    """Replicas of lower priority; those that have no other place end."""
+
+
 class Spread(StrEnum):
     NONE = "none"
     DEVICE = "device"
@@ -266,6 +276,8 @@ class Intent:
     warm_up_optional: bool = False
     # By input name: the only shapes that are served; -1 for an axis that stays open. Empty: all that the graph takes.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # What it displaces where it lacks room.
+    preempt: Preempt = Preempt.NEVER
 
     def samples_of(self, model: str) -> str:
         """Digest of the samples of a model, by its digest; empty where it has none."""

@@ -509,6 +509,7 @@ class CoreRegion:
         remembered = self.memory
         for _ in range(MOST_STEPS):
             remembered, world = self.memory, self.world()
+            before = self._assignments()
             advanced = advance(world, self.migrations, now, wall)
             self._check_kept(world, advanced, now, wall)
             self.decision, self.desired, self.memory = (
@@ -517,8 +518,8 @@ class CoreRegion:
             self.events += advanced.decision.events
             self.migrations |= advanced.changed
             self._send()
-            if not advanced.changed:
-                break
+            if not advanced.changed and before <= self._assignments():
+                break  # nothing left, so that there is no room that the next step would give to others
         decision = self.decision
         assert decision is not None
         again = advance(self.world(), self.migrations, now, wall)
@@ -555,6 +556,9 @@ class CoreRegion:
             for name, state in self.fleet.nodes.items()
         }
         return replace(self.fleet, nodes=self._noted)
+
+    def _assignments(self) -> set[str]:
+        return {each.id for content in self.desired.values() for each in content.assignments}
 
     def _readings(self, name: str) -> tuple[Reading, ...]:
         plain = [reading(on, at=START + self.now) for on in self.agents[name].node.devices]

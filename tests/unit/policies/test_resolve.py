@@ -1,5 +1,6 @@
 """Documents to what the engine reads, and to the form that is stored."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from shoal.policies import (
     resolve,
     trades,
 )
+from shoal.policies.resolve import node_rtt_s
 from shoal.types import units
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import Metric, MigrationRule, MigrationWindow, Tolerance
@@ -32,6 +34,7 @@ from shoal.types.workload import (
     Limits,
     ModelRef,
     PartitionRule,
+    Preempt,
     Quota,
     Spread,
     Standby,
@@ -61,6 +64,7 @@ spec:
       availability: {replicas: 2}
   partition: {heartbeat: 2s, lost_after: 20s, serve: 24h, cold_boot: wait, on_reconnect: keep-healthy}
   priority: 7
+  preempt: lower
 """
 WORKLOAD = """
 apiVersion: shoal/v1
@@ -105,6 +109,7 @@ def test_policy_and_workload_become_an_intent() -> None:
         units.Seconds(2.0), units.Seconds(20.0), units.Seconds(86400.0), cold_boot_serve=False
     )
     assert (intent.priority, intent.shared_worker, intent.max_batch) == (7, False, 1)
+    assert intent.preempt is Preempt.LOWER
 
 
 @pytest.mark.parametrize(
@@ -195,7 +200,7 @@ def test_without_a_policy_the_defaults_hold() -> None:
     assert intent.weights == {"latency": 1.0}
     assert (intent.require.replicas, intent.require.where, intent.require.latency_p95_s) == (1, "", None)
     assert (intent.require.measured_only, intent.limits, intent.relax) == (False, Limits(), ())
-    assert (intent.partition, intent.priority) == (PartitionRule(), 100)
+    assert (intent.partition, intent.priority, intent.preempt) == (PartitionRule(), 100, Preempt.NEVER)
 
 
 def test_a_source_without_digest_is_refused() -> None:
@@ -237,6 +242,11 @@ def test_without_a_word_nothing_is_delegated_and_nobody_traded_with() -> None:
 def test_trades_keep_their_order() -> None:
     spec = '{trade: [{with: "eu-*", tenants: [shop], hold_share: 5%}, {with: "*"}]}'
     assert trades(parse(REGION % spec)) == (TradeRule("eu-*", ("shop",), 0.05), TradeRule("*", ("*",), 0.2))
+
+
+def test_a_distance_is_the_labels_else_unknown() -> None:
+    assert node_rtt_s({"rtt": "20ms"}) == 0.02
+    assert math.isnan(node_rtt_s({"rtt": "near"}))
 
 
 def test_quota() -> None:

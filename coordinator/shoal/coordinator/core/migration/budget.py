@@ -38,7 +38,7 @@ RETURN_MEMORY_S: Final = Seconds(3600.0)
 """Moves back and forth between two places count for this long."""
 REGION_MOST: Final = 4
 """Most simultaneous automatic moves within a region; and most between it and others."""
-FORCED_CAUSES: Final = frozenset({Cause.SLO, Cause.HEAT, Cause.POWER, Cause.NOTICE, Cause.WAKE})
+FORCED_CAUSES: Final = frozenset({Cause.SLO, Cause.HEAT, Cause.POWER, Cause.NOTICE, Cause.WAKE, Cause.PREEMPTION})
 """These cannot wait for a window."""
 URGENT_MOST: Final = 8
 """Most simultaneous moves of one cause that have a deadline; other moves do not hold these back."""

@@ -75,6 +75,8 @@ class Cause(StrEnum):
     """The place that it left can have it again."""
     CONSOLIDATION = "consolidation"
     """Its device can sleep once it has left."""
+    PREEMPTION = "preemption"
+    """A workload of higher priority needs its room."""
     WAKE = "wake"
     """The traffic declared for the time ahead exceeds what its place can do."""
 

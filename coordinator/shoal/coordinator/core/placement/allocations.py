@@ -143,6 +143,13 @@ class Allocations:
             memory = memory.set(slot, left)
         return replace(self.with_undecided(scope, intent, current, -1), memory=memory)
 
+    def without_replica(self, scope: Scope, intent: Intent, replica: CurrentReplica) -> "Allocations":
+        """As if this current replica were gone."""
+        state = scope.inputs.fleet.nodes.get(replica.node)
+        observed = None if state is None else state.observed.get(replica.assignment.id)
+        freed = self.with_freed_memory(replica.slot, memory_of(replica.assignment, observed))
+        return freed._with_replica(scope, intent, replica, -1)
+
     def _with_replica(self, scope: Scope, intent: Intent, replica: CurrentReplica, sign: int) -> "Allocations":
         busy = sign * busy_share(scope, intent, replica.option, intent.require.replicas)
         cost = TenantCost.of(replica.option.cost)

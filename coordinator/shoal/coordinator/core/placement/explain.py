@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shoal.coordinator.core.placement.feasible import Constraint, Option, PlacementFault
+from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault
 from shoal.coordinator.core.placement.model import Candidate, Move, PlacementChange
 from shoal.coordinator.core.placement.rank import explain_scores, pareto, tie_break
 from shoal.coordinator.core.placement.relax import (
@@ -60,7 +60,8 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
     assigned = [(each.node, each.assignment) for each in solver.healthy]
     assigned += [(each.node, each.assignment) for each in solver.failed]
     current = {(node, assignment.device, assignment.variant) for node, assignment in assigned}
-    fits = [index for index, found in enumerate(level.faults) if not found]
+    exclusions = solver.exclusions(level)
+    fits = [index for index, found in enumerate(exclusions) if not found]
     figures = [solver.values(options[index], level.require) for index in fits]
     terms, scores = explain_scores(figures, intent.weights)
     front = pareto(figures)
@@ -68,7 +69,7 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
     rows = list[tuple[tuple[bool, int, float, bytes], Candidate]]()
     for index, option in enumerate(options):
         position = place.get(index)
-        faults = _in_order(level.faults[index])
+        faults = _in_order(exclusions[index])
         gives = tuple(fault.relaxation for fault in faults)
         candidate = Candidate(
             node=option.slot.node,
@@ -133,7 +134,7 @@ def changes(solver: Solver, level: Level, *, explain: bool = False) -> tuple[Pla
         found.append(PlacementChange(sign, *replica.slot, asked.model, asked.precision, asked.id, why))
     for failed in solver.failed:
         asked = failed.assignment
-        sign = "-" if level.is_full and not under_way else "="
+        sign = "-" if (level.is_full and not under_way) or failed.is_preempted else "="
         found.append(
             PlacementChange(
                 sign, failed.node, asked.device, asked.model, asked.precision, asked.id, str(failed.refusal)
@@ -150,7 +151,7 @@ def better_place(solver: Solver, level: Level, existing: CurrentReplica) -> Opti
     picked = {pick.option.key for pick in level.picks}
     free = (
         option
-        for option, found in zip(solver.options, level.faults, strict=True)
+        for option, found in zip(solver.options, solver.exclusions(level), strict=True)
         if not found and option.key not in picked
     )
     gains = [(solver.gain(option, existing, level.require), option.key, option) for option in free]
@@ -199,7 +200,7 @@ def nearest(solver: Solver, level: Level) -> tuple[Relaxation | None, str]:
     """
     require, limits = level.require, level.limits
     ways = sorted(
-        {distinct(tuple(fault.relaxation for fault in found)) for found in level.faults if found},
+        {distinct(tuple(fault.relaxation for fault in found)) for found in solver.exclusions(level) if found},
         key=lambda gives: (total_size(gives), str(gives)),
     )
     by_document = [gives for gives in ways if all(give.is_in_document for give in gives)][:SHORTFALLS_MOST]
@@ -217,11 +218,17 @@ def nearest(solver: Solver, level: Level) -> tuple[Relaxation | None, str]:
             if require.spread is Spread.NODE or (require.spread is Spread.DEVICE and spread is Spread.NONE)
         ]
         trials |= {distinct((*gives, give)) for give in (fewer, *closer) for gives in ((), *by_document[:3])}
-    for gives in sorted(trials, key=lambda gives: (total_size(gives), str(gives)))[:TRIALS_MOST]:
+    for gives in sorted(trials, key=_distance)[:TRIALS_MOST]:
         proposal = apply_relaxations(gives, require, limits)
         if solver.solve(proposal.require, proposal.limits).is_full:
             return proposal, proposal.change
     return None, render_change(ways[0], require, limits) if ways else "add a device to the region"
+
+
+def _distance(gives: tuple[RequiredRelaxation, ...]) -> tuple[float, bool, str]:
+    """The order in which changes are tried. Of equal ones, those last that admit what the documents rule out."""
+    admits = any(give.where or give.precision or give.signed_by for give in gives)
+    return total_size(gives), admits, str(gives)
 
 
 def refusal(solver: Solver, level: Level, remedy: str) -> Refusal:
@@ -236,17 +243,17 @@ def refusal(solver: Solver, level: Level, remedy: str) -> Refusal:
         return Refusal(Code.WAITING_FOR_FETCH, "its model is not here yet", "the bytes from its home region")
     if len(missing) == len(intent.models):
         return Refusal(Code.MODEL_UNKNOWN, ", ".join(missing), "a pushed model", "shoal model push FILE")
-    excluded = [_in_order(found) for found in level.faults if found]
+    excluded = [_in_order(found) for found in (*solver.exclusions(level), *solver.faults_of_one_more(level)) if found]
     if not excluded:
         code = Code.REPLICAS_SHORT if solver.options else Code.NO_CANDIDATE
         found = f"{placed} of {wanted} placed on {len(solver.options)} candidates"
         return Refusal(code, found, f"{wanted} replicas", remedy)
     counts = Counter(code for found in excluded for code in {fault.refusal.code for fault in found})
-    if placed:
-        found = f"{placed} of {wanted} placed; {_constraint_counts(counts)}"
-        return Refusal(Code.REPLICAS_SHORT, found, f"{wanted} replicas", remedy)
     first = _failed_comparison(excluded) or _binding_constraint(excluded)
-    found = f"{first.found}; this excludes {counts.pop(first.code)} of {len(level.faults)} candidates"
+    if placed:
+        found = f"{placed} of {wanted} placed; {first.code}: {first.found}; {_constraint_counts(counts)}"
+        return Refusal(Code.REPLICAS_SHORT, found, f"{wanted} replicas", remedy)
+    found = f"{first.found}; this excludes {counts.pop(first.code)} of {len(solver.exclusions(level))} candidates"
     found += f", other constraints: {_constraint_counts(counts)}" if counts else ""
     return Refusal(first.code, found, first.asked, first.remedy or remedy)
 
@@ -259,20 +266,30 @@ def _constraint_counts(counts: Mapping[Code, int]) -> str:
 def _binding_constraint(excluded: list[tuple[PlacementFault, ...]]) -> Refusal:
     """The binding constraint, as the candidate that comes nearest to meeting it reports it.
 
-    It is the constraint that excludes most candidates, alone or with others. Of several that exclude the same number,
-    it is the one that even its nearest candidate misses by most.
+    Candidates that the documents rule out (`where`, residency, signature, precision) say nothing about why the others
+    do not fit, so they count only where there are no others. Of the rest, those count that break the fewest
+    constraints. The constraint that excludes most of them binds. Of several that is one which no document relaxes, and
+    then the one that even its nearest candidate misses by most.
     """
+    meant = [found for found in excluded if not any(fault.constraint in HARD_CONSTRAINTS for fault in found)]
+    fewest = min(len({fault.constraint for fault in found}) for found in meant or excluded)
     by_code = dict[Code, list[PlacementFault]]()
-    for found in excluded:
-        for code, fault in {fault.refusal.code: fault for fault in reversed(found)}.items():
-            by_code.setdefault(code, []).append(fault)
+    for found in meant or excluded:
+        if len({fault.constraint for fault in found}) == fewest:
+            for code, fault in {fault.refusal.code: fault for fault in reversed(found)}.items():
+                by_code.setdefault(code, []).append(fault)
     nearest = {
         code: min(faults, key=lambda fault: (total_size((fault.relaxation,)), str(fault.refusal)))
         for code, faults in by_code.items()
     }
     binding = max(
         by_code,
-        key=lambda code: (len(by_code[code]), total_size((nearest[code].relaxation,)), -nearest[code].constraint),
+        key=lambda code: (
+            len(by_code[code]),
+            not nearest[code].relaxation.is_in_document,
+            total_size((nearest[code].relaxation,)),
+            -nearest[code].constraint,
+        ),
     )
     return nearest[binding].refusal
 
@@ -308,7 +325,7 @@ def is_final(solver: Solver, level: Level) -> bool:
     timely = _TIME_DEPENDENT.search(level.require.where) is not None
     return all(
         any(_is_permanent(fault, is_time_dependent=timely) for fault in found)
-        for option, found in zip(solver.options, level.faults, strict=True)
+        for option, found in zip(solver.options, solver.exclusions(level), strict=True)
         if option.key not in picked
     )
 
@@ -326,7 +343,7 @@ def move_refusal(solver: Solver, move: Move) -> Refusal:
     level = solver.solve(solver.intent.require, solver.intent.limits)
     aimed = [
         _in_order(found)
-        for option, found in zip(solver.options, level.faults, strict=True)
+        for option, found in zip(solver.options, solver.exclusions(level), strict=True)
         if found and move.aim.allows(*option.key)
     ]
     spare = next((each for each in solver.standbys if move.aim.allows(*each.option.key)), None)

@@ -498,10 +498,9 @@ class Scope:
         if not require.may_be_in(region.name, region.residency):
             here = region.residency or region.name
             refusal = Refusal(Code.RESIDENCY, f"{region.name} lies in {here}", ", ".join(require.residency))
-            # Residency is a fixed rule, not a preference, so it is never proposed as a relaxation.
-            yield PlacementFault(
-                Constraint.RESIDENCY, refusal, manual_remedy(f"run it in a region in {' or '.join(require.residency)}")
-            )
+            # Residency is law, not a preference, so it is never proposed as a relaxation.
+            elsewhere = f"run it in a region in {' or '.join(require.residency)}; residency is not relaxed"
+            yield PlacementFault(Constraint.RESIDENCY, refusal, manual_remedy(elsewhere))
         if (missing := missing_signature(self.inputs.signatures, option.model, require)) is not None:
             yield PlacementFault(Constraint.SIGNATURE, *missing)
         if require.precisions and option.precision not in require.precisions:
@@ -595,7 +594,8 @@ class Scope:
         age = max(0.0, self.inputs.wall - receipt.measured_at)
         if require.measured_within_s is not None and age > require.measured_within_s:
             found, asked = f"measured {show_seconds(age)} ago", f"within {show_seconds(require.measured_within_s)}"
-            give = RequiredRelaxation(within_s=round_up(age * 1.1, DURATION), size=age / require.measured_within_s - 1)
+            far = age / require.measured_within_s - 1 if require.measured_within_s > 0 else CATEGORY_SIZE
+            give = RequiredRelaxation(within_s=round_up(age * 1.1, DURATION), size=far)
             yield PlacementFault(Constraint.CAPABILITY, Refusal(Code.CAPABILITY_STALE, found, asked), give)
 
     def figure_faults(

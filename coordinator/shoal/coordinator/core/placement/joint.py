@@ -6,7 +6,7 @@ the places that each workload prefers: the solver checks it like any other choic
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from shoal.coordinator.core.placement.allocations import Allocations, busy_share
 from shoal.coordinator.core.placement.contention import UTILISATION_MOST
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.local_search import (
-    CELLS_MOST,
     UNPLACED,
     AssignmentProblem,
     Floats,
@@ -26,6 +25,9 @@ from shoal.coordinator.core.placement.rank import objectives
 from shoal.coordinator.core.placement.solve import Level, Solver
 from shoal.types.workload import Spread, WorkloadKey
 
+TRIED_MOST: Final = 12_500
+"""New replicas times devices. To predict and check one on the other takes about 50 us of a core (`shoal bench
+placement`), twice that with the search, and no other part of the region runs meanwhile. It admits 200 on 60."""
 OptionKey = tuple[str, str, str]
 """Node, device and model variant."""
 
@@ -67,8 +69,8 @@ def better_places(
 
 
 def is_worth_trying(rows: int, devices: int) -> bool:
-    """Whether so many new replicas are more than one, and few enough to be searched."""
-    return rows > 1 and rows * max(rows, devices) <= CELLS_MOST
+    """Whether so many new replicas are more than one, and few enough to be decided twice in the region's loop."""
+    return rows > 1 and rows * devices <= TRIED_MOST
 
 
 class JointRow(NamedTuple):

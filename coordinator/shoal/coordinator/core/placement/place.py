@@ -33,6 +33,7 @@ from shoal.coordinator.core.placement.model import (
     Slot,
     WorkloadPlan,
 )
+from shoal.coordinator.core.placement.preempt import preemptions
 from shoal.coordinator.core.placement.replicas import WorkloadReplicas, replicas_of
 from shoal.coordinator.core.placement.signatures import make_signed_model
 from shoal.coordinator.core.placement.solve import Level, Occupancy, Solver
@@ -42,7 +43,7 @@ from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Against
 from shoal.types.units import Bytes
-from shoal.types.workload import Intent, Standby, WorkloadKey
+from shoal.types.workload import Intent, Preempt, Standby, WorkloadKey
 
 
 def place(
@@ -62,7 +63,7 @@ def place(
     """
     scope = Scope(inputs, standing.allocations.occupants)
     intents = sorted(inputs.intents, key=rank_of)
-    current = {intent.key: replicas_of(scope, intent) for intent in intents}
+    current = _current_replicas(scope, intents)
     caps = QuotaCaps(scope, [(intent, current[intent.key]) for intent in intents])
     allocations = initial_allocations(
         scope, ((intent, current[intent.key]) for intent in intents), standing.allocations
@@ -78,6 +79,20 @@ def place(
         if quota.cost is not None
     )
     return PlacementPlan(plans, _hash(inputs, plans), budgets)
+
+
+def _current_replicas(scope: Scope, intents: Sequence[Intent]) -> dict[WorkloadKey, WorkloadReplicas]:
+    """Each workload's replicas, without those that have to leave although they have no other place. The others move
+    (`migration.triggers.preempt`)."""
+    current = {intent.key: replicas_of(scope, intent) for intent in intents}
+    if not any(intent.preempt is Preempt.ALWAYS for intent in intents):
+        return current
+    leaves = {each.assignment: each for each in preemptions(scope, intents, current) if not each.has_place}
+    losing = {each.workload for each in leaves.values()}
+    refusals = {name: each.refusal for name, each in leaves.items()}
+    return current | {
+        intent.key: replicas_of(scope, intent, preempted=refusals) for intent in intents if intent.key in losing
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +328,7 @@ def _plan_workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Allo
         nearest=change,
         proposal=proposal,
         targets=_targets(solver, level),
-        evicted=level.evicted,
+        evicted=(*level.evicted, *(each.assignment.id for each in solver.failed if each.is_preempted)),
         no_standby=level.no_standby,
         is_final=why.is_final(solver, level),
         is_steady=is_steady,

@@ -33,6 +33,14 @@ def predicted_values(scope: Scope, option: Option, intent: Intent, replicas: int
     return tuple(term.predict(scope, option, intent, replicas) for term in score.TERMS)
 
 
+def weighed_values(scope: Scope, option: Option, intent: Intent, replicas: int) -> TermValues:
+    """The same with NaN for terms without a weight: what ranking needs, in less time."""
+    return tuple(
+        term.predict(scope, option, intent, replicas) if intent.weights.get(term.name) else math.nan
+        for term in score.TERMS
+    )
+
+
 def served_values(served: ServedFigures) -> TermValues:
     """Values of what is served or offered."""
     return tuple(term.read(served) for term in score.TERMS)

@@ -1,7 +1,8 @@
 """A workload's current replicas: which ones still count, and why the others do not."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.placement.accuracy import batching_of, comparison_of, preparation_of
@@ -37,6 +38,11 @@ class FailedReplica:
     # Why it does not count.
     refusal: Refusal
 
+    @property
+    def is_preempted(self) -> bool:
+        """Whether it has to leave before it is replaced."""
+        return self.refusal.code is Code.PREEMPTED
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadReplicas:
@@ -55,10 +61,13 @@ class WorkloadReplicas:
         return (*self.active, *self.standbys)
 
 
-def replicas_of(scope: Scope, intent: Intent, moving: Sequence[Move] = ()) -> WorkloadReplicas:
-    """A workload's current replicas. moving: its moves that look for a place; the other moves have one already."""
+def replicas_of(
+    scope: Scope, intent: Intent, moving: Sequence[Move] = (), preempted: Mapping[str, Refusal] = MappingProxyType({})
+) -> WorkloadReplicas:
+    """A workload's current replicas. moving: its moves that look for a place; the other moves have one already.
+    preempted: by assignment, why it has to leave."""
     active, failed, standbys = list[CurrentReplica](), list[FailedReplica](), list[CurrentReplica]()
-    excluded = {move.excluded_assignment: move.why for move in (*scope.placed_moves, *moving)}
+    excluded = {move.excluded_assignment: move.why for move in (*scope.placed_moves, *moving)} | dict(preempted)
     for node, assignment in scope.current.get(intent.key, ()):
         found = excluded.get(assignment.id) or _classify(scope, intent, node, assignment)
         if isinstance(found, CurrentReplica) and assignment.standby and found.option.state.cordoned:

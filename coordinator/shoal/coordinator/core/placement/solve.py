@@ -9,7 +9,14 @@ from shoal.coordinator.core.placement.allocations import Allocations, busy_share
 from shoal.coordinator.core.placement.contention import ContentionCheck, Pick, is_on_other_node, spread_allows
 from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault, Scope
 from shoal.coordinator.core.placement.model import Move, Slot, terms_of
-from shoal.coordinator.core.placement.rank import TermValues, gain, objectives, predicted_values, tie_break
+from shoal.coordinator.core.placement.rank import (
+    TermValues,
+    gain,
+    objectives,
+    predicted_values,
+    tie_break,
+    weighed_values,
+)
 from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas, may_retry
 from shoal.coordinator.core.placement.tenant_cost import TenantCost
 from shoal.types.codes import Code, Refusal
@@ -35,8 +42,6 @@ class Level:
     picks: tuple[Pick, ...]
     # Ids of current replicas beyond their tenant's quota.
     evicted: tuple[str, ...]
-    # Per option of the solver, what excludes it; empty for those that were picked or merely ranked lower.
-    faults: tuple[tuple[PlacementFault, ...], ...]
     # Capacity that is taken, this workload's replicas included.
     allocations: Allocations
     # The standby; None: none was asked for or found.
@@ -109,6 +114,7 @@ class Solver:
             if each.assignment.id in scope.inputs.broken_assignments and not may_retry(scope.inputs, intent, each)
         )
         self._levels = dict[tuple[Requirements, Limits], Level]()
+        self._exclusions = dict[tuple[Requirements, Limits], tuple[tuple[PlacementFault, ...], ...]]()
 
     @property
     def healthy(self) -> tuple[CurrentReplica, ...]:
@@ -196,7 +202,7 @@ class Solver:
             if not is_on_other_node(standby.option, picks):
                 return None
             allocations = allocations.with_kept_replica(self.scope, self.intent, standby.existing)
-        return Level(require, self.intent.limits, wanted, tuple(picks), (), (), allocations, standby)
+        return Level(require, self.intent.limits, wanted, tuple(picks), (), allocations, standby)
 
     def choose(self) -> tuple[Level, tuple[str, ...]]:
         """The level of the policy's own setting, else of its `relax` steps in order: the first that places all
@@ -274,20 +280,11 @@ class Solver:
             )
             left = (*standbys, *late, *staying, *yielding)
             standby, short = self._pick_standby(left, picks, require, limits, faults, order, allocations)
-        picked = {pick.option.key for pick in picks}
         if standby is not None:
-            picked.add(standby.option.key)
             allocations = self._allocate(standby, allocations, require)
-        # Once all replicas are placed, other options are judged without them: they are then no reason for exclusion.
-        judged = tuple(
-            ()
-            if option.key in picked
-            else found or self._exclusion_faults(option, picks, require, self.allocations if full else allocations)
-            for option, found in zip(options, faults, strict=True)
-        )
         beyond = (*staying, *yielding) if not full and self._is_capped(picks) else ()
         evicted = tuple(each.assignment.id for each in beyond)
-        return Level(require, limits, wanted, tuple(picks), evicted, judged, allocations, standby, short)
+        return Level(require, limits, wanted, tuple(picks), evicted, allocations, standby, short)
 
     def places(self, require: Requirements, limits: Limits) -> Iterator[Option]:
         """Where one more replica could run beside the current ones, whatever its score, for moves. Places where a
@@ -305,6 +302,39 @@ class Solver:
                 continue
             if not self._contention.faults(option, picks, require, allocations):
                 yield option
+
+    def exclusions(self, level: Level) -> tuple[tuple[PlacementFault, ...], ...]:
+        """Per option, what excludes it; empty for those that were picked or merely ranked lower.
+
+        Once all replicas are placed, other options are judged without them: they are then no reason for exclusion.
+        Computed when it is asked for, because a decision alone needs it of few options.
+        """
+        key = level.require, level.limits
+        if key not in self._exclusions:
+            picks = list(level.picks)
+            picked = {pick.option.key for pick in (*picks, *((level.standby,) if level.standby is not None else ()))}
+            allocations = self.allocations if level.is_full else level.allocations
+            self._exclusions[key] = tuple(
+                ()
+                if option.key in picked
+                else found or self._exclusion_faults(option, picks, level.require, allocations)
+                for option, found in zip(self.options, self.faults(*key), strict=True)
+            )
+        return self._exclusions[key]
+
+    def best_first(self, require: Requirements, limits: Limits) -> list[int]:
+        """Indexes of the options that are feasible by themselves, best first."""
+        rank = self._rank(self.faults(require, limits), (), require)
+        return sorted(rank, key=rank.__getitem__)
+
+    def lacks_room(self, option: Option, level: Level, allocations: Allocations) -> bool:
+        """Whether a replica does not fit there beside these allocations, its tenant's quota included."""
+        return bool(self._contention.capacity_faults(option, level.require, allocations))
+
+    def faults_of_one_more(self, level: Level) -> list[tuple[PlacementFault, ...]]:
+        """What keeps one more replica from each place that the level has chosen."""
+        picks = list(level.picks)
+        return [self._contention.faults(each.option, picks, level.require, level.allocations) for each in picks]
 
     def is_confirmed(self, replica: CurrentReplica | FailedReplica) -> bool:
         """Whether this replica was chosen or confirmed under exactly the current terms."""
@@ -398,9 +428,13 @@ class Solver:
 
     def values(self, option: Option, require: Requirements) -> TermValues:
         """Values predicted for a replica of this workload on a candidate, beside what was decided before."""
-        if self.scope.may_sleep(option.device):
-            option = replace(option, wakes=not self.allocations.occupants.get(option.slot))
-        return predicted_values(self.scope, option, self.intent, require.replicas)
+        return predicted_values(self.scope, self._counted(option), self.intent, require.replicas)
+
+    def _counted(self, option: Option) -> Option:
+        """An option whose device is awake if something was decided to be on it."""
+        if not self.scope.may_sleep(option.device):
+            return option
+        return replace(option, wakes=not self.allocations.occupants.get(option.slot))
 
     def _first(
         self, current: Sequence[CurrentReplica], picks: list[Pick], require: Requirements
@@ -418,16 +452,26 @@ class Solver:
 
     def _rank(
         self, faults: Sequence[tuple[PlacementFault, ...]], current: Sequence[CurrentReplica], require: Requirements
-    ) -> dict[int, tuple[float, bytes]]:
-        """Score and tie-break by option index, over options that are feasible or hold a current replica."""
+    ) -> dict[int, int]:
+        """Rank by option index, 0 best, over options that are feasible or hold a current replica."""
         stands = {each.option.key for each in current}
         fits = [index for index, found in enumerate(faults) if not found or self.options[index].key in stands]
-        figures = [self.values(self.options[index], require) for index in fits]
-        scores = objectives(figures, self.intent.weights).tolist()
-        return {
-            index: (value, tie_break(self.scope.inputs.seed, str(self.intent.key), *self.options[index].key))
-            for index, value in zip(fits, scores, strict=True)
-        }
+        figures = [
+            weighed_values(self.scope, self._counted(self.options[index]), self.intent, require.replicas)
+            for index in fits
+        ]
+        by_score = dict[float, list[int]]()
+        for index, value in zip(fits, objectives(figures, self.intent.weights).tolist(), strict=True):
+            by_score.setdefault(value, []).append(index)
+        order = [index for value in sorted(by_score) for index in self._by_name(by_score[value])]
+        return {index: place for place, index in enumerate(order)}
+
+    def _by_name(self, equals: Sequence[int]) -> Sequence[int]:
+        """Options of one score in an order that depends on the seed and on names alone."""
+        if len(equals) == 1:
+            return equals
+        seed, name = self.scope.inputs.seed, str(self.intent.key)
+        return sorted(equals, key=lambda index: tie_break(seed, name, *self.options[index].key))
 
     def _next_move(self, picks: Sequence[Pick]) -> Move | None:
         found = sum(pick.move is not None for pick in picks)

@@ -18,7 +18,7 @@ from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code
 from shoal.types.device import DeviceKind
 from shoal.types.route import Endpoint, EndpointKind, EndpointState
 from shoal.types.units import Elapsed, Seconds, Wall
-from shoal.types.workload import Intent, WorkloadKey
+from shoal.types.workload import Intent, Preempt, WorkloadKey
 
 RECOVERY_S = Seconds(1000.0)
 GRACE_S = Seconds(60.0)
@@ -284,6 +284,9 @@ def _check_not_blind(snapshot: RegionSnapshot) -> Iterator[Violation]:
     standing = set[WorkloadKey]()
     away = snapshot.memory.away
     relieved = {move.leaves for move in snapshot.moves}
+    displacing = max((each.priority for each in snapshot.intents if each.preempt is Preempt.ALWAYS), default=None)
+    if displacing is not None:
+        relieved |= {each.key for each in snapshot.intents if each.priority < displacing}
     for content in snapshot.desired.values():
         for assignment in content.assignments:
             mark = snapshot.memory.marks.get(assignment.id)

@@ -39,7 +39,7 @@ from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import PERMANENT_LOAD_FAILURES
 from shoal.types.migration import Against, has_answers
 from shoal.types.units import Bytes, Elapsed, Seconds
-from shoal.types.workload import Intent, WorkloadKey
+from shoal.types.workload import Intent, Preempt, WorkloadKey
 
 NO_CONTENT: Final = DesiredContent()
 
@@ -137,6 +137,8 @@ class KeptDecisions:
             self._part = self._open_whole(world)
         else:
             self._part = self._open_part(world, migrations)
+            if any(intent.preempt is not Preempt.NEVER for intent in self._part.intents):
+                self._part = self._open_whole(world)  # any replica of lower priority may have to leave
         return self._part
 
     def adopt(self, world: RegionState, migrations: MigrationEffects, decision: Decision, now: Elapsed) -> None:
@@ -229,7 +231,7 @@ class KeptDecisions:
         for each in new:
             self._heartbeats.update([each.partition.heartbeat_s])
             self._intents[each.key] = each
-            if each.migration.automatic:
+            if each.migration.automatic or each.preempt is not Preempt.NEVER:
                 self._automatic.add(each.key)
         self._heartbeats = +self._heartbeats
         self._seen = intents

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.coordinator.core.migration.model import MoveProposal
-from shoal.coordinator.core.migration.triggers import consolidate, heat, limits, objective, wake
+from shoal.coordinator.core.migration.triggers import consolidate, heat, limits, objective, preempt, wake
 from shoal.coordinator.core.migration.triggers.view import TriggerView, pending_key
 
 
@@ -22,6 +22,7 @@ class Trigger:
 
 
 TRIGGERS: Final = (
+    Trigger(preempt.NAME, preempt.propose),
     Trigger(wake.NAME, wake.propose),
     Trigger(limits.NAME, limits.propose),
     Trigger(heat.NAME, heat.propose),

@@ -71,6 +71,7 @@ class TriggerView:
     ) -> None:  # fmt: skip
         """only: view this workload alone, whether or not it may move automatically."""
         self._pending = pending
+        self._only = only
         self._arrivals = {
             each.target.assignment: each
             for each in migrations.values()
@@ -87,7 +88,7 @@ class TriggerView:
         self.leaving = frozenset(move.leaving or move.source for move in inputs.moves)
         self._solvers = dict[str, Solver]()
         current = {intent.key: replicas_of(self.scope, intent) for intent in inputs.intents}
-        self._current = current
+        self.current = current
         self._initial_allocations = initial_allocations(
             self.scope, ((intent, current[intent.key]) for intent in inputs.intents)
         )
@@ -127,7 +128,7 @@ class TriggerView:
         for kept in self.inputs.reserved:
             busy[kept.slot] += kept.busy
         for intent in self.inputs.intents:
-            for each in self._current[intent.key].healthy:
+            for each in self.current[intent.key].healthy:
                 if each.assignment.id not in self.leaving:
                     busy[each.slot] += self.device_share(intent, self._baseline(intent, each))
         return busy
@@ -155,11 +156,11 @@ class TriggerView:
         name, intent = replica.place.assignment, replica.intent
         if name not in self._solvers:
             move = Move("", intent.key, name, _WHY)
-            most = len(self._current[intent.key].healthy)
+            most = len(self.current[intent.key].healthy)
             stays = Solver(
                 self.scope,
                 intent,
-                self._current[intent.key],
+                self.current[intent.key],
                 most,
                 self._initial_allocations,
                 self._initial_allocations,
@@ -167,16 +168,27 @@ class TriggerView:
             self._solvers[name] = stays.with_moves(replicas_of(self.scope, intent, (move,)), (move,))
         return self._solvers[name]
 
+    def serving(self, key: WorkloadKey, assignment: str) -> MovableReplica | None:
+        """A replica that serves, whether or not its policy lets it move; None: it does not, or is not viewed."""
+        intent = next(each for each in self.inputs.intents if each.key == key)
+        found = next((each for each in self.current[key].active if each.assignment.id == assignment), None)
+        if found is None or (self._only is not None and self._only != key) or not self._may_move(intent, found):
+            return None
+        return MovableReplica(intent, found, self._baseline(intent, found))
+
     def forced_proposal(
-        self, replica: MovableReplica, cause: Cause, reason: str, require: Requirements, limits: Limits
+        self, replica: MovableReplica, cause: Cause, reason: str, require: Requirements, limits: Limits,
+        leaves: Slot | None = None,
     ) -> MoveProposal:  # fmt: skip
         """A move to the fitting place with the greatest gain, or the least loss. A place does not fit if it would
-        miss the same bounds once its prediction is corrected by this place's error."""
+        miss the same bounds once its prediction is corrected by this place's error. leaves: a device that it must not
+        stay on, whatever its model."""
         intent, baseline, scope = replica.intent, replica.baseline, self.scope
         found = [
             (option, expected_outcome(scope, intent, replica.live_option, option, baseline))
             for option in self.places(replica, require, limits)
-            if not any(scope.figure_faults(calibrate(scope, baseline, option), intent, require, limits))
+            if option.slot != leaves
+            and not any(scope.figure_faults(calibrate(scope, baseline, option), intent, require, limits))
         ]
         if not found:
             refusal = Refusal(Code.NO_CANDIDATE, "no other place that fits has room for it", "one")
@@ -192,7 +204,7 @@ class TriggerView:
         """False while replicas are missing: placing them comes first."""
         if intent.key in self.inputs.elsewhere or self.inputs.fleet.mass_silence is not None:
             return False
-        return len(self._current[intent.key].active) >= intent.require.replicas
+        return len(self.current[intent.key].active) >= intent.require.replicas
 
     def _may_move(self, intent: Intent, standing: CurrentReplica) -> bool:
         state = standing.option.state
