@@ -68,7 +68,7 @@ def test_a_replica_beyond_the_budget_is_refused_with_figures() -> None:
         "try: quota: {cost: 5.5 USD/h} of tenant shop (QUOTA)"
     )
     assert found.refusal is not None
-    assert "QUOTA x 1" in found.refusal.found
+    assert "QUOTA: shop would cost 5.5 USD/h" in found.refusal.found
     enough = place(inputs(fleet, intent(replicas=2), costs=costs(a=2.0, b=3.5), quotas=budget(5.5)))
     assert enough.workloads[0].refusal is None
     assert cost_of(enough) == TenantCost(5.5)

@@ -90,18 +90,23 @@ class AssignmentProblem:
 def improve(problem: AssignmentProblem, start: Ints, rounds: int = ROUNDS_MOST) -> Ints:
     """A choice whose total is at most that of `start`, which is feasible."""
     chosen = start.copy()
-    for _ in range(rounds):
-        touched, is_better = set[int](), False
-        for change in _changes(problem, chosen):
-            nodes = {int(problem.node[at]) for row, column in change for at in (column, int(chosen[row])) if at >= 0}
-            if touched.isdisjoint(nodes) and _obeys_spread(problem, chosen, dict(change)):
-                for row, column in change:
-                    chosen[row] = column
-                touched |= nodes
-                is_better = True
-        if not is_better:
-            break
+    with np.errstate(invalid="ignore"):  # an unknown value costs infinitely much; from there to there gains nothing
+        while rounds > 0 and _improve_once(problem, chosen):
+            rounds -= 1
     return chosen
+
+
+def _improve_once(problem: AssignmentProblem, chosen: Ints) -> bool:
+    """Applies changes that touch different nodes; False if none is better."""
+    touched, is_better = set[int](), False
+    for change in _changes(problem, chosen):
+        nodes = {int(problem.node[at]) for row, column in change for at in (column, int(chosen[row])) if at >= 0}
+        if touched.isdisjoint(nodes) and _obeys_spread(problem, chosen, dict(change)):
+            for row, column in change:
+                chosen[row] = column
+            touched |= nodes
+            is_better = True
+    return is_better
 
 
 def _changes(problem: AssignmentProblem, chosen: Ints) -> Iterator[Change]:
