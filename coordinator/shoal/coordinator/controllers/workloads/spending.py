@@ -31,6 +31,15 @@ class SpendingMeter:
         self._contents: dict[str, DesiredContent] = {}
         self._costs: Mapping[Slot, UsdPerHour] = {}
 
+    @property
+    def rates(self) -> Rates:
+        """Of the whole region, as of the last step."""
+        found = dict[tuple[WorkloadKey, str], UsdPerHour]()
+        for of_node in self._rates.values():
+            for key, rate in of_node.items():
+                found[key] = UsdPerHour(found.get(key, 0.0) + rate)
+        return found
+
     def adopt(
         self,
         changed: Mapping[str, DesiredContent | None],

@@ -81,8 +81,10 @@ def decide(
     """
     kept = KeptDecisions() if kept is None else kept
     part = kept.open(world, migrations)
-    desired = part.desired
     warm_ups = remember_warm_ups(world, world.fleet.nodes if part.is_whole else part.nodes)
+    if kept.has_unmeasured and warm_ups.residuals is not world.memory.residuals:
+        part = kept.open_whole(world)
+    desired = part.desired
     memory = replace(
         world.memory,
         crashes=count_crashes(world.memory, world.fleet, desired, now),

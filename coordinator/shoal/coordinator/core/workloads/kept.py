@@ -8,6 +8,7 @@ takes part in placement by what it takes of devices and quotas.
 Nothing here is stored: without it, a step decides about everything, and comes to the same.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class SettledReplica(NamedTuple):
     # Share of the device's time.
     busy: float
     cost: TenantCost
+    # Whether a warm-up measured it. Otherwise its prediction follows what the region measures elsewhere.
+    is_measured: bool
 
 
 class SettledWorkload(NamedTuple):
@@ -118,6 +121,11 @@ class KeptDecisions:
         """The shortest heartbeat that a workload's `partition` rule asks for; the default without workloads."""
         return Seconds(min(self._heartbeats, default=DEFAULT_PARTITION.heartbeat_s))
 
+    @property
+    def has_unmeasured(self) -> bool:
+        """Whether a settled workload has a replica whose prediction follows what the region measures elsewhere."""
+        return bool(self._unmeasured)
+
     def is_settled(self, key: WorkloadKey) -> bool:
         return key in self._settled
 
@@ -134,11 +142,14 @@ class KeptDecisions:
         is_known = self._is_known and self._part is None
         self._is_known = False
         if not is_known or self._shared != _shared_inputs(world) or _is_trading(world, migrations):
-            self._part = self._open_whole(world)
-        else:
-            self._part = self._open_part(world, migrations)
-            if any(intent.preempt is not Preempt.NEVER for intent in self._part.intents):
-                self._part = self._open_whole(world)  # any replica of lower priority may have to leave
+            return self.open_whole(world)
+        self._part = part = self._open_part(world, migrations)
+        # Those that displace others may make any replica of lower priority leave.
+        return self.open_whole(world) if any(each.preempt is not Preempt.NEVER for each in part.intents) else part
+
+    def open_whole(self, world: RegionState) -> StepPart:
+        """The same, where everything has to be decided."""
+        self._part = self._open_whole(world)
         return self._part
 
     def adopt(self, world: RegionState, migrations: MigrationEffects, decision: Decision, now: Elapsed) -> None:
@@ -173,6 +184,7 @@ class KeptDecisions:
         self._on_node: dict[str, set[WorkloadKey]] = {}
         self._of_model: dict[str, set[WorkloadKey]] = {}
         self._of_tenant: dict[str, set[WorkloadKey]] = {}
+        self._unmeasured: set[WorkloadKey] = set()
         self._holders: dict[WorkloadKey, Counter[str]] = {}
         """By workload: nodes that hold assignments of it, and how many."""
         self._intents: dict[WorkloadKey, Intent] = {}
@@ -318,6 +330,7 @@ class KeptDecisions:
             self._loose.discard(key)
         if found is not None:
             self._of_tenant[key.tenant].discard(key)
+            self._unmeasured.discard(key)
             for each in found.replicas:
                 self._allocations = self._allocations.with_standing(key.tenant, each, -1)
                 del self._on_slot[each.slot][each.assignment.id]
@@ -328,6 +341,8 @@ class KeptDecisions:
         self._settled[key] = found
         self._loose.discard(key)
         self._of_tenant.setdefault(key.tenant, set()).add(key)
+        if not all(each.is_measured for each in found.replicas):
+            self._unmeasured.add(key)
         for each in found.replicas:
             self._allocations = self._allocations.with_standing(key.tenant, each, 1)
             self._on_slot.setdefault(each.slot, {})[each.assignment.id] = found.rank, each
@@ -399,12 +414,9 @@ def _settle(
             assert state is not None
             slot, observed = Slot(node, one.device), state.observed[one.id]
             taken = NO_COMMITMENT.plus(memory_of(one, observed), loaded=observed.phase in LOADED_PHASES)
-            price = world.costs.get(slot)
-            found.append(
-                SettledReplica(
-                    node, slot, one, taken, target.busy, TenantCost.of(float("nan") if price is None else price)
-                )
-            )
+            cost = TenantCost.of(world.costs.get(slot, math.nan))
+            is_measured = observed.measured is not None and observed.measured.samples > 0
+            found.append(SettledReplica(node, slot, one, taken, target.busy, cost, is_measured))
     return None if targets else SettledWorkload(rank_of(intent), tuple(found))
 
 
@@ -416,8 +428,6 @@ def _serves(state: NodeState | None, one: Assignment, decision: Decision, world:
     return (
         observed is not None
         and observed.phase is Phase.READY
-        and observed.measured is not None
-        and bool(observed.measured.samples)  # else its prediction depends on what others measured
         and mark is not None
         and mark.stage is AssignmentStage.SERVING
         and now - mark.since >= world.fleet.timing.route_propagation_s
