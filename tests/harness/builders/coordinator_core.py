@@ -532,7 +532,7 @@ class CoreRegion:
             RegionSnapshot(
                 self.fleet, self.intents, self.desired, self.memory, decision.waits, now, wall,
                 frozenset(each.workload for each in decision.plan.workloads if each.refusal is None),
-                moves=underway(self.migrations.values()),
+                moves=underway(self.migrations.values()), quotas=self.quotas,
             )
         )  # fmt: skip
         assert violations == (), violations
@@ -558,7 +558,8 @@ class CoreRegion:
         return replace(self.fleet, nodes=self._noted)
 
     def _assignments(self) -> set[str]:
-        return {each.id for content in self.desired.values() for each in content.assignments}
+        """Those that are to stay."""
+        return {each.id for content in self.desired.values() for each in content.assignments if not each.draining}
 
     def _readings(self, name: str) -> tuple[Reading, ...]:
         plain = [reading(on, at=START + self.now) for on in self.agents[name].node.devices]

@@ -13,7 +13,7 @@ from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.migration import MigrationRule
 from shoal.types.units import Watts
-from shoal.types.workload import ModelRef, Quota, Spread, Standby
+from shoal.types.workload import ModelRef, Preempt, Quota, Spread, Standby
 
 T = TypeVar("T")
 
@@ -66,6 +66,7 @@ def add(region: CoreRegion, chance: Choices) -> None:
         where=chance.choice(("", 'node.labels.rank != "0"', 'node.labels.rank == "none"')),
         models=(ModelRef("ocr.onnx", DIGEST, "") if chance.random() < 0.7 else ModelRef("small.onnx", SMALL, ""),),
     )
+    asked = replace(asked, preempt=chance.choice((*[Preempt.NEVER] * 8, Preempt.LOWER, Preempt.ALWAYS)))
     region.intents = (*(each for each in region.intents if each.key != asked.key), asked)
 
 

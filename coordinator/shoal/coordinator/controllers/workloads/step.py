@@ -463,6 +463,7 @@ class WorkloadsController:
             reserved=self.open_reservations,
             promises=self.promises,
             moves=self.migrations.underway,
+            quotas=self.catalog.quotas,
         )
 
     def next_deadline(self) -> Seconds | None:

@@ -18,7 +18,7 @@ from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code
 from shoal.types.device import DeviceKind
 from shoal.types.route import Endpoint, EndpointKind, EndpointState
 from shoal.types.units import Elapsed, Seconds, Wall
-from shoal.types.workload import Intent, Preempt, WorkloadKey
+from shoal.types.workload import Intent, Preempt, Quota, WorkloadKey
 
 RECOVERY_S = Seconds(1000.0)
 GRACE_S = Seconds(60.0)
@@ -87,6 +87,8 @@ class RegionSnapshot:
     promises: tuple[Promise, ...] = ()
     # Every live move that is not over.
     moves: tuple[UnderwayMove, ...] = ()
+    # Quotas by tenant: one that is lowered may take a workload's last replica.
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +289,8 @@ def _check_not_blind(snapshot: RegionSnapshot) -> Iterator[Violation]:
     displacing = max((each.priority for each in snapshot.intents if each.preempt is Preempt.ALWAYS), default=None)
     if displacing is not None:
         relieved |= {each.key for each in snapshot.intents if each.priority < displacing}
+    capped = {name for name, each in snapshot.quotas.items() if each.replicas is not None or each.memory is not None}
+    relieved |= {key for key in wanted if key.tenant in capped}
     for content in snapshot.desired.values():
         for assignment in content.assignments:
             mark = snapshot.memory.marks.get(assignment.id)
