@@ -67,8 +67,8 @@ def test_a_corrupt_residual_is_left_out() -> None:
     region.run(5)
     (residual,) = region.memory.residuals.values()
     wrong = [replace(residual, log_ratio=math.nan), replace(residual, mix=(1.0,))]
-    found = {Trial(DIGEST, "a", f"cpu{number}"): each for number, each in enumerate(wrong)}
-    region.memory = replace(region.memory, residuals=Map(found))
+    stored = {Trial(DIGEST, "a", f"cpu{number}"): each for number, each in enumerate(wrong)}
+    region.memory = replace(region.memory, residuals=Map(stored))
     found = predictions(region)
     assert found["b"].basis is Basis.GUESS
 

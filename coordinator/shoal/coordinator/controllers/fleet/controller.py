@@ -136,13 +136,13 @@ class FleetController:
                 self._changed_nodes.add(name)
 
     @property
-    def decided(self) -> Fleet:
+    def decision_fleet(self) -> Fleet:
         """The fleet as decisions are based on it: each node as of its last change that may change one."""
         fleet = self._fleet
         return Fleet(self._noted, fleet.timing, fleet.grace_until, fleet.ticked_at, fleet.mass_silence)
 
     def take_changed_nodes(self) -> set[str]:
-        """Nodes that are others in `decided` than at the last call."""
+        """Nodes that are others in `decision_fleet` than at the last call."""
         found, self._changed_nodes = self._changed_nodes, set()
         return found
 

@@ -518,7 +518,7 @@ class WorkloadsController:
     def _world(self, catalog: Catalog) -> RegionState:
         """As `region_state`, for one step: without the list of documents, and with what this controller goes on to
         change."""
-        fleet = self._fleet.decided
+        fleet = self._fleet.decision_fleet
         intents = self.intents if catalog is self.catalog else catalog.intents
         signals = self._signals(catalog)
         return RegionState(

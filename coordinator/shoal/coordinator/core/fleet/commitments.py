@@ -36,7 +36,7 @@ class MemoryCommitment:
             Bytes(self.committed_bytes + other.committed_bytes), Bytes(self.pending_bytes + other.pending_bytes)
         )
 
-    def negated(self) -> "MemoryCommitment":
+    def __neg__(self) -> "MemoryCommitment":
         """What takes it out again where it is added."""
         return MemoryCommitment(Bytes(-self.committed_bytes), Bytes(-self.pending_bytes))
 

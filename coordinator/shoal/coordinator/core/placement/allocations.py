@@ -104,7 +104,7 @@ class Allocations:
     def with_standing(self, tenant: str, replica: StandingReplica, sign: int) -> "Allocations":
         """Adds (sign 1) or removes (sign -1) a replica of which nothing has to be decided."""
         slot, taken = replica.slot, replica.memory
-        memory = self.memory.get(slot, NO_COMMITMENT).beside(taken if sign > 0 else taken.negated())
+        memory = self.memory.get(slot, NO_COMMITMENT).beside(taken if sign > 0 else -taken)
         used = self._with_usage(tenant, replica.assignment.memory_bytes, replica.cost, sign)
         return replace(
             used,

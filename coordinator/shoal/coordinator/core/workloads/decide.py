@@ -440,7 +440,7 @@ def _entries(
     rerouted = {each.key for each in part.intents if before.get(name := str(each.key)) is not own_tables.get(name)}
     rerouted |= moved | part.come_and_gone
     for key in rerouted:
-        concerned.update(entries.concerned(key))
+        concerned.update(entries.dependents(key))
     return entries, concerned, rerouted
 
 

@@ -83,7 +83,7 @@ class EntryPoints:
             self._holders[key].add(node)
         return before ^ after
 
-    def concerned(self, key: WorkloadKey) -> Collection[str]:
+    def dependents(self, key: WorkloadKey) -> Collection[str]:
         """Nodes whose routes and forwarding depend on the workload: where it enters the region, and who has it."""
         return self._entrances(key)
 
