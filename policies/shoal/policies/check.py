@@ -258,7 +258,7 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.location.lon": _FEDERATION,
         "spec.location.residency": ActiveField(_CONTROLLERS, (Code.RESIDENCY,), read_as="residency"),
         "spec.sleep.after": ActiveField(_WORKLOADS, read_as="sleep_after_s"),
-        "spec.price": ActiveField(_CONTROLLERS, (Code.COST_OVER,), read_as="node_price"),
+        "spec.price": ActiveField(_PLACEMENT, (Code.COST_OVER,), read_as="node_price"),
         "spec.price.source": ActiveField(_SIGNALS, _SOURCE, read_as="source"),
         "spec.price.stale_after": ActiveField(_SIGNALS, (Code.SIGNAL_STALE,), read_as="stale_after_s"),
         "spec.carbon": ActiveField(_PLACEMENT, (Code.CARBON_OVER,), read_as="carbon_g_per_kwh"),

@@ -557,9 +557,9 @@ class CoreRegion:
         }
         return replace(self.fleet, nodes=self._noted)
 
-    def _assignments(self) -> set[str]:
-        """Those that are to stay."""
-        return {each.id for content in self.desired.values() for each in content.assignments if not each.draining}
+    def _assignments(self) -> set[tuple[str, bool]]:
+        """Ids, and whether they drain."""
+        return {(each.id, each.draining) for content in self.desired.values() for each in content.assignments}
 
     def _readings(self, name: str) -> tuple[Reading, ...]:
         plain = [reading(on, at=START + self.now) for on in self.agents[name].node.devices]

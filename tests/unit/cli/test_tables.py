@@ -98,6 +98,9 @@ def print_everything() -> None:
 
         def close(self) -> None: ...
 
+        def who_am_i(self) -> Any:
+            return fill(operator_pb2.WhoAmIReply())
+
         def coordinators(self) -> dict[str, Any]:
             return {"127.0.0.1:1": fill(operator_pb2.WhoAmIReply()), "127.0.0.1:2": None}
 

@@ -22,7 +22,7 @@ EVENTS = 200
 def top(context: str, region: str) -> None:
     """Nodes, devices, workloads, placements, moves and events, looked at every second.
 
-    1 to 6 open a table, arrows and Enter a row of it, q ends. It needs Textual: pip install 'shoal[top]'.
+    1 to 6 open a table, arrows and Enter a row of it, q ends. It needs Textual: the extra `top` of the wheel.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):  # Textual draws on the last
         raise refuse(Code.USAGE, "no terminal", "a terminal", "shoal status, or shoal get all --watch")

@@ -1,7 +1,6 @@
 """The origin's controller against the delegate's own machine, over a real store and a wire that fails when told."""
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -336,7 +335,7 @@ async def test_what_could_not_wait_does_not(tmp_path: Path) -> None:
 
 async def test_a_region_that_answered_otherwise_is_given_that_model_no_more(tmp_path: Path) -> None:
     origin = await Origin.open(tmp_path, want=intent(DelegationMode.WHEN_BETTER))
-    origin.local_region.placed, origin.local_region.own = True, (0.2, 1.0, math.nan)
+    origin.local_region.placed, origin.local_region.own = True, term_values(latency=0.2, cost=1.0)
     origin.wire.regions["a"].cost = 0.1
     origin.local_region.wrong = frozenset({("a", DIGEST)})
     await origin.run(2.0)
