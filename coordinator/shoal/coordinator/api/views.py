@@ -112,7 +112,7 @@ def budget_view(budget: TenantBudget) -> operator_pb2.TenantBudgetView:
     return operator_pb2.TenantBudgetView(
         tenant=budget.tenant,
         limit=budget.limit,
-        used=budget.cost.usd_per_h,
+        used=round(budget.cost.usd_per_h, 9),  # prices are kept as multiples of 2^-40
         unpriced=budget.cost.unpriced,
         exceeded=budget.is_exceeded,
     )
