@@ -272,9 +272,10 @@ def observation(of: Assignment, phase: Phase, *, at: float = 0.0, **changes: Any
     return Observed(**(values | changes))
 
 
-def warm(p50: float = 0.02, memory: int = 60 * MIB, samples: int = 16) -> Measured:
+def warm(p50: float = 0.02, memory: int = 60 * MIB, samples: int = 16, p95_over_p50: float = 1.2) -> Measured:
     return Measured(
-        Seconds(1.0), Bytes(memory), Seconds(p50), Seconds(1.2 * p50), Joules(p50 * 20), EnergySource.ESTIMATED, samples
+        *(Seconds(1.0), Bytes(memory), Seconds(p50), Seconds(p95_over_p50 * p50)),
+        *(Joules(p50 * 20), EnergySource.ESTIMATED, samples),
     )
 
 
@@ -296,6 +297,8 @@ class CoreAgent:
     load_s: float = 2.0
     # Measured latency of its replicas, in seconds.
     p50_s: float = 0.02
+    # And by how much the slowest take longer.
+    p95_over_p50: float = 1.2
     # Code with which every load fails; None: loads succeed.
     fail: Code | None = None
     # Code with which the load of this assignment fails; None: as `fail` says.
@@ -338,6 +341,10 @@ class CoreAgent:
     compared: dict[str, float] = field(default_factory=dict)
     # Ids of assignments that became ready without verification.
     unasked: set[str] = field(default_factory=set)
+
+    @property
+    def _warm(self) -> Measured:
+        return warm(self.p50_s, p95_over_p50=self.p95_over_p50)
 
     @property
     def why(self) -> str:
@@ -392,7 +399,7 @@ class CoreAgent:
             self.verified[each.id] = Verdict(
                 asked.migration, True, None, "", asked.against, asked.inputs, asked.samples, recorded=True
             )
-            return observation(each, Phase.READY, measured=warm(self.p50_s), verdict=self.verified[each.id])
+            return observation(each, Phase.READY, measured=self._warm, verdict=self.verified[each.id])
         if asked is not None and asked.beside:
             held = self.verified.get(each.id)
             begun = self.compared.setdefault(asked.migration, now)
@@ -418,7 +425,7 @@ class CoreAgent:
             return observation(
                 each,
                 Phase.READY,
-                measured=warm(self.p50_s),
+                measured=self._warm,
                 verdict=verdict,
                 served=self.served,
                 latencies=self.latencies,
@@ -440,7 +447,7 @@ class CoreAgent:
             return observation(each, Phase.FAILED, code=code, reason="too far", verdict=verdict, gives_up_at=again)
         self.verified[each.id] = verdict
         return observation(
-            each, Phase.READY, measured=warm(self.p50_s), verdict=verdict, served=self.served, latencies=self.latencies
+            each, Phase.READY, measured=self._warm, verdict=verdict, served=self.served, latencies=self.latencies
         )
 
     def _is_due(self, each: Assignment, now: float) -> bool:

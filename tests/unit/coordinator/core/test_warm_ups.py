@@ -12,6 +12,7 @@ from shoal.coordinator.core.prediction.model import Basis, Prediction
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, ReconcilerMemory
 from shoal.coordinator.core.workloads.warm_ups import MOST_WARM_UPS, remember_warm_ups
+from shoal.types.migration import Against, MigrationRule
 from shoal.types.units import Elapsed, Wall
 
 
@@ -42,6 +43,17 @@ def test_a_warm_up_corrects_other_places() -> None:
     assert [after[name].basis for name in "abc"] == [Basis.HERE, Basis.SAME_CLASS, Basis.TRANSFERRED]
     slower = {name: after[name].latency_p50_s.mid / before[name].latency_p50_s.mid for name in "abc"}
     assert slower["a"] > slower["b"] > slower["c"] > 1
+
+
+def test_nothing_moves_to_an_equal_place_because_it_never_ran_there() -> None:
+    """The warm-up's p95 is another multiple of its p50 than a prediction assumes."""
+    region = CoreRegion(node("a"), node("b"), flops={"a": 1e11, "b": 1e11})
+    for agent in region.agents.values():
+        agent.p50_s, agent.p95_over_p50 = 0.05, 2.0
+    rule = MigrationRule(automatic=True, gain=0.02, against=Against.NONE)
+    region.intents = (intent(migration=rule, weights={"latency": 1.0}),)
+    region.run(60)
+    assert region.migrations == {}
 
 
 def test_what_was_learnt_outlives_the_store_and_the_node() -> None:

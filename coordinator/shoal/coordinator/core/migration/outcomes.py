@@ -22,7 +22,6 @@ from shoal.coordinator.core.placement.model import Inputs
 from shoal.coordinator.core.placement.rank import gain, predicted_values, served_values
 from shoal.coordinator.core.placement.score import carbon, cost, energy, latency
 from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
-from shoal.coordinator.core.prediction.predict import predict
 from shoal.coordinator.core.workloads.model import DelegatedWorkload, RegionState
 from shoal.types.assignment import Observed
 from shoal.types.device import PowerState
@@ -154,13 +153,13 @@ def fetched_bytes(world: RegionState, migration: Migration) -> Bytes | None:
 
 
 def calibrate(scope: Scope, source: Option, target: Option) -> Option:
-    """`target` made comparable with a measured `source`. If it never ran the model, its roofline is scaled by the
-    error of the source's roofline, so that both places are compared on the same basis."""
+    """`target` made comparable with a measured `source`. If it never ran the model, its prediction is scaled by the
+    error of what would be predicted of the source without its own measurement, so that both places are compared on the
+    same basis."""
     here, there = source.prediction, target.prediction
-    if here is None or there is None or here.basis is not Basis.HERE or there.basis is not Basis.GUESS:
+    if here is None or there is None or here.basis is not Basis.HERE or there.basis is Basis.HERE:
         return target
-    demand = scope.demand(source.profile)
-    bound = predict(source.device, source.receipt, source.profile, source.precision, demand=demand)
+    bound = scope.prediction_unmeasured(source)
     if not isinstance(bound, Prediction):
         return target
     slower = _ratio(here.latency_p50_s.mid, bound.latency_p50_s.mid)

@@ -274,6 +274,14 @@ class Scope:
             wakes=self.may_sleep(device) and not self._is_kept_awake(Slot(state.name, device.name), intent.key),
         )
 
+    def prediction_unmeasured(self, option: Option) -> Prediction | Refusal:
+        """What would be predicted of an option if the model had never run on that device."""
+        demand = self.demand(option.profile)
+        missed = self._correction(option.model, option.device, option.receipt, option.precision, demand)
+        return predict(
+            option.device, option.receipt, option.profile, option.precision, demand=demand, correction=missed
+        )
+
     def _correction(
         self, model: ModelRef, device: Device, receipt: Receipt | None, precision: str, demand: ModelDemand
     ) -> Correction | None:
