@@ -3,7 +3,7 @@ measured something. A step writes those that changed.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from immutables import Map
@@ -151,18 +151,8 @@ def memory_writes(
     return puts, tuple(deletes)
 
 
-_SMALL: Final = (
-    "issued",
-    "crashes",
-    "short",
-    "without_ready",
-    "away",
-    "back",
-    "pending",
-    "idle",
-    "unloadable",
-    "over_budget",
-)
+_SMALL: Final = tuple(each.name for each in fields(SmallMemory) if each.name not in ("marks", "tables", "measured"))
+"""What has no records of its own."""
 
 
 def _small(memory: ReconcilerMemory) -> SmallMemory:

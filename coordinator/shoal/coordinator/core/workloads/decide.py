@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from immutables import Map
 
@@ -66,6 +67,8 @@ from shoal.types.assignment import Assignment
 from shoal.types.tenant import TenantLimit
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import Intent, PartitionRule, WorkloadKey
+
+T = TypeVar("T")
 
 
 def decide(
@@ -347,13 +350,7 @@ def _with_tables(before: Map[str, RouteTable], own: Mapping[str, RouteTable], pa
         return before if is_same else Map(own)
     changed = {name: table for name, table in own.items() if before.get(name) is not table}
     gone = [name for key in part.come_and_gone if (name := str(key)) not in own and name in before]
-    if not (changed or gone):
-        return before
-    tables_now = before.mutate()
-    tables_now.update(changed)
-    for name in gone:
-        del tables_now[name]
-    return tables_now.finish()
+    return _with_changes(before, changed, gone)
 
 
 def _with_marks(
@@ -362,13 +359,18 @@ def _with_marks(
     """All marks, with those after the step of the assignments that it decided about."""
     changed = {name: mark for name, mark in after.items() if before.get(name) != mark}
     gone = [name for name in (before if part.is_whole else own) if name not in after]
+    return _with_changes(before, changed, gone)
+
+
+def _with_changes(before: Map[str, T], changed: Mapping[str, T], gone: Sequence[str]) -> Map[str, T]:
+    """The same map where nothing changed."""
     if not (changed or gone):
         return before
-    marks = before.mutate()
-    marks.update(changed)
+    after = before.mutate()
+    after.update(changed)
     for name in gone:
-        del marks[name]
-    return marks.finish()
+        del after[name]
+    return after.finish()
 
 
 def _with_kept_assignments(

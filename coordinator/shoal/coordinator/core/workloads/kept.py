@@ -107,11 +107,6 @@ class KeptDecisions:
         return StandingReplicas(self._allocations, self._ahead) if self._settled else NOTHING_STANDS
 
     @property
-    def rests(self) -> bool:
-        """Whether every workload is settled."""
-        return self._is_known and self._part is None and not self._loose
-
-    @property
     def has_automatic(self) -> bool:
         """Whether replicas of some workload may move without being asked to."""
         return bool(self._automatic)
@@ -128,10 +123,6 @@ class KeptDecisions:
 
     def is_settled(self, key: WorkloadKey) -> bool:
         return key in self._settled
-
-    def holders(self, key: WorkloadKey) -> Iterable[str]:
-        """Nodes that hold an assignment of the workload."""
-        return self._holders.get(key, ())
 
     def sleepers(self) -> Fleet:
         """The nodes with a device that can sleep."""
