@@ -3,7 +3,7 @@
 # the MQTT broker, with its dynamic-security plugin (Debian's package holds both); what makes a network that can be cut;
 # etcd, behind which three coordinators keep their state; espeak-ng, which speaks for those who are listened to;
 # Prometheus, whose promtool makes alerts fire; systemd, which judges units and boots a machine of its own; kubectl, whose
-# kustomize builds manifests; curl, nghttp and h2load, HTTP/2 clients of others.
+# kustomize builds manifests; curl, nghttp and h2load, HTTP/2 clients of others; Chromium, in which the dashboard is seen.
 set -eu
 missing=""
 command -v gcc >/dev/null || missing="$missing gcc"
@@ -18,6 +18,7 @@ command -v promtool >/dev/null || missing="$missing prometheus"
 command -v systemd-analyze >/dev/null || missing="$missing systemd"
 command -v curl >/dev/null || missing="$missing curl"
 command -v h2load >/dev/null || missing="$missing nghttp2-client"
+[ -x /usr/bin/chromium ] || missing="$missing chromium"
 kubectl version --client 2>/dev/null | grep -q "^Kustomize Version" || "$(dirname "$0")/kubectl.sh"
 [ -n "$missing" ] || exit 0
 echo "installing$missing"

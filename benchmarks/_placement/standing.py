@@ -123,10 +123,14 @@ def node_of(number: int) -> Node:
     )  # fmt: skip
 
 
-async def fill(store: Store, nodes: int, wall: Wall, heartbeat_s: float) -> StandingRegion:
-    """Write the region: documents, models, nodes, receipts and desired sets."""
+async def fill(
+    store: Store, nodes: int, wall: Wall, heartbeat_s: float, workloads: int | None = None
+) -> StandingRegion:
+    """Write the region: documents, models, nodes, receipts and desired sets. workloads: PER_NODE for each node, unless
+    given."""
+    count = nodes * PER_NODE if workloads is None else workloads
     models = {each.digest: each for each in map(_model, range(MODEL_COUNT))}
-    documents = {each.key: each for each in _documents(nodes, wall, heartbeat_s)}
+    documents = {each.key: each for each in _documents(count, wall, heartbeat_s)}
     intents = Catalog(documents=documents, models=models).intents
     members = tuple(map(node_of, range(-GATEWAYS, nodes)))
     puts = {KEY: codec.dump(RegionRecord(REGION, HISTORY, 1))}
@@ -152,7 +156,7 @@ async def _put(store: Store, records: Iterator[tuple[str, bytes]]) -> None:
         await store.commit(Transaction(taken))
 
 
-def _documents(nodes: int, wall: Wall, heartbeat_s: float) -> Iterator[StoredDocument]:
+def _documents(workloads: int, wall: Wall, heartbeat_s: float) -> Iterator[StoredDocument]:
     heartbeat, lost = f"{heartbeat_s:g}s", f"{15 * heartbeat_s:g}s"
     text = POLICIES.replace("HEARTBEAT", heartbeat).replace("LOST", lost)
     for each in load([("policies", text)]).documents:
@@ -162,7 +166,7 @@ def _documents(nodes: int, wall: Wall, heartbeat_s: float) -> Iterator[StoredDoc
         yield StoredDocument("Tenant", each.name, canonical_text(each.value), 1, wall, "benchmark")
     (first,) = load([("w", workload_text("w", 0))]).documents
     form = canonical_text(first.value)
-    for number in range(nodes * PER_NODE):
+    for number in range(workloads):
         name, tenant, model = f"w-{number:06}", f"t{number % TENANTS}", number % MODEL_COUNT
         text = form.replace('"name":"w"', f'"name":"{name}"').replace('"t0"', f'"{tenant}"')
         text = text.replace('"m0"', f'"m{model}"').replace('"fast"', f'"{POLICY_NAMES[number % len(POLICY_NAMES)]}"')

@@ -1,0 +1,28 @@
+"""The federation in a browser: regions, an agreement, and the negotiation that it came from."""
+
+from harness.clients.browser import DashboardPage, chromium, dashboard_link
+from harness.cluster.delegation import NEAR, delete_delegated, in_regions, wait_all_acquainted, wait_delegated
+from harness.cluster.stack import DevStack
+
+
+def test_the_federation_is_shown_with_an_agreement_and_its_negotiation(neighbourhood: DevStack) -> None:
+    wait_all_acquainted(neighbourhood)
+    neighbourhood.apply(in_regions("abroad", NEAR))
+    agreement = wait_delegated(neighbourhood, "abroad")
+    try:
+        with dashboard_link(neighbourhood) as link, chromium() as browser:
+            window = DashboardPage(browser)
+            window.log_in(link)
+            window.go("federation", "Federation")
+            window.page.get_by_role("row").filter(has_text=agreement.agreement).wait_for()
+            window.page.get_by_role("img", name="home-3").wait_for()
+            window.page.get_by_text("won by").first.wait_for()
+            assert {"SOLICITED", "BID", "AWARDED", "GRANTED"} <= set(
+                window.page.locator(".move code").all_inner_texts()
+            ), "from what was asked to what came of it"
+            assert window.violations() == []
+            assert window.complaints == []
+            window.go("workloads/default/abroad", "abroad")
+            window.page.get_by_text("home-2 runs it").first.wait_for()
+    finally:
+        delete_delegated(neighbourhood, "abroad")
