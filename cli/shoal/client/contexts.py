@@ -29,6 +29,8 @@ class Context:
     tenant: str = "default"
     # host:port where the certificate is renewed; empty: something else keeps the files fresh.
     enrolment: str = ""
+    # host:port of the region's dashboard from here; empty: ask the coordinator.
+    dashboard: str = ""
 
     @property
     def certificate(self) -> Path:

@@ -35,7 +35,7 @@ from shoal.types.identity import check_name
 LINK: Final = 7443
 ENROL: Final = 7444
 """Port of coordinators and federations inside the network."""
-PORT_OFFSETS: Final = {"link": 1, "enrol": 2, "data": 3}
+PORT_OFFSETS: Final = {"link": 1, "enrol": 2, "data": 3, "dashboard": 4}
 """Ports at which a region is reached from outside, relative to its first one."""
 NODES: Final = ("agent", "gateway")
 SELF_DECLARED_LABELS: Final = ("site", "price")
@@ -123,6 +123,7 @@ def _context(member: ContainerMember, addresses: Mapping[str, str], files: Path)
         str(files),
         gateway=addresses["data"] if is_region else "",
         enrolment=addresses["enrol"],
+        dashboard=addresses["dashboard"] if is_region else "",
     )
 
 

@@ -14,7 +14,7 @@ from shoal.wire.identity import store_user_of
 
 FILE = Path(__file__).parents[3] / "docker-compose.yml"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text())["services"]
-INSIDE = {"link": 7443, "enrol": 7444, "data": 8001}
+INSIDE = {"link": 7443, "enrol": 7444, "data": 8001, "dashboard": 7448}
 SECOND = {"data": 6}
 """Of edge's other gateway."""
 REGIONS = ("edge", "cloud", "datacenter")
@@ -67,7 +67,7 @@ def test_what_is_published_is_on_loopback_where_setup_says_it_is() -> None:
     for region in REGIONS:
         addresses = published_addresses(region, told[region])
         for use in PORT_OFFSETS:
-            part = "coordinator" if use in ("link", "enrol") else "gateway"
+            part = "gateway" if use == "data" else "coordinator"
             assert published.pop(addresses[use]) == f"{region}-{part}:{INSIDE[use]}"
     for use in ("link", "enrol"):
         assert published.pop(published_addresses("federation", told["federation"])[use]) == f"federation:{INSIDE[use]}"

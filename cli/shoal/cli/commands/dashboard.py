@@ -27,7 +27,7 @@ def dashboard(context: str, region: str, port: int, no_browser: bool, address: s
     """
     with connect(context, region) as api:
         link, used = api.open_dashboard(), api.context
-    address = address or link.address
+    address = address or used.dashboard or link.address
     if direct:
         click.echo(f"https://{address}/#link={link.secret}")
         return
