@@ -1,8 +1,9 @@
 """The whole demo on one machine, as steps that check themselves; the command line narrates it."""
 
+import math
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,16 +18,26 @@ from shoal.client import InferenceClient, RegionClient
 from shoal.devstack import ocr
 from shoal.devstack.control import Control, RunningStack
 from shoal.devstack.layout import StackOptions, installed_simulators
-from shoal.devstack.load import ClosedLoopLoad
+from shoal.devstack.load import ClosedLoopLoad, MixedLoad
+from shoal.devstack.serving_shares import ServingLook, ServingShare, look_of, shares_of
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.units import show_joules, show_seconds
+from shoal.types.units import show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import operator_pb2
 
+CHAPTERS: Final = (
+    "A region on this machine, a smaller one beside it, and the federation of both",
+    "Three models of a page reader are placed where they answer soonest",
+    "Now the least energy counts: everything moves, live, under load",
+    "A machine dies under load",
+    "A workload that no device at home may run is run by another region",
+    "A model moves to another vendor's NPU and back; then the invariants are checked",
+)
 DETECT: Final = "page-lines"
+TURN: Final = "line-turn"
 RECOGNISE: Final = "line-text"
 T = TypeVar("T")
 
-WORKLOADS: Final = (DETECT, RECOGNISE)
+WORKLOADS: Final = (DETECT, TURN, RECOGNISE)
 DELEGATED: Final = "archive-text"
 """The workload that does not fit in the local region."""
 NEGOTIATION_EVENTS: Final = ("SOLICITED", "BID", "COUNTERED", "DECLINED", "AWARDED", "GRANTED", "RENEWED")
@@ -36,9 +47,14 @@ ANGLE: Final = "line-angle"
 NEAR_IN_INT8: Final = 0.1
 """Answers are probabilities. Over all slices of this page int8 is 0.1 off at most."""
 SETTLE_S: Final = 60.0
-LOAD_BEFORE_KILL: Final = 40
+LOAD_BEFORE_KILL: Final = 150
 """Requests answered before the kill, so that it happens under load."""
-LOAD_BEFORE_MOVE: Final = 10
+LOAD_BEFORE_MOVE: Final = 50
+LOAD_CLIENTS: Final = {DETECT: 2, TURN: 4, RECOGNISE: 2}
+"""Enough to keep each emulated device busy."""
+SHARES_OVER_S: Final = 5.0
+"""Shares and rates are of so many seconds: nodes report what they served every second or two."""
+LOOK_S: Final = 0.5
 METERS_IDLE_S: Final = 2.5
 """Longer than a node's interval between two reports of what it served."""
 
@@ -46,10 +62,20 @@ METERS_IDLE_S: Final = 2.5
 class Narrator(Protocol):
     """Shows the demo while it runs."""
 
-    def section(self, title: str) -> None: ...
-    def say(self, text: str) -> None: ...
+    def chapter(self, title: str) -> None:
+        """The next of `CHAPTERS`."""
+
+    def say(self, text: str) -> None:
+        """What happened."""
+
+    def now(self, text: str) -> None:
+        """What happens now, until the next call."""
+
+    def serving(self, shares: Sequence[ServingShare]) -> None:
+        """Who serves now, until the next call."""
+
+    def check(self, name: str, ok: bool, found: str) -> None: ...
     def plan(self, plan: operator_pb2.PlanReply) -> None: ...
-    def placements(self, rows: Sequence[operator_pb2.PlacementView]) -> None: ...
     def migration(self, migration: operator_pb2.MigrationView) -> None: ...
 
 
@@ -120,12 +146,14 @@ class Demo:
             fast = self._time_step("read the page", lambda: self._read(api, up, files, "fastest"))
             self._time_step("move to least energy", lambda: self._save_energy(api, up, files, fast))
             self._time_step("kill a machine under load", lambda: self._kill(api, up, files))
-            self._narrator.section("The dead machine gets its power back")
             self._restore_power(api)
             self._time_step("have another region run it", lambda: self._delegate(api, up, files))
+            self._narrator.chapter(CHAPTERS[5])
             if up.stack.agents[0].simulate:
                 self._time_step("move to another vendor's NPU", lambda: self._change_vendor(api, up, files))
-            self._narrator.section("The invariants are checked on what runs")
+            else:
+                self._narrator.say("  no vendor's simulator runs here: nothing to move to (x86-64, onnxruntime-qnn)")
+            self._narrator.now("shoal doctor looks at what runs")
             failed = [check for check in api.doctor().checks if not check.ok]
             self._check(
                 "doctor finds nothing wrong", not failed, "; ".join(f"{c.name}: {c.refusal.found}" for c in failed)
@@ -138,7 +166,7 @@ class Demo:
         try:
             yield
         except ShoalError:
-            self._narrator.section("The last events before the failure")
+            self._narrator.say("The last events before the failure:")
             for event in list(api.events())[-25:]:
                 name = event.workload.name or event.subject
                 self._narrator.say(f"{event.sequence}  {event.code}  {name} {event.node}  {event.message}")
@@ -147,31 +175,44 @@ class Demo:
     # the steps
 
     def _start(self) -> RunningStack:
-        self._narrator.section(
-            f"A region on this machine: a coordinator, a gateway, four agents on {self.report.link} links; "
-            "a small one that asks less, and the federation of both"
-        )
+        self._narrator.chapter(CHAPTERS[0])
         up = self._control.up(
             StackOptions(link=self.report.link, regions=2, federation=1, neighbours=1, simulate=installed_simulators()),
-            self._narrator.say,
+            self._narrator.now,
         )
         self.report.time_scale = up.stack.time_scale
+        with RegionClient(up.operator) as api:
+            for row in api.get("devices").devices:
+                device = row.device
+                mark = " (simulated)" if device.simulated else " (emulated)" if device.emulated else ""
+                self._narrator.say(f"  {row.node}/{device.name}{mark}  {show_usd_per_hour(row.cost_usd_per_h)}")
+        self._narrator.say(
+            f"  {len(up.stack.members)} programs on {self.report.link} links; emulated devices answer "
+            f"{up.stack.time_scale:g} times slower here than real ones"
+        )
         return up
 
     def _place(self, api: RegionClient, files: ocr.OcrFiles) -> None:
-        self._narrator.section("Two models that find and read the lines of a page, placed for lowest latency")
-        api.push(files.detector, "ppocr-det")
-        api.push(files.recogniser, "ppocr-rec")
+        self._narrator.chapter(CHAPTERS[1])
+        for path, name in (
+            (files.detector, "ppocr-det"),
+            (files.classifier, "ppocr-cls"),
+            (files.recogniser, "ppocr-rec"),
+        ):
+            self._narrator.now(f"pushes {name}")
+            api.push(path, name)
         plan = self._apply(api, "fast.yaml")
         rows = self._wait_placements(api, plan)
-        self._narrator.placements(rows)
         self.report.placed["fastest"] = _devices_by_workload(rows)
         self._check(
-            "two workloads are ready", {row.assignment.workload.name for row in rows} == set(WORKLOADS), str(len(rows))
+            "three workloads are ready",
+            {row.assignment.workload.name for row in rows} == set(WORKLOADS),
+            str(len(rows)),
         )
 
     def _read(self, api: RegionClient, up: RunningStack, files: ocr.OcrFiles, title: str) -> float:
         """Read the page; return the joules that it took."""
+        self._narrator.now("reads a photographed page: finds its lines, then reads each")
         before = self._joules(api)
         page = Image.open(files.page)
         alphabet = ocr.alphabet(files.recogniser)
@@ -182,8 +223,9 @@ class Demo:
                 return np.asarray(output, np.float32)
 
             lines = ocr.read_page(page, alphabet, DETECT, RECOGNISE, infer)
-        for text in lines:
-            self._narrator.say(f"  | {text}")
+        if tuple(lines) != tuple(self.report.lines):
+            for text in lines:
+                self._narrator.say(f"  | {text}")
         self.report.lines = list(lines)
         wrong = [f"{found!r} for {known!r}" for found, known in zip(lines, ocr.LINES, strict=False) if found != known]
         self._check(
@@ -201,33 +243,29 @@ class Demo:
         self.report.joules_per_page[title] = joules
         sources = {one.energy_source for row in _rows(api) for one in row.observed.served if one.requests}
         self.report.energy_sources[title] = sources.pop() if len(sources) == 1 else "estimated"
-        self._narrator.say(f"one page took {show_joules(joules)} ({self.report.energy_sources[title]})")
+        self._narrator.say(f"  one page took {show_joules(joules)} ({self.report.energy_sources[title]})")
         return joules
 
     def _save_energy(self, api: RegionClient, up: RunningStack, files: ocr.OcrFiles, fast: float) -> None:
-        self._narrator.section(
-            "The policy changes from lowest latency to lowest energy: both models move, live, under load"
-        )
-        line = _sample_line(files)
-        with InferenceClient(up.client) as client:
-            expected = client.infer(RECOGNISE, {"x": line}).outputs
-        load = ClosedLoopLoad(up.client, RECOGNISE, {"x": line}, expected, clients=2)
+        self._narrator.chapter(CHAPTERS[2])
+        load = self._page_load(up, files)
         load.start()
         try:
+            self._narrator.now(f"{sum(LOAD_CLIENTS.values())} clients ask all three, one request after another")
             self._wait(lambda: len(load.calls) >= LOAD_BEFORE_MOVE, 60.0, "the load to run")
             plan = self._apply(api, "frugal.yaml")
+            moved = self._follow_move(api, RECOGNISE, load)
             rows = self._wait_placements(api, plan)
-            moved = self._wait(lambda: _completed_migration(api, RECOGNISE), SETTLE_S, "the move to end")
             answered = len(load.calls)
             self._wait(lambda: len(load.calls) >= answered + LOAD_BEFORE_MOVE, 60.0, "more load to be answered")
         finally:
             load.stop()
+        self._narrator.serving(())
         self.report.moves = [
             f"{change.sign} {one.workload.name} {change.node}/{change.device}"
             for one in plan.workloads
             for change in one.changes
         ]
-        self._narrator.placements(rows)
         self.report.placed["least energy"] = _devices_by_workload(rows)
         self._show_migration(moved, load)
         self._check(
@@ -238,15 +276,55 @@ class Demo:
         self._wait_meters_idle(api)
         frugal = self._read(api, up, files, "least energy")
         title = "modelled, on emulated devices" if any(row.stand_in for row in rows) else "measured"
-        self._narrator.say(f"a page costs {show_joules(frugal)} instead of {show_joules(fast)} ({title})")
+        self._narrator.say(f"  a page costs {show_joules(frugal)} instead of {show_joules(fast)} ({title})")
         self._check("the move saves energy", frugal < fast, f"{show_joules(fast)} -> {show_joules(frugal)} ({title})")
         self.report.migration |= {"joules_per_page_before": fast, "joules_per_page_after": frugal}
 
-    def _show_migration(self, moved: operator_pb2.MigrationView, load: ClosedLoopLoad) -> None:
+    def _page_load(self, up: RunningStack, files: ocr.OcrFiles) -> MixedLoad:
+        """Clients of all three models of the reader, each with its one request and its one right answer."""
+        page = Image.open(files.page).convert("RGB")
+        inputs = {DETECT: ocr.detection_input(page), TURN: ocr.slices(page)[:1], RECOGNISE: _sample_line(files)}
+        with InferenceClient(up.client) as client:
+            expected = {name: client.infer(name, {"x": value}).outputs for name, value in inputs.items()}
+        return MixedLoad(
+            [
+                ClosedLoopLoad(up.client, name, {"x": value}, expected[name], clients=LOAD_CLIENTS[name])
+                for name, value in inputs.items()
+            ]
+        )
+
+    def _follow_move(self, api: RegionClient, workload: str, load: MixedLoad) -> operator_pb2.MigrationView:
+        """The workload's move once it is over. Meanwhile: its stage, and who serves, told at each new stage."""
+        looks, told = deque[ServingLook](), 0
+
+        def over() -> operator_pb2.MigrationView | None:
+            nonlocal told
+            now = time.monotonic()  # noqa: TID251 - measures
+            looks.append(look_of(_rows(api), WORKLOADS, now))
+            while len(looks) > 2 and now - looks[1].at >= SHARES_OVER_S:
+                looks.popleft()
+            shares = shares_of(looks[0], looks[-1])
+            self._narrator.serving(shares)
+            moving = _newest_migration(api, workload)
+            if moving is None:
+                return None
+            stage = moving.stages[-1]
+            doing = f"{stage.stage.replace('_', ' ')} {stage.note}".strip()
+            self._narrator.now(
+                f"{workload}: {doing}; {load.rate(SHARES_OVER_S):.0f} requests/s, {load.lost_count} lost"
+            )
+            if len(moving.stages) > told:
+                told = len(moving.stages)
+                self._narrator.say(f"  {stage.at - moving.stages[0].at:5.1f}s  {doing:<16}  {_shares_text(shares)}")
+            return moving if moving.stage in ("done", "aborted") else None
+
+        return self._wait(over, SETTLE_S, "the move to end", every_s=LOOK_S)
+
+    def _show_migration(self, moved: operator_pb2.MigrationView, load: MixedLoad) -> None:
         """Show its stages and verification, and the outcome of the requests meanwhile."""
         self._narrator.migration(moved)
         sent, answered, verdict = len(load.calls), load.outcomes()["ok"], moved.verdict
-        self._narrator.say(f"requests while it moved: {load.summary()}")
+        self._narrator.say(f"  requests while it moved: {load.summary()}")
         self.report.migration = {
             "from": f"{moved.source.node}/{moved.source.device}",
             "to": f"{moved.target.node}/{moved.target.device}",
@@ -261,6 +339,7 @@ class Demo:
             "answered": answered,
             "lost": load.lost_count,
             "wrong": load.wrong_count,
+            "requests_per_s": round(load.mean_rate(), 1),
         }
         self._check("it was compared with the one that served", verdict.passed, f"{verdict.code} {verdict.reason}")
         self._check("the move is done", moved.stage == "done", f"{moved.stage}: {moved.reason.code}")
@@ -286,15 +365,11 @@ class Demo:
         self._wait(are_meters_idle, 30.0, "the meters to report")
 
     def _kill(self, api: RegionClient, up: RunningStack, files: ocr.OcrFiles) -> None:
-        self._narrator.section("Two replicas on two nodes; then one machine dies under load")
+        self._narrator.chapter(CHAPTERS[3])
         plan = self._apply(api, "sturdy.yaml")
         rows = self._wait_placements(api, plan)
-        self._narrator.placements(rows)
         killed_node = next(row.node for row in rows if row.assignment.workload.name == RECOGNISE)
-        line = _sample_line(files)
-        with InferenceClient(up.client) as client:
-            expected = client.infer(RECOGNISE, {"x": line}).outputs
-        load = ClosedLoopLoad(up.client, RECOGNISE, {"x": line}, expected)
+        load = self._page_load(up, files)
         before = _ingress(api)
         load.start()
         try:
@@ -302,7 +377,8 @@ class Demo:
             pids = self._control.break_member(killed_node, "kill")
             killed_at = load.elapsed_s()
             served_before = _requests_by_node(api)
-            self._narrator.say(f"{killed_node}: all {len(pids)} processes killed (SIGKILL)")
+            self._narrator.say(f"  {killed_node}: all {len(pids)} processes killed (SIGKILL)")
+            self._narrator.now("requests go to the other replicas; lost ones are placed elsewhere")
             self._wait(lambda: killed_node in self._dead_members(), 10.0, f"{killed_node} to be dead")
             self._check("the machine is dead", True, killed_node)
             rows = self._wait(
@@ -314,7 +390,6 @@ class Demo:
             self._wait(lambda: len(load.calls) >= 2 * LOAD_BEFORE_KILL, 60.0, "more load to be answered")
         finally:
             load.stop()
-        self._narrator.placements(rows)
         outcomes = load.outcomes()
         sent, answered = len(load.calls), outcomes["ok"]
         counted = self._wait(lambda: _ingress_since(api, before, sent), 15.0, "the gateway's counts")
@@ -337,7 +412,7 @@ class Demo:
             "longest_s": round(max(call.took_s for call in load.calls), 3),
         }
         self._narrator.say(
-            f"requests: {load.summary()}, {counted['retried']} retried by the gateway; "
+            f"  requests: {load.summary()}, {counted['retried']} retried by the gateway; "
             f"replaced after {show_seconds(took)}"
         )
         self._check("no request was lost", load.lost_count == 0, f"{load.lost_count} of {sent} lost: {dict(outcomes)}")
@@ -348,7 +423,7 @@ class Demo:
         self._check("the work is served elsewhere", after > 0 and killed_node not in elsewhere, str(elsewhere))
 
     def _delegate(self, api: RegionClient, up: RunningStack, files: ocr.OcrFiles) -> None:
-        self._narrator.section("One more workload, whose budget is below what home asks; another region takes it")
+        self._narrator.chapter(CHAPTERS[4])
         plan = self._apply(api, "thrifty.yaml")
         (mine,) = (one for one in plan.workloads if one.workload.name == DELEGATED)
         self._check("home has no place for it", bool(mine.refusal.code), mine.refusal.found)
@@ -367,7 +442,7 @@ class Demo:
         log = [event for event in api.events() if event.workload.name == DELEGATED]
         for event in log:
             if event.code in NEGOTIATION_EVENTS:
-                self._narrator.say(f"  {event.at - log[0].at:6.2f}s  {event.code:<9}  {event.message}")
+                self._narrator.say(f"  {event.at - log[0].at:5.2f}s  {event.code:<9}  {event.message}")
         granted_s = next(event.at for event in log if event.code == "GRANTED") - log[0].at
         (agreed,) = (one for one in api.get("agreements").agreements if one.workload.name == DELEGATED)
         self.report.federation = {
@@ -387,7 +462,7 @@ class Demo:
             ],
         }
         self._narrator.say(
-            f"{agreed.counterpart} runs it: granted {show_seconds(granted_s)} after it was applied, answered through "
+            f"  {agreed.counterpart} runs it: granted {show_seconds(granted_s)} after it was applied, answered through "
             f"home's own gateway after {show_seconds(answered_s)}, its model fetched meanwhile"
         )
         self._check("another region runs it", agreed.counterpart != up.stack.region, agreed.counterpart)
@@ -395,12 +470,7 @@ class Demo:
         self._check("it answers the same, bit for bit", same, "" if same else "the answers differ")
 
     def _change_vendor(self, api: RegionClient, up: RunningStack, files: ocr.OcrFiles) -> None:
-        self._narrator.section(
-            "A third model moves from the processor to an NPU of another vendor (its own simulator), in int8 that is "
-            "made of its samples on the way, and back"
-        )
         slices = ocr.slices(Image.open(files.page))
-        api.push(files.classifier, "ppocr-cls")
         with tempfile.TemporaryDirectory() as folder:
             samples = Path(folder) / "slices.npz"
             np.savez(samples, x=slices)
@@ -422,7 +492,7 @@ class Demo:
             load.stop()
         for moved in moves:
             self._narrator.migration(moved)
-        self._narrator.say(f"requests while it moved: {load.summary()}")
+        self._narrator.say(f"  requests while it moved: {load.summary()}")
         there = moves[0]
         worst = {f"{one.output or '(all)'} {one.metric}": one.worst for one in there.verdict.drifts}
         self.report.vendors = {
@@ -450,6 +520,7 @@ class Demo:
 
     def _restore_power(self, api: RegionClient) -> None:
         dead = self._dead_members()
+        self._narrator.now(f"{', '.join(dead)} gets its power back")
         for name in dead:
             self._control.break_member(name, "resume")
         self._wait(
@@ -467,6 +538,7 @@ class Demo:
     def _apply(self, api: RegionClient, name: str) -> operator_pb2.PlanReply:
         text = package_files("shoal.devstack").joinpath("demo_data", name).read_text()
         documents = [operator_pb2.Document(name=name, text=text)]
+        self._narrator.now(f"plans {name}, and applies it")
         plan = api.plan(documents)
         self._narrator.plan(plan)
         for one in plan.workloads:
@@ -509,6 +581,7 @@ class Demo:
                 rows if placed == planned and all(row.routed and not row.assignment.draining for row in rows) else None
             )
 
+        self._narrator.now("nodes fetch the models, load them and warm up")
         return self._wait(placements_as_planned, SETTLE_S, "the workloads to be ready")
 
     def _replacement_rows(self, api: RegionClient, killed_node: str) -> Sequence[operator_pb2.PlacementView] | None:
@@ -521,17 +594,17 @@ class Demo:
         served = [one for row in _rows(api) for one in row.observed.served]
         return sum(one.joules for one in served), sum(one.requests for one in served)
 
-    def _wait(self, condition: Callable[[], T | None], limit_s: float, what: str) -> T:
+    def _wait(self, condition: Callable[[], T | None], limit_s: float, what: str, every_s: float = 0.1) -> T:
         end = time.monotonic() + limit_s  # noqa: TID251 - the demo's own deadlines
         while not (found := condition()):
             if time.monotonic() > end:  # noqa: TID251
                 raise refuse(Code.DEADLINE_EXCEEDED, f"not within {limit_s:g}s", what, "shoal events; shoal dev status")
-            time.sleep(0.1)  # noqa: TID251
+            time.sleep(every_s)  # noqa: TID251
         return found
 
     def _check(self, name: str, ok: bool, found: str) -> None:
         self.report.checks.append(DemoCheck(name, ok, found))
-        self._narrator.say(f"{'ok  ' if ok else 'FAIL'}  {name}" + ("" if ok else f": {found}"))
+        self._narrator.check(name, ok, found)
 
     def _time_step(self, name: str, step: Callable[[], Any]) -> Any:
         began = time.monotonic()  # noqa: TID251 - measures
@@ -546,10 +619,24 @@ def _sample_line(files: ocr.OcrFiles) -> ocr.Floats:
     return ocr.line_input(Image.open(files.page).convert("RGB").crop((0, 45, 384, 68)))
 
 
+def _shares_text(shares: Sequence[ServingShare]) -> str:
+    """Who serves, in a line."""
+    return ", ".join(
+        f"{each.place.partition('/')[0]} {each.share:.0%} {each.rate:.0f}/s"
+        + (f" {show_joules(each.joules)}" if math.isfinite(each.joules) else "")
+        for each in shares
+        if each.rate
+    )
+
+
+def _newest_migration(api: RegionClient, workload: str) -> operator_pb2.MigrationView | None:
+    found = (one for one in api.get("migrations").migrations if one.workload.name == workload)
+    return max(found, key=lambda one: one.stages[0].at, default=None)
+
+
 def _completed_migration(api: RegionClient, workload: str) -> operator_pb2.MigrationView | None:
     """The workload's newest migration once it is over; None before."""
-    found = (one for one in api.get("migrations").migrations if one.workload.name == workload)
-    newest = max(found, key=lambda one: one.stages[0].at, default=None)
+    newest = _newest_migration(api, workload)
     return newest if newest is not None and newest.stage in ("done", "aborted") else None
 
 
@@ -573,16 +660,16 @@ def _devices_by_workload(rows: Sequence[operator_pb2.PlacementView]) -> dict[str
 
 
 def _ingress(api: RegionClient) -> dict[str, int]:
-    views = [view for view in api.get("workloads").workloads if view.workload.name == RECOGNISE]
+    views = [view for view in api.get("workloads").workloads if view.workload.name in WORKLOADS]
     names = ("requests", "answered", "retried", "refused", "lost")
     return {name: sum(getattr(one, name) for view in views for one in view.ingress) for name in names}
 
 
 def _requests_by_node(api: RegionClient) -> Counter[str]:
-    """Recognitions served by each node's present replicas."""
+    """Requests served by each node's present replicas."""
     served: Counter[str] = Counter()
     for row in _rows(api):
-        if row.assignment.workload.name == RECOGNISE:
+        if row.assignment.workload.name in WORKLOADS:
             served[row.node] += sum(one.requests for one in row.observed.served)
     return served
 

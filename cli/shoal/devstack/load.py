@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -81,10 +82,7 @@ class ClosedLoopLoad:
         return sum(call.outcome != OK and is_lost(Code(call.outcome), own_limit=True) for call in self.calls)
 
     def summary(self) -> str:
-        """Outcome of all requests, for people."""
-        answered = self.outcomes()[OK]
-        refused = len(self.calls) - answered - self.lost_count
-        return f"{len(self.calls)} sent, {answered} answered, {refused} refused or given up, {self.lost_count} lost"
+        return summary_of(self.calls, self.lost_count)
 
     def count_answered_since(self, at: float) -> int:
         """Requests sent after `at` that were answered."""
@@ -107,3 +105,60 @@ class ClosedLoopLoad:
                 except ShoalError as error:
                     outcome = str(error.code)
                 self.calls.append(LoadCall(at, self.elapsed_s() - at, outcome))
+
+
+@dataclass(frozen=True, slots=True)
+class MixedLoad:
+    """Several loads at once, counted as one."""
+
+    loads: Sequence[ClosedLoopLoad]
+
+    def start(self) -> None:
+        for each in self.loads:
+            each.start()
+
+    def stop(self) -> None:
+        """Returns when the last request has ended."""
+        for each in self.loads:
+            each.stop()
+
+    def elapsed_s(self) -> float:
+        return self.loads[0].elapsed_s()
+
+    @property
+    def calls(self) -> list[LoadCall]:
+        return [call for each in self.loads for call in each.calls]
+
+    @property
+    def lost_count(self) -> int:
+        return sum(each.lost_count for each in self.loads)
+
+    @property
+    def wrong_count(self) -> int:
+        return sum(each.wrong_count for each in self.loads)
+
+    def outcomes(self) -> Counter[str]:
+        return sum((each.outcomes() for each in self.loads), Counter[str]())
+
+    def summary(self) -> str:
+        """As of one load."""
+        return summary_of(self.calls, self.lost_count)
+
+    def count_answered_since(self, at: float) -> int:
+        return sum(each.count_answered_since(at) for each in self.loads)
+
+    def rate(self, over_s: float) -> float:
+        """Requests that ended in a second, over the last `over_s` seconds."""
+        now = self.elapsed_s()
+        return sum(call.at + call.took_s > now - over_s for call in self.calls) / over_s
+
+    def mean_rate(self) -> float:
+        """Requests that ended in a second, from the first to the last."""
+        ends = [call.at + call.took_s for call in self.calls]
+        return len(ends) / max(ends) if ends else 0.0
+
+
+def summary_of(calls: Sequence[LoadCall], lost: int) -> str:
+    """Outcome of all requests, for people."""
+    answered = sum(call.outcome == OK for call in calls)
+    return f"{len(calls)} sent, {answered} answered, {len(calls) - answered - lost} refused or given up, {lost} lost"

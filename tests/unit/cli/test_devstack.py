@@ -4,7 +4,7 @@ import datetime
 import fcntl
 import shutil
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,12 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from shoal.cli.commands.dev import show_up
+from shoal.cli.render.demo_screen import SilentDemo
 from shoal.client import Context, Contexts
 from shoal.devstack import broker, compose, etcd, layout
 from shoal.devstack.control import Control, RunningStack, _free_ports
 from shoal.devstack.demo import Demo
-from shoal.devstack.load import ClosedLoopLoad, LoadCall
+from shoal.devstack.load import ClosedLoopLoad, LoadCall, MixedLoad
 from shoal.devstack.process_supervisor import ProcessSupervisor
 from shoal.types.codes import Code, ShoalError
 from shoal.v1 import operator_pb2
@@ -278,19 +279,15 @@ def test_what_is_mounted_says_which_containers_there_are(tmp_path: Path) -> None
     assert wrong.value.code is Code.FIELD_INVALID
 
 
-class Silent:
+class RecordedDemo(SilentDemo):
     """A narrator that keeps what it is told to say."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.said: list[str] = []
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str = "") -> None:
         self.said.append(text)
-
-    def section(self, title: str) -> None: ...
-    def plan(self, plan: operator_pb2.PlanReply) -> None: ...
-    def placements(self, rows: Sequence[operator_pb2.PlacementView]) -> None: ...
-    def migration(self, migration: operator_pb2.MigrationView) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -301,12 +298,13 @@ def test_the_demo_counts_as_lost_what_gateways_do(tmp_path: Path, outcome: str, 
     """No refusal, and no deadline that the client had set itself; but either is an answer that is missing."""
     load = ClosedLoopLoad(Context("dev", "home", "127.0.0.1:1", str(tmp_path)), "reader", {}, {})
     load.calls = [LoadCall(0.0, 0.1, "ok"), LoadCall(0.1, 0.1, "ok"), LoadCall(0.2, 0.1, outcome)]
-    told = Silent()
+    told = RecordedDemo()
     demo = Demo(Control(tmp_path / "dev", Contexts(tmp_path / "home")), told)
     demo._show_migration(
-        operator_pb2.MigrationView(stage="done", stages=[operator_pb2.MigrationStage(stage="done")]), load
+        operator_pb2.MigrationView(stage="done", stages=[operator_pb2.MigrationStage(stage="done")]),
+        MixedLoad([load]),
     )
-    said = f"requests while it moved: 3 sent, 2 answered, {1 - lost} refused or given up, {lost} lost"
+    said = f"  requests while it moved: 3 sent, 2 answered, {1 - lost} refused or given up, {lost} lost"
     assert said in told.said
     assert demo.report.migration["lost"] == lost
     checks = {check.name: check.ok for check in demo.report.checks}

@@ -1,54 +1,35 @@
 """`shoal demo`: the whole demo on this machine, in about two minutes."""
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from shoal.cli.commands.dev import link, show_up
-from shoal.cli.render.listings import show
-from shoal.cli.render.migrations import show_migration
+from shoal.cli.render.demo_screen import DemoScreen, SilentDemo
 from shoal.cli.render.output import emit, line
-from shoal.cli.render.plan import show_plan
 from shoal.client import Contexts
 from shoal.devstack.control import Control
 from shoal.devstack.layout import StackOptions
-from shoal.v1 import operator_pb2
+from shoal.types.units import show_joules
 
+if TYPE_CHECKING:
+    from shoal.devstack.demo import DemoReport
 
-class _TerminalNarrator:
-    """For a person at a terminal."""
-
-    def section(self, title: str) -> None:
-        line("")
-        line(title, "bold cyan")
-
-    def say(self, text: str) -> None:
-        line(text)
-
-    def plan(self, plan: operator_pb2.PlanReply) -> None:
-        show_plan(plan, wide=False)
-
-    def placements(self, rows: Sequence[operator_pb2.PlacementView]) -> None:
-        show("placements", rows, wide=False)
-
-    def migration(self, migration: operator_pb2.MigrationView) -> None:
-        show_migration(migration)
-
-
-class _SilentNarrator(_TerminalNarrator):
-    """For programs that want only the report."""
-
-    def section(self, title: str) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def plan(self, plan: operator_pb2.PlanReply) -> None: ...
-
-    def placements(self, rows: Sequence[operator_pb2.PlacementView]) -> None: ...
-
-    def migration(self, migration: operator_pb2.MigrationView) -> None: ...
+_NEXT: Final = (
+    "what to do next:",
+    "  docs/tutorial.md      ten minutes by hand: apply, plan, can-move, migrate, explain",
+    "  shoal demo --keep     the same, and it stays: then `shoal dashboard`, `shoal top`, `shoal get all`",
+    "  docs/how-to           fifteen policies, each for a need",
+)
+_NEXT_KEPT: Final = (
+    "what to do next:",
+    "  shoal dashboard       all of it in a browser; `shoal top` here",
+    "  shoal get workloads   then `shoal explain line-text`, `shoal can-move line-text --to plain-cpu`",
+    "  docs/tutorial.md      ten minutes by hand",
+    "  shoal dev down        when you are done",
+)
 
 
 @click.command()
@@ -64,27 +45,49 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
     fails.
     """
     # Only this verb needs pictures and onnx (extra `local`); the others start without them.
-    from shoal.devstack.demo import Demo
+    from shoal.devstack.demo import CHAPTERS, Demo
 
     with tempfile.TemporaryDirectory(prefix="shoal-demo-") as scratch:
         # Its own contexts and state, so that a demo disturbs nothing that the user has.
         control = Control(data_dir) if keep else Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
-        demo = Demo(control, _SilentNarrator() if as_json else _TerminalNarrator(), link)
         try:
-            report = demo.run()
+            with SilentDemo() if as_json else DemoScreen(len(CHAPTERS)) as screen:
+                report = Demo(control, screen, link).run()
         finally:
             if not keep:
                 control.down()
     if as_json:
         emit(report.data(), "json")
     else:
-        failed = [check for check in report.checks if not check.ok]
-        line("")
-        seconds = ", ".join(f"{name} {value:g}s" for name, value in report.seconds.items())
-        line(f"{len(report.checks) - len(failed)} expectations held, {len(failed)} failed  ({seconds})", "bold")
+        _show_end(report)
         if keep:
             show_up(control.up(StackOptions(link=link), lambda text: None))
         else:
             line("everything is stopped and nothing is left behind")
+        for each in ("", *(_NEXT_KEPT if keep else _NEXT)):
+            line(each)
     if not report.ok:
         raise click.exceptions.Exit(1)
+
+
+def _show_end(report: "DemoReport") -> None:
+    """The figures of the run."""
+    failed = [check for check in report.checks if not check.ok]
+    moved = report.migration
+    line("")
+    line(
+        f"{len(report.checks) - len(failed)} expectations held, {len(failed)} failed", "bold red" if failed else "bold"
+    )
+    if moved:
+        line(
+            f"  live move: {moved['sent']} requests at {moved['requests_per_s']:g}/s, {moved['lost']} lost, "
+            f"{moved['wrong']} answers changed; a page costs {show_joules(moved['joules_per_page_after'])} "
+            f"instead of {show_joules(moved['joules_per_page_before'])}"
+        )
+    if report.load:
+        line(f"  machine lost: replaced in {report.load['replaced_in_s']:g}s, {report.load['lost']} requests lost")
+    if report.federation:
+        line(
+            f"  other region: an agreement in {report.federation['granted_in_s']:g}s, "
+            f"answers after {report.federation['answered_in_s']:g}s"
+        )
