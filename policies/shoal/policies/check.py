@@ -114,6 +114,10 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
             "shoal.agent.worker.job_queue",
             read_as="delay_s",
         ),
+        "spec.batching.padding": ActiveField(
+            "shoal.agent.worker.model_runner",
+            read_as="padding",
+        ),
         "spec.capture.consent": ActiveField(
             _WORKLOADS,
             (Code.CONSENT_MISSING,),
@@ -693,6 +697,11 @@ def _workload(workload: Workload) -> Rule:
         yield (
             ("spec", "batching", "delay"),
             _no_effect("delay without max: each request runs alone", "max above 1", "give max, or remove it"),
+        )
+    if spec.batching.max == 1 and spec.batching.padding:
+        yield (
+            ("spec", "batching", "padding"),
+            _no_effect("padding without max: each request runs alone", "max above 1", "give max, or remove it"),
         )
     if spec.batching.max > 1 and isinstance(spec.session, StateTensors):
         yield (

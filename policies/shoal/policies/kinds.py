@@ -510,6 +510,13 @@ class Batching(DocumentPart):
         description="Longest time that a request waits for others while a runner is free; without it, none.",
         examples=["2ms"],
     )
+    padding: bool = Field(
+        default=False,
+        description="Whether requests of unequal lengths may share a batch, filled up with zeros along the one named "
+        "axis that the model leaves open beside the first. Done only where the worker finds that answers, cut back, "
+        "stay the same within the policy's tolerance.",
+        examples=[True],
+    )
 
 
 class Capture(DocumentPart):

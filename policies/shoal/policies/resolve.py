@@ -87,6 +87,7 @@ def resolve(
         shared_worker=workload.spec.isolation == "shared",
         max_batch=workload.spec.batching.max,
         batch_delay_s=Seconds(workload.spec.batching.delay or 0.0),
+        batch_padding=workload.spec.batching.padding,
         delegation=_delegation(spec.federation),
         migration=replace(_migration(spec), pack=pack),
         capture=_capture(workload.spec.capture),

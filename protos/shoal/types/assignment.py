@@ -92,6 +92,8 @@ class Batching:
     latency_s: Seconds | None = None
     # How far the answer of a request in a batch may be from its answer alone.
     tolerances: tuple[Tolerance, ...] = ()
+    # Whether requests of unequal lengths may be filled up with zeros to share a batch.
+    padding: bool = False
 
 
 @dataclass(frozen=True, slots=True)

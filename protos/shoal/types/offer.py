@@ -153,6 +153,8 @@ class Solicitation:
     way_s: Mapping[str, float] = field(default_factory=dict)
     # Longest time that a request waits for others of its batch.
     batch_delay_s: Seconds = Seconds(0.0)
+    # Whether requests of unequal lengths may be filled up with zeros to share a batch.
+    batch_padding: bool = False
 
 
 @dataclass(frozen=True, slots=True)

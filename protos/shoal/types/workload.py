@@ -255,6 +255,8 @@ class Intent:
     max_batch: int = 1
     # Longest time that a request waits for others of its batch while a runner is free.
     batch_delay_s: Seconds = Seconds(0.0)
+    # Whether requests of unequal lengths may be filled up with zeros to share a batch.
+    batch_padding: bool = False
     # When another region may run it.
     delegation: DelegationRule = DelegationRule()
     # How a replica of it is replaced.

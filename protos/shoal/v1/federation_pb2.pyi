@@ -500,6 +500,7 @@ class Solicitation(_message.Message):
     TO_FIELD_NUMBER: _builtins.int
     WAY_S_FIELD_NUMBER: _builtins.int
     BATCH_DELAY_S_FIELD_NUMBER: _builtins.int
+    BATCH_PADDING_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     round: _builtins.int
     origin: _builtins.str
@@ -508,6 +509,7 @@ class Solicitation(_message.Message):
     answer_s: _builtins.float
     indicative: _builtins.bool
     batch_delay_s: _builtins.float
+    batch_padding: _builtins.bool
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -545,10 +547,11 @@ class Solicitation(_message.Message):
         to: _abc.Iterable[_builtins.str] | None = ...,
         way_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         batch_delay_s: _builtins.float = ...,
+        batch_padding: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "require", b"require", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_s", b"answer_s", "batch_delay_s", b"batch_delay_s", "id", b"id", "indicative", b"indicative", "limits", b"limits", "max_batch", b"max_batch", "models", b"models", "origin", b"origin", "require", b"require", "round", b"round", "term_s", b"term_s", "to", b"to", "traffic", b"traffic", "way_s", b"way_s", "weights", b"weights", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_s", b"answer_s", "batch_delay_s", b"batch_delay_s", "batch_padding", b"batch_padding", "id", b"id", "indicative", b"indicative", "limits", b"limits", "max_batch", b"max_batch", "models", b"models", "origin", b"origin", "require", b"require", "round", b"round", "term_s", b"term_s", "to", b"to", "traffic", b"traffic", "way_s", b"way_s", "weights", b"weights", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

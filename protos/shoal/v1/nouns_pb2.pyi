@@ -1248,9 +1248,11 @@ class Batching(_message.Message):
     DELAY_S_FIELD_NUMBER: _builtins.int
     LATENCY_S_FIELD_NUMBER: _builtins.int
     TOLERANCES_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
     max: _builtins.int
     delay_s: _builtins.float
     latency_s: _builtins.float
+    padding: _builtins.bool
     @_builtins.property
     def tolerances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tolerance]: ...
     def __init__(
@@ -1260,10 +1262,11 @@ class Batching(_message.Message):
         delay_s: _builtins.float = ...,
         latency_s: _builtins.float | None = ...,
         tolerances: _abc.Iterable[Global___Tolerance] | None = ...,
+        padding: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s", "latency_s", b"latency_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s", "delay_s", b"delay_s", "latency_s", b"latency_s", "max", b"max", "tolerances", b"tolerances"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s", "delay_s", b"delay_s", "latency_s", b"latency_s", "max", b"max", "padding", b"padding", "tolerances", b"tolerances"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__latency_s: _TypeAlias = _typing.Literal["latency_s"]  # noqa: Y015
     _WhichOneofArgType__latency_s: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s"]  # noqa: Y015

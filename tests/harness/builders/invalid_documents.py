@@ -271,6 +271,7 @@ MISTAKES: Final = [
         "2027-12-31",
     ),
     ("delay without a batch", workload("  batching: {delay: §5ms}\n"), Code.FIELD_WITHOUT_EFFECT, "give max"),
+    ("padding without a batch", workload("  batching: {padding: §true}\n"), Code.FIELD_WITHOUT_EFFECT, "give max"),
     (
         "batches of sessions",
         workload("  batching: {max: §16}\n  session: {state: {h: hn}}\n"),

@@ -33,7 +33,7 @@ def digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def value(name: str, kind: str, shape: Sequence[int | str] | None) -> ValueInfoProto:
+def value(name: str, kind: str, shape: Sequence[int | str | None] | None) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, KINDS[kind], shape)
 
 
@@ -105,6 +105,52 @@ def mixing(how: str, count: int, side: int) -> bytes:
             return layers(count, side, before)
         case _:
             return layers(count, side, [helper.make_node("Concat", ["x", "x"], ["h"], axis=0)], rows="m")
+
+
+def sequences(how: str, count: int, side: int) -> bytes:
+    """`layers` of each item of `x` [n, s, side], and what is made of them along s: `each` [n, s, side], or [n, side]:
+    their `sum`, `mean`, `max`, the `last`, or the mean of those that `mask` [n, s] says (`masked`). `nameless`: as
+    `each`, but nobody knows how its axes are called. `two`: as `each`, of [n, s, t, side]. `words`: as `each`, of the
+    rows of a table of 64 that `i` [n, s] says; the runtime refuses others."""
+    rng = np.random.default_rng(0)
+    nodes, constants = [], [numpy_helper.from_array(np.array([1], np.int64), "one")]
+    names = ["x", *(f"h{index}" for index in range(count))]
+    for index in range(count):
+        nodes.append(helper.make_node("MatMul", [names[index], f"w{index}"], [names[index + 1]]))
+        weights = rng.standard_normal((side, side), np.float32) / np.float32(np.sqrt(side))
+        constants.append(numpy_helper.from_array(weights, f"w{index}"))
+    h = names[-1]
+    others: dict[str, list[int | str | None]] = {"nameless": ["n", None, side], "two": ["n", "s", "t", side]}
+    shape = others.get(how, ["n", "s", side])
+    inputs = [value("x", "FP32", shape)]
+    pooled: list[int | str | None] = ["n", side]
+    match how:
+        case "words":
+            table = np.random.default_rng(1).random((64, side), np.float32)
+            constants.append(numpy_helper.from_array(table, "table"))
+            nodes.insert(0, helper.make_node("Gather", ["table", "i"], ["x"]))
+            nodes.append(helper.make_node("Identity", [h], ["y"]))
+            inputs, pooled = [value("i", "INT64", ["n", "s"])], shape
+        case "sum" | "mean" | "max":
+            nodes.append(helper.make_node(f"Reduce{how.title()}", [h, "one"], ["y"], keepdims=0))
+        case "last":
+            constants.append(numpy_helper.from_array(np.array(-1, np.int64), "end"))
+            nodes.append(helper.make_node("Gather", [h, "end"], ["y"], axis=1))
+        case "masked":
+            inputs.append(value("mask", "INT64", ["n", "s"]))
+            constants.append(numpy_helper.from_array(np.array([2], np.int64), "two"))
+            nodes += [
+                helper.make_node("Cast", ["mask"], ["m"], to=TensorProto.FLOAT),
+                helper.make_node("Unsqueeze", ["m", "two"], ["weights"]),
+                helper.make_node("Mul", [h, "weights"], ["weighted"]),
+                helper.make_node("ReduceSum", ["weighted", "one"], ["sums"], keepdims=0),
+                helper.make_node("ReduceSum", ["m", "one"], ["counts"], keepdims=1),
+                helper.make_node("Div", ["sums", "counts"], ["y"]),
+            ]
+        case _:
+            nodes.append(helper.make_node("Identity", [h], ["y"]))
+            pooled = shape
+    return model(nodes, inputs, [value("y", "FP32", pooled)], constants)
 
 
 def summing(noise: float = 0.0) -> bytes:

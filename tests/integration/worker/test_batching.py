@@ -107,6 +107,38 @@ async def test_a_bad_request_of_a_batch_fails_alone(pool: WorkerPoolHarness) -> 
     await client.close()
 
 
+async def test_requests_of_unequal_lengths_share_a_run_and_are_answered_as_alone(pool: WorkerPoolHarness) -> None:
+    """Also where one of them is refused."""
+    asked = Work(nodes=1, shapes={"i": (1, 2)}, below={"i": WORDS})
+    rule = replace(RULE, delay_s=Seconds(0.05), padding=True)
+    note = await serve_measured(pool, "sequences", models.sequences("words", 8, SIDE), asked, rule)
+    assert "filled up along 's' from 1 to at most 3" in note
+    client = await pool.client("sequences")
+    words = [np.arange(number, number + 1 + number % 3)[None] % WORDS for number in range(90)]
+    alone = [await infer(client, {"i": each}) for each in words[:30]]
+    assert largest_batch((await pool.stats("sequences")).batches.counts) == 1
+    for _ in range(5):
+        await asyncio.gather(*(infer(client, {"i": each}) for each in words[:3]))
+    assert largest_batch((await pool.stats("sequences")).batches.counts) > 1, "no two of three are of one length"
+
+    async def ask(number: int) -> Any:
+        made = request({"i": np.full((1, 2), WORDS) if number == 50 else words[number]})
+        made.id = f"call {number}"
+        return await infer(client, made)
+
+    answers = await asyncio.gather(*(ask(number) for number in range(90)), return_exceptions=True)
+    assert [number for number, answer in enumerate(answers) if isinstance(answer, BaseException)] == [50]
+    assert str(getattr(answers[50], "code", answers[50])) == Code.INVALID_ARGUMENT
+    for number, one in enumerate(alone):
+        answer = answers[number]
+        assert isinstance(answer, oip.ModelInferResponse)
+        assert answer.id == f"call {number}"
+        assert list(answer.outputs[0].shape) == [1, 1 + number % 3, SIDE]
+        a, b = (np.frombuffer(each.raw_output_contents[0], np.float32) for each in (one, answer))
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4 * np.abs(a).max())
+    await client.close()
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [("mean", "otherwise than alone"), ("scale", "otherwise than alone"), ("twice", "another number of rows")],

@@ -113,12 +113,18 @@ def test_policy_and_workload_become_an_intent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "found"), [("", (1, 0.0)), ("{max: 8}", (8, 0.0)), ("{max: 8, delay: 5ms}", (8, 0.005))]
+    ("said", "found"),
+    [
+        ("", (1, 0.0, False)),
+        ("{max: 8}", (8, 0.0, False)),
+        ("{max: 8, delay: 5ms}", (8, 0.005, False)),
+        ("{max: 8, padding: true}", (8, 0.0, True)),
+    ],
 )
-def test_batches_are_made_where_they_are_asked_for(said: str, found: tuple[int, float]) -> None:
+def test_batches_are_made_where_they_are_asked_for(said: str, found: tuple[int, float, bool]) -> None:
     asked = f"{WORKLOAD.rstrip()}\n  batching: {said}\n" if said else WORKLOAD
     intent = resolve(only(asked), None, revision=1, digests=DIGESTS)
-    assert (intent.max_batch, intent.batch_delay_s) == found
+    assert (intent.max_batch, intent.batch_delay_s, intent.batch_padding) == found
 
 
 def test_a_peak_of_zero_is_a_peak() -> None:

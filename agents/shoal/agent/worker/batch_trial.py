@@ -7,8 +7,8 @@ scale that is taken over the whole batch.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Final
 
@@ -16,15 +16,14 @@ import numpy as np
 import structlog
 
 from shoal.agent.worker import isolation
-from shoal.agent.worker.batches import has_batch_axis, join, row_bytes, split
+from shoal.agent.worker.batches import Batch, has_batch_axis, row_bytes
 from shoal.agent.worker.batching import LEAST_TIMES, BatchDecision, choose, most_seconds, point_of
-from shoal.agent.worker.compare import compare
-from shoal.agent.worker.engine import Engine, read_and_verify
+from shoal.agent.worker.compare import why_beyond
+from shoal.agent.worker.engine import Engine
 from shoal.agent.worker.messages import LoadOrder, LoadResult
-from shoal.agent.worker.request_reader import InferRequest, RequestNames
-from shoal.agent.worker.sample_inputs import sample_input
+from shoal.agent.worker.request_reader import InferRequest
 from shoal.agent.worker.tensors import Array
-from shoal.artifacts.samples import read_pack
+from shoal.agent.worker.trial_rows import MOST_ROWS, NO_NAMES, Ask, generate_row, pack_rows
 from shoal.types.assignment import Batching
 from shoal.types.codes import ShoalError
 from shoal.types.units import Seconds
@@ -37,14 +36,8 @@ BUDGET_S: Final = 1.0
 """Seconds of runs after which a trial measures no more than it must. As long as a warm-up."""
 _MOST_TURNS: Final = 4 * LEAST_TIMES
 """Turns in which the sizes are measured: the interval of 24 times is half as wide as that of 6."""
-_SAMPLES: Final = 4
-_SEED: Final = 0
 _OUTLIER: Final = 1000.0
 """Times the magnitude of the other rows: three decimal digits, which is more than int8 resolves."""
-_NAMES: Final = RequestNames(b"", b"", b"")
-
-Ask = Callable[[InferRequest], Awaitable[tuple[dict[str, Array], float]]]
-"""Runs a request alone: its outputs, and the seconds of the run. Raises ShoalError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +154,15 @@ class BatchTrial:
         """The rows' answers, as `split` gives them, and the seconds of the run, with those of joining and splitting
         where there is more than one."""
 
+        batch = Batch([row.feeds for row in islice(cycle(rows), size)], [1] * size)
+
         def join_rows() -> tuple[dict[str, Array], float]:
             start = time.perf_counter()
-            return join([row.feeds for row in islice(cycle(rows), size)]), time.perf_counter() - start
+            return batch.join(), time.perf_counter() - start
 
         def split_rows() -> tuple[list[dict[str, Array]] | None, float]:
             start = time.perf_counter()
-            return split(outputs, [1] * size), time.perf_counter() - start
+            return batch.split(outputs), time.perf_counter() - start
 
         feeds, join_s = await asyncio.to_thread(join_rows)
         outputs, run_s = await self._ask(self._request(feeds))
@@ -179,19 +174,18 @@ class BatchTrial:
         for row, part in zip(cycle(rows), parts, strict=False):
             if row.answer is None:
                 continue
-            found = compare(row.answer, part, rule.tolerances)
-            if found.fault:
-                return found.fault
-            if drift := next((each for each in found.drifts if not each.passed), None):
-                return f"{drift.output}: {drift.metric} {drift.worst:.3g}, bound {drift.bound:.3g}"
+            if why := why_beyond(row.answer, part, rule.tolerances):
+                return why
         return ""
 
     def _request(self, feeds: dict[str, Array]) -> InferRequest:
-        return InferRequest(_NAMES, feeds, self._outputs)
+        return InferRequest(NO_NAMES, feeds, self._outputs)
 
     def _inputs(self) -> list[tuple[dict[str, Array], bool]]:
         """Inputs of one row each, and whether it is an outlier. The second is one, if the model takes numbers."""
-        found = self._pack_inputs() or [self._generated_input(index) for index in range(_SAMPLES)]
+        found = pack_rows(self._order, self._engine) or [
+            generate_row(self._order, self._engine, index) for index in range(MOST_ROWS)
+        ]
         with np.errstate(over="ignore"):
             outlier = {
                 name: (array * array.dtype.type(_OUTLIER) if array.dtype.kind == "f" else array)
@@ -200,22 +194,3 @@ class BatchTrial:
         if all(array.dtype.kind != "f" for array in outlier.values()):
             return [(feeds, False) for feeds in found]
         return [(found[0], False), (outlier, True), *((feeds, False) for feeds in found[1:])]
-
-    def _pack_inputs(self) -> list[dict[str, Array]]:
-        """The first rows of the samples that were given. Empty: there are too few."""
-        order = self._order
-        if not order.samples:
-            return []
-        try:
-            pack = read_pack(
-                read_and_verify(order.samples, order.samples_digest), self._engine.inputs, self._engine.outputs
-            )
-        except ShoalError:
-            return []  # the warm-up has logged it
-        found = [pack.sample(index)[0] for index in range(min(pack.count, _SAMPLES))]
-        return [{name: array[:1] for name, array in feeds.items()} for feeds in found] if len(found) > 1 else []
-
-    def _generated_input(self, index: int) -> dict[str, Array]:
-        work = self._order.work
-        shapes = {name: (1, *shape[1:]) if shape else shape for name, shape in work.shapes.items()}
-        return sample_input(self._engine.inputs, replace(work, shapes=shapes), _SEED, index)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.agent.worker.padding import Padding
+
 CONFIDENCE: Final = 0.95
 """Of the interval around a median: the sign test's order statistics (Conover, Practical Nonparametric Statistics, 3rd
 ed., section 3.2)."""
@@ -41,11 +43,18 @@ class BatchPlan:
     delay_s: float
     # What was measured, from one row to `size`, by rows.
     curve: tuple[BatchPoint, ...]
+    # How requests of unequal lengths share a batch. None: they share none.
+    padding: Padding | None = None
 
     @property
     def gain(self) -> float:
         """Rows a second in full batches, over those of single runs."""
         return _gain(self.curve[0].median_s, self.curve[-1].median_s, self.size)
+
+    @property
+    def share_s(self) -> float:
+        """Seconds of a full batch for each of its rows, at most."""
+        return self.curve[-1].high_s / self.size
 
     def seconds(self, rows: int) -> float:
         """Of a run with `rows` rows, at most: those of the next measured size, as more rows take no less."""

@@ -59,6 +59,15 @@ def compare(
     return InputComparison(tuple(drifts), fault, elements)
 
 
+def why_beyond(expected: Mapping[str, Array], got: Mapping[str, Array], tolerances: Sequence[Tolerance]) -> str:
+    """How the answers differ by more than the tolerances; empty: they do not."""
+    found = compare(expected, got, tolerances)
+    drift = next((each for each in found.drifts if not each.passed), None)
+    if found.fault or drift is None:
+        return found.fault
+    return f"{drift.output}: {drift.metric} {drift.worst:.3g}, bound {drift.bound:.3g}"
+
+
 def measure(metric: Metric, a: _Numbers, b: _Numbers, k: int = 5) -> float:
     """The metric of two arrays of one shape whose NaNs and infinities agree.
 

@@ -74,6 +74,9 @@ class Engine:
         self.operators = operators
         self.inputs = tensor_specs(session.get_inputs())
         self.outputs = tensor_specs(session.get_outputs())
+        # As `padding.Axes` has them.
+        self.input_axes = {each.name: tuple(each.shape) for each in session.get_inputs()}
+        self.output_axes = {each.name: tuple(each.shape) for each in session.get_outputs()}
         dtypes = {spec.dtype for spec in (*self.inputs, *self.outputs)}
         if {"BF16", "BYTES"} <= dtypes:
             raise refuse(

@@ -5,6 +5,7 @@ from typing import Any
 
 from shoal.agent.frames import Payload
 from shoal.agent.worker.engine_run import EngineRun
+from shoal.agent.worker.padding import PaddedAxis
 from shoal.agent.worker.request_reader import InferRequest
 from shoal.types.codes import Refusal
 
@@ -42,6 +43,8 @@ class InferJob:
         # As in `job_queue.QueuedJob`.
         self.group: Hashable | None = None
         self.rows = 1
+        # Along which it may be filled up, to share a batch with longer ones. None: it may not.
+        self.axis: PaddedAxis | None = None
         self.place: list[Any] | None = None
         self.start_by = arrived_at
         # The run that it is part of. None before.

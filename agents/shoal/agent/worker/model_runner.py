@@ -15,7 +15,7 @@ from shoal.agent.frames.connection import TURN_S
 from shoal.agent.worker import isolation
 from shoal.agent.worker.answer_writer import AnswerWriter
 from shoal.agent.worker.batch_trial import BatchTrial
-from shoal.agent.worker.batches import group_of, join, row_bytes, rows_of, split
+from shoal.agent.worker.batches import Batch, group_of, row_bytes, rows_of
 from shoal.agent.worker.batching import BatchDecision, BatchPlan
 from shoal.agent.worker.deadline_heap import DeadlineHeap
 from shoal.agent.worker.engine import Engine, reference_shapes
@@ -26,6 +26,7 @@ from shoal.agent.worker.messages import LoadOrder, LoadResult
 from shoal.agent.worker.metering import Metering
 from shoal.agent.worker.model_loading import energy_of_order, pace_of, scale_of
 from shoal.agent.worker.pace import element_count, hold_slot
+from shoal.agent.worker.padding_trial import PaddingTrial
 from shoal.agent.worker.providers import CPU_PROVIDER
 from shoal.agent.worker.request_reader import InferRequest, RequestReader, align
 from shoal.agent.worker.run_place import RunPlace
@@ -153,6 +154,8 @@ class ModelRunner:
         trial = BatchTrial(self._order, self._engine, self._run_trial)
         try:
             decision = await trial.decide(rule, self.loaded, hop_s)
+            if rule.padding:
+                decision = await PaddingTrial(self._order, self._engine, self._run_trial).decide(rule, decision)
         except ShoalError as error:
             decision = BatchDecision(None, f"no batches: they could not be measured: {error.refusal.found}")
         size = decision.plan.size if decision.plan is not None else 1
@@ -336,8 +339,9 @@ class ModelRunner:
         self._threads.set_plan(plan)
 
     def _prepare_for_batch(self, job: InferJob, plan: BatchPlan) -> None:
-        """Find out what the job may run together with: requests of about the size that was measured (the bytes of a row
-        have the same number of binary digits), in batches that hold no more than a request may."""
+        """Find out what the job may run together with: requests of the lengths that may be filled up, or of its own
+        shapes and about the size that was measured (the bytes of a row have the same number of binary digits); in
+        batches that hold no more than a request may."""
         if len(job.payload) * plan.size > self._order.max_request_bytes:
             return
         job.request = request = self._reader.read_views(job.payload)
@@ -345,6 +349,10 @@ class ModelRunner:
             return
         rows = rows_of(request.feeds)
         if not 0 < rows < plan.size:
+            return
+        if plan.padding is not None and plan.padding.is_for(request.feeds):
+            job.axis = plan.padding.axis
+            job.rows, job.group = rows, group_of(request, job.axis)
             return
         size = sum(feed.nbytes for feed in request.feeds.values()) // rows
         if size.bit_length() == self._row_bytes.bit_length():
@@ -405,18 +413,18 @@ class ModelRunner:
     def _answer_together(self, jobs: Sequence[InferJob]) -> Mapping[InferJob, Parts] | None:
         """Answers by job. Empty: each is to run alone. None: the batch failed."""
         requests = [job.request for job in jobs if job.request is not None]
-        rows = [job.rows for job in jobs]
+        batch = Batch([request.feeds for request in requests], [job.rows for job in jobs], jobs[0].axis)
         run = None
         for job in jobs:
             self._mark_stage(job, "queue")
         try:
-            joined = requests[0]._replace(feeds=join([request.feeds for request in requests]))
+            joined = requests[0]._replace(feeds=batch.join())
             shapes = {name: feed.shape for name, feed in joined.feeds.items()}
             for job in jobs:
                 self._mark_stage(job, "decode")
             run = EngineRun(jobs, element_count(shapes))
             outputs, busy_s, missed = self._run(run, joined, shapes)
-            parts = split(outputs, rows)
+            parts = batch.split(outputs)
             if parts is None:
                 _log.warning("batching_stopped", assignment=self._order.assignment)
                 self._loop.call_soon_threadsafe(self._set_plan, None)
@@ -430,7 +438,7 @@ class ModelRunner:
         finally:
             if run is not None:
                 run.close()
-        total, is_counted = sum(rows), True
+        total, is_counted = sum(batch.rows), True
         for job in jobs:
             own_s = busy_s * job.rows / total
             if job.is_over:  # its caller went while others of its batch waited

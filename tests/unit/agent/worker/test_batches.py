@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.worker.batches import NO_ROWS, group_of, has_batch_axis, join, row_bytes, rows_of, split
+from shoal.agent.worker.batches import NO_ROWS, Batch, group_of, has_batch_axis, row_bytes, rows_of
 from shoal.agent.worker.request_reader import InferRequest, RequestNames
 from shoal.types.assignment import Work
 from shoal.types.profile import TensorSpec
@@ -26,9 +26,10 @@ def feeds(rows: int, start: int) -> dict[str, Any]:
 @given(ROWS)
 def test_law_what_was_joined_is_split_into_the_same(rows: list[int]) -> None:
     parts = [feeds(each, 100 * index) for index, each in enumerate(rows)]
-    joined = join(parts)
+    batch = Batch(parts, rows)
+    joined = batch.join()
     assert rows_of(joined) == sum(rows)
-    found = split(joined, rows)
+    found = batch.split(joined)
     assert found is not None
     for part, own in zip(parts, found, strict=True):
         assert list(own) == ["x", "n"]
@@ -40,7 +41,8 @@ def test_law_what_was_joined_is_split_into_the_same(rows: list[int]) -> None:
 
 @pytest.mark.parametrize("shape", [(), (5,), (7, 6)])
 def test_an_output_of_other_rows_is_not_split(shape: tuple[int, ...]) -> None:
-    assert split({"y": np.zeros((6, 2)), "z": np.zeros(shape)}, [2, 4]) is None
+    batch = Batch([feeds(2, 0), feeds(4, 0)], [2, 4])
+    assert batch.split({"y": np.zeros((6, 2)), "z": np.zeros(shape)}) is None
 
 
 def test_requests_of_one_group_differ_in_rows_alone() -> None:

@@ -99,6 +99,10 @@ def test_other_batches_come_with_another_replica_and_another_bound_with_the_next
     region.run(10)
     assert list(region.replicas()) == [new]
     assert rules() == [Batching(16, Seconds(0.005), Seconds(5.0), default("fp32", "fp32"))]
+    region.intents = (replace(bounded, batch_padding=True),)
+    region.run(40)
+    assert list(region.replicas()) != [new]
+    assert rules() == [Batching(16, Seconds(0.005), Seconds(5.0), default("fp32", "fp32"), padding=True)]
 
 
 def test_the_steps_of_sessions_run_alone() -> None:

@@ -138,6 +138,7 @@ class Solicitor:
             traffic=demand_of(intent.traffic),
             max_batch=intent.max_batch,
             batch_delay_s=intent.batch_delay_s,
+            batch_padding=intent.batch_padding,
             term_s=intent.delegation.term_s,
             answer_s=trade_times.ANSWER_S,
             indicative=indicative,

@@ -145,6 +145,7 @@ def _intent_for_guest(asked: Solicitation, name: str, models: tuple[ModelRef, ..
         shared_worker=False,
         max_batch=asked.max_batch,
         batch_delay_s=asked.batch_delay_s,
+        batch_padding=asked.batch_padding,
     )
 
 

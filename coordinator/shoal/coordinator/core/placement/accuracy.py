@@ -32,4 +32,5 @@ def batching_of(intent: Intent, device: Device, precision: str) -> Batching | No
     if intent.max_batch == 1 or intent.session:
         return None
     tolerances = with_defaults(intent.migration.tolerances, precision, device.arithmetic(precision))
-    return Batching(intent.max_batch, intent.batch_delay_s, intent.require.latency_p95_s, tolerances)
+    bound_s = intent.require.latency_p95_s
+    return Batching(intent.max_batch, intent.batch_delay_s, bound_s, tolerances, intent.batch_padding)

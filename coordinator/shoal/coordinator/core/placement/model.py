@@ -338,6 +338,7 @@ def terms_of(intent: Intent) -> str:
         intent.shared_worker,
         intent.max_batch,
         *([intent.batch_delay_s] if intent.batch_delay_s else []),
+        *(["padding"] if intent.batch_padding else []),
         *([sorted(intent.shapes.items())] if intent.shapes else []),
     )
     return hashlib.blake2b(repr(asked).encode(), digest_size=8).hexdigest()

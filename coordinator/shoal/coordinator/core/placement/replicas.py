@@ -143,6 +143,6 @@ def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -
     return CurrentReplica(node, assignment, scope.option(intent, model, state, device, served, measured), ready)
 
 
-def _batch_limits(batching: Batching | None) -> tuple[int, float]:
+def _batch_limits(batching: Batching | None) -> tuple[int, float, bool]:
     """What a loaded replica cannot change. Another latency bound or tolerance counts at its next load."""
-    return (1, 0.0) if batching is None else (batching.max, batching.delay_s)
+    return (1, 0.0, False) if batching is None else (batching.max, batching.delay_s, batching.padding)
