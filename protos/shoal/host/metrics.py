@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -11,21 +10,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
-from shoal.types.metric import CounterMetric, DeclaredMetric, GaugeMetric, HistogramMetric, LabelValues
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """The value of one series of a histogram."""
-
-    # Observations by bucket of the declaration, not cumulative; the last entry counts those beyond all bounds.
-    counts: Sequence[float]
-    # Sum of all observations.
-    total: float
-
-
-MetricReadings = Mapping[DeclaredMetric, Mapping[LabelValues, float | Distribution]]
-"""Values by metric and series. A known series without a value is exported as not measured yet."""
+from shoal.types.metric import (
+    CounterMetric,
+    DeclaredMetric,
+    Distribution,
+    GaugeMetric,
+    HistogramMetric,
+    LabelValues,
+    MetricReadings,
+)
 
 
 class MetricsCollector(Collector):

@@ -9,6 +9,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -27,6 +28,13 @@ _BACKLOG: Final = 4096
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """A WSGI application."""
+
+
+def late_page(make: Callable[[], WsgiApp]) -> WsgiApp:
+    """The page that `make` gives, made with the first scrape: Prometheus's library brings an HTTP server, 4 MB that a
+    process does without while nobody reads its metrics. `make` imports it."""
+    page = cache(make)
+    return lambda environ, start_response: page()(environ, start_response)
 
 
 class MetricsAccess(Protocol):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -82,6 +83,19 @@ class HistogramMetric(DeclaredMetric):
     # Upper bounds of the buckets, without the last one, which is open.
     buckets: tuple[float, ...] = ()
 
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The value of one series of a histogram."""
+
+    # Observations by bucket of the declaration, not cumulative; the last entry counts those beyond all bounds.
+    counts: Sequence[float]
+    # Sum of all observations.
+    total: float
+
+
+MetricReadings = Mapping[DeclaredMetric, Mapping[LabelValues, float | Distribution]]
+"""Values by metric and series. A known series without a value is exported as not measured yet."""
 
 TRUE_OR_FALSE: Final = ("true", "false")
 

@@ -127,3 +127,16 @@ def test_a15_a_request_that_drips_has_the_time_of_one(page: Page, monkeypatch: p
 def test_a_port_that_is_taken_is_an_error(page: Page) -> None:
     with pytest.raises(OSError):
         page.serve(page.port)
+
+
+def test_a_late_page_is_made_once_with_the_first_scrape() -> None:
+    made: list[int] = []
+
+    def make() -> metrics_page.WsgiApp:
+        made.append(1)
+        return lambda environ, start_response: [b"shoal_up 1"]
+
+    page = metrics_page.late_page(make)
+    assert made == []
+    assert [page({}, print), page({}, print)] == [[b"shoal_up 1"]] * 2
+    assert made == [1]

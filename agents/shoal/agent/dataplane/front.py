@@ -32,11 +32,11 @@ from shoal.agent.dataplane.transport import InboundCall
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
 from shoal.agent.dataplane.verification_source import RequestCaptures
 from shoal.agent.ports import AgentClock, FrontStats, LocalWorker, StatefulReplica
-from shoal.host.metrics import MetricReadings
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Credential, Forwarding, PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.metric import MetricReadings
 from shoal.types.route import Endpoint, EndpointKind, Route
 from shoal.types.tenant import TenantLimit
 from shoal.types.units import Seconds

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import IO, Final
 
 import structlog
-from prometheus_client import make_wsgi_app
 
-from shoal.agent import metrics
 from shoal.agent.dataplane import control, metering, tracing
 from shoal.agent.dataplane.caller_auth import CallerAuth
 from shoal.agent.dataplane.control import FrontConfig
@@ -43,10 +41,10 @@ from shoal.agent.ports import AgentClock
 from shoal.host import file_descriptors, gc_freeze, metrics_page
 from shoal.host import memory as machine
 from shoal.host.event_wait import wait_or_timeout
-from shoal.host.metrics import MetricReadings, page_of
 from shoal.host.otlp import Exporter
 from shoal.host.private_files import disable_core_dumps, write_private
 from shoal.types.link import SpansAsked
+from shoal.types.metric import MetricReadings
 from shoal.types.units import Seconds, Wall
 from shoal.wire import nouns
 from shoal.wire.metrics_access import RegionMetricsAccess
@@ -288,6 +286,11 @@ def _serve_metrics(
         requests = metering.readings(plane.meter, plane.in_flight, plane.ejected_count)
         return {**requests, **plane.tenant_readings(), **sessions.readings(), **traces()}
 
+    def make() -> metrics_page.WsgiApp:
+        from shoal.agent.dataplane.page import make_page
+
+        return make_page(read)
+
     files = Path(config.certificate), Path(config.key), Path(config.authority)
     guard = RegionMetricsAccess(config.region, *files, clock.wall, plane.check_revoked)
-    metrics_page.serve(make_wsgi_app(page_of(metrics.FRONT, read)), config.host, config.metrics_port, guard)
+    metrics_page.serve(metrics_page.late_page(make), config.host, config.metrics_port, guard)

@@ -8,10 +8,9 @@ from typing import Final
 
 from shoal.agent import metrics
 from shoal.agent.core.cross_region_traffic import CrossRegionTraffic
-from shoal.host.metrics import Distribution, MetricReadings
 from shoal.types.assignment import AgreementCounts, Ingress
 from shoal.types.codes import Code, is_lost
-from shoal.types.metric import LabelValues
+from shoal.types.metric import Distribution, LabelValues, MetricReadings
 from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import WorkloadKey
 

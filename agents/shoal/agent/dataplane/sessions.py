@@ -32,9 +32,9 @@ from shoal.agent.dataplane.session_table import SessionTable
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
 from shoal.agent.metrics import SessionEvent
 from shoal.agent.ports import AgentClock, LocalWorker, StatefulReplica
-from shoal.host.metrics import MetricReadings
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.metric import MetricReadings
 from shoal.types.migration import Handover
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey

@@ -11,7 +11,7 @@ from shoal.agent.dataplane.log_budget import LogBudget
 from shoal.agent.dataplane.metering import RequestMeter
 from shoal.agent.dataplane.transport import CallRefused
 from shoal.agent.ports import AgentClock
-from shoal.host.metrics import MetricReadings
+from shoal.types.metric import MetricReadings
 from shoal.types.tenant import TenantLimit, TenantUse
 
 _log = structlog.get_logger(__name__)

@@ -17,11 +17,11 @@ from shoal.agent.dataplane.auth import Caller
 from shoal.agent.frames import Header
 from shoal.agent.ports import AgentClock
 from shoal.host.log_files import escape_line
-from shoal.host.metrics import MetricReadings
 from shoal.host.otlp import Exporter
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.link import SpansAsked, SpansFound
+from shoal.types.metric import MetricReadings
 from shoal.types.route import Endpoint, EndpointKind
 from shoal.types.trace import Span, SpanKind, TraceParent, parse_traceparent
 from shoal.types.units import Elapsed, Seconds, Wall

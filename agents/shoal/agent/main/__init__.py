@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.agent.devices.installation import DriverSearch, start_search
 from shoal.agent.main import options
 from shoal.types.codes import ShoalError
 
@@ -21,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "join":
                 return _join(given.state_dir, given.coordinator, given.token, given.name, dict(given.label))
             case "run":
+                from shoal.agent.devices.installation import DriverSearch, start_search
                 from shoal.agent.main.stop_signals import StopSignals
 
                 stop = StopSignals()

@@ -8,10 +8,10 @@ from prometheus_client import ProcessCollector, make_wsgi_app
 from shoal.agent import metrics
 from shoal.agent.ports import BATCHES
 from shoal.agent.supervisor import NodeSnapshot
-from shoal.host.metrics import Distribution, MetricReadings, page_of
+from shoal.host.metrics import page_of
 from shoal.host.metrics_page import WsgiApp
 from shoal.types.assignment import Observed, Phase, Served
-from shoal.types.metric import LabelValues
+from shoal.types.metric import Distribution, LabelValues, MetricReadings
 
 
 def make_page(snapshot: Callable[[], NodeSnapshot]) -> WsgiApp:

@@ -16,8 +16,8 @@ from shoal.coordinator.api.backup import BackupModels, Backups
 from shoal.coordinator.main.options import CoordinatorConfig
 from shoal.coordinator.ports import Clock, Meter, OpenStore
 from shoal.coordinator.uncancelled import run_to_completion
-from shoal.host.metrics import MetricReadings
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.metric import MetricReadings
 from shoal.types.units import Seconds, Wall
 
 RETRY_S: Final = Seconds(60.0)

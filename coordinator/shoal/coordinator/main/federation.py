@@ -40,10 +40,10 @@ from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.peers.federation import FEDERATION, GrpcCandidates
 from shoal.coordinator.ports import Clock, Election, OpenStore, Transaction
 from shoal.coordinator.telemetry.traces import CollectorSpanExporter
-from shoal.host.metrics import MetricReadings
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import Identity
+from shoal.types.metric import MetricReadings
 from shoal.v1 import enrolment_pb2_grpc, federation_pb2_grpc, operator_pb2_grpc
 from shoal.wire.identity import dns_of
 

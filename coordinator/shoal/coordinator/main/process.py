@@ -24,9 +24,9 @@ from shoal.coordinator.telemetry.metrics import PrometheusMeter
 from shoal.coordinator.telemetry.store import TimedStore
 from shoal.host import log_files
 from shoal.host.event_wait import wait_or_timeout
-from shoal.host.metrics import MetricReadings
 from shoal.types.address import HostPort
 from shoal.types.codes import Refusal, ShoalError
+from shoal.types.metric import MetricReadings
 from shoal.wire.handshake import PemFiles
 from shoal.wire.metrics_access import RegionMetricsAccess
 

@@ -62,12 +62,11 @@ from shoal.coordinator.peers.siblings import Siblings
 from shoal.coordinator.ports import Election, OpenStore, StaleRevision
 from shoal.coordinator.signals.sources import open_sources
 from shoal.coordinator.telemetry.traces import CollectorSpanExporter
-from shoal.host.metrics import MetricReadings
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import NODES, Identity, check_name
-from shoal.types.metric import LabelValues
+from shoal.types.metric import LabelValues, MetricReadings
 from shoal.types.units import Bytes, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
 from shoal.wire.certificates import identity_of_certificate

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from shoal.coordinator.metrics import PROGRAM, STORE_SECONDS
 from shoal.host import metrics_page
-from shoal.host.metrics import Distribution, MetricReadings, page_of
-from shoal.types.metric import CounterMetric, DeclaredMetric, LabelValues
+from shoal.host.metrics import page_of
+from shoal.types.metric import CounterMetric, DeclaredMetric, Distribution, LabelValues, MetricReadings
 from shoal.types.units import Seconds
 
 
