@@ -24,6 +24,7 @@ from shoal.policies.kinds import (
     StateTensors,
     Tenant,
     Workload,
+    spread_text,
 )
 from shoal.policies.parse import MappingNode, Position, ScalarNode, SequenceNode, YamlNode, key_position, position_of
 from shoal.policies.quantities import format_field
@@ -155,6 +156,9 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.require.precision.tolerance.outputs.at_most": _TOLERANCE,
         "spec.require.availability.replicas": ActiveField(_PLACEMENT, (Code.REPLICAS_SHORT,), read_as="replicas"),
         "spec.require.availability.spread": ActiveField(_PLACEMENT, (Code.SPREAD_CONFLICT,), read_as="spread"),
+        "spec.require.availability.spread.over": ActiveField(
+            _PLACEMENT, (Code.LABEL_MISSING, Code.SPREAD_CONFLICT), read_as="spread"
+        ),
         "spec.require.availability.standby": ActiveField(_PLACEMENT, (Code.STANDBY_SHORT,), read_as="standby"),
         "spec.require.availability.recovery": ActiveField(_WORKLOADS, read_as="recovery_s"),
         "spec.require.partial": ActiveField(
@@ -180,10 +184,12 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         ),
         "spec.limits.node_power": ActiveField(_PLACEMENT, (Code.POWER_OVER,), read_as="node_power"),
         **{f"spec.optimize.{name}": ActiveField(_PLACEMENT, read_as="weights") for name in Optimize.model_fields},
+        "spec.prefer": ActiveField(_PLACEMENT, (Code.EXPRESSION_INVALID, Code.POLICY_COST), read_as="prefer"),
         "spec.relax.latency.p95": ActiveField(_PLACEMENT, read_as="relax"),
         "spec.relax.precision.allow": ActiveField(_PLACEMENT, read_as="relax"),
         "spec.relax.availability.replicas": ActiveField(_PLACEMENT, read_as="relax"),
         "spec.relax.availability.spread": ActiveField(_PLACEMENT, read_as="relax"),
+        "spec.relax.availability.spread.over": ActiveField(_PLACEMENT, read_as="relax"),
         "spec.relax.limits.cost": ActiveField(_PLACEMENT, read_as="relax"),
         "spec.relax.limits.energy": ActiveField(_PLACEMENT, read_as="relax"),
         "spec.federation.delegate": ActiveField(_NEGOTIATION, (Code.NO_BID,), read_as="mode"),
@@ -381,6 +387,7 @@ def _policy(policy: Policy) -> Rule:
                 _no_effect("every weight is 0", "at least one above 0", "give one a weight, or remove the entry"),
             )
         yield from _context_condition(entry.when, ("spec", "schedule", index, "when"))
+    yield from _prefer(spec.prefer)
     yield from _relax(policy)
     yield from _delegation(policy)
     if spec.migration is not None:
@@ -448,6 +455,21 @@ def _where(text: str) -> Rule:
             (*_REQUIRE, "where"),
             _unreachable("never true", "a condition that some device can meet", "name node, device or model in it"),
         )
+
+
+def _prefer(alternatives: Sequence[str]) -> Rule:
+    path: Path = ("spec", "prefer")
+    yield from _duplicates(alternatives, path)
+    for index, text in enumerate(alternatives):
+        constant = Expression.compile(text).constant
+        if constant is True:
+            found = _no_effect(
+                "always true", "a condition on node, device or model", "remove it: what is left comes last"
+            )
+            yield (*path, index), found
+        elif constant is False:
+            found = _unreachable("never true", "a condition that some device can meet", "correct it, or remove it")
+            yield (*path, index), found
 
 
 def _duplicates(values: Sequence[str], path: Path) -> Rule:
@@ -551,7 +573,8 @@ def _availability(policy: Policy) -> Rule:
             _no_effect("spread of one replica", "2 replicas or more", "raise replicas, or remove spread"),
         )
     nodes = _selected_node_count(require.where or "")
-    if wanted.spread == "node" and nodes is not None and 1 < wanted.replicas > nodes:
+    apart = spread_text(wanted.spread) not in ("none", "device")
+    if apart and nodes is not None and 1 < wanted.replicas > nodes:
         yield (
             (*path, "replicas"),
             _unreachable(
@@ -613,6 +636,7 @@ def _delegation(policy: Policy) -> Rule:
 
 
 _SPREADS: Final = ("none", "device", "node")
+"""From the weakest on; every label is stronger."""
 
 
 def _relax(policy: Policy) -> Rule:
@@ -646,9 +670,21 @@ def _relax(policy: Policy) -> Rule:
                 )
             elif after == before:
                 yield path, _no_effect(f"{name} as it is already", "a step that loosens", "change or remove it")
-            elif not (after < before if part == "availability" else after > before):
+            elif not _is_looser(field, after, before):
                 yield path, _unreachable(f"{name} tighter than before this step", "a step that loosens", _LOOSER[field])
             current[name] = after
+
+
+def _is_looser(field: str, after: Any, before: Any) -> bool:
+    """Whether a value is looser than another one, both as `_comparable` gives them. Which of two labels divides a
+    region into more parts is for the operator to know."""
+    match field:
+        case "spread":
+            return bool(after[0] < before[0] or len(_SPREADS) == after[0] == before[0])
+        case "replicas":
+            return bool(after < before)
+        case _:
+            return bool(after > before)
 
 
 def _comparable(field: str, value: Any) -> Any:
@@ -657,7 +693,8 @@ def _comparable(field: str, value: Any) -> Any:
         case "allow":
             return frozenset(value)
         case "spread":
-            return _SPREADS.index(value)
+            word = spread_text(value)
+            return (_SPREADS.index(word), "") if word in _SPREADS else (len(_SPREADS), word)
         case _:
             return value
 
@@ -668,7 +705,7 @@ _LOOSER: Final = {
     "energy": "write a higher limit",
     "allow": "name every precision allowed before, and more",
     "replicas": "write fewer replicas",
-    "spread": "write a weaker spread: none < device < node",
+    "spread": "write a weaker spread: none < device < node < over a label",
 }
 
 

@@ -15,6 +15,7 @@ from shoal.policies.quantities import (
     Energy,
     Intensity,
     KeyText,
+    LabelName,
     Line,
     Name,
     Pattern,
@@ -127,12 +128,34 @@ class Precision(DocumentPart):
     )
 
 
+class SpreadOver(DocumentPart):
+    """Replicas must differ in the value of a node label."""
+
+    over: LabelName = Field(
+        description="Node label in whose value replicas must differ; a node without it takes none.",
+        examples=["site"],
+    )
+
+
+SpreadRule = Annotated[
+    Annotated[Literal["none", "device", "node"], Tag("<short>")] | Annotated[SpreadOver, Tag("<mapping>")],
+    Discriminator(_form_tag),
+]
+
+
+def spread_text(rule: str | SpreadOver) -> str:
+    """The word, or the label."""
+    return rule.over if isinstance(rule, SpreadOver) else rule
+
+
 class Availability(DocumentPart):
     replicas: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=1, description="How many replicas serve.", examples=[2]
     )
-    spread: Literal["none", "device", "node"] = Field(
-        default="none", description="Whether replicas must be on different devices or nodes.", examples=["node"]
+    spread: SpreadRule = Field(
+        default="none",
+        description="What replicas must differ in: device, node, or with `{over: LABEL}` the value of a node label.",
+        examples=["node", {"over": "site"}],
     )
     standby: Literal["none", "warm", "staged"] = Field(
         default="none",
@@ -224,8 +247,10 @@ class RelaxedAvailability(DocumentPart):
     replicas: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         default=None, description="Fewer replicas, in this step.", examples=[1]
     )
-    spread: Literal["none", "device", "node"] | None = Field(
-        default=None, description="A weaker spread, in this step: none < device < node.", examples=["device"]
+    spread: SpreadRule | None = Field(
+        default=None,
+        description="A weaker spread, in this step: none < device < node < over a label. One label may follow another.",
+        examples=["device", {"over": "site"}],
     )
 
 
@@ -410,6 +435,12 @@ class PolicySpec(DocumentPart):
     require: Require = Field(default=Require(), description="Hard requirements.")
     limits: LimitsSpec = Field(default=LimitsSpec(), description="Hard limits of cost, energy, carbon and power.")
     optimize: Optimize | None = Field(default=None, description="What is best among what is allowed.")
+    prefer: Annotated[Many[Selector], Field(max_length=8)] = Field(
+        default=(),
+        description="CEL expressions, the best first: a candidate for which an earlier one holds is chosen before all "
+        "others, and among those `optimize` decides. Candidates for which none holds come last.",
+        examples=[['device.kind == "npu"', 'device.kind == "gpu"']],
+    )
     relax: Many[Relax] = Field(default=(), description="What may give, in this order, if nothing fits.")
     federation: DelegationSpec | None = Field(default=None, description="Delegation to other regions.")
     migration: MigrationSpec | None = Field(default=None, description="How and when replicas move.")

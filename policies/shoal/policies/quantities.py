@@ -139,6 +139,16 @@ Pattern = Annotated[
         "name pattern",
     ),
 ]
+LabelName = Annotated[
+    str,
+    _PatternText(
+        re.compile(r"(?!(?:none|device|node)$)[A-Za-z0-9][A-Za-z0-9._/-]{0,62}"),
+        Code.FIELD_INVALID,
+        "the name of a node label: letters, digits and ._/-, up to 63; none, device and node are words",
+        "name a label such as site; for devices or nodes write the word alone (spread: node)",
+        "label name",
+    ),
+]
 Line = Annotated[
     str,
     _PatternText(

@@ -96,6 +96,7 @@ def resolve(
         session=dict(workload.spec.session.state) if isinstance(workload.spec.session, kinds.StateTensors) else {},
         schedule=tuple(ScheduledWeights(one.when, _weights(one.optimize)) for one in spec.schedule),
         preempt=Preempt(spec.preempt),
+        prefer=spec.prefer,
     )
 
 
@@ -172,7 +173,7 @@ def _requirements(require: Require) -> Requirements:
         residency=require.residency or (),
         precisions=require.precision.allow if require.precision else (),
         replicas=available.replicas if available else 1,
-        spread=Spread(available.spread) if available else Spread.NONE,
+        spread=Spread.of(kinds.spread_text(available.spread)) if available else Spread.NONE,
         standby=Standby(available.standby) if available else Standby.NONE,
         recovery_s=available.recovery if available else None,
         measured_only=trust is not None and not {"capability", "within"}.isdisjoint(trust.model_fields_set),
@@ -249,7 +250,7 @@ def _relaxations(steps: tuple[Relax, ...], require: Requirements, limits: Limits
         if step.availability is not None and step.availability.replicas is not None:
             changes["replicas"] = step.availability.replicas
         if step.availability is not None and step.availability.spread is not None:
-            changes["spread"] = Spread(step.availability.spread)
+            changes["spread"] = Spread.of(kinds.spread_text(step.availability.spread))
         require = replace(require, **changes)
         if step.limits is not None:
             limits = replace(limits, cost=step.limits.cost or limits.cost, energy=step.limits.energy or limits.energy)

@@ -178,8 +178,12 @@ _PLACEMENT: Final = {
         "Wait for its measurement; `shoal get devices -o wide` shows the source of each figure.",
     ),
     Code.SPREAD_CONFLICT: CodeHelp(
-        "The device or node has a replica of this workload already, and `spread` allows one.",
+        "The device, the node or the label's value has a replica of this workload already, and `spread` allows one.",
         "Add nodes, or weaken `spread`.",
+    ),
+    Code.LABEL_MISSING: CodeHelp(
+        "A rule of the policy (`spread: {over: LABEL}`) goes by a node label that this node does not have.",
+        "`shoal node label NODE LABEL=VALUE`, or name another label; `shoal get nodes -o wide` shows those there are.",
     ),
     Code.NODE_CORDONED: CodeHelp("An operator cordoned the node: it takes no new work.", "`shoal uncordon NODE`."),
     Code.NODE_SUSPECT: CodeHelp(

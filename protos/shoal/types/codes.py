@@ -68,6 +68,8 @@ class Code(StrEnum):
     CAPABILITY_STALE = "CAPABILITY_STALE"
     CAPABILITY_UNMEASURED = "CAPABILITY_UNMEASURED"
     SPREAD_CONFLICT = "SPREAD_CONFLICT"
+    # a rule of the policy goes by a node label, which the node does not have
+    LABEL_MISSING = "LABEL_MISSING"
     NODE_CORDONED = "NODE_CORDONED"
     NODE_SUSPECT = "NODE_SUSPECT"
     NODE_LOST = "NODE_LOST"

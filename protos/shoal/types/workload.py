@@ -47,9 +47,17 @@ class Preempt(StrEnum):
 
 
 class Spread(StrEnum):
+    """What replicas of a workload must differ in. Any other text is the name of a node label, in whose value they must
+    differ."""
+
     NONE = "none"
     DEVICE = "device"
     NODE = "node"
+
+    @classmethod
+    def of(cls, text: str) -> str:
+        """The member of that name, else the label."""
+        return cls(text) if text in set(cls) else text
 
 
 PREPARABLE: Final = ("int8", "fp16")
@@ -114,8 +122,8 @@ class Requirements:
     precisions: tuple[str, ...]
     # Number of replicas to place.
     replicas: int
-    # Whether replicas must be on different devices or nodes.
-    spread: Spread
+    # What replicas must differ in: a `Spread`, or the name of a node label.
+    spread: str
     # Whether a standby replica is kept, and whether it is loaded.
     standby: Standby
     # Time within which a lost replica is to be replaced, which `shoal doctor` checks; None: the default.
@@ -280,6 +288,9 @@ class Intent:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # What it displaces where it lacks room.
     preempt: Preempt = Preempt.NEVER
+    # Selectors as CEL texts: a candidate that an earlier one admits is better, whatever the objective says. One that
+    # none admits comes last. Empty: the objective alone counts.
+    prefer: tuple[str, ...] = ()
 
     def samples_of(self, model: str) -> str:
         """Digest of the samples of a model, by its digest; empty where it has none."""

@@ -379,6 +379,7 @@ class Candidate(_message.Message):
     PARETO_FIELD_NUMBER: _builtins.int
     CARBON_G_PER_H_FIELD_NUMBER: _builtins.int
     STANDBY_FIELD_NUMBER: _builtins.int
+    PREFERENCE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     device: _builtins.str
     model: _builtins.str
@@ -394,6 +395,10 @@ class Candidate(_message.Message):
     carbon_g_per_h: _builtins.float
     standby: _builtins.bool
     """It was chosen to stand by: loaded, and without requests until every active replica fails."""
+    preference: _builtins.int
+    """The first alternative of `prefer` that it fulfils, from 1 on; one more than there are where it fulfils none; 0
+    where the policy has no `prefer`.
+    """
     @_builtins.property
     def terms(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreTerm]: ...
     @_builtins.property
@@ -421,10 +426,11 @@ class Candidate(_message.Message):
         pareto: _builtins.bool = ...,
         carbon_g_per_h: _builtins.float = ...,
         standby: _builtins.bool = ...,
+        preference: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction", "refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carbon_g_per_h", b"carbon_g_per_h", "chosen", b"chosen", "cost_usd_per_h", b"cost_usd_per_h", "current", b"current", "device", b"device", "model", b"model", "nearest", b"nearest", "node", b"node", "pareto", b"pareto", "precision", b"precision", "prediction", b"prediction", "refusal", b"refusal", "score", b"score", "stand_in", b"stand_in", "standby", b"standby", "terms", b"terms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carbon_g_per_h", b"carbon_g_per_h", "chosen", b"chosen", "cost_usd_per_h", b"cost_usd_per_h", "current", b"current", "device", b"device", "model", b"model", "nearest", b"nearest", "node", b"node", "pareto", b"pareto", "precision", b"precision", "prediction", b"prediction", "preference", b"preference", "refusal", b"refusal", "score", b"score", "stand_in", b"stand_in", "standby", b"standby", "terms", b"terms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -72,6 +72,18 @@ MISTAKES: Final = [
         Code.FIELD_INVALID,
         "mean node",
     ),
+    (
+        "spread over a word",
+        policy("  require: {availability: {spread: {over: §node}, replicas: 2}}\n"),
+        Code.FIELD_INVALID,
+        "spread: node",
+    ),
+    (
+        "a preference that is no expression",
+        policy("  prefer: [§npu]\n"),
+        Code.EXPRESSION_INVALID,
+        "",
+    ),
     ("text as number", policy('  priority: §"9"\n'), Code.FIELD_INVALID, "without quotes"),
     (
         "fraction as whole",
@@ -334,6 +346,24 @@ MISTAKES: Final = [
         "widen where",
     ),
     (
+        "three sites, two nodes",
+        policy(
+            "  require:\n    where: node.name in ['a', 'b']\n    availability: {replicas: §3, spread: {over: site}}\n"
+        ),
+        Code.POLICY_UNREACHABLE,
+        "widen where",
+    ),
+    ("prefer nothing", policy("  prefer: [§'false']\n"), Code.POLICY_UNREACHABLE, "correct it"),
+    (
+        "a stronger spread in a step",
+        policy(
+            "  require: {availability: {replicas: 2, spread: node}}\n"
+            "  relax: [{availability: {spread: §{over: site}}}]\n"
+        ),
+        Code.POLICY_UNREACHABLE,
+        "weaker spread",
+    ),
+    (
         "recovery before loss is known",
         policy("  require: {availability: {recovery: §5s}}\n"),
         Code.POLICY_UNREACHABLE,
@@ -403,6 +433,24 @@ MISTAKES: Final = [
     (
         "precision twice",
         policy("  require: {precision: {allow: [fp32, §fp32]}}\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "remove",
+    ),
+    (
+        "spread over a label, of one",
+        policy("  require: {availability: {spread: §{over: site}}}\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "raise replicas",
+    ),
+    (
+        "prefer everything",
+        policy("  prefer: [§'true']\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "comes last",
+    ),
+    (
+        "prefer the same twice",
+        policy("  prefer: [device.kind == 'npu', §device.kind == 'npu']\n"),
         Code.FIELD_WITHOUT_EFFECT,
         "remove",
     ),

@@ -238,7 +238,7 @@ _CANDIDATE: Final = (
     Column("SCORE", rank=7, right=True),
     Column("WHY NOT", rank=1),
 )
-_CANDIDATE_WIDE: Final = ("TERMS", "LOAD", "BASIS", "PARETO", "NEAREST")
+_CANDIDATE_WIDE: Final = ("PREFER", "TERMS", "LOAD", "BASIS", "PARETO", "NEAREST")
 
 
 def _candidate(one: operator_pb2.Candidate) -> list[str | Cell]:
@@ -256,6 +256,7 @@ def _candidate(one: operator_pb2.Candidate) -> list[str | Cell]:
         show_usd_per_hour(one.cost_usd_per_h),
         f"{one.score:.3f}" if feasible else "-",
         reason_cell(one.refusal) if not feasible else "",
+        str(one.preference) if one.preference else "",
         terms,
         estimate(prediction.load_s, show_seconds) if known else "-",
         prediction.basis,

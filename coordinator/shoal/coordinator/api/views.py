@@ -536,6 +536,7 @@ def _candidate(candidate: Candidate) -> operator_pb2.Candidate:
         nearest=candidate.nearest,
         pareto=candidate.pareto,
         standby=candidate.standby,
+        preference=candidate.preference,
     )
     if candidate.prediction is not None:
         view.prediction.CopyFrom(_prediction(candidate.prediction))

@@ -18,7 +18,7 @@ from shoal.types.assignment import Assignment
 from shoal.types.codes import Code
 from shoal.types.device import Device
 from shoal.types.units import Bytes
-from shoal.types.workload import Intent, Quota, Spread, Standby, WorkloadKey
+from shoal.types.workload import Intent, Quota, Standby, WorkloadKey
 
 QUOTA_FREED_CODES = frozenset({Code.NODE_LOST, Code.NODE_UNKNOWN, Code.DEVICE_LOST, Code.POISONED})
 
@@ -375,6 +375,5 @@ def _within_spread(intent: Intent, replicas: Sequence[CurrentReplica]) -> tuple[
     """The replicas that may coexist under the workload's spread rule."""
     places: dict[object, CurrentReplica] = {}
     for each in replicas:
-        place = {Spread.NONE: each.assignment.id, Spread.DEVICE: each.slot, Spread.NODE: each.node}
-        places.setdefault(place[intent.require.spread], each)
+        places.setdefault(each.option.domain(intent.require.spread) or each.assignment.id, each)
     return tuple(places.values())

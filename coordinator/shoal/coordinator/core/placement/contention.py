@@ -12,6 +12,7 @@ from shoal.coordinator.core.placement.allocations import (
     busy_share,
     memory_requirement,
 )
+from shoal.coordinator.core.placement.domains import is_label, show_spread, weaker
 from shoal.coordinator.core.placement.feasible import (
     Constraint,
     Option,
@@ -26,7 +27,7 @@ from shoal.coordinator.core.placement.replicas import CurrentReplica
 from shoal.coordinator.core.placement.tenant_cost import TenantCost
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import COST, UsdPerHour, show_bytes, show_quantity, show_usd_per_hour
-from shoal.types.workload import Intent, Requirements, Spread
+from shoal.types.workload import Intent, Requirements
 
 UTILISATION_MOST = 0.7
 """Declared traffic may use this share of a device: at 0.7 an M/D/1 queue adds about one service time."""
@@ -146,13 +147,8 @@ def _cost_fault(tenant: str, budget: UsdPerHour, option: Option, would_cost: Ten
 
 
 def spread_allows(option: Option, picks: Sequence[Pick], require: Requirements) -> bool:
-    match require.spread:
-        case Spread.NONE:
-            return True
-        case Spread.DEVICE:
-            return all(pick.option.slot != option.slot for pick in picks)
-        case Spread.NODE:
-            return all(pick.option.slot.node != option.slot.node for pick in picks)
+    domain = option.domain(require.spread)
+    return not domain or all(pick.option.domain(require.spread) != domain for pick in picks)
 
 
 def is_on_other_node(option: Option, picks: Sequence[Pick]) -> bool:
@@ -161,7 +157,8 @@ def is_on_other_node(option: Option, picks: Sequence[Pick]) -> bool:
 
 
 def _spread_fault(option: Option, require: Requirements) -> PlacementFault:
-    taken = option.slot.node if require.spread is Spread.NODE else f"{option.slot.node}/{option.slot.device}"
-    refusal = Refusal(Code.SPREAD_CONFLICT, f"{taken} has a replica already", f"spread: {require.spread}")
-    other = Spread.DEVICE if require.spread is Spread.NODE else Spread.NONE
-    return PlacementFault(Constraint.SPREAD, refusal, RequiredRelaxation(spread=other, size=CATEGORY_SIZE))
+    kind, *names = option.domain(require.spread)
+    taken = f"{kind} {names[0]}" if is_label(require.spread) else "/".join(names)
+    refusal = Refusal(Code.SPREAD_CONFLICT, f"{taken} has a replica already", f"spread: {show_spread(require.spread)}")
+    relaxation = RequiredRelaxation(spread=weaker(require.spread)[0], size=CATEGORY_SIZE)
+    return PlacementFault(Constraint.SPREAD, refusal, relaxation)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from shoal.coordinator.core.placement.domains import weaker
 from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault
 from shoal.coordinator.core.placement.model import Candidate, Move, PlacementChange
 from shoal.coordinator.core.placement.rank import explain_scores, pareto, tie_break
@@ -22,7 +23,7 @@ from shoal.coordinator.core.placement.solve import Level, Solver
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Against
-from shoal.types.workload import DelegationMode, Relaxation, Spread, Standby
+from shoal.types.workload import DelegationMode, Relaxation, Standby
 
 SHORTFALLS_MOST = 16
 """Candidates whose faults are examined for the nearest change."""
@@ -34,6 +35,7 @@ PERMANENT = frozenset(
         Constraint.RESIDENCY,
         Constraint.SIGNATURE,
         Constraint.PRECISION,
+        Constraint.LABEL,
         Constraint.OPERATORS,
         Constraint.POISONED,
         Constraint.SIGNATURE_AGE,
@@ -51,8 +53,8 @@ _TIME_DEPENDENT = re.compile(r"\b(now|carbon)\b")
 
 
 def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
-    """Every (device, model): the chosen ones, the standby, the other feasible ones by score, then the excluded ones by
-    the size of the change that they need."""
+    """Every (device, model): the chosen ones, the standby, the other feasible ones by `prefer` and score, then the
+    excluded ones by the size of the change that they need."""
     scope, intent, options = solver.scope, solver.intent, solver.options
     replicas = level.require.replicas
     chosen = {pick.option.key for pick in level.picks}
@@ -66,7 +68,7 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
     terms, scores = explain_scores(figures, intent.weights)
     front = pareto(figures)
     place = {index: position for position, index in enumerate(fits)}
-    rows = list[tuple[tuple[bool, int, float, bytes], Candidate]]()
+    rows = list[tuple[tuple[bool, int, int, float, bytes], Candidate]]()
     for index, option in enumerate(options):
         position = place.get(index)
         faults = _in_order(exclusions[index])
@@ -89,10 +91,12 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
             nearest=render_change(gives, level.require, level.limits) if faults else "",
             pareto=position is not None and front[position],
             standby=option.key == stands_by,
+            preference=scope.preference(option, intent) + 1 if intent.prefer else 0,
         )
         weight = total_size(gives) if position is None else scores[position]
         part = 0 if candidate.chosen else 1 if candidate.standby else 2
-        rows.append(((position is None, part, weight, tie_break(scope.inputs.seed, *option.key)), candidate))
+        tier = 0 if position is None else candidate.preference
+        rows.append(((position is None, part, tier, weight, tie_break(scope.inputs.seed, *option.key)), candidate))
     return tuple(candidate for _, candidate in sorted(rows, key=lambda row: row[0]))
 
 
@@ -112,7 +116,7 @@ def changes(solver: Solver, level: Level, *, explain: bool = False) -> tuple[Pla
     )
     for pick in level.picks:
         option, existing = pick.option, pick.existing
-        sign, name, why = ("+", "", "the best that fits")
+        sign, name, why = ("+", "", _why_chosen(solver, option))
         if existing is not None:
             sign, name, why = "=", existing.assignment.id, "takes over" if existing.assignment.standby else "stays"
             if explain and why == "stays" and (place := better_place(solver, level, existing)) is not None:
@@ -143,6 +147,16 @@ def changes(solver: Solver, level: Level, *, explain: bool = False) -> tuple[Pla
     return tuple(found)
 
 
+def _why_chosen(solver: Solver, option: Option) -> str:
+    alternatives = solver.intent.prefer
+    if not alternatives:
+        return "the best that fits"
+    place = solver.scope.preference(option, solver.intent)
+    if place == len(alternatives):
+        return "the best that fits; nothing that `prefer` names does"
+    return f"the best that fits, prefer {place + 1} of {len(alternatives)}: {alternatives[place]}"
+
+
 def better_place(solver: Solver, level: Level, existing: CurrentReplica) -> Option | None:
     """Where a replica would move if its policy allowed moves by itself. None where the policy allows them, or where no
     place is better by the gain that it asks for."""
@@ -154,8 +168,11 @@ def better_place(solver: Solver, level: Level, existing: CurrentReplica) -> Opti
         for option, found in zip(solver.options, solver.exclusions(level), strict=True)
         if not found and option.key not in picked
     )
-    gains = [(solver.gain(option, existing, level.require), option.key, option) for option in free]
-    gain, _, best = max(gains, key=lambda one: one[:2], default=(-math.inf, None, None))
+    gains = [
+        (solver.gain(option, existing, level.require), -solver.scope.preference(option, solver.intent), option)
+        for option in free
+    ]
+    gain, _, best = max(gains, key=lambda one: (*one[:2], one[2].key), default=(-math.inf, 0, None))
     return best if gain >= solver.intent.migration.gain else None
 
 
@@ -213,9 +230,8 @@ def nearest(solver: Solver, level: Level) -> tuple[Relaxation | None, str]:
         placed = len(level.picks)
         fewer = RequiredRelaxation(replicas=max(1, placed), size=1 - placed / require.replicas)
         closer = [
-            RequiredRelaxation(spread=spread, size=CATEGORY_SIZE)
-            for spread in (Spread.DEVICE, Spread.NONE)
-            if require.spread is Spread.NODE or (require.spread is Spread.DEVICE and spread is Spread.NONE)
+            RequiredRelaxation(spread=spread, size=CATEGORY_SIZE * steps)
+            for steps, spread in enumerate(weaker(require.spread), start=1)
         ]
         trials |= {distinct((*gives, give)) for give in (fewer, *closer) for gives in ((), *by_document[:3])}
     for gives in sorted(trials, key=_distance)[:TRIALS_MOST]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from shoal.coordinator.core.fleet.liveness import deferred_nodes
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
 from shoal.coordinator.core.placement.accuracy import comparison_of, preparation_of
+from shoal.coordinator.core.placement.domains import Domain, domain_of, is_label, show_spread, weaker
 from shoal.coordinator.core.placement.loadable import load_refusal
 from shoal.coordinator.core.placement.model import Inputs, Judged, Move, Poisoning, Slot, Trial, Triple, requester_of
 from shoal.coordinator.core.placement.preparable import prepare_refusal
@@ -63,6 +64,10 @@ _OTHER_TOLERANCE: Final = "another tolerance (require.precision), or a variant t
 _OTHER_RUNTIME: Final = "export the model for this runtime, or update the runtime"
 
 
+LABELS_SHOWN: Final = 8
+"""Names of labels that a refusal lists."""
+
+
 class Constraint(IntEnum):
     """The order in which constraints are reported. The first that fails is the candidate's reason."""
 
@@ -71,20 +76,21 @@ class Constraint(IntEnum):
     RESIDENCY = 2
     SIGNATURE = 3
     PRECISION = 4
-    OPERATORS = 5
-    CAPABILITY = 6
-    POISONED = 7
-    FAILED_HERE = 8
-    SIGNATURE_AGE = 9
-    MEMORY = 10
-    LATENCY = 11
-    COST = 12
-    ENERGY = 13
-    CARBON = 14
-    POWER = 15
-    UTILISATION = 16
-    QUOTA = 17
-    SPREAD = 18
+    LABEL = 5
+    OPERATORS = 6
+    CAPABILITY = 7
+    POISONED = 8
+    FAILED_HERE = 9
+    SIGNATURE_AGE = 10
+    MEMORY = 11
+    LATENCY = 12
+    COST = 13
+    ENERGY = 14
+    CARBON = 15
+    POWER = 16
+    UTILISATION = 17
+    QUOTA = 18
+    SPREAD = 19
 
 
 HARD_CONSTRAINTS = frozenset({Constraint.SELECTOR, Constraint.RESIDENCY, Constraint.SIGNATURE, Constraint.PRECISION})
@@ -141,6 +147,10 @@ class Option:
     @property
     def key(self) -> tuple[str, str, str]:
         return self.state.name, self.device.name, self.model.variant
+
+    def domain(self, spread: str) -> Domain:
+        """What no other replica of its workload may share with it; empty: nothing."""
+        return domain_of(spread, self.state, self.device.name)
 
     @property
     def where(self) -> str:
@@ -411,6 +421,7 @@ class Scope:
             for found in (
                 self.node_fault(option),
                 *self.document_faults(option, require),
+                self._label_fault(option, require),
                 self._blocked_fault(option, intent),
                 self._prepare_fault(option, intent, require),
                 self._shapes_fault(option, intent),
@@ -516,6 +527,25 @@ class Scope:
             yield PlacementFault(
                 Constraint.PRECISION, refusal, RequiredRelaxation(precision=option.precision, size=CATEGORY_SIZE)
             )
+
+    def _label_fault(self, option: Option, require: Requirements) -> PlacementFault | None:
+        """The fault of a node without the label in whose value replicas must differ."""
+        label, node = require.spread, option.state.node
+        if not is_label(label) or label in node.labels:
+            return None
+        others = sorted({name for state in self.inputs.fleet.nodes.values() for name in state.node.labels})
+        known = any(label in state.node.labels for state in self.inputs.fleet.nodes.values())
+        found = f"{node.name} has no label {label}"
+        if not known:
+            found = f"no node has a label {label}, only {', '.join(others[:LABELS_SHOWN]) or 'nodes without labels'}"
+        refusal = Refusal(Code.LABEL_MISSING, found, f"spread: {show_spread(label)}")
+        relaxation = RequiredRelaxation(spread=weaker(label)[0], size=CATEGORY_SIZE)
+        return PlacementFault(Constraint.LABEL, refusal, relaxation)
+
+    def preference(self, option: Option, intent: Intent) -> int:
+        """The first alternative of `prefer` that admits the option, from 0 on; as many as there are where none does."""
+        admits = (index for index, where in enumerate(intent.prefer) if self._selector_refusal(option, where) is None)
+        return next(admits, len(intent.prefer))
 
     def _selector_refusal(self, option: Option, where: str) -> Refusal | None:
         """Why the expression does not admit the candidate; also its error where evaluation fails. Cached per

@@ -13,6 +13,7 @@ import numpy as np
 from shoal.coordinator.core.fleet.commitments import admissible_bytes
 from shoal.coordinator.core.placement.allocations import Allocations, busy_share, memory_requirement
 from shoal.coordinator.core.placement.contention import UTILISATION_MOST
+from shoal.coordinator.core.placement.domains import domain_of
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.local_search import (
     UNPLACED,
@@ -21,7 +22,6 @@ from shoal.coordinator.core.placement.local_search import (
     Ints,
     improve,
 )
-from shoal.coordinator.core.placement.rank import objectives
 from shoal.coordinator.core.placement.solve import Level, Solver
 from shoal.types.workload import Spread, WorkloadKey
 
@@ -93,7 +93,7 @@ def joint_problem(scope: Scope, rows: Sequence[JointRow], after: Allocations) ->
     columns = [(state.name, device.name, at) for state, device in scope.devices for at in range(models)]
     index = {column: number for number, column in enumerate(columns)}
     nodes = _numbers([node for node, _, _ in columns])
-    devices = np.repeat(np.arange(len(scope.devices)), models)
+    domains = dict[str, Ints]()
     shape = len(rows), len(columns)
     cost, memory, busy = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
     apart, start = np.zeros(shape, dtype=np.int64), np.full(len(rows), UNPLACED, dtype=np.int64)
@@ -103,15 +103,17 @@ def joint_problem(scope: Scope, rows: Sequence[JointRow], after: Allocations) ->
         if key not in known:
             known[key] = _tables(solver, level, index)
         cost[row], memory[row], busy[row] = known[key]
-        apart[row] = nodes if spread is Spread.NODE else devices
+        if spread not in domains:
+            domains[spread] = _domains(scope, spread, models)
+        apart[row] = domains[spread]
         for pick in level.picks:
-            if pick.existing is not None and spread is not Spread.NONE:
+            if pick.existing is not None and spread != Spread.NONE:
                 taken = apart[row, index[pick.option.slot.node, pick.option.slot.device, 0]]
                 cost[row, apart[row] == taken] = np.inf
         if new is not None:
             start[row] = index[_column(solver, new)]
     groups = [
-        f"{solver.intent.key}" if level.require.spread is not Spread.NONE else f"{solver.intent.key} {row}"
+        f"{solver.intent.key}" if level.require.spread != Spread.NONE else f"{solver.intent.key} {row}"
         for row, (solver, level, _) in enumerate(rows)
     ]
     memory_pool, memory_left = _memory_pools(scope, models, after)
@@ -151,10 +153,16 @@ def _tables(solver: Solver, level: Level, index: Mapping[tuple[str, str, int], i
     ]
     if fits:
         at = [index[_column(solver, option)] for option in fits]
-        cost[at] = objectives([solver.values(option, level.require) for option in fits], solver.intent.weights)
+        cost[at] = solver.objectives(fits, [solver.values(option, level.require) for option in fits])
         memory[at] = [memory_requirement(option) for option in fits]
         busy[at] = [busy_share(solver.scope, solver.intent, option, level.require.replicas) for option in fits]
     return cost, memory, busy
+
+
+def _domains(scope: Scope, spread: str, models: int) -> Ints:
+    """The domain of each column."""
+    names = ["/".join(domain_of(spread, state, device.name)) for state, device in scope.devices]
+    return np.repeat(_numbers(names), models)
 
 
 def _memory_pools(scope: Scope, models: int, after: Allocations) -> tuple[Ints, Floats]:

@@ -51,7 +51,7 @@ class AssignmentProblem:
     time_left: Floats
     # Index of the node of each column. Columns of one node may share pools; those of two nodes never do.
     node: Ints
-    # What two rows of one group must not both take, by row and column: index of a node or a device, by the spread rule.
+    # What two rows of one group must not both take, by row and column: index of a domain, by the spread rule.
     apart: Ints
     # Index of the workload of each row.
     group: Ints

@@ -340,6 +340,7 @@ def terms_of(intent: Intent) -> str:
         *([intent.batch_delay_s] if intent.batch_delay_s else []),
         *(["padding"] if intent.batch_padding else []),
         *([sorted(intent.shapes.items())] if intent.shapes else []),
+        *([intent.prefer] if intent.prefer else []),
     )
     return hashlib.blake2b(repr(asked).encode(), digest_size=8).hexdigest()
 
@@ -403,6 +404,9 @@ class Candidate:
     pareto: bool
     # True where the standby is placed here.
     standby: bool = False
+    # The first alternative of `prefer` that it fulfils, from 1 on; one more than there are where it fulfils none; 0
+    # without `prefer`.
+    preference: int = 0
 
     @property
     def is_prepared(self) -> bool:

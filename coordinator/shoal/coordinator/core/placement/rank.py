@@ -24,6 +24,8 @@ TermValues = tuple[float, ...]
 """One value for each of `score.TERMS`, in its order; NaN where unknown."""
 UNKNOWN: Final = 1e6
 """Logarithm that an unknown value counts as: worse than any known one, whatever the others are."""
+PREFERENCE: Final = 1e7
+"""What each alternative of `prefer` that comes before a place adds to the logarithm: more than any objective."""
 WORST: Final = 1e6
 """The largest ratio of two objectives that is told apart."""
 

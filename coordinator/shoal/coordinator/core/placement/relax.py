@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from shoal.coordinator.core.placement.domains import show_spread
 from shoal.types.units import (
     CARBON,
     COST,
@@ -16,7 +17,7 @@ from shoal.types.units import (
     parse_quantity,
     show_quantity,
 )
-from shoal.types.workload import Limits, Relaxation, Requirements, Spread
+from shoal.types.workload import Limits, Relaxation, Requirements
 
 MANUAL_SIZE = 1000.0
 """Size of a remedy that no document can express: free memory, an operator, a node's return."""
@@ -55,7 +56,7 @@ class RequiredRelaxation:
     # Name of a publisher's key to accept.
     signed_by: str = ""
     # The spread rule to use instead.
-    spread: Spread | None = None
+    spread: str | None = None
     # The number of replicas to ask for instead.
     replicas: int | None = None
     # True where the requirement of measured capabilities has to be removed.
@@ -177,7 +178,7 @@ def _policy_lines(relaxations: tuple[RequiredRelaxation, ...], require: Requirem
     if is_relaxed("signed_by"):
         lines.append(f"trust: {{signed_model: {{keys: [{', '.join(require.signed_by)}]}}}}")
     availability = [f"replicas: {require.replicas}"] if is_relaxed("replicas") else []
-    availability += [f"spread: {require.spread}"] if is_relaxed("spread") else []
+    availability += [f"spread: {show_spread(require.spread)}"] if is_relaxed("spread") else []
     if availability:
         lines.append(f"availability: {{{', '.join(availability)}}}")
     if is_relaxed("unmeasured"):

@@ -5,11 +5,16 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shoal.coordinator.core.placement.allocations import Allocations, busy_share, wants_standby
 from shoal.coordinator.core.placement.contention import ContentionCheck, Pick, is_on_other_node, spread_allows
 from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault, Scope
 from shoal.coordinator.core.placement.model import Move, Slot, terms_of
 from shoal.coordinator.core.placement.rank import (
+    PREFERENCE,
+    WORST,
     TermValues,
     gain,
     objectives,
@@ -422,13 +427,25 @@ class Solver:
         return self.gain(best, replica, require) >= self.intent.migration.gain
 
     def gain(self, best: Option, replica: CurrentReplica, require: Requirements) -> float:
-        """The share by which a place is better than a replica's own, under the workload's weights."""
+        """The share by which a place is better than a replica's own, under the workload's weights. One that the
+        workload prefers is wholly better."""
+        here, there = (self.scope.preference(each, self.intent) for each in (replica.option, best))
+        if here != there:
+            return 1.0 if there < here else 1.0 - WORST
         new, old = (self.values(option, require) for option in (best, replica.option))
         return gain(new, old, self.intent.weights)
 
     def values(self, option: Option, require: Requirements) -> TermValues:
         """Values predicted for a replica of this workload on a candidate, beside what was decided before."""
         return predicted_values(self.scope, self._counted(option), self.intent, require.replicas)
+
+    def objectives(self, options: Sequence[Option], figures: Sequence[TermValues]) -> NDArray[np.float64]:
+        """The logarithm of the objective of each option, lower is better; those that the workload prefers come before
+        all others. figures: their values."""
+        found = objectives(figures, self.intent.weights)
+        if not self.intent.prefer:
+            return found
+        return found + PREFERENCE * np.array([self.scope.preference(each, self.intent) for each in options])
 
     def _counted(self, option: Option) -> Option:
         """An option whose device is awake if something was decided to be on it."""
@@ -461,7 +478,8 @@ class Solver:
             for index in fits
         ]
         by_score = dict[float, list[int]]()
-        for index, value in zip(fits, objectives(figures, self.intent.weights).tolist(), strict=True):
+        values = self.objectives([self.options[index] for index in fits], figures)
+        for index, value in zip(fits, values.tolist(), strict=True):
             by_score.setdefault(value, []).append(index)
         order = [index for value in sorted(by_score) for index in self._by_name(by_score[value])]
         return {index: place for place, index in enumerate(order)}

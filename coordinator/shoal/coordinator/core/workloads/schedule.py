@@ -55,7 +55,8 @@ def demand_of(traffic: Iterable[Traffic]) -> tuple[Demand, ...]:
 
 def depends_on_time(intent: Intent) -> bool:
     """True if what it asks for, or where it may run, changes by itself."""
-    return is_time_dependent(intent) or _NOW.search(intent.require.where) is not None
+    selectors = (intent.require.where, *intent.prefer)
+    return is_time_dependent(intent) or any(_NOW.search(each) is not None for each in selectors)
 
 
 def is_time_dependent(intent: Intent) -> bool:

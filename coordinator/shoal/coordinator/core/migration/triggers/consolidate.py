@@ -61,11 +61,14 @@ def propose(view: TriggerView) -> Iterator[MoveProposal]:
 
 
 def _best(view: TriggerView, replica: MovableReplica, rest: Rest) -> Saving | None:
-    intent = replica.intent
+    intent, scope = replica.intent, view.scope
+    here = scope.preference(replica.live_option, intent)
     found = [
         saving
         for option in view.places(replica, intent.require, intent.limits)
-        if _stays_awake(view, option) and (saving := _saving(view, replica, rest, option)) is not None
+        if scope.preference(option, intent) <= here
+        and _stays_awake(view, option)
+        and (saving := _saving(view, replica, rest, option)) is not None
     ]
     asked = intent.migration.gain * min(view.threshold_shares(replica, NAME))
     worth = [each for each in found if each.expected.gain >= asked and each.joules > 0]

@@ -5,6 +5,7 @@ alone is no reason to move (`limits` handles that). A return to a place that was
 when the place was left. So no move is undone without a reason of its own.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -35,10 +36,12 @@ class BetterPlace:
     option: Option
     # Expected outcome of moving there.
     expected: ExpectedOutcome
-    # Gain from which on the move is worthwhile.
+    # Gain from which on the move is worthwhile; -inf where the workload prefers it, whatever its gain.
     required_gain: float
     # The move that left this place; None: none did.
     previous_move: Migration | None
+    # How many alternatives of `prefer` it is better by; 0 where the gain decides.
+    preferred_by: int
 
 
 def propose(view: TriggerView) -> Iterator[MoveProposal]:
@@ -54,17 +57,31 @@ def proposal_for(replica: MovableReplica, best: BetterPlace) -> MoveProposal:
 
 
 def best_place(view: TriggerView, replica: MovableReplica) -> BetterPlace | None:
-    """The place whose gain exceeds the required one by most, or falls short by least; None: there is no other place."""
+    """The place that the workload prefers by most. Of equal ones, that whose gain exceeds the required one by most, or
+    falls short by least. None: there is no other place that it does not prefer less."""
     intent = replica.intent
-    found = [_evaluate(view, replica, option) for option in view.places(replica, intent.require, intent.limits)]
-    return max(found, key=lambda each: (each.expected.gain - each.required_gain, each.option.key), default=None)
+    here = view.scope.preference(replica.live_option, intent)
+    found = [
+        _evaluate(view, replica, option, here - there)
+        for option in view.places(replica, intent.require, intent.limits)
+        if (there := view.scope.preference(option, intent)) <= here
+    ]
+    return max(found, key=_worth, default=None)
 
 
-def _evaluate(view: TriggerView, replica: MovableReplica, option: Option) -> BetterPlace:
+def _worth(place: BetterPlace) -> tuple[int, float, tuple[str, str, str]]:
+    gain = place.expected.gain
+    return place.preferred_by, gain if place.preferred_by else gain - place.required_gain, place.option.key
+
+
+def _evaluate(view: TriggerView, replica: MovableReplica, option: Option, preferred_by: int) -> BetterPlace:
     left, asked = _previous_move(view, replica, option), replica.intent.migration.gain
-    if left is not None and not _is_reason_over(left, replica.intent.weights) and left.expected is not None:
-        asked += max(0.0, gain_of(left.expected.before, left.expected.after, replica.intent.weights))
-    return BetterPlace(option, expected_outcome(view.scope, replica.intent, replica.baseline, option), asked, left)
+    if left is not None and not _is_reason_over(left, replica.intent.weights):
+        preferred_by = 0  # it was left for a reason that its place in `prefer` does not outweigh
+        if left.expected is not None:
+            asked += max(0.0, gain_of(left.expected.before, left.expected.after, replica.intent.weights))
+    expected = expected_outcome(view.scope, replica.intent, replica.baseline, option)
+    return BetterPlace(option, expected, -math.inf if preferred_by else asked, left, preferred_by)
 
 
 def _previous_move(view: TriggerView, replica: MovableReplica, option: Option) -> Migration | None:
@@ -111,6 +128,8 @@ def _cause_and_reason(replica: MovableReplica, best: BetterPlace) -> tuple[Cause
     whole = f"the objective is {show_gain(gain)}" if gain > 0 else f"though the objective is {show_gain(gain)}"
     old, new = (decisive.show(decisive.read(each)) for each in (before, after))
     reason = f"{decisive.label} {old} -> {new}, {whole}"
+    if best.preferred_by:
+        cause, reason = Cause.OBJECTIVE, f"`prefer` puts {best.option.where} first: {reason}"
     if _is_scheduled(replica, best):
         return Cause.SCHEDULE, f"by the objective that holds at this time: {reason}"
     if best.previous_move is None:

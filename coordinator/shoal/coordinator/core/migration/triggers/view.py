@@ -193,7 +193,7 @@ class TriggerView:
         if not found:
             refusal = Refusal(Code.NO_CANDIDATE, "no other place that fits has room for it", "one")
             return MoveProposal(intent.key, replica.place, Aim(), cause, reason, refusal=refusal)
-        option, expected = max(found, key=lambda each: (each[1].gain, each[0].key))
+        option, expected = max(found, key=lambda each: (-scope.preference(each[0], intent), each[1].gain, each[0].key))
         return new_proposal(replica, option, expected, cause, reason)
 
     def _baseline(self, intent: Intent, standing: CurrentReplica) -> Option:
