@@ -1,8 +1,16 @@
-"""How well latencies are predicted: `shoal bench prediction --published`.
+"""How well latencies are predicted: `shoal bench prediction --live` or `--published`.
 
-Each device of published tables is taken as new: k of its models are measured, the others are predicted from what other
-devices took. Beside it in the same run, on the same models: ridge regression, the nearest device, and a roofline where
-the source tells operations. `chosen`: the k models are those that Shoal asks for, otherwise they are drawn.
+`--live`: models from wheels and models built in code (`_prediction/live_models.py`) are loaded and warmed up by real
+workers on each provider of this machine's processor, at several batches and threads. Latency is predicted twice. Tier
+a knows the case's own first warm-up and predicts those of later rounds. Tier b knows the device's receipt and the first
+warm-ups of all other model families. Memory and load time are those of tier b. `--busy` keeps every core busy.
+The last line is one JSON object: MAPE in %, shares of 1, the median high over low of tier b (width), and by how many %
+the memory of the worst case was predicted too low.
+
+`--published`: each device of published tables is taken as new: k of its models are measured, the others are predicted
+from what other devices took. Beside it in the same run, on the same models: ridge regression, the nearest device, and a
+roofline where the source tells operations. `chosen`: the k models are those that Shoal asks for, otherwise they are
+drawn.
 
 Tables: Qualcomm AI Hub (real models, ONNX Runtime on NPUs; k = 0, 5, 10, 30), NAS-Bench-201 and FBNet (k = 10, 50,
 200). `--device FILE` takes a CSV with the columns of one of them and judges the devices in it, which are in none.
@@ -12,11 +20,21 @@ interval (coverage) and its median high over low (width).
 """
 
 import argparse
+import asyncio
 import json
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from _machine import machine_line
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from _prediction.live import CaseChoice, LiveErrors, judge, measure_all
+from _prediction.live import summary as live_summary
+from _prediction.live_models import MODELS
 from _prediction.published import DeviceErrors, device_errors, leave_one_out, summary
 from _prediction.tables import published_tables, read_unseen
 
@@ -26,7 +44,15 @@ HEAD = f"{'table':18} {'device':24} {'k':>3} {'MAPE %':>7} {'chosen':>7} {'ridge
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--published", action="store_true", required=True, help="transfer on published latencies")
+    kinds = parser.add_mutually_exclusive_group(required=True)
+    kinds.add_argument("--live", action="store_true", help="this machine's own workers")
+    kinds.add_argument("--published", action="store_true", help="transfer on published latencies")
+    parser.add_argument("--rounds", type=int, default=3, help="warm-ups of each live case; the first one is known")
+    parser.add_argument("--models", nargs="*", choices=MODELS, help="live models to take (none: all)")
+    parser.add_argument("--threads", nargs="*", type=int, default=[1, 2], help="intra-op threads of a run")
+    parser.add_argument("--batches", nargs="*", type=int, default=[1, 4])
+    parser.add_argument("--busy", action="store_true", help="keep every core busy while measuring")
+    parser.add_argument("--raw", type=Path, help="write what was measured to this file")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the published tables")
     parser.add_argument("--device", type=Path, help="CSV of a device that is in no table")
     parser.add_argument("--runtimes", nargs="*", default=["onnx"], help="of AI Hub (none: all)")
@@ -35,8 +61,48 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     print(machine_line())
+    if options.live:
+        _live(options)
+        return
     print(f"{HEAD} {'roofline':>8} {'covered':>8} {'width':>6}")
     print(json.dumps(summary(list(_printed(_errors(options))))))
+
+
+def _live(options: argparse.Namespace) -> None:
+    models = [MODELS[name]() for name in options.models or MODELS]
+    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(_cores(options))]
+    try:
+        receipts, measured = asyncio.run(measure_all(models, _choice(options), options.rounds, options.seed))
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+    if options.raw:
+        options.raw.write_bytes(pickle.dumps((receipts, measured)))
+    errors = judge(receipts, measured)
+    print(f"{'case':34} {'ms':>9} {'a':>6} {'b':>6} {'b interval':>13} {'MB':>6} {'b':>6} {'load':>7} {'b':>6}  basis")
+    for each in sorted(errors, key=lambda each: each.case.name):
+        print(_row(each))
+    print(json.dumps(live_summary(errors)))
+
+
+def _choice(options: argparse.Namespace) -> CaseChoice:
+    return CaseChoice(tuple(options.threads), tuple(options.batches))
+
+
+def _cores(options: argparse.Namespace) -> int:
+    return len(os.sched_getaffinity(0)) if options.busy else 0
+
+
+def _row(each: LiveErrors) -> str:
+    """Latency, memory and load as measured; predictions as shares of these."""
+    a, b, seen = each.known, each.calibrated, each.measured
+    low, _, high = (value / each.later_s for value in b.latency_p50_s)
+    return (
+        f"{each.case.name:34} {1e3 * each.later_s:9.3f} {a.latency_p50_s.mid / each.later_s:6.2f} "
+        f"{b.latency_p50_s.mid / each.later_s:6.2f} {low:6.2f} {high:6.2f} {seen.memory_bytes / 2**20:6.1f} "
+        f"{b.memory_bytes.mid / seen.memory_bytes:6.2f} {seen.load_s:7.3f} {b.load_s.mid / seen.load_s:6.2f}  {b.basis}"
+    )
 
 
 def _errors(options: argparse.Namespace) -> Iterable[DeviceErrors]:

@@ -106,6 +106,7 @@ class DeviceProber:
                 device.parallelism,
                 self._options.probe_s,
                 fixed_shapes=device.fixed_shapes,
+                threads=self._options.threads,
             )
             reply = await process.call("probe", 3 * self._options.probe_s, pack(order))
             return unpack(ProbeResult, reply.payload)

@@ -36,6 +36,9 @@ ort.set_default_logger_severity(4)
 
 _BFLOAT16: Final = 16
 """onnx.TensorProto.BFLOAT16"""
+_LEAST_S: Final = 0.05
+"""A shorter series of runs lies within one time slice of another program (Linux: some milliseconds) and its effects."""
+_MOST_RUNS: Final = 500
 _WEIGHTS_FOLDER_KEY: Final = "session.model_external_initializers_file_folder_path"
 _NO_FOLDER: Final = "/proc/self/fdinfo/none"
 """A path without files, so that weights outside the verified bytes are never read."""
@@ -65,9 +68,11 @@ class Engine:
         note: str = "",
         *,
         is_bounded_by_size: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`operators` are those that the device's provider took. `note` says what runs beside it. `is_bounded_by_size`:
-        no values of its inputs make a run much longer than others of their size."""
+        no values of its inputs make a run much longer than others of their size. `clock`: as `run_clock`."""
+        self.clock = clock
         self.note = note
         self.is_bounded_by_size = is_bounded_by_size
         self.session = session
@@ -149,7 +154,8 @@ def open_engine(
         # Without the fallback of the Python binding, which runs a failed request again on the CPU's provider.
         session = ort.InferenceSession(fixed, options, providers=add_provider(options, provider), enable_fallback=0)
         if provider.name == CPU_PROVIDER:
-            return Engine(session, is_bounded_by_size=is_bounded_by_size(fixed))
+            bounded = is_bounded_by_size(fixed)
+            return Engine(session, is_bounded_by_size=bounded, clock=run_clock(provider.name, provider.threads))
         found = partition(session, provider.name)
         operators = frozenset(found.taken if compiled is None else compiled)
         return Engine(session, operators, _check_partition(found, provider, partial, node_flops or {}))
@@ -177,6 +183,12 @@ def _check_partition(
         "use a variant without these operators or precisions, fix the shapes (spec.model.shapes), or allow a share of "
         f"{share:.1%} beside the device (require.partial)",
     )
+
+
+def run_clock(provider: str, threads: int) -> Callable[[], float]:
+    """The clock by which a run is timed for a prediction. Where all of it runs in the calling thread, that is the
+    thread's processor time: other programs cost a measurement some of its runs, and not its truth."""
+    return time.thread_time if provider == CPU_PROVIDER and threads == 1 else time.perf_counter
 
 
 def session_options(threads: int) -> ort.SessionOptions:
@@ -253,8 +265,10 @@ class WarmupResult:
     feeds: dict[str, Array]
     # What it answered to them. Empty without a warm-up.
     answers: dict[str, Array]
-    # Seconds of each timed run. Empty without a warm-up.
+    # Seconds of each timed run, as a caller waits for it. Empty without a warm-up.
     times: tuple[float, ...]
+    # Seconds of the same runs by the engine's clock: what they take on an idle machine.
+    own_times: tuple[float, ...]
     # Why there was no warm-up, if it was optional and no input ran. None: there was one.
     skip_reason: Refusal | None = None
 
@@ -269,7 +283,7 @@ def warm_up(
     optional: bool = False,
 ) -> WarmupResult:
     """Run the first candidate that the model answers: one cold run, then at least `runs` timed ones, more until
-    `budget_s` is spent. With no `runs` the cold one is timed.
+    `budget_s` is spent, of short ones as many as take `_LEAST_S`. With no `runs` the cold one is timed.
 
     `optional`: if the model answers no candidate, return a result without inputs and times, and with the reason.
 
@@ -280,15 +294,10 @@ def warm_up(
     for candidate in candidates:
         feeds = candidate()
         try:
-            times: list[float] = []
-            start = time.perf_counter()
-            answers = engine.run(feeds, names, options)
-            if not runs:
-                times.append(time.perf_counter() - start)
-            while len(times) < runs or (sum(times) < budget_s and len(times) < 4 * runs):
-                start = time.perf_counter()
-                engine.run(feeds, names, options)
-                times.append(time.perf_counter() - start)
+            answers, cold = _time_run(engine, feeds, names, options)
+            timed = [] if runs else [cold]
+            while len(timed) < runs or _is_worth_another([waited_s for waited_s, _ in timed], runs, budget_s):
+                timed.append(_time_run(engine, feeds, names, options)[1])
         except ShoalError as error:
             if error.code is Code.OUT_OF_MEMORY:
                 raise
@@ -296,7 +305,8 @@ def warm_up(
             if options.terminate:
                 break
         else:
-            return WarmupResult(feeds, answers, tuple(times))
+            times, own_times = zip(*timed, strict=True)
+            return WarmupResult(feeds, answers, times, own_times)
     assert failed is not None
     given, cause = failed
     refusal = Refusal(
@@ -306,8 +316,24 @@ def warm_up(
         "give samples (spec.model.samples, or shoal model push --samples), or set spec.model.warm_up: optional",
     )
     if optional and not options.terminate:
-        return WarmupResult({}, {}, (), refusal)
+        return WarmupResult({}, {}, (), (), refusal)
     raise ShoalError(refusal) from cause
+
+
+def _time_run(
+    engine: Engine, feeds: dict[str, Array], names: Sequence[str], options: ort.RunOptions
+) -> tuple[dict[str, Array], tuple[float, float]]:
+    """The answers, and the seconds as a caller waits for them and by the engine's clock."""
+    start, own_start = time.perf_counter(), engine.clock()
+    answers = engine.run(feeds, names, options)
+    own_s = engine.clock() - own_start
+    return answers, (time.perf_counter() - start, own_s)
+
+
+def _is_worth_another(times: Sequence[float], runs: int, budget_s: float) -> bool:
+    """Whether one more run makes the figures surer, within the budget."""
+    spent_s = sum(times)
+    return spent_s < budget_s and (len(times) < 4 * runs or (spent_s < _LEAST_S and len(times) < _MOST_RUNS))
 
 
 def input_candidates(engine: Engine, work: Work) -> Iterator[Callable[[], dict[str, Array]]]:

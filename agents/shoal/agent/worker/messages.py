@@ -114,6 +114,8 @@ class ProbeOrder:
     budget_s: float
     # The provider takes only graphs whose shapes are all fixed.
     fixed_shapes: bool = False
+    # Intra-op threads of one run, as of the models that will be loaded.
+    threads: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ def measure(
     held = memory.bytes()
     compared = compare_with_processor(order, engine, warmth, samples, options)
     feeds, times = warmth.feeds, warmth.times
-    busy_s = waited_s = times
+    busy_s = waited_s = warmth.own_times
     if order.access.pace is not None and pace is not None:
         device_s = pace.seconds(scale_of(order, {name: feed.shape for name, feed in feeds.items()}))
         busy_s = (device_s,) * len(times)

@@ -2,8 +2,7 @@
 
 `agents/generate_probe.py` writes the graphs. The work grows until one run takes some milliseconds, so that launch
 overhead does not hide the rate. Rates are those of the fastest run with one request in flight, because what else the
-machine does makes a run slower and never faster. On the processor's own provider a run counts in the processor time of
-its thread: other programs cost a measurement some of its runs, and not its truth.
+machine does makes a run slower and never faster. Runs have as many threads as those of models will have.
 """
 
 import os
@@ -15,9 +14,9 @@ import numpy as np
 import onnxruntime as ort
 
 from shoal.agent.worker.energy import energy_of, idle_watts
-from shoal.agent.worker.engine import open_engine
+from shoal.agent.worker.engine import open_engine, run_clock
 from shoal.agent.worker.messages import ProbeOrder, ProbeResult
-from shoal.agent.worker.providers import CPU_PROVIDER, Provider
+from shoal.agent.worker.providers import Provider
 from shoal.types.codes import Code, refuse
 from shoal.types.receipt import Rates
 from shoal.types.units import Seconds, Watts
@@ -96,8 +95,7 @@ class _Bench:
         self.operators: set[str] = set()
         self._order = order
         self._series_s = series_s
-        # Its sessions have one thread, which is the caller's.
-        self._clock = time.thread_time if order.provider == CPU_PROVIDER else time.perf_counter
+        self._clock = run_clock(order.provider, order.threads)
         # The input of the current binding. A binding does not keep its memory alive (on a CPU, numpy's), so this does.
         self._input_value: Any = None
 
@@ -145,7 +143,7 @@ class _Bench:
         """Raises ShoalError(OP_UNSUPPORTED) where the provider leaves a node to another: that is not its rate."""
         order = self._order
         shapes = {"x": shape} if order.fixed_shapes else {}
-        engine = open_engine(model, Provider(order.provider, order.access, precision, 1), shapes)
+        engine = open_engine(model, Provider(order.provider, order.access, precision, order.threads), shapes)
         self.operators |= engine.operators
         return engine.session
 

@@ -66,7 +66,7 @@ def order_of(folder: Path, pushed: bytes, comparison: Comparison | None, **more:
 
 def warm_up_of(engine: Engine, values: Sequence[float] = (0.1, 0.2, 0.3, 0.4)) -> WarmupResult:
     feeds = {"x": np.array(values, np.float32)}
-    return WarmupResult(feeds, engine.run(feeds, ["y"], run_options()), (0.001,))
+    return WarmupResult(feeds, engine.run(feeds, ["y"], run_options()), (0.001,), (0.001,))
 
 
 def note_of(order: LoadOrder, engine: Engine, samples: SamplePack | None = None) -> str:
@@ -129,7 +129,7 @@ def test_an_input_that_the_processor_refuses_is_left_out(tmp_path: Path) -> None
     content = model([gather], [tensor("x", [2], INT64)], [tensor("y", [2], FLOAT)], [table]).SerializeToString()
     engine = engine_of(content)
     feeds = {"x": np.array([0, 1])}
-    warm = WarmupResult(feeds, engine.run(feeds, ["y"], run_options()), (0.001,))
+    warm = WarmupResult(feeds, engine.run(feeds, ["y"], run_options()), (0.001,), (0.001,))
     order = order_of(tmp_path, content, Comparison((CLOSE,), 8))
     note = compare_with_processor(order, engine, warm, None, run_options())
     assert "over 8 generated inputs" in note, "indices up to 15 are generated too"

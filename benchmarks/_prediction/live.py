@@ -1,0 +1,308 @@
+"""Predictions of this machine's devices against what its workers measure, model families held out.
+
+The probe, the profile, the load with its warm-up, the residuals and the prediction are Shoal's own: real worker
+processes of an agent's pool, and the coordinator's functions. Nothing is timed here.
+"""
+
+import asyncio
+import hashlib
+import math
+import random
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from _prediction.live_models import LiveModel
+
+from shoal.agent.clock import SystemClock
+from shoal.agent.devices.cpu import CpuDriver
+from shoal.agent.devices.plugins.driver import PluginDriver
+from shoal.agent.driver_port import DeviceDriver, DriverOptions
+from shoal.agent.ports import WorkerExited, WorkerFailed, WorkerReady
+from shoal.agent.worker.pool import ProcessWorkers
+from shoal.agent.worker.pool_options import PoolOptions
+from shoal.coordinator.core.graph import profile_of
+from shoal.coordinator.core.prediction.demand import at_shapes, demand_of, work_of
+from shoal.coordinator.core.prediction.model import Interval, Prediction
+from shoal.coordinator.core.prediction.predict import predict, service_parts
+from shoal.coordinator.core.prediction.residuals import (
+    DeviceClass,
+    RegionResiduals,
+    Residual,
+    class_of_device,
+    residual_of,
+)
+from shoal.types.assignment import Assignment, Measured
+from shoal.types.codes import Refusal, ShoalError
+from shoal.types.device import Device, DeviceKind
+from shoal.types.profile import ModelProfile
+from shoal.types.receipt import Receipt
+from shoal.types.units import Bytes, Seconds
+from shoal.types.workload import PartitionRule, WorkloadKey
+
+_RULE = PartitionRule(Seconds(1.0), Seconds(10.0), None, False)
+_SIDES_WITHIN = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCase:
+    """What is measured, and predicted."""
+
+    model: LiveModel
+    device: Device
+    batch: int
+    # Intra-op threads of one run.
+    threads: int
+    # At the shapes of this batch.
+    profile: ModelProfile
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.name} b{self.batch} {self.device.name} t{self.threads}"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveErrors:
+    """One case."""
+
+    case: LiveCase
+    # Median of the latest rounds.
+    measured: Measured
+    # Predicted from the first round's warm-up of this very case: tier a.
+    known: Prediction
+    # Predicted from the receipt and the other families' warm-ups: tier b.
+    calibrated: Prediction
+
+    @property
+    def later_s(self) -> float:
+        return self.measured.latency_p50_s
+
+
+async def measure_all(
+    models: Sequence[LiveModel], cases: "CaseChoice", rounds: int, seed: int
+) -> tuple[Mapping[tuple[str, int], Receipt], dict[str, tuple[LiveCase, list[Measured]]]]:
+    """Receipts by (device, threads), and the warm-ups of every case, one a round. Cases are in another order in every
+    round, so that what else the machine does is no case's own."""
+    rng, receipts = random.Random(seed), dict[tuple[str, int], Receipt]()
+    measured = dict[str, tuple[LiveCase, list[Measured]]]()
+    with tempfile.TemporaryDirectory(prefix="shoal-live-") as scratch:
+        clock = SystemClock()
+        drivers = _devices(clock)
+        async with _pools(Path(scratch), clock, drivers, cases.threads) as pools:
+            for device, _ in drivers:
+                for threads in cases.threads:
+                    receipts[device.name, threads] = await pools[threads].probe(device)
+            chosen = list(cases.of(models, [device for device, _ in drivers]))
+            for number in range(rounds):
+                rng.shuffle(chosen)
+                for case in chosen:
+                    found = await _load(pools[case.threads], Path(scratch), case, number)
+                    if isinstance(found, Refusal):
+                        print(f"# left out: {case.name}: {found.found:.120}", flush=True)
+                    else:
+                        measured.setdefault(case.name, (case, []))[1].append(found)
+    return receipts, {name: (case, seen) for name, (case, seen) in measured.items() if len(seen) == rounds}
+
+
+@dataclass(frozen=True, slots=True)
+class CaseChoice:
+    """Which cases there are."""
+
+    # Numbers of intra-op threads.
+    threads: tuple[int, ...] = (1, 2)
+    # Batches; models that take none have batch 1.
+    batches: tuple[int, ...] = (1, 4)
+    # One model in so many is measured at more than one thread or request.
+    every: int = 2
+
+    def of(self, models: Sequence[LiveModel], devices: Iterable[Device]) -> Iterator[LiveCase]:
+        for device in devices:
+            for number, model in enumerate(models):
+                for threads in self.threads:
+                    for batch in self.batches:
+                        extra = (batch > 1) + (threads > 1)
+                        if extra > 1 or (batch > 1 and not model.batched) or (extra and number % self.every):
+                            continue
+                        yield LiveCase(model, device, batch, threads, _profile(model, batch))
+
+
+def judge(
+    receipts: Mapping[tuple[str, int], Receipt], measured: Mapping[str, tuple[LiveCase, Sequence[Measured]]]
+) -> list[LiveErrors]:
+    """Every case predicted from its own first warm-up, and from those of all other families."""
+    residuals = {name: _residual(case, receipts, seen[0]) for name, (case, seen) in measured.items()}
+    found = []
+    for case, seen in measured.values():
+        receipt, profile = receipts[case.device.name, case.threads], case.profile
+        others = RegionResiduals(
+            residual
+            for name, residual in residuals.items()
+            if residual is not None and measured[name][0].model.family != case.model.family
+        )
+        parts = service_parts(demand_of(profile), receipt.rates, profile.precision)
+        mix = tuple(part / math.fsum(parts) for part in parts)
+        correction = others.correction(case.name, _class_of(case), mix)
+        known = predict(case.device, receipt, profile, profile.precision, measured=seen[0])
+        calibrated = predict(case.device, receipt, profile, profile.precision, correction=correction)
+        assert isinstance(known, Prediction)
+        assert isinstance(calibrated, Prediction)
+        found.append(LiveErrors(case, _middle(seen[1:] or seen), known, calibrated))
+    return found
+
+
+def summary(errors: Sequence[LiveErrors]) -> dict[str, float]:
+    """The object of the last line. Shares are of 1, errors are percent, `memory_worst_under` percent below what was
+    measured. Memory and load are those of tier b."""
+    known = [_off(each.known.latency_p50_s, each.later_s) for each in errors]
+    calibrated = [_off(each.calibrated.latency_p50_s, each.later_s) for each in errors]
+    memory = [_off(each.calibrated.memory_bytes, each.measured.memory_bytes) for each in errors]
+    load = [_off(each.calibrated.load_s, each.measured.load_s) for each in errors]
+    return {
+        "a_mape": _percent(np.abs(known)),
+        "b_mape": _percent(np.abs(calibrated)),
+        "b_within_15": _share(np.abs(calibrated) <= _SIDES_WITHIN),
+        "coverage_a": _share(_inside(each.known.latency_p50_s, each.later_s) for each in errors),
+        "coverage_b": _share(_inside(each.calibrated.latency_p50_s, each.later_s) for each in errors),
+        "width_b": round(median(_width(each.calibrated.latency_p50_s) for each in errors), 3),
+        "memory_within_10": _share(np.abs(memory) <= 0.1),
+        "memory_worst_under": round(100 * max(0.0, -min(memory)), 2),
+        "load_within_30": _share(np.abs(load) <= 0.3),
+        "cases": len(errors),
+        "architectures": len({each.case.model.name for each in errors}),
+    }
+
+
+def _residual(case: LiveCase, receipts: Mapping[tuple[str, int], Receipt], first: Measured) -> Residual | None:
+    rates, demand = receipts[case.device.name, case.threads].rates, demand_of(case.profile)
+    found = residual_of(case.name, case.device, rates, case.profile.precision, demand, first.latency_p50_s)
+    return None if found is None else replace(found, device_class=_class_of(case))
+
+
+def _class_of(case: LiveCase) -> DeviceClass:
+    """Another number of threads is another device: its receipt is of that number."""
+    found = class_of_device(case.device)
+    return found._replace(product=f"{found.product}, {case.threads} threads")
+
+
+def _middle(seen: Sequence[Measured]) -> Measured:
+    """The medians."""
+    return Measured(
+        load_s=Seconds(median(each.load_s for each in seen)),
+        memory_bytes=Bytes(int(median(each.memory_bytes for each in seen))),
+        latency_p50_s=Seconds(median(each.latency_p50_s for each in seen)),
+        latency_p95_s=Seconds(median(each.latency_p95_s for each in seen)),
+        joules=seen[0].joules,
+        energy_source=seen[0].energy_source,
+        samples=sum(each.samples for each in seen),
+    )
+
+
+def _off(predicted: Interval, measured: float) -> float:
+    return predicted.mid / measured - 1
+
+
+def _inside(predicted: Interval, measured: float) -> bool:
+    return predicted.low <= measured <= predicted.high
+
+
+def _width(predicted: Interval) -> float:
+    return predicted.high / predicted.low
+
+
+def _percent(values: Iterable[float]) -> float:
+    return round(100 * float(np.mean(list(values))), 2)
+
+
+def _share(values: Iterable[object]) -> float:
+    return round(float(np.mean([bool(each) for each in values])), 3)
+
+
+def _profile(model: LiveModel, batch: int) -> ModelProfile:
+    found = profile_of(model.content, _digest(model))
+    assert isinstance(found, ModelProfile), found
+    return at_shapes(found, model.at_batch(batch))
+
+
+def _digest(model: LiveModel) -> str:
+    return f"sha256:{hashlib.sha256(model.content).hexdigest()}"
+
+
+# the devices and workers of this machine
+
+
+def _devices(clock: SystemClock) -> list[tuple[Device, DeviceDriver]]:
+    """The processor, by ONNX Runtime's own provider and by each plugin that runs on it."""
+    drivers: list[DeviceDriver] = [CpuDriver(clock, DriverOptions()), PluginDriver(clock, DriverOptions())]
+    found = list[tuple[Device, DeviceDriver]]()
+    for driver in drivers:
+        try:
+            found += [(each, driver) for each in driver.discover() if each.kind is DeviceKind.CPU]
+        except ShoalError as error:
+            print(f"# left out: the plugins' devices: {error}", flush=True)
+    return found
+
+
+@asynccontextmanager
+async def _pools(
+    folder: Path, clock: SystemClock, drivers: Sequence[tuple[Device, DeviceDriver]], threads: Iterable[int]
+) -> AsyncIterator[dict[int, ProcessWorkers]]:
+    """An agent's pool of workers for each number of threads."""
+    (folder / "models").mkdir()
+    devices = {device.name: device for device, _ in drivers}
+    access = {device.name: driver.access(device.name) for device, driver in drivers}
+    pools = {
+        each: ProcessWorkers(
+            folder / f"run{each}",
+            folder / "models",
+            clock,
+            devices.get,
+            access.__getitem__,
+            PoolOptions(keep_spare=False, threads=each),
+        )
+        for each in threads
+    }
+    try:
+        yield pools
+    finally:
+        await asyncio.gather(*(pool.close(keep=False) for pool in pools.values()))
+
+
+async def _load(pool: ProcessWorkers, folder: Path, case: LiveCase, number: int) -> Measured | Refusal:
+    """Loads and warms up the model in a worker of its own, which is then ended."""
+    path = folder / "models" / case.profile.digest.removeprefix("sha256:")
+    if not path.exists():
+        path.write_bytes(case.model.content)
+    assignment = Assignment(
+        id=f"{case.name} {number}",
+        workload=WorkloadKey("bench", case.model.name),
+        revision=1,
+        model=case.profile.digest,
+        model_bytes=case.profile.size_bytes,
+        device=case.device.name,
+        provider=case.device.provider,
+        precision=case.profile.precision,
+        draining=False,
+        shared_worker=False,
+        memory_bytes=Bytes(0),
+        partition=_RULE,
+        work=work_of(case.profile),
+        shapes=case.model.at_batch(case.batch) if case.device.provider != "CPUExecutionProvider" else {},
+    )
+    await pool.start(assignment, str(path))
+    found: Measured | Refusal | None = None
+    async for event in pool.events():
+        if event.assignment != assignment.id:
+            continue
+        if isinstance(event, WorkerReady):
+            found = event.measured
+        elif isinstance(event, WorkerFailed | WorkerExited):
+            found = event.refusal
+        if found is not None:
+            break
+    await pool.stop(assignment.id)
+    assert found is not None
+    return found
