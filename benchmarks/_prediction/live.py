@@ -27,6 +27,7 @@ from shoal.agent.worker.pool import ProcessWorkers
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.coordinator.core.graph import profile_of
 from shoal.coordinator.core.prediction.demand import at_shapes, demand_of, work_of
+from shoal.coordinator.core.prediction.load_law import sizes_of
 from shoal.coordinator.core.prediction.model import Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict, service_parts
 from shoal.coordinator.core.prediction.residuals import (
@@ -147,7 +148,8 @@ def judge(
         mix = tuple(part / math.fsum(parts) for part in parts)
         correction = others.correction(case.name, _class_of(case), mix)
         known = predict(case.device, receipt, profile, profile.precision, measured=seen[0])
-        calibrated = predict(case.device, receipt, profile, profile.precision, correction=correction)
+        load = others.load(_class_of(case), sizes_of(profile))
+        calibrated = predict(case.device, receipt, profile, profile.precision, correction=correction, load=load)
         assert isinstance(known, Prediction)
         assert isinstance(calibrated, Prediction)
         found.append(LiveErrors(case, _middle(seen[1:] or seen), known, calibrated))
@@ -178,7 +180,8 @@ def summary(errors: Sequence[LiveErrors]) -> dict[str, float]:
 
 def _residual(case: LiveCase, receipts: Mapping[tuple[str, int], Receipt], first: Measured) -> Residual | None:
     rates, demand = receipts[case.device.name, case.threads].rates, demand_of(case.profile)
-    found = residual_of(case.name, case.device, rates, case.profile.precision, demand, first.latency_p50_s)
+    sizes = sizes_of(case.profile)
+    found = residual_of(case.name, case.device, rates, case.profile.precision, demand, first, sizes)
     return None if found is None else replace(found, device_class=_class_of(case))
 
 
@@ -189,9 +192,9 @@ def _class_of(case: LiveCase) -> DeviceClass:
 
 
 def _middle(seen: Sequence[Measured]) -> Measured:
-    """The medians."""
+    """The medians. Of loads the least: they are waited for, and other programs only make them longer."""
     return Measured(
-        load_s=Seconds(median(each.load_s for each in seen)),
+        load_s=Seconds(min(each.load_s for each in seen)),
         memory_bytes=Bytes(int(median(each.memory_bytes for each in seen))),
         latency_p50_s=Seconds(median(each.latency_p50_s for each in seen)),
         latency_p95_s=Seconds(median(each.latency_p95_s for each in seen)),

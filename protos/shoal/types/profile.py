@@ -49,6 +49,32 @@ class OperatorCost:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelCost:
+    """Sum over the kernels of one kind that are about equally intense, after the runtime's usual fusions, at the
+    profile's reference shapes."""
+
+    # One of `KERNEL_KINDS`; another one is of a newer version and counts as `elementwise`.
+    kind: str
+    # How often one is started; in the body of a loop, times its trips.
+    launches: float
+    # A multiply-add counts as 2.
+    flops: float
+    # Bytes read and written that grow with the inputs.
+    bytes: float
+    # Bytes of constants that they read.
+    weight_bytes: float
+
+
+KERNEL_KINDS: Final = (
+    "matmul", "vector", "attention", "recurrent", "conv", "pointwise", "grouped", "depthwise", "elementwise",
+    "transcendental", "reduction", "pool", "gather", "copy",
+)  # fmt: skip
+"""matmul: products with constant weights; vector: the same of so few rows that reading the weights takes longest;
+attention: products of what was computed; pointwise: a convolution with a kernel of 1; grouped and depthwise: in groups
+of several channels, and of one; transcendental: exponentials and the like; reduction: softmax, norms, sums."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """What the graph of one model says, by the model's digest."""
 
@@ -91,6 +117,8 @@ class ModelProfile:
     # By name of an input that an operator takes as a shape, axes, sizes, scales or a constant to compare with: legal
     # elements at the reference shapes, row-major, for generated inputs.
     operands: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # What a runtime computes of it. Empty: a profile of an older version, of which only `costs` are known.
+    kernels: tuple[KernelCost, ...] = ()
 
     @property
     def flops(self) -> float:

@@ -667,6 +667,37 @@ class OperatorCost(_message.Message):
 Global___OperatorCost: _TypeAlias = OperatorCost  # noqa: Y015
 
 @_typing.final
+class KernelCost(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    LAUNCHES_FIELD_NUMBER: _builtins.int
+    FLOPS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    launches: _builtins.float
+    flops: _builtins.float
+    bytes: _builtins.float
+    weight_bytes: _builtins.float
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        launches: _builtins.float = ...,
+        flops: _builtins.float = ...,
+        bytes: _builtins.float = ...,
+        weight_bytes: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "flops", b"flops", "kind", b"kind", "launches", b"launches", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KernelCost: _TypeAlias = KernelCost  # noqa: Y015
+
+@_typing.final
 class Shape(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -830,6 +861,7 @@ class ModelProfile(_message.Message):
     BELOW_FIELD_NUMBER: _builtins.int
     DEFINITIONS_FIELD_NUMBER: _builtins.int
     OPERANDS_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     size_bytes: _builtins.int
     ir_version: _builtins.int
@@ -857,6 +889,8 @@ class ModelProfile(_message.Message):
     def definitions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def operands(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
+    @_builtins.property
+    def kernels(self) -> _containers.RepeatedCompositeFieldContainer[Global___KernelCost]: ...
     def __init__(
         self,
         *,
@@ -878,10 +912,11 @@ class ModelProfile(_message.Message):
         below: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         definitions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         operands: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
+        kernels: _abc.Iterable[Global___KernelCost] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "below", b"below", "confident", b"confident", "costs", b"costs", "definitions", b"definitions", "digest", b"digest", "domains", b"domains", "inputs", b"inputs", "ir_version", b"ir_version", "metadata", b"metadata", "operands", b"operands", "opset", b"opset", "outputs", b"outputs", "precision", b"precision", "producer", b"producer", "reference_shapes", b"reference_shapes", "size_bytes", b"size_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "below", b"below", "confident", b"confident", "costs", b"costs", "definitions", b"definitions", "digest", b"digest", "domains", b"domains", "inputs", b"inputs", "ir_version", b"ir_version", "kernels", b"kernels", "metadata", b"metadata", "operands", b"operands", "opset", b"opset", "outputs", b"outputs", "precision", b"precision", "producer", b"producer", "reference_shapes", b"reference_shapes", "size_bytes", b"size_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ from shoal.coordinator.core.graph.scan import scan
 from shoal.coordinator.core.graph.values import OIP, PRECISION, Value, value_from_constant
 from shoal.coordinator.core.graph.walk import GraphContext, GraphRun, run_graph
 from shoal.types.codes import Code, Refusal
-from shoal.types.profile import ModelProfile, OperatorCost, TensorSpec
+from shoal.types.profile import KernelCost, ModelProfile, OperatorCost, TensorSpec
 from shoal.types.units import Bytes, show_bytes
 
 _INTEGERS: Final = frozenset(dtype for dtype, name in OIP.items() if name.startswith(("INT", "UINT")))
@@ -85,6 +85,10 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules) -> ModelPr
         below=index_bounds(model.graph, [info.name for info in given if info.type.tensor_type.elem_type in _INTEGERS]),
         definitions=_definitions(model),
         operands=operands(model.graph, inputs),
+        kernels=tuple(
+            KernelCost(kind, cost.launches, cost.flops, cost.bytes, cost.weight_bytes)
+            for (kind, _), cost in sorted(ran.tally.kernels.items())
+        ),
     )
 
 

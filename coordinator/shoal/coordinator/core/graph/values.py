@@ -1,7 +1,7 @@
 """What is known of one tensor before anything runs: element type, shape, and the content of small constants."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -46,6 +46,8 @@ class Value:
     shape: tuple[int, ...] | None = None
     # Content of a small constant; None where unknown or larger than SMALL elements.
     data: NDArray[Any] | None = None
+    # True: it is stored in the model, or computed from what is.
+    constant: bool = field(default=False, compare=False)
 
     @property
     def elements(self) -> int | None:
@@ -85,7 +87,7 @@ def value_from_tensor(tensor: TensorProto) -> Value:
     """A stored constant that has passed `check`. Its content is kept where it is small and numeric."""
     shape = tuple(tensor.dims)
     keep = math.prod(shape) <= SMALL and tensor.data_type not in (_T.STRING, _T.UNDEFINED)
-    return Value(tensor.data_type, shape, numpy_helper.to_array(tensor) if keep else None)
+    return Value(tensor.data_type, shape, numpy_helper.to_array(tensor) if keep else None, constant=True)
 
 
 def value_from_array(array: NDArray[Any]) -> Value:

@@ -2,7 +2,7 @@
 
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
@@ -17,6 +17,7 @@ from shoal.coordinator.core.graph.contents import (
 )
 from shoal.coordinator.core.graph.flops import VIEWS, NodeSite, flops, memory_traffic
 from shoal.coordinator.core.graph.infer import attributes_of, infer
+from shoal.coordinator.core.graph.kernels import absorbed_nodes, intensity_of, kind_of, weight_bytes
 from shoal.coordinator.core.graph.values import UNKNOWN, Value, value_from_tensor, value_from_type
 
 TensorScope = MutableMapping[str, Value]
@@ -35,11 +36,29 @@ class Cost:
 
 
 @dataclass(slots=True)
+class KernelSum:
+    """Sum of kernels of one kind that are about equally intense; fields as those of `KernelCost`."""
+
+    launches: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    weight_bytes: float = 0.0
+
+    def add(self, other: "KernelSum", times: float = 1.0) -> None:
+        self.launches += other.launches * times
+        self.flops += other.flops * times
+        self.bytes += other.bytes * times
+        self.weight_bytes += other.weight_bytes * times
+
+
+@dataclass(slots=True)
 class CostTally:
     """Costs of a graph."""
 
     # By operator name (`Conv`, `com.microsoft:FusedMatMul`).
     costs: dict[str, Cost] = field(default_factory=dict)
+    # By kind and intensity.
+    kernels: dict[tuple[str, int], KernelSum] = field(default_factory=dict)
     # Number of nodes whose cost is a lower bound.
     unknown: int = 0
 
@@ -51,9 +70,18 @@ class CostTally:
         cost = self.costs.setdefault(name, Cost())
         cost.nodes, cost.flops, cost.bytes = cost.nodes + 1, cost.flops + flops, cost.bytes + traffic
 
+    def add_kernel(self, site: NodeSite, flops: float, traffic: float) -> None:
+        kind = kind_of(site, flops, traffic)
+        if kind:
+            weights = min(weight_bytes(site), traffic)
+            found = self.kernels.setdefault((kind, intensity_of(flops, traffic)), KernelSum())
+            found.add(KernelSum(1.0, flops, traffic - weights, weights))
+
     def merge(self, other: "CostTally", share: float = 1.0) -> None:
         """Adds `other`, with FLOPs and bytes multiplied by `share`, such as a loop's trip count. Nodes count once."""
         self.unknown += other.unknown
+        for key, kernel in other.kernels.items() if share else ():
+            self.kernels.setdefault(key, KernelSum()).add(kernel, share)
         for name, cost in other.costs.items():
             mine = self.costs.setdefault(name, Cost())
             mine.nodes += cost.nodes
@@ -122,9 +150,10 @@ def _run(
         ends.setdefault(last, []).append(name)
     sizes: dict[str, int] = {}
     live = peak = held_bytes
+    absorbed = absorbed_nodes(nodes, results)
     for index, node in enumerate(nodes):
         inputs = [scope.get(name, UNKNOWN) if name else UNKNOWN for name in node.input]
-        ran = _step(_bind_attributes(node, context), inputs, scope, context)
+        ran = _step(_bind_attributes(node, context), inputs, scope, context, is_absorbed=index in absorbed)
         for name, value in zip(node.output, ran.outputs, strict=False):
             if not name:
                 continue
@@ -143,8 +172,11 @@ def _run(
     return GraphRun(tuple(scope.get(name, UNKNOWN) for name in results), peak, tally)
 
 
-def _step(node: NodeProto, inputs: Sequence[Value], scope: TensorScope, context: GraphContext) -> GraphRun:
-    """Runs one node: its outputs' values, the bytes that live inside it while it runs, and its costs."""
+def _step(
+    node: NodeProto, inputs: Sequence[Value], scope: TensorScope, context: GraphContext, *, is_absorbed: bool
+) -> GraphRun:
+    """Runs one node: its outputs' values, the bytes that live inside it while it runs, and its costs. is_absorbed: the
+    kernel of an earlier node computes it."""
     function = context.functions.get(function_key(node))
     if function is not None:
         return _call(node, function, inputs, context)
@@ -165,6 +197,10 @@ def _step(node: NodeProto, inputs: Sequence[Value], scope: TensorScope, context:
     tally = CostTally()
     tally.add(operator_name(node), flops=work or 0.0, traffic=traffic)
     tally.unknown += work is None or not whole
+    if node.input and all(value.constant for name, value in zip(node.input, inputs, strict=True) if name):
+        outputs = tuple(replace(value, constant=True) for value in outputs)  # folded as the model is loaded
+    elif not is_absorbed:
+        tally.add_kernel(site, work or 0.0, traffic)
     return GraphRun(outputs, 0, tally)
 
 

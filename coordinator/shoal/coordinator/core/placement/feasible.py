@@ -31,6 +31,7 @@ from shoal.coordinator.core.prediction.demand import (
     open_axis,
     prepared_profile,
 )
+from shoal.coordinator.core.prediction.load_law import LoadEstimate, sizes_of
 from shoal.coordinator.core.prediction.model import Correction, Prediction
 from shoal.coordinator.core.prediction.predict import predict, service_parts
 from shoal.coordinator.core.prediction.residuals import RegionResiduals, class_of_device, region_residuals
@@ -261,7 +262,8 @@ class Scope:
         known = shown or self.inputs.measured.get(Trial(model.variant, state.name, device.name))
         demand = self.demand(profile)
         missed = None if known is not None else self._correction(model, device, receipt, precision, demand)
-        answer = predict(device, receipt, profile, precision, intent.max_batch, known, served, demand, missed)
+        load = None if known is not None else self._load(profile, device, intent.max_batch)
+        answer = predict(device, receipt, profile, precision, intent.max_batch, known, served, demand, missed, load)
         prediction = answer if isinstance(answer, Prediction) else None
         return Option(
             state=state,
@@ -304,6 +306,12 @@ class Scope:
             return None
         mix = tuple(part / promised for part in parts)
         return self.residuals.correction(model.variant, class_of_device(device), mix)
+
+    def _load(self, profile: ModelProfile, device: Device, batch: int) -> LoadEstimate | None:
+        """What loading takes, by the region's loads; None where there are too few."""
+        if not self.inputs.residuals:
+            return None
+        return self.residuals.load(class_of_device(device), sizes_of(profile, batch))
 
     def may_sleep(self, device: Device) -> bool:
         """Whether a device sleeps while it has nothing to do: it can, and the region lets devices sleep."""

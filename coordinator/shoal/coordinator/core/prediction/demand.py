@@ -18,8 +18,20 @@ class OperatorClass(StrEnum):
     CONV = "conv"
     COPY = "copy"
     ELEMENTWISE = "elementwise"
+    # Only of profiles that know their kernels (`profile.KERNEL_KINDS`).
+    VECTOR = "vector"
+    ATTENTION = "attention"
+    RECURRENT = "recurrent"
+    POINTWISE = "pointwise"
+    GROUPED = "grouped"
+    DEPTHWISE = "depthwise"
+    TRANSCENDENTAL = "transcendental"
+    REDUCTION = "reduction"
+    POOL = "pool"
+    GATHER = "gather"
 
 
+_BY_NAME: Final = {kind.value: kind for kind in OperatorClass}
 MATMUL = frozenset(
     {
         "Attention",
@@ -79,7 +91,7 @@ _WITH_WEIGHTS: Final = (OperatorClass.MATMUL, OperatorClass.CONV)
 
 @dataclass(frozen=True, slots=True)
 class DemandRow:
-    """The demand of one operator class at batch 1."""
+    """The demand of one operator class at batch 1, or of those of its kernels that are about equally intense."""
 
     # The operator class.
     kind: OperatorClass
@@ -95,10 +107,10 @@ class DemandRow:
 class ModelDemand:
     """A model's profile summed up by operator class."""
 
-    # One row for each class that occurs.
+    # Where kernels are known, several rows of one class may differ in FLOPs per byte.
     rows: tuple[DemandRow, ...]
-    # Number of nodes in the whole graph.
-    nodes: int
+    # Number of nodes, or of kernels that are started, in the whole graph.
+    nodes: float
 
 
 def class_of(operator: str) -> OperatorClass:
@@ -110,8 +122,11 @@ def class_of(operator: str) -> OperatorClass:
 
 
 def demand_of(profile: ModelProfile) -> ModelDemand:
-    """Sums `profile.costs` by class. The weights are split over matrix products and convolutions in proportion to their
-    bytes."""
+    """The kernels of the profile. Where it knows none, `profile.costs` by class, with the weights split over matrix
+    products and convolutions in proportion to their bytes."""
+    if profile.kernels:
+        rows = tuple(DemandRow(_kind(each.kind), each.flops, each.bytes, each.weight_bytes) for each in profile.kernels)
+        return ModelDemand(rows, sum(each.launches for each in profile.kernels))
     flops = dict.fromkeys(OperatorClass, 0.0)
     moved = dict.fromkeys(OperatorClass, 0.0)
     for cost in profile.costs:
@@ -119,13 +134,17 @@ def demand_of(profile: ModelProfile) -> ModelDemand:
         flops[kind] += cost.flops
         moved[kind] += cost.bytes
     share = _weight_share(profile)
-    rows = [
+    found = [
         DemandRow(kind, flops[kind], moved[kind] - weights, weights)
         for kind in OperatorClass
         if flops[kind] > 0 or moved[kind] > 0
         for weights in (share * moved[kind] if kind in _WITH_WEIGHTS else 0.0,)
     ]
-    return ModelDemand(tuple(rows), sum(cost.nodes for cost in profile.costs))
+    return ModelDemand(tuple(found), sum(cost.nodes for cost in profile.costs))
+
+
+def _kind(name: str) -> OperatorClass:
+    return _BY_NAME.get(name, OperatorClass.ELEMENTWISE)
 
 
 def at_shapes(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]]) -> ModelProfile:
@@ -153,6 +172,7 @@ def at_shapes(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]]) -> M
         profile,
         reference_shapes=known,
         costs=tuple(scale(cost) for cost in profile.costs),
+        kernels=tuple(replace(each, flops=each.flops * ratio, bytes=each.bytes * ratio) for each in profile.kernels),
         activation_bytes=Bytes(int(profile.activation_bytes * ratio)),
     )
 
@@ -171,6 +191,10 @@ def prepared_profile(profile: ModelProfile, precision: str) -> ModelProfile:
         profile,
         weight_bytes=Bytes(int(profile.weight_bytes * weights_left)),
         costs=tuple(shrink(cost) for cost in profile.costs),
+        kernels=tuple(
+            replace(each, bytes=each.bytes * activations_left, weight_bytes=each.weight_bytes * weights_left)
+            for each in profile.kernels
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 import math
 
 from shoal.coordinator.core.prediction.demand import ModelDemand, OperatorClass, demand_of
+from shoal.coordinator.core.prediction.load_law import LoadEstimate
 from shoal.coordinator.core.prediction.model import Basis, Correction, Interval, Prediction
 from shoal.types.assignment import Measured, Served
 from shoal.types.codes import Code, Refusal
@@ -21,6 +22,9 @@ UNCERTAIN_FACTOR = 3.0
 P95_OVER_P50 = 1.3
 """Assumed p95 over p50 with one request at a time, until both are measured."""
 LEAST_SPREAD = 0.05
+_PRODUCTS = (OperatorClass.MATMUL, OperatorClass.VECTOR, OperatorClass.ATTENTION, OperatorClass.RECURRENT)
+_CONVOLUTIONS = (OperatorClass.CONV, OperatorClass.POINTWISE, OperatorClass.GROUPED, OperatorClass.DEPTHWISE)
+_COPIES = (OperatorClass.COPY, OperatorClass.GATHER)
 
 
 def predict(
@@ -33,6 +37,7 @@ def predict(
     served: tuple[Served, ...] = (),
     demand: ModelDemand | None = None,
     correction: Correction | None = None,
+    load: LoadEstimate | None = None,
 ) -> Prediction | Refusal:
     """One model on one device, with one request at once.
 
@@ -40,7 +45,8 @@ def predict(
     measures, so latency and energy are of requests that run alone.
     measured: from the warm-up of this model on this device; it replaces the analytic figures. served: service since
     then, blended in by count. demand: `demand_of(profile)`, where the caller has
-    it already. correction: of the receipt's promise, by what the region measured elsewhere. Refuses with
+    it already. correction: of the receipt's promise, by what the region measured elsewhere. load: of this batch, by
+    what the region loaded elsewhere. Refuses with
     CAPABILITY_UNMEASURED where neither a receipt nor a measurement says what the device can do.
     """
     demand = demand_of(profile) if demand is None else demand
@@ -54,7 +60,7 @@ def predict(
     if measured is None:
         assert receipt is not None
         factors = _correction(correction, profile.confident, spread)
-        return _from_roofline(seconds, factors, profile, receipt.rates, spread, batch, transfer_s)
+        return _from_roofline(seconds, factors, profile, receipt.rates, spread, batch, transfer_s, load)
     return _from_measurement(measured, served, profile, spread, batch, transfer_s)
 
 
@@ -72,7 +78,7 @@ def service_parts(demand: ModelDemand, rates: Rates, precision: str) -> tuple[fl
     for row in demand.rows:
         moved = (row.bytes + row.weight_bytes) / _bandwidth(row.kind, rates)
         computed = row.flops / _flops(row.kind, rates, precision) if row.flops > 0 else 0.0
-        parts[row.kind] = math.nan if math.isnan(moved) or math.isnan(computed) else max(moved, computed)
+        parts[row.kind] += math.nan if math.isnan(moved) or math.isnan(computed) else max(moved, computed)
     return (rates.launch_s + max(0, demand.nodes - 1) * rates.node_s, *parts.values())
 
 
@@ -92,16 +98,16 @@ def _flops(kind: OperatorClass, rates: Rates, precision: str) -> float:
     """FLOP/s of a class. Elementwise and copy work is limited by bytes. A class without its own rate takes the
     other's."""
     matmul, conv = rates.matmul_flops.get(precision, math.nan), rates.conv_flops.get(precision, math.nan)
-    if kind is OperatorClass.MATMUL:
+    if kind in _PRODUCTS:
         return conv if math.isnan(matmul) else matmul
-    if kind is OperatorClass.CONV:
+    if kind in _CONVOLUTIONS:
         return matmul if math.isnan(conv) else conv
     return math.inf
 
 
 def _bandwidth(kind: OperatorClass, rates: Rates) -> float:
     """Bytes/s of a class: copy or elementwise bandwidth, or the other one where it was not measured."""
-    if kind is OperatorClass.COPY:
+    if kind in _COPIES:
         return rates.elementwise_bytes if math.isnan(rates.copy_bytes) else rates.copy_bytes
     return rates.copy_bytes if math.isnan(rates.elementwise_bytes) else rates.elementwise_bytes
 
@@ -122,14 +128,18 @@ def _from_roofline(
     spread: float,
     batch: int,
     transfer_s: float,
+    load: LoadEstimate | None,
 ) -> Prediction:
     """A prediction from the receipt, which promises `seconds`."""
+    if load is None:
+        load_s = _around(profile.size_bytes / rates.load_bytes, UNCERTAIN_FACTOR * (1 + spread))
+        load = LoadEstimate(_memory(profile, batch), load_s)
     latency = Interval(seconds * factors.low, seconds * factors.mid, seconds * factors.high)
     return Prediction(
         latency_p50_s=latency,
         latency_p95_s=_scale(latency, P95_OVER_P50),
-        memory_bytes=_memory(profile, batch),
-        load_s=_not_below(transfer_s, _around(profile.size_bytes / rates.load_bytes, UNCERTAIN_FACTOR * (1 + spread))),
+        memory_bytes=load.memory_bytes,
+        load_s=_not_below(transfer_s, load.load_s),
         transfer_s=transfer_s,
         joules=_scale(latency, rates.active_w),
         energy_source=rates.energy_source,

@@ -12,9 +12,18 @@ from immutables import Map
 from numpy.typing import NDArray
 
 from shoal.coordinator.core.prediction.demand import ModelDemand, OperatorClass
+from shoal.coordinator.core.prediction.load_law import (
+    LoadEstimate,
+    LoadLaw,
+    LoadSeen,
+    LoadSizes,
+    memory_law,
+    seconds_law,
+)
 from shoal.coordinator.core.prediction.model import Basis, Correction
 from shoal.coordinator.core.prediction.predict import service_parts
 from shoal.coordinator.core.prediction.transfer.process import ProcessSettings, robust_solution
+from shoal.types.assignment import Measured
 from shoal.types.device import Device
 from shoal.types.receipt import Rates
 
@@ -46,6 +55,8 @@ class _Shared(NamedTuple):
     provider: float = 0.04
     # With the same provider, and as much as their operators are the same.
     operators: float = 0.05
+    # With the same provider, times the product of their shares of the seconds: what kernels of a kind miss.
+    kinds: float = 0.2
     # On the same device class.
     device_class: float = 0.03
     # Of the same model.
@@ -80,6 +91,12 @@ class Residual:
     mix: tuple[float, ...]
     # Natural logarithm of measured over promised seconds.
     log_ratio: float
+    # Of the model, at the warm-up's shapes; None in a record of an older version.
+    sizes: LoadSizes | None = None
+    # Growth of the worker's memory; NaN in such a record.
+    memory_bytes: float = math.nan
+    # What the load took; NaN in such a record.
+    load_s: float = math.nan
 
     @property
     def is_plausible(self) -> bool:
@@ -92,15 +109,23 @@ def class_of_device(device: Device) -> DeviceClass:
 
 
 def residual_of(
-    model: str, device: Device, rates: Rates, precision: str, demand: ModelDemand, measured_s: float
+    model: str,
+    device: Device,
+    rates: Rates,
+    precision: str,
+    demand: ModelDemand,
+    measured: Measured,
+    sizes: LoadSizes | None = None,
 ) -> Residual | None:
     """None where the receipt promises nothing, or the measurement is none that could be."""
+    measured_s = measured.latency_p50_s
     parts = service_parts(demand, rates, precision)
     promised = math.fsum(parts)
     if not (promised > 0 and 0 < measured_s < math.inf):
         return None
     mix = tuple(part / promised for part in parts)
-    found = Residual(model, class_of_device(device), mix, math.log(measured_s / promised))
+    ratio = math.log(measured_s / promised)
+    found = Residual(model, class_of_device(device), mix, ratio, sizes, measured.memory_bytes, measured.load_s)
     return found if found.is_plausible else None
 
 
@@ -124,6 +149,23 @@ class RegionResiduals:
         self._keys = frozenset(kept)
         self._classes = frozenset(each.device_class for each in self._seen)
         self._found = dict[Residual, Correction]()
+        self._loads = [each for rows in groups.values() for each in rows if each.sizes is not None]
+        self._memory_laws = dict[str, LoadLaw | None]()
+        self._seconds_laws = dict[DeviceClass, LoadLaw | None]()
+
+    def load(self, device_class: DeviceClass, sizes: LoadSizes) -> LoadEstimate | None:
+        """What loading a model of these sizes takes; None where the region has loaded too few on this class."""
+        provider = device_class.provider
+        if provider not in self._memory_laws:
+            same = [each for each in self._loads if each.device_class.provider == provider]
+            self._memory_laws[provider] = memory_law(_seen((each.sizes, each.memory_bytes) for each in same))
+        if device_class not in self._seconds_laws:
+            same = [each for each in self._loads if each.device_class == device_class]
+            self._seconds_laws[device_class] = seconds_law(_seen((each.sizes, each.load_s) for each in same))
+        memory, seconds = self._memory_laws[provider], self._seconds_laws[device_class]
+        if memory is None or seconds is None:
+            return None
+        return LoadEstimate(memory.estimate(sizes, never_under=True), seconds.estimate(sizes))
 
     def correction(self, model: str, device_class: DeviceClass, mix: tuple[float, ...]) -> Correction | None:
         """By what to multiply the promised seconds; None where nothing was measured. mix: see `Residual`; taken in
@@ -188,6 +230,11 @@ class RegionResiduals:
         return max(_QUANTILE, float(np.sort(scores)[rank - 1]))
 
 
+def _seen(loads: Iterable[tuple[LoadSizes | None, float]]) -> list[LoadSeen]:
+    """Those that could be."""
+    return [LoadSeen(sizes, value) for sizes, value in loads if sizes is not None and 0 < value < math.inf]
+
+
 def _bound(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
     """The ratios, none further from their median than what is believed of others: a model that is unlike all others, or
     a node that errs or lies, decides what is predicted of that model alone."""
@@ -222,6 +269,7 @@ def _covariance(one: Sequence[Residual], other: Sequence[Residual]) -> NDArray[n
     shared: NDArray[np.float64] = (
         _SHARED.region
         + provider * (_SHARED.provider + _SHARED.operators * np.exp(-apart / (2 * _REACH**2)))
+        + provider * _SHARED.kinds * (mixes @ others.T)
         + same(lambda each: each.device_class) * _SHARED.device_class
         + model * (_SHARED.model + provider * _SHARED.model_and_provider)
     )

@@ -8,6 +8,7 @@ from immutables import Map
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.model import Trial
 from shoal.coordinator.core.prediction.demand import at_shapes, demand_of, prepared_profile
+from shoal.coordinator.core.prediction.load_law import sizes_of
 from shoal.coordinator.core.prediction.residuals import Residual, residual_of
 from shoal.coordinator.core.workloads.model import RegionState
 from shoal.types.assignment import Assignment, Measured, Observed
@@ -41,8 +42,9 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str]) -> WarmUps:
             trial = Trial(variant, node, observed.device)
             before = known.get(trial)
             # By repr, because NaN (unknown joules) is not equal to itself.
-            if before is observed.measured or repr(before) == repr(observed.measured):
-                continue
+            is_same = before is observed.measured or repr(before) == repr(observed.measured)
+            if is_same and (trial not in residuals or residuals[trial].is_plausible):
+                continue  # a residual of an older version, with other operator classes, is made again
             known = known.set(trial, observed.measured)
             residual = None if one is None else _residual(world, state, one, observed)
             if residual is not None:
@@ -70,5 +72,5 @@ def _residual(world: RegionState, state: NodeState, one: Assignment, observed: O
     if one.preparation is not None:
         profile = prepared_profile(profile, one.precision)
     precision = one.precision or profile.precision
-    measured_s = observed.measured.latency_p50_s
-    return residual_of(one.variant, device, receipt.rates, precision, demand_of(profile), measured_s)
+    demand, sizes = demand_of(profile), sizes_of(profile)
+    return residual_of(one.variant, device, receipt.rates, precision, demand, observed.measured, sizes)

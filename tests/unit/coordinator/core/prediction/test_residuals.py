@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from immutables import Map
 
 from harness.builders.coordinator_core import device, node, profile, receipt
-from shoal.coordinator.core.prediction.demand import demand_of
+from shoal.coordinator.core.prediction.demand import OperatorClass, demand_of
+from shoal.coordinator.core.prediction.load_law import LEAST_LOADS, LoadSizes
 from shoal.coordinator.core.prediction.model import Basis, Correction, Prediction
 from shoal.coordinator.core.prediction.predict import (
     ROOFLINE_FACTOR,
@@ -27,8 +28,16 @@ from shoal.coordinator.core.prediction.residuals import (
     region_residuals,
     residual_of,
 )
+from shoal.types.assignment import Measured
+from shoal.types.device import EnergySource
+from shoal.types.units import Bytes, Joules, Seconds
 
-CONV, MATMUL = (0.1, 0.0, 0.8, 0.0, 0.1), (0.1, 0.8, 0.0, 0.0, 0.1)
+
+def mix_of(launch: float, **shares: float) -> tuple[float, ...]:
+    return (launch, *(shares.get(kind.value, 0.0) for kind in OperatorClass))
+
+
+CONV, MATMUL = mix_of(0.1, conv=0.8, elementwise=0.1), mix_of(0.1, matmul=0.8, elementwise=0.1)
 BOARD, BOX = DeviceClass("CPUExecutionProvider", "maker board"), DeviceClass("CPUExecutionProvider", "maker box")
 CARD = DeviceClass("CUDAExecutionProvider", "maker card")
 
@@ -37,6 +46,11 @@ def residual(
     factor: float, model: str = "a", where: DeviceClass = BOARD, mix: tuple[float, ...] = CONV
 ) -> Residual:  # fmt: skip
     return Residual(model, where, mix, math.log(factor))
+
+
+def measured(latency_s: float) -> Measured:
+    latency, source = Seconds(latency_s), EnergySource.ESTIMATED
+    return Measured(Seconds(0.1), Bytes(2**20), latency, latency, Joules(1.0), source, 20)
 
 
 def correction(seen: list[Residual], model: str, where: DeviceClass, mix: tuple[float, ...] = CONV) -> Correction:
@@ -50,9 +64,10 @@ def test_nothing_measured_corrects_nothing() -> None:
     absurd = [
         residual(2 * MOST_RATIO),
         replace(residual(2), log_ratio=math.nan),
-        replace(residual(2), mix=(2.0, 0, 0, 0, 0)),
+        replace(residual(2), mix=mix_of(2.0)),
     ]
-    absurd += [replace(residual(2), mix=()), replace(residual(2), mix=(math.nan, 0, 0, 0, 0))]
+    absurd += [replace(residual(2), mix=()), replace(residual(2), mix=mix_of(math.nan))]
+    absurd.append(replace(residual(2), mix=(0.1, 0.0, 0.8, 0.0, 0.1)))  # of a version with four operator classes
     assert RegionResiduals(absurd).correction("a", BOARD, CONV) is None
 
 
@@ -142,15 +157,42 @@ def test_a_residual_compares_with_the_receipt() -> None:
     host = node("n", device())
     rates, demand = receipt(host, device()).rates, demand_of(profile())
     promised = service_seconds(demand, rates, "fp32")
-    found = residual_of("a", device(), rates, "fp32", demand, 3 * promised)
+    found = residual_of("a", device(), rates, "fp32", demand, measured(3 * promised))
     assert found is not None
     assert math.exp(found.log_ratio) == pytest.approx(3)
     assert sum(found.mix) == pytest.approx(1)
     assert sum(service_parts(demand, rates, "fp32")) == pytest.approx(promised)
     assert found.device_class == class_of_device(device())
     for never in (math.nan, -1.0, 0.0, math.inf, 2000 * promised):
-        assert residual_of("a", device(), rates, "fp32", demand, never) is None
-    assert residual_of("a", device(), rates, "int4", demand, 1.0) is None
+        assert residual_of("a", device(), rates, "fp32", demand, measured(never)) is None
+    assert residual_of("a", device(), rates, "int4", demand, measured(1.0)) is None
+
+
+def test_kernels_of_a_kind_miss_by_the_same_factor() -> None:
+    """Recurrent cells take four times what products take; a model that is half of each takes the mean."""
+    recurrent, half = mix_of(0.0, recurrent=1.0), mix_of(0.0, recurrent=0.5, matmul=0.5)
+    seen = [residual(1.0, model, mix=mix_of(0.0, matmul=1.0)) for model in "abcd"]
+    seen += [residual(4.0, model, mix=recurrent) for model in "efgh"]
+    assert correction(seen, "z", BOARD, recurrent).mid == pytest.approx(4, rel=0.2)
+    assert correction(seen, "z", BOARD, half).mid == pytest.approx(2, rel=0.2)
+
+
+def test_loads_are_predicted_where_enough_were_seen() -> None:
+    def loaded(number: int) -> Residual:
+        sizes = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 1e5 * number, 10.0 + 7 * (number % 3))
+        return replace(residual(2, f"m{number}"), sizes=sizes, memory_bytes=1e7 + 3e6 * number, load_s=0.01 * number)
+
+    asked = LoadSizes(1.0, 0.0, 0.0, 5e6, 5e5, 20.0)
+    few = RegionResiduals(loaded(number) for number in range(1, LEAST_LOADS))
+    assert few.load(BOARD, asked) is None
+    enough = RegionResiduals(loaded(number) for number in range(1, 20))
+    assert enough.load(BOX, asked) is None, "seconds are those of a device class"
+    found = enough.load(BOARD, asked)
+    assert found is not None
+    assert found.memory_bytes.mid == pytest.approx(2.5e7, rel=0.05)
+    assert found.load_s.low <= 0.05 <= found.load_s.high
+    absurd = replace(loaded(3), memory_bytes=math.nan, load_s=-1.0)
+    assert RegionResiduals([absurd] * 20).load(BOARD, asked) is None
 
 
 def test_a_corrected_prediction() -> None:

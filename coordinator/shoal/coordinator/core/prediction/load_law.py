@@ -1,0 +1,123 @@
+"""What loading a model takes, in memory and time, by its sizes: linear laws, learnt from what the region loaded."""
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.coordinator.core.prediction.model import Interval
+from shoal.types.profile import ModelProfile
+
+LEAST_LOADS: Final = 8
+"""From fewer no law is learnt: it has six coefficients."""
+_ERROR: Final = 0.1
+"""Relative error of a load that the law should explain; larger ones lose weight."""
+_REWEIGHTINGS: Final = 5
+_FREEDOM: Final = 4.0
+_COVERAGE: Final = 0.9
+_MOST_OVER: Final = 3.0
+"""One load may widen the upper end of memory to so many times half the interval."""
+_LEAST_HALF: Final = 0.05
+"""Half an interval at least, as a logarithm."""
+
+
+class LoadSizes(NamedTuple):
+    """What the memory and the time of a load are linear in."""
+
+    # Always 1.
+    session: float
+    # Whether there are convolutions, whose weights the runtime orders otherwise: 0 or 1.
+    convolutions: float
+    # Bytes of the weights of convolutions.
+    convolution_bytes: float
+    # Bytes of the rest of the file.
+    other_bytes: float
+    # Peak of activations, of as many requests as run together.
+    activation_bytes: float
+    # Nodes of the graph.
+    nodes: float
+
+
+class LoadSeen(NamedTuple):
+    """One load."""
+
+    # Of the model.
+    sizes: LoadSizes
+    # Growth of the worker's memory, or seconds.
+    value: float
+
+
+_MEMORY: Final = (LoadSizes(1e7, 2e6, 4.5, 3.0, 1.5, 1e4), LoadSizes(1e7, 2e6, 2.0, 1.5, 1.0, 1e4))
+"""(mean, standard deviation) of the coefficients before anything was loaded: bytes. Of files: equation 4 of the guide;
+of convolutions more, since their weights are there in two orders. The region's own loads decide."""
+_SECONDS: Final = (LoadSizes(5e-3, 2e-3, 5e-9, 5e-9, 1e-9, 1e-4), LoadSizes(1e-2, 1e-2, 1e-8, 1e-8, 1e-9, 2e-4))
+"""The same in seconds: a session, and a file at 200 MB/s. As wide as what ONNX Runtime 1.31 took on two processors."""
+
+
+class LoadEstimate(NamedTuple):
+    """What a load will take."""
+
+    # Bytes; `high` is as far above the law as any load of the region.
+    memory_bytes: Interval
+    # Seconds.
+    load_s: Interval
+
+
+def sizes_of(profile: ModelProfile, batch: int = 1) -> LoadSizes:
+    """batch: most requests that run as one."""
+    convolved = sum(
+        each.weight_bytes for each in profile.kernels if each.kind in ("conv", "pointwise", "grouped", "depthwise")
+    )
+    convolved = min(convolved, float(profile.weight_bytes))
+    return LoadSizes(
+        session=1.0,
+        convolutions=float(convolved > 0),
+        convolution_bytes=convolved,
+        other_bytes=max(0.0, profile.size_bytes - convolved),
+        activation_bytes=float(profile.activation_bytes * batch),
+        nodes=float(sum(cost.nodes for cost in profile.costs)),
+    )
+
+
+class LoadLaw:
+    """A linear law with relative errors. Ridge regression around the prior, with Student-t errors by reweighting, as in
+    `transfer.process`."""
+
+    def __init__(self, seen: Sequence[LoadSeen], prior: tuple[LoadSizes, LoadSizes]) -> None:
+        """At least one."""
+        mean, deviation = (np.array(each, float) for each in prior)
+        values = np.array([each.value for each in seen], float)
+        # In units of the prior's deviations and of each load's own error.
+        rows = np.array([each.sizes for each in seen], float) * deviation / (_ERROR * values[:, None])
+        missing = (values - np.array([each.sizes for each in seen], float) @ mean) / (_ERROR * values)
+        trust = np.ones(len(seen))
+        for _ in range(_REWEIGHTINGS):
+            # Hermitian, since loads of absurd values make it near singular.
+            inverse = np.linalg.pinv(np.eye(len(mean)) + rows.T @ (rows * trust[:, None]), hermitian=True)
+            found = inverse @ (rows.T @ (trust * missing))
+            trust = (_FREEDOM + 1) / (_FREEDOM + (missing - rows @ found) ** 2)
+        self._coefficients: NDArray[np.float64] = mean + deviation * found
+        leverage = trust * np.einsum("ij,jk,ik->i", rows, inverse, rows)
+        apart = _ERROR * (missing - rows @ found) / np.clip(1 - leverage, 0.05, 1.0)
+        # Logarithms of each value over what the others predict of it.
+        self._errors = np.sort(-np.log(np.clip(1 - apart, 1e-2, 1e2)))
+
+    def estimate(self, sizes: LoadSizes, *, never_under: bool = False) -> Interval:
+        """never_under: `high` is as far above the law as any value seen, within `_MOST_OVER`."""
+        middle = max(float(np.array(sizes) @ self._coefficients), 0.1 * float(self._coefficients[0]), 1e-6)
+        off = np.sort(np.abs(self._errors))
+        half = max(_LEAST_HALF, float(off[min(len(off), math.ceil(_COVERAGE * (len(off) + 1))) - 1]))
+        over = min(max(half, float(self._errors[-1])), _MOST_OVER * half) if never_under else half
+        return Interval(middle * math.exp(-half), middle, middle * math.exp(over))
+
+
+def memory_law(seen: Sequence[LoadSeen]) -> LoadLaw | None:
+    """Of loads with one provider; None of too few."""
+    return LoadLaw(seen, _MEMORY) if len(seen) >= LEAST_LOADS else None
+
+
+def seconds_law(seen: Sequence[LoadSeen]) -> LoadLaw | None:
+    """Of loads on one device class; None of too few."""
+    return LoadLaw(seen, _SECONDS) if len(seen) >= LEAST_LOADS else None

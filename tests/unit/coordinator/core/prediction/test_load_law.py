@@ -1,0 +1,71 @@
+"""What a load takes, learnt from loads: the law is found, outliers do not bend it, and memory is not under."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.coordinator.core.prediction.load_law import LEAST_LOADS, LoadSeen, LoadSizes, memory_law, seconds_law
+
+TRUE = np.array([1.1e7, 2e6, 4.5, 2.8, 1.4, 8e3])
+
+
+def sizes(rng: np.random.Generator) -> LoadSizes:
+    convolutions = float(rng.integers(2))
+    return LoadSizes(
+        1.0, convolutions, convolutions * 10 ** rng.uniform(5, 7.5), 10 ** rng.uniform(5, 7.5), 10 ** rng.uniform(4, 7),
+        float(rng.integers(5, 400)),
+    )  # fmt: skip
+
+
+def loads(count: int, noise: float, seed: int = 1) -> list[LoadSeen]:
+    rng = np.random.default_rng(seed)
+    made = [sizes(rng) for _ in range(count)]
+    return [LoadSeen(each, float(np.array(each) @ TRUE) * math.exp(rng.normal(0, noise))) for each in made]
+
+
+def test_a_law_is_found_from_loads() -> None:
+    law = memory_law(loads(30, 0.01))
+    assert law is not None
+    for seen in loads(20, 0.0, seed=2):
+        found = law.estimate(seen.sizes, never_under=True)
+        assert found.mid == pytest.approx(seen.value, rel=0.06)
+        assert found.low < found.mid < found.high
+
+
+def test_few_loads_make_no_law() -> None:
+    assert memory_law(loads(LEAST_LOADS - 1, 0.0)) is None
+    assert seconds_law([]) is None
+
+
+def test_intervals_cover_and_memory_is_not_under() -> None:
+    inside, under = [], []
+    for seed in range(8):
+        law = memory_law(loads(24, 0.08, seed))
+        assert law is not None
+        for seen in loads(40, 0.08, seed + 100):
+            narrow, safe = law.estimate(seen.sizes), law.estimate(seen.sizes, never_under=True)
+            inside.append(narrow.low <= seen.value <= narrow.high)
+            under.append(seen.value > 1.05 * safe.high)
+    assert 0.85 <= np.mean(inside) <= 0.98
+    assert np.mean(under) < 0.05
+
+
+def test_one_load_that_is_far_off_bends_nothing() -> None:
+    honest = loads(30, 0.01)
+    law, bent = memory_law(honest), memory_law([*honest[1:], honest[0]._replace(value=10 * honest[0].value)])
+    assert law is not None
+    assert bent is not None
+    for seen in loads(10, 0.0, seed=3):
+        assert bent.estimate(seen.sizes).mid == pytest.approx(law.estimate(seen.sizes).mid, rel=0.05)
+
+
+@given(st.lists(st.floats(min_value=1e-6, max_value=1e15), min_size=LEAST_LOADS, max_size=20))
+def test_any_values_give_an_interval_in_order(values: list[float]) -> None:
+    rng = np.random.default_rng(0)
+    law = seconds_law([LoadSeen(sizes(rng), value) for value in values])
+    assert law is not None
+    found = law.estimate(sizes(rng))
+    assert 0 < found.low <= found.mid <= found.high < math.inf

@@ -1,0 +1,77 @@
+"""Which kernels a graph takes: what a runtime fuses and folds, by kind."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from onnx import NodeProto, helper, numpy_helper
+
+from harness.models.synthetic import digest_of, model, tensor, weight
+from shoal.coordinator.core.graph import profile_of
+from shoal.types.profile import KERNEL_KINDS, ModelProfile
+
+W, BN = weight("w", (8, 8, 3, 3)), [weight(name, (8,)) for name in "gbmv"]
+IMAGE = [1, 8, 6, 6]
+
+
+def kernels(nodes: list[NodeProto], shape: list[int] = IMAGE) -> Counter[str]:
+    constants = [W, *BN, weight("one", (8, 1, 3, 3)), weight("point", (8, 8, 1, 1)), weight("half", (8, 4, 3, 3))]
+    constants += [weight("square", (6, 6)), numpy_helper.from_array(np.float32(2), "two")]
+    made = model(nodes, [tensor("x", shape)], [tensor(nodes[-1].output[0], None)], constants).SerializeToString()
+    found = profile_of(made, digest_of(made))
+    assert isinstance(found, ModelProfile), found
+    assert {each.kind for each in found.kernels} <= set(KERNEL_KINDS)
+    return Counter({each.kind: int(each.launches) for each in found.kernels})
+
+
+def conv(x: str, y: str, weights: str = "w", groups: int = 1) -> NodeProto:
+    around = 0 if weights == "point" else 1
+    return helper.make_node("Conv", [x, weights], [y], group=groups, pads=[around] * 4)
+
+
+def test_a_block_of_a_residual_network_is_its_convolutions() -> None:
+    block = [
+        conv("x", "a"),
+        helper.make_node("BatchNormalization", ["a", "g", "b", "m", "v"], ["n"]),
+        helper.make_node("Relu", ["n"], ["r"]),
+        conv("r", "c"),
+        helper.make_node("Add", ["c", "x"], ["s"]),
+        helper.make_node("Relu", ["s"], ["y"]),
+    ]
+    assert kernels(block) == {"conv": 2}
+
+
+def test_what_two_read_is_not_fused() -> None:
+    branch = [conv("x", "a"), helper.make_node("Relu", ["a"], ["r"]), helper.make_node("Add", ["a", "r"], ["y"])]
+    assert kernels(branch) == {"conv": 1, "elementwise": 2}
+
+
+@pytest.mark.parametrize(
+    ("weights", "groups", "kind"),
+    [("w", 1, "conv"), ("point", 1, "pointwise"), ("half", 2, "grouped"), ("one", 8, "depthwise")],
+)
+def test_kinds_of_convolutions(weights: str, groups: int, kind: str) -> None:
+    assert kernels([conv("x", "y", weights, groups)]) == {kind: 1}
+
+
+def test_constants_are_folded_and_views_are_free() -> None:
+    nodes = [
+        helper.make_node("Mul", ["square", "two"], ["scaled"]),
+        helper.make_node("Identity", ["x"], ["same"]),
+        helper.make_node("MatMul", ["same", "scaled"], ["y"]),
+    ]
+    assert kernels(nodes) == {"matmul": 1}
+
+
+def test_attention_multiplies_what_was_computed() -> None:
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["x", "t"], ["p"]),
+        helper.make_node("Softmax", ["p"], ["y"]),
+    ]
+    assert kernels(nodes) == {"copy": 1, "attention": 1, "reduction": 1}
+
+
+def test_a_gate_and_its_product_are_one_kernel() -> None:
+    gate = [helper.make_node("Sigmoid", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["y"])]
+    assert kernels(gate) == {"transcendental": 1}
