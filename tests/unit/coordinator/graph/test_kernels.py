@@ -16,7 +16,7 @@ IMAGE = [1, 8, 6, 6]
 
 def kernels(nodes: list[NodeProto], shape: list[int] = IMAGE) -> Counter[str]:
     constants = [W, *BN, weight("one", (8, 1, 3, 3)), weight("point", (8, 8, 1, 1)), weight("half", (8, 4, 3, 3))]
-    constants += [weight("square", (6, 6)), numpy_helper.from_array(np.float32(2), "two")]
+    constants += [weight("square", (6, 6)), numpy_helper.from_array(np.array(2, np.float32), "two")]
     made = model(nodes, [tensor("x", shape)], [tensor(nodes[-1].output[0], None)], constants).SerializeToString()
     found = profile_of(made, digest_of(made))
     assert isinstance(found, ModelProfile), found

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.coordinator.core.prediction.load_law import LEAST_LOADS, LoadSeen, LoadSizes, memory_law, seconds_law
@@ -62,6 +62,7 @@ def test_one_load_that_is_far_off_bends_nothing() -> None:
         assert bent.estimate(seen.sizes).mid == pytest.approx(law.estimate(seen.sizes).mid, rel=0.05)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(min_value=1e-6, max_value=1e15), min_size=LEAST_LOADS, max_size=20))
 def test_any_values_give_an_interval_in_order(values: list[float]) -> None:
     rng = np.random.default_rng(0)
