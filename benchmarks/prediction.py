@@ -32,7 +32,7 @@ from pathlib import Path
 from _machine import machine_line
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from _prediction.live import CaseChoice, LiveErrors, judge, measure_all
+from _prediction.live import CaseChoice, LiveErrors, live_errors, measure_all
 from _prediction.live import summary as live_summary
 from _prediction.live_models import MODELS
 from _prediction.published import DeviceErrors, device_errors, leave_one_out, summary
@@ -79,7 +79,7 @@ def _live(options: argparse.Namespace) -> None:
             spinner.wait()
     if options.raw:
         options.raw.write_bytes(pickle.dumps((receipts, measured)))
-    errors = judge(receipts, measured)
+    errors = live_errors(receipts, measured)
     print(f"{'case':34} {'ms':>9} {'a':>6} {'b':>6} {'b interval':>13} {'MB':>6} {'b':>6} {'load':>7} {'b':>6}  basis")
     for each in sorted(errors, key=lambda each: each.case.name):
         print(_row(each))

@@ -53,8 +53,11 @@ _SIDES_WITHIN = 0.15
 class LiveCase:
     """What is measured, and predicted."""
 
+    # What runs.
     model: LiveModel
+    # Where it runs.
     device: Device
+    # Requests that run as one.
     batch: int
     # Intra-op threads of one run.
     threads: int
@@ -70,6 +73,7 @@ class LiveCase:
 class LiveErrors:
     """One case."""
 
+    # What was measured.
     case: LiveCase
     # Median of the latest rounds.
     measured: Measured
@@ -131,7 +135,7 @@ class CaseChoice:
                         yield LiveCase(model, device, batch, threads, _profile(model, batch))
 
 
-def judge(
+def live_errors(
     receipts: Mapping[tuple[str, int], Receipt], measured: Mapping[str, tuple[LiveCase, Sequence[Measured]]]
 ) -> list[LiveErrors]:
     """Every case predicted from its own first warm-up, and from those of all other families."""

@@ -23,6 +23,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 class LiveModel:
     """A model, and the shapes at which it is measured."""
 
+    # Its key in `MODELS`.
     name: str
     # Models of one family are held out together.
     family: str
@@ -111,7 +112,7 @@ class _Graph:
         hidden = self.dense(x, width, grow * width, "Gelu")
         return self.norm(self.add("Add", x, self.dense(hidden, grow * width, width)), width)
 
-    def pooled(self, x: str, inside: int, outside: int) -> str:
+    def classify(self, x: str, inside: int, outside: int) -> str:
         x = self.add("Flatten", self.add("GlobalAveragePool", x))
         return self.add("Gemm", x, self.weight(inside, outside), self.weight(outside))
 
@@ -141,7 +142,7 @@ def _resnet(name: str, widths: Sequence[int], side: int) -> LiveModel:
             short = x if inside == width and step == 1 else g.conv(x, inside, width, 1, step, after="")
             x = g.add("Relu", g.add("Add", y, short))
         before = width
-    return g.model(name, "resnet", g.pooled(x, before, 100))
+    return g.model(name, "resnet", g.classify(x, before, 100))
 
 
 def _mobilenet(name: str, widths: Sequence[int], side: int, grow: int = 4) -> LiveModel:
@@ -156,7 +157,7 @@ def _mobilenet(name: str, widths: Sequence[int], side: int, grow: int = 4) -> Li
             y = g.conv(y, wide, width, 1, after="")
             x = g.add("Add", x, y) if step == 1 and inside == width else y
         before = width
-    return g.model(name, "mobilenet", g.pooled(x, before, 100))
+    return g.model(name, "mobilenet", g.classify(x, before, 100))
 
 
 def _efficientnet() -> LiveModel:
@@ -168,7 +169,7 @@ def _efficientnet() -> LiveModel:
         squeezed = g.conv(g.add("GlobalAveragePool", y), wide, narrow, 1, after="Silu")
         y = g.add("Mul", y, g.conv(squeezed, narrow, wide, 1, after="Sigmoid"))
         x, before = g.conv(y, wide, width, 1, after=""), width
-    return g.model("efficientnet", "efficientnet", g.pooled(x, before, 100))
+    return g.model("efficientnet", "efficientnet", g.classify(x, before, 100))
 
 
 def _vgg() -> LiveModel:
@@ -191,7 +192,7 @@ def _squeezenet() -> LiveModel:
         y = g.conv(x, before, narrow, 1)
         x = g.add("Concat", g.conv(y, narrow, 4 * narrow, 1), g.conv(y, narrow, 4 * narrow), axis=1)
         before = 8 * narrow
-    return g.model("squeezenet", "squeezenet", g.pooled(x, before, 100))
+    return g.model("squeezenet", "squeezenet", g.classify(x, before, 100))
 
 
 def _densenet() -> LiveModel:
@@ -204,7 +205,7 @@ def _densenet() -> LiveModel:
         if block < 2:
             x, before = g.conv(x, before, before // 2, 1), before // 2
             x = g.add("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2])
-    return g.model("densenet", "densenet", g.pooled(x, before, 100))
+    return g.model("densenet", "densenet", g.classify(x, before, 100))
 
 
 def _shufflenet() -> LiveModel:
@@ -218,7 +219,7 @@ def _shufflenet() -> LiveModel:
         y = g.add("Transpose", g.add("Reshape", y, split), perm=[0, 2, 1, 3, 4])
         y = g.conv(g.add("Reshape", y, joined), width, width, 3, groups=width, after="")
         x = g.add("Relu", g.add("Add", x, g.conv(y, width, width, 1, groups=groups, after="")))
-    return g.model("shufflenet", "shufflenet", g.pooled(x, width, 100))
+    return g.model("shufflenet", "shufflenet", g.classify(x, width, 100))
 
 
 def _convnext() -> LiveModel:
@@ -230,7 +231,7 @@ def _convnext() -> LiveModel:
         y = g.norm(g.add("Transpose", y, perm=[0, 2, 3, 1]), width)
         y = g.dense(g.dense(y, width, 4 * width, "Gelu"), 4 * width, width)
         x = g.add("Add", x, g.add("Transpose", y, perm=[0, 3, 1, 2]))
-    return g.model("convnext", "convnext", g.pooled(x, width, 100))
+    return g.model("convnext", "convnext", g.classify(x, width, 100))
 
 
 def _unet() -> LiveModel:
@@ -346,7 +347,7 @@ def _temporal() -> LiveModel:
     for dilation in (1, 2, 4, 8, 16):
         y = g.add("Conv", x, g.weight(width, width, 3), pads=[dilation] * 2, dilations=[dilation])
         x = g.add("Relu", g.add("Add", x, y))
-    return g.model("temporal", "temporal", g.pooled(x, width, 20))
+    return g.model("temporal", "temporal", g.classify(x, width, 20))
 
 
 def _loop() -> LiveModel:

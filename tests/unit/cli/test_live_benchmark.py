@@ -47,7 +47,7 @@ def warm_up(latency_s: float) -> Measured:
     )
 
 
-def judge(parts: dict[str, Any], factors: Sequence[tuple[str, str, tuple[float, ...]]]) -> list[Any]:
+def errors_of(parts: dict[str, Any], factors: Sequence[tuple[str, str, tuple[float, ...]]]) -> list[Any]:
     """Models with their families, and by how much each round exceeds what the receipt promises."""
     live, box = parts["live"], device()
     found = receipt(node("n", box), box)
@@ -56,7 +56,7 @@ def judge(parts: dict[str, Any], factors: Sequence[tuple[str, str, tuple[float, 
         (case,) = live.CaseChoice((1,), (1,)).of([live_model(parts, name, family)], [box])
         promised = service_seconds(demand_of(case.profile), found.rates, "fp32")
         measured[case.name] = case, [warm_up(factor * promised) for factor in times]
-    judged: list[Any] = live.judge({(box.name, 1): found}, measured)
+    judged: list[Any] = live.live_errors({(box.name, 1): found}, measured)
     return judged
 
 
@@ -72,7 +72,7 @@ def test_there_are_enough_cases_on_one_device(parts: dict[str, Any]) -> None:
 
 
 def test_a_family_is_predicted_from_the_others_alone(parts: dict[str, Any]) -> None:
-    slow, slow_too, usual = judge(
+    slow, slow_too, usual = errors_of(
         parts, [("a", "slow", (9.0, 9.0)), ("b", "slow", (9.0, 9.0)), ("c", "usual", (2.0, 2.0))]
     )
     assert {each.calibrated.basis for each in (slow, usual)} == {Basis.CALIBRATED}
@@ -82,13 +82,13 @@ def test_a_family_is_predicted_from_the_others_alone(parts: dict[str, Any]) -> N
 
 
 def test_the_first_warm_up_is_judged_by_later_ones(parts: dict[str, Any]) -> None:
-    (found, _) = judge(parts, [("a", "f", (1.0, 2.0, 4.0, 2.0)), ("b", "g", (1.0, 1.0))])
+    (found, _) = errors_of(parts, [("a", "f", (1.0, 2.0, 4.0, 2.0)), ("b", "g", (1.0, 1.0))])
     assert found.known.basis is Basis.HERE
     assert found.known.latency_p50_s.mid / found.later_s == pytest.approx(1 / 2)
 
 
 def test_the_last_line(parts: dict[str, Any]) -> None:
-    errors = judge(parts, [("a", "f", (1.0, 1.0)), ("b", "g", (1.0, 1.25))])
+    errors = errors_of(parts, [("a", "f", (1.0, 1.0)), ("b", "g", (1.0, 1.25))])
     errors[0] = replace(errors[0], measured=replace(errors[0].measured, memory_bytes=Bytes(10 * 2**30)))
     line = parts["live"].summary(errors)
     assert line["a_mape"] == pytest.approx(10, abs=0.1)

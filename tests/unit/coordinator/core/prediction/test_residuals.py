@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from immutables import Map
 
@@ -48,7 +48,7 @@ def residual(
     return Residual(model, where, mix, math.log(factor))
 
 
-def measured(latency_s: float) -> Measured:
+def warm_up_of(latency_s: float) -> Measured:
     latency, source = Seconds(latency_s), EnergySource.ESTIMATED
     return Measured(Seconds(0.1), Bytes(2**20), latency, latency, Joules(1.0), source, 20)
 
@@ -146,6 +146,7 @@ def test_a_correction_is_of_the_values_alone() -> None:
     assert turned == RegionResiduals(seen).correction("c", BOARD, CONV)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(), st.sampled_from("abc"), st.sampled_from([BOARD, BOX, CARD])), max_size=8))
 def test_any_store_gives_an_interval_in_order_or_none(store: list[tuple[float, str, DeviceClass]]) -> None:
     seen = [Residual(model, where, CONV, ratio) for ratio, model, where in store]
@@ -157,15 +158,15 @@ def test_a_residual_compares_with_the_receipt() -> None:
     host = node("n", device())
     rates, demand = receipt(host, device()).rates, demand_of(profile())
     promised = service_seconds(demand, rates, "fp32")
-    found = residual_of("a", device(), rates, "fp32", demand, measured(3 * promised))
+    found = residual_of("a", device(), rates, "fp32", demand, warm_up_of(3 * promised))
     assert found is not None
     assert math.exp(found.log_ratio) == pytest.approx(3)
     assert sum(found.mix) == pytest.approx(1)
     assert sum(service_parts(demand, rates, "fp32")) == pytest.approx(promised)
     assert found.device_class == class_of_device(device())
     for never in (math.nan, -1.0, 0.0, math.inf, 2000 * promised):
-        assert residual_of("a", device(), rates, "fp32", demand, measured(never)) is None
-    assert residual_of("a", device(), rates, "int4", demand, measured(1.0)) is None
+        assert residual_of("a", device(), rates, "fp32", demand, warm_up_of(never)) is None
+    assert residual_of("a", device(), rates, "int4", demand, warm_up_of(1.0)) is None
 
 
 def test_kernels_of_a_kind_miss_by_the_same_factor() -> None:
@@ -178,20 +179,20 @@ def test_kernels_of_a_kind_miss_by_the_same_factor() -> None:
 
 
 def test_loads_are_predicted_where_enough_were_seen() -> None:
-    def loaded(number: int) -> Residual:
+    def load_of(number: int) -> Residual:
         sizes = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 1e5 * number, 10.0 + 7 * (number % 3))
         return replace(residual(2, f"m{number}"), sizes=sizes, memory_bytes=1e7 + 3e6 * number, load_s=0.01 * number)
 
     asked = LoadSizes(1.0, 0.0, 0.0, 5e6, 5e5, 20.0)
-    few = RegionResiduals(loaded(number) for number in range(1, LEAST_LOADS))
+    few = RegionResiduals(load_of(number) for number in range(1, LEAST_LOADS))
     assert few.load(BOARD, asked) is None
-    enough = RegionResiduals(loaded(number) for number in range(1, 20))
+    enough = RegionResiduals(load_of(number) for number in range(1, 20))
     assert enough.load(BOX, asked) is None, "seconds are those of a device class"
     found = enough.load(BOARD, asked)
     assert found is not None
     assert found.memory_bytes.mid == pytest.approx(2.5e7, rel=0.05)
     assert found.load_s.low <= 0.05 <= found.load_s.high
-    absurd = replace(loaded(3), memory_bytes=math.nan, load_s=-1.0)
+    absurd = replace(load_of(3), memory_bytes=math.nan, load_s=-1.0)
     assert RegionResiduals([absurd] * 20).load(BOARD, asked) is None
 
 
