@@ -93,11 +93,11 @@ class LoadLaw:
         rows = np.array([each.sizes for each in seen], float) * deviation / (_ERROR * values[:, None])
         missing = (values - np.array([each.sizes for each in seen], float) @ mean) / (_ERROR * values)
         trust = np.ones(len(seen))
-        for _ in range(_REWEIGHTINGS):
-            # Hermitian, since loads of absurd values make it near singular.
-            inverse = np.linalg.pinv(np.eye(len(mean)) + rows.T @ (rows * trust[:, None]), hermitian=True)
-            found = inverse @ (rows.T @ (trust * missing))
-            trust = (_FREEDOM + 1) / (_FREEDOM + (missing - rows @ found) ** 2)
+        inverse, found = _ridge(rows, missing, trust)
+        for _ in range(_REWEIGHTINGS - 1):
+            trust = _trust_of(missing - rows @ found)
+            inverse, found = _ridge(rows, missing, trust)
+        trust = _trust_of(missing - rows @ found)
         self._coefficients: NDArray[np.float64] = mean + deviation * found
         leverage = trust * np.einsum("ij,jk,ik->i", rows, inverse, rows)
         apart = _ERROR * (missing - rows @ found) / np.clip(1 - leverage, 0.05, 1.0)
@@ -111,6 +111,21 @@ class LoadLaw:
         half = max(_LEAST_HALF, float(off[min(len(off), math.ceil(_COVERAGE * (len(off) + 1))) - 1]))
         over = min(max(half, float(self._errors[-1])), _MOST_OVER * half) if never_under else half
         return Interval(middle * math.exp(-half), middle, middle * math.exp(over))
+
+
+def _ridge(
+    rows: NDArray[np.float64], missing: NDArray[np.float64], trust: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The inverse of the penalised normal matrix, and the coefficients."""
+    # Hermitian, since loads of absurd values make it near singular.
+    inverse = np.linalg.pinv(np.eye(rows.shape[1]) + rows.T @ (rows * trust[:, None]), hermitian=True)
+    return inverse, inverse @ (rows.T @ (trust * missing))
+
+
+def _trust_of(errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The weight of each load, by its error in standard deviations."""
+    found: NDArray[np.float64] = (_FREEDOM + 1) / (_FREEDOM + errors**2)
+    return found
 
 
 def memory_law(seen: Sequence[LoadSeen]) -> LoadLaw | None:
