@@ -118,7 +118,8 @@ def _ridge(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The inverse of the penalised normal matrix, and the coefficients."""
     # Hermitian, since loads of absurd values make it near singular.
-    inverse = np.linalg.pinv(np.eye(rows.shape[1]) + rows.T @ (rows * trust[:, None]), hermitian=True)
+    normal = np.eye(rows.shape[1]) + rows.T @ (rows * trust[:, None])
+    inverse = np.asarray(np.linalg.pinv(normal, hermitian=True), np.float64)
     return inverse, inverse @ (rows.T @ (trust * missing))
 
 
