@@ -1,4 +1,4 @@
-"""The dashboard in a browser, opened by `shoal dashboard`, on a region of real processes. A49: script is text there."""
+"""A49: script is text in the dashboard, which `shoal dashboard` opens in a browser, on a region of real processes."""
 
 from collections.abc import Iterator
 

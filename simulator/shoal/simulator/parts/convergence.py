@@ -173,9 +173,8 @@ class ConvergenceCheck:
         nodes = [machine for machine in self._cluster.surviving_machines() if machine.chips]
         devices = sum(len(machine.chips) for machine in nodes)
         replicas = intent.require.replicas
-        return {Spread.NODE: min(replicas, len(nodes)), Spread.DEVICE: min(replicas, devices), Spread.NONE: replicas}[
-            intent.require.spread
-        ]
+        most = {Spread.NODE: min(replicas, len(nodes)), Spread.DEVICE: min(replicas, devices), Spread.NONE: replicas}
+        return most[Spread(intent.require.spread)]  # no scenario spreads over a label
 
     def _may_be_poisoned(self, intent: Intent) -> bool:
         """Whether workers of one of its models crashed so often by themselves that the region may have given it up."""
