@@ -17,10 +17,12 @@ _ERROR: Final = 0.1
 _REWEIGHTINGS: Final = 5
 _FREEDOM: Final = 4.0
 _COVERAGE: Final = 0.9
+_DEVIATIONS: Final = 1.645
+"""Standard deviations to either side within which 90 % of a normal distribution lies."""
 _MOST_OVER: Final = 3.0
 """One load may widen the upper end of memory to so many times half the interval."""
 _LEAST_HALF: Final = 0.05
-"""Half an interval at least, as a logarithm."""
+"""Half an interval at least, of the middle."""
 
 
 class LoadSizes(NamedTuple):
@@ -81,36 +83,69 @@ def sizes_of(profile: ModelProfile, batch: int = 1) -> LoadSizes:
     )
 
 
+class _Spread(NamedTuple):
+    """How far loads are from a law."""
+
+    # Of what the law says.
+    share: float
+    # Besides, in the unit of the law's values: what a small model takes depends on what the worker held already.
+    amount: float
+    # The amount by which the load furthest above the law exceeds it.
+    most: float
+
+
 class LoadLaw:
-    """A linear law with relative errors. Ridge regression around the prior, with Student-t errors by reweighting, as in
-    `transfer.process`."""
+    """A linear law with errors of a size and of a share. Ridge regression around the prior, with Student-t errors by
+    reweighting, as in `transfer.process`."""
 
     def __init__(self, seen: Sequence[LoadSeen], prior: tuple[LoadSizes, LoadSizes]) -> None:
         """At least one."""
         mean, deviation = (np.array(each, float) for each in prior)
         values = np.array([each.value for each in seen], float)
-        # In units of the prior's deviations and of each load's own error.
-        rows = np.array([each.sizes for each in seen], float) * deviation / (_ERROR * values[:, None])
-        missing = (values - np.array([each.sizes for each in seen], float) @ mean) / (_ERROR * values)
-        trust = np.ones(len(seen))
-        inverse, found = _ridge(rows, missing, trust)
-        for _ in range(_REWEIGHTINGS - 1):
-            trust = _trust_of(missing - rows @ found)
-            inverse, found = _ridge(rows, missing, trust)
-        trust = _trust_of(missing - rows @ found)
-        self._coefficients: NDArray[np.float64] = mean + deviation * found
+        sizes = np.array([each.sizes for each in seen], float)
+        missing, scaled = values - sizes @ mean, sizes * deviation
+        found, trust, amount = np.zeros(len(mean)), np.ones(len(seen)), 0.0
+        for _ in range(_REWEIGHTINGS):
+            # In units of the prior's deviations and of each load's own error.
+            off = np.hypot(_ERROR * values, amount / _DEVIATIONS)
+            rows = scaled / off[:, None]
+            inverse, found = _ridge(rows, missing / off, trust)
+            trust = _trust_of(missing / off - rows @ found)
+            amount = _spread(values - missing + scaled @ found, missing - scaled @ found).amount
         leverage = trust * np.einsum("ij,jk,ik->i", rows, inverse, rows)
-        apart = _ERROR * (missing - rows @ found) / np.clip(1 - leverage, 0.05, 1.0)
-        # Logarithms of each value over what the others predict of it.
-        self._errors = np.sort(-np.log(np.clip(1 - apart, 1e-2, 1e2)))
+        # Of each value from what the others say of it.
+        apart = (missing - scaled @ found) / np.clip(1 - leverage, 0.05, 1.0)
+        self._coefficients: NDArray[np.float64] = mean + deviation * found
+        self._covariance: NDArray[np.float64] = inverse * np.outer(deviation, deviation)
+        self._spread = _spread(values - apart, apart)
 
     def estimate(self, sizes: LoadSizes, *, never_under: bool = False) -> Interval:
         """never_under: `high` is as far above the law as any value seen, within `_MOST_OVER`."""
-        middle = max(float(np.array(sizes) @ self._coefficients), 0.1 * float(self._coefficients[0]), 1e-6)
-        off = np.sort(np.abs(self._errors))
-        half = max(_LEAST_HALF, float(off[min(len(off), math.ceil(_COVERAGE * (len(off) + 1))) - 1]))
-        over = min(max(half, float(self._errors[-1])), _MOST_OVER * half) if never_under else half
-        return Interval(middle * math.exp(-half), middle, middle * math.exp(over))
+        each = np.array(sizes, float)
+        middle = max(float(each @ self._coefficients), 0.1 * float(self._coefficients[0]), 1e-6)
+        # Beyond what was loaded the law itself is in doubt.
+        unknown = _DEVIATIONS * math.sqrt(max(0.0, float(each @ self._covariance @ each)))
+        share, amount, most = self._spread
+        half = max(share * middle + amount, unknown)
+        over = min(max(half, share * middle + most), _MOST_OVER * half) if never_under else half
+        return Interval(max(middle - half, 0.1 * middle), middle, middle + over)
+
+
+def _spread(said: NDArray[np.float64], apart: NDArray[np.float64]) -> _Spread:
+    """said: by the law, of each load. apart: how far the load is above.
+
+    Of the bytes (or seconds) that the law said, 90 % are within the share: large loads tell of it, and small ones, that
+    are a multiple of what was said, do not. Of the loads, 90 % are within share and amount.
+    """
+    said = np.maximum(said, 1e-9)
+    off = np.abs(apart) / said
+    order = np.argsort(off)
+    share = float(off[order][np.searchsorted(np.cumsum(said[order]), _COVERAGE * said.sum())])
+    share = max(_LEAST_HALF, share)
+    beyond = np.sort(np.abs(apart) - share * said)
+    # Split conformal prediction.
+    rank = min(len(beyond), math.ceil(_COVERAGE * (len(beyond) + 1)))
+    return _Spread(share, max(0.0, float(beyond[rank - 1])), max(0.0, float((apart - share * said).max())))
 
 
 def _ridge(

@@ -62,6 +62,21 @@ def test_one_load_that_is_far_off_bends_nothing() -> None:
         assert bent.estimate(seen.sizes).mid == pytest.approx(law.estimate(seen.sizes).mid, rel=0.05)
 
 
+def test_what_small_models_take_by_chance_says_nothing_of_large_ones() -> None:
+    """Of models of a few operators, most take little and some a whole pool: fifty times what the law says of them."""
+    small = [
+        LoadSeen(LoadSizes(1.0, 0.0, 0.0, 200.0, 500.0, 1.0), 11e6 if index % 8 == 0 else 2e5) for index in range(160)
+    ]
+    large = [
+        LoadSeen(LoadSizes(1.0, 0.0, 0.0, 1e4, 3.5e7 * share, 200.0), 7e7 * share) for share in (0.1, 0.3, 0.7, 1.0)
+    ]
+    law = memory_law([*small, *large])
+    assert law is not None
+    found = law.estimate(LoadSizes(1.0, 1.0, 1.3e7, 5e3, 4.3e8, 60.0), never_under=True)
+    assert 4.3e8 < found.mid < found.high < 2.5e9
+    assert law.estimate(small[0].sizes, never_under=True).high >= 11e6 / 1.2
+
+
 @settings(deadline=None)
 @given(st.lists(st.floats(min_value=1e-6, max_value=1e15), min_size=LEAST_LOADS, max_size=20))
 def test_any_values_give_an_interval_in_order(values: list[float]) -> None:
