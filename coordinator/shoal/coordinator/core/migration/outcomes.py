@@ -17,6 +17,7 @@ from shoal.coordinator.core.migration.model import (
     RequestStats,
     ServiceFigures,
 )
+from shoal.coordinator.core.placement import score
 from shoal.coordinator.core.placement.feasible import Option, Scope, awake_w
 from shoal.coordinator.core.placement.model import Inputs
 from shoal.coordinator.core.placement.rank import gain, predicted_values, served_values
@@ -54,6 +55,23 @@ def expected_outcome(
         fetch_bytes=missing_bytes(scope.inputs, target.slot.node, target.model.digest),
         seconds=overlap_s(scope.inputs.fleet, intent.migration, _p95_s(source), there.prediction),
     )
+
+
+def gain_with_energy(
+    scope: Scope, intent: Intent, source: Option, target: Option, figures: tuple[float, float]
+) -> float:
+    """The gain that `expected_outcome` gives, but for the energy term. figures: that term before and after the move, in
+    any one unit."""
+    there = calibrate(scope, source, target)
+    here = replace(source, wakes=source.wakes and there.wakes)
+    old, new = (
+        tuple(
+            figure if term is energy.TERM else term.predict(scope, option, intent, intent.require.replicas)
+            for term in score.TERMS
+        )
+        for option, figure in zip((here, there), figures, strict=True)
+    )
+    return gain(new, old, intent.weights)
 
 
 def expected_outcome_between(

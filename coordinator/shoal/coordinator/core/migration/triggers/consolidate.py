@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator.core.migration.model import Cause, ExpectedOutcome, MoveProposal
-from shoal.coordinator.core.migration.outcomes import expected_outcome, gain_of
+from shoal.coordinator.core.migration.outcomes import expected_outcome, gain_with_energy
 from shoal.coordinator.core.migration.triggers.view import MovableReplica, TriggerView, new_proposal
 from shoal.coordinator.core.placement.feasible import Option, awake_w
 from shoal.coordinator.core.placement.model import Slot
@@ -90,8 +90,8 @@ def _saving(view: TriggerView, replica: MovableReplica, rest: Rest, option: Opti
     joules = (here - there) * over_s - moving
     if math.isnan(joules):
         return None
-    before, after = replace(expected.before, joules=here), replace(expected.after, joules=here - joules / over_s)
-    better = gain_of(after, before, replica.intent.weights)
+    watts = (here, here - joules / over_s)
+    better = gain_with_energy(view.scope, replica.intent, replica.baseline, option, watts)
     spared = joules / replica.live_option.device.time_scale
     return Saving(option, replace(expected, gain=better), here - there, spared, over_s)
 
