@@ -285,6 +285,24 @@ def test_a_new_model_comes_up_beside_the_old_ones() -> None:
     assert {each.model for content in region.desired.values() for each in content.assignments} == {SMALL}
 
 
+def test_a_replica_that_is_to_stand_by_does_not_keep_the_place_of_a_better_one() -> None:
+    """The policy prefers another place now: what serves stands by once a replica serves there."""
+    region = CoreRegion(node("a"), node("b"), node("g", device("gpu0", kind="gpu")))
+    region.intents = (intent(replicas=2, where='device.kind == "cpu"'),)
+    region.run(10)
+    assert serving_nodes(region, "a") == ["a", "b"]
+    region.intents = (replace(standby_intent(), prefer=('device.kind == "gpu"',)),)
+    for _ in range(60):
+        region.step()
+        assert serving_nodes(region, "a")
+        assert region.decision is not None
+        (plan,) = region.decision.plan.workloads
+        at_work, spare = who(plan)
+        assert (at_work, len(spare)) == (["g"], 1)
+    assert serving_nodes(region, "a") == ["g"]
+    assert len(spare_of(region, "a")) == 1
+
+
 def test_it_goes_when_it_is_not_asked_for_any_more() -> None:
     region = three()
     region.intents = (standby_intent(),)

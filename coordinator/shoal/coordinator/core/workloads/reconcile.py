@@ -243,10 +243,13 @@ class _Step:
         move = self.moves.get(assignment.id)
         target = self.targets.get(assignment.id)
         if target is not None and (move is None or move.leaving != assignment.id):
-            self.marks[assignment.id] = replace(self.marks[assignment.id], terms=target.terms)
             # The target of a move has to load and to serve, or else the move would never end.
             is_arriving = move is not None and move.target == assignment.id
             standby = target.standby and not is_arriving and (assignment.standby or self._is_free(assignment.workload))
+            # While it serves until others do, it is not confirmed as one that serves: the next plan would keep it as
+            # such, in place of the better one that this plan starts.
+            if standby is target.standby or is_arriving:
+                self.marks[assignment.id] = replace(self.marks[assignment.id], terms=target.terms)
             staged = (standby and target.staged) or self._is_staged_by_move(assignment)
             if assignment.staged and not staged:  # it loads now, and serves when it is ready
                 self.marks[assignment.id] = Mark(AssignmentStage.STARTING, self.now, target.terms)
