@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from shoal.policies.cel import Expression
 from shoal.policies.kinds import (
+    Availability,
     Bound,
     Kind,
     MigrationSpec,
@@ -158,6 +159,10 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.require.availability.spread": ActiveField(_PLACEMENT, (Code.SPREAD_CONFLICT,), read_as="spread"),
         "spec.require.availability.spread.over": ActiveField(
             _PLACEMENT, (Code.LABEL_MISSING, Code.SPREAD_CONFLICT), read_as="spread"
+        ),
+        "spec.require.availability.per": ActiveField(_WORKLOADS, (Code.REPLICAS_SHORT,), read_as="per"),
+        "spec.require.availability.per.label": ActiveField(
+            _WORKLOADS, (Code.LABEL_MISSING, Code.REPLICAS_SHORT), read_as="per"
         ),
         "spec.require.availability.standby": ActiveField(_PLACEMENT, (Code.STANDBY_SHORT,), read_as="standby"),
         "spec.require.availability.recovery": ActiveField(_WORKLOADS, read_as="recovery_s"),
@@ -567,6 +572,9 @@ def _availability(policy: Policy) -> Rule:
     if wanted is None:
         return
     path = (*_REQUIRE, "availability")
+    if wanted.per is not None:
+        yield from _per(policy, wanted)
+        return
     if wanted.replicas == 1 and wanted.spread != "none":
         yield (
             (*path, "spread"),
@@ -594,6 +602,25 @@ def _availability(policy: Policy) -> Rule:
                 "run 2 replicas, keep standby: warm, lower partition.lost_after, or raise recovery",
             ),
         )
+
+
+def _per(policy: Policy, wanted: Availability) -> Rule:
+    """What contradicts one replica for each node or label."""
+    path = (*_REQUIRE, "availability")
+    asked = "one replica for each node or label, and no other number of them"
+    for field in ("replicas", "spread"):
+        if field in wanted.model_fields_set:
+            yield (*path, field), _unreachable(f"{field} beside per", asked, f"remove {field}, or per")
+    if wanted.standby != "none":
+        yield (*path, "standby"), _unreachable("standby beside per", asked, "remove standby, or per")
+    for index, step in enumerate(policy.spec.relax):
+        if step.availability is not None:
+            found = _unreachable("another number or spread beside per", asked, "remove it, or write replicas, not per")
+            yield ("spec", "relax", index, "availability"), found
+    federation = policy.spec.federation
+    if federation is not None and federation.delegate != "never":
+        found = _unreachable("another region beside per", "nodes of this region", "write delegate: never, or replicas")
+        yield ("spec", "federation", "delegate"), found
 
 
 def _selected_node_count(where: str) -> int | None:
@@ -651,6 +678,8 @@ def _relax(policy: Policy) -> Rule:
         "availability.replicas": available.replicas if available else 1,
         "availability.spread": _comparable("spread", available.spread if available else "none"),
     }
+    if available is not None and available.per is not None:  # `_per` refuses any other number
+        current = {name: value for name, value in current.items() if not name.startswith("availability.")}
     for index, step in enumerate(policy.spec.relax):
         for part, field in (name.split(".") for name in tuple(current)):
             inner = getattr(step, part)

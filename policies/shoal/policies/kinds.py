@@ -148,6 +148,21 @@ def spread_text(rule: str | SpreadOver) -> str:
     return rule.over if isinstance(rule, SpreadOver) else rule
 
 
+class PerLabel(DocumentPart):
+    """One replica for each value of a node label."""
+
+    label: LabelName = Field(
+        description="Node label: the nodes that `where` admits and that have the same value of it get one replica "
+        "together.",
+        examples=["site"],
+    )
+
+
+PerRule = Annotated[
+    Annotated[Literal["node"], Tag("<short>")] | Annotated[PerLabel, Tag("<mapping>")], Discriminator(_form_tag)
+]
+
+
 class Availability(DocumentPart):
     replicas: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=1, description="How many replicas serve.", examples=[2]
@@ -156,6 +171,13 @@ class Availability(DocumentPart):
         default="none",
         description="What replicas must differ in: device, node, or with `{over: LABEL}` the value of a node label.",
         examples=["node", {"over": "site"}],
+    )
+    per: PerRule | None = Field(
+        default=None,
+        description="One replica for each node that `where` admits, or with `{label: LABEL}` for each value of a node "
+        "label, instead of `replicas` and `spread`: a new node or site gets one by itself, and one that is lost is not "
+        "replaced elsewhere.",
+        examples=["node", {"label": "site"}],
     )
     standby: Literal["none", "warm", "staged"] = Field(
         default="none",

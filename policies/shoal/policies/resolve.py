@@ -97,6 +97,7 @@ def resolve(
         schedule=tuple(ScheduledWeights(one.when, _weights(one.optimize)) for one in spec.schedule),
         preempt=Preempt(spec.preempt),
         prefer=spec.prefer,
+        per=_per(spec.require.availability),
     )
 
 
@@ -173,7 +174,7 @@ def _requirements(require: Require) -> Requirements:
         residency=require.residency or (),
         precisions=require.precision.allow if require.precision else (),
         replicas=available.replicas if available else 1,
-        spread=Spread.of(kinds.spread_text(available.spread)) if available else Spread.NONE,
+        spread=Spread.of(_per(available) or kinds.spread_text(available.spread)) if available else Spread.NONE,
         standby=Standby(available.standby) if available else Standby.NONE,
         recovery_s=available.recovery if available else None,
         measured_only=trust is not None and not {"capability", "within"}.isdisjoint(trust.model_fields_set),
@@ -181,6 +182,12 @@ def _requirements(require: Require) -> Requirements:
         signed_by=trust.signed_model.keys if trust and trust.signed_model else (),
         partial=require.partial,
     )
+
+
+def _per(available: kinds.Availability | None) -> str:
+    """As in Intent."""
+    per = available.per if available is not None else None
+    return per.label if isinstance(per, kinds.PerLabel) else per or ""
 
 
 def _limits(limits: kinds.LimitsSpec) -> Limits:

@@ -182,7 +182,7 @@ _PLACEMENT: Final = {
         "Add nodes, or weaken `spread`.",
     ),
     Code.LABEL_MISSING: CodeHelp(
-        "A rule of the policy (`spread: {over: LABEL}`) goes by a node label that this node does not have.",
+        "A rule of the policy (`spread` or `per`) goes by a node label that this node does not have.",
         "`shoal node label NODE LABEL=VALUE`, or name another label; `shoal get nodes -o wide` shows those there are.",
     ),
     Code.NODE_CORDONED: CodeHelp("An operator cordoned the node: it takes no new work.", "`shoal uncordon NODE`."),

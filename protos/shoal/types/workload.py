@@ -291,6 +291,9 @@ class Intent:
     # Selectors as CEL texts: a candidate that an earlier one admits is better, whatever the objective says. One that
     # none admits comes last. Empty: the objective alone counts.
     prefer: tuple[str, ...] = ()
+    # One replica for each matching node (`node`), or for each value of this node label; empty: as many as `require`
+    # says. Otherwise `require` has the number of them, which follows the fleet, and the same spread.
+    per: str = ""
 
     def samples_of(self, model: str) -> str:
         """Digest of the samples of a model, by its digest; empty where it has none."""

@@ -28,6 +28,7 @@ from shoal.coordinator.core.workloads.model import (
     RegionEvent,
     RegionState,
 )
+from shoal.coordinator.core.workloads.replica_counts import WantedReplicas
 from shoal.types.assignment import AgreementCounts, Assignment, Measured, Observed, PeerTrust, Phase, Served, Status
 from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
@@ -483,6 +484,7 @@ class CoreRegion:
         self.decision: Decision | None = None
         self.profiles = {DIGEST: profile(), SMALL: profile(SMALL, size=3 * MIB, precision="int8")}
         self.kept = KeptDecisions()
+        self.counts = WantedReplicas()
         self.decided_about: list[int] = []
         """Workloads that each decision was about which used what had been decided before."""
         self._noted: Mapping[str, NodeState] = {}
@@ -580,11 +582,12 @@ class CoreRegion:
                 agent.content = self.desired.get(name, DesiredContent())
 
     def world(self) -> RegionState:
+        fleet, now, wall = self._decided_fleet(), Elapsed(self.now), Wall(START + self.now)
         return RegionState(
             region=self.facts,
-            fleet=self._decided_fleet(),
+            fleet=fleet,
             live=self.fleet,
-            intents=self.intents,
+            intents=self.counts.count(self.intents, fleet, self.facts, self.profiles, now, wall),
             profiles=self.profiles,
             desired=self.desired,
             memory=self.memory,
@@ -619,6 +622,18 @@ class CoreRegion:
     def restart(self) -> None:
         """The coordinator restarts: it knows what the store holds and has no report yet."""
         self.fleet = updates.restore(tuple(self.fleet.nodes.values()), self.fleet, Elapsed(self.now))
+
+    def relabel(self, name: str, labels: Mapping[str, str]) -> None:
+        """An operator sets the labels of a node."""
+        self.fleet = updates.with_labels(self.fleet, name, labels)
+        agent = self.agents[name]
+        agent.node = replace(agent.node, labels=labels)
+
+    def join(self, new: Node) -> None:
+        """A node joins: it connects, is measured, and reports."""
+        fleet = fleet_of(new, now=self.now)
+        self.fleet = self.fleet.with_node(fleet.nodes[new.name])
+        self.agents[new.name] = CoreAgent(new, sequence=1)
 
     def reconnect(self, name: str, *, boot: str | None = None) -> None:
         """The node's agent opens a new session; with `boot`, after a reboot."""

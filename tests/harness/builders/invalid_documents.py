@@ -84,6 +84,7 @@ MISTAKES: Final = [
         Code.EXPRESSION_INVALID,
         "",
     ),
+    ("per device", policy("  require: {availability: {per: §device}}\n"), Code.FIELD_INVALID, ""),
     ("text as number", policy('  priority: §"9"\n'), Code.FIELD_INVALID, "without quotes"),
     (
         "fraction as whole",
@@ -352,6 +353,31 @@ MISTAKES: Final = [
         ),
         Code.POLICY_UNREACHABLE,
         "widen where",
+    ),
+    *(
+        (
+            f"{name} beside per",
+            policy(f"  require: {{availability: {{per: node, {field}}}}}\n"),
+            Code.POLICY_UNREACHABLE,
+            "or per",
+        )
+        for name, field in (
+            ("replicas", "replicas: §2"),
+            ("spread", "spread: §node"),
+            ("standby", "standby: §warm"),
+        )
+    ),
+    (
+        "another number beside per in a step",
+        policy("  require: {availability: {per: node}}\n  relax: [{availability: §{replicas: 1}}]\n"),
+        Code.POLICY_UNREACHABLE,
+        "not per",
+    ),
+    (
+        "another region beside per",
+        policy("  require: {availability: {per: node}}\n  federation: {delegate: §when-infeasible}\n"),
+        Code.POLICY_UNREACHABLE,
+        "delegate: never",
     ),
     ("prefer nothing", policy("  prefer: [§'false']\n"), Code.POLICY_UNREACHABLE, "correct it"),
     (

@@ -43,7 +43,7 @@ def region_of(count: int) -> CoreRegion:
         node(
             f"n{at}",
             *((device(), device("gpu0", kind="gpu")) if at % 2 else (device(),)),
-            labels={"entry": ("*", "shop", "")[at % 3], "rank": str(at)},
+            labels={"entry": ("*", "shop", "")[at % 3], "rank": str(at), "site": str(at // 2)},
         )
         for at in range(count)
     ]
@@ -60,12 +60,17 @@ def add(region: CoreRegion, chance: Choices) -> None:
         name,
         tenant=tenant,
         replicas=chance.choice((1, 1, 2)),
-        spread=Spread.NODE,
+        spread=chance.choice((Spread.NODE, "site")),
         priority=chance.randrange(3),
         standby=chance.choice((Standby.NONE, Standby.NONE, Standby.WARM)),
         where=chance.choice(("", 'node.labels.rank != "0"', 'node.labels.rank == "none"')),
         models=(ModelRef("ocr.onnx", DIGEST, "") if chance.random() < 0.7 else ModelRef("small.onnx", SMALL, ""),),
     )
+    asked = replace(asked, prefer=chance.choice(((), (), ('device.kind == "gpu"',))))
+    if chance.random() < 0.25:
+        per = chance.choice(("node", "site"))
+        apart = replace(asked.require, spread=per, replicas=1, standby=Standby.NONE)
+        asked = replace(asked, per=per, require=apart)
     asked = replace(asked, preempt=chance.choice((*[Preempt.NEVER] * 8, Preempt.LOWER, Preempt.ALWAYS)))
     region.intents = (*(each for each in region.intents if each.key != asked.key), asked)
 
@@ -108,6 +113,12 @@ def cordon(region: CoreRegion, chance: Choices) -> None:
     region.fleet = region.fleet.with_node(replace(state, cordoned=not state.cordoned))
 
 
+def relabel(region: CoreRegion, chance: Choices) -> None:
+    name = chance.choice(sorted(region.agents))
+    labels = {**region.fleet.nodes[name].node.labels, "site": str(chance.randrange(3))}
+    region.relabel(name, labels if chance.random() < 0.8 else {key: labels[key] for key in labels if key != "site"})
+
+
 def fill_memory(region: CoreRegion, chance: Choices) -> None:
     name, left = f"n{chance.randrange(NODES)}", chance.choice((1.0, 0.3, 0.001))
     region.sensors[name] = lambda each: replace(each, free_bytes=type(each.free_bytes)(int(each.free_bytes * left)))
@@ -128,6 +139,7 @@ def move(region: CoreRegion, chance: Choices) -> None:
 
 EVENTS: tuple[Callable[[CoreRegion, Choices], None], ...] = (
     *(add, add, add, remove, silence, fail, crash, stop_front, change_quota, cordon, fill_memory, draw_power, move),
+    relabel,
 )
 
 

@@ -1,6 +1,5 @@
 """Rules of a policy about where replicas go, beside bounds and weights: `spread` over a label, and `prefer`."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import CoreRegion, device, fleet_of, inputs, intent, node
-from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.migration.model import Cause
 from shoal.coordinator.core.placement.model import PlacementPlan, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
@@ -37,12 +35,6 @@ def only(plan: PlacementPlan) -> WorkloadPlan:
 
 def nodes_of(plan: WorkloadPlan) -> set[str]:
     return {target.node for target in plan.targets}
-
-
-def relabel(region: CoreRegion, name: str, labels: Mapping[str, str]) -> None:
-    region.fleet = updates.with_labels(region.fleet, name, labels)
-    agent = region.agents[name]
-    agent.node = replace(agent.node, labels=labels)
 
 
 def test_replicas_spread_over_the_values_of_a_label() -> None:
@@ -80,10 +72,10 @@ def test_a_node_that_loses_its_label_keeps_its_replica_and_one_that_changes_site
     region.run(10)
     assert {name for name, _ in region.replicas().values()} == {"a", "b"}
     before = region.replicas()
-    relabel(region, "a", {})
+    region.relabel("a", {})
     region.run(10)
     assert region.replicas() == before
-    relabel(region, "a", {"site": "metz"})
+    region.relabel("a", {"site": "metz"})
     region.run(20)
     assert {name for name, _ in region.replicas().values()} in ({"a", "c"}, {"b", "c"})
 

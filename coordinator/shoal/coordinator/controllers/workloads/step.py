@@ -54,6 +54,7 @@ from shoal.coordinator.core.workloads.model import (
     RegionState,
     WorkloadWait,
 )
+from shoal.coordinator.core.workloads.replica_counts import WantedReplicas
 from shoal.coordinator.core.workloads.routes import is_remote, local_replica_count
 from shoal.coordinator.core.workloads.sleep import next_due
 from shoal.coordinator.core.workloads.tenant_shares import DemandMeter
@@ -132,6 +133,7 @@ class WorkloadsController:
         self._saved = ReconcilerMemory()
         self._written_at: dict[str, Elapsed] = {}
         self._kept = KeptDecisions()
+        self._counts = WantedReplicas()
         self._contents: dict[str, DesiredContent] = {}
         """The content of each desired set."""
         self._old_sets: set[str] = set()
@@ -170,10 +172,20 @@ class WorkloadsController:
         """Takes over documents and models that are already stored. Only `adopt_guests` changes the guests."""
         guests = self.catalog.guests
         self.catalog = catalog if catalog.guests == guests else catalog.with_changes(guests=guests)
-        self.intents = self.catalog.intents
+        self._count_replicas(None)
         self.signatures = self.catalog.signatures(self._region, verify_bundle)
         self._fleet.fleet = with_timing(self._fleet.fleet, timing(self.intents), self._clock.now())
         self._on_change()
+
+    def _count_replicas(self, changed: Iterable[str] | None) -> None:
+        """Updates the intents. changed: nodes whose state may be another than before; None: all may be."""
+        self.intents = self._counted(self.catalog, self._counts, changed)
+
+    def _counted(
+        self, catalog: Catalog, counts: WantedReplicas, changed: Iterable[str] | None = None
+    ) -> tuple[Intent, ...]:
+        facts, now, wall = catalog.facts(self._region, self._signals(catalog)), self._clock.now(), self._clock.wall()
+        return counts.count(catalog.intents, self._fleet.decision_fleet, facts, catalog.profiles, now, wall, changed)
 
     def intent_of(self, key: WorkloadKey) -> Intent | None:
         """The intent of the current documents; None: they have no such workload."""
@@ -338,6 +350,7 @@ class WorkloadsController:
         self._spending.count_now_and_then(now)
         self._demand = self._demand.observe(self._fleet.fleet, now)
         self._changed_nodes |= self._fleet.take_changed_nodes()
+        self._count_replicas(self._changed_nodes)
         world = replace(self._world(self.catalog), changed_nodes=frozenset(self._changed_nodes))
         triggers = self._should_evaluate_moves(world, now)
         advanced = advance(world, self.migrations.all, now, wall, run_triggers=triggers, kept=self._kept)
@@ -519,7 +532,7 @@ class WorkloadsController:
         """As `region_state`, for one step: without the list of documents, and with what this controller goes on to
         change."""
         fleet = self._fleet.decision_fleet
-        intents = self.intents if catalog is self.catalog else catalog.intents
+        intents = self.intents if catalog is self.catalog else self._counted(catalog, WantedReplicas())
         signals = self._signals(catalog)
         return RegionState(
             region=catalog.facts(self._region, signals),

@@ -1,7 +1,7 @@
 """Whether a place still has room beside what else is placed: capacity of the device, quota of the tenant, spread."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from shoal.coordinator.core.fleet.commitments import admissible_bytes
@@ -12,7 +12,7 @@ from shoal.coordinator.core.placement.allocations import (
     busy_share,
     memory_requirement,
 )
-from shoal.coordinator.core.placement.domains import is_label, show_spread, weaker
+from shoal.coordinator.core.placement.domains import Domain, is_label, show_spread, weaker
 from shoal.coordinator.core.placement.feasible import (
     Constraint,
     Option,
@@ -44,6 +44,9 @@ class Pick:
     # The move that waited for this place; None: none did.
     move: Move | None = None
 
+    def domain(self, spread: str) -> Domain:
+        return self.option.domain(spread)
+
 
 class ContentionCheck:
     """For one workload: what excludes an option that is feasible by itself."""
@@ -57,11 +60,11 @@ class ContentionCheck:
         self._baseline = baseline
 
     def faults(
-        self, option: Option, picks: list[Pick], require: Requirements, allocations: Allocations
+        self, option: Option, taken: Set[Domain], require: Requirements, allocations: Allocations
     ) -> tuple[PlacementFault, ...]:
-        """Violations of constraints that depend on what else is placed."""
-        taken = self.capacity_faults(option, require, allocations)
-        return taken if spread_allows(option, picks, require) else (*taken, _spread_fault(option, require))
+        """Violations of constraints that depend on what else is placed. taken: domains of other replicas."""
+        found = self.capacity_faults(option, require, allocations)
+        return found if option.domain(require.spread) not in taken else (*found, _spread_fault(option, require))
 
     def capacity_faults(
         self, option: Option, require: Requirements, allocations: Allocations
@@ -144,11 +147,6 @@ def _cost_fault(tenant: str, budget: UsdPerHour, option: Option, would_cost: Ten
         remedy = f"quota: {{cost: {more}}} of tenant {tenant}"
     refusal = Refusal(Code.QUOTA, found, f"at most {show_quantity(budget, COST)}")
     return PlacementFault(Constraint.QUOTA, refusal, manual_remedy(remedy))
-
-
-def spread_allows(option: Option, picks: Sequence[Pick], require: Requirements) -> bool:
-    domain = option.domain(require.spread)
-    return not domain or all(pick.option.domain(require.spread) != domain for pick in picks)
 
 
 def is_on_other_node(option: Option, picks: Sequence[Pick]) -> bool:

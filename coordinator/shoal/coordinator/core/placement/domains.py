@@ -1,15 +1,22 @@
 """What replicas of one workload must differ in: their device, their node, or the value of a label of their node."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
 
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.types.workload import Spread
 
-_WORDS: Final = frozenset(Spread)
-
 Domain = tuple[str, ...]
 """One device, one node, or the nodes with one value of a label. Equal domains have equal names."""
+ANYWHERE: Final[Domain] = ()
+"""The domain of every place where replicas may share everything."""
+_WORDS: Final = frozenset(Spread)
+
+
+class HasDomain(Protocol):
+    """A place, or a replica that has one."""
+
+    def domain(self, spread: str) -> Domain: ...
 
 
 def is_label(spread: str) -> bool:
@@ -22,7 +29,7 @@ def domain_of(spread: str, state: NodeState, device: str) -> Domain:
     there does not have to leave because a label was removed."""
     match spread:
         case Spread.NONE:
-            return ()
+            return ANYWHERE
         case Spread.DEVICE:
             return "device", state.name, device
         case Spread.NODE:
@@ -30,6 +37,11 @@ def domain_of(spread: str, state: NodeState, device: str) -> Domain:
         case label:
             value = state.node.labels.get(label)
             return ("node", state.name) if value is None else (label, value)
+
+
+def taken_domains(picks: Iterable[HasDomain], spread: str) -> set[Domain]:
+    """The domains of these replicas; empty where replicas may share everything."""
+    return {pick.domain(spread) for pick in picks} - {ANYWHERE}
 
 
 def weaker(spread: str) -> Sequence[Spread]:

@@ -3,10 +3,11 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from shoal.coordinator.core.placement.domains import weaker
+from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.placement.domains import taken_domains, weaker
 from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault
 from shoal.coordinator.core.placement.model import Candidate, Move, PlacementChange
 from shoal.coordinator.core.placement.rank import explain_scores, pareto, tie_break
@@ -136,8 +137,13 @@ def changes(solver: Solver, level: Level, *, explain: bool = False) -> tuple[Pla
             sign, why = "-", "another is better, or was ready before it"
         asked = replica.assignment
         found.append(PlacementChange(sign, *replica.slot, asked.model, asked.precision, asked.id, why))
+    awaiting = solver.awaiting_node(level)
     for failed in solver.failed:
         asked = failed.assignment
+        if asked.id in awaiting:
+            why = f"waits for its node: {failed.refusal}"
+            found.append(PlacementChange("=", failed.node, asked.device, asked.model, asked.precision, asked.id, why))
+            continue
         sign = "-" if (level.is_full and not under_way) or failed.is_preempted else "="
         found.append(
             PlacementChange(
@@ -226,7 +232,7 @@ def nearest(solver: Solver, level: Level) -> tuple[Relaxation | None, str]:
     for gives in by_document:
         together = distinct((*together, *gives))
         trials.add(together)
-    if require.replicas > 1:
+    if require.replicas > 1 and not solver.intent.per:
         placed = len(level.picks)
         fewer = RequiredRelaxation(replicas=max(1, placed), size=1 - placed / require.replicas)
         closer = [
@@ -250,28 +256,51 @@ def _distance(gives: tuple[RequiredRelaxation, ...]) -> tuple[float, bool, str]:
 def refusal(solver: Solver, level: Level, remedy: str) -> Refusal:
     """Why replicas are missing: the binding constraint, and how many candidates each constraint excludes."""
     intent = solver.intent
-    wanted, placed = level.require.replicas, len(level.picks)
+    wanted, placed, asked = level.require.replicas, len(level.picks), _replicas_asked(solver, level)
     if solver.has_given_up:
         places = ", ".join(f"{each.node}/{each.assignment.device}" for each in solver.broken_replicas)
-        return Refusal(solver.broken_replicas[0].refusal.code, f"failed on {places}", f"{wanted} replicas", remedy)
+        return Refusal(solver.broken_replicas[0].refusal.code, f"failed on {places}", asked, remedy)
     missing = [model.source for model in intent.models if model.digest not in solver.scope.inputs.profiles]
     if len(missing) == len(intent.models) and intent.key.tenant == GUEST_TENANT:
         return Refusal(Code.WAITING_FOR_FETCH, "its model is not here yet", "the bytes from its home region")
     if len(missing) == len(intent.models):
         return Refusal(Code.MODEL_UNKNOWN, ", ".join(missing), "a pushed model", "shoal model push FILE")
-    excluded = [_in_order(found) for found in (*solver.exclusions(level), *solver.faults_of_one_more(level)) if found]
+    excluded = [_in_order(found) for found in _relevant_faults(solver, level) if found]
     if not excluded:
         code = Code.REPLICAS_SHORT if solver.options else Code.NO_CANDIDATE
         found = f"{placed} of {wanted} placed on {len(solver.options)} candidates"
-        return Refusal(code, found, f"{wanted} replicas", remedy)
+        return Refusal(code, found, asked, remedy)
     counts = Counter(code for found in excluded for code in {fault.refusal.code for fault in found})
     first = _failed_comparison(excluded) or _binding_constraint(excluded)
     if placed:
         found = f"{placed} of {wanted} placed; {first.code}: {first.found}; {_constraint_counts(counts)}"
-        return Refusal(Code.REPLICAS_SHORT, found, f"{wanted} replicas", remedy)
+        return Refusal(Code.REPLICAS_SHORT, found, asked, remedy)
     found = f"{first.found}; this excludes {counts.pop(first.code)} of {len(solver.exclusions(level))} candidates"
     found += f", other constraints: {_constraint_counts(counts)}" if counts else ""
     return Refusal(first.code, found, first.asked, first.remedy or remedy)
+
+
+def _replicas_asked(solver: Solver, level: Level) -> str:
+    per = solver.intent.per
+    return f"{level.require.replicas} replicas" + (f", one for each {per}" if per else "")
+
+
+def _relevant_faults(solver: Solver, level: Level) -> Sequence[tuple[PlacementFault, ...]]:
+    """What excludes each option, and what excludes one more replica from where there are some. Of a workload that has
+    one replica for each node or label: only where one is wanted and missing, if that is known."""
+    every = [*solver.exclusions(level)]
+    if not solver.intent.per:
+        return (*every, *solver.faults_of_one_more(level))
+    spread = level.require.spread
+    taken = taken_domains(level.picks, spread)
+    wanted = [
+        found
+        for option, found in zip(solver.options, every, strict=True)
+        if option.domain(spread) not in taken
+        and option.state.liveness is not Liveness.LOST
+        and all(fault.constraint not in (Constraint.SELECTOR, Constraint.LABEL) for fault in found)
+    ]
+    return wanted or every
 
 
 def _constraint_counts(counts: Mapping[Code, int]) -> str:

@@ -429,7 +429,7 @@ class Scope:
             for found in (
                 self.node_fault(option),
                 *self.document_faults(option, require),
-                self._label_fault(option, require),
+                self._label_fault(option, intent, require),
                 self._blocked_fault(option, intent),
                 self._prepare_fault(option, intent, require),
                 self._shapes_fault(option, intent),
@@ -536,7 +536,7 @@ class Scope:
                 Constraint.PRECISION, refusal, RequiredRelaxation(precision=option.precision, size=CATEGORY_SIZE)
             )
 
-    def _label_fault(self, option: Option, require: Requirements) -> PlacementFault | None:
+    def _label_fault(self, option: Option, intent: Intent, require: Requirements) -> PlacementFault | None:
         """The fault of a node without the label in whose value replicas must differ."""
         label, node = require.spread, option.state.node
         if not is_label(label) or label in node.labels:
@@ -546,8 +546,11 @@ class Scope:
         found = f"{node.name} has no label {label}"
         if not known:
             found = f"no node has a label {label}, only {', '.join(others[:LABELS_SHOWN]) or 'nodes without labels'}"
-        refusal = Refusal(Code.LABEL_MISSING, found, f"spread: {show_spread(label)}")
+        asked = f"per: {{label: {label}}}" if intent.per else f"spread: {show_spread(label)}"
+        refusal = Refusal(Code.LABEL_MISSING, found, asked)
         relaxation = RequiredRelaxation(spread=weaker(label)[0], size=CATEGORY_SIZE)
+        if intent.per:
+            relaxation = manual_remedy(f"shoal node label {node.name} {label}=VALUE")
         return PlacementFault(Constraint.LABEL, refusal, relaxation)
 
     def preference(self, option: Option, intent: Intent) -> int:

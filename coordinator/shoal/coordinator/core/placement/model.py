@@ -323,16 +323,17 @@ class Inputs:
 def terms_of(intent: Intent) -> str:
     """A short hash of what a workload's documents ask of a placement. Equal terms are no reason to move.
 
-    The hash leaves out a standby, because adding or removing one must not move replicas. It uses the declared weights
+    The hash leaves out a standby, because adding or removing one must not move replicas, and a number of replicas that
+    follows the fleet. It uses the declared weights
     and traffic instead of those that a schedule sets for a time, because migration triggers react to these.
     """
     declared = intent.declared or DeclaredValues(intent.weights, intent.traffic)
     asked = (
         intent.models,
-        without_standby(intent.require),
+        _lasting(intent, intent.require),
         intent.limits,
         sorted(declared.weights.items()),
-        tuple(replace(step, require=without_standby(step.require)) for step in intent.relax),
+        tuple(replace(step, require=_lasting(intent, step.require)) for step in intent.relax),
         declared.traffic,
         [(entry.when, sorted(entry.weights.items())) for entry in intent.schedule],
         intent.shared_worker,
@@ -341,8 +342,14 @@ def terms_of(intent: Intent) -> str:
         *(["padding"] if intent.batch_padding else []),
         *([sorted(intent.shapes.items())] if intent.shapes else []),
         *([intent.prefer] if intent.prefer else []),
+        *([intent.per] if intent.per else []),
     )
     return hashlib.blake2b(repr(asked).encode(), digest_size=8).hexdigest()
+
+
+def _lasting(intent: Intent, require: Requirements) -> Requirements:
+    asked = without_standby(require)
+    return replace(asked, replicas=0) if intent.per else asked
 
 
 def without_standby(require: Requirements) -> Requirements:
@@ -532,6 +539,8 @@ class WorkloadPlan:
     targets: tuple[ReplicaTarget, ...]
     # Ids of replicas beyond the tenant's quota. They drain, although the plan lacks replicas.
     evicted: tuple[str, ...] = ()
+    # Ids of replicas on lost nodes, of a workload that has one for each node or label: they wait for their node.
+    awaiting_node: tuple[str, ...] = ()
     # True where another region runs it (DELEGATED). It needs nothing here but a standby.
     elsewhere: bool = False
     # Why it has no standby although its policy asks for one and all other replicas are placed; else None.

@@ -329,6 +329,7 @@ def _plan_workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Allo
         proposal=proposal,
         targets=_targets(solver, level),
         evicted=(*level.evicted, *(each.assignment.id for each in solver.failed if each.is_preempted)),
+        awaiting_node=solver.awaiting_node(level),
         no_standby=level.no_standby,
         is_final=why.is_final(solver, level),
         is_steady=is_steady,

@@ -11,7 +11,7 @@ from typing import Final
 
 from shoal.coordinator.core.fleet.commitments import memory_of
 from shoal.coordinator.core.placement.allocations import Allocations, initial_allocations
-from shoal.coordinator.core.placement.contention import spread_allows
+from shoal.coordinator.core.placement.domains import taken_domains
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import Move, Slot
 from shoal.coordinator.core.placement.replicas import CurrentReplica, WorkloadReplicas, replicas_of
@@ -129,10 +129,11 @@ def _cheapest(
 def _candidates(solver: Solver, level: Level) -> Iterator[Option]:
     """Options for one more replica that only lack room, by rank."""
     faults = solver.faults(level.require, level.limits)
-    taken = {each.option.key for each in solver.healthy}
+    held = {each.option.key for each in solver.healthy}
+    taken = taken_domains(level.picks, level.require.spread)
     for index in solver.best_first(level.require, level.limits):
         option = solver.options[index]
-        if not faults[index] and option.key not in taken and spread_allows(option, level.picks, level.require):
+        if not faults[index] and option.key not in held and option.domain(level.require.spread) not in taken:
             yield option
 
 

@@ -1,7 +1,7 @@
 """Chooses a workload's replicas for one set of requirements and limits."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.coordinator.core.placement.allocations import Allocations, busy_share, wants_standby
-from shoal.coordinator.core.placement.contention import ContentionCheck, Pick, is_on_other_node, spread_allows
+from shoal.coordinator.core.placement.contention import ContentionCheck, Pick, is_on_other_node
+from shoal.coordinator.core.placement.domains import Domain, domain_of, taken_domains
 from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault, Scope
 from shoal.coordinator.core.placement.model import Move, Slot, terms_of
 from shoal.coordinator.core.placement.rank import (
@@ -26,7 +27,7 @@ from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedRepl
 from shoal.coordinator.core.placement.tenant_cost import TenantCost
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import Bytes
-from shoal.types.workload import Intent, Limits, Requirements
+from shoal.types.workload import Intent, Limits, Requirements, Spread
 
 BROKEN_MOST = 3
 """Replicas of one workload that may be broken before it is tried nowhere else, so that one bad model does not fail on
@@ -196,11 +197,10 @@ class Solver:
         if not all(self.is_confirmed(each) and self._still_meets(each, require) for each in self.healthy):
             return None
         allocations = self.allocations
-        picks = list[Pick]()
+        picks = [Pick(each.option, each) for each in self.active]
+        if require.spread != Spread.NONE and len(taken_domains(picks, require.spread)) < len(picks):
+            return None  # a failed replica came back beside its replacement
         for each in self.active:
-            if not spread_allows(each.option, picks, require):
-                return None  # a failed replica came back beside its replacement
-            picks.append(Pick(each.option, each))
             allocations = allocations.with_kept_replica(self.scope, self.intent, each)
         standby = next((Pick(each.option, each) for each in self.standbys), None)
         if standby is not None and standby.existing is not None:
@@ -249,20 +249,21 @@ class Solver:
         # Ready replicas first, so that surplus ones that are not ready go first.
         for each in (staying, yielding, standbys):
             each.sort(key=lambda one: (not one.ready, places[one.option.key], one.assignment.id))
-        picks = list[Pick]()
+        picks, taken = list[Pick](), set[Domain]()
         allocations = self.allocations
         while len(picks) < wanted:
-            left = (*staying, *yielding)
-            if self._is_capped(picks) and any(spread_allows(each.option, picks, require) for each in left):
+            if self._is_capped(picks) and any(
+                each.option.domain(require.spread) not in taken for each in (*staying, *yielding)
+            ):
                 break  # the quota forces a current replica out, so nothing new may take its place
-            existing = self._first(staying, picks, require)
+            existing = self._first(staying, picks, taken, require)
             best, move = None, None
             if existing is None:
                 move = self._next_move(picks)
-                best = self._best(order, picks, require, allocations, move)
-                existing = self._first(yielding, picks, require)
+                best = self._best(order, picks, taken, require, allocations, move)
+                existing = self._first(yielding, picks, taken, require)
                 if existing is None and move is None:
-                    existing = self._first(standbys, picks, require)
+                    existing = self._first(standbys, picks, taken, require)
                 elif existing is not None and best is not None and self._is_better(best, existing, require):
                     existing = None
             if existing is not None:
@@ -274,6 +275,7 @@ class Solver:
                 allocations = self._allocate(picks[-1], allocations, require)
             else:
                 break
+            taken |= taken_domains(picks[-1:], require.spread)
         full = len(picks) >= wanted
         standby, short = None, None
         if wants_standby(intent):
@@ -300,12 +302,13 @@ class Solver:
         allocations = self.allocations
         for pick in picks:
             allocations = self._allocate(pick, allocations, require)
+        domains = taken_domains(picks, require.spread)
         taken = {each.option.key for each in self.healthy}
         taken |= {(each.node, each.assignment.device, each.assignment.model) for each in self.failed}
         for option in self.options:
             if option.key in taken or self.scope.faults(option, self.intent, require, limits):
                 continue
-            if not self._contention.faults(option, picks, require, allocations):
+            if not self._contention.faults(option, domains, require, allocations):
                 yield option
 
     def exclusions(self, level: Level) -> tuple[tuple[PlacementFault, ...], ...]:
@@ -319,10 +322,14 @@ class Solver:
             picks = list(level.picks)
             picked = {pick.option.key for pick in (*picks, *((level.standby,) if level.standby is not None else ()))}
             allocations = self.allocations if level.is_full else level.allocations
+            # Once all replicas are placed, the spread relative to them is no reason. Nor is it where each domain gets
+            # one: who has its replica lacks none.
+            has_own = level.is_full or bool(self.intent.per)
+            taken = set[Domain]() if has_own else taken_domains(picks, level.require.spread)
             self._exclusions[key] = tuple(
                 ()
                 if option.key in picked
-                else found or self._exclusion_faults(option, picks, level.require, allocations)
+                else found or self._contention.faults(option, taken, level.require, allocations)
                 for option, found in zip(self.options, self.faults(*key), strict=True)
             )
         return self._exclusions[key]
@@ -338,8 +345,22 @@ class Solver:
 
     def faults_of_one_more(self, level: Level) -> list[tuple[PlacementFault, ...]]:
         """What keeps one more replica from each place that the level has chosen."""
-        picks = list(level.picks)
-        return [self._contention.faults(each.option, picks, level.require, level.allocations) for each in picks]
+        taken = taken_domains(level.picks, level.require.spread)
+        return [self._contention.faults(each.option, taken, level.require, level.allocations) for each in level.picks]
+
+    def awaiting_node(self, level: Level) -> tuple[str, ...]:
+        """Ids of replicas that stay assigned to a lost node, although no replica is wanted in its domain: they serve
+        there once it is back. Only of workloads that have one for each node or label."""
+        if not self.intent.per:
+            return ()
+        taken, nodes = taken_domains(level.picks, level.require.spread), self.scope.inputs.fleet.nodes
+        return tuple(
+            each.assignment.id
+            for each in self.failed
+            if each.refusal.code is Code.NODE_LOST
+            and (state := nodes.get(each.node)) is not None
+            and domain_of(level.require.spread, state, each.assignment.device) not in taken
+        )
 
     def is_confirmed(self, replica: CurrentReplica | FailedReplica) -> bool:
         """Whether this replica was chosen or confirmed under exactly the current terms."""
@@ -454,12 +475,12 @@ class Solver:
         return replace(option, wakes=not self.allocations.occupants.get(option.slot))
 
     def _first(
-        self, current: Sequence[CurrentReplica], picks: list[Pick], require: Requirements
+        self, current: Sequence[CurrentReplica], picks: Sequence[Pick], taken: Set[Domain], require: Requirements
     ) -> CurrentReplica | None:
         """The first current replica that the spread allows beside the picks; None once the quota's cap is reached."""
         if self._is_capped(picks):
             return None
-        return next((each for each in current if spread_allows(each.option, picks, require)), None)
+        return next((each for each in current if each.option.domain(require.spread) not in taken), None)
 
     def _is_capped(self, picks: Sequence[Pick]) -> bool:
         """Whether the picks already keep as many current replicas as the quota allows."""
@@ -498,7 +519,8 @@ class Solver:
     def _best(
         self,
         order: Sequence[int],
-        picks: list[Pick],
+        picks: Sequence[Pick],
+        taken: Set[Domain],
         require: Requirements,
         allocations: Allocations,
         move: Move | None,
@@ -518,7 +540,9 @@ class Solver:
             option = self.options[index]
             if move is not None and (option.key in left or not move.aim.allows(*option.key)):
                 continue
-            if option.key not in waiting and not self._contention.faults(option, picks, require, allocations):
+            if option.domain(require.spread) in taken or option.key in waiting:
+                continue
+            if not self._contention.faults(option, taken, require, allocations):
                 return option
         return None
 
@@ -539,15 +563,6 @@ class Solver:
         left = [each for each in self.healthy if each.assignment.id not in kept]
         left.sort(key=lambda each: (-TenantCost.of(each.option.cost).usd_per_h, -each.assignment.memory_bytes))
         return tuple(left[: max(0, min(most, self.cap - len(kept)))])
-
-    def _exclusion_faults(
-        self, option: Option, picks: list[Pick], require: Requirements, allocations: Allocations
-    ) -> tuple[PlacementFault, ...]:
-        """What excluded an option that is feasible by itself. Once all replicas are placed, the spread relative to the
-        picks is no reason."""
-        found = self._contention.faults(option, picks, require, allocations)
-        full = len(picks) >= self._replica_count(require)
-        return tuple(fault for fault in found if not full or fault.constraint is not Constraint.SPREAD)
 
 
 def _standby_refusal(census: Counter[Code]) -> Refusal:

@@ -292,6 +292,8 @@ class _Step:
                 return replace(assignment, staged=self._is_staged_by_move(assignment))
             gone = idle or self._has_never_served(assignment) or (silent and move.leaving == move.target)
             return None if lost or gone else assignment if silent else replace(assignment, draining=True)
+        if assignment.id in plan.awaiting_node:
+            return assignment
         evicted = self.in_service[assignment.workload] and assignment.id in plan.evicted
         free = self._is_free(assignment.workload) and (
             self.standbys_in_service[assignment.workload] or not assignment.standby
