@@ -591,9 +591,10 @@ class CoreRegion:
             profiles=self.profiles,
             desired=self.desired,
             memory=self.memory,
-            costs=self.costs,
-            quotas=self.quotas,
-            delegations=self.delegated,
+            # As they are now: a decision that is kept must not see a later change of what it was made from.
+            costs={**self.costs},
+            quotas={**self.quotas},
+            delegations={**self.delegated},
             peers=self.peers,
             fetches=self.fetched,
             fetches_counted_since=Wall(START),

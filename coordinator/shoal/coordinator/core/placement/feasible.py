@@ -184,6 +184,12 @@ class Scope:
             for device in sorted(nodes[name].node.devices, key=lambda each: each.name)
         )
 
+    def find(self, slot: Slot) -> tuple[NodeState, Device] | None:
+        """One device; None: the region has none of that name."""
+        state = self.inputs.fleet.nodes.get(slot.node)
+        device = state.device(slot.device) if state is not None else None
+        return (state, device) if state is not None and device is not None else None
+
     @cached_property
     def current(self) -> Mapping[WorkloadKey, tuple[tuple[str, Assignment], ...]]:
         """Each workload's current replicas (assigned, not draining) with their nodes, sorted by node and id."""
@@ -427,7 +433,7 @@ class Scope:
         return tuple(
             fault
             for found in (
-                self.node_fault(option),
+                node_fault(option.state),
                 *self.document_faults(option, require),
                 self._label_fault(option, intent, require),
                 self._blocked_fault(option, intent),
@@ -439,34 +445,6 @@ class Scope:
             )
             if (fault := found) is not None
         )
-
-    def node_fault(self, option: Option) -> PlacementFault | None:
-        """Why nothing new may be placed on this node; None where it may."""
-        state = option.state
-        name = state.name
-        if state.revoked:
-            refusal = Refusal(Code.CERT_REVOKED, f"{name} was revoked", "a member of the region")
-            return PlacementFault(Constraint.NODE, refusal, manual_remedy(f"join {name} again with a new token"))
-        if state.cordoned:
-            refusal = Refusal(Code.NODE_CORDONED, f"{name} is cordoned", "a node that takes new work")
-            return PlacementFault(Constraint.NODE, refusal, manual_remedy(f"shoal uncordon {name}"))
-        if state.liveness in (Liveness.SUSPECT, Liveness.LOST):
-            code = Code.NODE_SUSPECT if state.liveness is Liveness.SUSPECT else Code.NODE_LOST
-            refusal = Refusal(code, f"{name} is silent", "a node that reports")
-            return PlacementFault(Constraint.NODE, refusal, manual_remedy(f"bring {name} back"))
-        if state.quarantined:
-            found = f"{name} reports what cannot be: {state.refusal.found if state.refusal else ''}"
-            refusal = Refusal(Code.NODE_QUARANTINED, found, "telemetry that can be true")
-            return PlacementFault(
-                Constraint.NODE, refusal, manual_remedy(f"look at the sensors and the agent of {name}")
-            )
-        if state.liveness is Liveness.NEVER_SEEN or not state.has_full_status:
-            refusal = Refusal(Code.NODE_NOT_READY, f"{name} has not reported yet", "a node that reports")
-            return PlacementFault(Constraint.NODE, refusal, manual_remedy(f"start the agent on {name}"))
-        if not state.front_ready:
-            refusal = Refusal(Code.NODE_NOT_READY, f"the front of {name} does not answer yet", "a front that serves")
-            return PlacementFault(Constraint.NODE, refusal, manual_remedy(f"look at the agent's log on {name}"))
-        return None
 
     def _blocked_fault(self, option: Option, intent: Intent) -> PlacementFault | None:
         """The fault of a place where an earlier move of this workload failed."""
@@ -574,7 +552,7 @@ class Scope:
         failure."""
         receipt, device = option.receipt, option.device
         where = f"{option.state.name}/{device.name}"
-        if option.state.has_full_status and device.name not in option.state.readings:
+        if does_not_answer(option.state, device):
             silent = option.state.silent.get(device.name)
             refusal = Refusal(Code.DEVICE_LOST, f"{where} does not answer its node", "a device that can be read")
             if silent is not None:
@@ -704,6 +682,37 @@ class Scope:
                 Refusal(code, found, f"at most {show_quantity(limit, _DIMENSIONS[name])}"),
                 _raise_bound(name, value * shares, limit),
             )
+
+
+def node_fault(state: NodeState) -> PlacementFault | None:
+    """Why nothing new may be placed on this node; None where it may."""
+    name = state.name
+    if state.revoked:
+        refusal = Refusal(Code.CERT_REVOKED, f"{name} was revoked", "a member of the region")
+        return PlacementFault(Constraint.NODE, refusal, manual_remedy(f"join {name} again with a new token"))
+    if state.cordoned:
+        refusal = Refusal(Code.NODE_CORDONED, f"{name} is cordoned", "a node that takes new work")
+        return PlacementFault(Constraint.NODE, refusal, manual_remedy(f"shoal uncordon {name}"))
+    if state.liveness in (Liveness.SUSPECT, Liveness.LOST):
+        code = Code.NODE_SUSPECT if state.liveness is Liveness.SUSPECT else Code.NODE_LOST
+        refusal = Refusal(code, f"{name} is silent", "a node that reports")
+        return PlacementFault(Constraint.NODE, refusal, manual_remedy(f"bring {name} back"))
+    if state.quarantined:
+        found = f"{name} reports what cannot be: {state.refusal.found if state.refusal else ''}"
+        refusal = Refusal(Code.NODE_QUARANTINED, found, "telemetry that can be true")
+        return PlacementFault(Constraint.NODE, refusal, manual_remedy(f"look at the sensors and the agent of {name}"))
+    if state.liveness is Liveness.NEVER_SEEN or not state.has_full_status:
+        refusal = Refusal(Code.NODE_NOT_READY, f"{name} has not reported yet", "a node that reports")
+        return PlacementFault(Constraint.NODE, refusal, manual_remedy(f"start the agent on {name}"))
+    if not state.front_ready:
+        refusal = Refusal(Code.NODE_NOT_READY, f"the front of {name} does not answer yet", "a front that serves")
+        return PlacementFault(Constraint.NODE, refusal, manual_remedy(f"look at the agent's log on {name}"))
+    return None
+
+
+def does_not_answer(state: NodeState, device: Device) -> bool:
+    """Whether the node reported all of its devices but this one."""
+    return state.has_full_status and device.name not in state.readings
 
 
 def awake_w(rest: Rest, receipt: Receipt, working_w: float) -> Watts:

@@ -22,14 +22,13 @@ from shoal.coordinator.core.placement.local_search import (
     Ints,
     improve,
 )
-from shoal.coordinator.core.placement.solve import Level, Solver
+from shoal.coordinator.core.placement.model import Slot
+from shoal.coordinator.core.placement.solve import Level, OptionKey, Solver
 from shoal.types.workload import Spread, WorkloadKey
 
 TRIED_MOST: Final = 12_500
 """New replicas times devices. To predict and check one on the other takes about 50 us of a core (`shoal bench
 placement`), twice that with the search, and no other part of the region runs meanwhile. It admits 200 on 60."""
-OptionKey = tuple[str, str, str]
-"""Node, device and model variant."""
 
 
 @dataclass(frozen=True)
@@ -147,15 +146,23 @@ def _tables(solver: Solver, level: Level, index: Mapping[tuple[str, str, int], i
     """Objective, memory and time of one workload by column; an objective of inf where it may not run."""
     cost, memory, busy = np.full(len(index), np.inf), np.zeros(len(index)), np.zeros(len(index))
     current = {each.option.key for each in solver.healthy}
+    devices = [Slot(state.name, device.name) for state, device in solver.scope.devices]
+    is_new = not (solver.healthy or solver.failed)
+    figures = solver.figures(level.require, level.limits, devices) if is_new else None
+    if figures is not None:
+        for each in figures:
+            at = np.flatnonzero(each.feasible) * (len(index) // len(devices)) + solver.intent.models.index(each.model)
+            cost[at], memory[at], busy[at] = (column[each.feasible] for column in (each.awake, each.memory, each.busy))
+        return cost, memory, busy
     faults = solver.faults(level.require, level.limits)
     fits = [
         option for option, found in zip(solver.options, faults, strict=True) if not found and option.key not in current
     ]
     if fits:
-        at = [index[_column(solver, option)] for option in fits]
-        cost[at] = solver.objectives(fits, [solver.values(option, level.require) for option in fits])
-        memory[at] = [memory_requirement(option) for option in fits]
-        busy[at] = [busy_share(solver.scope, solver.intent, option, level.require.replicas) for option in fits]
+        columns = [index[_column(solver, option)] for option in fits]
+        cost[columns] = solver.objectives(fits, [solver.values(option, level.require) for option in fits])
+        memory[columns] = [memory_requirement(option) for option in fits]
+        busy[columns] = [busy_share(solver.scope, solver.intent, option, level.require.replicas) for option in fits]
     return cost, memory, busy
 
 

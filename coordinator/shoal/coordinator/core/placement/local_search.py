@@ -64,9 +64,10 @@ class AssignmentProblem:
     @cached_property
     def columns_of_node(self) -> Ints:
         """The columns of each node, filled up with the first of them."""
-        found = [np.flatnonzero(self.node == each) for each in range(int(self.node.max()) + 1)]
-        most = max(map(len, found))
-        return np.array([np.resize(np.concatenate([each, np.full(most - len(each), each[0])]), most) for each in found])
+        order, counts = np.argsort(self.node, kind="stable"), np.bincount(self.node)
+        first, number = (np.cumsum(counts) - counts)[:, None], np.arange(int(counts.max()))
+        found: Ints = order[first + np.where(number < counts[:, None], number, 0)]
+        return found
 
     @cached_property
     def siblings(self) -> Sequence[Ints]:

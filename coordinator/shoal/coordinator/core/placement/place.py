@@ -3,7 +3,7 @@ docs/guides/placement.md."""
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -21,9 +21,10 @@ from shoal.coordinator.core.placement.allocations import (
     rank_of,
     wants_standby,
 )
+from shoal.coordinator.core.placement.columns import DeviceColumns
 from shoal.coordinator.core.placement.contention import Pick
 from shoal.coordinator.core.placement.feasible import Scope
-from shoal.coordinator.core.placement.joint import OptionKey, better_places, is_worth_trying
+from shoal.coordinator.core.placement.joint import better_places, is_worth_trying
 from shoal.coordinator.core.placement.model import (
     Inputs,
     Move,
@@ -36,7 +37,7 @@ from shoal.coordinator.core.placement.model import (
 from shoal.coordinator.core.placement.preempt import preemptions
 from shoal.coordinator.core.placement.replicas import WorkloadReplicas, replicas_of
 from shoal.coordinator.core.placement.signatures import make_signed_model
-from shoal.coordinator.core.placement.solve import Level, Occupancy, Solver
+from shoal.coordinator.core.placement.solve import Level, Occupancy, OptionKey, Solver
 from shoal.coordinator.core.placement.tenant_cost import TenantBudget, TenantCost
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment
@@ -52,6 +53,7 @@ def place(
     explain: bool | Collection[WorkloadKey] = True,
     as_if_local: Collection[WorkloadKey] = (),
     standing: StandingReplicas = NOTHING_STANDS,
+    columns: DeviceColumns | None = None,
 ) -> PlacementPlan:
     """Where every workload should run, why, and which change would place it where it cannot run.
 
@@ -60,8 +62,10 @@ def place(
     as_if_local: workloads that another region runs. Each is planned as if it ran here and everything else stayed where
     it is. Such a plan takes no capacity from others.
     standing: replicas of other workloads, of which nothing is to be decided.
+    columns: the devices of the same inputs as arrays; without it, and where something is explained, each is looked at.
     """
     scope = Scope(inputs, standing.allocations.occupants)
+    columns = None if explain else columns
     intents = sorted(inputs.intents, key=rank_of)
     current = _current_replicas(scope, intents)
     caps = QuotaCaps(scope, [(intent, current[intent.key]) for intent in intents])
@@ -69,10 +73,15 @@ def place(
         scope, ((intent, current[intent.key]) for intent in intents), standing.allocations
     )
     decided = Decided((), allocations, allocations, caps)
+    concerned = {*inputs.desired, *(each.slot.node for each in inputs.reserved)}
+    if columns is not None:
+        columns.touch(concerned)
     for _, equals in groupby(intents, key=lambda intent: intent.priority):
-        group = _PriorityGroup(scope, tuple(equals), current, decided, as_if_local, standing)
+        group = _PriorityGroup(scope, tuple(equals), current, decided, as_if_local, standing, columns)
         decided = group.decide(explain)
     plans, allocations = decided.plans, decided.allocations
+    if columns is not None:
+        columns.touch(concerned)
     budgets = tuple(
         TenantBudget(tenant, quota.cost, allocations.usage(tenant).cost)
         for tenant, quota in sorted(inputs.quotas.items())
@@ -115,6 +124,7 @@ class _PriorityGroup:
     def __init__(
         self, scope: Scope, intents: Sequence[Intent], current: Mapping[WorkloadKey, WorkloadReplicas],
         before: Decided, as_if_local: Collection[WorkloadKey], standing: StandingReplicas,
+        columns: DeviceColumns | None,
     ) -> None:  # fmt: skip
         self._scope = scope
         self._intents = intents
@@ -122,6 +132,9 @@ class _PriorityGroup:
         self._before = before
         self._as_if_local = as_if_local
         self._standing = standing
+        self._columns = columns
+        # Nodes of workloads that were decided.
+        self._concerned: Set[str] = set()
         # Workloads whose candidates are kept, and the last solver of each.
         self._shared: Collection[WorkloadKey] = ()
         self._solvers = dict[WorkloadKey, Solver]()
@@ -129,7 +142,8 @@ class _PriorityGroup:
     def decide(self, explain: bool | Collection[WorkloadKey]) -> Decided:
         lacking = [intent for intent in self._intents if self._lacks(intent)]
         rows = sum(intent.require.replicas for intent in lacking)
-        if not is_worth_trying(rows, len(self._scope.devices)):
+        devices: Sized = self._columns if self._columns is not None else self._scope.devices
+        if not is_worth_trying(rows, len(devices)):
             return self._decide(explain, {})
         self._shared = {intent.key for intent in lacking}
         found = self._decide(False, {})
@@ -138,6 +152,7 @@ class _PriorityGroup:
             together = self._decide(explain, better)
             if self._placed(together) >= self._placed(found):
                 return together
+            self._touch(self.concerned)  # columns may say what was taken together
         return self._decide(explain, {}) if explain else found
 
     def _lacks(self, intent: Intent) -> bool:
@@ -157,6 +172,7 @@ class _PriorityGroup:
         scope, inputs = self._scope, self._scope.inputs
         allocations, baseline, caps = self._before.allocations, self._before.baseline, self._before.caps.copy()
         plans = list(self._before.plans)
+        self._touch(self._concerned)
         for intent in self._intents:
             replicas, tenant = self._current[intent.key], intent.key.tenant
             baseline = self._standing.baseline(baseline, intent)
@@ -165,17 +181,20 @@ class _PriorityGroup:
                 spare = Solver(scope, intent, replicas, caps.of(intent.key), allocations, baseline, elsewhere=True)
                 plan, allocations = _plan_elsewhere(spare, allocations)
                 plans.append(_with_cost(plan, spare, allocations))
+                self._touch(_nodes_of(plan, replicas))
                 continue
             # A guest workload may use the capacity that is reserved for it.
             is_guest = tenant == GUEST_TENANT
             own = [each for each in inputs.reserved if each.bid == intent.key.name] if is_guest else []
             free, free_at_first = allocations.with_reservations(own, -1), baseline.with_reservations(own, -1)
+            self._touch({each.slot.node for each in own} | {each.node for each in replicas.healthy})
             solver = self._solver(intent, caps.of(intent.key), free, free_at_first, preferred.get(intent.key, ()))
             asked = explain if isinstance(explain, bool) else intent.key in explain
             plan, after = _place_moves(solver, *_plan_workload(solver, explain=asked), explain=asked)
             plan, after = _replace_in_place(solver, plan, after, explain=asked)
             after = after.with_awarded(scope, intent.key, _cost_beside(solver, after))
             plans.append(_with_cost(plan, solver, after))
+            self._touch({each.slot.node for each in own} | _nodes_of(plan, replicas))
             if not away:
                 caps.decide(intent.key, {target.existing_assignment for target in plan.targets})
                 # The reservation stays while the guest has no place. The baseline loses this workload, so that later
@@ -184,6 +203,12 @@ class _PriorityGroup:
                 baseline = free_at_first.without_workload(scope, intent, replicas)
         return Decided(tuple(plans), allocations, baseline, caps)
 
+    def _touch(self, nodes: Set[str]) -> None:
+        """The next workload finds something else taken there."""
+        self._concerned = self._concerned | nodes
+        if self._columns is not None:
+            self._columns.touch(nodes)
+
     def _solver(
         self, intent: Intent, cap: int, allocations: Allocations, baseline: Allocations, preferred: Sequence[OptionKey]
     ) -> Solver:
@@ -191,11 +216,17 @@ class _PriorityGroup:
         known = self._solvers.get(intent.key)
         solver = Solver(
             self._scope, intent, self._current[intent.key], cap, allocations, baseline, preferred=preferred,
-            table=known.table if known is not None else None,
+            table=known.table if known is not None else None, columns=self._columns,
         )  # fmt: skip
         if intent.key in self._shared:
             self._solvers[intent.key] = solver
         return solver
+
+
+def _nodes_of(plan: WorkloadPlan, replicas: WorkloadReplicas) -> Set[str]:
+    """Where something may be taken or freed by a plan."""
+    held = {each.node for each in replicas.healthy} | {each.node for each in replicas.failed}
+    return held | {each.node for each in plan.targets}
 
 
 def _cost_beside(solver: Solver, after: Allocations) -> TenantCost:

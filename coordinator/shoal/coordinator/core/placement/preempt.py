@@ -128,12 +128,10 @@ def _cheapest(
 
 def _candidates(solver: Solver, level: Level) -> Iterator[Option]:
     """Options for one more replica that only lack room, by rank."""
-    faults = solver.faults(level.require, level.limits)
     held = {each.option.key for each in solver.healthy}
     taken = taken_domains(level.picks, level.require.spread)
-    for index in solver.best_first(level.require, level.limits):
-        option = solver.options[index]
-        if not faults[index] and option.key not in held and option.domain(level.require.spread) not in taken:
+    for option in solver.best_first(level.require, level.limits):
+        if option.key not in held and option.domain(level.require.spread) not in taken:
             yield option
 
 

@@ -63,8 +63,13 @@ def logarithms(figures: Sequence[TermValues]) -> NDArray[np.float64]:
 
 
 def objectives(figures: Sequence[TermValues], weights: Weights) -> NDArray[np.float64]:
-    """The logarithm of the objective of each row, lower is better."""
-    found: NDArray[np.float64] = logarithms(figures) @ shares(weights)
+    """The logarithm of the objective of each row, lower is better.
+
+    Equal rows have equal objectives, whatever other rows there are: a product of matrices may round them by where they
+    stand."""
+    found = np.zeros(len(figures))
+    for column, share in zip(logarithms(figures).T, shares(weights), strict=True):
+        found += column * share
     return found
 
 

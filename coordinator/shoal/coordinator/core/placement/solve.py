@@ -1,14 +1,18 @@
 """Chooses a workload's replicas for one set of requirements and limits."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.allocations import Allocations, busy_share, wants_standby
+from shoal.coordinator.core.placement.columns import DeviceColumns, KnownOption, ModelFigures, is_uniform
 from shoal.coordinator.core.placement.contention import ContentionCheck, Pick, is_on_other_node
 from shoal.coordinator.core.placement.domains import Domain, domain_of, taken_domains
 from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault, Scope
@@ -26,8 +30,12 @@ from shoal.coordinator.core.placement.rank import (
 from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas, may_retry
 from shoal.coordinator.core.placement.tenant_cost import TenantCost
 from shoal.types.codes import Code, Refusal
+from shoal.types.device import Device
 from shoal.types.units import Bytes
-from shoal.types.workload import Intent, Limits, Requirements, Spread
+from shoal.types.workload import Intent, Limits, ModelRef, Requirements, Spread
+
+OptionKey = tuple[str, str, str]
+"""Node, device and model variant."""
 
 BROKEN_MOST = 3
 """Replicas of one workload that may be broken before it is tried nowhere else, so that one bad model does not fail on
@@ -73,8 +81,9 @@ class CandidateTable:
     """Every (device, model) of the region for one workload, and what excludes each by itself. Nothing in it depends on
     what else is placed, so that several solvers of the workload share it."""
 
-    def __init__(self, options: tuple[Option, ...]) -> None:
-        self.options = options
+    def __init__(self) -> None:
+        self.options: tuple[Option, ...] | None = None
+        """None: nothing asked for them yet."""
         self.faults = dict[tuple[Requirements, Limits], list[tuple[PlacementFault, ...]]]()
 
 
@@ -92,16 +101,19 @@ class Solver:
         *,
         elsewhere: bool = False,
         pending_moves: Sequence[Move] = (),
-        preferred: Sequence[tuple[str, str, str]] = (),
+        preferred: Sequence[OptionKey] = (),
         table: CandidateTable | None = None,
+        columns: DeviceColumns | None = None,
     ) -> None:
         """cap: current replicas that the quota lets stay. allocations: with everything that was decided before this
         workload. baseline: without those decisions, and as if their workloads had no replicas. elsewhere: only a
         standby is wanted here. pending_moves: moves that look for a place, each where it aims; their sources do not
         count as current replicas. preferred: keys of the options for its new replicas, one each, where they fit. table:
-        of another solver of the same workload and replicas."""
+        of another solver of the same workload and replicas. columns: the devices as arrays, with what these allocations
+        take of them; the workload's own nodes are touched."""
         self._preferred = preferred
-        self._table = table
+        self._columns = None if elsewhere or pending_moves or wants_standby(intent) else columns
+        self.table = CandidateTable() if table is None else table
         self.pending_moves = pending_moves
         self.scope = scope
         self.intent = intent
@@ -121,6 +133,7 @@ class Solver:
         )
         self._levels = dict[tuple[Requirements, Limits], Level]()
         self._exclusions = dict[tuple[Requirements, Limits], tuple[tuple[PlacementFault, ...], ...]]()
+        self._orders = dict[tuple[Requirements, Limits], list[Option]]()
 
     @property
     def healthy(self) -> tuple[CurrentReplica, ...]:
@@ -153,13 +166,9 @@ class Solver:
     def options(self) -> tuple[Option, ...]:
         """Every (device, model) of the region. Where a current replica runs, the option uses that replica's
         measurements."""
+        if self.table.options is None:
+            self.table.options = self._make_options()
         return self.table.options
-
-    @property
-    def table(self) -> CandidateTable:
-        if self._table is None:
-            self._table = CandidateTable(self._make_options())
-        return self._table
 
     def faults(self, require: Requirements, limits: Limits) -> list[tuple[PlacementFault, ...]]:
         """Per option, what excludes it whatever else is placed."""
@@ -170,20 +179,29 @@ class Solver:
         return known[require, limits]
 
     def _make_options(self) -> tuple[Option, ...]:
-        scope, intent = self.scope, self.intent
-        held = {(*each.slot, each.assignment.variant): each.option for each in self.healthy}
-        failed = {
+        return tuple(
+            self._option(model, state, device)
+            for model in self.intent.models
+            if model.digest in self.scope.inputs.profiles
+            for state, device in self.scope.devices
+        )
+
+    def _option(self, model: ModelRef, state: NodeState, device: Device) -> Option:
+        key = (state.name, device.name, model.variant)
+        failed = self._failures.get(key)
+        return self._held.get(key) or self.scope.option(self.intent, model, state, device, earlier_failure=failed)
+
+    @cached_property
+    def _held(self) -> Mapping[OptionKey, Option]:
+        """Where current replicas run."""
+        return {(*each.slot, each.assignment.variant): each.option for each in self.healthy}
+
+    @cached_property
+    def _failures(self) -> Mapping[OptionKey, Refusal]:
+        """Where replicas failed, and why."""
+        return {
             (each.node, each.assignment.device, each.assignment.variant): each.refusal for each in self.broken_replicas
         }
-        return tuple(
-            held.get((state.name, device.name, model.variant))
-            or scope.option(
-                intent, model, state, device, earlier_failure=failed.get((state.name, device.name, model.variant))
-            )
-            for model in intent.models
-            if model.digest in scope.inputs.profiles
-            for state, device in scope.devices
-        )
 
     def steady_level(self) -> Level | None:
         """The level where nothing has to be decided: all wanted replicas exist and are confirmed under the current
@@ -234,18 +252,16 @@ class Solver:
         return known
 
     def _solve(self, require: Requirements, limits: Limits) -> Level:
-        intent, options = self.intent, self.options
+        intent = self.intent
         wanted = self._replica_count(require)
-        faults = self.faults(require, limits)
         # Confirmed replicas have to meet the hard constraints only; the others are checked like new ones.
         staying = [each for each in self.active if self.is_confirmed(each) and self._still_meets(each, require)]
         yielding = [
             each for each in self.active if not self.is_confirmed(each) and self._may_stay(each, require, limits)
         ]
         standbys = [each for each in self.standbys if self._may_stay(each, require, limits)]
-        rank = self._rank(faults, (*staying, *yielding, *standbys), require)
-        order = [index for index in sorted(rank, key=rank.__getitem__) if not faults[index]]
-        places = {options[index].key: place for index, place in rank.items()}
+        current = {each.option.key: each.option for each in (*staying, *yielding, *standbys)}
+        places = {option.key: place for place, option in enumerate(self._ranked([*current.values()], require))}
         # Ready replicas first, so that surplus ones that are not ready go first.
         for each in (staying, yielding, standbys):
             each.sort(key=lambda one: (not one.ready, places[one.option.key], one.assignment.id))
@@ -260,7 +276,7 @@ class Solver:
             best, move = None, None
             if existing is None:
                 move = self._next_move(picks)
-                best = self._best(order, picks, taken, require, allocations, move)
+                best = self._best(picks, taken, require, limits, allocations, move)
                 existing = self._first(yielding, picks, taken, require)
                 if existing is None and move is None:
                     existing = self._first(standbys, picks, taken, require)
@@ -286,7 +302,7 @@ class Solver:
                 if each not in standbys and all(each is not one.existing for one in picks)
             )
             left = (*standbys, *late, *staying, *yielding)
-            standby, short = self._pick_standby(left, picks, require, limits, faults, order, allocations)
+            standby, short = self._pick_standby(left, picks, require, limits, allocations)
         if standby is not None:
             allocations = self._allocate(standby, allocations, require)
         beyond = (*staying, *yielding) if not full and self._is_capped(picks) else ()
@@ -334,10 +350,12 @@ class Solver:
             )
         return self._exclusions[key]
 
-    def best_first(self, require: Requirements, limits: Limits) -> list[int]:
-        """Indexes of the options that are feasible by themselves, best first."""
-        rank = self._rank(self.faults(require, limits), (), require)
-        return sorted(rank, key=rank.__getitem__)
+    def best_first(self, require: Requirements, limits: Limits) -> Sequence[Option]:
+        """The options that are feasible by themselves, best first."""
+        if (require, limits) not in self._orders:
+            rows = zip(self.options, self.faults(require, limits), strict=True)
+            self._orders[require, limits] = self._ranked([option for option, found in rows if not found], require)
+        return self._orders[require, limits]
 
     def lacks_room(self, option: Option, level: Level, allocations: Allocations) -> bool:
         """Whether a replica does not fit there beside these allocations, its tenant's quota included."""
@@ -385,9 +403,13 @@ class Solver:
     # -- standby -----------------------------------------------------------------------------------------------------
 
     def _pick_standby(
-        self, left: Sequence[CurrentReplica], picks: Sequence[Pick], require: Requirements, limits: Limits,
-        faults: Sequence[tuple[PlacementFault, ...]], order: Sequence[int], allocations: Allocations,
-    ) -> tuple[Pick | None, Refusal | None]:  # fmt: skip
+        self,
+        left: Sequence[CurrentReplica],
+        picks: Sequence[Pick],
+        require: Requirements,
+        limits: Limits,
+        allocations: Allocations,
+    ) -> tuple[Pick | None, Refusal | None]:
         """One more replica, on a node without any of the others: a current one, else a new one once all others are
         placed.
 
@@ -411,23 +433,23 @@ class Solver:
         waiting = {each.option.key for each in left}
         bars = [
             [
-                *(found.refusal.code for found in faults[index] if found.constraint is not Constraint.LATENCY),
+                *(found.refusal.code for found in faults if found.constraint is not Constraint.LATENCY),
                 *(() if is_on_other_node(option, picks) else (Code.SPREAD_CONFLICT,)),
                 *(found.refusal.code for found in self._contention.capacity_faults(option, require, allocations)),
                 *((Code.WAITING_FOR_REPLACEMENT,) if option.key in waiting else ()),
             ]
-            for index, option in enumerate(self.options)
+            for option, faults in zip(self.options, self.faults(require, limits), strict=True)
         ]
-        best = next((index for index in order if not bars[index]), None)
+        able = {option.key: option for option, found in zip(self.options, bars, strict=True) if not found}
+        best = next((option for option in self.best_first(require, limits) if option.key in able), None)
         if best is None and stays:
             return Pick(stays[0].option, stays[0]), None
         if best is None:
-            able = [index for index, found in enumerate(bars) if not found]
-            late = {index: self.scope.latency_s(self.options[index], self.intent, require.replicas) for index in able}
-            best = min(able, key=lambda index: (late[index], self.options[index].key), default=None)
+            late = {key: self.scope.latency_s(option, self.intent, require.replicas) for key, option in able.items()}
+            best = min(able.values(), key=lambda option: (late[option.key], option.key), default=None)
         if best is None:
             return None, _standby_refusal(Counter(found[0] for found in bars))
-        return Pick(self.options[best], None), None
+        return Pick(best, None), None
 
     # -- current replicas that may stay ------------------------------------------------------------------------------
 
@@ -488,29 +510,55 @@ class Solver:
 
     # -- new replicas ------------------------------------------------------------------------------------------------
 
-    def _rank(
-        self, faults: Sequence[tuple[PlacementFault, ...]], current: Sequence[CurrentReplica], require: Requirements
-    ) -> dict[int, int]:
-        """Rank by option index, 0 best, over options that are feasible or hold a current replica."""
-        stands = {each.option.key for each in current}
-        fits = [index for index, found in enumerate(faults) if not found or self.options[index].key in stands]
-        figures = [
-            weighed_values(self.scope, self._counted(self.options[index]), self.intent, require.replicas)
-            for index in fits
-        ]
-        by_score = dict[float, list[int]]()
-        values = self.objectives([self.options[index] for index in fits], figures)
-        for index, value in zip(fits, values.tolist(), strict=True):
-            by_score.setdefault(value, []).append(index)
-        order = [index for value in sorted(by_score) for index in self._by_name(by_score[value])]
-        return {index: place for place, index in enumerate(order)}
-
-    def _by_name(self, equals: Sequence[int]) -> Sequence[int]:
-        """Options of one score in an order that depends on the seed and on names alone."""
-        if len(equals) == 1:
-            return equals
+    def _ranked(self, options: Sequence[Option], require: Requirements) -> list[Option]:
+        """The same options, best first; equals in an order that depends on the seed and on names alone."""
+        if len(options) < 2:
+            return [*options]
+        figures = [self._figures(option, require) for option in options]
+        scores = self.objectives(options, figures).tolist()
+        by_score = dict[float, list[Option]]()
+        for option, value in zip(options, scores, strict=True):
+            by_score.setdefault(value, []).append(option)
         seed, name = self.scope.inputs.seed, str(self.intent.key)
-        return sorted(equals, key=lambda index: tie_break(seed, name, *self.options[index].key))
+        return [
+            option
+            for value in sorted(by_score)
+            for option in (
+                sorted(by_score[value], key=lambda one: tie_break(seed, name, *one.key))
+                if len(by_score[value]) > 1
+                else by_score[value]
+            )
+        ]
+
+    def _figures(self, option: Option, require: Requirements) -> TermValues:
+        """What the objective weighs of a candidate."""
+        return weighed_values(self.scope, self._counted(option), self.intent, require.replicas)
+
+    def figures(self, require: Requirements, limits: Limits, devices: Sequence[Slot]) -> Sequence[ModelFigures] | None:
+        """What each of the workload's models finds on these devices, in their order; None where that is not known
+        without a look at each. Where its own replicas run or failed, it is another."""
+        columns = self._columns
+        if columns is None or columns.may_sleep or not is_uniform(self.scope, self.intent, require, limits):
+            return None
+        rows = columns.rows_of(devices)
+        found = columns.figures(self.scope, self.intent, require, limits)
+        return [each.of_rows(rows) for each in found]
+
+    def _places(self, require: Requirements, limits: Limits) -> Iterator[Option]:
+        """As `best_first`, without those that have no room beside what was decided before, where that is known
+        without a look at each."""
+        if self._columns is None or not is_uniform(self.scope, self.intent, require, limits):
+            yield from self.best_first(require, limits)
+            return
+        known = [
+            KnownOption(option, objectives([self._figures(option, require)], self.intent.weights)[0])
+            for option in self._held.values()
+            if not self.scope.faults(option, self.intent, require, limits)
+        ]
+        for place in self._columns.places(self.scope, self.intent, require, limits, self.allocations, known):
+            option = self._option(*place)
+            if not self.scope.faults(option, self.intent, require, limits):
+                yield option
 
     def _next_move(self, picks: Sequence[Pick]) -> Move | None:
         found = sum(pick.move is not None for pick in picks)
@@ -518,10 +566,10 @@ class Solver:
 
     def _best(
         self,
-        order: Sequence[int],
-        picks: Sequence[Pick],
+        picks: list[Pick],
         taken: Set[Domain],
         require: Requirements,
+        limits: Limits,
         allocations: Allocations,
         move: Move | None,
     ) -> Option | None:
@@ -536,8 +584,7 @@ class Solver:
         kept = {pick.existing.assignment.id for pick in picks if pick.existing is not None}
         waiting = {each.option.key for each in self.healthy if each.assignment.id not in kept}
         allocations = allocations.with_usage_of(self.intent.key.tenant, self._may_follow(picks, kept, require))
-        for index in self._preferred_first(order, picks):
-            option = self.options[index]
+        for option in chain(self._preferred_place(picks, require, limits), self._places(require, limits)):
             if move is not None and (option.key in left or not move.aim.allows(*option.key)):
                 continue
             if option.domain(require.spread) in taken or option.key in waiting:
@@ -546,13 +593,18 @@ class Solver:
                 return option
         return None
 
-    def _preferred_first(self, order: Sequence[int], picks: Sequence[Pick]) -> Iterable[int]:
-        """The order in which a new replica tries options."""
+    def _preferred_place(self, picks: Sequence[Pick], require: Requirements, limits: Limits) -> Sequence[Option]:
+        """What a new replica tries first, if it is feasible by itself."""
         news = sum(pick.existing is None for pick in picks)
         if news >= len(self._preferred):
-            return order
-        first = self._preferred[news]
-        return (*(index for index in order if self.options[index].key == first), *order)
+            return ()
+        node, device, variant = self._preferred[news]
+        model = next((each for each in self.intent.models if each.variant == variant), None)
+        found = self.scope.find(Slot(node, device))
+        if model is None or found is None or model.digest not in self.scope.inputs.profiles:
+            return ()
+        option = self._option(model, *found)
+        return () if self.scope.faults(option, self.intent, require, limits) else (option,)
 
     def _may_follow(
         self, picks: Sequence[Pick], kept: Collection[str], require: Requirements

@@ -80,8 +80,9 @@ def decide(
     events in one transaction, then sends. Called again with its own result and the same fleet, it changes nothing.
 
     kept: what earlier steps decided; the step decides about what changed since, and comes to the same. It is pure
-    without that. With it, the caller adopts the decision there once it is stored.
+    without that, and looks at every device. With it, the caller adopts the decision there once it is stored.
     """
+    columns = None if kept is None else kept.columns
     kept = KeptDecisions() if kept is None else kept
     part = kept.open(world, migrations)
     warm_ups = remember_warm_ups(world, world.fleet.nodes if part.is_whole else part.nodes)
@@ -97,7 +98,9 @@ def decide(
     )
     own_marks = {one.id: mark for one in _all(desired) if (mark := memory.marks.get(one.id)) is not None}
     inputs = _inputs_of(replace(world, memory=memory), migrations, now, wall, part, own_marks)
-    plan = place(inputs, explain=False, standing=kept.standing)
+    if columns is not None:
+        columns.update(inputs, world.memory.measured, warm_ups.nodes)
+    plan = place(inputs, explain=False, standing=kept.standing, columns=columns)
     settled = _SettledRoutes(memory, Elapsed(now - world.fleet.timing.route_propagation_s))
     elsewhere = frozenset(key for key in inputs.elsewhere if settled.is_away(key))
     limits = {intent.key: _max_concurrent_moves(migrations, intent) for intent in part.intents}

@@ -25,6 +25,7 @@ from shoal.coordinator.core.placement.allocations import (
     StandingReplicas,
     rank_of,
 )
+from shoal.coordinator.core.placement.columns import DeviceColumns
 from shoal.coordinator.core.placement.model import Slot, WorkloadPlan
 from shoal.coordinator.core.placement.tenant_cost import TenantCost
 from shoal.coordinator.core.workloads.entries import EntryPoints
@@ -90,6 +91,8 @@ class KeptDecisions:
         self._part: StepPart | None = None
         self._loose = set[WorkloadKey]()
         """Workloads that are not settled, deleted ones with assignments included."""
+        self.columns = DeviceColumns()
+        """The devices, with what was taken of them when the last step was decided, but for nodes that are touched."""
         self._forget()
 
     def forget(self) -> None:
@@ -167,6 +170,7 @@ class KeptDecisions:
 
     def _forget(self) -> None:
         self._is_known = False
+        self.columns.mark_all()
         self._shared: tuple[object, ...] = ()
         self._settled: dict[WorkloadKey, SettledWorkload] = {}
         self._loose = set()
@@ -251,6 +255,7 @@ class KeptDecisions:
             old, new = before.get(name), nodes.get(name)
             if old is new:
                 continue
+            self.columns.mark(name)
             is_regrouped = is_regrouped or _entry_of(old) != _entry_of(new)
             for key in tuple(self._on_node.get(name, ())):
                 self._loosen(key)
@@ -322,6 +327,7 @@ class KeptDecisions:
         if found is not None:
             self._of_tenant[key.tenant].discard(key)
             self._unmeasured.discard(key)
+            self.columns.touch(each.node for each in found.replicas)
             for each in found.replicas:
                 self._allocations = self._allocations.with_standing(key.tenant, each, -1)
                 del self._on_slot[each.slot][each.assignment.id]
@@ -334,6 +340,7 @@ class KeptDecisions:
         self._of_tenant.setdefault(key.tenant, set()).add(key)
         if not all(each.is_measured for each in found.replicas):
             self._unmeasured.add(key)
+        self.columns.touch(each.node for each in found.replicas)
         for each in found.replicas:
             self._allocations = self._allocations.with_standing(key.tenant, each, 1)
             self._on_slot.setdefault(each.slot, {})[each.assignment.id] = found.rank, each

@@ -1,0 +1,537 @@
+"""The devices of a region as arrays, so that the best places of a workload are found without a look at each device.
+
+Devices that differ in names and places alone are of one kind, for one model: same hardware, same receipt but for its
+time, same measurement of the model. What a model does on a device, and which constraints it violates there whatever
+else is placed, is computed by `feasible` and `rank` for one device of each kind, as `explain` computes it for every
+device. What differs within a kind are columns: whether the node takes new work, what a selector says of it, and what is
+taken of the device.
+
+Columns propose: `Solver` checks each place by the functions for one device before it takes it. So a column may admit
+too much, but it never leaves out a place that fits, and the objective that it ranks by is exact.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.coordinator.core.fleet.commitments import admissible_bytes
+from shoal.coordinator.core.fleet.state import NEVER, NodeState
+from shoal.coordinator.core.placement.allocations import Allocations, busy_share, memory_requirement
+from shoal.coordinator.core.placement.contention import UTILISATION_MOST
+from shoal.coordinator.core.placement.domains import is_label
+from shoal.coordinator.core.placement.feasible import Constraint, Option, Scope, does_not_answer, node_fault
+from shoal.coordinator.core.placement.model import Inputs, Slot, Trial, requester_of
+from shoal.coordinator.core.placement.rank import objectives, tie_break, weighed_values
+from shoal.policies.cel import Expression, device_fields, node_fields
+from shoal.policies.resolve import RTT_LABEL
+from shoal.types.codes import ShoalError
+from shoal.types.device import Device
+from shoal.types.receipt import Receipt, RuntimeSupport
+from shoal.types.units import Seconds
+from shoal.types.workload import Intent, Limits, ModelRef, Requirements
+
+MOST_TABLES: Final = 128
+"""Requests whose figures are kept, each a few figures for each kind."""
+MOST_COLUMNS: Final = 64
+"""Models, and selectors, of which a column is kept: 8 bytes and one byte for each device."""
+NONE: Final = -1
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+class Request(NamedTuple):
+    """What a workload asks, without its name: workloads that ask the same share figures."""
+
+    models: tuple[ModelRef, ...]
+    require: Requirements
+    limits: Limits
+    # The rest of what predictions, constraints and the objective read of it.
+    other: tuple[object, ...]
+
+
+class KnownOption(NamedTuple):
+    """A candidate whose figures are its own, not those of its kind: a current replica runs there."""
+
+    option: Option
+    # Logarithm of its objective; inf: it is not feasible by itself.
+    objective: float
+
+
+class ModelFigures(NamedTuple):
+    """What a workload finds with one of its models: by row, one for each device and some without a device."""
+
+    model: ModelRef
+    # False: it may not run there, or nothing new may be placed there.
+    feasible: Flags
+    # Logarithm of the objective on a device that is awake anyway.
+    awake: Floats
+    # The same where the device would sleep otherwise.
+    asleep: Floats
+    # Bytes that a new replica is committed.
+    memory: Floats
+    # Share of the device's time that declared traffic takes.
+    busy: Floats
+
+    def of_rows(self, rows: Ints) -> "ModelFigures":
+        """Of these rows alone, in their order."""
+        return ModelFigures(
+            self.model, self.feasible[rows], self.awake[rows], self.asleep[rows], self.memory[rows], self.busy[rows]
+        )
+
+
+class _Model:
+    """One model, on every device."""
+
+    def __init__(self, rows: int) -> None:
+        self.kinds: Ints = np.full(rows, NONE, dtype=np.int64)
+        """Of each row; NONE: it has no device."""
+        self.ids: dict[tuple[int, str], int] = {}
+        """Number of a kind, by class of the device and measurement."""
+        self.counts: list[int] = []
+        """Of each kind: its rows."""
+        self.version = 0
+        """Grows when a kind gets its first row."""
+
+    def put(self, row: int, key: tuple[int, str] | None) -> None:
+        """The kind of a row from now on; None: it has no device any more."""
+        kind = NONE if key is None else self.ids.setdefault(key, len(self.counts))
+        if kind == len(self.counts):
+            self.counts.append(0)
+        before = int(self.kinds[row])
+        if before != NONE:
+            self.counts[before] -= 1
+        if kind != NONE:
+            self.version += not self.counts[kind]
+            self.counts[kind] += 1
+        self.kinds[row] = kind
+
+
+class _Figures:
+    """What one request finds on each kind of device for one of its models."""
+
+    def __init__(self, model: _Model) -> None:
+        self.model = model
+        """Whose kinds these are."""
+        self.version = -1
+        """Of the model, when all kinds were judged that had a row."""
+        self.judged: Flags = np.zeros(0, dtype=np.bool_)
+        self.feasible: Flags = np.zeros(0, dtype=np.bool_)
+        self.awake: Floats = np.zeros(0)
+        """Logarithm of the objective on a device that is awake anyway."""
+        self.asleep: Floats = np.zeros(0)
+        """The same where the device would sleep otherwise."""
+        self.memory: Floats = np.zeros(0)
+        """Bytes that a new replica is committed."""
+        self.busy: Floats = np.zeros(0)
+        """Share of the device's time that declared traffic takes."""
+
+    def grow(self, kinds: int) -> None:
+        for name in ("judged", "feasible", "awake", "asleep", "memory", "busy"):
+            setattr(self, name, _longer(getattr(self, name), kinds))
+
+
+class _Table(NamedTuple):
+    """The figures of one request, by model."""
+
+    figures: tuple[_Figures, ...]
+    # Of the models, that the figures were computed from.
+    profiles: tuple[object, ...]
+
+    def is_of(self, columns: tuple[_Model, ...], profiles: tuple[object, ...]) -> bool:
+        same = zip((*(each.model for each in self.figures), *self.profiles), (*columns, *profiles), strict=True)
+        return all(one is other for one, other in same)
+
+
+class DeviceColumns:
+    """Of one region. `mark` says what changed, and `update` takes it over; `Solver` asks for `places` then.
+
+    What is taken of devices is as of one `Allocations` at a time. `touch` names the nodes where the next one differs.
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rows: dict[Slot, int] = {}
+        self._slots: list[Slot | None] = []
+        self._free: list[int] = []
+        self._states: dict[str, NodeState] = {}
+        self._devices: list[Device | None] = []
+        self._class_ids: dict[tuple[object, ...], list[tuple[RuntimeSupport | None, int]]] = {}
+        self._classes: Ints = np.zeros(0, dtype=np.int64)
+        self._open: Flags = np.zeros(0, dtype=np.bool_)
+        self._sleeps: Flags = np.zeros(0, dtype=np.bool_)
+        self._occupied: Flags = np.zeros(0, dtype=np.bool_)
+        self._admissible: Floats = np.zeros(0)
+        self._booked: Floats = np.zeros(0)
+        self._models: dict[str, _Model] = {}
+        self._selected: dict[str, Flags] = {}
+        self._tables: dict[Request, _Table] = {}
+        self._touched: set[str] = set()
+        self._marked: set[str] = set()
+        self._is_all_marked = True
+        self._measured: Mapping[Trial, object] = {}
+        self._residuals: object = None
+        self._shared: tuple[object, ...] = ()
+        self._class_count = 0
+
+    def __len__(self) -> int:
+        """Number of devices."""
+        return len(self._rows)
+
+    # -- what changed ------------------------------------------------------------------------------------------------
+
+    def mark(self, node: str) -> None:
+        """The node came, went, or is another than in the last update."""
+        self._marked.add(node)
+
+    def mark_all(self) -> None:
+        """Any node may be another, with anything taken of it."""
+        self._is_all_marked = True
+
+    def update(self, inputs: Inputs, was_measured: Mapping[Trial, object], remeasured: Collection[str]) -> None:
+        """Takes over the nodes that are marked. was_measured: measurements of models before those of the inputs.
+        remeasured: nodes with others since."""
+        shared, scope = _shared(inputs), Scope(inputs)
+        if self._shared != shared:
+            self._forget()
+        if self._measured is not was_measured:
+            self._models.clear()
+        if self._residuals is not inputs.residuals:
+            self._tables.clear()
+        self._shared, self._residuals, self._measured = shared, inputs.residuals, inputs.measured
+        names = {*self._states, *inputs.fleet.nodes} if self._is_all_marked else {*self._marked, *remeasured}
+        for name in sorted(names):
+            before, after = self._states.get(name), inputs.fleet.nodes.get(name)
+            if after is not None and (after is not before or name in remeasured):
+                self._put(scope, before, after, is_remeasured=name in remeasured)
+            elif after is None and before is not None:
+                self._remove(before)
+        if self._is_all_marked:
+            self._touched.update(self._states)
+        self._marked, self._is_all_marked = set(), False
+        for variant in [name for name, each in self._models.items() if len(each.counts) > 2 * len(self._slots)]:
+            del self._models[variant]  # most of its kinds have no device any more
+
+    def touch(self, nodes: Iterable[str]) -> None:
+        """What is taken on these nodes differs in the allocations that are asked about next."""
+        self._touched.update(nodes)
+
+    def _put(self, scope: Scope, before: NodeState | None, state: NodeState, *, is_remeasured: bool) -> None:
+        name = state.name
+        is_described = before is None or before.node is not state.node
+        if before is not None and is_described:
+            self._remove(before, but=[device.name for device in state.node.devices])
+        self._states[name] = state
+        self._touched.add(name)
+        closed = node_fault(state) is not None
+        for device in state.node.devices:
+            slot = Slot(name, device.name)
+            known = self._rows.get(slot)
+            row = self._new_row(slot) if known is None else known
+            self._devices[row] = device
+            self._open[row] = not (closed or does_not_answer(state, device))
+            self._sleeps[row] = scope.may_sleep(device)
+            receipt = state.receipts.get(device.name)
+            is_other = is_described or before is None or before.receipts.get(device.name) is not receipt
+            if is_other:
+                self._classes[row] = self._class_of(scope.inputs, state, device, receipt)
+            for variant, model in self._models.items() if is_other or is_remeasured else ():
+                model.put(row, self._kind_key(variant, row, slot))
+            if is_described:
+                for where, admits in self._selected.items():
+                    admits[row] = _admits(scope, where, state, device)
+
+    def _remove(self, state: NodeState, but: Sequence[str] = ()) -> None:
+        """Takes out a node's devices. but: names of those that stay."""
+        for device in state.node.devices:
+            slot = Slot(state.name, device.name)
+            if device.name not in but and slot in self._rows:
+                row = self._rows.pop(slot)
+                self._slots[row], self._devices[row], self._open[row] = None, None, False
+                self._free.append(row)
+                for model in self._models.values():
+                    model.put(row, None)
+        if not but:
+            self._states.pop(state.name, None)
+            self._touched.discard(state.name)
+
+    def _new_row(self, slot: Slot) -> int:
+        if not self._free:
+            self._grow(max(64, 2 * len(self._slots)))
+        row = self._free.pop()
+        self._rows[slot], self._slots[row] = row, slot
+        return row
+
+    def _grow(self, rows: int) -> None:
+        more = rows - len(self._slots)
+        self._free += range(rows - 1, len(self._slots) - 1, -1)
+        self._slots += [None] * more
+        self._devices += [None] * more
+        for name in ("_classes", "_open", "_sleeps", "_occupied", "_admissible", "_booked"):
+            setattr(self, name, _longer(getattr(self, name), rows))
+        for model in self._models.values():
+            model.kinds = _longer(model.kinds, rows, NONE)
+        self._selected = {where: _longer(admits, rows) for where, admits in self._selected.items()}
+
+    def _class_of(self, inputs: Inputs, state: NodeState, device: Device, receipt: Receipt | None) -> int:
+        """The number of all devices that differ from this one in names, places and times alone."""
+        alike = replace(device, name="", hardware="", memory_in="", power_in="")
+        price = inputs.costs.get(Slot(state.name, device.name))
+        key = (repr(alike), _without_names(receipt), state.node.labels.get(RTT_LABEL), price)
+        runtime = receipt.runtime if receipt is not None else None
+        known = self._class_ids.setdefault(key, [])
+        for other, number in known:
+            if other is runtime or other == runtime:
+                return number
+        self._class_count += 1
+        known.append((runtime, self._class_count))
+        return self._class_count
+
+    def _kind_key(self, variant: str, row: int, slot: Slot) -> tuple[int, str]:
+        measured = self._measured.get(Trial(variant, *slot))
+        # By repr, because NaN (unknown joules) is not equal to itself.
+        return int(self._classes[row]), "" if measured is None else repr(measured)
+
+    # -- places ------------------------------------------------------------------------------------------------------
+
+    def places(
+        self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, allocations: Allocations,
+        known: Sequence[KnownOption],
+    ) -> Iterator[tuple[ModelRef, NodeState, Device]]:  # fmt: skip
+        """Places for one more replica, the best first. Each may turn out not to fit, for reasons of its own.
+
+        The request is uniform (`is_uniform`). allocations: without this workload. known: where its replicas run."""
+        self._refresh(allocations)
+        found = list[Floats]()
+        asleep = self._sleeps & ~self._occupied
+        quota = scope.inputs.quotas.get(intent.key.tenant)
+        usage = allocations.usage(intent.key.tenant)
+        most = np.inf if quota is None or quota.memory is None else quota.memory - usage.memory
+        of_models = self.figures(scope, intent, require, limits)
+        for each in of_models:
+            fits = each.feasible & (each.memory <= self._admissible) & (each.memory <= most)
+            fits &= (each.busy <= 0) | (self._booked + each.busy <= UTILISATION_MOST)
+            scores = np.where(fits, np.where(asleep, each.asleep, each.awake), np.inf)
+            for option, objective in known:
+                if option.model.variant == each.model.variant and (row := self._rows.get(option.slot)) is not None:
+                    scores[row] = objective
+            found.append(scores)
+        if not found:
+            return
+        models = [each.model for each in of_models]
+        rows, seed, name = len(self._slots), scope.inputs.seed, str(intent.key)
+
+        def drawn(at: int) -> bytes:
+            slot = self._slots[at % rows]
+            return tie_break(seed, name, *(slot or ()), models[at // rows].variant)
+
+        for at in _best_first(np.concatenate(found), drawn):
+            yield (models[at // rows], *self._place(at % rows))
+
+    def figures(self, scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> Sequence[ModelFigures]:
+        """What the workload finds on each device with each of its models, whatever else is placed; of a uniform
+        request."""
+        models = [each for each in intent.models if each.digest in scope.inputs.profiles]
+        if not (models and self._rows):
+            return ()
+        open_to = self._open & self._admits(scope, require.where) if require.where else self._open
+        return [
+            ModelFigures(
+                model,
+                open_to & each.feasible[kinds],
+                each.awake[kinds],
+                each.asleep[kinds],
+                each.memory[kinds],
+                each.busy[kinds],
+            )
+            for model, each in zip(models, self._judged(scope, intent, require, limits, models), strict=True)
+            for kinds in (each.model.kinds,)
+        ]
+
+    def rows_of(self, slots: Iterable[Slot]) -> Ints:
+        """Where the arrays have these devices."""
+        return np.array([self._rows[slot] for slot in slots], dtype=np.int64)
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether any device sleeps while nothing is on it."""
+        return bool(self._sleeps.any())
+
+    def _place(self, row: int) -> tuple[NodeState, Device]:
+        slot, device = self._slots[row], self._devices[row]
+        assert slot is not None  # a row without a device is closed
+        assert device is not None
+        return self._states[slot.node], device
+
+    def _refresh(self, allocations: Allocations) -> None:
+        for name in self._touched:
+            state = self._states.get(name)
+            for device in state.node.devices if state is not None else ():
+                assert state is not None
+                slot = Slot(name, device.name)
+                row = self._rows[slot]
+                self._admissible[row] = admissible_bytes(device, state, allocations.memory_of(state, device))
+                self._booked[row] = allocations.time_of(state, device)
+                self._occupied[row] = bool(allocations.occupants.get(slot))
+        self._touched.clear()
+
+    # -- what is the same for all devices of a kind ------------------------------------------------------------------
+
+    def _admits(self, scope: Scope, where: str) -> Flags:
+        """Of which rows the selector is true."""
+        if where not in self._selected:
+            _make_room(self._selected, MOST_COLUMNS)
+            admits = np.zeros(len(self._slots), dtype=np.bool_)
+            answers = dict[str, bool]()
+            for slot, row in self._rows.items():
+                state, device = self._states[slot.node], self._devices[row]
+                assert device is not None
+                admits[row] = _admits(scope, where, state, device, answers)
+            self._selected[where] = admits
+        return self._selected[where]
+
+    def _model(self, variant: str) -> _Model:
+        known = self._models.get(variant)
+        if known is None:
+            _make_room(self._models, MOST_COLUMNS)
+            known = self._models[variant] = _Model(len(self._slots))
+            for slot, row in self._rows.items():
+                known.put(row, self._kind_key(variant, row, slot))
+        return known
+
+    def _judged(
+        self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, models: Sequence[ModelRef]
+    ) -> tuple[_Figures, ...]:
+        """What a request finds on every kind of device, for each of its models."""
+        request = _request(scope.inputs, intent, require, limits, models)
+        columns = tuple(self._model(each.variant) for each in models)
+        profiles = tuple(scope.inputs.profiles[each.digest] for each in models)
+        known = self._tables.get(request)
+        if known is None or not known.is_of(columns, profiles):
+            _make_room(self._tables, MOST_TABLES)
+            known = self._tables[request] = _Table(tuple(map(_Figures, columns)), profiles)
+        for model, figures in zip(models, known.figures, strict=True):
+            if figures.version != figures.model.version:
+                self._judge(figures, scope, intent, require, limits, model)
+        return known.figures
+
+    def _judge(
+        self, figures: _Figures, scope: Scope, intent: Intent, require: Requirements, limits: Limits, model: ModelRef
+    ) -> None:
+        """Adds the kinds that got their first device since."""
+        column, anywhere = figures.model, replace(require, where="")
+        figures.grow(len(column.counts))
+        kinds, rows = np.unique(column.kinds, return_index=True)
+        for kind, row in zip(kinds.tolist(), rows.tolist(), strict=True):
+            if kind == NONE or figures.judged[kind]:
+                continue
+            slot, device = self._slots[row], self._devices[row]
+            assert slot is not None
+            assert device is not None
+            option = scope.option(intent, model, self._states[slot.node], device)
+            faults = scope.faults(option, intent, anywhere, limits)
+            values = [
+                weighed_values(scope, replace(option, wakes=is_alone), intent, require.replicas)
+                for is_alone in (False, True)
+            ]
+            figures.judged[kind] = True
+            figures.feasible[kind] = all(fault.constraint is Constraint.NODE for fault in faults)
+            figures.awake[kind], figures.asleep[kind] = objectives(values, intent.weights)
+            figures.memory[kind] = memory_requirement(option)
+            figures.busy[kind] = busy_share(scope, intent, option, require.replicas)
+        figures.version = column.version
+
+
+def _best_first(scores: Floats, drawn: Callable[[int], bytes]) -> Iterator[int]:
+    """Indexes by ascending score, without those of infinite score. drawn: the order among equals."""
+    while (best := float(scores.min())) < np.inf:
+        equals = np.flatnonzero(scores == best)
+        # Mostly the first one is taken, so the others are put in order only where it is not.
+        first = min(equals.tolist(), key=drawn)
+        yield first
+        yield from (at for at in sorted(equals.tolist(), key=drawn) if at != first)
+        scores[equals] = np.inf
+
+
+def is_uniform(scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> bool:
+    """Whether all that a request asks of a place is the same for all devices of a kind, but for what columns say."""
+    return (
+        not require.signed_by
+        and not is_label(require.spread)
+        and not intent.prefer
+        and require.measured_within_s is None
+        and limits.node_power is None
+        and not any(key == intent.key for key, _ in scope.inputs.blocked)
+        and (not require.where or all(map(_is_in_column, Expression.compile(require.where).variables)))
+    )
+
+
+def _is_in_column(variable: str) -> bool:
+    """Whether its value changes with a node's description alone."""
+    return variable.startswith(("node.", "device.", "region."))
+
+
+def _admits(scope: Scope, where: str, state: NodeState, device: Device, answers: dict[str, bool] | None = None) -> bool:
+    """Whether a selector is true of a device. answers: of devices of which it reads the same."""
+    given = {"node": node_fields(state.node), "device": device_fields(device), "region": scope.region}
+    expression, read = Expression.compile(where), ""
+    if answers is not None:
+        read = repr([given[part][field] for part, field in (name.split(".") for name in sorted(expression.variables))])
+        if read in answers:
+            return answers[read]
+    try:
+        found = expression.refusal(**given) is None
+    except ShoalError:
+        found = False
+    if answers is not None:
+        answers[read] = found
+    return found
+
+
+def _request(
+    inputs: Inputs, intent: Intent, require: Requirements, limits: Limits, models: Sequence[ModelRef]
+) -> Request:
+    rule, failed = intent.migration, (inputs.poisoned, requester_of(intent.key) if inputs.poisoned else "")
+    return Request(
+        tuple(models),
+        require,
+        limits,
+        (
+            tuple(sorted(intent.weights.items())),
+            intent.traffic,
+            intent.max_batch,
+            tuple(sorted(intent.shapes.items())),
+            tuple(sorted((name, pack.digest) for name, pack in intent.packs.items())),
+            intent.require.latency_from_origin,
+            (rule.against, rule.tolerances, rule.samples, rule.advisory),
+            failed,
+            tuple(sorted(inputs.unloadable.items())),
+        ),
+    )
+
+
+def _shared(inputs: Inputs) -> tuple[object, ...]:
+    """What the figures of all devices depend on."""
+    return repr(inputs.region), inputs.costs, dict(inputs.rtt_s)
+
+
+def _without_names(receipt: Receipt | None) -> str:
+    """A receipt but for whose it is, when it was measured, and what the runtime supports."""
+    if receipt is None:
+        return ""
+    return repr(replace(receipt, node="", device="", measured_at=NEVER, probe_s=Seconds(0.0), runtime=None))
+
+
+def _make_room(kept: dict[Any, Any], most: int) -> None:
+    """Drops the oldest entry where there is no room for another."""
+    if len(kept) >= most:
+        del kept[next(iter(kept))]
+
+
+def _longer(array: NDArray[Any], rows: int, fill: int = 0) -> NDArray[Any]:
+    return np.concatenate([array, np.full(rows - len(array), fill, dtype=array.dtype)])
