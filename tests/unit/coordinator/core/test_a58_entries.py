@@ -3,6 +3,9 @@ and which receives routes and credentials."""
 
 from dataclasses import replace
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from harness.builders import agent_values
 from harness.builders.coordinator_core import node
 from shoal.coordinator.core.fleet.state import Fleet, NodeState
@@ -95,3 +98,21 @@ def test_a58_credentials_go_where_their_tenants_may_enter() -> None:
         "two": {"shop", "clinic"},
         "idle": set(),
     }
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["one", "two", "idle", "gw2"]), st.sets(st.sampled_from([OCR, ASR, GUEST])))))
+def test_a58_gateways_forward_to_whoever_serves_after_every_change(changes: list[tuple[str, set[WorkloadKey]]]) -> None:
+    fleet = Fleet({**FLEET.nodes, "gw2": member("gw2", role=Role.GATEWAY)})
+    held, known = {"one": holds(OCR)}, {OCR, GUEST}
+    entries = EntryPoints(fleet, held, known, ())
+    for node_name, keys in changes:
+        for key in keys - known:
+            entries.add(key)
+        for key in known - keys - {OCR}:
+            entries.remove(key)
+        known = keys | {OCR}
+        held = {**held, node_name: holds(*sorted(keys))}
+        entries.put(node_name, held[node_name])
+        fresh = EntryPoints(fleet, held, known, ())
+        assert all(entries.forwarding(name) == fresh.forwarding(name) for name in fleet.nodes)

@@ -16,6 +16,7 @@ from shoal.coordinator.controllers.identity.enrolment import CREDENTIALS
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.runner import Transition
+from shoal.coordinator.controllers.workloads.desired_sets import DesiredSetEncoder
 from shoal.coordinator.controllers.workloads.fetches import Fetches
 from shoal.coordinator.controllers.workloads.last_plans import LastPlans
 from shoal.coordinator.controllers.workloads.memory import load_memory, memory_writes
@@ -147,6 +148,7 @@ class WorkloadsController:
         self._history = ""
         """The history for which `_old_sets` was found."""
         self._plans = LastPlans()
+        self._encoder = DesiredSetEncoder()
         self.auditor: Callable[[tuple[str, ...]], None] | None = None
         """Told in each step in what its decision differs from one from scratch; None: none is made from scratch."""
         self.transitions = RegionTransitions(context)
@@ -374,7 +376,7 @@ class WorkloadsController:
         writes = None
         if changed or gone or puts or deletes or decision.events or written.puts:
             puts = {
-                **{DESIRED + node: codec.dump(desired) for node, desired in changed.items()},
+                **{DESIRED + node: self._encoder.dump(desired) for node, desired in changed.items()},
                 **puts,
                 **written.puts,
             }
@@ -447,6 +449,7 @@ class WorkloadsController:
             self._contents.pop(node, None)
             self._old_sets.discard(node)
             self._written_at.pop(node, None)
+            self._encoder.forget(node)
         if self.catalog.guests or self._hosts:
             self._hosts = _guest_hosts(self._contents)
 

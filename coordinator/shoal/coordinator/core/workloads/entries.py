@@ -6,7 +6,7 @@ routes and credentials.
 """
 
 from bisect import bisect_left, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -42,9 +42,15 @@ class EntryPoints:
         self._enters = {name: _tenants(state) for name, state in members.items()}
         self._assigned = {name: frozenset(each.workload for each in desired.get(name, ())) for name in members}
         self._holders = defaultdict[WorkloadKey, set[str]](set)
+        self._serving = Counter[str]()
+        """By node: how many workloads with routes it has, if any."""
+        self._serving_version = 0
+        """Grows when a node gets the first of them or loses the last."""
+        self._of_gateways: dict[str, tuple[int, Forwarding]] = {}
+        """What each gateway was told last, and the version that it is of."""
         for name, held in self._assigned.items():
             for key in held:
-                self._holders[key].add(name)
+                self._hold(key, name)
         self._delegated = frozenset(delegated)
         self._all = sorted(self._workloads)
         self._own = [key for key in self._all if key.tenant != GUEST_TENANT]
@@ -60,6 +66,8 @@ class EntryPoints:
     def add(self, key: WorkloadKey) -> None:
         """A workload that has routes from now on."""
         self._workloads.add(key)
+        for node in self._holders.get(key, ()):
+            self._count_serving(node, 1)
         insort(self._all, key)
         if key.tenant != GUEST_TENANT:
             insort(self._own, key)
@@ -68,6 +76,8 @@ class EntryPoints:
     def remove(self, key: WorkloadKey) -> None:
         """A workload that has no routes from now on."""
         self._workloads.discard(key)
+        for node in self._holders.get(key, ()):
+            self._count_serving(node, -1)
         for keys in (self._all, *((self._own, self._of_tenant[key.tenant]) if key.tenant != GUEST_TENANT else ())):
             del keys[bisect_left(keys, key)]
 
@@ -79,9 +89,24 @@ class EntryPoints:
         self._assigned[node] = after
         for key in before - after:
             self._holders[key].discard(node)
+            if key in self._workloads:
+                self._count_serving(node, -1)
         for key in after - before:
-            self._holders[key].add(node)
+            self._hold(key, node)
         return before ^ after
+
+    def _hold(self, key: WorkloadKey, node: str) -> None:
+        self._holders[key].add(node)
+        if key in self._workloads:
+            self._count_serving(node, 1)
+
+    def _count_serving(self, node: str, more: int) -> None:
+        before, after = self._serving[node], self._serving[node] + more
+        if after:
+            self._serving[node] = after
+        else:
+            del self._serving[node]
+        self._serving_version += not (before and after)
 
     def dependents(self, key: WorkloadKey) -> Collection[str]:
         """Nodes whose routes and forwarding depend on the workload: where it enters the region, and who has it."""
@@ -104,6 +129,17 @@ class EntryPoints:
         return self._gateways.union(self._open, self._by_tenant.get(tenant, ()), *holders)
 
     def forwarding(self, node: str) -> Forwarding:
+        """Which fronts may forward to the node, and to which nodes it forwards."""
+        if node not in self._gateways or self._receives(node):
+            return self._forwarding(node)
+        # A gateway forwards to every node that serves, so it is not looked for anew with each workload.
+        version, known = self._of_gateways.get(node, (-1, None))
+        if known is None or version != self._serving_version:
+            known = self._forwarding(node)
+            self._of_gateways[node] = self._serving_version, known
+        return known
+
+    def _forwarding(self, node: str) -> Forwarding:
         receives, sends = self._receives(node), self._sends(node)
         listed = defaultdict[str, list[WorkloadKey]](list)
         for key in sorted(receives):

@@ -61,11 +61,12 @@ def tenant_limits(
     confirmed: Container[str],
 ) -> Mapping[str, tuple[TenantLimit, ...]]:
     """What each node's front is told, by node. confirmed: nodes that hold the desired set that was decided last."""
+    limited = [(tenant, quota) for tenant, quota in sorted(quotas.items()) if _is_limited(quota)]
+    if not limited:
+        return {}
     held = {(each.tenant, node): each for node, content in desired.items() for each in content.tenants}
     found: dict[str, list[TenantLimit]] = {}
-    for tenant, quota in sorted(quotas.items()):
-        if quota.rate is None and quota.concurrency is None and quota.weight == DEFAULT_WEIGHT:
-            continue
+    for tenant, quota in limited:
         nodes = sorted(entries.of_tenant(tenant))
         reachable = [name for name in nodes if fleet.nodes[name].liveness is not Liveness.LOST]
         is_settled = all(name in confirmed for name in reachable)
@@ -86,6 +87,10 @@ def tenant_limits(
             )
             found.setdefault(name, []).append(limit)
     return {name: tuple(limits) for name, limits in found.items()}
+
+
+def _is_limited(quota: Quota) -> bool:
+    return quota.rate is not None or quota.concurrency is not None or quota.weight != DEFAULT_WEIGHT
 
 
 def next_shares(

@@ -1,0 +1,47 @@
+"""A desired set with many routes is stored as any other, whatever of it was written out before."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.builders import agent_values
+from shoal.coordinator import codec
+from shoal.coordinator.controllers.workloads.desired_sets import FEW, DesiredSetEncoder
+from shoal.types.assignment import DesiredSet, Forwarding, Front, Version
+from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
+from shoal.types.units import Seconds
+from shoal.types.workload import WorkloadKey
+
+
+def route(number: int, generation: int) -> Route:
+    endpoint = Endpoint(f"a-{number}", "n1", EndpointKind.AGENT, "n1:9000", 1.0, EndpointState.READY)
+    return Route(WorkloadKey("shop", f"w-{number:03}"), generation, (endpoint,) * (number % 3))
+
+
+def desired(numbers: set[int], generations: dict[int, Route], forwarding: Forwarding) -> DesiredSet:
+    routes = tuple(generations[number] for number in sorted(numbers))
+    return DesiredSet(
+        "gw", Version("h", 1, len(numbers)), (agent_values.assignment("a-1"),), routes, (), (), Seconds(1.0),
+        forwarding=forwarding,
+    )  # fmt: skip
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.sets(st.integers(0, 2 * FEW), max_size=6), st.booleans()), min_size=1, max_size=5))
+def test_what_is_kept_of_an_earlier_set_changes_no_byte(changes: list[tuple[set[int], bool]]) -> None:
+    encoder, numbers = DesiredSetEncoder(), set(range(2 * FEW))
+    known, forwarding = {number: route(number, 1) for number in range(2 * FEW + 1)}, Forwarding()
+    for others, is_regrouped in changes:
+        numbers = numbers ^ others
+        known |= {number: replace(known[number], generation=known[number].generation + 1) for number in others}
+        forwarding = Forwarding((Front("n1", f"key-{len(numbers)}"),)) if is_regrouped else forwarding
+        one = desired(numbers, known, forwarding)
+        assert encoder.dump(one) == codec.dump(one)
+
+
+def test_a_set_with_few_routes_is_written_as_a_whole() -> None:
+    encoder, known = DesiredSetEncoder(), {number: route(number, 1) for number in range(2 * FEW)}
+    for count in (2 * FEW, 3, 2 * FEW):
+        one = desired(set(range(count)), known, Forwarding())
+        assert encoder.dump(one) == codec.dump(one)
