@@ -22,12 +22,19 @@ from shoal.coordinator.core.fleet.state import NEVER, NodeState
 from shoal.coordinator.core.placement.allocations import Allocations, busy_share, memory_requirement
 from shoal.coordinator.core.placement.contention import UTILISATION_MOST
 from shoal.coordinator.core.placement.domains import is_label
-from shoal.coordinator.core.placement.feasible import Constraint, Option, Scope, does_not_answer, node_fault
+from shoal.coordinator.core.placement.feasible import (
+    Constraint,
+    Option,
+    PlacementFault,
+    Scope,
+    does_not_answer,
+    node_fault,
+)
 from shoal.coordinator.core.placement.model import Inputs, Slot, Trial, requester_of
 from shoal.coordinator.core.placement.rank import objectives, tie_break, weighed_values
 from shoal.policies.cel import Expression, device_fields, node_fields
 from shoal.policies.resolve import RTT_LABEL
-from shoal.types.codes import ShoalError
+from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device
 from shoal.types.receipt import Receipt, RuntimeSupport
 from shoal.types.units import Seconds
@@ -110,6 +117,23 @@ class _Model:
         self.kinds[row] = kind
 
 
+class _Selector:
+    """One selector, on every device."""
+
+    def __init__(self) -> None:
+        self.admits: Flags = np.zeros(0, dtype=np.bool_)
+        """Of which rows it is true."""
+        self.refusals: list[Refusal | None] = []
+        """Of the other rows, why not."""
+
+    def put(self, row: int, refusal: Refusal | None) -> None:
+        self.admits[row], self.refusals[row] = refusal is None, refusal
+
+    def grow(self, rows: int) -> None:
+        self.refusals += [None] * (rows - len(self.refusals))
+        self.admits = _longer(self.admits, rows)
+
+
 class _Figures:
     """What one request finds on each kind of device for one of its models."""
 
@@ -128,8 +152,11 @@ class _Figures:
         """Bytes that a new replica is committed."""
         self.busy: Floats = np.zeros(0)
         """Share of the device's time that declared traffic takes."""
+        self.samples: list[Option | None] = []
+        """On one device of each kind that is feasible; None: it is not, and what excludes it names the device."""
 
     def grow(self, kinds: int) -> None:
+        self.samples += [None] * (kinds - len(self.samples))
         for name in ("judged", "feasible", "awake", "asleep", "memory", "busy"):
             setattr(self, name, _longer(getattr(self, name), kinds))
 
@@ -169,7 +196,7 @@ class DeviceColumns:
         self._admissible: Floats = np.zeros(0)
         self._booked: Floats = np.zeros(0)
         self._models: dict[str, _Model] = {}
-        self._selected: dict[str, Flags] = {}
+        self._selectors: dict[str, _Selector] = {}
         self._tables: dict[Request, _Table] = {}
         self._touched: set[str] = set()
         self._marked: set[str] = set()
@@ -243,8 +270,8 @@ class DeviceColumns:
             for variant, model in self._models.items() if is_other or is_remeasured else ():
                 model.put(row, self._kind_key(variant, row, slot))
             if is_described:
-                for where, admits in self._selected.items():
-                    admits[row] = _admits(scope, where, state, device)
+                for where, selector in self._selectors.items():
+                    selector.put(row, _selector_refusal(scope, where, state, device))
 
     def _remove(self, state: NodeState, but: Sequence[str] = ()) -> None:
         """Takes out a node's devices. but: names of those that stay."""
@@ -276,7 +303,8 @@ class DeviceColumns:
             setattr(self, name, _longer(getattr(self, name), rows))
         for model in self._models.values():
             model.kinds = _longer(model.kinds, rows, NONE)
-        self._selected = {where: _longer(admits, rows) for where, admits in self._selected.items()}
+        for selector in self._selectors.values():
+            selector.grow(rows)
 
     def _class_of(self, inputs: Inputs, state: NodeState, device: Device, receipt: Receipt | None) -> int:
         """The number of all devices that differ from this one in names, places and times alone."""
@@ -339,7 +367,7 @@ class DeviceColumns:
         models = [each for each in intent.models if each.digest in scope.inputs.profiles]
         if not (models and self._rows):
             return ()
-        open_to = self._open & self._admits(scope, require.where) if require.where else self._open
+        open_to = self._open & self._selector(scope, require.where).admits if require.where else self._open
         return [
             ModelFigures(
                 model,
@@ -352,6 +380,28 @@ class DeviceColumns:
             for model, each in zip(models, self._judged(scope, intent, require, limits, models), strict=True)
             for kinds in (each.model.kinds,)
         ]
+
+    def candidates(
+        self, scope: Scope, intent: Intent, require: Requirements, limits: Limits
+    ) -> Iterator[tuple[Option, tuple[PlacementFault, ...]]]:
+        """Every device with each model, and what excludes it whatever else is placed: as `Scope.option` and
+        `Scope.faults` have them, in the order of `Scope.devices`. Of a uniform request of a workload that has and had
+        no replica, while no device may sleep."""
+        models = [each for each in intent.models if each.digest in scope.inputs.profiles]
+        if not (models and self._rows):
+            return
+        refusals = self._selector(scope, require.where).refusals if require.where else None
+        for model, figures in zip(models, self._judged(scope, intent, require, limits, models), strict=True):
+            kinds = figures.model.kinds.tolist()
+            for state, device in scope.devices:
+                row = self._rows[Slot(state.name, device.name)]
+                sample = figures.samples[kinds[row]]
+                if sample is None:
+                    option = scope.option(intent, model, state, device)
+                    yield option, scope.faults(option, intent, require, limits)
+                    continue
+                option = replace(sample, state=state, device=device, receipt=state.receipts.get(device.name))
+                yield option, scope.faults_of_place(option, None if refusals is None else refusals[row])
 
     def rows_of(self, slots: Iterable[Slot]) -> Ints:
         """Where the arrays have these devices."""
@@ -382,18 +432,17 @@ class DeviceColumns:
 
     # -- what is the same for all devices of a kind ------------------------------------------------------------------
 
-    def _admits(self, scope: Scope, where: str) -> Flags:
-        """Of which rows the selector is true."""
-        if where not in self._selected:
-            _make_room(self._selected, MOST_COLUMNS)
-            admits = np.zeros(len(self._slots), dtype=np.bool_)
-            answers = dict[str, bool]()
+    def _selector(self, scope: Scope, where: str) -> "_Selector":
+        if where not in self._selectors:
+            _make_room(self._selectors, MOST_COLUMNS)
+            found, answers = _Selector(), dict[str, Refusal | None]()
+            found.grow(len(self._slots))
             for slot, row in self._rows.items():
                 state, device = self._states[slot.node], self._devices[row]
                 assert device is not None
-                admits[row] = _admits(scope, where, state, device, answers)
-            self._selected[where] = admits
-        return self._selected[where]
+                found.put(row, _selector_refusal(scope, where, state, device, answers))
+            self._selectors[where] = found
+        return self._selectors[where]
 
     def _model(self, variant: str) -> _Model:
         known = self._models.get(variant)
@@ -441,6 +490,7 @@ class DeviceColumns:
             ]
             figures.judged[kind] = True
             figures.feasible[kind] = all(fault.constraint is Constraint.NODE for fault in faults)
+            figures.samples[kind] = option if figures.feasible[kind] else None
             figures.awake[kind], figures.asleep[kind] = objectives(values, intent.weights)
             figures.memory[kind] = memory_requirement(option)
             figures.busy[kind] = busy_share(scope, intent, option, require.replicas)
@@ -476,8 +526,10 @@ def _is_in_column(variable: str) -> bool:
     return variable.startswith(("node.", "device.", "region."))
 
 
-def _admits(scope: Scope, where: str, state: NodeState, device: Device, answers: dict[str, bool] | None = None) -> bool:
-    """Whether a selector is true of a device. answers: of devices of which it reads the same."""
+def _selector_refusal(
+    scope: Scope, where: str, state: NodeState, device: Device, answers: dict[str, Refusal | None] | None = None
+) -> Refusal | None:
+    """Why a selector does not admit a device; None: it does. answers: for devices of which it reads the same."""
     given = {"node": node_fields(state.node), "device": device_fields(device), "region": scope.region}
     expression, read = Expression.compile(where), ""
     if answers is not None:
@@ -485,9 +537,9 @@ def _admits(scope: Scope, where: str, state: NodeState, device: Device, answers:
         if read in answers:
             return answers[read]
     try:
-        found = expression.refusal(**given) is None
-    except ShoalError:
-        found = False
+        found = expression.refusal(**given)
+    except ShoalError as error:
+        found = error.refusal
     if answers is not None:
         answers[read] = found
     return found

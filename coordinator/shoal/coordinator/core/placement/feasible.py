@@ -446,6 +446,16 @@ class Scope:
             if (fault := found) is not None
         )
 
+    def faults_of_place(self, option: Option, refused: Refusal | None) -> tuple[PlacementFault, ...]:
+        """Those of `faults` that another device of the same kind may not have. refused: what the selector says of it;
+        None: it admits it, or there is none."""
+        found = (
+            node_fault(option.state),
+            _selector_fault(option, refused) if refused is not None else None,
+            _silence_fault(option),
+        )
+        return tuple(fault for fault in found if fault is not None)
+
     def _blocked_fault(self, option: Option, intent: Intent) -> PlacementFault | None:
         """The fault of a place where an earlier move of this workload failed."""
         slot = option.slot
@@ -497,8 +507,7 @@ class Scope:
     def document_faults(self, option: Option, require: Requirements) -> Iterator[PlacementFault]:
         """Violations of HARD_CONSTRAINTS: selector, residency, publisher's signature, precision."""
         if require.where and (refusal := self._selector_refusal(option, require.where)) is not None:
-            admits = f'node.name == "{option.state.name}" && device.name == "{option.device.name}"'
-            yield PlacementFault(Constraint.SELECTOR, refusal, RequiredRelaxation(where=admits, size=CATEGORY_SIZE))
+            yield _selector_fault(option, refusal)
         region = self.inputs.region
         if not require.may_be_in(region.name, region.residency):
             here = region.residency or region.name
@@ -552,13 +561,8 @@ class Scope:
         failure."""
         receipt, device = option.receipt, option.device
         where = f"{option.state.name}/{device.name}"
-        if does_not_answer(option.state, device):
-            silent = option.state.silent.get(device.name)
-            refusal = Refusal(Code.DEVICE_LOST, f"{where} does not answer its node", "a device that can be read")
-            if silent is not None:
-                found = Refusal.parse(silent.reason, silent.code).found
-                refusal = Refusal(silent.code, f"{where}: {found}", refusal.asked)
-            yield PlacementFault(Constraint.NODE, refusal, manual_remedy(f"look at the driver of {where}"))
+        if (silence := _silence_fault(option)) is not None:
+            yield silence
         computes = option.profile.flops > 0  # a model that only moves values needs no arithmetic of their type
         if computes and receipt is not None and receipt.precisions and option.precision not in receipt.precisions:
             found = f"{where} runs {', '.join(receipt.precisions)}"
@@ -713,6 +717,24 @@ def node_fault(state: NodeState) -> PlacementFault | None:
 def does_not_answer(state: NodeState, device: Device) -> bool:
     """Whether the node reported all of its devices but this one."""
     return state.has_full_status and device.name not in state.readings
+
+
+def _selector_fault(option: Option, refusal: Refusal) -> PlacementFault:
+    admits = f'node.name == "{option.state.name}" && device.name == "{option.device.name}"'
+    return PlacementFault(Constraint.SELECTOR, refusal, RequiredRelaxation(where=admits, size=CATEGORY_SIZE))
+
+
+def _silence_fault(option: Option) -> PlacementFault | None:
+    """The fault of a device that its node does not report."""
+    state, device, where = option.state, option.device, f"{option.state.name}/{option.device.name}"
+    if not does_not_answer(state, device):
+        return None
+    silent = state.silent.get(device.name)
+    refusal = Refusal(Code.DEVICE_LOST, f"{where} does not answer its node", "a device that can be read")
+    if silent is not None:
+        found = Refusal.parse(silent.reason, silent.code).found
+        refusal = Refusal(silent.code, f"{where}: {found}", refusal.asked)
+    return PlacementFault(Constraint.NODE, refusal, manual_remedy(f"look at the driver of {where}"))
 
 
 def awake_w(rest: Rest, receipt: Receipt, working_w: float) -> Watts:

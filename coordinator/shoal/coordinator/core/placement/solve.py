@@ -84,7 +84,7 @@ class CandidateTable:
     def __init__(self) -> None:
         self.options: tuple[Option, ...] | None = None
         """None: nothing asked for them yet."""
-        self.faults = dict[tuple[Requirements, Limits], list[tuple[PlacementFault, ...]]]()
+        self.faults = dict[tuple[Requirements, Limits], Sequence[tuple[PlacementFault, ...]]]()
 
 
 class Solver:
@@ -167,16 +167,28 @@ class Solver:
         """Every (device, model) of the region. Where a current replica runs, the option uses that replica's
         measurements."""
         if self.table.options is None:
-            self.table.options = self._make_options()
+            self._look_at_all(self.intent.require, self.intent.limits)
+        assert self.table.options is not None
         return self.table.options
 
-    def faults(self, require: Requirements, limits: Limits) -> list[tuple[PlacementFault, ...]]:
+    def faults(self, require: Requirements, limits: Limits) -> Sequence[tuple[PlacementFault, ...]]:
         """Per option, what excludes it whatever else is placed."""
-        known = self.table.faults
-        if (require, limits) not in known:
-            found = [self.scope.faults(option, self.intent, require, limits) for option in self.options]
-            known[require, limits] = found
-        return known[require, limits]
+        if (require, limits) not in self.table.faults:
+            self._look_at_all(require, limits)
+        return self.table.faults[require, limits]
+
+    def _look_at_all(self, require: Requirements, limits: Limits) -> None:
+        """Adds the faults of these requirements to the table, and the options if nothing asked for them yet."""
+        columns, is_new, table = self._uniform_columns(require, limits), not (self.healthy or self.failed), self.table
+        if columns is not None and is_new and not columns.may_sleep:
+            rows = [*columns.candidates(self.scope, self.intent, require, limits)]
+            table.options = tuple(option for option, _ in rows) if table.options is None else table.options
+            table.faults[require, limits] = [found for _, found in rows]
+            return
+        table.options = self._make_options() if table.options is None else table.options
+        table.faults[require, limits] = [
+            self.scope.faults(option, self.intent, require, limits) for option in table.options
+        ]
 
     def _make_options(self) -> tuple[Option, ...]:
         return tuple(
@@ -537,8 +549,8 @@ class Solver:
     def figures(self, require: Requirements, limits: Limits, devices: Sequence[Slot]) -> Sequence[ModelFigures] | None:
         """What each of the workload's models finds on these devices, in their order; None where that is not known
         without a look at each. Where its own replicas run or failed, it is another."""
-        columns = self._columns
-        if columns is None or columns.may_sleep or not is_uniform(self.scope, self.intent, require, limits):
+        columns = self._uniform_columns(require, limits)
+        if columns is None or columns.may_sleep:
             return None
         rows = columns.rows_of(devices)
         found = columns.figures(self.scope, self.intent, require, limits)
@@ -547,7 +559,8 @@ class Solver:
     def _places(self, require: Requirements, limits: Limits) -> Iterator[Option]:
         """As `best_first`, without those that have no room beside what was decided before, where that is known
         without a look at each."""
-        if self._columns is None or not is_uniform(self.scope, self.intent, require, limits):
+        columns = self._uniform_columns(require, limits)
+        if columns is None:
             yield from self.best_first(require, limits)
             return
         known = [
@@ -555,10 +568,15 @@ class Solver:
             for option in self._held.values()
             if not self.scope.faults(option, self.intent, require, limits)
         ]
-        for place in self._columns.places(self.scope, self.intent, require, limits, self.allocations, known):
+        for place in columns.places(self.scope, self.intent, require, limits, self.allocations, known):
             option = self._option(*place)
             if not self.scope.faults(option, self.intent, require, limits):
                 yield option
+
+    def _uniform_columns(self, require: Requirements, limits: Limits) -> DeviceColumns | None:
+        """The columns, if they say what these requirements need to know."""
+        is_known = self._columns is not None and is_uniform(self.scope, self.intent, require, limits)
+        return self._columns if is_known else None
 
     def _next_move(self, picks: Sequence[Pick]) -> Move | None:
         found = sum(pick.move is not None for pick in picks)
