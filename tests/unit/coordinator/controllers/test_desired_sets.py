@@ -19,7 +19,7 @@ def route(number: int, generation: int) -> Route:
     return Route(WorkloadKey("shop", f"w-{number:03}"), generation, (endpoint,) * (number % 3))
 
 
-def desired(numbers: set[int], generations: dict[int, Route], forwarding: Forwarding) -> DesiredSet:
+def desired_set(numbers: set[int], generations: dict[int, Route], forwarding: Forwarding) -> DesiredSet:
     routes = tuple(generations[number] for number in sorted(numbers))
     return DesiredSet(
         "gw", Version("h", 1, len(numbers)), (agent_values.assignment("a-1"),), routes, (), (), Seconds(1.0),
@@ -36,7 +36,7 @@ def test_what_is_kept_of_an_earlier_set_changes_no_byte(changes: list[tuple[set[
         numbers = numbers ^ others
         known |= {number: replace(known[number], generation=known[number].generation + 1) for number in others}
         forwarding = Forwarding((Front("n1", f"key-{len(numbers)}"),)) if is_regrouped else forwarding
-        one = desired(numbers, known, forwarding)
+        one = desired_set(numbers, known, forwarding)
         assert encoder.dump(one) == codec.dump(one)
 
 

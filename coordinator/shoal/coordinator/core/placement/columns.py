@@ -354,11 +354,11 @@ class DeviceColumns:
         models = [each.model for each in of_models]
         rows, seed, name = len(self._slots), scope.inputs.seed, str(intent.key)
 
-        def drawn(at: int) -> bytes:
+        def order_of(at: int) -> bytes:
             slot = self._slots[at % rows]
             return tie_break(seed, name, *(slot or ()), models[at // rows].variant)
 
-        for at in _best_first(np.concatenate(found), drawn):
+        for at in _best_first(np.concatenate(found), order_of):
             yield (models[at // rows], *self._place(at % rows))
 
     def figures(self, scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> Sequence[ModelFigures]:
@@ -466,10 +466,10 @@ class DeviceColumns:
             known = self._tables[request] = _Table(tuple(map(_Figures, columns)), profiles)
         for model, figures in zip(models, known.figures, strict=True):
             if figures.version != figures.model.version:
-                self._judge(figures, scope, intent, require, limits, model)
+                self._fill_kinds(figures, scope, intent, require, limits, model)
         return known.figures
 
-    def _judge(
+    def _fill_kinds(
         self, figures: _Figures, scope: Scope, intent: Intent, require: Requirements, limits: Limits, model: ModelRef
     ) -> None:
         """Adds the kinds that got their first device since."""
@@ -497,14 +497,14 @@ class DeviceColumns:
         figures.version = column.version
 
 
-def _best_first(scores: Floats, drawn: Callable[[int], bytes]) -> Iterator[int]:
-    """Indexes by ascending score, without those of infinite score. drawn: the order among equals."""
+def _best_first(scores: Floats, order_of: Callable[[int], bytes]) -> Iterator[int]:
+    """Indexes by ascending score, without those of infinite score. order_of: the order among equals."""
     while (best := float(scores.min())) < np.inf:
         equals = np.flatnonzero(scores == best)
         # Mostly the first one is taken, so the others are put in order only where it is not.
-        first = min(equals.tolist(), key=drawn)
+        first = min(equals.tolist(), key=order_of)
         yield first
-        yield from (at for at in sorted(equals.tolist(), key=drawn) if at != first)
+        yield from (at for at in sorted(equals.tolist(), key=order_of) if at != first)
         scores[equals] = np.inf
 
 
